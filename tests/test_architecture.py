@@ -10,6 +10,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -56,8 +57,14 @@ def part(root: Path, path: Path) -> str:
     return path.relative_to(root).parts[0].removesuffix(".py")
 
 
-def nodes(path: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+@cache
+def nodes_of(text: str) -> list[ast.AST]:
+    """All nodes of a file with that text, which many rules look at."""
+    return list(ast.walk(ast.parse(text)))
+
+
+def nodes(path: Path) -> list[ast.AST]:
+    return nodes_of(path.read_text(encoding="utf-8"))
 
 
 def imported_names(path: Path) -> set[str]:
@@ -105,7 +112,8 @@ def relative_imports(root: Path) -> list[str]:
 def uses_poutine(path: Path) -> bool:
     imported = any(f"{name}.".startswith("pyro.poutine.") for name in imported_names(path))
     return imported or any(
-        isinstance(node, ast.Attribute) and ast.unparse(node) == "pyro.poutine" for node in nodes(path)
+        isinstance(node, ast.Attribute) and node.attr == "poutine" and ast.unparse(node) == "pyro.poutine"
+        for node in nodes(path)
     )
 
 
@@ -208,10 +216,9 @@ def prints(root: Path) -> list[str]:
     """Uses of ``print`` outside functions called ``summary``."""
     found = []
     for path in sources(root):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef)]
         allowed = {inner for node in functions if node.name == "summary" for inner in ast.walk(node)}
-        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "print"]
+        names = [node for node in nodes(path) if isinstance(node, ast.Name) and node.id == "print"]
         found += [f"{path.relative_to(root)}:{node.lineno} prints" for node in names if node not in allowed]
     return found
 

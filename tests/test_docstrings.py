@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
@@ -11,14 +11,17 @@ LEANS = re.compile(r"(The same( of| as| with|:|\.|$)|Itself|As above|Both\.|One 
 Found = tuple[str, ast.FunctionDef | ast.ClassDef, bool]  # where, what, whether inside a class
 
 
-def definitions(root: Path) -> Iterator[Found]:
+@cache
+def definitions(root: Path) -> list[Found]:
     """Every class and function of the package, methods too."""
+    found = []
     for path in sorted(root.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        methods = {inner for n in ast.walk(tree) if isinstance(n, ast.ClassDef) for inner in n.body}
-        for node in ast.walk(tree):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        methods = {inner for n in nodes if isinstance(n, ast.ClassDef) for inner in n.body}
+        for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                yield f"{path.relative_to(root)}:{node.lineno} {node.name}", node, node in methods
+                found.append((f"{path.relative_to(root)}:{node.lineno} {node.name}", node, node in methods))
+    return found
 
 
 def leaning_docstrings(root: Path) -> list[str]:

@@ -80,11 +80,10 @@ def link(installed: Distribution, site: Path) -> None:
 
 
 def fresh_environment(folder: Path, installed: Iterable[Distribution]) -> Path:
-    """A new virtual environment with pip and ``installed``; returns its interpreter."""
+    """A new virtual environment with ``installed`` alone, without pip; returns its interpreter."""
     home = folder / "venv"
-    run(sys.executable, "-m", "venv", home, cwd=folder)
+    run(sys.executable, "-m", "venv", "--without-pip", home, cwd=folder)
     python = home / "bin" / "python"
-    run(python, "-I", "-m", "pip", "uninstall", "--yes", "setuptools", cwd=folder)  # seeded by older Pythons
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = Path(run(python, "-I", "-c", ask, cwd=folder).strip())
     for one in installed:
@@ -106,7 +105,7 @@ def test_wheel_runs_the_readme_on_its_declared_dependencies(tmp_path: Path, read
     assert shipped == modules(here)
 
     python = fresh_environment(tmp_path, runtime_closure(requirements(wheel)).values())
-    run(python, "-I", "-m", "pip", "install", "--no-index", wheel, cwd=tmp_path)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", wheel, cwd=tmp_path)
 
     probe = f"from importlib.util import find_spec; print([n for n in {OPTIONAL} if find_spec(n)])"
     assert run(python, "-I", "-c", probe, cwd=tmp_path).strip() == "[]"
@@ -134,7 +133,7 @@ def test_the_source_archive_installs_and_checks_itself(tmp_path: Path) -> None:
     run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", tmp_path, archive, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     python = fresh_environment(tmp_path, runtime_closure(requirements(wheel)).values())
-    run(python, "-I", "-m", "pip", "install", "--no-index", wheel, cwd=tmp_path)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", wheel, cwd=tmp_path)
     assert "as it should be" in run(python, "-I", "-m", "pyro_evidence", cwd=tmp_path)
 
 

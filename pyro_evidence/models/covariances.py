@@ -15,6 +15,11 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+FLOOR = (
+    1e-6  # of a variance in units of the data's: keeps a kernel on repeated data finite, at a thousandth of their sd
+)
+SLOWEST = 0.1  # a step takes a variance to no less than this share of what it was
+REST = 1e-5  # relative distance from the floor at which a covariance lies on it: rounding of eigenvalues and of updates
 Components = Callable[[Tensor], Any]  # centres (..., M, D) to the distributions of the kernels
 
 
@@ -39,11 +44,11 @@ class _Variances:
 
     def guarded(self, new: Tensor, old: Tensor) -> Tensor:
         """``new``, but in no direction below a tenth of ``old``."""
-        return torch.maximum(new, 0.1 * old)
+        return torch.maximum(new, SLOWEST * old)
 
     def rests(self, covariance: Tensor, unit: Tensor) -> Tensor:
         """Whether the covariance lies on the floor in some direction, shape ``(...)``."""
-        return (covariance <= self.pooled(unit) * (1.0 + 1e-9)).any(-1)
+        return (covariance <= self.pooled(unit) * (1.0 + REST)).any(-1)
 
     def matrix(self, covariance: Tensor, dim: int) -> Tensor:
         """The covariance as a matrix, shape ``(..., D, D)``."""
@@ -61,7 +66,7 @@ class Spherical(_Variances):
     :ivar floor: smallest variance that an engine may reach, in units of the data's mean variance over inputs.
     """
 
-    floor: float = 1e-6  # keeps a kernel on repeated data finite: a thousandth of the standard deviation
+    floor: float = FLOOR
     event_dim: ClassVar[int] = 1
 
     def __call__(self, num_kernels: int, unit: Tensor) -> Components:
@@ -105,7 +110,7 @@ class Diagonal(_Variances):
     :ivar floor: smallest variance that an engine may reach, in units of the variance of that input in the data.
     """
 
-    floor: float = 1e-6  # keeps a kernel on repeated data finite: a thousandth of the standard deviation
+    floor: float = FLOOR
     event_dim: ClassVar[int] = 1
 
     def __call__(self, num_kernels: int, unit: Tensor) -> Components:
@@ -147,7 +152,7 @@ class Full:
     :ivar floor: smallest eigenvalue that an engine may reach, inputs measured in their standard deviations.
     """
 
-    floor: float = 1e-6  # keeps a kernel on fewer than D + 1 data finite
+    floor: float = FLOOR
     event_dim: ClassVar[int] = 2
 
     def __call__(self, num_kernels: int, unit: Tensor) -> Components:
@@ -226,7 +231,7 @@ class Full:
         tril = torch.linalg.cholesky(old)
         half = torch.linalg.solve_triangular(tril, new, upper=False)
         measured = torch.linalg.solve_triangular(tril, half.mT, upper=False)
-        clipped, low = _clipped(measured, 0.1)
+        clipped, low = _clipped(measured, SLOWEST)
         return torch.where(low[..., None, None], tril @ clipped @ tril.mT, new)
 
     def rests(self, covariance: Tensor, unit: Tensor) -> Tensor:
@@ -234,7 +239,7 @@ class Full:
         if not bool((unit > 0).all()):
             return torch.zeros_like(covariance[..., 0, 0], dtype=torch.bool)
         scale = unit.sqrt()
-        return torch.linalg.eigvalsh(covariance / (scale.unsqueeze(-1) * scale.unsqueeze(-2)))[..., 0] <= 1.0 + 1e-5
+        return torch.linalg.eigvalsh(covariance / (scale.unsqueeze(-1) * scale.unsqueeze(-2)))[..., 0] <= 1.0 + REST
 
     def matrix(self, covariance: Tensor, dim: int) -> Tensor:
         """The covariance itself."""

@@ -18,8 +18,9 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED, Learned, OneEntryCache, TensorValue
-from pyro_evidence.models.kernels import Kernel, Setting, check_inputs, value_of
+from pyro_evidence.models.kernels import Kernel, Setting, check_kernel_inputs
 from pyro_evidence.models.likelihoods import Counts, Output, Regression, classes
+from pyro_evidence.models.regression import check_precision, precision_value, start_of
 from pyro_evidence.settings import check_count
 
 JITTER = 1e-6  # variance, in units of f squared: keeps the covariance of inputs close together positive definite
@@ -30,17 +31,8 @@ def declared(name: str, setting: Setting, like: Tensor, constraint: Any = constr
 
     :raises BadInput: when the param store holds another model's ``name``, of another shape.
     """
-    if isinstance(setting, Learned):
-        start = torch.as_tensor(setting.start, dtype=like.dtype, device=like.device)
-        value: Tensor = pyro.param(name, start.clone(), constraint=constraint)
-        if value.shape != start.shape:
-            raise BadInput(
-                f"The param store holds {name!r} with shape {tuple(value.shape)}; this model has {tuple(start.shape)}. "
-                f"It is left over from another model: call pyro.clear_param_store() first."
-            )
-        return value
-    if isinstance(setting, int | float | Tensor):
-        return value_of(setting, like)
+    if isinstance(setting, Learned | int | float | Tensor):
+        return precision_value(name, setting, start_of(setting).shape, like, constraint)
     if not hasattr(setting, "sample"):
         raise BadInput(
             f"{name} is set to {setting!r}; expected a number, Learned(start), or a distribution as its prior."
@@ -100,7 +92,7 @@ class LatentFunction(TensorValue):
         return self.last.recall(X, [*settings, mean], lambda: self._made(kernel, mean, X))
 
     def _made(self, kernel: Kernel, mean: Tensor, X: Tensor) -> Any:
-        check_inputs(X)
+        check_kernel_inputs(X)
         if not bool(X.isfinite().all()):
             raise BadInput(f"X, shape {tuple(X.shape)}, holds inf or nan; expected finite numbers. Fill them in first.")
         X = X.double()
@@ -191,11 +183,7 @@ def gp_regression(
     :raises BadInput: on settings that cannot be meant.
     """
     if isinstance(beta, int | float | Tensor | Learned):
-        value = torch.as_tensor(beta.start if isinstance(beta, Learned) else beta)
-        if value.dim() or not bool(value.isfinite() & (value > 0)):
-            raise BadInput(
-                f"beta is {value.tolist()}; expected one finite number greater than 0, for it is a precision."
-            )
+        check_precision("beta", beta)
     return GaussianProcess(_function(kernel, mean, jitter), Regression(beta=beta))
 
 

@@ -86,7 +86,7 @@ class Kernel(TensorValue):
 
         :raises BadInput: for anything but floats of shapes ``(N, D)`` and ``(M, D)``, ``D >= 1``.
         """
-        check_inputs(X, Z)
+        check_kernel_inputs(X, Z)
         return self.covariance(X, X if Z is None else Z)
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class Kernel(TensorValue):
 
     def diagonal(self, X: Tensor) -> Tensor:
         """Variances of the function's values at ``X``, shape ``(N,)``."""
-        check_inputs(X)
+        check_kernel_inputs(X)
         return torch.stack([self.covariance(x, x).reshape(()) for x in X.split(1)])
 
     def resolved(self: Self, read: Read, name: str = "kernel") -> Self:
@@ -121,7 +121,7 @@ class Kernel(TensorValue):
         return self * other
 
 
-def check_inputs(X: Tensor, Z: Tensor | None = None) -> None:
+def check_kernel_inputs(X: Tensor, Z: Tensor | None = None) -> None:
     """Refuse what is not a matrix of floats with at least one column, the same number in both.
 
     :raises BadInput: with the shapes and dtypes.
@@ -233,14 +233,20 @@ class Stationary(Kernel):
 
     def diagonal(self, X: Tensor) -> Tensor:
         """``variance`` everywhere, shape ``(N,)``."""
-        check_inputs(X)
+        check_kernel_inputs(X)
         return value_of(self.variance, X).expand(X.shape[:-1])
 
 
+@dataclass(frozen=True, eq=False)
 class Isotropic(Stationary):
-    """Kernels of the distance ``r`` between inputs in units of ``lengthscale``."""
+    """Kernels of the distance ``r`` between inputs in units of ``lengthscale``.
 
-    lengthscale: Setting
+    :param lengthscale: in units of the inputs, ``()`` or ``(D,)``.
+    :param variance: of the function's values (not its scale).
+    """
+
+    lengthscale: Setting = LEARNED
+    variance: Setting = LEARNED
 
     def profile(self, squared: Tensor) -> Tensor:
         """Correlation as a function of ``r^2``."""
@@ -279,16 +285,8 @@ class Linear(Kernel):
         return (X.square() * per_input(self.variance, X, "Linear", "variance")).sum(-1)
 
 
-@dataclass(frozen=True, eq=False)
 class RBF(Isotropic):
-    r"""Squared exponential, :math:`k = \sigma^2 \exp(-r^2 / 2)`.  Rasmussen and Williams (2006), eq. 4.9.
-
-    :param lengthscale: in units of the inputs, ``()`` or ``(D,)``.
-    :param variance: of the function's values (not its scale).
-    """
-
-    lengthscale: Setting = LEARNED
-    variance: Setting = LEARNED
+    r"""Squared exponential, :math:`k = \sigma^2 \exp(-r^2 / 2)`.  Rasmussen and Williams (2006), eq. 4.9."""
 
     def profile(self, squared: Tensor) -> Tensor:
         """``exp(-r^2 / 2)``."""
@@ -302,8 +300,6 @@ class RationalQuadratic(Isotropic):
     :param mixture: ``a``; infinite for an :class:`RBF`.
     """
 
-    lengthscale: Setting = LEARNED
-    variance: Setting = LEARNED
     mixture: Setting = LEARNED
 
     def profile(self, squared: Tensor) -> Tensor:
@@ -312,24 +308,16 @@ class RationalQuadratic(Isotropic):
         return (-a * (0.5 * squared / a).log1p()).exp()
 
 
-@dataclass(frozen=True, eq=False)
 class Matern12(Isotropic):
     """Exponential, ``k = variance exp(-r)``: continuous paths without a slope.  Rasmussen and Williams, eq. 4.18."""
-
-    lengthscale: Setting = LEARNED
-    variance: Setting = LEARNED
 
     def profile(self, squared: Tensor) -> Tensor:
         """``exp(-r)``."""
         return (-root(squared)).exp()
 
 
-@dataclass(frozen=True, eq=False)
 class Matern32(Isotropic):
     """Matern of order 3/2, once differentiable.  Rasmussen and Williams (2006), eq. 4.17."""
-
-    lengthscale: Setting = LEARNED
-    variance: Setting = LEARNED
 
     def profile(self, squared: Tensor) -> Tensor:
         """``(1 + sqrt(3) r) exp(-sqrt(3) r)``."""
@@ -337,12 +325,8 @@ class Matern32(Isotropic):
         return (1.0 + r) * (-r).exp()
 
 
-@dataclass(frozen=True, eq=False)
 class Matern52(Isotropic):
     """Matern of order 5/2, twice differentiable.  Rasmussen and Williams (2006), eq. 4.17."""
-
-    lengthscale: Setting = LEARNED
-    variance: Setting = LEARNED
 
     def profile(self, squared: Tensor) -> Tensor:
         """``(1 + sqrt(5) r + 5 r^2 / 3) exp(-sqrt(5) r)``."""

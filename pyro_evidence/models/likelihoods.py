@@ -58,15 +58,20 @@ class Regression(TensorValue):
         return _shaped(t, eta, eta.shape[-1:] if self.num_outputs > 1 else ())
 
 
-@dataclass(frozen=True)
-class Binary:
-    """Labels 0 or 1 by the logistic function of one output."""
-
-    num_outputs: int = 1
+class WithoutNoise:
+    """Likelihoods whose one parameter is the prediction."""
 
     @property
     def precisions(self) -> Mapping[str, Precision]:
+        """None."""
         return {}
+
+
+@dataclass(frozen=True)
+class Binary(WithoutNoise):
+    """Labels 0 or 1 by the logistic function of one output."""
+
+    num_outputs: int = 1
 
     def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
         """Bernoulli with the output as log odds."""
@@ -79,14 +84,10 @@ class Binary:
 
 
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(WithoutNoise):
     """Labels 0 to C - 1 by the softmax of one output per class."""
 
     num_outputs: int
-
-    @property
-    def precisions(self) -> Mapping[str, Precision]:
-        return {}
 
     def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
         """Categorical with the outputs as unnormalised log probabilities."""
@@ -99,14 +100,10 @@ class Softmax:
 
 
 @dataclass(frozen=True)
-class Counts:
+class Counts(WithoutNoise):
     """Counts whose log rate is the output."""
 
     num_outputs: int = 1
-
-    @property
-    def precisions(self) -> Mapping[str, Precision]:
-        return {}
 
     def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
         """Poisson."""

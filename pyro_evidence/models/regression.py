@@ -6,6 +6,7 @@ Bishop (2006), sec. 3.3 and 3.5; MacKay (1992), "Bayesian interpolation".
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -111,15 +112,18 @@ def check_precision(name: str, setting: Precision, largest_dim: int = 0) -> None
         )
 
 
-def precision_value(name: str, setting: Precision, shape: Size, like: Tensor) -> Tensor:
+def precision_value(
+    name: str, setting: Precision, shape: Size, like: Tensor, constraint: Any = constraints.positive
+) -> Tensor:
     """The precision called ``name``, expanded to ``shape``, in the dtype and on the device of ``like``.
 
+    :param constraint: of another number that is learned likewise.
     :raises BadInput: when the param store holds another model's ``name``, of another shape or dtype.
     """
     start = torch.as_tensor(start_of(setting), dtype=like.dtype, device=like.device).expand(shape)
     if not isinstance(setting, Learned):
         return start
-    value: Tensor = pyro.param(name, start.clone(), constraint=constraints.positive)
+    value: Tensor = pyro.param(name, start.clone(), constraint=constraint)
     if value.shape != shape or value.dtype != like.dtype:
         raise BadInput(
             f"{name!r} has shape {tuple(value.shape)} and dtype {value.dtype}; these data need {tuple(shape)} and "

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.infer.overlap_em import STOP, OverlapEM
-from pyro_evidence.models import mlp
 from pyro_evidence.models import prbf as rbf_network
 from pyro_evidence.models.gp import gp_classifier, gp_regression
 from pyro_evidence.models.kernels import RBF, Kernel
+from pyro_evidence.models.likelihoods import Output, Regression, classes
+from pyro_evidence.models.mlp import MLP
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.settings import Start
 from pyro_evidence.sklearn.base import (
@@ -78,8 +79,8 @@ class _Network(Estimator):
         self.n_init = n_init
         self.random_state = random_state
 
-    def _run(self, X: Tensor, t: Tensor, output: mlp.Output) -> Any:
-        model = mlp.MLP(X.shape[1], self.hidden, output=output)
+    def _run(self, X: Tensor, t: Tensor, output: Output) -> Any:
+        model = MLP(X.shape[1], self.hidden, output=output)
         start = Start(restarts=self.n_init, seed=self.random_state)
         return LaplaceEvidence(model, start=start, stop=QUIET).run(X, t)
 
@@ -100,8 +101,7 @@ class EvidenceMLPClassifier(_Network, Classifier):
     """
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
-        classes = len(self.classes_)
-        return self._run(X, t, mlp.Binary() if classes == 2 else mlp.Softmax(classes))
+        return self._run(X, t, classes(len(self.classes_)))
 
 
 class EvidenceMLPRegressor(_Network, Regressor):
@@ -120,7 +120,7 @@ class EvidenceMLPRegressor(_Network, Regressor):
     """
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
-        return self._run(X, t, mlp.Regression())
+        return self._run(X, t, Regression())
 
 
 class PRBFClassifier(Classifier):

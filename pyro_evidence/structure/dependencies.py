@@ -124,9 +124,9 @@ class Follow(TorchDispatchMode):
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, tracked: list[Tensor]) -> None:
         packet = func.overloadpacket
         floats = (x.is_floating_point() if isinstance(x, Tensor) else isinstance(x, float) for x in _listed(result))
+        if packet is aten._local_scalar_dense:
+            raise Lost("a number taken out of a tensor (.item(), float(...))", self._some(tracked))
         if packet in CONSTANT or not any(floats):
-            if packet is aten._local_scalar_dense:
-                raise Lost("a number taken out of a tensor (.item(), float(...))", self._some(tracked))
             return
         if packet in MOVES:
             found = self._moves(func, args, kwargs, tracked)

@@ -40,6 +40,7 @@ from tests.models_for_tests.exact_models import (
 HEADS = torch.tensor(6.0)
 TOSSES = 20
 SEEDS = range(100)
+FEWER = range(50)  # of the slowest: the root mean square below is then known to a tenth, its bounds are five away
 
 
 def straight_case() -> tuple[LaplacePosterior, float]:
@@ -98,9 +99,9 @@ def estimate(method: str, case: str, posterior: LaplacePosterior, seed: int) -> 
 )
 def test_errors_are_within_three_standard_errors(method: str, case: str) -> None:
     posterior, exact = CASES[case]()
-    found = [estimate(method, case, posterior, seed) for seed in SEEDS]
+    found = [estimate(method, case, posterior, seed) for seed in (FEWER if method == "smc" else SEEDS)]
     z = torch.tensor([(e.log_evidence - exact) / e.standard_error for e in found])
-    assert (z.abs() < 3.0).sum() >= 95
+    assert (z.abs() < 3.0).double().mean() >= 0.95
     errors = torch.tensor([e.standard_error for e in found])
     assert float(z.square().mean().sqrt()) < 1.6, "standard errors are too small"
     if float(errors.median()) > 1e-6:  # exact to rounding otherwise: Laplace on a Gaussian
@@ -284,8 +285,8 @@ def test_posteriors_far_from_gaussian_are_said_to_be(
 def test_smc_is_right_where_the_gaussian_is_not() -> None:
     exact = ridge_log_evidence(2.0)
     posterior = LaplaceEvidence(ridge, maximise=()).run(torch.tensor(2.0))
-    found = tempered_smc(posterior, num_particles=4096, num_moves=5)
-    assert abs(found.log_evidence - exact) < 3.0 * found.standard_error
+    found = tempered_smc(posterior, num_particles=2048, num_moves=5)
+    assert abs(found.log_evidence - exact) < 3.0 * found.standard_error < 0.2
     assert abs(float(posterior.log_evidence) - exact) > 0.2
 
 

@@ -178,7 +178,7 @@ def test_the_two_ways_to_write_a_binomial_agree(frame: Any) -> None:
 
 def test_a_negative_binomial_has_the_mean_of_its_predictor() -> None:
     eta, shape = torch.tensor([0.3, -1.0]), torch.tensor(2.5)
-    made = FAMILIES["negative binomial"].likelihood(eta, shape)
+    made = FAMILIES["negative binomial"].distribution(eta, shape)
     torch.testing.assert_close(made.mean, eta.exp())
     torch.testing.assert_close(made.variance, eta.exp() + eta.exp().square() / shape)
 

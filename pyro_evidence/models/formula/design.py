@@ -49,7 +49,7 @@ class Response:
 
 
 @dataclass
-class Design:
+class FrameDesign:
     """The design matrices of a formula on one frame, and how to build them on another.
 
     :ivar formula: taken apart.

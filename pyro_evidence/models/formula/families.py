@@ -9,10 +9,10 @@ import pyro.distributions as dist
 
 
 @dataclass(frozen=True)
-class Family:
+class GLMFamily:
     """How a response depends on its linear predictor.
 
-    :ivar likelihood: the distribution of the response, from the linear predictor ``eta`` and the family's spread, the
+    :ivar distribution: of the response, from the linear predictor ``eta`` and the family's spread, the
         number of trials, or None.
     :ivar text: the same as it stands in the program that is written for reading.
     :ivar spread: the name of its positive parameter, or nothing.
@@ -20,35 +20,35 @@ class Family:
     :ivar link: of the mean, in words.
     """
 
-    likelihood: Callable[[Any, Any], Any]
+    distribution: Callable[[Any, Any], Any]
     text: str
     spread: str
     response: str
     link: str
 
 
-FAMILIES: Mapping[str, Family] = MappingProxyType(
+FAMILIES: Mapping[str, GLMFamily] = MappingProxyType(
     {
-        "gaussian": Family(dist.Normal, "dist.Normal(eta, sigma)", "sigma", "real", "identity"),
-        "bernoulli": Family(
+        "gaussian": GLMFamily(dist.Normal, "dist.Normal(eta, sigma)", "sigma", "real", "identity"),
+        "bernoulli": GLMFamily(
             lambda eta, _: dist.Bernoulli(logits=eta), "dist.Bernoulli(logits=eta)", "", "binary", "logit"
         ),
-        "binomial": Family(
+        "binomial": GLMFamily(
             lambda eta, trials: dist.Binomial(trials, logits=eta),
             "dist.Binomial(trials, logits=eta)",
             "",
             "trials",
             "logit",
         ),
-        "poisson": Family(lambda eta, _: dist.Poisson(eta.exp()), "dist.Poisson(eta.exp())", "", "counts", "log"),
-        "negative binomial": Family(
+        "poisson": GLMFamily(lambda eta, _: dist.Poisson(eta.exp()), "dist.Poisson(eta.exp())", "", "counts", "log"),
+        "negative binomial": GLMFamily(
             lambda eta, shape: dist.NegativeBinomial(shape, logits=eta - shape.log()),
             "dist.NegativeBinomial(shape, logits=eta - shape.log())",
             "shape",
             "counts",
             "log",
         ),
-        "categorical": Family(
+        "categorical": GLMFamily(
             lambda eta, _: dist.Categorical(logits=eta), "dist.Categorical(logits=eta)", "", "classes", "softmax"
         ),
     }

@@ -7,13 +7,13 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.formula.design import Design, Frame, Response, complete_rows
+from pyro_evidence.models.formula.design import Frame, FrameDesign, Response, complete_rows
 from pyro_evidence.models.formula.families import FAMILIES
-from pyro_evidence.models.formula.priors import FLAT, WEAK, Priors, check_names, general, prior_of, weak_priors
+from pyro_evidence.models.formula.priors import FLAT, WEAK, Priors, check_names, general, stated_prior, weak_priors
 from pyro_evidence.models.formula.program import (
     TAKEN,
-    Block,
     Effects,
+    Grouping,
     Predictor,
     Quantity,
     Sketch,
@@ -40,7 +40,7 @@ class MixedModel:
     dims: Mapping[str, Sequence[str]]
     dropped: int
     classes: tuple[str, ...]
-    _design: Design
+    _design: FrameDesign
     _sketch: Sketch
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -114,7 +114,7 @@ def mixed(
     if family not in FAMILIES:
         raise BadInput(f"family={family!r}; expected one of {list(FAMILIES)}.")
     kept = complete_rows(taken_apart, frame)
-    design = Design(taken_apart, family, kept)
+    design = FrameDesign(taken_apart, family, kept)
     response = design.response()
     sketch = _sketch(formula, design, response, priors)
     coords, dims = _names(sketch, design)
@@ -123,7 +123,7 @@ def mixed(
     return model, (*_inputs(design, sketch.blocks), *trials, response.values)
 
 
-def _sketch(formula: str, design: Design, response: Response, priors: Priors | str | None) -> Sketch:
+def _sketch(formula: str, design: FrameDesign, response: Response, priors: Priors | str | None) -> Sketch:
     family, coefficients = FAMILIES[design.family], design.names(design.formula.fixed)
     stated = _chosen(priors, design, response)
     endings = tuple(f"_{c}" for c in suffixes(response.classes)) if design.family == "categorical" else ("",)
@@ -149,7 +149,7 @@ def _sketch(formula: str, design: Design, response: Response, priors: Priors | s
     return sketch
 
 
-def _effects(block: Block, label: str, priors: Priors) -> Effects:
+def _effects(block: Grouping, label: str, priors: Priors) -> Effects:
     names, size = block.coefficients, len(block.coefficients)
     sd = _quantity(f"sd_{label}", () if block.plain else (size,), "positive", names, priors)
     L = _quantity(f"L_{label}", (size, size), "corr_cholesky", names, priors) if block.correlated else None
@@ -157,10 +157,10 @@ def _effects(block: Block, label: str, priors: Priors) -> Effects:
 
 
 def _quantity(name: str, shape: tuple[int, ...], constraint: str, labels: tuple[str, ...], priors: Priors) -> Quantity:
-    return Quantity(name, shape, constraint, labels, prior_of(name, shape, priors))
+    return Quantity(name, shape, constraint, labels, stated_prior(name, shape, priors))
 
 
-def _chosen(priors: Priors | str | None, design: Design, response: Response) -> Priors:
+def _chosen(priors: Priors | str | None, design: FrameDesign, response: Response) -> Priors:
     if priors is None:
         return {}
     if isinstance(priors, Mapping):
@@ -179,7 +179,7 @@ def _chosen(priors: Priors | str | None, design: Design, response: Response) -> 
     return {n: text for n, text in found.items() if n not in absent}
 
 
-def _blocks(design: Design, endings: Sequence[str]) -> Iterator[Block]:
+def _blocks(design: FrameDesign, endings: Sequence[str]) -> Iterator[Grouping]:
     taken = set(TAKEN | _own(endings))
     for varying in design.formula.varying:
         coefficients = design.names(varying.terms)
@@ -192,7 +192,7 @@ def _blocks(design: Design, endings: Sequence[str]) -> Iterator[Block]:
         while taken & _words(label, endings):
             label += "_"
         taken |= _words(label, endings)
-        yield Block(text, label, coefficients, varying.correlated and len(coefficients) > 1)
+        yield Grouping(text, label, coefficients, varying.correlated and len(coefficients) > 1)
 
 
 def _own(endings: Sequence[str]) -> set[str]:
@@ -206,7 +206,7 @@ def _words(label: str, endings: Sequence[str]) -> set[str]:
     return sites | {f"{label}{ending}_groups" for ending in endings} | {label, f"num_{label}", f"Z_{label}"}
 
 
-def _inputs(design: Design, blocks: Sequence[Block], frame: Frame | None = None) -> list[Any]:
+def _inputs(design: FrameDesign, blocks: Sequence[Grouping], frame: Frame | None = None) -> list[Any]:
     """The arguments up to the response, trials apart."""
     found: list[Any] = [design.matrix(design.formula.fixed, frame)]
     for block, varying in zip(blocks, design.formula.varying, strict=True):
@@ -217,7 +217,7 @@ def _inputs(design: Design, blocks: Sequence[Block], frame: Frame | None = None)
     return found if offset is None else [*found, offset]
 
 
-def _names(sketch: Sketch, design: Design) -> tuple[dict[str, Sequence[str]], dict[str, Sequence[str]]]:
+def _names(sketch: Sketch, design: FrameDesign) -> tuple[dict[str, Sequence[str]], dict[str, Sequence[str]]]:
     """Names along dimensions, and which site has which."""
     coords: dict[str, Sequence[str]] = {"coefficient": design.names(design.formula.fixed)}
     for block, varying in zip(sketch.blocks, design.formula.varying, strict=True):

@@ -83,7 +83,7 @@ class Prior:
         return f"{made}.expand({list(shape)}).to_event(1)" if shape else made
 
 
-def prior_of(name: str, shape: tuple[int, ...], priors: Priors) -> Prior | None:
+def stated_prior(name: str, shape: tuple[int, ...], priors: Priors) -> Prior | None:
     """The prior that was stated for a param of that name and shape, or for all of its kind.
 
     :raises BadInput: for what is no distribution in the list with literal numbers, or does not fit the shape.

@@ -69,7 +69,7 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Block:
+class Grouping:
     """The groups of one ``(terms | group)``, as the program names them.
 
     :ivar text: as the formula has it, ``(days | subject)``.
@@ -103,7 +103,7 @@ class Effects:
     :ivar L: Cholesky factor of their correlations, where they have some.
     """
 
-    block: Block
+    block: Grouping
     label: str
     sd: Quantity
     L: Quantity | None
@@ -189,7 +189,7 @@ class Sketch:
     title: str
     family: str
     response: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[Grouping, ...]
     predictors: tuple[Predictor, ...]
     spread: Quantity | None
     offset: bool
@@ -220,7 +220,7 @@ class Sketch:
         eta = torch.stack([X.new_zeros(len(X)), *etas], -1) if self.family == "categorical" else etas[0]
         extra = given.get("trials") if self.spread is None else self.spread.value(X)
         with pyro.plate("rows", len(X)):
-            pyro.sample(self.response, FAMILIES[self.family].likelihood(eta, extra), obs=given.get(self.response))
+            pyro.sample(self.response, FAMILIES[self.family].distribution(eta, extra), obs=given.get(self.response))
 
     def text(self) -> str:
         """The program, for reading: run by its reader, it has the log joint of :meth:`run`."""

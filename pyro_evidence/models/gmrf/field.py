@@ -182,16 +182,15 @@ class GaussianField(TorchDistribution):
         shape, size = torch.Size(sample_shape), self._skeleton.size
         with torch.no_grad():
             white = torch.randn(self.batch_shape.numel(), shape.numel(), size, dtype=torch.float64)
-            draws = [
-                self._unwhitened(*row) for row in zip(*self._rows(), white.to(self._precision.device), strict=True)
-            ]
+            coefficients = self._coefficients.expand(*self.batch_shape, *self.element_index.shape)
+            precision = self._precision.expand(*self.batch_shape, len(self.element_index))
+            rows = (
+                coefficients.reshape(-1, *self.element_index.shape),
+                precision.reshape(-1, len(self.element_index)),
+                white.to(precision.device),
+            )
+            draws = [self._unwhitened(*row) for row in zip(*rows, strict=True)]
         return torch.stack(draws, 1).view(*shape, *self.batch_shape, *self.event_shape).to(self._precision.dtype)
-
-    def _rows(self) -> tuple[Tensor, Tensor]:
-        """Coefficients and precisions for each element of the batch."""
-        coefficients = self._coefficients.expand(*self.batch_shape, *self.element_index.shape)
-        precision = self._precision.expand(*self.batch_shape, len(self.element_index))
-        return coefficients.reshape(-1, *self.element_index.shape), precision.reshape(-1, len(self.element_index))
 
     def _unwhitened(self, coefficients: Tensor, precision: Tensor, white: Tensor) -> Tensor:
         if self._is_proper:

@@ -1,0 +1,59 @@
+"""The coordinates that are followed through a computation, against the places where its Jacobian is not zero."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence.structure.dependencies import Follow, Lost
+from pyro_evidence.structure.factor_cells import table
+
+D = 12
+GROUP = torch.tensor([2, 0, 1, 1, 2, 0])
+X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+COMPUTATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "elementwise": lambda u: (u[:6].exp() * u[6:]).log1p(),
+    "groups": lambda u: u[:3][GROUP] + X[:, 0] * u[3],
+    "linear predictor": lambda u: X @ u[:3] + u[3:9],
+    "differences": lambda u: u[1:] - u[:-1],
+    "sums of rows": lambda u: u.reshape(3, 4).square().sum(-1),
+    "products of rows": lambda u: u.reshape(3, 4).transpose(0, 1).prod(-1),
+    "put together": lambda u: torch.cat([torch.stack([u[0], u[1] * u[2]]), u[5:8].flip(0)]),
+    "a normal": lambda u: torch.distributions.Normal(u[0], u[1].exp()).log_prob(u[4:8]),
+    "one number": lambda u: u[:5].logsumexp(0),
+    "repeated": lambda u: u[:2].unsqueeze(-1).expand(2, 3) * u[2:5],
+}
+
+
+@pytest.mark.parametrize("name", COMPUTATIONS)
+def test_what_is_followed_is_where_the_jacobian_is_not_zero(name: str) -> None:
+    function = COMPUTATIONS[name]
+    u = torch.rand(D, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+    expected = torch.autograd.functional.jacobian(function, u).reshape(-1, D) != 0
+    with Follow(u) as notes:
+        result = function(u)
+        index = table(notes.of(result), result.shape)
+    found = torch.zeros(len(index), D + 1, dtype=torch.bool)
+    found.scatter_(1, torch.where(index < 0, D, index), True)
+    assert torch.equal(found[:, :D], expected)
+
+
+def test_of_two_values_that_may_be_chosen_both_count() -> None:
+    u = torch.ones(D, dtype=torch.float64)
+    with Follow(u) as notes:
+        result = torch.where(u[6:9] > 0.0, u[:3], u[3:6])
+        assert table(notes.of(result), result.shape).tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_a_number_taken_out_of_a_tensor_is_said_to_be_lost() -> None:
+    u = torch.ones(D, dtype=torch.float64)
+    with pytest.raises(Lost, match=r"\.item\(\)"), Follow(u):
+        float(u[3] * 2.0)
+
+
+def test_a_constant_depends_on_nothing() -> None:
+    u = torch.ones(D, dtype=torch.float64)
+    with Follow(u) as notes:
+        assert notes.of(torch.ones(3) * 2.0) == () and notes.of(u > 0.0) == ()
