@@ -15,7 +15,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
 from pyro_evidence.evidence_check.importance import by_blocks
 from pyro_evidence.evidence_check.modes import num_states
-from pyro_evidence.evidence_check.target import Posterior, rounding
+from pyro_evidence.evidence_check.target import Posterior, estimated
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.posterior.diagnostics import MANY
@@ -232,8 +232,7 @@ def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, Any]) -
 
 def _estimate(posterior: Posterior) -> EvidenceEstimate:
     if isinstance(posterior, AxesPosterior) and not len(posterior.state.x):
-        value = float(posterior.log_evidence)
-        return EvidenceEstimate("nothing left to integrate", value, rounding(value), {})
+        return estimated("nothing left to integrate", posterior.log_evidence, 0.0, {})
     if isinstance(posterior, AxesPosterior | MixturePosterior):
         return _sampled(posterior)
     if int(posterior.state.problem.active.sum()) > MANY:

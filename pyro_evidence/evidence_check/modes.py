@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,8 +94,8 @@ def find_modes(posterior: Posterior, *, start: Start = Start(), labels: Axes | N
     )
     found = _distinct([posterior.state], posterior, starts)
     if axes:
-        relabelled = torch.cat([permuted(problem.joint, state.u, axes, num_components) for state in found])
-        found = _distinct(found, posterior, relabelled)
+        images = relabelled(problem.joint, torch.stack([s.u for s in found]), axes, permutations(num_components))
+        found = _distinct(found, posterior, images.transpose(0, 1).flatten(0, 1))
     order = sorted(found, key=lambda s: -float(s.log_evidence))
     return Modes(posterior, tuple(order), num_components)
 
@@ -150,12 +150,16 @@ def permutations(num_components: int) -> list[tuple[int, ...]]:
     return list(itertools.permutations(range(num_components)))
 
 
-def permuted(joint: LogJoint, u: Tensor, axes: Axes, num_components: int) -> Tensor:
-    """One point with its components relabelled in every way, shape ``(K!, D)``."""
-    values = joint.latents.constrained(u.to(joint.dtype))
-    orders = [torch.tensor(p, device=u.device) for p in permutations(num_components)]
-    rows = [values | {n: values[n].index_select(a, order) for n, a in axes.items()} for order in orders]
-    return torch.stack([joint.latents.flat(row) for row in rows]).double()
+def relabelled(joint: LogJoint, u: Tensor, axes: Axes, orders: Sequence[tuple[int, ...]]) -> Tensor:
+    """Unconstrained rows ``(S, D)`` with their components in each of some orders, shape ``(K!, S, D)``."""
+    if not axes:
+        return u.unsqueeze(0)
+    values, found = joint.latents.constrained(u.to(joint.dtype)), []
+    for order in torch.tensor(orders, device=u.device):
+        moved = values | {n: values[n].index_select(axis + 1, order) for n, axis in axes.items()}
+        parts = [p.transform.inv(moved[p.name]).reshape(len(u), -1) for p in joint.latents]
+        found.append(torch.cat(parts, -1).double())
+    return torch.stack(found)
 
 
 def _distinct(known: list[LaplaceState], posterior: LaplacePosterior, starts: Tensor) -> list[LaplaceState]:

@@ -123,6 +123,7 @@ def rounding(log_evidence: float) -> float:
 
 
 Draws = Mapping[str, Tensor]
+Doubt = tuple[bool, str]  # whether it holds, and a sentence
 Posterior = LaplacePosterior | AxesPosterior
 Source = LaplacePosterior | AxesPosterior | LogJoint
 ROWS = 512  # evaluated at a time: keeps a (rows, N) table of predictors in the cache
@@ -217,24 +218,27 @@ class Target:
         return part.transform.inv(value).reshape(*value.shape[:2], -1).double()
 
 
-def undefined(value: Tensor, where: str) -> tuple[str, ...]:
-    """A doubt where log densities ``(S,)`` are nan, which the estimators take for a density of zero.
+def undefined(value: Tensor, where: str) -> Doubt:
+    """The doubt of log densities ``(S,)`` that are nan, which the estimators take for a density of zero.
 
     :param where: what the rows are draws of.
     """
     num = int(value.isnan().sum())
-    if not num:
-        return ()
     return (
+        num > 0,
         f"the log joint density is nan at {num} of {len(value)} draws from {where}, which counted as density zero. "
         "Expected numbers, or -inf: look for the square root or the logarithm of what may be negative, and restrict "
         "that site's support.",
     )
 
 
-def sentences(*reasons: tuple[bool, str]) -> tuple[str, ...]:
-    """The doubts that hold, of those that an estimator may have."""
-    return tuple(text for holds, text in reasons if holds)
+def estimated(
+    method: str, log_evidence: float | Tensor, error: float | Tensor, diagnostics: dict[str, float], *doubts: Doubt
+) -> EvidenceEstimate:
+    """The estimate with rounding added to its error, and with those of the doubts that hold."""
+    value = float(log_evidence)
+    standard_error = math.hypot(float(error), rounding(value))
+    return EvidenceEstimate(method, value, standard_error, diagnostics, tuple(said for holds, said in doubts if holds))
 
 
 def check_halves(target: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
