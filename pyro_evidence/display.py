@@ -96,6 +96,17 @@ def check_axes(axes: Axes) -> None:
         )
 
 
+def axes_or_current(axes: Axes | None) -> Axes:
+    """The Axes to draw on: those given, or matplotlib's present ones.
+
+    :raises ImportError: without matplotlib.
+    :raises BadInput: for what are no Axes.
+    """
+    axes = matplotlib("pyplot").gca() if axes is None else axes
+    check_axes(axes)
+    return axes
+
+
 def matplotlib(part: str) -> Any:
     """A module of matplotlib.
 

@@ -119,8 +119,7 @@ class EvidenceComparison:
         :param axes: to draw on; None takes matplotlib's present ones.
         :raises ImportError: without matplotlib.
         """
-        axes = display.matplotlib("pyplot").gca() if axes is None else axes
-        display.check_axes(axes)
+        axes = display.axes_or_current(axes)
         behind = [(0.0, 0.0), *(self.log_bayes_factor(row.name, self.rows[0].name) for row in self.rows[1:])]
         low, high = ([value + side * error for value, error in behind] for side in (-2.0, 2.0))
         display.intervals(axes, [row.name for row in self.rows], [value for value, _ in behind], low, high)

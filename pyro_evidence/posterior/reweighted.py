@@ -5,31 +5,27 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput, TooLarge
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import Problem
-from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics import batched, derivatives, importance, newton
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
-from pyro_evidence.posterior import summary
 from pyro_evidence.posterior.guide import Frame, emitted, frames_of
-from pyro_evidence.posterior.summary import Layout, Rows
+from pyro_evidence.posterior.summary import Tabulated
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, quantile_levels
-from pyro_evidence.structure.names import Coords, Dims
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CorrectedPosterior:
+class CorrectedPosterior(Tabulated):
     """Draws of a posterior with Pareto-smoothed importance weights; made by ``posterior.importance_resampled(...)``.
 
     Means, quantiles and draws are those of the exact posterior at the fitted hyperparameters, as far as k-hat is
@@ -42,11 +38,6 @@ class CorrectedPosterior:
     >>> corrected = posterior.importance_resampled(4000)  # doctest: +SKIP
     >>> corrected.summary()  # doctest: +SKIP
     """
-
-    _normal: ClassVar[bool] = False
-    _num_tabulated: ClassVar[int] = 4_000
-    _spread: ClassVar[None] = None
-    pruned: ClassVar[Any] = {}
 
     joint: LogJoint
     theta: Tensor
@@ -152,26 +143,6 @@ class CorrectedPosterior:
             "log_evidence": float(self.log_evidence),
             "log_evidence_se": self.log_evidence_error,
         }
-
-    def table(
-        self, prob: float = 0.9, *, coords: Coords | None = None, dims: Dims | None = None, most: int | None = None
-    ) -> Table:
-        """Weighted mean, deviation and interval, a row for each element; see :meth:`LaplacePosterior.table`."""
-        return summary.table(self, prob, coords=coords, dims=dims, most=most)
-
-    def summary(self, prob: float = 0.9) -> None:
-        """Print the table, twelve rows of a site at most, then the evidence and what the draws are worth."""
-        summary.summary(self, prob)
-
-    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
-        """The table as a picture: a point and an interval for each element, twelve of a site at most."""
-        return summary.plot(self, axes, prob=prob)
-
-    def _repr_html_(self) -> str:
-        return summary.as_html(self)
-
-    def _hyper_rows(self, layout: Layout, spread: HyperparameterCovariance | None) -> tuple[Rows, list[str]]:
-        return {}, []
 
     def _notes(self) -> list[str]:
         said = [

@@ -196,8 +196,7 @@ class AxesPosterior(Posterior):
         :raises BadInput: where every axis was pruned.
         :raises ImportError: without matplotlib.
         """
-        axes = display.matplotlib("pyplot").gca() if axes is None else axes
-        display.check_axes(axes)
+        axes = display.axes_or_current(axes)
         check_probability("prob", prob)
         if not self.num_active:
             raise BadInput(NO_AXIS.format("there is nothing to draw"))
@@ -207,8 +206,7 @@ class AxesPosterior(Posterior):
         reach = float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * prob, dtype=torch.float64))) * sd
         names = [f"axis {int(i)}" for i in torch.nonzero(self.active).flatten()[order]]
         display.intervals(axes, names, *((middle + k * reach)[order].tolist() for k in (0, -1, 1)))
-        axes.set_xlabel(f"weight, {100.0 * prob:.4g} % interval")
-        return axes
+        return display.with_labels(axes, f"weight, {100.0 * prob:.4g} % interval", legend=False)
 
     def importance_resampled(self, num_samples: int = 4_000, seed: int = 0) -> CorrectedPosterior:
         """The same posterior without Laplace's error in shape, the learned prior held: draws weighted (PSIS).
