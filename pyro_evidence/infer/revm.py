@@ -17,7 +17,6 @@ from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance.axis_priors import AxisPrior, GaussianPrior
-from pyro_evidence.relevance.chunks import of_all_rows, weights_in_chunks
 from pyro_evidence.relevance.eigen_state import (
     Centre,
     REVMSettings,
@@ -30,7 +29,7 @@ from pyro_evidence.relevance.eigen_state import (
 from pyro_evidence.relevance.posteriors import REVMPosterior
 from pyro_evidence.relevance.quadratic import Approximation, laplace_at_base
 from pyro_evidence.relevance.targets import LinearTarget, Penalised
-from pyro_evidence.relevance.weights import Weights, refuse_offsets, weights_of
+from pyro_evidence.relevance.weights import Weights, of_all_rows, refuse_offsets, weights_in_chunks, weights_of
 from pyro_evidence.settings import check_function, check_methods, check_model, check_result, check_ridge
 
 Ridge = Callable[[Weights, REVMSettings], float]

@@ -1,10 +1,8 @@
-"""The noise of a Gaussian likelihood as one precision, found with the precisions of the weights by the evidence."""
+"""The noise of a Gaussian likelihood as one precision, to be found with the precisions of the weights."""
 
 import copy
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,10 +10,7 @@ from torch import Tensor
 from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.program.parameters import transform_of
-from pyro_evidence.relevance import fast_marginal
-from pyro_evidence.relevance.fast_marginal import SETTLED, FastState
 from pyro_evidence.relevance.targets import LinearTarget, QuadraticTarget, Sums, exact, sums_of
 from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.structure.observed import Part, part_of
@@ -34,14 +29,19 @@ class Noise:
     name: str
     num_data: float
     added_up: QuadraticTarget | None = None  # the sums over all rows, where these came in chunks
+    _last: dict[float, LinearTarget | QuadraticTarget] = field(default_factory=dict, compare=False, repr=False)
 
     def target(self, log_scale: float) -> LinearTarget | QuadraticTarget:
-        """The log likelihood of all data under that noise."""
-        if self.added_up is not None:
-            return replace(self.added_up, log_scale=log_scale)
-        found = self.rescaled(log_scale).target
-        assert isinstance(found, LinearTarget)
-        return found
+        """The log likelihood of all data when the noise precision is ``exp(log_scale)`` times that of the start.
+
+        The last one is kept.
+        """
+        if log_scale not in self._last:
+            found = self.rescaled(log_scale).target if self.added_up is None else self.added_up
+            assert isinstance(found, LinearTarget | QuadraticTarget)
+            self._last.clear()
+            self._last[log_scale] = found if self.added_up is None else replace(self.added_up, log_scale=log_scale)
+        return self._last[log_scale]
 
     def weights_at(self, log_scale: float) -> Weights:
         """The weights of all data under that noise."""
@@ -190,98 +190,3 @@ def squares(part: Part, w: Tensor) -> Tensor:
     slope, B = part.derivatives(part.eta(w.unsqueeze(0)))
     safe = torch.where(B.flatten() > 0, B.flatten(), 1.0)  # a masked datum has no slope either
     return (slope.flatten().square() / safe).sum()
-
-
-@dataclass(frozen=True)
-class NoisyState:
-    """One iterate: the weights' own state under a noise precision ``exp(log_scale)`` times the starting one."""
-
-    noise: Noise
-    log_scale: float
-    fast: FastState
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether steps are formulas: never, as the noise is found in the user's model."""
-        return False
-
-    @property
-    def essence(self) -> tuple[Noise, float, Tensor, Tensor, bool]:
-        """What :meth:`of_essence` takes: for checkpoints, because likelihoods are functions."""
-        return self.noise, self.log_scale, self.fast.alpha, self.fast.start, self.fast.settled
-
-    @classmethod
-    def of_essence(cls, noise: Noise, log_scale: float, *fast: Any) -> "NoisyState":
-        """The same state again."""
-        return cls(noise, log_scale, FastState(noise.target(log_scale), *fast))
-
-    @property
-    def alpha(self) -> Tensor:
-        """Prior precision of each weight, ``(M,)``."""
-        return self.fast.alpha
-
-    @property
-    def x(self) -> Tensor:
-        """Mode of the active weights, ``(K,)``."""
-        return self.fast.x
-
-    @property
-    def weights(self) -> Weights:
-        """The weights under this noise."""
-        return self.noise.weights_at(self.log_scale)
-
-    @property
-    def objective(self) -> float:
-        """Log evidence, nats."""
-        return self.fast.objective
-
-    @cached_property
-    def _balance(self) -> tuple[float, float]:
-        """``N - gamma`` and the sum of squared residuals in units of the noise."""
-        fast = self.fast
-        variance = torch.cholesky_inverse(fast.tril).diagonal() if len(fast.x) else fast.x
-        gamma = float((1.0 - fast.alpha[fast.index] * variance).sum())
-        return self.noise.num_data - gamma, float(fast.mode.local.squares())
-
-    @cached_property
-    def promise(self) -> float:
-        """What the best noise promises, nats: the derivative in its logarithm times half the way."""
-        free, squares = self._balance
-        return 0.25 * (free - squares) * math.log(free / squares) if free > 0.0 < squares else 0.0
-
-    @property
-    def gradient_norm(self) -> float:
-        """What the best single change promises, nats; 0 below the threshold."""
-        return max(self.fast.gradient_norm, self.promise if self.promise > SETTLED else 0.0)
-
-    @property
-    def stop_reason(self) -> Status | None:
-        """Converged when no single change promises anything."""
-        return Status.CONVERGED if self.gradient_norm == 0.0 else None
-
-    def with_noise(self, log_scale: float) -> "NoisyState":
-        """A state of these weights' precisions under other noise."""
-        target = self.noise.target(log_scale)
-        start = torch.zeros_like(self.fast.start).index_copy(0, self.fast.index, self.fast.x)
-        return replace(self, log_scale=log_scale, fast=FastState(target, self.fast.alpha, start))
-
-    def renewed(self) -> "NoisyState":
-        """MacKay's update of the noise, Bishop (2006), eq. 7.88; where that falls, EM's, which cannot."""
-        free, squares = self._balance
-        new = self.with_noise(self.log_scale + math.log(free / squares))
-        if new.objective >= self.objective:
-            return new
-        N = self.noise.num_data
-        return self.with_noise(self.log_scale + math.log(N / (squares + N - free)))
-
-
-def start(noise: Noise) -> NoisyState:
-    """The model without weights."""
-    return NoisyState(noise, 0.0, fast_marginal.empty(noise.target(0.0)))
-
-
-def step(state: NoisyState) -> NoisyState:
-    """Change the noise or one weight, whichever promises more."""
-    if state.promise > state.fast.gradient_norm:
-        return state.renewed()
-    return replace(state, fast=fast_marginal.step(state.fast))

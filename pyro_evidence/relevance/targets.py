@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.structure.observed import EPS, Function, Part
 
@@ -215,6 +216,21 @@ class QuadraticTarget:
         """Sum of squared residuals at ``y`` ``(D,)`` in units of the noise, shape ``()``."""
         rise = y @ self.origin.precision @ y - 2.0 * y @ self.origin.gradient
         return math.exp(self.log_scale) * (self.squares + rise)
+
+
+def summarised(target: LinearTarget) -> LinearTarget | QuadraticTarget:
+    """The target by its sums at zero, where it is quadratic, as two more points tell; otherwise itself."""
+    zero, eps = torch.zeros_like(target.parts[0].J[0, 0]), target.eps**0.75
+    found = QuadraticTarget(target.sums(zero), eps=target.eps)
+    step = found.origin.precision.diagonal().clamp(min=1e-300).rsqrt()  # a column of zeros may move by anything
+    for move in step * generic_directions(2, len(zero), zero) * zero.new_tensor([[1.0], [3.0]]):
+        foretold, there = found.sums(move), target.sums(move)
+        scale = 1.0 + foretold.value.abs(), found.origin.precision.abs().amax()
+        if not bool((there.value - foretold.value).abs() <= eps * scale[0]):
+            return target
+        if not bool(((there.precision - foretold.precision).abs() <= eps * scale[1]).all()):
+            return target
+    return found
 
 
 Target = LinearTarget | AutogradTarget | QuadraticTarget
