@@ -368,11 +368,6 @@ class LeaveOutDensity:
 
     joint: LogJoint
 
-    @property
-    def blocks(self) -> tuple[slice, ...]:
-        """The flat coordinates of each latent site."""
-        return tuple(self.joint.latents.slices.values())
-
     def _one(self, u: Tensor, row: Tensor) -> Tensor:
         theta, mask = row.split([self.joint.hypers.size, len(row) - self.joint.hypers.size])
         return self.joint._one(u, theta) - (mask * _pointwise(self.joint, u, theta).reshape(-1)).sum()
@@ -389,13 +384,6 @@ class LeaveOutDensity:
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, ``(R, D, D)``."""
         return -derivatives.hessian(self.log_joint, u, theta)
-
-    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks)
-
-    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
-        """The exact precision."""
-        return self.precision(u, theta)
 
 
 def _log_weights(places: ConditionalApproximations, masks: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Penali
 from pyro_evidence.settings import check_result, stacklevel
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
+WIDE = 2.0  # weights for each predictor, from which the rows' span is worth its QR decomposition
 DIGITS = 1e-7  # error of a Wald statistic that changes nothing
 
 Centre = Callable[[Tensor], Tensor]  # slopes (N, C), or a score (M,) -> those that are followed to the centre
@@ -160,7 +161,13 @@ def axes_of(quadratic: Quadratic, num_weights: int, settings: REVMSettings) -> A
         return axis_evidence.from_gram(centred.gram[:M, :M], w, centred.score[:M])
     roots = [_root(B) for B in quadratic.curvatures]
     if all(roots) and num_weights > TRUNCATE and not followed:
-        return axis_evidence.truncated(lambda v: _product(quadratic, v), w)
+        rows = list(zip(quadratic.parts, quadratic.curvatures, strict=True))
+
+        def product(v: Tensor) -> Tensor:
+            found = [(B @ (p.J @ v).unsqueeze(-1)).flatten() @ p.J.flatten(0, 1) for p, B in rows]
+            return torch.stack(found).sum(0)
+
+        return axis_evidence.truncated(product, w)
     if all(roots) and (followed or sum(s.numel() for s in slopes) < num_weights):
         return _of_rows(centred, [root for root in roots if root], w, followed)
     return axis_evidence.from_gram(quadratic.gram, w, centred.score)
@@ -183,14 +190,6 @@ def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor
     return axis_evidence.from_rows(rows, w, residual)
 
 
-def _product(quadratic: Quadratic, v: Tensor) -> Tensor:
-    found = [
-        ((B @ (p.J @ v).unsqueeze(-1)).squeeze(-1).flatten() @ p.J.flatten(0, 1))
-        for p, B in zip(quadratic.parts, quadratic.curvatures, strict=True)
-    ]
-    return torch.stack(found).sum(0)
-
-
 def _root(B: Tensor) -> tuple[Tensor, Tensor] | None:
     """Symmetric square root and its pseudo-inverse of every block; None where a block has none."""
     if B.shape[-1] == 1:
@@ -209,8 +208,9 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, s
 
     :param start: where the search for the ridge mode starts, shape ``(D,)``.
     """
-    if isinstance(target, LinearTarget) and ridge > 0.0 and _is_wide(target, num_weights):
-        return _in_row_space(target, start, ridge, settings)
+    if isinstance(target, LinearTarget) and ridge > 0.0 and target.is_resident and target.rest is None:
+        if WIDE * sum(p.c.numel() for p in target.parts) <= num_weights:
+            return _in_row_space(target, start, ridge, settings)
     reason = Status.CONVERGED
     with bar_of("REVM", settings.stop.progress, total=3) as bar:
         try:
@@ -235,11 +235,6 @@ def reached(error: SearchStopped, stop: Stop) -> Tensor:
         raise error
     warnings.warn(str(error), stacklevel=stacklevel())
     return error.reached
-
-
-def _is_wide(target: LinearTarget, num_weights: int) -> bool:
-    num_data = sum(p.c.numel() for p in target.parts)
-    return target.is_resident and target.rest is None and 2 * num_data <= num_weights
 
 
 def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, settings: REVMSettings) -> REVMState:

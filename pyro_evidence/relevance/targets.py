@@ -243,10 +243,6 @@ class Penalised:
     target: Target
     alpha: Tensor  # (D,) prior precisions, 0 for none
 
-    @property
-    def blocks(self) -> tuple[slice, ...]:
-        return (slice(0, len(self.alpha)),)
-
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """Log likelihood minus half the penalty, ``(R,)``."""
         return self.target.value(u) - 0.5 * (self.alpha * u.square()).sum(-1)
@@ -258,9 +254,3 @@ class Penalised:
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian, ``(R, D, D)``."""
         return self.target.precision(u) + self.alpha.diag_embed()
-
-    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)
-
-    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
-        return self.precision(u, theta)
