@@ -165,7 +165,7 @@ def points_of(number: int) -> dict[str, Any]:
     return {"color": f"C{number % 10}", "marker": MARKERS[number % len(MARKERS)], "linestyle": "none"}
 
 
-def ellipses(axes: Axes, shares: Tensor, centres: Tensor, trils: Tensor, *, mass: float, **style: Any) -> None:
+def kernel_ellipses(axes: Axes, shares: Tensor, centres: Tensor, trils: Tensor, *, mass: float, **style: Any) -> None:
     """A line around each kernel ``(K, 2)``, which holds ``mass`` of it, the wider the larger its share ``(K,)``.
 
     A kernel of share 0 has none.

@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoContinuous, AutoNormal
 from pyro.infer.mcmc.util import diagnostics as chain_diagnostics
 from torch import Tensor
 
-from pyro_evidence.compare.chains import Chains, Data, Draws, Settings, divergences, run_chains, run_whitened
+from pyro_evidence.compare.chains import Chains, ChainSettings, Data, Draws, divergences, run_chains, run_whitened
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -120,9 +120,9 @@ class NUTSRun:
             )
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> ChainSettings:
         """How long each chain is."""
-        return Settings(self.num_samples, self.warmup_steps, self.num_chains, seed_of(self.seed))
+        return ChainSettings(self.num_samples, self.warmup_steps, self.num_chains, seed_of(self.seed))
 
     def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Chains:
         """Sample the model, given these data, to the end of all chains."""

@@ -32,7 +32,7 @@ def ellipses(axes: Axes, density: MixtureDensity, *, mass: float = 0.9, outputs:
     check_axes(axes)
     _check_plane(density, outputs)
     plane = density.marginal(outputs)
-    display.ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=mass, color="black")
+    display.kernel_ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=mass, color="black")
     return with_labels(axes, f"output {outputs[0]}", f"output {outputs[1]}", legend=False)
 
 

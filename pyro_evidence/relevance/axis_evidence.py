@@ -58,7 +58,7 @@ def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
         )
     kept = h > torch.finfo(h.dtype).eps * len(h) * h[-1]
     h, V = h[kept].flip(0), V[:, kept].flip(1)
-    return aligned(h, V, V.mT @ w + (V.mT @ score) / h)
+    return aligned_axes(h, V, V.mT @ w + (V.mT @ score) / h)
 
 
 def from_rows(root: Tensor, w: Tensor, residual: Tensor) -> Axes:
@@ -70,10 +70,10 @@ def from_rows(root: Tensor, w: Tensor, residual: Tensor) -> Axes:
     U, s, Vh = torch.linalg.svd(root, full_matrices=False)
     kept = s.square() > torch.finfo(s.dtype).eps * root.shape[1] * s[0].square() if len(s) else s > 0
     s, V = s[kept], Vh[kept].mT
-    return aligned(s.square(), V, V.mT @ w + (U[:, kept].mT @ residual) / s)
+    return aligned_axes(s.square(), V, V.mT @ w + (U[:, kept].mT @ residual) / s)
 
 
-def aligned(h: Tensor, V: Tensor, u: Tensor) -> Axes:
+def aligned_axes(h: Tensor, V: Tensor, u: Tensor) -> Axes:
     """Clusters rotated, signs fixed."""
     V = V * torch.where(u < 0, -1.0, 1.0)
     u = u.abs()
@@ -132,7 +132,7 @@ def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> Axes:
         basis[k + 1] = r / beside[-1]
     kept = h > torch.finfo(h.dtype).eps * len(w) * h[-1]
     h, V = h[kept].flip(0), (basis[: k + 1].mT @ S[:, kept]).flip(1)
-    return aligned(h, V, V.mT @ w)
+    return aligned_axes(h, V, V.mT @ w)
 
 
 FAR = 9.0  # beyond this z the likelihood's mass on the other side of 0 is below exp(-40)
@@ -295,7 +295,7 @@ def _root(z: Tensor, score: Callable[[Tensor, Tensor], _Score]) -> Tensor:
     return log_a.exp()
 
 
-class Moments(NamedTuple):
+class AxisMoments(NamedTuple):
     """Of ``s`` under the density proportional to ``exp(-(s - z)^2/2 - a|s|)``."""
 
     mean: Tensor
@@ -308,7 +308,7 @@ class Moments(NamedTuple):
         return self.second - self.mean.square()
 
 
-def laplace_moments(a: Tensor, z: Tensor) -> Moments:
+def laplace_moments(a: Tensor, z: Tensor) -> AxisMoments:
     """Posterior moments of an axis under the Laplace prior, in closed form, in units of ``h**-0.5``.
 
     A mixture of two normals, each truncated at 0; relative errors grow as ``a**2`` units of rounding.
@@ -320,7 +320,7 @@ def laplace_moments(a: Tensor, z: Tensor) -> Moments:
     share = log_share.exp()
     other = -torch.expm1(log_share)
     absolute = share * near.first + other * far.first
-    return Moments(share * near.first - other * far.first, absolute, share * near.second + other * far.second)
+    return AxisMoments(share * near.first - other * far.first, absolute, share * near.second + other * far.second)
 
 
 class _Half(NamedTuple):

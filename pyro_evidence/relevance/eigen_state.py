@@ -148,7 +148,7 @@ def _centred(settings: REVMSettings, score: Tensor) -> Tensor:
     return check_result("centre", settings.centre(score), Tensor, "a tensor, such as the score itself")
 
 
-def axes_of(quadratic: Quadratic, num_weights: int, settings: REVMSettings) -> Axes:
+def axes_of_quadratic(quadratic: Quadratic, num_weights: int, settings: REVMSettings) -> Axes:
     """Eigenvectors of the curvature; by singular values where its Gram matrix would lose digits that matter."""
     w = quadratic.y[:num_weights]
     if quadratic.summed_score is not None:
@@ -216,17 +216,17 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, s
         try:
             base = base_point(target, ridge, start, num_weights)
         except SearchStopped as error:
-            base, reason = reached(error, settings.stop), Status.FAILED
+            base, reason = point_reached(error, settings.stop), Status.FAILED
         bar.update()
         quadratic = check_result("approximation", settings.approximation(target, ridge, base), Quadratic)
-        axes = axes_of(quadratic, num_weights, settings)
+        axes = axes_of_quadratic(quadratic, num_weights, settings)
         bar.update()
         state = on_axes(target, settings, ridge, (quadratic, axes))
         bar.update()
     return state if reason is Status.CONVERGED else replace(state, reason=reason)
 
 
-def reached(error: SearchStopped, stop: Stop) -> Tensor:
+def point_reached(error: SearchStopped, stop: Stop) -> Tensor:
     """Where a search for a mode stopped, with a warning instead of the error if ``stop.throw`` is off.
 
     :raises SearchStopped: otherwise.
@@ -255,7 +255,7 @@ def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Q
     try:
         u = mode_on_axes(target, settings, (axes.directions[:, kept], alpha[kept]), (start, others))
     except SearchStopped as error:
-        u, reason = reached(error, settings.stop), Status.FAILED
+        u, reason = point_reached(error, settings.stop), Status.FAILED
     nonzero = u[: int(kept.sum())] != 0
     active = kept.clone()
     active[kept] = nonzero

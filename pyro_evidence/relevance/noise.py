@@ -11,7 +11,7 @@ from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.program.parameters import transform_of
-from pyro_evidence.relevance.targets import LinearTarget, QuadraticTarget, Sums, exact, sums_of
+from pyro_evidence.relevance.targets import LikelihoodSums, LinearTarget, QuadraticTarget, exact_derivatives, sums_of
 from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.structure.observed import Part, part_of
 
@@ -140,7 +140,7 @@ def noise_of(weights: Weights, name: str) -> Noise:
 class _Quadratic(Statistics):
     """What each chunk adds to a quadratic log likelihood."""
 
-    sums: Sums
+    sums: LikelihoodSums
     squares: Tensor  # ()
     num_data: Tensor  # ()
 
@@ -157,7 +157,9 @@ def noise_of_rows(rows: Rows[Weights], name: str) -> Noise:
 
     def of_chunk(weights: Weights) -> _Quadratic:
         here, part = noise_of(weights, name), _only_part(weights)
-        return _Quadratic(sums_of(zero, exact, (part,)), squares(part, zero), zero.new_tensor(here.num_data))
+        return _Quadratic(
+            sums_of(zero, exact_derivatives, (part,)), squares(part, zero), zero.new_tensor(here.num_data)
+        )
 
     found = rows.total(of_chunk)
     added_up = QuadraticTarget(found.sums, found.squares, found.num_data, eps=rows.example.target.eps)

@@ -23,7 +23,7 @@ Local = Callable[
 
 
 @dataclass(frozen=True)
-class Sums(Statistics):
+class LikelihoodSums(Statistics):
     """What rows add up at a point."""
 
     value: Tensor  # () log likelihood, nats
@@ -32,20 +32,20 @@ class Sums(Statistics):
     null: Tensor  # () log likelihood at 0, wherever the rest is
 
 
-def sums_of(y: Tensor, local: Local, parts: Parts) -> Sums:
+def sums_of(y: Tensor, local: Local, parts: Parts) -> LikelihoodSums:
     """The sums over some rows at ``y`` ``(D,)``, with each datum's derivatives by ``local``."""
-    found: Sums | None = None
+    found: LikelihoodSums | None = None
     for part in parts:
         eta = part.eta(y.unsqueeze(0))
         slope, B = local(part, eta)
         values = part.log_likelihood(torch.cat([eta, part.c.unsqueeze(0)]))
-        here = Sums(values[0], slope.flatten() @ part.J.flatten(0, 1), gram(part.J, B)[0], values[1])
+        here = LikelihoodSums(values[0], slope.flatten() @ part.J.flatten(0, 1), gram(part.J, B)[0], values[1])
         found = here if found is None else found + here
     assert found is not None
     return found
 
 
-def exact(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:
+def exact_derivatives(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:
     """Slope and curvature of the likelihood in its predictor."""
     return part.derivatives(eta)
 
@@ -93,7 +93,7 @@ class LinearTarget:
         """The log likelihood where the last pass has met it."""
         if "y" not in self._last:
             return None
-        found: Sums = self._last["sums"]
+        found: LikelihoodSums = self._last["sums"]
         return found.value if torch.equal(self._last["y"], y) else None if bool(y.any()) else found.null
 
     def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ class LinearTarget:
             self._last["along"] = T, found
         return found
 
-    def sums(self, y: Tensor, local: Local = exact) -> Sums:
+    def sums(self, y: Tensor, local: Local = exact_derivatives) -> LikelihoodSums:
         """Value, gradient and curvature of the likelihood at ``y`` ``(D,)``, in one pass.
 
         :param local: each datum's derivatives.
@@ -130,7 +130,7 @@ class LinearTarget:
         last = self._last
         if "y" not in last or last["local"] is not local or not torch.equal(last["y"], y):
             last.update(sums=self.rows.total(partial(sums_of, y, local)), y=y.clone(), local=local)
-        found: Sums = last["sums"]
+        found: LikelihoodSums = last["sums"]
         return found
 
 
@@ -180,7 +180,7 @@ class QuadraticTarget:
     :ivar log_scale: of the noise precision, over that at the start.
     """
 
-    origin: Sums
+    origin: LikelihoodSums
     squares: Tensor | float = 0.0
     num_data: Tensor | float = 0.0
     log_scale: float = 0.0
@@ -207,10 +207,10 @@ class QuadraticTarget:
         A = T.mT @ self.origin.precision @ T
         return replace(self, origin=replace(self.origin, gradient=self.origin.gradient @ T, precision=A))
 
-    def sums(self, y: Tensor) -> Sums:
+    def sums(self, y: Tensor) -> LikelihoodSums:
         """Value, gradient and curvature at ``y`` ``(D,)``."""
         values, (slope, _) = self.gradient(torch.stack([y, torch.zeros_like(y)]))
-        return Sums(values[0], slope, math.exp(self.log_scale) * self.origin.precision, values[1])
+        return LikelihoodSums(values[0], slope, math.exp(self.log_scale) * self.origin.precision, values[1])
 
     def squares_at(self, y: Tensor) -> Tensor:
         """Sum of squared residuals at ``y`` ``(D,)`` in units of the noise, shape ``()``."""
