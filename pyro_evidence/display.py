@@ -80,6 +80,10 @@ class Table:
 Axes = Any  # matplotlib.axes.Axes
 MARKERS = "osD^vPX<>*"  # of classes and components, beside their colours
 DASHES = ("-", "--", "-.", ":")  # of curves, beside their colours
+SMALL = 4  # points, of a marker
+THIN = 0.8  # points, of a line beside another that matters more
+SHADE = 0.2  # opacity of a band behind a line
+CENTRAL = (0.05, 0.95)  # ends of a central interval of 90 %
 
 
 def check_axes(axes: Axes) -> None:
@@ -130,7 +134,7 @@ def intervals(
     """A point and an interval in each row; nothing where a number is nan."""
     places = range(len(labels))
     axes.hlines(places, low, high)
-    axes.plot(middle, places, "o", markersize=4)
+    axes.plot(middle, places, "o", markersize=SMALL)
     rows(axes, labels)
 
 
@@ -157,12 +161,12 @@ def check_plane(name: str, pair: tuple[int, int], num: int) -> None:
 
 def line_of(number: int) -> dict[str, Any]:
     """Colour and dashes of the lines of a class."""
-    return {"color": f"C{number % 10}", "linestyle": DASHES[number % len(DASHES)]}
+    return {"color": f"C{number}", "linestyle": DASHES[number % len(DASHES)]}
 
 
 def points_of(number: int) -> dict[str, Any]:
     """Colour and shape of the points of a class."""
-    return {"color": f"C{number % 10}", "marker": MARKERS[number % len(MARKERS)], "linestyle": "none"}
+    return {"color": f"C{number}", "marker": MARKERS[number % len(MARKERS)], "linestyle": "none"}
 
 
 def kernel_ellipses(axes: Axes, shares: Tensor, centres: Tensor, trils: Tensor, *, mass: float, **style: Any) -> None:

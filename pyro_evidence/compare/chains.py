@@ -19,6 +19,7 @@ from pyro_evidence.settings import check_count
 
 Draws = dict[str, Tensor]
 Data = tuple[tuple[Any, ...], dict[str, Any]]
+MOST_SAID = 300  # characters of another's error message
 FEWEST = 4  # draws of a chain, below which Pyro computes no diagnostics at all
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
 
@@ -130,10 +131,15 @@ def _elsewhere(
             return None, _reason(error)
 
 
+def one_line(error: Exception) -> str:
+    """An error's class and the beginning of its message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MOST_SAID]}"
+
+
 def _reason(error: Exception) -> str:
     return (
         "its chains ran one after the other, because the model does not go into another process "
-        f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Define it in a module that can be imported."
+        f"({one_line(error)}). Define it in a module that can be imported."
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.compare import discrepancy
-from pyro_evidence.compare.chains import Data, Draws
+from pyro_evidence.compare.chains import Data, Draws, one_line
 from pyro_evidence.compare.evidence import data_hash
 from pyro_evidence.compare.held_out import HeldOut, Loss, held_out, misclassified_or_squared
 from pyro_evidence.compare.labels import matched
@@ -202,8 +202,7 @@ def _of_the_same_data(
         marked[n] = each
         if not isinstance(joint, LogJoint):
             unread = (
-                f"its model cannot be read ({type(joint).__name__}: {' '.join(str(joint).split())[:200]}), so its "
-                f"data, labels and predictions are not compared."
+                f"its model cannot be read ({one_line(joint)}), so its data, labels and predictions are not compared."
             )
             marked[n] = replace(each, notes=(*each.notes, unread))
     wanted = data_hash(own, own.initial_theta) if isinstance(own, LogJoint) else next(iter(hashes.values()), "")
@@ -233,9 +232,7 @@ def _relabelled(done: dict[str, EngineRun], name: str, joints: Joints) -> dict[s
             draws, _, switches = matched(joints[other], done[other].draws, owners)
             found[other] = replace(done[other], draws=draws, label_switches=switches)
         except (KeyError, RuntimeError, ValueError) as error:
-            note = (
-                f"its components could not be matched ({type(error).__name__}: {' '.join(str(error).split())[:200]})."
-            )
+            note = f"its components could not be matched ({one_line(error)})."
             found[other] = replace(done[other], notes=(*done[other].notes, note))
     return found
 
@@ -254,7 +251,7 @@ def _predicted(
         try:
             found[n] = held_out(done[n], on, loss, seed)
         except Exception as error:  # whatever the model may raise on these arguments
-            note = f"held-out data: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            note = f"held-out data: {one_line(error)}"
             done[n] = replace(done[n], notes=(*done[n].notes, note))
             continue
         bad = int(found[n].log_density.isnan().sum())

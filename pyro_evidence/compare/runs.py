@@ -15,7 +15,16 @@ from pyro.infer.autoguide import AutoContinuous, AutoNormal
 from pyro.infer.mcmc.util import diagnostics as chain_diagnostics
 from torch import Tensor
 
-from pyro_evidence.compare.chains import Chains, ChainSettings, Data, Draws, divergences, run_chains, run_whitened
+from pyro_evidence.compare.chains import (
+    Chains,
+    ChainSettings,
+    Data,
+    Draws,
+    divergences,
+    one_line,
+    run_chains,
+    run_whitened,
+)
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -198,9 +207,7 @@ def run_engine(name: str, engine: Any, model: Model, data: Data, done: Mapping[s
         try:
             found = _checked(_run(name, engine, model, data, done))
         except Exception as error:  # an engine is anybody's code
-            found = EngineRun(
-                name, {}, model, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-            )
+            found = EngineRun(name, {}, model, 0.0, failure=one_line(error))
     return replace(found, seconds=time.perf_counter() - start)
 
 
