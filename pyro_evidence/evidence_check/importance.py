@@ -8,7 +8,6 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.modes import Modes
 from pyro_evidence.evidence_check.target import (
     EvidenceEstimate,
-    Posterior,
     estimated,
     laplace_normal,
     target_of,
@@ -17,6 +16,7 @@ from pyro_evidence.evidence_check.target import (
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.evidence_error import by_more_nodes
 from pyro_evidence.numerics import importance
+from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.diagnostics import MANY
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.simulate import affordable_draws

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.evidence_check.target import NormalMixture, Posterior, Target, laplace_posterior, target_of
+from pyro_evidence.evidence_check.target import NormalMixture, Target, laplace_posterior, target_of
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState, search_modes, state_at
+from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, check_instance, seed_of

@@ -11,11 +11,11 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.newton import Density
+from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import rows_at_once
-from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.structure.recognise import Structure, recognise
 
 
@@ -124,8 +124,7 @@ def rounding(log_evidence: float) -> float:
 
 Draws = Mapping[str, Tensor]
 Doubt = tuple[bool, str]  # whether it holds, and a sentence
-Posterior = LaplacePosterior | AxesPosterior
-Source = LaplacePosterior | AxesPosterior | LogJoint
+Source = Posterior | LogJoint
 ROWS = 512  # evaluated at a time: keeps a (rows, N) table of predictors in the cache
 
 
@@ -268,13 +267,11 @@ def laplace_posterior(of: Posterior) -> LaplacePosterior:
 
     :raises BadInput: when every axis is pruned, or for what is no posterior of this package.
     """
-    if isinstance(of, LaplacePosterior):
-        return of
-    if not isinstance(of, AxesPosterior):
+    if not isinstance(of, Posterior):
         raise BadInput(
             f"a {type(of).__name__} has no density to check; expected a posterior as engine.run(...) returns."
         )
-    if not len(of.state.x):
+    if not of._num_directions:
         raise BadInput("every axis was pruned, so there is nothing to integrate; use its log_evidence, which is exact.")
     return of._laplace
 

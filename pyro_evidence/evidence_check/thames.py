@@ -14,7 +14,6 @@ from pyro_evidence.evidence_check.modes import Axes, component_axes, permutation
 from pyro_evidence.evidence_check.target import (
     Draws,
     EvidenceEstimate,
-    Posterior,
     Target,
     check_halves,
     estimated,
@@ -24,6 +23,7 @@ from pyro_evidence.evidence_check.target import (
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import Coordinate
+from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.settings import seeded
 
 SIMPLEX = type(biject_to(constraints.simplex))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -114,6 +114,8 @@ class MPPCAPosterior(LaplacePosterior):
     >>> tuple(posterior.reconstruct(Y).shape)
     (60, 4)
     """
+
+    _maximises_evidence: ClassVar[bool] = False
 
     recognised: MPPCAStructure | None = None
     analysers: FactorAnalysers | None = None

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -54,6 +54,33 @@ class Posterior:
 
     def _away(self, z: Tensor) -> Tensor:
         """Each coordinate ``z`` standard deviations from the mode, ``z.shape + (D,)``."""
+        raise NotImplementedError
+
+    @property
+    def _laplace(self) -> Any:
+        """This posterior as a :class:`~pyro_evidence.posterior.laplace.LaplacePosterior`, of whichever model."""
+        raise NotImplementedError
+
+    _in_blocks: ClassVar[bool] = False  # whether the log evidence may be checked block by block
+
+    @property
+    def _num_maximised(self) -> int:
+        """How many numbers were maximised, for which the log evidence carries no penalty."""
+        raise NotImplementedError
+
+    @property
+    def _num_components(self) -> int | None:
+        """Components of a mixture that are left; None where the model tells."""
+        return None
+
+    @property
+    def _as_laplace(self) -> tuple[float, tuple[str, ...]]:
+        """Laplace's log evidence, nats, nan for another number; and what a comparison says of it, a sentence each."""
+        return float(self.log_evidence), ()
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Total, nats, shape ``()``."""
         raise NotImplementedError
 
     def _needs_data(self, what: str) -> None:

@@ -71,6 +71,8 @@ class LaplacePosterior(Posterior, Tabulated):
     failures: tuple[str, ...] = ()
 
     _normal: ClassVar[bool] = True
+    _in_blocks: ClassVar[bool] = True
+    _maximises_evidence: ClassVar[bool] = True  # not what else may stand for it in the loop
 
     def __repr__(self) -> str:
         sites, hypers = list(self.mode), list(self.hyperparameters)
@@ -146,6 +148,16 @@ class LaplacePosterior(Posterior, Tabulated):
     @property
     def _mode_at(self) -> tuple[Tensor, Tensor]:
         return self.state.u, self.state.theta
+
+    @property
+    def _laplace(self) -> "LaplacePosterior":
+        return self
+
+    @property
+    def _num_maximised(self) -> int:
+        hypers = self._joint.hypers
+        alive = [v.isfinite() & (v != 0.0) for n, v in self.hyperparameters.items() if n in hypers.slices]
+        return min(sum(int(a.sum()) for a in alive), hypers.size)
 
     @property
     def _num_directions(self) -> int:
@@ -427,10 +439,6 @@ class LaplacePosterior(Posterior, Tabulated):
             return self.hyperparameter_covariance()
         except ArithmeticError:
             return None
-
-    @property
-    def _maximises_evidence(self) -> bool:
-        return type(self) is LaplacePosterior
 
     def _hyper_rows(self, layout: TableLayout, errors: bool) -> tuple[Rows, list[str]]:
         spread = self._spread if errors else None

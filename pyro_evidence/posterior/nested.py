@@ -50,6 +50,7 @@ class NestedPosterior(LaplacePosterior):
     """
 
     _normal: ClassVar[bool] = False
+    _maximises_evidence: ClassVar[bool] = False
     _num_tabulated: ClassVar[int] = 1_000  # each with an inner mode of its own
 
     integral: Integral = field(kw_only=True)

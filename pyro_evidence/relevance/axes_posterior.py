@@ -143,6 +143,10 @@ class AxesPosterior(Posterior):
     def _num_directions(self) -> int:
         return len(self.state.x)
 
+    @property
+    def _num_maximised(self) -> int:
+        return len(self.alpha)
+
     def _draws(self, white: Tensor) -> Tensor:
         return self.of.flat((self.state.x + self._unwhiten(white.to(self.state.x))) @ self.state.embedding.mT)
 
@@ -157,7 +161,7 @@ class AxesPosterior(Posterior):
 
     @cached_property
     def _laplace(self) -> LaplacePosterior:
-        """This mode as a Laplace posterior of :attr:`model`."""
+        """This mode as a Laplace posterior of :attr:`model`, whose latent site is ``axes``."""
         self._needs_data("a guide")
         joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, maximise=())
         values = self.mode | {AXES: self.state.x[: self.num_active].to(joint.dtype)}

@@ -1,5 +1,6 @@
 """What a relevance vector machine, fast or variational, and a relevance eigenvector machine return."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,6 +86,16 @@ class RVMPosterior(AxesPosterior):
         )
 
     @property
+    def _as_laplace(self) -> tuple[float, tuple[str, ...]]:
+        if self.state.fit is None:
+            return super()._as_laplace
+        bound = (
+            f"its own log_evidence, {float(self.log_evidence):.3f} nats, is a variational lower bound under Gamma "
+            "hyperpriors, not Laplace's approximation; the row is at the mean precisions."
+        )
+        return math.nan, (bound,)
+
+    @property
     def relevant(self) -> Tensor:
         """Positions of the relevant weights, shape ``(num_active,)``: for kernels, the relevance vectors."""
         return torch.nonzero(self.active).flatten()
@@ -116,6 +127,11 @@ class REVMPosterior(AxesPosterior):
     """
 
     state: REVMState
+
+    @property
+    def _as_laplace(self) -> tuple[float, tuple[str, ...]]:
+        seen = "its axes were found from the same data, so its evidence is too favourable; cross-validate."
+        return float(self.log_evidence), (seen,)
 
     @property
     def status(self) -> str:
