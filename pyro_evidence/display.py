@@ -122,6 +122,15 @@ def matplotlib(part: str) -> Any:
         raise ImportError("Pictures need matplotlib, which is missing: pip install 'pyro-evidence[plots]'.") from error
 
 
+def percent(share: float) -> str:
+    """A share of one in per cent, without the sign.
+
+    >>> percent(0.05)
+    '5'
+    """
+    return f"{100.0 * share:.4g}"
+
+
 def rows(axes: Axes, labels: Sequence[str]) -> None:
     """One row per label, the first on top."""
     axes.set_yticks(range(len(labels)), labels)

@@ -27,14 +27,13 @@ from pyro_evidence.compare.chains import (
 )
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers
+from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import recorded_rows
 from pyro_evidence.program.sites import is_discrete, sample_nodes
 from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.settings import seed_of
-
-NUM_DRAWS = 1000  # asked of every engine that draws on demand
 
 
 @dataclass(frozen=True, repr=False)

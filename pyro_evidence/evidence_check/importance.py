@@ -17,13 +17,12 @@ from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.evidence_error import by_more_nodes
 from pyro_evidence.numerics import importance
 from pyro_evidence.posterior.base import Posterior
-from pyro_evidence.posterior.diagnostics import MANY
+from pyro_evidence.posterior.diagnostics import MANY, check_weighted
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.simulate import affordable_draws
-from pyro_evidence.settings import check_count, seeded
+from pyro_evidence.settings import seeded
 
 MOST = 10_000  # draws that nobody asked for
-FEWEST = 100  # draws below which a tail cannot be fitted
 
 
 @within_memory
@@ -48,7 +47,7 @@ def importance_sampling(
     proposal = target.proposal if isinstance(target, Modes) else laplace_normal(target)
     density = target.target if isinstance(target, Modes) else target_of(target)
     num_samples = affordable_draws(density.joint, MOST) if num_samples is None else num_samples
-    num_samples = check_count("num_samples", num_samples, FEWEST, "The error is read off the tail of the weights.")
+    num_samples = check_weighted(num_samples)
     white = torch.randn(num_samples, density.size, generator=seeded(seed), dtype=torch.float64)
     x, log_proposal = proposal.drawn(white.to(density.centre))
     log_joint = density.log_joint_or_nan(x)

@@ -38,7 +38,7 @@ def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: flo
     low, high = ([found[n][end] for n in order] for end in ends)
     intervals(axes, order, [found[n]["value"] for n in order], low, high)
     axes.axvline(0.0, color="grey", linewidth=display.THIN, linestyle=":")
-    return with_labels(axes, f"{site}: mean and {100.0 * prob:g} % interval", legend=False)
+    return with_labels(axes, f"{site}: mean and {display.percent(prob)} % interval", legend=False)
 
 
 def partial_dependence(

@@ -19,6 +19,7 @@ from pyro_evidence.program.simulate import NewLevels, largest_row, rows_at_once
 from pyro_evidence.settings import check_count, quantile_levels
 
 Values = dict[str, Tensor]
+NUM_DRAWS = 1_000  # of a posterior, where nobody says how many: means are known to a thirtieth of a deviation
 SHARED = 16  # torch makes as many normal numbers together: their values do not hang on how draws are shared out
 
 
@@ -105,7 +106,7 @@ class Posterior:
         latents = self._joint.latents.constrained(u.to(self._joint.dtype))
         return {n: v.detach() for n, v in latents.items() if n != NOTHING}
 
-    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> Values:
+    def get_samples(self, num_samples: int = NUM_DRAWS, seed: int | None = None) -> Values:
         """Independent draws, shaped and constrained as by ``MCMC.get_samples()``: ``(S,) + site shape``.
 
         :param seed: None takes one from the state of the caller's generator.  That generator stays where it

@@ -22,8 +22,8 @@ from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics import importance
 from pyro_evidence.posterior import archive, diagnostics, predict
-from pyro_evidence.posterior.base import Posterior, Values, white_noise
-from pyro_evidence.posterior.diagnostics import MANY, Blocks
+from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, white_noise
+from pyro_evidence.posterior.diagnostics import MANY, NUM_WEIGHTED, Blocks, check_weighted
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.process import ProcessGuide, latents_at
 from pyro_evidence.posterior.reweighted import ConditionalApproximations, CorrectedPosterior, LOOResult, left_out
@@ -203,7 +203,7 @@ class LaplacePosterior(Posterior, Tabulated):
         return_std: bool = False,
         quantiles: float | Sequence[float] | None = None,
         site: str | None = None,
-        num_samples: int = 1000,
+        num_samples: int = NUM_DRAWS,
         seed: int = 0,
         **kwargs: Any,
     ) -> Any:
@@ -227,7 +227,7 @@ class LaplacePosterior(Posterior, Tabulated):
         how: Any = dict(return_std=return_std, quantiles=quantiles, site=site, num_samples=num_samples, seed=seed)
         return predict.predict(self, self._with(args, kwargs), **how)
 
-    def probability(self, *args: Any, site: str | None = None, num_samples: int = 1000, **kwargs: Any) -> Tensor:
+    def probability(self, *args: Any, site: str | None = None, num_samples: int = NUM_DRAWS, **kwargs: Any) -> Tensor:
         """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
 
         :raises UnsupportedModel: for a site that is not Bernoulli, Categorical or OneHotCategorical.
@@ -250,7 +250,7 @@ class LaplacePosterior(Posterior, Tabulated):
         """Refuse what looks at the data of the fit, where they were not kept."""
         require_kept(self._joint, what)
 
-    def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
+    def log_weights(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to the approximation at draws from the latter, nats, ``(S,)``."""
         return self._weighed(check_count("num_samples", num_samples), seed, kept=False)[1]
 
@@ -368,15 +368,14 @@ class LaplacePosterior(Posterior, Tabulated):
         log_weights = self._weighed(500, seed=0)[1]
         return float(importance.effective_sample_size(log_weights)) / len(log_weights)
 
-    def importance_resampled(self, num_samples: int = 4_000, seed: int = 0) -> CorrectedPosterior:
+    def importance_resampled(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> CorrectedPosterior:
         """The same posterior without Laplace's error in shape: its draws weighted by the exact density (PSIS).
 
         :param num_samples: draws to be weighted; with k-hat they tell how many they are worth.
         :param seed: of these draws, fixed unless you change it: the weighted means are numbers to report.
         :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
         """
-        remedy = "The weights' tail is fitted to the largest of them."
-        num_samples = check_count("num_samples", num_samples, 100, remedy)
+        num_samples = check_weighted(num_samples)
         draws, log_weights = self._weighed(num_samples, seed)
         if not bool((log_weights > -math.inf).any()):
             raise BadInput(f"the density is zero at all {num_samples} draws; run NUTS on posterior.model.")

@@ -18,6 +18,8 @@ from pyro_evidence.laplace.approximation import Problem
 from pyro_evidence.numerics import batched, derivatives, importance, newton
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
+from pyro_evidence.posterior.base import NUM_DRAWS
+from pyro_evidence.posterior.diagnostics import TRUSTED
 from pyro_evidence.posterior.guide import Frame, emitted, frames_of
 from pyro_evidence.posterior.summary import Tabulated
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -102,7 +104,7 @@ class CorrectedPosterior(Tabulated):
         own = {n: self.draws[n] for n in self.joint.latents.names if n in self.draws}
         return WeightedGuide(self.joint, self.theta, own, self.weights)
 
-    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
+    def get_samples(self, num_samples: int = NUM_DRAWS, seed: int | None = None) -> dict[str, Tensor]:
         """Draws, shaped and constrained as by ``MCMC.get_samples()``: the weighted ones resampled, in random order.
 
         Each is taken as often as its weight says, to within one (systematic resampling).
@@ -218,7 +220,6 @@ INNER = 32  # draws at each outer place
 INNER_ALONE = 512  # where there is one place
 LARGEST = 200  # coordinates of the Gaussian that is moved for each group
 NUMBERS = 2**28  # of masks together
-TRUSTED = 0.7
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,6 +16,7 @@ from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.settings import check_probability
@@ -48,7 +49,7 @@ class TableLayout:
     @property
     def ends(self) -> tuple[str, str]:
         """Headings of the intervals' columns."""
-        low, high = (f"{100.0 * level:.4g}%" for level in self.levels)
+        low, high = (f"{display.percent(level)}%" for level in self.levels)
         return low, high
 
     def in_order(self, parts: Iterable[Coordinate]) -> list[Coordinate]:
@@ -119,7 +120,7 @@ class Tabulated(Protocol):
     """A posterior over named sites as a table, a printed summary, a picture, and what a notebook displays."""
 
     _normal: ClassVar[bool] = False  # sites on the whole real line are: by their quantiles, without draws
-    _num_tabulated: ClassVar[int] = 4_000  # draws, where there are other sites
+    _num_tabulated: ClassVar[int] = NUM_WEIGHTED  # draws, where there are other sites
 
     @property
     def _joint(self) -> LogJoint: ...
@@ -189,7 +190,7 @@ class Tabulated(Protocol):
         _, _, _, *ends, _ = found.columns
         columns = [[row.get(c, math.nan) for row in found.rows.values()] for c in ("value", *ends)]
         display.intervals(axes, list(found.rows), *columns)
-        return display.with_labels(axes, f"value, {100.0 * prob:.4g} % interval", legend=False)
+        return display.with_labels(axes, f"value, {display.percent(prob)} % interval", legend=False)
 
     def _repr_html_(self) -> str:
         found = self._table(0.9, names_of(self._joint), LISTED, errors=False)  # which may be expensive

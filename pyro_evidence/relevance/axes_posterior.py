@@ -20,10 +20,12 @@ from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior import archive, predict
-from pyro_evidence.posterior.base import Posterior
+from pyro_evidence.posterior.base import NUM_DRAWS, Posterior
+from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
+from pyro_evidence.posterior.summary import LISTED
 from pyro_evidence.program.failed_run import new_data
 from pyro_evidence.program.links import LOGISTIC, SOFTMAX, Link, hermite, moderated_output, softmax_average
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -45,7 +47,6 @@ from pyro_evidence.settings import check_count, check_probability
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
 NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
-DRAWN = 12  # axes in a picture
 CHECKS = (
     "gradient_norm smallest_eigenvalue pareto_k log_evidence_importance log_evidence_importance_se "
     "effective_sample_size largest_mean_shift largest_sd_ratio"
@@ -206,13 +207,13 @@ class AxesPosterior(Posterior):
             raise BadInput(NO_AXIS.format("there is nothing to draw"))
         sd = self._whitened(torch.eye(len(self.state.x)).to(self.state.x)).square().sum(0).sqrt()[: self.num_active]
         middle = self.state.x[: self.num_active]
-        order = (middle.abs() / sd).argsort(descending=True)[:DRAWN].sort().values
+        order = (middle.abs() / sd).argsort(descending=True)[:LISTED].sort().values
         reach = float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * prob, dtype=torch.float64))) * sd
         names = [f"axis {int(i)}" for i in torch.nonzero(self.active).flatten()[order]]
         display.intervals(axes, names, *((middle + k * reach)[order].tolist() for k in (0, -1, 1)))
-        return display.with_labels(axes, f"weight, {100.0 * prob:.4g} % interval", legend=False)
+        return display.with_labels(axes, f"weight, {display.percent(prob)} % interval", legend=False)
 
-    def importance_resampled(self, num_samples: int = 4_000, seed: int = 0) -> CorrectedPosterior:
+    def importance_resampled(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> CorrectedPosterior:
         """The same posterior without Laplace's error in shape, the learned prior held: draws weighted (PSIS).
 
         Its sites are those of :attr:`model`, ``axes`` among them, and the weights that follow from these.
@@ -292,7 +293,7 @@ class AxesPosterior(Posterior):
         *args: Any,
         integral: Integral = moderated_output,
         site: str | None = None,
-        num_samples: int = 1000,
+        num_samples: int = NUM_DRAWS,
         **kwargs: Any,
     ) -> Tensor:
         """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
@@ -315,7 +316,7 @@ class AxesPosterior(Posterior):
         return_std: bool = False,
         quantiles: float | Sequence[float] | None = None,
         site: str | None = None,
-        num_samples: int = 1000,
+        num_samples: int = NUM_DRAWS,
         seed: int = 0,
         **kwargs: Any,
     ) -> Any:
