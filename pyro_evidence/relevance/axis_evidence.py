@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 
-SAME = 1e-8  # relative gap below which eigenvalues count as one
+SAME = 1e-8  # relative gap below which eigenvalues count as one, and beside the largest as none
 EVERY = 10  # steps of Lanczos between looks at the eigenvalues
 
 
@@ -47,7 +47,7 @@ def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
     :raises NotPositiveDefinite: when an eigenvalue is below ``-1e-8`` of the largest.
     """
     h, V = torch.linalg.eigh(A)
-    if float(h[0]) < -1e-8 * float(h.abs().max()):
+    if float(h[0]) < -SAME * float(h.abs().max()):
         raise NotPositiveDefinite(
             f"the curvature of the log likelihood, shape {tuple(A.shape)}, has smallest eigenvalue "
             f"{float(h[0]):.2e}; "

@@ -7,8 +7,11 @@ from torch import Tensor
 
 from pyro_evidence.numerics.line_search import first_accepted
 from pyro_evidence.numerics.linear_predictor import gram
-from pyro_evidence.relevance.targets import LinearTarget, Penalised
+from pyro_evidence.relevance.targets import SLACK, LinearTarget, Penalised
 from pyro_evidence.structure.observed import EPS
+
+MOST_STEPS = 200  # of Newton's method
+NEAR = 1e-4  # nats: a decrement from which Newton's steps converge quadratically
 
 
 class Sparse(NamedTuple):
@@ -20,7 +23,13 @@ class Sparse(NamedTuple):
 
 
 def maximise(
-    density: Penalised, rate: Tensor, start: Tensor, orthant: Tensor | None, *, tolerance: float, slack: float = 1e-14
+    density: Penalised,
+    rate: Tensor,
+    start: Tensor,
+    orthant: Tensor | None,
+    *,
+    tolerance: float,
+    slack: float = SLACK * EPS,
 ) -> Sparse:
     r"""Maximise ``log_joint(u) - sum(rate |u|)``, shape ``(K,)``.
 
@@ -34,7 +43,7 @@ def maximise(
     """
     u = start.clone()
     value, gradient = _at(density, u)
-    for _ in range(200):
+    for _ in range(MOST_STEPS):
         uphill = _l1_uphill(u, gradient, rate, orthant)
         if float(uphill.abs().max()) <= tolerance:
             break
@@ -117,7 +126,7 @@ def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Found:
     point = _point(target, alpha, start, tuple(p.eta(start.unsqueeze(0)) for p in target.parts))
     tril: Tensor | None = None
     before, coarse = torch.inf, target.eps / EPS
-    for _ in range(100):
+    for _ in range(MOST_STEPS):
         found = [p.derivatives(e) for p, e in zip(target.parts, point.etas, strict=True)]
         g = sum(
             (s.flatten() @ p.J.flatten(0, 1) for p, (s, _) in zip(target.parts, found, strict=True)), -alpha * point.x
@@ -133,7 +142,7 @@ def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Found:
         decrement, limit = float(g @ step), SMALL * coarse * (1.0 + abs(point.value))
         moved = _uphill(target, alpha, point, step, decrement)
         ahead = decrement  # to be expected after this step: quadratic convergence, and what the solver left
-        if decrement < 1e-4:
+        if decrement < NEAR:
             ahead = decrement * max((decrement / before) ** 2, _exactness(decrement))
         if moved is None or ahead <= limit:
             return Found(point.x if moved is None else moved.x, decrement <= 1e8 * limit / coarse**0.5)
@@ -160,7 +169,7 @@ def _uphill(target: LinearTarget, alpha: Tensor, point: _Point, step: Tensor, de
         new = _point(target, alpha, point.x + scale * step, etas)
         return new.value, new
 
-    return first_accepted(trial, point.value, decrement, 45.0 * target.eps * (1.0 + abs(point.value)))
+    return first_accepted(trial, point.value, decrement, SLACK * target.eps * (1.0 + abs(point.value)))
 
 
 def _conjugate_gradients(

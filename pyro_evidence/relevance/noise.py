@@ -11,9 +11,18 @@ from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.program.parameters import transform_of
-from pyro_evidence.relevance.targets import LikelihoodSums, LinearTarget, QuadraticTarget, exact_derivatives, sums_of
+from pyro_evidence.relevance.targets import (
+    AWAY,
+    LikelihoodSums,
+    LinearTarget,
+    QuadraticTarget,
+    exact_derivatives,
+    sums_of,
+)
 from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.structure.observed import Part, part_of
+
+STEP = 0.1  # of the unconstrained param, to see how the noise follows
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Noise:
         if log_scale == 0.0:
             return self.weights
         tolerance = 64.0 * torch.finfo(self.weights.joint.dtype).eps * (1.0 + abs(log_scale))
-        (before, low), (here, height) = (self.start, 0.0), (self.start + 0.1, self.rise(self.start + 0.1))
+        (before, low), (here, height) = (self.start, 0.0), (self.start + STEP, self.rise(self.start + STEP))
         for _ in range(50):
             if abs(height - log_scale) <= tolerance:
                 return self.moved(here)
@@ -124,13 +133,13 @@ def noise_of(weights: Weights, name: str) -> Noise:
             f"param '{name}' has shape {tuple(held[name].shape)}; expected one number. LaplaceEvidence takes several."
         )
     found = Noise(weights, name, 1.0)
-    moved = found.moved(found.start + 0.1)
+    moved = found.moved(found.start + STEP)
     if not _only_noise(weights, moved):
         raise UnsupportedModel(
             f"expected one Gaussian observed site, one number per datum, whose precision the param '{name}' sets and "
             "nothing else; this likelihood is another. Leave noise out, or use LaplaceEvidence."
         )
-    ratio, zero = found.rise(found.start + 0.1), torch.zeros(1, weights.num_weights).to(_only_part(weights).J)
+    ratio, zero = found.rise(found.start + STEP), torch.zeros(1, weights.num_weights).to(_only_part(weights).J)
     rise = float(moved.target.value(zero) - weights.target.value(zero))
     residual = float(squares(_only_part(weights), zero[0]))
     return replace(found, num_data=2.0 * (rise + 0.5 * math.expm1(ratio) * residual) / ratio)
@@ -177,11 +186,11 @@ def _only_noise(old: Weights, new: Weights) -> bool:
     if len(old.slots) != 1 or part.c.shape[1] != 1:
         return False
     eta, close = torch.zeros_like(part.c).unsqueeze(0), 1e5 * torch.finfo(old.joint.dtype).eps
-    (slope, A), (far, B), (tilt, C) = part.derivatives(eta), part.derivatives(eta + 3.0), other.derivatives(eta)
+    (slope, A), (far, B), (tilt, C) = part.derivatives(eta), part.derivatives(eta + AWAY), other.derivatives(eta)
     ratio = (C.sum() / A.sum()).expand_as(A)
     u = torch.linspace(-1.0, 1.0, old.joint.latents.size, dtype=torch.float64, device=A.device)
     here, there = (w.slots[0].blocks(w.joint.trace(u, w.joint.initial_theta)).double() for w in (old, new))
-    quadratic = torch.allclose(A, B, rtol=close, atol=0) and torch.allclose(slope - 3.0 * A[..., 0], far, rtol=close)
+    quadratic = torch.allclose(A, B, rtol=close, atol=0) and torch.allclose(slope - AWAY * A[..., 0], far, rtol=close)
     proportional = torch.allclose(C, A * ratio, rtol=close, atol=0) and float(ratio.flatten()[0]) != 1.0
     centred = torch.allclose(tilt, slope * ratio[..., 0], rtol=close, atol=close * float(tilt.abs().max()))
     return quadratic and proportional and centred and torch.allclose(here, there, rtol=close)

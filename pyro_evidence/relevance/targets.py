@@ -17,6 +17,8 @@ from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.structure.observed import EPS, Function, Part
 
 Parts = tuple[Part, ...]  # the observed sites of some rows
+AWAY = 3.0  # units of a predictor, at which a likelihood that is not quadratic has another curvature than at 0
+SLACK = 45.0  # units of rounding that a log joint, a sum over data, may have lost: 1e-14 in double precision
 Local = Callable[
     [Part, Tensor], tuple[Tensor, Tensor]
 ]  # part, eta (1, N, C) -> (1, N, C) slopes, (1, N, C, C) curvatures
@@ -222,8 +224,10 @@ def summarised(target: LinearTarget) -> LinearTarget | QuadraticTarget:
     """The target by its sums at zero, where it is quadratic, as two more points tell; otherwise itself."""
     zero, eps = torch.zeros_like(target.parts[0].J[0, 0]), target.eps**0.75
     found = QuadraticTarget(target.sums(zero), eps=target.eps)
-    step = found.origin.precision.diagonal().clamp(min=1e-300).rsqrt()  # a column of zeros may move by anything
-    for move in step * generic_directions(2, len(zero), zero) * zero.new_tensor([[1.0], [3.0]]):
+    step = (
+        found.origin.precision.diagonal().clamp(min=torch.finfo(zero.dtype).tiny).rsqrt()
+    )  # a column of zeros may move by anything
+    for move in step * generic_directions(2, len(zero), zero) * zero.new_tensor([[1.0], [AWAY]]):
         foretold, there = found.sums(move), target.sums(move)
         scale = 1.0 + foretold.value.abs(), found.origin.precision.abs().amax()
         if not bool((there.value - foretold.value).abs() <= eps * scale[0]):

@@ -16,7 +16,7 @@ from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.linalg import cholesky, require_memory
 from pyro_evidence.relevance.quadratic import bound_curvature, logistic_part
-from pyro_evidence.relevance.targets import LinearTarget, Target
+from pyro_evidence.relevance.targets import AWAY, LinearTarget, Target
 from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.structure.observed import Part
 
@@ -92,7 +92,7 @@ def local_bound(target: Target) -> Piece:
         raise UnsupportedModel("VRVM needs one observed site with one predictor element per datum. RVM takes softmax.")
     zero = torch.zeros_like(part.c).unsqueeze(0)
     value, slope = part.slope(zero)
-    there, beyond = (part.curvature(zero + x)[0, :, 0, 0] for x in (0.0, 3.0))
+    there, beyond = (part.curvature(zero + x)[0, :, 0, 0] for x in (0.0, AWAY))
     if torch.allclose(there, beyond, rtol=1e-10):
         return part, GaussianBound(there, slope[0, :, 0], value[0])
     binary = logistic_part(target.parts, "Use RVM, which takes any likelihood.")
