@@ -1,25 +1,21 @@
 """Which model do the data prefer: log Bayes factors and posterior model probabilities, or a refusal."""
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
 from pyro_evidence.evidence_check.importance import by_blocks
-from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.evidence_check.target import estimated
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.diagnostics import MANY
-from pyro_evidence.program.log_joint import LogJoint
 
 Estimates = Mapping[str, EvidenceEstimate]
 NESTED_DRAWS = 2_000  # of a posterior whose marginalised sites were integrated
@@ -243,7 +239,7 @@ def _sampled(posterior: Posterior) -> EvidenceEstimate:
 
 def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probability: float) -> Row:
     laplace, remarks = posterior._as_laplace
-    num_components = posterior._num_components or num_states(posterior._joint)
+    num_components = posterior._num_components or posterior._joint.num_states
     return Row(
         name,
         estimate.log_evidence,
@@ -256,20 +252,10 @@ def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probabilit
     )
 
 
-def data_hash(joint: LogJoint, theta: Tensor) -> str:
-    """SHA-256 of the values of all observed sites, whatever their names, order and floating type."""
-    trace, parts = joint.trace(joint.initial_u, theta), []
-    for name in joint.observed:
-        numbers = trace.nodes[name]["value"].detach().cpu().to(torch.float32).contiguous()
-        if numbers.numel():
-            parts.append(repr(tuple(numbers.shape)).encode() + numbers.numpy().tobytes())
-    return hashlib.sha256(b"|".join(sorted(parts))).hexdigest()
-
-
 def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
     """An error message when not all posteriors were fitted to the same observed values, else nothing."""
     joints = {n: (p._joint, p._mode_at[1]) for n, p in posteriors.items()}
-    hashes = {n: data_hash(*joint) for n, joint in joints.items()}
+    hashes = {n: joint.data_hash(theta) for n, (joint, theta) in joints.items()}
     if len(set(hashes.values())) == 1:
         return []
     found = []

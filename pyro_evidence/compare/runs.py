@@ -32,7 +32,7 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import recorded_rows
 from pyro_evidence.program.sites import is_discrete, sample_nodes
-from pyro_evidence.relevance.axes_posterior import AxesPosterior
+from pyro_evidence.relevance.posteriors import AxesPosterior
 from pyro_evidence.settings import seed_of
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.target import NormalMixture, Target, laplace_posterior, target_of
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState, search_modes, state_at
@@ -105,7 +105,7 @@ def component_axes(joint: LogJoint, state: LaplaceState, labels: Axes | None) ->
     """Which axis of which latent site counts components, and how many there are."""
     shapes = {p.name: p.shape for p in joint.latents}
     if labels is None:
-        num = num_states(joint)
+        num = joint.num_states
         return axes_as_long_as(joint, num), num
     for name, axis in labels.items():
         if name not in shapes or not 0 <= axis < len(shapes[name]):
@@ -125,16 +125,6 @@ def component_axes(joint: LogJoint, state: LaplaceState, labels: Axes | None) ->
 def axes_as_long_as(joint: LogJoint, num: int) -> dict[str, int]:
     """The first axis of length ``num``, two or more, of each latent site that has one."""
     return {p.name: list(p.shape).index(num) for p in joint.latents if num > 1 and num in p.shape}
-
-
-def num_states(joint: LogJoint) -> int:
-    """Number of states of the one discrete site, 1 where there is none or where there are several."""
-    if len(joint.discrete) != 1:
-        return 1
-    try:
-        return int(joint.table(joint.initial_u, joint.initial_theta).shape[-1])
-    except (UnsupportedModel, RuntimeError, ValueError):
-        return 1
 
 
 def permutations(num_components: int) -> list[tuple[int, ...]]:

@@ -21,10 +21,10 @@ SAME = 1e-8  # relative gap below which eigenvalues count as one, and beside the
 EVERY = 10  # steps of Lanczos between looks at the eigenvalues
 
 
-class Axes(NamedTuple):
+class EigenAxes(NamedTuple):
     """The axes of a local quadratic, largest curvature first, null directions left out.
 
-    Each points the way of the weights (``u >= 0``).  Axes whose eigenvalues agree to 1e-8 are rotated among
+    Each points the way of the weights (``u >= 0``).  EigenAxes whose eigenvalues agree to 1e-8 are rotated among
     themselves so that at most one has ``u > 0``: the choice of highest evidence, and one that does not depend
     on the library.
     """
@@ -39,7 +39,7 @@ class Axes(NamedTuple):
         return self.h * self.u.square()
 
 
-def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
+def from_gram(A: Tensor, w: Tensor, score: Tensor) -> EigenAxes:
     """Axes of the curvature ``A``, shape ``(M, M)``, centred at ``u + g / h``.
 
     :param w: where the curvature was taken, shape ``(M,)``.
@@ -61,7 +61,7 @@ def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
     return aligned_axes(h, V, V.mT @ w + (V.mT @ score) / h)
 
 
-def from_rows(root: Tensor, w: Tensor, residual: Tensor) -> Axes:
+def from_rows(root: Tensor, w: Tensor, residual: Tensor) -> EigenAxes:
     """Axes of ``A = root' root`` by the singular values of the factor: small eigenvalues keep their digits.
 
     :param root: shape ``(n, M)``.
@@ -73,7 +73,7 @@ def from_rows(root: Tensor, w: Tensor, residual: Tensor) -> Axes:
     return aligned_axes(s.square(), V, V.mT @ w + (U[:, kept].mT @ residual) / s)
 
 
-def aligned_axes(h: Tensor, V: Tensor, u: Tensor) -> Axes:
+def aligned_axes(h: Tensor, V: Tensor, u: Tensor) -> EigenAxes:
     """Clusters rotated, signs fixed."""
     V = V * torch.where(u < 0, -1.0, 1.0)
     u = u.abs()
@@ -84,7 +84,7 @@ def aligned_axes(h: Tensor, V: Tensor, u: Tensor) -> Axes:
             if b - a > 1:
                 u, V = u.clone(), V.clone()
                 u[a:b], V[:, a:b] = _onto_first(u[a:b], V[:, a:b])
-    return Axes(h, V, u)
+    return EigenAxes(h, V, u)
 
 
 def _onto_first(u: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def _onto_first(u: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
     return target, V - 2.0 / size * torch.outer(V @ v, v)
 
 
-def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> Axes:
+def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> EigenAxes:
     r"""The axes that can be kept, without the others: Lanczos started at ``w``, for large ``M``.
 
     Every axis with :math:`h \le 1/|w|^2` is pruned for certain, and an axis orthogonal to ``w`` has ``u =
@@ -108,7 +108,7 @@ def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> Axes:
     :param product: multiplies a vector ``(M,)`` by the curvature.
     """
     if float(w @ w) == 0.0:
-        return Axes(w[:0], w.new_zeros(len(w), 0), w[:0])
+        return EigenAxes(w[:0], w.new_zeros(len(w), 0), w[:0])
     basis = w.new_zeros(EVERY, len(w))  # rows are orthonormal; grown by halves
     basis[0] = w / w.norm()
     diagonal: list[float] = []

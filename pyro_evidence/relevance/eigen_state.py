@@ -13,7 +13,7 @@ from pyro_evidence.errors import BadInput, ImproperPosterior, NotAMode
 from pyro_evidence.fitting.iterate import Status, Stop, bar_of
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.relevance import axis_evidence
-from pyro_evidence.relevance.axis_evidence import Axes
+from pyro_evidence.relevance.axis_evidence import EigenAxes
 from pyro_evidence.relevance.axis_priors import AxisPrior, SearchStopped, SparseState, climbed
 from pyro_evidence.relevance.quadratic import Approximation, Quadratic, bare
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Penalised, Target
@@ -53,7 +53,7 @@ class REVMState(SparseState):
     settings: REVMSettings
     ridge: float
     quadratic: Quadratic
-    axes: Axes
+    axes: EigenAxes
     alpha: Tensor  # (K,) of every axis, inf where pruned
     active: Tensor  # (K,) bool: neither pruned nor zero at the mode
     x: Tensor  # (K_active + V,) the mode: active axes, then the other coordinates
@@ -148,7 +148,7 @@ def _centred(settings: REVMSettings, score: Tensor) -> Tensor:
     return check_result("centre", settings.centre(score), Tensor, "a tensor, such as the score itself")
 
 
-def axes_of_quadratic(quadratic: Quadratic, num_weights: int, settings: REVMSettings) -> Axes:
+def axes_of_quadratic(quadratic: Quadratic, num_weights: int, settings: REVMSettings) -> EigenAxes:
     """Eigenvectors of the curvature; by singular values where its Gram matrix would lose digits that matter."""
     w = quadratic.y[:num_weights]
     if quadratic.summed_score is not None:
@@ -173,7 +173,7 @@ def axes_of_quadratic(quadratic: Quadratic, num_weights: int, settings: REVMSett
     return axis_evidence.from_gram(quadratic.gram, w, centred.score)
 
 
-def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor, followed: bool) -> Axes:
+def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor, followed: bool) -> EigenAxes:
     """With a score to follow, or fewer data than weights.
 
     At the base centre no axis with ``h <= 1/|w|^2`` is kept: the Gram matrix is faster, and will do where it has
@@ -245,7 +245,7 @@ def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, settings: R
     return replace(found, quadratic=quadratic, axes=found.axes._replace(directions=Q @ found.axes.directions))
 
 
-def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Quadratic, Axes]) -> REVMState:
+def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Quadratic, EigenAxes]) -> REVMState:
     """Hyperparameters and mode along given axes: algorithm 1 or 2 from step 4 on."""
     quadratic, axes = found
     num_weights = len(axes.directions)
