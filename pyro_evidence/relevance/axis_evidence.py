@@ -24,7 +24,7 @@ EVERY = 10  # steps of Lanczos between looks at the eigenvalues
 class EigenAxes(NamedTuple):
     """The axes of a local quadratic, largest curvature first, null directions left out.
 
-    Each points the way of the weights (``u >= 0``).  EigenAxes whose eigenvalues agree to 1e-8 are rotated among
+    Each points the way of the weights (``u >= 0``).  Axes whose eigenvalues agree to 1e-8 are rotated among
     themselves so that at most one has ``u > 0``: the choice of highest evidence, and one that does not depend
     on the library.
     """

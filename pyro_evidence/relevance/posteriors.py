@@ -29,7 +29,7 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.posterior.summary import LISTED
 from pyro_evidence.program.failed_run import new_data
-from pyro_evidence.program.links import LOGISTIC, SOFTMAX, Link, hermite, moderated_output, softmax_average
+from pyro_evidence.program.links import LOGISTIC, SOFTMAX, hermite, moderated_output, softmax_average
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import unwrapped
 from pyro_evidence.relevance.axis_evidence import EigenAxes
@@ -281,13 +281,6 @@ class AxesPosterior(Posterior):
         eta = slot.link.inverse(slot.value(trace)).double()  # of any number of new inputs
         return eta.detach(), jacobian(eta.reshape(-1), x)
 
-    def _averaged(self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int) -> Tensor:
-        """``E softmax`` at each row by itself, ``(N, C)``."""
-        eta, J = self._tangents(args, kwargs)
-        white = self._whitened(J.mT).mT.reshape(*eta.shape, -1)
-        points = quasi_normal(check_count("num_samples", num_samples), eta.shape[-1], seed)
-        return softmax_average(eta, white @ white.mT, points.to(eta))
-
     def _whitened(self, columns: Tensor) -> Tensor:
         """``L^-1`` times columns ``(K + V, S)``, the posterior precision being ``L L'``."""
         tril = self._fit.precision_tril
@@ -309,10 +302,9 @@ class AxesPosterior(Posterior):
         :param num_samples: points at which several classes are averaged, the same for each row.
         :raises UnsupportedModel: for a site that has no classes.
         """
-        if site is None and self._sees(Bernoulli, *LOGISTIC):
-            return integral(*self.predictor(*args, **kwargs))
-        if site is None and self._sees(Categorical, *SOFTMAX):
-            return self._averaged(args, kwargs, num_samples, 0)
+        found = self._class_probabilities(args, kwargs, integral, num_samples, 0) if site is None else None
+        if found is not None:
+            return found
         return predict.probability(self, self._with(args, kwargs), site=site, num_samples=num_samples)
 
     def predict(
@@ -330,20 +322,28 @@ class AxesPosterior(Posterior):
         Probabilities of classes are averaged at each row by itself, without draws.
         """
         if not return_std and quantiles is None and site is None:
-            if self._sees(Bernoulli, *LOGISTIC):
-                return hermite(*self.predictor(*args, **kwargs))
-            if self._sees(Categorical, *SOFTMAX):
-                return self._averaged(args, kwargs, num_samples, seed)
+            found = self._class_probabilities(args, kwargs, hermite, num_samples, seed)
+            if found is not None:
+                return found
         how: Any = dict(return_std=return_std, quantiles=quantiles, site=site, num_samples=num_samples, seed=seed)
         return predict.predict(self, self._with(args, kwargs), **how)
 
-    def _sees(self, kind: type[Any], *links: Link) -> bool:
-        """Whether the one observed site is of this kind and sees one predictor for each class but the first."""
+    def _class_probabilities(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], integral: Integral, num_samples: int, seed: int
+    ) -> Tensor | None:
+        """Averaged at each row by itself, without draws; None but for one site that sees a predictor for each class."""
         slot, joint = self.of.slots[0], self.of.joint
-        if slot.link not in links or len(joint.observed) > 1 or (slot.layout.num_coupled > 1 and kind is Bernoulli):
-            return False
-        node = joint.trace(joint.initial_u, joint.initial_theta).nodes[slot.site]
-        return isinstance(unwrapped(node["fn"]).base, kind)
+        base = unwrapped(joint.trace(joint.initial_u, joint.initial_theta).nodes[slot.site]["fn"]).base
+        if len(joint.observed) > 1:
+            return None
+        if isinstance(base, Bernoulli) and slot.link in LOGISTIC and slot.layout.num_coupled <= 1:
+            return integral(*self.predictor(*args, **kwargs))
+        if isinstance(base, Categorical) and slot.link in SOFTMAX:
+            eta, J = self._tangents(args, kwargs)
+            white = self._whitened(J.mT).mT.reshape(*eta.shape, -1)
+            points = quasi_normal(check_count("num_samples", num_samples), eta.shape[-1], seed)
+            return softmax_average(eta, white @ white.mT, points.to(eta))
+        return None
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store; ``alpha`` is none of them."""
