@@ -80,6 +80,10 @@ class Table:
 Axes = Any  # matplotlib.axes.Axes
 MARKERS = "osD^vPX<>*"  # of classes and components, beside their colours
 DASHES = ("-", "--", "-.", ":")  # of curves, beside their colours
+SMALL = 4  # points, of a marker
+THIN = 0.8  # points, of a line beside another that matters more
+SHADE = 0.2  # opacity of a band behind a line
+CENTRAL = (0.05, 0.95)  # ends of a central interval of 90 %
 
 
 def check_axes(axes: Axes) -> None:
@@ -96,6 +100,17 @@ def check_axes(axes: Axes) -> None:
         )
 
 
+def axes_or_current(axes: Axes | None) -> Axes:
+    """The Axes to draw on: those given, or matplotlib's present ones.
+
+    :raises ImportError: without matplotlib.
+    :raises BadInput: for what are no Axes.
+    """
+    axes = matplotlib("pyplot").gca() if axes is None else axes
+    check_axes(axes)
+    return axes
+
+
 def matplotlib(part: str) -> Any:
     """A module of matplotlib.
 
@@ -105,6 +120,15 @@ def matplotlib(part: str) -> Any:
         return import_module(f"matplotlib.{part}")
     except ImportError as error:
         raise ImportError("Pictures need matplotlib, which is missing: pip install 'pyro-evidence[plots]'.") from error
+
+
+def percent(share: float) -> str:
+    """A share of one in per cent, without the sign.
+
+    >>> percent(0.05)
+    '5'
+    """
+    return f"{100.0 * share:.4g}"
 
 
 def rows(axes: Axes, labels: Sequence[str]) -> None:
@@ -119,7 +143,7 @@ def intervals(
     """A point and an interval in each row; nothing where a number is nan."""
     places = range(len(labels))
     axes.hlines(places, low, high)
-    axes.plot(middle, places, "o", markersize=4)
+    axes.plot(middle, places, "o", markersize=SMALL)
     rows(axes, labels)
 
 
@@ -146,15 +170,15 @@ def check_plane(name: str, pair: tuple[int, int], num: int) -> None:
 
 def line_of(number: int) -> dict[str, Any]:
     """Colour and dashes of the lines of a class."""
-    return {"color": f"C{number % 10}", "linestyle": DASHES[number % len(DASHES)]}
+    return {"color": f"C{number}", "linestyle": DASHES[number % len(DASHES)]}
 
 
 def points_of(number: int) -> dict[str, Any]:
     """Colour and shape of the points of a class."""
-    return {"color": f"C{number % 10}", "marker": MARKERS[number % len(MARKERS)], "linestyle": "none"}
+    return {"color": f"C{number}", "marker": MARKERS[number % len(MARKERS)], "linestyle": "none"}
 
 
-def ellipses(axes: Axes, shares: Tensor, centres: Tensor, trils: Tensor, *, mass: float, **style: Any) -> None:
+def kernel_ellipses(axes: Axes, shares: Tensor, centres: Tensor, trils: Tensor, *, mass: float, **style: Any) -> None:
     """A line around each kernel ``(K, 2)``, which holds ``mass`` of it, the wider the larger its share ``(K,)``.
 
     A kernel of share 0 has none.

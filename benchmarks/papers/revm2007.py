@@ -33,7 +33,7 @@ from pyro_evidence.relevance import fast_marginal, variational
 from pyro_evidence.relevance.axis_priors import GaussianPrior, L1Prior
 from pyro_evidence.relevance.eigen_state import (
     REVMSettings,
-    axes_of,
+    axes_of_quadratic,
     base_centre,
     base_point,
     eigen_state,
@@ -112,7 +112,7 @@ def revm_at(weights: Weights, ridge: float) -> list[tuple[str, Found]]:
     shared = time.process_time() - start
     for centre, names in ((base_centre, ("GREVM", "LREVM")), (score_centre, ("GREVM score-centred",))):
         start = time.process_time()
-        axes = axes_of(quadratic, num_weights, REVMSettings(GaussianPrior(), centre, laplace_at_base))
+        axes = axes_of_quadratic(quadratic, num_weights, REVMSettings(GaussianPrior(), centre, laplace_at_base))
         before = shared + time.process_time() - start
         for name, prior in zip(names, (GaussianPrior(), L1Prior()), strict=False):
             start = time.process_time()

@@ -19,12 +19,13 @@ from pyro_evidence.settings import check_count
 
 Draws = dict[str, Tensor]
 Data = tuple[tuple[Any, ...], dict[str, Any]]
+MOST_SAID = 300  # characters of another's error message
 FEWEST = 4  # draws of a chain, below which Pyro computes no diagnostics at all
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
 
 
 @dataclass(frozen=True)
-class Settings:
+class ChainSettings:
     """How long each chain is."""
 
     num_samples: int
@@ -54,7 +55,7 @@ class Chains:
         return kept if group_by_chain else {n: v.flatten(0, 1) for n, v in kept.items()}
 
 
-def run_chains(model: Model, data: Data, settings: Settings) -> Chains:
+def run_chains(model: Model, data: Data, settings: ChainSettings) -> Chains:
     """Chains of NUTS, seeds counting up from ``settings.seed``, whatever process they run in.
 
     Several chains run in spawned processes, one thread each.  These have no param store and do not inherit the
@@ -70,7 +71,7 @@ def run_chains(model: Model, data: Data, settings: Settings) -> Chains:
     return _together(found or [_one_chain(NUTS(model), settings, seed, data) for seed in seeds], model, note)
 
 
-def run_whitened(posterior: LaplacePosterior, settings: Settings) -> Chains:
+def run_whitened(posterior: LaplacePosterior, settings: ChainSettings) -> Chains:
     """Chains of NUTS in a posterior's own coordinates, one after the other in this process, and on its data.
 
     :raises BadInput: for fewer than one chain, draw or warmup step.
@@ -79,7 +80,7 @@ def run_whitened(posterior: LaplacePosterior, settings: Settings) -> Chains:
     return _together(parts, posterior.model)
 
 
-def _seeds(settings: Settings) -> list[int]:
+def _seeds(settings: ChainSettings) -> list[int]:
     for name in ("num_samples", "warmup_steps", "num_chains"):
         check_count(name, getattr(settings, name))
     return [settings.seed + c for c in range(settings.num_chains)]
@@ -90,7 +91,7 @@ def _together(parts: list[tuple[Draws, Tensor]], model: Model, note: str = "") -
     return Chains(draws, torch.stack([diverging for _, diverging in parts]), model, note)
 
 
-def _one_chain(kernel: MCMCKernel, settings: Settings, seed: int, data: Data = ((), {})) -> tuple[Draws, Tensor]:
+def _one_chain(kernel: MCMCKernel, settings: ChainSettings, seed: int, data: Data = ((), {})) -> tuple[Draws, Tensor]:
     """Draws ``(T,) + site shape`` and which transitions diverged, ``(T,)``."""
     mcmc = MCMC(kernel, settings.num_samples, settings.warmup_steps, disable_progbar=True)
     torch.manual_seed(seed)
@@ -109,7 +110,7 @@ def divergences(mcmc: MCMC) -> Tensor:
 
 
 def _elsewhere(
-    model: Model, data: Data, settings: Settings, seeds: list[int]
+    model: Model, data: Data, settings: ChainSettings, seeds: list[int]
 ) -> tuple[list[tuple[Draws, Tensor]] | None, str]:
     """The chains from other processes; nothing, and the reason, where that is not possible.
 
@@ -130,10 +131,15 @@ def _elsewhere(
             return None, _reason(error)
 
 
+def one_line(error: Exception) -> str:
+    """An error's class and the beginning of its message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MOST_SAID]}"
+
+
 def _reason(error: Exception) -> str:
     return (
         "its chains ran one after the other, because the model does not go into another process "
-        f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Define it in a module that can be imported."
+        f"({one_line(error)}). Define it in a module that can be imported."
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_evidence.compare.evidence import different_data
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
+from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.settings import seed_of, seeded
 
@@ -58,7 +59,9 @@ class Committee:
         mean = (share * means).sum(0)
         return mean, (share * (variances + (means - mean).square())).sum(0)
 
-    def predict(self, *args: Any, num_samples: int = 1000, seed: int | None = 0, **kwargs: Any) -> dict[str, Tensor]:
+    def predict(
+        self, *args: Any, num_samples: int = NUM_DRAWS, seed: int | None = 0, **kwargs: Any
+    ) -> dict[str, Tensor]:
         """Draws of the observed sites at new inputs, ``(S,) + shape`` each, every member drawn by its share.
 
         The weights are drawn from each member's Gaussian.  For networks that are much larger than the data warrant

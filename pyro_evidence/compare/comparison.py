@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.compare import discrepancy
-from pyro_evidence.compare.chains import Data, Draws
-from pyro_evidence.compare.evidence import data_hash
+from pyro_evidence.compare.chains import Data, Draws, one_line
 from pyro_evidence.compare.held_out import HeldOut, Loss, held_out, misclassified_or_squared
 from pyro_evidence.compare.labels import matched
 from pyro_evidence.compare.runs import EngineRun, run_engine
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.modes import num_states
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import seed_of, seeded
@@ -198,15 +196,14 @@ def _of_the_same_data(
     for n, each in done.items():
         joint = own if each.failure else _joint(each.model, data)
         if isinstance(joint, LogJoint) and not each.failure:
-            joints[n], hashes[n] = joint, data_hash(joint, joint.initial_theta)
+            joints[n], hashes[n] = joint, joint.data_hash(joint.initial_theta)
         marked[n] = each
         if not isinstance(joint, LogJoint):
             unread = (
-                f"its model cannot be read ({type(joint).__name__}: {' '.join(str(joint).split())[:200]}), so its "
-                f"data, labels and predictions are not compared."
+                f"its model cannot be read ({one_line(joint)}), so its data, labels and predictions are not compared."
             )
             marked[n] = replace(each, notes=(*each.notes, unread))
-    wanted = data_hash(own, own.initial_theta) if isinstance(own, LogJoint) else next(iter(hashes.values()), "")
+    wanted = own.data_hash(own.initial_theta) if isinstance(own, LogJoint) else next(iter(hashes.values()), "")
     for n in [n for n, value in hashes.items() if value != wanted]:
         message = f"BadInput: its model observes other data than the model compared: {list(joints[n].observed)}."
         marked[n], _ = replace(marked[n], draws={}, failure=message), joints.pop(n)
@@ -224,7 +221,7 @@ def _joint(model: Model, data: Data) -> LogJoint | Exception:
 
 def _relabelled(done: dict[str, EngineRun], name: str, joints: Joints) -> dict[str, EngineRun]:
     """All runs of a mixture under the reference's labels; others as they are."""
-    if name not in joints or num_states(joints[name]) == 1:
+    if name not in joints or joints[name].num_states == 1:
         return done
     draws, owners, switches = matched(joints[name], done[name].draws)
     found = done | {name: replace(done[name], draws=draws, label_switches=switches)}
@@ -233,9 +230,7 @@ def _relabelled(done: dict[str, EngineRun], name: str, joints: Joints) -> dict[s
             draws, _, switches = matched(joints[other], done[other].draws, owners)
             found[other] = replace(done[other], draws=draws, label_switches=switches)
         except (KeyError, RuntimeError, ValueError) as error:
-            note = (
-                f"its components could not be matched ({type(error).__name__}: {' '.join(str(error).split())[:200]})."
-            )
+            note = f"its components could not be matched ({one_line(error)})."
             found[other] = replace(done[other], notes=(*done[other].notes, note))
     return found
 
@@ -254,7 +249,7 @@ def _predicted(
         try:
             found[n] = held_out(done[n], on, loss, seed)
         except Exception as error:  # whatever the model may raise on these arguments
-            note = f"held-out data: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            note = f"held-out data: {one_line(error)}"
             done[n] = replace(done[n], notes=(*done[n].notes, note))
             continue
         bad = int(found[n].log_density.isnan().sum())

@@ -1,6 +1,5 @@
 """Which model do the data prefer: log Bayes factors and posterior model probabilities, or a refusal."""
 
-import hashlib
 import itertools
 import math
 from collections.abc import Mapping
@@ -8,23 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
 from pyro_evidence.evidence_check.importance import by_blocks
-from pyro_evidence.evidence_check.modes import num_states
-from pyro_evidence.evidence_check.target import Posterior, rounding
+from pyro_evidence.evidence_check.target import estimated
 from pyro_evidence.fitting.process_state import within_memory
-from pyro_evidence.mixture.posterior import MixturePosterior
+from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.diagnostics import MANY
-from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.sites import is_improper
-from pyro_evidence.relevance.axes_posterior import AxesPosterior
-from pyro_evidence.relevance.posteriors import REVMPosterior, RVMPosterior
 
 Estimates = Mapping[str, EvidenceEstimate]
 NESTED_DRAWS = 2_000  # of a posterior whose marginalised sites were integrated
@@ -121,8 +114,7 @@ class EvidenceComparison:
         :param axes: to draw on; None takes matplotlib's present ones.
         :raises ImportError: without matplotlib.
         """
-        axes = display.matplotlib("pyplot").gca() if axes is None else axes
-        display.check_axes(axes)
+        axes = display.axes_or_current(axes)
         behind = [(0.0, 0.0), *(self.log_bayes_factor(row.name, self.rows[0].name) for row in self.rows[1:])]
         low, high = ([value + side * error for value, error in behind] for side in (-2.0, 2.0))
         display.intervals(axes, [row.name for row in self.rows], [value for value, _ in behind], low, high)
@@ -233,15 +225,12 @@ def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, Any]) -
 
 
 def _estimate(posterior: Posterior) -> EvidenceEstimate:
-    if isinstance(posterior, AxesPosterior) and not len(posterior.state.x):
-        value = float(posterior.log_evidence)
-        return EvidenceEstimate("nothing left to integrate", value, rounding(value), {})
-    if isinstance(posterior, AxesPosterior | MixturePosterior):
-        return _sampled(posterior)
-    if int(posterior.state.problem.active.sum()) > MANY:
-        return by_blocks(posterior) or _sampled(posterior)
+    if not posterior._num_directions:
+        return estimated("nothing left to integrate", posterior.log_evidence, 0.0, {})
+    if posterior._in_blocks and int(posterior._laplace.state.problem.active.sum()) > MANY:
+        return by_blocks(posterior._laplace) or _sampled(posterior)
     found = _sampled(posterior)
-    return found if found.reliable else by_blocks(posterior) or found
+    return found if found.reliable or not posterior._in_blocks else by_blocks(posterior._laplace) or found
 
 
 def _sampled(posterior: Posterior) -> EvidenceEstimate:
@@ -251,64 +240,24 @@ def _sampled(posterior: Posterior) -> EvidenceEstimate:
 
 
 def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probability: float) -> Row:
-    own, remarks = float(posterior.log_evidence), estimate.doubts
-    if isinstance(posterior, RVMPosterior) and posterior.state.fit is not None:  # VRVM's
-        bound = (
-            f"its own log_evidence, {own:.3f} nats, is a variational lower bound under Gamma hyperpriors, not "
-            "Laplace's approximation; the row is at the mean precisions."
-        )
-        own, remarks = math.nan, (*remarks, bound)
-    elif isinstance(posterior, REVMPosterior):
-        seen = "its axes were found from the same data, so its evidence is too favourable; cross-validate."
-        remarks = (*remarks, seen)
-    num_components = 1
-    if isinstance(posterior, MixturePosterior) and posterior.mixture is not None:
-        num_components = posterior.num_components
-    elif not isinstance(posterior, AxesPosterior):
-        num_components = num_states(posterior.state.problem.joint)
+    laplace, remarks = posterior._as_laplace
+    num_components = posterior._num_components or posterior._joint.num_states
     return Row(
         name,
         estimate.log_evidence,
         estimate.standard_error,
-        own,
+        laplace,
         probability,
-        _num_hyperparameters(posterior),
+        posterior._num_maximised,
         math.lgamma(num_components + 1.0),
-        remarks,
+        (*estimate.doubts, *remarks),
     )
-
-
-def _num_hyperparameters(posterior: Posterior) -> int:
-    if isinstance(posterior, AxesPosterior):
-        return len(posterior.alpha)
-    if isinstance(posterior, MixturePosterior) and posterior.recognised is not None:
-        return posterior.recognised.joint.hypers.size
-    names = posterior.state.problem.joint.hypers.slices
-    alive = [v.isfinite() & (v != 0.0) for n, v in posterior.hyperparameters.items() if n in names]
-    return min(sum(int(a.sum()) for a in alive), posterior.state.problem.joint.hypers.size)
-
-
-def _joint_of(posterior: Posterior) -> tuple[LogJoint, Tensor]:
-    """The user's model as it was fitted, and its unconstrained hyperparameters."""
-    if isinstance(posterior, LaplacePosterior):
-        return posterior.state.problem.joint, posterior.state.theta
-    return posterior.of.joint, posterior.of.joint.initial_theta
-
-
-def data_hash(joint: LogJoint, theta: Tensor) -> str:
-    """SHA-256 of the values of all observed sites, whatever their names, order and floating type."""
-    trace, parts = joint.trace(joint.initial_u, theta), []
-    for name in joint.observed:
-        numbers = trace.nodes[name]["value"].detach().cpu().to(torch.float32).contiguous()
-        if numbers.numel():
-            parts.append(repr(tuple(numbers.shape)).encode() + numbers.numpy().tobytes())
-    return hashlib.sha256(b"|".join(sorted(parts))).hexdigest()
 
 
 def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
     """An error message when not all posteriors were fitted to the same observed values, else nothing."""
-    joints = {n: _joint_of(p) for n, p in posteriors.items()}
-    hashes = {n: data_hash(*joint) for n, joint in joints.items()}
+    joints = {n: (p._joint, p._mode_at[1]) for n, p in posteriors.items()}
+    hashes = {n: joint.data_hash(theta) for n, (joint, theta) in joints.items()}
     if len(set(hashes.values())) == 1:
         return []
     found = []
@@ -329,7 +278,7 @@ def maximised_here_integrated_there(posteriors: Mapping[str, Posterior]) -> list
     That is a latent site or param of one name in both; or params of which the other has none, where the other
     integrates hyperparameters that the first does not have, as when the same quantities have other names.
     """
-    joints = {n: _joint_of(p)[0] for n, p in posteriors.items()}
+    joints = {n: p._joint for n, p in posteriors.items()}
     found = []
     for n, m in itertools.permutations(joints, 2):
         maximised, integrated = joints[n].hypers.names, joints[m].latents.names
@@ -354,8 +303,8 @@ def flat_priors(posteriors: Mapping[str, Posterior]) -> list[str]:
     """
     found = []
     for n, posterior in posteriors.items():
-        joint, theta = _joint_of(posterior)
-        nodes = joint.trace(joint.initial_u, theta).nodes
+        joint = posterior._joint
+        nodes = joint.trace(joint.initial_u, posterior._mode_at[1]).nodes
         flat = [site for site in joint.latents.names if is_improper(nodes[site])]
         if flat:
             found.append(

@@ -15,17 +15,25 @@ from pyro.infer.autoguide import AutoContinuous, AutoNormal
 from pyro.infer.mcmc.util import diagnostics as chain_diagnostics
 from torch import Tensor
 
-from pyro_evidence.compare.chains import Chains, Data, Draws, Settings, divergences, run_chains, run_whitened
+from pyro_evidence.compare.chains import (
+    Chains,
+    ChainSettings,
+    Data,
+    Draws,
+    divergences,
+    one_line,
+    run_chains,
+    run_whitened,
+)
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers
+from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import recorded_rows
 from pyro_evidence.program.sites import is_discrete, sample_nodes
-from pyro_evidence.relevance.axes_posterior import AxesPosterior
+from pyro_evidence.relevance.posteriors import AxesPosterior
 from pyro_evidence.settings import seed_of
-
-NUM_DRAWS = 1000  # asked of every engine that draws on demand
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,9 +128,9 @@ class NUTSRun:
             )
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> ChainSettings:
         """How long each chain is."""
-        return Settings(self.num_samples, self.warmup_steps, self.num_chains, seed_of(self.seed))
+        return ChainSettings(self.num_samples, self.warmup_steps, self.num_chains, seed_of(self.seed))
 
     def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Chains:
         """Sample the model, given these data, to the end of all chains."""
@@ -198,9 +206,7 @@ def run_engine(name: str, engine: Any, model: Model, data: Data, done: Mapping[s
         try:
             found = _checked(_run(name, engine, model, data, done))
         except Exception as error:  # an engine is anybody's code
-            found = EngineRun(
-                name, {}, model, 0.0, failure=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
-            )
+            found = EngineRun(name, {}, model, 0.0, failure=one_line(error))
     return replace(found, seconds=time.perf_counter() - start)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.compare.chains import MOST_SAID
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -149,7 +150,7 @@ def sbc(
             draws = _draws(engine(with_data(joint, joint.initial_theta, data)), (args, kwargs), num_samples, seed + i)
             ranks.append(torch.cat([rank(truth[n][i], draws[n]).reshape(-1) for n in joint.latents.names]))
         except (ArithmeticError, ValueError, RuntimeError) as error:
-            failures.append(f"data set {i}: {' '.join(str(error).split())[:300]}")
+            failures.append(f"data set {i}: {' '.join(str(error).split())[:MOST_SAID]}")
     if len(failures) > num_simulations // 10:
         raise BadInput(
             f"{len(failures)} of {num_simulations} runs failed; expected at most a tenth. The first said: {failures[0]}"

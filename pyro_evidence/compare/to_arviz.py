@@ -15,6 +15,7 @@ from pyro_evidence.compare.runs import coordinates
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.numerics.linalg import require_memory
+from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.program.log_joint import LogJoint
@@ -59,7 +60,7 @@ class GroupedDraws:
 def to_inference_data(
     fit: Fit,
     *args: Any,
-    num_samples: int = 1000,
+    num_samples: int = NUM_DRAWS,
     seed: int | None = 0,
     coords: Coords | None = None,
     dims: Dims | None = None,
@@ -84,7 +85,7 @@ def to_inference_data(
 def to_datatree(
     fit: Fit,
     *args: Any,
-    num_samples: int = 1000,
+    num_samples: int = NUM_DRAWS,
     seed: int | None = 0,
     coords: Coords | None = None,
     dims: Dims | None = None,
@@ -105,7 +106,7 @@ def to_datatree(
     return _described(from_dict(_groups(chains, num_samples, seed), **_named(chains, coords, dims)), fit)
 
 
-def arviz_groups(fit: Fit, *args: Any, num_samples: int = 1000, seed: int | None = 0, **kwargs: Any) -> Groups:
+def arviz_groups(fit: Fit, *args: Any, num_samples: int = NUM_DRAWS, seed: int | None = 0, **kwargs: Any) -> Groups:
     """The groups of ArviZ's schema as plain arrays, ``(chain, draw) + shape`` where there are draws.
 
     ``posterior``; ``posterior_predictive`` and ``prior_predictive`` (new data, one set for each draw);

@@ -1,7 +1,6 @@
 """The evidence by bridge sampling: draws of NUTS against draws of a normal proposal."""
 
 import math
-from dataclasses import dataclass, replace
 
 import torch
 from pyro.ops.stats import effective_sample_size
@@ -9,77 +8,57 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.target import (
+    Doubt,
     Draws,
     EvidenceEstimate,
     Source,
     check_halves,
+    estimated,
     moment_normal,
-    rounding,
-    sentences,
     target_of,
     undefined,
 )
 from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.numerics import importance
 from pyro_evidence.settings import seeded
 
-
-@dataclass(frozen=True)
-class Bridge:
-    """The fixed point of the bridge iteration and how well it is determined."""
-
-    log_evidence: Tensor  # () nats
-    above: Tensor  # (N2,) log of the terms averaged over proposal draws
-    below: Tensor  # (N1,) log of the terms averaged over posterior draws
-    num_steps: int
-    converged: bool
-
-    def relative_mean_square(self, effective: float) -> Tensor:
-        """Squared coefficient of variation of the evidence itself, shape ``()``.
-
-        Frühwirth-Schnatter (2004), eq. 19, with ``effective`` independent draws worth of ``below``.
-        """
-        return relative_variance(self.above) / len(self.above) + relative_variance(self.below) / effective
+FEWEST_EFFECTIVE = 50  # draws: their number is known to a fifth then, and the error of the evidence with it
 
 
-def log_bridge(log_ratio: Tensor, log_evidence: Tensor, posterior_share: float) -> Tensor:
-    """``log [s1 p(u, D)/q(u) + s2 p(D)]``: the optimal bridge's denominator over ``q``, ``s1 + s2 = 1``.
-
-    Meng and Wong (1996), eq. 3.5.  Shapes: ``log_ratio`` any.
-    """
-    return torch.logaddexp(log_ratio + math.log(posterior_share), log_evidence + math.log1p(-posterior_share))
+MOST_STEPS = 1000  # of the iteration
 
 
-def bridge_step(log_evidence: Tensor, posterior: Tensor, proposal: Tensor, posterior_share: float) -> Tensor:
-    """One step of the iteration: log of the ratio of two means.  Meng and Wong (1996), eq. 4.1.
+def bridge_terms(
+    log_evidence: Tensor, posterior: Tensor, proposal: Tensor, posterior_share: float
+) -> tuple[Tensor, Tensor]:
+    """Logs of what the bridge averages over draws from ``q``, ``(N2,)``, and over posterior draws, ``(N1,)``.
+
+    With ``s1 p(u, D)/q(u) + s2 p(D)``, ``s1 + s2 = 1``, as denominator of both.  Meng and Wong (1996), eq. 3.5.
 
     :param posterior: ``log p(u, D) - log q(u)`` at posterior draws, shape ``(N1,)``.
     :param proposal: the same at draws from ``q``, shape ``(N2,)``.
     """
-    above = (proposal - log_bridge(proposal, log_evidence, posterior_share)).logsumexp(0) - math.log(len(proposal))
-    below = (-log_bridge(posterior, log_evidence, posterior_share)).logsumexp(0) - math.log(len(posterior))
-    return above - below
+    log_share, log_other = math.log(posterior_share), math.log1p(-posterior_share)
+    below = -torch.logaddexp(posterior + log_share, log_evidence + log_other)
+    return proposal - torch.logaddexp(proposal + log_share, log_evidence + log_other), below
 
 
-def relative_variance(log_f: Tensor) -> Tensor:
-    """``var f / mean(f)^2`` from ``log f``, shape ``()``."""
-    f = (log_f - log_f.max()).exp()
-    return f.var() / f.mean().square()
+def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float) -> tuple[Tensor, tuple[Tensor, Tensor], int]:
+    """Log evidence, nats, the two logs of :func:`bridge_terms` there, and the number of steps.
 
-
-def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float, *, num_steps: int = 1000) -> Bridge:
-    """The fixed point of :func:`bridge_step`, from the median ratio of the posterior draws.
+    The fixed point of the log of the ratio of two means, from the median ratio of the posterior draws.  Meng and Wong
+    (1996), eq. 4.1.
 
     :param posterior: log ratios at posterior draws, shape ``(N1,)``.
     :param proposal: log ratios at proposal draws, shape ``(N2,)``.
     :param posterior_share: the posterior's share of all independent draws; affects the variance only.
     """
     value, step, change = posterior.median(), 0, math.inf
-    while step < num_steps and change > 1e-12 * (1.0 + abs(float(value))):
-        after = bridge_step(value, posterior, proposal, posterior_share)
+    while step < MOST_STEPS and change > 1e-12 * (1.0 + abs(float(value))):
+        above, below = bridge_terms(value, posterior, proposal, posterior_share)
+        after = importance.log_mean(above) - importance.log_mean(below)
         value, change, step = after, abs(float(after - value)), step + 1
-    above = proposal - log_bridge(proposal, value, posterior_share)
-    below = -log_bridge(posterior, value, posterior_share)
-    return Bridge(value, above, below, step, step < num_steps)
+    return value, bridge_terms(value, posterior, proposal, posterior_share), step
 
 
 @within_memory
@@ -116,8 +95,28 @@ def bridge_sampling(target: Source, draws: Draws, *, seed: int | None = 0) -> Ev
     new = proposal.unwhiten(white.to(log_ratio))
     log_joint = density.log_joint_or_nan(new)
     above = torch.where(log_joint.isnan(), -math.inf, log_joint) - proposal.log_prob(new)
-    found = _estimate(bridge(log_ratio, above, share / (1.0 + share)), chains.shape[:2], second.shape[:2])
-    return replace(found, doubts=(*found.doubts, *undefined(log_joint, "the bridge's normal")))
+    value, (over, under), num_steps = bridge(log_ratio, above, share / (1.0 + share))
+    effective = effective_draws((under - under.max()).exp().reshape(second.shape[:2]))
+    square_over, square_under = (float(importance.standard_error(terms).square()) for terms in (over, under))
+    square = square_over + square_under * len(under) / effective
+    return estimated(
+        f"bridge sampling, {chains.shape[0]} x {chains.shape[1]} draws",
+        value,
+        math.sqrt(square),
+        {"effective_sample_size": effective, "relative_mean_square": square, "num_steps": float(num_steps)},
+        (
+            num_steps == MOST_STEPS,
+            "the bridge iteration did not settle: draws and proposal hardly overlap. Run the chains longer, "
+            "or use tempered_smc.",
+        ),
+        few_draws(effective),
+        (
+            square > 0.25,
+            f"the relative error of the evidence is {math.sqrt(square):.0%}; expected below 50 %. The "
+            "posterior is far from a normal. Take more draws, or tempered_smc.",
+        ),
+        undefined(log_joint, "the bridge's normal"),
+    )
 
 
 def effective_draws(chains: Tensor) -> float:
@@ -131,26 +130,10 @@ def effective_draws(chains: Tensor) -> float:
     return min(max(found, 1.0), float(chains.numel())) if math.isfinite(found) else 1.0
 
 
-def _estimate(found: Bridge, draws: torch.Size, used: torch.Size) -> EvidenceEstimate:
-    effective = effective_draws((found.below - found.below.max()).exp().reshape(used))
-    value, square = float(found.log_evidence), float(found.relative_mean_square(effective))
-    numbers = {"effective_sample_size": effective, "relative_mean_square": square, "num_steps": float(found.num_steps)}
-    doubts = sentences(
-        (
-            not found.converged,
-            "the bridge iteration did not settle: draws and proposal hardly overlap. Run the chains longer, "
-            "or use tempered_smc.",
-        ),
-        (
-            effective < 50.0,
-            f"the chains are worth only {effective:.0f} independent draws; expected at least 50. Run them "
-            "longer, or reparametrise.",
-        ),
-        (
-            square > 0.25,
-            f"the relative error of the evidence is {math.sqrt(square):.0%}; expected below 50 %. The "
-            "posterior is far from a normal. Take more draws, or tempered_smc.",
-        ),
+def few_draws(effective: float) -> Doubt:
+    """The doubt of chains that are worth few draws, of which the effective number itself is a guess."""
+    return (
+        effective < FEWEST_EFFECTIVE,
+        f"the chains are worth only {effective:.0f} independent draws; expected at least {FEWEST_EFFECTIVE}. Run them "
+        "longer, or reparametrise.",
     )
-    error = math.hypot(math.sqrt(square), rounding(value))
-    return EvidenceEstimate(f"bridge sampling, {draws[0]} x {draws[1]} draws", value, error, numbers, doubts)

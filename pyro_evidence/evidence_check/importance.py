@@ -1,7 +1,6 @@
 """The evidence by Pareto-smoothed importance sampling, from one Laplace approximation or from all modes."""
 
 import math
-from dataclasses import replace
 
 import torch
 
@@ -9,23 +8,21 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.modes import Modes
 from pyro_evidence.evidence_check.target import (
     EvidenceEstimate,
-    Posterior,
+    estimated,
     laplace_normal,
-    rounding,
-    sentences,
     target_of,
     undefined,
 )
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.evidence_error import by_more_nodes
 from pyro_evidence.numerics import importance
-from pyro_evidence.posterior.diagnostics import MANY
+from pyro_evidence.posterior.base import Posterior
+from pyro_evidence.posterior.diagnostics import MANY, check_weighted
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.simulate import affordable_draws
-from pyro_evidence.settings import check_count, seeded
+from pyro_evidence.settings import seeded
 
 MOST = 10_000  # draws that nobody asked for
-FEWEST = 100  # draws below which a tail cannot be fitted
 
 
 @within_memory
@@ -50,7 +47,7 @@ def importance_sampling(
     proposal = target.proposal if isinstance(target, Modes) else laplace_normal(target)
     density = target.target if isinstance(target, Modes) else target_of(target)
     num_samples = affordable_draws(density.joint, MOST) if num_samples is None else num_samples
-    num_samples = check_count("num_samples", num_samples, FEWEST, "The error is read off the tail of the weights.")
+    num_samples = check_weighted(num_samples)
     white = torch.randn(num_samples, density.size, generator=seeded(seed), dtype=torch.float64)
     x, log_proposal = proposal.drawn(white.to(density.centre))
     log_joint = density.log_joint_or_nan(x)
@@ -62,12 +59,14 @@ def importance_sampling(
         )
     found = importance.checked(log_weights)
     k, smooth = found.pareto_k, found.log_weights
-    value = float(importance.log_mean(smooth))
-    error = math.hypot(float(importance.standard_error(smooth)), rounding(value))
-    numbers = {"pareto_k": k, "effective_sample_size": float(importance.effective_sample_size(smooth))}
-    doubts = sentences((k > importance.threshold(num_samples), _heavy_tails(k, num_samples, density.size)))
-    method = f"importance sampling from {len(proposal.loc)} mode{'s' if len(proposal.loc) > 1 else ''}, S={num_samples}"
-    return EvidenceEstimate(method, value, error, numbers, (*doubts, *undefined(log_joint, "Laplace's normal")))
+    return estimated(
+        f"importance sampling from {len(proposal.loc)} mode{'s' if len(proposal.loc) > 1 else ''}, S={num_samples}",
+        importance.log_mean(smooth),
+        importance.standard_error(smooth),
+        {"pareto_k": k, "effective_sample_size": float(importance.effective_sample_size(smooth))},
+        (k > importance.threshold(num_samples), _heavy_tails(k, num_samples, density.size)),
+        undefined(log_joint, "Laplace's normal"),
+    )
 
 
 def _heavy_tails(k: float, num_samples: int, size: int) -> str:
@@ -102,25 +101,24 @@ def by_blocks(posterior: LaplacePosterior) -> EvidenceEstimate | None:
         first = posterior.log_evidence_error
     except (ArithmeticError, RuntimeError):  # messages of models whose blocks or third derivatives cannot be had
         return None
-    state = posterior._inside
+    state, doubts = posterior._inside, []
     size = int(state.problem.active.sum())
+    gain, error = 0.0, float(first)
     if first.num_blocks < FEWEST_IN_A_BLOCK:
         if size <= MANY:
             return None
+        method = f"Laplace, its error by {first.method}"
         doubt = (
             f"the second term of Laplace's series is {first:.3g} nats for {size:,} coordinates; expected at most "
             f"{BELIEVED} for each, or the series tells nothing. Run NUTS on posterior.model on a part of the data."
         )
-        found = _estimate_of_blocks(posterior, 0.0, first, f"Laplace, its error by {first.method}")
-        return replace(found, doubts=sentences((not first <= BELIEVED * size, doubt)))
-    if posterior.marginalised_sites:
-        return _estimate_of_blocks(posterior, 0.0, first, f"integrated outside, its error by {first.method}")
-    second = by_more_nodes(state, first)
-    error = abs(second.signed - first.signed) if second is not first else float(first)
-    shared = f", {second.num_shared} shared coordinates by Laplace" if second.num_shared else ""
-    return _estimate_of_blocks(posterior, second.signed, error, f"quadrature in {second.num_blocks:,} blocks{shared}")
-
-
-def _estimate_of_blocks(posterior: LaplacePosterior, gain: float, error: float, method: str) -> EvidenceEstimate:
-    value = float(posterior.log_evidence) + gain
-    return EvidenceEstimate(method, value, max(float(error), rounding(value)), {"above_laplace": gain})
+        doubts.append((not error <= BELIEVED * size, doubt))
+    elif posterior.marginalised_sites:
+        method = f"integrated outside, its error by {first.method}"
+    else:
+        second = by_more_nodes(state, first)
+        gain = second.signed
+        error = abs(gain - first.signed) if second is not first else error
+        shared = f", {second.num_shared} shared coordinates by Laplace" if second.num_shared else ""
+        method = f"quadrature in {second.num_blocks:,} blocks{shared}"
+    return estimated(method, posterior.log_evidence + gain, error, {"above_laplace": gain}, *doubts)

@@ -2,16 +2,17 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.evidence_check.target import NormalMixture, Posterior, Target, laplace_posterior, target_of
+from pyro_evidence.errors import BadInput
+from pyro_evidence.evidence_check.target import NormalMixture, Target, laplace_posterior, target_of
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState, search_modes, state_at
+from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, check_random_start, seed_of
@@ -94,8 +95,8 @@ def find_modes(posterior: Posterior, *, start: Start = Start(), labels: Axes | N
     )
     found = _distinct([posterior.state], posterior, starts)
     if axes:
-        relabelled = torch.cat([permuted(problem.joint, state.u, axes, num_components) for state in found])
-        found = _distinct(found, posterior, relabelled)
+        images = relabelled(problem.joint, torch.stack([s.u for s in found]), axes, permutations(num_components))
+        found = _distinct(found, posterior, images.transpose(0, 1).flatten(0, 1))
     order = sorted(found, key=lambda s: -float(s.log_evidence))
     return Modes(posterior, tuple(order), num_components)
 
@@ -104,7 +105,7 @@ def component_axes(joint: LogJoint, state: LaplaceState, labels: Axes | None) ->
     """Which axis of which latent site counts components, and how many there are."""
     shapes = {p.name: p.shape for p in joint.latents}
     if labels is None:
-        num = num_states(joint)
+        num = joint.num_states
         return axes_as_long_as(joint, num), num
     for name, axis in labels.items():
         if name not in shapes or not 0 <= axis < len(shapes[name]):
@@ -126,16 +127,6 @@ def axes_as_long_as(joint: LogJoint, num: int) -> dict[str, int]:
     return {p.name: list(p.shape).index(num) for p in joint.latents if num > 1 and num in p.shape}
 
 
-def num_states(joint: LogJoint) -> int:
-    """Number of states of the one discrete site, 1 where there is none or where there are several."""
-    if len(joint.discrete) != 1:
-        return 1
-    try:
-        return int(joint.table(joint.initial_u, joint.initial_theta).shape[-1])
-    except (UnsupportedModel, RuntimeError, ValueError):
-        return 1
-
-
 def permutations(num_components: int) -> list[tuple[int, ...]]:
     """All relabellings, the identity first.
 
@@ -150,12 +141,16 @@ def permutations(num_components: int) -> list[tuple[int, ...]]:
     return list(itertools.permutations(range(num_components)))
 
 
-def permuted(joint: LogJoint, u: Tensor, axes: Axes, num_components: int) -> Tensor:
-    """One point with its components relabelled in every way, shape ``(K!, D)``."""
-    values = joint.latents.constrained(u.to(joint.dtype))
-    orders = [torch.tensor(p, device=u.device) for p in permutations(num_components)]
-    rows = [values | {n: values[n].index_select(a, order) for n, a in axes.items()} for order in orders]
-    return torch.stack([joint.latents.flat(row) for row in rows]).double()
+def relabelled(joint: LogJoint, u: Tensor, axes: Axes, orders: Sequence[tuple[int, ...]]) -> Tensor:
+    """Unconstrained rows ``(S, D)`` with their components in each of some orders, shape ``(K!, S, D)``."""
+    if not axes:
+        return u.unsqueeze(0)
+    values, found = joint.latents.constrained(u.to(joint.dtype)), []
+    for order in torch.tensor(orders, device=u.device):
+        moved = values | {n: values[n].index_select(axis + 1, order) for n, axis in axes.items()}
+        parts = [p.transform.inv(moved[p.name]).reshape(len(u), -1) for p in joint.latents]
+        found.append(torch.cat(parts, -1).double())
+    return torch.stack(found)
 
 
 def _distinct(known: list[LaplaceState], posterior: LaplacePosterior, starts: Tensor) -> list[LaplaceState]:

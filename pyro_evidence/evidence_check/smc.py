@@ -1,7 +1,6 @@
 """The evidence by tempered sequential Monte Carlo from the prior: slow, and independent of any Gaussian."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,11 +9,11 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.target import (
     ROWS,
+    Doubt,
     EvidenceEstimate,
     Source,
     Target,
-    rounding,
-    sentences,
+    estimated,
     target_of,
     undefined,
 )
@@ -23,8 +22,6 @@ from pyro_evidence.numerics import derivatives, importance
 from pyro_evidence.program.predictors import log_prior
 from pyro_evidence.program.simulate import latents_from_prior
 from pyro_evidence.settings import check_count, seed_of, seeded
-
-ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]  # (R, D) -> (R,), (R, D)
 
 
 def next_temperature(log_ratio: Tensor, before: float, share: float = 0.5) -> float:
@@ -46,40 +43,6 @@ def _effective_share(log_weights: Tensor) -> float:
     return float(w.sum().square() / w.square().sum() / w.numel())
 
 
-def resample(log_weights: Tensor, uniform: Tensor) -> Tensor:
-    """Systematic resampling inside each group: index of each particle's parent, shape ``(G, P)``.
-
-    :param log_weights: shape ``(G, P)``.
-    :param uniform: one number in ``[0, 1)`` for each group, shape ``(G, 1)``.
-    """
-    num = log_weights.shape[-1]
-    cumulative = log_weights.softmax(-1).cumsum(-1)
-    positions = (torch.arange(num).to(log_weights) + uniform) / num
-    return torch.searchsorted(cumulative, positions).clamp(max=num - 1)
-
-
-def leapfrog(
-    density: ValueAndGradient, start: tuple[Tensor, Tensor, Tensor], scale_tril: Tensor, step: Tensor, num_steps: int
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """Hamiltonian dynamics with the mass matrix of covariance ``scale_tril scale_tril'``.
-
-    :param start: positions ``(R, D)``, log densities ``(R,)``, gradients ``(R, D)`` there.
-    :param step: step sizes ``(R, 1)``; its shape also carries the momentum: pass ``(R, 1 + D)``, size first.
-    :return: the same three at the end, and the change of the log joint density of position and momentum,
-        ``(R,)``.
-    """
-    u, value, gradient = start
-    size, momentum = step[:, :1], step[:, 1:]
-    before = value - 0.5 * momentum.square().sum(-1)
-    for _ in range(num_steps):
-        momentum = momentum + 0.5 * size * (gradient @ scale_tril)
-        u = u + size * (momentum @ scale_tril.mT)
-        value, gradient = density(u)
-        momentum = momentum + 0.5 * size * (gradient @ scale_tril)
-    after = value - 0.5 * momentum.square().sum(-1)
-    return (u, value, gradient), after - before
-
-
 NUM_GROUPS = 16  # independent runs, whose spread is the standard error
 LEAPFROGS = 5
 LONGEST = math.pi / LEAPFROGS  # a path of half an orbit of the particles' normal; longer ones come back
@@ -99,7 +62,7 @@ class Particles:
     step: float
     num_steps: int = 0
     acceptance: tuple[float, ...] = ()  # at each power
-    doubts: tuple[str, ...] = ()  # of the densities at the start
+    doubt: Doubt = (False, "")  # of the densities at the start
 
     @property
     def log_likelihood(self) -> Tensor:
@@ -141,55 +104,66 @@ def prior_particles(source: Source, num_particles: int, seed: int | None) -> Par
     num = num_particles // NUM_GROUPS * NUM_GROUPS
     x = target.coordinates(latents_from_prior(target.joint, target.theta, num, seed))[0]
     prior, joint_or_nan = _prior(target, x)[0], target.log_joint_or_nan(x)
-    doubts = undefined(joint_or_nan, "the prior")
+    doubt = undefined(joint_or_nan, "the prior")
     joint = torch.where(joint_or_nan.isnan(), -math.inf, joint_or_nan)
     if not bool((joint > -math.inf).any()):
         raise BadInput(
             f"the likelihood is zero at all {num} draws from the prior; expected data that the prior can produce. "
-            f"Bring both to the same units.{''.join(' And ' + text for text in doubts)}"
+            f"Bring both to the same units.{f' And {doubt[1]}' if doubt[0] else ''}"
         )
-    seeds = seeded(seed)
-    return Particles(target, seeds, x, prior, joint, 0.0, x.new_zeros(NUM_GROUPS), 0.5, doubts=doubts)
+    return Particles(target, seeded(seed), x, prior, joint, 0.0, x.new_zeros(NUM_GROUPS), 0.5, doubt=doubt)
 
 
 def reweighed(swarm: Particles, power: float) -> Particles:
-    """The particles at another power of the likelihood, the evidence it takes, and the survivors."""
-    log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)
-    log_weights = (power - swarm.power) * log_likelihood
+    """The particles at another power of the likelihood, the evidence it takes, and the survivors.
+
+    Resampled systematically inside each group.
+    """
+    log_weights = (power - swarm.power) * swarm.log_likelihood.reshape(NUM_GROUPS, -1)
     size = log_weights.shape[-1]
     gained = log_weights.logsumexp(-1) - math.log(size)
     uniform = torch.rand(NUM_GROUPS, 1, generator=swarm.seeds, dtype=torch.float64).to(log_weights)
-    first = size * torch.arange(NUM_GROUPS, device=log_weights.device).unsqueeze(-1)
-    parent = (first + resample(log_weights, uniform)).reshape(-1)
+    places = (torch.arange(size).to(log_weights) + uniform) / size
+    parent = torch.searchsorted(log_weights.softmax(-1).cumsum(-1), places).clamp(max=size - 1)
+    parent = (parent + size * torch.arange(NUM_GROUPS, device=parent.device).unsqueeze(-1)).reshape(-1)
     kept = {name: getattr(swarm, name)[parent] for name in ("x", "log_prior", "log_joint")}
     return replace(
         swarm, **kept, power=power, log_evidences=swarm.log_evidences + gained, num_steps=swarm.num_steps + 1
     )
 
 
-def after_moves(swarm: Particles, num_moves: int) -> Particles:
-    """Some moves at one power, with the share of them that was accepted."""
-    shares = []
+def after_moves(swarm: Particles, num_moves: int) -> tuple[Particles, list[Tensor]]:
+    """Some moves at one power, with the share of them that was accepted; and the log likelihoods after each."""
+    shares, values = [], []
     for _ in range(num_moves):
         swarm, share = hmc_step(swarm)
         shares.append(share)
-    return replace(swarm, acceptance=(*swarm.acceptance, sum(shares) / num_moves))
+        values.append(swarm.log_likelihood)
+    return replace(swarm, acceptance=(*swarm.acceptance, sum(shares) / num_moves)), values
 
 
 def hmc_step(swarm: Particles) -> tuple[Particles, float]:
-    """One Hamiltonian move of every particle, and a step size nearer to accepting 7 of 10."""
+    """One Hamiltonian move of every particle, and a step size nearer to accepting 7 of 10.
+
+    The mass matrix is the inverse of the particles' covariance; leapfrog steps of random length.
+    """
     num, size = swarm.x.shape
     momentum = torch.randn(num, size, generator=swarm.seeds, dtype=torch.float64)
-    lengths = swarm.step * torch.rand(num, 1, generator=swarm.seeds, dtype=torch.float64)  # of random phase
-
+    lengths = swarm.step * torch.rand(num, 1, generator=swarm.seeds, dtype=torch.float64)
     threshold = torch.rand(num, generator=swarm.seeds, dtype=torch.float64).log().to(swarm.x)
-    before = (swarm.x, *swarm.tempered(swarm.x))
-    kicks = torch.cat([lengths, momentum], -1).to(swarm.x)
     covariance = torch.cov(swarm.x.mT).reshape(size, size)
     tril, info = torch.linalg.cholesky_ex(covariance)
     if bool(info.any()):  # singular: the coordinates on their own
         tril = covariance.diagonal().sqrt().diag_embed()
-    (x, _, _), gain = leapfrog(swarm.tempered, before, tril, kicks, LEAPFROGS)
+    x, momentum, lengths = swarm.x, momentum.to(swarm.x), lengths.to(swarm.x)
+    value, gradient = swarm.tempered(x)
+    before = value - 0.5 * momentum.square().sum(-1)
+    for _ in range(LEAPFROGS):
+        momentum = momentum + 0.5 * lengths * (gradient @ tril)
+        x = x + lengths * (momentum @ tril.mT)
+        value, gradient = swarm.tempered(x)
+        momentum = momentum + 0.5 * lengths * (gradient @ tril)
+    gain = value - 0.5 * momentum.square().sum(-1) - before
     accept = (threshold < gain) & torch.isfinite(x).all(-1)
     x = torch.where(accept.unsqueeze(-1), x, swarm.x)
     share = float(accept.double().mean())
@@ -225,31 +199,38 @@ def tempered_smc(
         while swarm.power < 1.0 and swarm.num_steps < MOST_TEMPERATURES:
             log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)
             swarm = reweighed(swarm, next_temperature(log_likelihood, swarm.power))
-            swarm = swarm if swarm.power == 1.0 else after_moves(swarm, num_moves)
-    value = float(importance.log_mean(swarm.log_evidences))
-    error = math.hypot(float(importance.standard_error(swarm.log_evidences)), rounding(value))
-    acceptance = min(swarm.acceptance, default=1.0)
-    doubts = sentences(
+            if swarm.power < 1.0:
+                swarm, _ = after_moves(swarm, num_moves)
+    error = importance.standard_error(swarm.log_evidences)
+    return estimated(
+        f"tempered SMC, {len(swarm.x)} particles",
+        importance.log_mean(swarm.log_evidences),
+        error,
+        {"num_temperatures": float(swarm.num_steps), "acceptance": min(swarm.acceptance, default=1.0)},
         (
             swarm.power < 1.0,
             f"the likelihood reached power {swarm.power:.2g} only after {MOST_TEMPERATURES} steps; use more particles.",
         ),
-        few_accepted(acceptance),
+        *doubts_of_particles(swarm, error),
+    )
+
+
+def doubts_of_particles(swarm: Particles, error: float | Tensor) -> list[Doubt]:
+    """The doubts of moves that are hardly ever accepted, of a large error, and of densities that are nan.
+
+    :param error: of the log evidence, nats.
+    """
+    acceptance = min(swarm.acceptance, default=1.0)
+    return [
         (
-            error > 0.5,
-            f"groups differ by much (standard error {error:.2f} nats); expected below 0.5. Use more "
+            acceptance < 0.2,
+            f"only {acceptance:.0%} of the moves were accepted at one power; expected at least 20 %. Use more "
             "particles or moves.",
         ),
-    )
-    numbers = {"num_temperatures": float(swarm.num_steps), "acceptance": acceptance}
-    method = f"tempered SMC, {len(swarm.x)} particles"
-    return EvidenceEstimate(method, value, error, numbers, (*doubts, *swarm.doubts))
-
-
-def few_accepted(acceptance: float) -> tuple[bool, str]:
-    """The doubt of moves that are hardly ever accepted, and whether it holds."""
-    return (
-        acceptance < 0.2,
-        f"only {acceptance:.0%} of the moves were accepted at one power; expected at least 20 %. Use more "
-        "particles or moves.",
-    )
+        (
+            bool(error > 0.5),
+            f"the standard error, of groups of particles, is {error:.2f} nats; expected below 0.5. Use more particles "
+            "or moves.",
+        ),
+        swarm.doubt,
+    ]

@@ -11,11 +11,11 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.newton import Density
+from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import rows_at_once
-from pyro_evidence.relevance.axes_posterior import AxesPosterior
 from pyro_evidence.structure.recognise import Structure, recognise
 
 
@@ -123,8 +123,8 @@ def rounding(log_evidence: float) -> float:
 
 
 Draws = Mapping[str, Tensor]
-Posterior = LaplacePosterior | AxesPosterior
-Source = LaplacePosterior | AxesPosterior | LogJoint
+Doubt = tuple[bool, str]  # whether it holds, and a sentence
+Source = Posterior | LogJoint
 ROWS = 512  # evaluated at a time: keeps a (rows, N) table of predictors in the cache
 
 
@@ -217,24 +217,27 @@ class Target:
         return part.transform.inv(value).reshape(*value.shape[:2], -1).double()
 
 
-def undefined(value: Tensor, where: str) -> tuple[str, ...]:
-    """A doubt where log densities ``(S,)`` are nan, which the estimators take for a density of zero.
+def undefined(value: Tensor, where: str) -> Doubt:
+    """The doubt of log densities ``(S,)`` that are nan, which the estimators take for a density of zero.
 
     :param where: what the rows are draws of.
     """
     num = int(value.isnan().sum())
-    if not num:
-        return ()
     return (
+        num > 0,
         f"the log joint density is nan at {num} of {len(value)} draws from {where}, which counted as density zero. "
         "Expected numbers, or -inf: look for the square root or the logarithm of what may be negative, and restrict "
         "that site's support.",
     )
 
 
-def sentences(*reasons: tuple[bool, str]) -> tuple[str, ...]:
-    """The doubts that hold, of those that an estimator may have."""
-    return tuple(text for holds, text in reasons if holds)
+def estimated(
+    method: str, log_evidence: float | Tensor, error: float | Tensor, diagnostics: dict[str, float], *doubts: Doubt
+) -> EvidenceEstimate:
+    """The estimate with rounding added to its error, and with those of the doubts that hold."""
+    value = float(log_evidence)
+    standard_error = math.hypot(float(error), rounding(value))
+    return EvidenceEstimate(method, value, standard_error, diagnostics, tuple(said for holds, said in doubts if holds))
 
 
 def check_halves(target: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,13 +267,11 @@ def laplace_posterior(of: Posterior) -> LaplacePosterior:
 
     :raises BadInput: when every axis is pruned, or for what is no posterior of this package.
     """
-    if isinstance(of, LaplacePosterior):
-        return of
-    if not isinstance(of, AxesPosterior):
+    if not isinstance(of, Posterior):
         raise BadInput(
             f"a {type(of).__name__} has no density to check; expected a posterior as engine.run(...) returns."
         )
-    if not len(of.state.x):
+    if not of._num_directions:
         raise BadInput("every axis was pruned, so there is nothing to integrate; use its log_evidence, which is exact.")
     return of._laplace
 

@@ -1,6 +1,7 @@
 """The evidence by a truncated harmonic mean that does not care how mixture components are labelled."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,25 +9,25 @@ from torch import Tensor
 from torch.distributions import biject_to, constraints
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.bridge import effective_draws
-from pyro_evidence.evidence_check.modes import Axes, component_axes, permutations
+from pyro_evidence.evidence_check.bridge import effective_draws, few_draws
+from pyro_evidence.evidence_check.modes import Axes, component_axes, permutations, relabelled
 from pyro_evidence.evidence_check.target import (
     Draws,
     EvidenceEstimate,
-    Posterior,
     Target,
     check_halves,
+    estimated,
     laplace_posterior,
-    rounding,
-    sentences,
     target_of,
 )
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import Coordinate
+from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.settings import seeded
 
 SIMPLEX = type(biject_to(constraints.simplex))
+FEWEST_INSIDE = 0.05  # share of the draws in the set: half of them where the chains' halves agree
 
 
 @within_memory
@@ -56,68 +57,59 @@ def thames(
     if target.size < len(target.active):
         raise BadInput("some coordinates are pruned; expected none. Use bridge_sampling.")
     axes, num = component_axes(target.joint, posterior.state, labels)
-    space = _Space(target, axes, permutations(num) if axes else [()])
+    space = Labellings(target, axes, permutations(num) if axes else [()])
     first, second = check_halves(target, target.coordinates(draws))
-    region = _region(space, first.flatten(0, 1))
+    region = truncation_set(space, first.flatten(0, 1))
     u = second.flatten(0, 1)
     distance, log_density = region.squared_distance(space.images(u)), space.log_density(u)
-    inside = (log_density > region.cut) & (distance <= region.radius**2).any(0)
+    inside = (log_density > region.cut) & (distance <= region.squared_radius).any(0)
     if not bool(inside.any()):
         raise BadInput(
             "none of the draws of the second halves is where the first halves were: the chains have not "
             "converged. Run them longer."
         )
     terms = torch.where(inside, -log_density, -math.inf)
-    log_volume, volume_error = region.log_volume(num_volume, seed)
-    value = log_volume - float(importance.log_mean(terms))
     effective = effective_draws((terms - terms.max()).exp().reshape(second.shape[:2]))
     error = float(importance.standard_error(terms)) * math.sqrt(len(terms) / effective)
-    share, label = float(inside.double().mean()), distance.argmin(0).reshape(second.shape[:2])
-    numbers = {
-        "effective_sample_size": effective,
-        "share_inside": share,
-        "label_switches": float((label[:, 1:] != label[:, :-1]).sum()),
-    }
-    doubts = sentences(
+    log_volume, volume_error = region.log_volume(num_volume, seed)
+    label = distance.argmin(0).reshape(second.shape[:2])
+    share = float(inside.double().mean())
+    return estimated(
+        f"THAMES over {len(space.orders)} labellings",
+        log_volume - float(importance.log_mean(terms)),
+        math.hypot(error, volume_error),
+        {
+            "effective_sample_size": effective,
+            "share_inside": share,
+            "label_switches": float((label[:, 1:] != label[:, :-1]).sum()),
+        },
+        few_draws(effective),
         (
-            effective < 50.0,
-            f"the chains are worth only {effective:.0f} independent draws; expected at least 50. Run them longer.",
-        ),
-        (
-            share < 0.05,
-            f"only {share:.1%} of the draws are in the truncation set; expected at least 5 %: the chains' "
-            "halves disagree.",
+            share < FEWEST_INSIDE,
+            f"only {share:.1%} of the draws are in the truncation set; expected at least {FEWEST_INSIDE:.0%}: the "
+            "chains' halves disagree.",
         ),
     )
-    error = math.sqrt(error**2 + volume_error**2 + rounding(value) ** 2)
-    return EvidenceEstimate(f"THAMES over {len(space.orders)} labellings", value, error, numbers, doubts)
 
 
 @dataclass(frozen=True)
-class _Space:
-    """Coordinates in which relabelling keeps volumes: unconstrained, simplices by K - 1 of their entries."""
+class Labellings:
+    """Coordinates in which relabelling keeps volumes: the unconstrained ones, but of simplices all entries but one."""
 
     target: Target
     axes: Axes
-    orders: list[tuple[int, ...]]
+    orders: Sequence[tuple[int, ...]]
 
     @property
     def simplices(self) -> list[Coordinate]:
-        """Sites whose coordinates are not the unconstrained ones."""
+        """Relabelled sites whose coordinates are not the unconstrained ones."""
         return [p for p in self.target.joint.latents if isinstance(p.transform, SIMPLEX) and p.name in self.axes]
 
     def images(self, u: Tensor) -> Tensor:
-        """All relabellings of unconstrained rows ``(S, D)``, identity first, shape ``(K!, S, D)``."""
-        if not self.axes:
-            return u.unsqueeze(0)
-        latents, found = self.target.joint.latents, []
-        values = latents.constrained(u.to(self.target.joint.dtype))
-        for order in torch.tensor(self.orders, device=u.device):
-            moved = values | {n: values[n].index_select(a + 1, order) for n, a in self.axes.items()}
-            found.append(torch.cat([p.transform.inv(moved[p.name]).reshape(len(u), -1) for p in latents], -1).double())
-        return torch.stack(found)
+        """Coordinates of unconstrained rows ``(S, D)`` under all relabellings, identity first, ``(K!, S, D)``."""
+        return self.coordinates(relabelled(self.target.joint, u, self.axes, self.orders))[0]
 
-    def flat(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def coordinates(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinates ``(..., D)`` and ``log |d coordinates / d u|`` ``(...)``."""
         latents, log_det = self.target.joint.latents, u.new_zeros(u.shape[:-1])
         parts = latents.unconstrained(u)
@@ -128,7 +120,7 @@ class _Space:
             parts[part.name] = value[..., :-1]
         return torch.cat([parts[p.name].reshape(*u.shape[:-1], -1) for p in latents], -1), log_det
 
-    def unflat(self, y: Tensor) -> tuple[Tensor, Tensor]:
+    def unconstrained(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """The way back, and which rows are inside the support, ``(...)`` bool."""
         latents, inside = self.target.joint.latents, torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
         parts = latents.unconstrained(y)
@@ -141,52 +133,51 @@ class _Space:
 
     def log_density(self, u: Tensor) -> Tensor:
         """Log joint density per volume of these coordinates, nats, shape ``(S,)``."""
-        return self.target.log_joint(u) - self.flat(u)[1]
+        return self.target.log_joint(u) - self.coordinates(u)[1]
 
 
 @dataclass(frozen=True)
-class _Region:
-    """The ellipsoid's images, cut at a density."""
+class TruncationSet:
+    """An ellipsoid and its images under relabelling, where the log density exceeds ``cut``."""
 
-    space: _Space
+    space: Labellings
     mean: Tensor
     tril: Tensor
     cut: float
 
     @property
-    def radius(self) -> float:
-        """``sqrt(D + 1)``: the radius of least variance for a normal posterior."""
-        return math.sqrt(len(self.mean) + 1.0)
+    def squared_radius(self) -> float:
+        """``D + 1``: of least variance for a normal posterior."""
+        return len(self.mean) + 1.0
 
     def squared_distance(self, images: Tensor) -> Tensor:
-        """``|L^-1 (y - m)|^2`` of the images ``(K!, S, D)`` of rows, shape ``(K!, S)``."""
-        away = self.space.flat(images)[0] - self.mean
-        white = torch.linalg.solve_triangular(self.tril, away.reshape(-1, len(self.mean)).mT, upper=False)
-        return white.square().sum(0).reshape(away.shape[:-1])
+        """``|L^-1 (y - m)|^2`` of rows ``(K!, S, D)``, shape ``(K!, S)``."""
+        away = (images - self.mean).reshape(-1, len(self.mean))
+        white = torch.linalg.solve_triangular(self.tril, away.mT, upper=False)
+        return white.square().sum(0).reshape(images.shape[:-1])
 
     def log_volume(self, num: int, seed: int | None) -> tuple[float, float]:
         """Log volume and its standard error, nats, from uniform points of the ellipsoid."""
         generator, d = seeded(seed), len(self.mean)
         white = torch.randn(num, d, generator=generator, dtype=torch.float64).to(self.mean)
         uniform = torch.rand(num, generator=generator, dtype=torch.float64).to(self.mean)
-        direction = white / white.norm(dim=-1, keepdim=True)
-        points = self.mean + self.radius * (uniform ** (1.0 / d)).unsqueeze(-1) * direction @ self.tril.mT
-        u, inside = self.space.unflat(points)
-        counted = inside & (self.space.log_density(u) > self.cut)
-        hits = (self.squared_distance(self.space.images(u)) <= self.radius**2).sum(0)
-        shares = torch.where(counted, 1.0 / hits.clamp(min=1), 0.0)  # rounding aside, each is in its own ellipsoid
-        log_ball = 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d + 1.0)
-        ellipsoid = log_ball + d * math.log(self.radius) + float(self.tril.diagonal().log().sum())
-        whole = ellipsoid + math.log(len(self.space.orders))
-        return whole + math.log(float(shares.mean())), float(shares.std() / shares.mean()) / math.sqrt(num)
+        length = math.sqrt(self.squared_radius) * (uniform ** (1.0 / d)).unsqueeze(-1)
+        away = length * white / white.norm(dim=-1, keepdim=True)
+        u, inside = self.space.unconstrained(self.mean + away @ self.tril.mT)
+        inside &= self.space.log_density(u) > self.cut
+        hits = (self.squared_distance(self.space.images(u)) <= self.squared_radius).sum(0)
+        shares = torch.where(inside, 1.0 / hits.clamp(min=1), 0.0)  # rounding aside, each is in its own ellipsoid
+        log_ball = 0.5 * d * math.log(math.pi * self.squared_radius) - math.lgamma(0.5 * d + 1.0)
+        ellipsoids = log_ball + float(self.tril.diagonal().log().sum()) + math.log(len(self.space.orders))
+        return ellipsoids + math.log(float(shares.mean())), float(importance.standard_error(shares.log()))
 
 
-def _region(space: _Space, u: Tensor) -> _Region:
+def truncation_set(space: Labellings, u: Tensor) -> TruncationSet:
     """From the first halves of the chains: relabel towards the draw of highest density, then take moments.
 
     :raises BadInput: when the density of a relabelled row is another one.
     """
-    images = space.images(u)
+    images = relabelled(space.target.joint, u, space.axes, space.orders)
     some = torch.stack([space.log_density(image[:10]) for image in images])
     gap = float((some - some[0]).abs().max())
     if not gap <= 1e-8 * (1.0 + float(some[0].abs().max())):
@@ -196,7 +187,7 @@ def _region(space: _Space, u: Tensor) -> _Region:
             "importance_sampling(find_modes(posterior)), or pass labels={}."
         )
     log_density = space.log_density(u)
-    y = space.flat(images)[0]
+    y = space.coordinates(images)[0]
     pivot = y[0, log_density.argmax()]
     scale = y[0].std(0)
     for _ in range(5):
@@ -204,4 +195,4 @@ def _region(space: _Space, u: Tensor) -> _Region:
         chosen = y[nearest, torch.arange(y.shape[1])]
         pivot, scale = chosen.mean(0), chosen.std(0)
     tril = torch.linalg.cholesky(torch.cov(chosen.mT).reshape(len(pivot), len(pivot)))
-    return _Region(space, pivot, tril, float(log_density.median()))
+    return TruncationSet(space, pivot, tril, float(log_density.median()))

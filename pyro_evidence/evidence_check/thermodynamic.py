@@ -6,8 +6,15 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.smc import NUM_GROUPS, Particles, few_accepted, hmc_step, prior_particles, reweighed
-from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, rounding, sentences
+from pyro_evidence.evidence_check.smc import (
+    NUM_GROUPS,
+    Particles,
+    after_moves,
+    doubts_of_particles,
+    prior_particles,
+    reweighed,
+)
+from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, estimated
 from pyro_evidence.fitting.process_state import within_memory, without_validation
 
 
@@ -99,30 +106,26 @@ def thermodynamic_integration(
                 f"the log likelihood is not finite at {int((~torch.isfinite(prior)).sum())} of {len(prior)} draws from "
                 "the prior, so its mean there is no number; use tempered_smc, which needs none."
             )
-        rungs, acceptance = [_moments(swarm, [prior])], 1.0
+        rungs = [_moments(swarm, [prior])]
         for power in ladder[1:].tolist():
-            swarm, values, shares = reweighed(swarm, power), [], []
-            for _ in range(num_moves):
-                swarm, share = hmc_step(swarm)
-                values.append(swarm.log_likelihood)
-                shares.append(share)
+            swarm, values = after_moves(reweighed(swarm, power), num_moves)
             rungs.append(_moments(swarm, values))
-            acceptance = min(acceptance, sum(shares) / num_moves)
     log_weight, means, variances = torch.stack(rungs, 1)
     kept = torch.cat([torch.ones(1, NUM_GROUPS, dtype=torch.bool), ~torch.eye(NUM_GROUPS, dtype=torch.bool)])
     mean, variance = pooled_moments(log_weight, means, variances, kept)
     integrals = corrected_trapezoid(ladder, mean, variance)
     coarse = corrected_trapezoid(ladder[::2], mean[::2, 0], variance[::2, 0])
     gap = abs(float(coarse - integrals[0])) / 15.0  # the rule is of fourth order
-    value, spread = (float(x) for x in jackknife(integrals[0], integrals[1:]))
-    error = math.hypot(spread, gap, rounding(value))
-    doubts = sentences(
+    value, spread = jackknife(integrals[0], integrals[1:])
+    error = math.hypot(float(spread), gap)
+    return estimated(
+        f"thermodynamic integration, {num_temperatures} powers, {len(swarm.x)} particles",
+        value,
+        error,
+        {"ladder_error": gap, "acceptance": min(swarm.acceptance)},
         (gap > 0.1, f"every other power alone would move the integral ({gap:.2f} nats); raise num_temperatures."),
-        few_accepted(acceptance),
-        (error > 0.5, f"the standard error is {error:.2f} nats; expected below 0.5. Use more particles or moves."),
+        *doubts_of_particles(swarm, error),
     )
-    method = f"thermodynamic integration, {num_temperatures} powers, {len(swarm.x)} particles"
-    return EvidenceEstimate(method, value, error, {"ladder_error": gap, "acceptance": acceptance}, doubts)
 
 
 def _moments(swarm: Particles, values: list[Tensor]) -> Tensor:

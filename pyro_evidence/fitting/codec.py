@@ -63,7 +63,6 @@ KINDS = {
     "PRBFPoint": "prbf.densities:Point",
     "PRBFRestarts": "prbf.rounds:PRBFRestarts",
     "FastState": "relevance.fast_marginal:FastState",
-    "NoisyState": "relevance.noise:NoisyState",
     "BoundSums": "relevance.variational:BoundSums",
     "VariationalState": "relevance.variational:VariationalState",
     "AxisMap": "numerics.quadrature.reparameterise:AxisMap",
@@ -120,8 +119,6 @@ def _put_down_object(value: Any, known: Known) -> dict[str, Any]:
     kind = {"kind": _kind_of(value)}
     if isinstance(value, Enum):
         return kind | {"member": value.name}
-    if hasattr(value, "essence"):  # it holds more than files can, and is made again from less
-        return kind | {"essence": [put_down(part, known) for part in value.essence]}
     return kind | {"inside": [[name, put_down(child, known)] for name, child in children(value)]}
 
 
@@ -151,12 +148,10 @@ def taken_up(stored: Any, root: Any) -> Any:
 
 
 def _object(stored: Mapping[str, Any], root: Any) -> Any:
-    """An object of one of the :data:`KINDS`: a member, a state made again from its essence, or fields put together."""
+    """An object of one of the :data:`KINDS`: a member, or fields put together."""
     kind = _class_of(stored["kind"])
     if issubclass(kind, Enum):
         return kind[stored["member"]]
-    if "of_essence" in vars(kind):
-        return kind.of_essence(*(taken_up(part, root) for part in stored["essence"]))
     return _built(kind, {name: taken_up(child, root) for name, child in stored["inside"]})
 
 

@@ -123,7 +123,7 @@ class ClassConditional:
             plane, line, points = _plane(posterior, inputs), display.line_of(number), display.points_of(number)
             if given:
                 axes.plot(*given[number][:, inputs].T.tolist(), **points, markersize=3, alpha=0.4)
-            display.ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=0.9, **line)
+            display.kernel_ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=0.9, **line)
             name = f"{label:g}" if isinstance(label, float) else label
             axes.plot([], [], **(points | line), label=f"class {name}")
         axes.set(xlabel=f"input {inputs[0]}", ylabel=f"input {inputs[1]}")

@@ -1,6 +1,6 @@
 """The relevance vector machine for any Pyro model with a linear predictor."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,18 @@ from pyro_evidence.laplace.mode_checks import certify_sites
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance import fast_marginal
-from pyro_evidence.relevance import noise as relevance_noise
-from pyro_evidence.relevance.chunks import of_all_rows, summarised, weights_in_chunks
-from pyro_evidence.relevance.noise import noise_of_rows
+from pyro_evidence.relevance.fast_marginal import FastState
+from pyro_evidence.relevance.noise import Noise, noise_of_rows
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
-from pyro_evidence.relevance.targets import LinearTarget
-from pyro_evidence.relevance.weights import Weights, refuse_flat, refuse_offsets, weights_of
+from pyro_evidence.relevance.targets import LinearTarget, summarised
+from pyro_evidence.relevance.weights import (
+    Weights,
+    of_all_rows,
+    refuse_flat,
+    refuse_offsets,
+    weights_in_chunks,
+    weights_of,
+)
 from pyro_evidence.settings import check_model
 from pyro_evidence.structure.recognise import recognition_error
 
@@ -73,7 +79,7 @@ class RVM:
         self.noise = noise
         self.stop = stop
         self._of: Weights | None = None
-        self._fit: Fit[Any] | None = None
+        self._fit: Fit[FastState] | None = None
         self._data: Arguments = ((), {})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,16 +120,16 @@ class RVM:
         stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
         _ = start.gradient_norm  # what is kept of the design is made here, where autograd may use it later
         with torch.inference_mode(start.is_closed):
-            self._fit = iterate(self._step, start, stop, "RVM")
+            self._fit = iterate(fast_marginal.step, start, stop, "RVM")
         posterior = self.posterior
         require_convergence("RVM", self._fit.status, posterior, self.stop)
         return posterior
 
-    def _start(self, rows: Rows[Weights]) -> Any:
+    def _start(self, rows: Rows[Weights]) -> FastState:
         """The model without weights."""
         self._of = of_all_rows(rows)
         if self.noise is not None:
-            return relevance_noise.start(noise_of_rows(rows, self.noise))
+            return fast_marginal.empty(noise_of_rows(rows, self.noise))
         target = self._of.target
         assert isinstance(target, LinearTarget)
         return fast_marginal.empty(target if target.is_resident else summarised(target))
@@ -136,13 +142,9 @@ class RVM:
         if self._fit is None or not same_arguments(self._data, (args, kwargs)):
             self._data, state = (args, kwargs), self._start(linear_weights(self.model, self.site, args, kwargs))
             self._fit = Fit(state, Status.STEP_LIMIT, (state.objective,))
-        state = self._step(self._fit.state)
+        state = fast_marginal.step(self._fit.state)
         self._fit = Fit(state, state.stop_reason or Status.STEP_LIMIT, (*self._fit.objectives, state.objective))
         return -state.objective
-
-    @property
-    def _step(self) -> Callable[[Any], Any]:
-        return fast_marginal.step if self.noise is None else relevance_noise.step
 
     @property
     def posterior(self) -> RVMPosterior:
@@ -153,7 +155,7 @@ class RVM:
         if self._fit is None or self._of is None:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
         state = self._fit.state
-        of = self._of if self.noise is None else state.weights
+        of = state.source.weights_at(state.log_scale) if isinstance(state.source, Noise) else self._of
         found = RVMState(state.alpha.clone(), state.x.clone())  # outside of inference mode, so fit for derivatives
         return RVMPosterior(of, found, self._fit.status.value, self._fit.objectives)
 

@@ -16,11 +16,10 @@ from pyro_evidence.program.checks import check_varies
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.relevance import variational
 from pyro_evidence.relevance.axis_priors import GaussianFit
-from pyro_evidence.relevance.chunks import of_all_rows
 from pyro_evidence.relevance.noise import Noise, noise_of_rows
 from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
 from pyro_evidence.relevance.variational import VariationalState
-from pyro_evidence.relevance.weights import Weights
+from pyro_evidence.relevance.weights import Weights, of_all_rows
 from pyro_evidence.settings import check_model
 
 SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise of 1e-6 of the bound counts as none

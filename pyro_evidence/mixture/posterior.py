@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -93,6 +93,9 @@ class MixturePosterior(LaplacePosterior):
     (2, (60, 4), (60,))
     """
 
+    _in_blocks: ClassVar[bool] = False
+    _maximises_evidence: ClassVar[bool] = False
+
     recognised: MixtureStructure | None = None
     mixture: Mixture | None = None
     num_clipped: int = 0
@@ -134,6 +137,14 @@ class MixturePosterior(LaplacePosterior):
     def num_components(self) -> int:
         """Number of components that are left."""
         return int(self.active.sum())
+
+    @property
+    def _num_components(self) -> int | None:
+        return None if self.mixture is None else self.num_components
+
+    @property
+    def _num_maximised(self) -> int:
+        return super()._num_maximised if self.recognised is None else self.recognised.joint.hypers.size
 
     @property
     def gamma(self) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -131,6 +131,8 @@ class MPPCAPosterior(LaplacePosterior):
     >>> tuple(posterior.reconstruct(Y).shape)
     (60, 4)
     """
+
+    _maximises_evidence: ClassVar[bool] = False
 
     recognised: MPPCAStructure | None = None
     analysers: FactorAnalysers | None = None

@@ -16,6 +16,13 @@ SEARCH = Backtracking(clear_rise)
 CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions
 
 
+class Sloped(Protocol):
+    """A log density and its gradient, rows in front."""
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``, detached."""
+
+
 class Density(Protocol):
     """One model's log joint density and its second derivatives, rows in front."""
 
@@ -95,7 +102,7 @@ class Limits:
         return decrement <= self.tolerance * (1.0 + abs(log_joint))
 
 
-def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, limits: Limits) -> Mode:
+def climb(density: Sloped, curvature: CurvatureAt, u: Tensor, theta: Tensor, limits: Limits) -> Mode:
     """Newton with backtracking; an indefinite curvature is replaced by its absolute value for the step.
 
     A row is done when ``A`` is positive definite and ``g' A^-1 g``, twice the rise in nats that a Newton step still
@@ -117,7 +124,7 @@ def own(theta: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
     return (theta[rows],) if theta.dim() == 2 else ()
 
 
-def gradient_of(density: Density, theta: Tensor) -> Gradient:
+def gradient_of(density: Sloped, theta: Tensor) -> Gradient:
     """Log joint and gradient at points of some rows."""
     return lambda u, rows: density.gradient(u, *(own(theta, rows) or (theta,)))
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from pyro_evidence.compare.comparison import Comparison, flattened
 from pyro_evidence.compare.discrepancy import gaussian_divergence, quantiles
 from pyro_evidence.compare.sbc import Calibration
-from pyro_evidence.display import DASHES, MARKERS, with_labels
+from pyro_evidence.display import DASHES, MARKERS, SHADE, SMALL, THIN, Axes, check_axes, with_labels
 from pyro_evidence.errors import BadInput
-from pyro_evidence.plots.posterior import Axes, check_axes, element_labels
+from pyro_evidence.plots.posterior import element_labels
 
 NUM_GRID = 200
 MOST_POINTS = 500  # of each engine in a scatter plot
@@ -38,7 +38,7 @@ def overlaid(axes: Axes, comparison: Comparison, site: str, element: int = 0) ->
     for name, values in columns.items():
         height = _density(values, grid).tolist()
         if name == comparison.reference:
-            axes.fill_between(grid.tolist(), height, alpha=0.3, label=f"{name} (reference)")
+            axes.fill_between(grid.tolist(), height, alpha=SHADE, label=f"{name} (reference)")
         else:
             axes.plot(grid.tolist(), height, next(dashes), label=name)
     names = element_labels(site, comparison.runs[comparison.reference].draws[site][0, 0])
@@ -67,7 +67,7 @@ def worst_pair(axes: Axes, comparison: Comparison, engine: str) -> Axes:
     i, j = divmod(int(gaussian_divergence(a, b).argmax()), len(names))
     for marker, name, rows in (("o", comparison.reference, b), ("^", engine, a)):
         kept = rows[:: max(1, len(rows) // MOST_POINTS)]
-        axes.scatter(kept[:, i].tolist(), kept[:, j].tolist(), s=6, marker=marker, alpha=0.5, label=name)
+        axes.scatter(kept[:, i].tolist(), kept[:, j].tolist(), s=SMALL, marker=marker, alpha=0.5, label=name)
     return with_labels(axes, names[i], names[j])
 
 
@@ -82,7 +82,7 @@ def calibration(axes: Axes, comparison: Comparison, num_bins: int = 10) -> Axes:
     check_axes(axes)
     if not comparison.held_out:
         raise BadInput("the comparison has no predictions; pass compare(..., held_out=(X_new, t_new)).")
-    axes.plot([0.0, 1.0], [0.0, 1.0], color="grey", linewidth=1.0)
+    axes.plot([0.0, 1.0], [0.0, 1.0], color="grey", linewidth=THIN)
     binary = all(found.binary for found in comparison.held_out.values())
     for marker, (name, found) in zip(cycle(MARKERS), comparison.held_out.items(), strict=False):
         if binary:
@@ -92,7 +92,7 @@ def calibration(axes: Axes, comparison: Comparison, num_bins: int = 10) -> Axes:
         else:
             x = (torch.arange(len(found.pit), dtype=torch.float64) + 1.0) / len(found.pit)
             y, x = x, found.pit.sort().values
-        axes.plot(x.tolist(), y.tolist(), marker=marker, markersize=4, label=name)
+        axes.plot(x.tolist(), y.tolist(), marker=marker, markersize=SMALL, label=name)
     what = "of class 1" if binary else "of a smaller value"
     return with_labels(axes, f"predicted probability {what}", "share of the held-out data")
 
@@ -112,7 +112,7 @@ def rank_histogram(axes: Axes, found: Calibration, name: str | None = None) -> A
     expected = len(found.ranks) / found.num_bins
     half = BAND * math.sqrt(expected * (1.0 - 1.0 / found.num_bins))
     axes.axhspan(max(expected - half, 0.0), expected + half, color="lightgrey")
-    axes.bar(range(found.num_bins), found.histogram(name).tolist(), width=0.9)
+    axes.bar(range(found.num_bins), found.histogram(name).tolist())
     p = float(found.p_values[found.names.index(name)])
     return with_labels(axes, f"rank of {name}, {found.num_bins} bins, p = {p:.2g}", "data sets", legend=False)
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence import display
 from pyro_evidence.display import Axes, check_axes, intervals, with_labels
 from pyro_evidence.errors import BadInput
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -36,8 +37,8 @@ def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: flo
         order = [*order[: most // 2], *order[len(order) - (most - most // 2) :]]
     low, high = ([found[n][end] for n in order] for end in ends)
     intervals(axes, order, [found[n]["value"] for n in order], low, high)
-    axes.axvline(0.0, color="grey", linewidth=0.8, linestyle=":")
-    return with_labels(axes, f"{site}: mean and {100.0 * prob:g} % interval", legend=False)
+    axes.axvline(0.0, color="grey", linewidth=display.THIN, linestyle=":")
+    return with_labels(axes, f"{site}: mean and {display.percent(prob)} % interval", legend=False)
 
 
 def partial_dependence(
@@ -70,7 +71,9 @@ def partial_dependence(
         predicted.append(mean if mean.dim() == 1 else mean[:, 1])
     found = torch.stack(predicted)
     low, high = found.quantile(quantile, -1), found.quantile(1.0 - quantile, -1)
-    axes.fill_between(grid.tolist(), low.tolist(), high.tolist(), alpha=0.2, label=f"rows, {1 - 2 * quantile:.0%}")
+    axes.fill_between(
+        grid.tolist(), low.tolist(), high.tolist(), alpha=display.SHADE, label=f"rows, {1 - 2 * quantile:.0%}"
+    )
     axes.plot(grid.tolist(), found.mean(-1).tolist(), label="mean of the rows")
     return with_labels(axes, names[place] if names else f"input {place}", "prediction")
 
@@ -99,7 +102,7 @@ def predictive_check(axes: Axes, posterior: LaplacePosterior, *, site: str | Non
     )
     counts = torch.stack([torch.histogram(row, ends.double()).hist for row in new])
     middle = (0.5 * (ends[1:] + ends[:-1])).tolist()
-    low, high = counts.quantile(0.05, 0).tolist(), counts.quantile(0.95, 0).tolist()
-    axes.fill_between(middle, low, high, step="mid", alpha=0.3, label="new data, 90 % of the sets")
+    low, high = counts.quantile(counts.new_tensor(display.CENTRAL), 0).tolist()
+    axes.fill_between(middle, low, high, step="mid", alpha=display.SHADE, label="new data, 90 % of the sets")
     axes.step(middle, torch.histogram(seen, ends.double()).hist.tolist(), where="mid", color="black", label="the data")
     return with_labels(axes, name, "number of data")

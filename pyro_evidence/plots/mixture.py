@@ -12,11 +12,10 @@ from torch import Tensor
 
 from pyro_evidence import display
 from pyro_evidence.compare.learning_curve import LearningCurve
-from pyro_evidence.display import with_labels
+from pyro_evidence.display import Axes, check_axes, with_labels
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.posterior import MixturePosterior
-from pyro_evidence.plots.posterior import Axes, check_axes
 
 LogDensity = Callable[[Tensor, Tensor], Tensor]
 
@@ -32,7 +31,7 @@ def ellipses(axes: Axes, density: MixtureDensity, *, mass: float = 0.9, outputs:
     check_axes(axes)
     _check_plane(density, outputs)
     plane = density.marginal(outputs)
-    display.ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=mass, color="black")
+    display.kernel_ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=mass, color="black")
     return with_labels(axes, f"output {outputs[0]}", f"output {outputs[1]}", legend=False)
 
 
@@ -53,7 +52,7 @@ def scatter(axes: Axes, posterior: MixturePosterior, Y: Tensor, *, outputs: tupl
     owner = posterior.responsibilities(Y).argmax(-1)
     for number, component in enumerate(owner.unique()):
         own = Y[owner == component][:, outputs]
-        axes.plot(*own.T.tolist(), **display.points_of(number), markersize=3)
+        axes.plot(*own.T.tolist(), **display.points_of(number), markersize=display.SMALL)
     return ellipses(axes, density, outputs=outputs)
 
 
@@ -73,7 +72,7 @@ def component_path(axes: Iterable[Axes], curve: LearningCurve, Y: Tensor, *, ste
     (left, bottom), (right, top) = (low - margin).tolist(), (high + margin).tolist()
     for place, step in zip(places, steps, strict=True):
         check_axes(place)
-        place.plot(*Y[:, :2].T.tolist(), ".", color="grey", markersize=3)
+        place.plot(*Y[:, :2].T.tolist(), ".", color="grey", markersize=display.SMALL)
         place.set(xlim=(left, right), ylim=(bottom, top))
         ellipses(place, curve.density(step))
         place.set_title(f"round {step}: {int(curve.num_components[step, 0])} components")
@@ -91,9 +90,9 @@ def learning_curves(axes: Axes, curves: Mapping[str, LearningCurve]) -> Axes:
     if not curves:
         raise BadInput("curves is empty; expected at least one name with its LearningCurve.")
     for number, (name, curve) in enumerate(curves.items()):
-        color = f"C{number % 10}"
+        color = f"C{number}"
         rounds = range(len(curve.test))
-        axes.plot(rounds, curve.train_nll.tolist(), "--", color=color, linewidth=0.8)
+        axes.plot(rounds, curve.train_nll.tolist(), "--", color=color, linewidth=display.THIN)
         lines = axes.plot(rounds, curve.test_nll.tolist(), "-", color=color)
         lines[0].set_label(name)
     return with_labels(axes, "round", "mean NLL / nats; training dashed")
@@ -136,9 +135,9 @@ def evidence_over_components(axes: Axes, evidences: Mapping[int, Sequence[float]
     values = [torch.as_tensor(evidences[k], dtype=torch.float64) for k in numbers]
     median = [float(v.quantile(0.5)) for v in values]
     (line,) = axes.plot(numbers, median, marker=".", label=label)
-    axes.fill_between(numbers, [float(v.min()) for v in values], [float(v.max()) for v in values], alpha=0.2)
+    axes.fill_between(numbers, [float(v.min()) for v in values], [float(v.max()) for v in values], alpha=display.SHADE)
     best = max(range(len(numbers)), key=lambda i: median[i])
-    axes.plot(numbers[best], median[best], "o", color=line.get_color(), markersize=9, fillstyle="none")
+    axes.plot(numbers[best], median[best], "o", color=line.get_color(), markersize=2 * display.SMALL, fillstyle="none")
     axes.xaxis.set_major_locator(import_module("matplotlib.ticker").MaxNLocator(integer=True))
     return with_labels(axes, "number of components", "log evidence / nats", legend=False)
 

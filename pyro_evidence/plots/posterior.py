@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pyro_evidence.display import DASHES, MARKERS, rows, with_labels
-from pyro_evidence.display import Axes as Axes
-from pyro_evidence.display import check_axes as check_axes
+from pyro_evidence.display import CENTRAL, DASHES, MARKERS, SHADE, SMALL, Axes, check_axes, rows, with_labels
 from pyro_evidence.errors import BadInput
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.nested import NestedPosterior
+
+SHOWN = 0.001  # of the mass beyond each end of a density's line
 
 
 def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
@@ -63,12 +63,12 @@ def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, sit
     check_axes(axes)
     draws = _draws(posteriors, site)
     for number, (name, values) in enumerate(draws.items(), start=1):
-        levels = values.new_tensor([0.05, 0.5, 0.95])
-        low, median, high = torch.quantile(values.reshape(len(values), -1), levels, dim=0)
+        flat = values.reshape(len(values), -1)
+        median, (low, high) = flat.quantile(0.5, 0), flat.quantile(values.new_tensor(CENTRAL), 0)
         places = [row - 0.5 + number / (len(draws) + 1) for row in range(len(median))]
         errors = torch.stack([median - low, high - median]).tolist()
         axes.errorbar(
-            median.tolist(), places, xerr=errors, fmt=MARKERS[number % len(MARKERS)], markersize=4, label=name
+            median.tolist(), places, xerr=errors, fmt=MARKERS[number % len(MARKERS)], markersize=SMALL, label=name
         )
     rows(axes, element_labels(site, next(iter(draws.values()))[0]))
     return with_labels(axes, f"{site}, median and 90 % interval")
@@ -87,14 +87,14 @@ def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
     found = posterior.marginal(site)
     values = found.values.flatten(1) if found.values.dim() > 1 else found.values.unsqueeze(-1)
     density, mean = found.density.reshape(values.shape), found.mean.reshape(-1)
-    levels = found.quantiles([0.001, 0.05, 0.95, 0.999]).reshape(4, -1)
+    levels = found.quantiles([SHOWN, *CENTRAL, 1.0 - SHOWN]).flatten(1)
     for number, label in enumerate(element_labels(site, found.mean)):
         x, y = values[:, number], density[:, number]
         first, low, high, last = levels[:, number]
         shown = (x >= first) & (x <= last)
         (line,) = axes.plot(x[shown].tolist(), y[shown].tolist(), DASHES[number % len(DASHES)], label=label)
         inside = shown & (x >= low) & (x <= high)
-        axes.fill_between(x[inside].tolist(), y[inside].tolist(), alpha=0.2, color=line.get_color())
+        axes.fill_between(x[inside].tolist(), y[inside].tolist(), alpha=SHADE, color=line.get_color())
         axes.axvline(float(mean[number]), linestyle=":", color=line.get_color())
     axes.set_ylim(bottom=0.0)
     return with_labels(axes, f"{site}, mean and 90 %", "posterior density")

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from pyro_evidence.program.simulate import NewLevels, largest_row, rows_at_once
 from pyro_evidence.settings import check_count, quantile_levels
 
 Values = dict[str, Tensor]
+NUM_DRAWS = 1_000  # of a posterior, where nobody says how many: means are known to a thirtieth of a deviation
 SHARED = 16  # torch makes as many normal numbers together: their values do not hang on how draws are shared out
 
 
@@ -56,6 +57,33 @@ class Posterior:
         """Each coordinate ``z`` standard deviations from the mode, ``z.shape + (D,)``."""
         raise NotImplementedError
 
+    @property
+    def _laplace(self) -> Any:
+        """This posterior as a :class:`~pyro_evidence.posterior.laplace.LaplacePosterior`, of whichever model."""
+        raise NotImplementedError
+
+    _in_blocks: ClassVar[bool] = False  # whether the log evidence may be checked block by block
+
+    @property
+    def _num_maximised(self) -> int:
+        """How many numbers were maximised, for which the log evidence carries no penalty."""
+        raise NotImplementedError
+
+    @property
+    def _num_components(self) -> int | None:
+        """Components of a mixture that are left; None where the model tells."""
+        return None
+
+    @property
+    def _as_laplace(self) -> tuple[float, tuple[str, ...]]:
+        """Laplace's log evidence, nats, nan for another number; and what a comparison says of it, a sentence each."""
+        return float(self.log_evidence), ()
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Total, nats, shape ``()``."""
+        raise NotImplementedError
+
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at data of the fit where they were not kept."""
 
@@ -78,7 +106,7 @@ class Posterior:
         latents = self._joint.latents.constrained(u.to(self._joint.dtype))
         return {n: v.detach() for n, v in latents.items() if n != NOTHING}
 
-    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> Values:
+    def get_samples(self, num_samples: int = NUM_DRAWS, seed: int | None = None) -> Values:
         """Independent draws, shaped and constrained as by ``MCMC.get_samples()``: ``(S,) + site shape``.
 
         :param seed: None takes one from the state of the caller's generator.  That generator stays where it

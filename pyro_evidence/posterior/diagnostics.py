@@ -18,11 +18,15 @@ from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.evidence_error import COMPARED, by_laplace, element_names
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.importance import pareto_shapes
+from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.program.failed_run import require_kept
 from pyro_evidence.settings import check_count, check_seed, seeded
 
 TRUSTED = 0.7  # k-hat up to which importance weights are believed
 MANY = 1_000  # coordinates beyond which weights of joint draws spread by their number alone
+NUM_WEIGHTED = 4_000  # draws to be weighted, where nobody says how many
+FEWEST_WEIGHTED = 100  # to whose largest a tail can be fitted
+SAME_MODE = 1e-3  # nats between log evidences of one mode
 NOTABLE_GAP = 0.1  # nats
 NOTABLE_SHIFT = 0.2  # standard deviations
 NOTABLE_RATIO = 1.2  # of two standard deviations
@@ -53,6 +57,15 @@ def importance_check(
         "effective_sample_size": float(importance.effective_sample_size(found.log_weights)),
         **shifts(draws or {}, found.weights),
     }
+
+
+def check_weighted(num_samples: int) -> int:
+    """The number of draws to be weighted.
+
+    :raises BadInput: for too few of them.
+    """
+    remedy = "The weights' tail is fitted to the largest of them."
+    return check_count("num_samples", num_samples, FEWEST_WEIGHTED, remedy)
 
 
 def not_checked() -> dict[str, Any]:
@@ -179,9 +192,9 @@ def _restarts(found: Mapping[str, Any]) -> list[str]:
     said = []
     heights = [h for h in found["log_evidence_per_restart"] if not math.isnan(h)]
     if len(found["log_evidence_per_restart"]) > 1 and heights:
-        agreed = sum(h > max(heights) - 1e-3 for h in heights)
+        agreed = sum(h > max(heights) - SAME_MODE for h in heights)
         said.append(f"{len(found['log_evidence_per_restart'])} starts, {agreed} of which ended in the best mode")
-    if heights and max(heights) - min(heights) > 1e-3:
+    if heights and max(heights) - min(heights) > SAME_MODE:
         levels = sorted({round(h, 3) for h in heights}, reverse=True)
         said.append(f"restarts reached different modes: log evidences {levels}")
     if found["curvature"] != "exact_hessian":
@@ -225,9 +238,8 @@ def blocks(state: LaplaceState, site: str, num_samples: int | None, seed: int) -
     joint = state.problem.joint
     require_kept(joint, "blocks(...)")
     marginal = _marginal(state)
-    num_samples = _affordable(marginal, 1_000) if num_samples is None else num_samples
-    remedy = "The weights' tail is fitted to the largest of them."
-    num_samples = check_count("num_samples", num_samples, 100, remedy)
+    num_samples = _affordable(marginal, NUM_DRAWS) if num_samples is None else num_samples
+    num_samples = check_weighted(num_samples)
     if not isinstance(site, str) or site not in joint.latents.slices:
         raise BadInput(f"blocks({site!r}): expected a latent site in blocks, one of {list(joint.latents.names)}.")
     p, part = marginal.partition, next(x for x in joint.latents if x.name == site)
@@ -282,7 +294,7 @@ def check_by_blocks(state: LaplaceState, log_evidence: float, num_samples: int, 
 def _affordable(marginal: Marginal, most: int) -> int:
     """Draws of each block whose log densities are not too many."""
     data = sum(len(owner) for owner in marginal.partition.owner.values())
-    return max(100, min(most, MOST // max(1, data)))
+    return max(FEWEST_WEIGHTED, min(most, MOST // max(1, data)))
 
 
 def _place(marginal: Marginal, state: LaplaceState) -> Place:

@@ -81,10 +81,6 @@ class GroupsPosterior(LaplacePosterior):
         """Uncertainty of the maximised hyperparameters, by passes over the chunks; see the posterior of all rows."""
         return uncertainty.hyperparameter_covariance(self._over)
 
-    @property
-    def _maximises_evidence(self) -> bool:
-        return True
-
 
 def with_groups(rows: GroupRows, posterior: LaplacePosterior) -> GroupsPosterior:
     """The posterior with the groups of this process; one pass."""

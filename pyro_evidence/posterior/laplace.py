@@ -12,7 +12,6 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import generator_of, own_random_numbers, put_into_store, without_validation
 from pyro_evidence.laplace import uncertainty
@@ -22,13 +21,13 @@ from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics import importance
-from pyro_evidence.posterior import archive, diagnostics, predict, summary
-from pyro_evidence.posterior.base import Posterior, Values, white_noise
-from pyro_evidence.posterior.diagnostics import MANY, Blocks
+from pyro_evidence.posterior import archive, diagnostics, predict
+from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, white_noise
+from pyro_evidence.posterior.diagnostics import MANY, NUM_WEIGHTED, Blocks, check_weighted
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.process import ProcessGuide, latents_at
 from pyro_evidence.posterior.reweighted import ConditionalApproximations, CorrectedPosterior, LOOResult, left_out
-from pyro_evidence.posterior.summary import Layout, Rows
+from pyro_evidence.posterior.summary import Rows, TableLayout, Tabulated, hyper_rows
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense, Diagonal
 from pyro_evidence.precision.gaussian_process import LatentPrecision
@@ -37,14 +36,13 @@ from pyro_evidence.program.failed_run import require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import NewLevels, affordable_draws
 from pyro_evidence.settings import check_count
-from pyro_evidence.structure.names import Coords, Dims
 
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
 SUMMARISED = 12  # hyperparameters up to which summary() gives their standard deviations
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LaplacePosterior(Posterior):
+class LaplacePosterior(Posterior, Tabulated):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     :ivar state: the last iterate; every number below is of this one.
@@ -72,8 +70,9 @@ class LaplacePosterior(Posterior):
     restarts: Tensor
     failures: tuple[str, ...] = ()
 
-    _normal: ClassVar[bool] = True  # in the table, sites on the whole real line
-    _num_tabulated: ClassVar[int] = 4_000  # draws of the others
+    _normal: ClassVar[bool] = True
+    _in_blocks: ClassVar[bool] = True
+    _maximises_evidence: ClassVar[bool] = True  # not what else may stand for it in the loop
 
     def __repr__(self) -> str:
         sites, hypers = list(self.mode), list(self.hyperparameters)
@@ -151,6 +150,16 @@ class LaplacePosterior(Posterior):
         return self.state.u, self.state.theta
 
     @property
+    def _laplace(self) -> "LaplacePosterior":
+        return self
+
+    @property
+    def _num_maximised(self) -> int:
+        hypers = self._joint.hypers
+        alive = [v.isfinite() & (v != 0.0) for n, v in self.hyperparameters.items() if n in hypers.slices]
+        return min(sum(int(a.sum()) for a in alive), hypers.size)
+
+    @property
     def _num_directions(self) -> int:
         return len(self.state.u)
 
@@ -194,7 +203,7 @@ class LaplacePosterior(Posterior):
         return_std: bool = False,
         quantiles: float | Sequence[float] | None = None,
         site: str | None = None,
-        num_samples: int = 1000,
+        num_samples: int = NUM_DRAWS,
         seed: int = 0,
         **kwargs: Any,
     ) -> Any:
@@ -218,7 +227,7 @@ class LaplacePosterior(Posterior):
         how: Any = dict(return_std=return_std, quantiles=quantiles, site=site, num_samples=num_samples, seed=seed)
         return predict.predict(self, self._with(args, kwargs), **how)
 
-    def probability(self, *args: Any, site: str | None = None, num_samples: int = 1000, **kwargs: Any) -> Tensor:
+    def probability(self, *args: Any, site: str | None = None, num_samples: int = NUM_DRAWS, **kwargs: Any) -> Tensor:
         """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
 
         :raises UnsupportedModel: for a site that is not Bernoulli, Categorical or OneHotCategorical.
@@ -241,7 +250,7 @@ class LaplacePosterior(Posterior):
         """Refuse what looks at the data of the fit, where they were not kept."""
         require_kept(self._joint, what)
 
-    def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
+    def log_weights(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to the approximation at draws from the latter, nats, ``(S,)``."""
         return self._weighed(check_count("num_samples", num_samples), seed, kept=False)[1]
 
@@ -359,15 +368,14 @@ class LaplacePosterior(Posterior):
         log_weights = self._weighed(500, seed=0)[1]
         return float(importance.effective_sample_size(log_weights)) / len(log_weights)
 
-    def importance_resampled(self, num_samples: int = 4_000, seed: int = 0) -> CorrectedPosterior:
+    def importance_resampled(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> CorrectedPosterior:
         """The same posterior without Laplace's error in shape: its draws weighted by the exact density (PSIS).
 
         :param num_samples: draws to be weighted; with k-hat they tell how many they are worth.
         :param seed: of these draws, fixed unless you change it: the weighted means are numbers to report.
         :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
         """
-        remedy = "The weights' tail is fitted to the largest of them."
-        num_samples = check_count("num_samples", num_samples, 100, remedy)
+        num_samples = check_weighted(num_samples)
         draws, log_weights = self._weighed(num_samples, seed)
         if not bool((log_weights > -math.inf).any()):
             raise BadInput(f"the density is zero at all {num_samples} draws; run NUTS on posterior.model.")
@@ -431,49 +439,9 @@ class LaplacePosterior(Posterior):
         except ArithmeticError:
             return None
 
-    @property
-    def _maximises_evidence(self) -> bool:
-        return type(self) is LaplacePosterior
-
-    def table(
-        self, prob: float = 0.9, *, coords: Coords | None = None, dims: Dims | None = None, most: int | None = None
-    ) -> Table:
-        """Hyperparameters and sites, a row for each element that is not pruned: value, deviation, interval.
-
-        Fixed effects and spreads as params have the standard deviations of :meth:`hyperparameter_covariance`; their
-        intervals are taken where they have no bounds (log scales, Fisher's transformation of correlations).
-        ``.to_pandas()`` has the numbers.
-
-        :param prob: in the intervals, which leave out as much on both sides.
-        :param coords: dimension -> names of its elements, with ``dims`` site -> dimensions, as for ArviZ.  Columns of a
-            data frame are known without them.
-        :param most: rows of one site; None for all.
-        :raises BadInput: for a ``prob`` outside 0 to 1, and for names that do not fit.
-        """
-        return summary.table(self, prob, coords=coords, dims=dims, most=most)
-
-    def summary(self, prob: float = 0.9) -> None:
-        """Print the table, twelve rows of a site at most, then the evidence and how far to trust it."""
-        summary.summary(self, prob)
-
-    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
-        """The table as a picture: a point and an interval for each element, twelve of a site at most.
-
-        Others are in :mod:`pyro_evidence.plots`.
-
-        >>> posterior.plot()  # doctest: +SKIP
-
-        :param axes: to draw on; None takes matplotlib's present ones.
-        :param prob: in the intervals.
-        :raises ImportError: without matplotlib.
-        """
-        return summary.plot(self, axes, prob=prob)
-
-    def _repr_html_(self) -> str:
-        return summary.as_html(self)
-
-    def _hyper_rows(self, layout: Layout, spread: HyperparameterCovariance | None) -> tuple[Rows, list[str]]:
-        return summary.hyper_rows(self.state, self.hyperparameters, self.gamma, spread, layout)
+    def _hyper_rows(self, layout: TableLayout, errors: bool) -> tuple[Rows, list[str]]:
+        spread = self._spread if errors else None
+        return hyper_rows(self.state, self.hyperparameters, self.gamma, spread, layout)
 
     def _notes(self) -> list[str]:
         """Lines below the table of ``summary()``; one tells of an error of the log evidence above one nat.

@@ -24,6 +24,7 @@ from pyro_evidence.nested.marginalised_joint import MarginalisedJoint
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior import archive
+from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.guide import NestedGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
@@ -50,7 +51,8 @@ class NestedPosterior(LaplacePosterior):
     """
 
     _normal: ClassVar[bool] = False
-    _num_tabulated: ClassVar[int] = 1_000  # each with an inner mode of its own
+    _maximises_evidence: ClassVar[bool] = False
+    _num_tabulated: ClassVar[int] = NUM_DRAWS  # each with an inner mode of its own
 
     integral: Integral = field(kw_only=True)
 
@@ -160,7 +162,7 @@ class NestedPosterior(LaplacePosterior):
 
     def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
         """Those of every posterior; how sites were integrated, with what error, and number of inner modes not found."""
-        return super().diagnostics(1_000 if num_samples is None else num_samples, seed) | {
+        return super().diagnostics(NUM_DRAWS if num_samples is None else num_samples, seed) | {
             "marginalised_sites": list(self.marginalised_sites),
             "integration": self.integral.method,
             "integration_error": self.integral.error,

@@ -30,7 +30,7 @@ NUMBERS = 2**24  # whose quantiles are taken at a time
 
 
 @dataclass(frozen=True)
-class Moments:
+class PredictiveMoments:
     """Mean and variance of new data, averaged over draws; those of more draws are added.
 
     :ivar weight: of these draws among all.
@@ -43,13 +43,13 @@ class Moments:
     variance: Tensor
 
     @classmethod
-    def over(cls, weights: Tensor, mean: Tensor, variance: Tensor) -> "Moments":
+    def over(cls, weights: Tensor, mean: Tensor, variance: Tensor) -> "PredictiveMoments":
         """Moments over rows of means and variances, by the laws of total expectation and variance.
 
         :param weights: of the rows, ``(S,)``, as many as are in front of ``mean`` and ``variance``.
 
         >>> rows = torch.tensor([[1.0], [3.0]])
-        >>> Moments.over(torch.ones(2), rows, torch.zeros(2, 1)).variance
+        >>> PredictiveMoments.over(torch.ones(2), rows, torch.zeros(2, 1)).variance
         tensor([1.])
         """
         share = (weights / weights.sum()).to(mean)
@@ -57,16 +57,16 @@ class Moments:
         spread = torch.tensordot(share, (mean - average).square_(), 1)
         return cls(float(weights.sum()), average, torch.tensordot(share, variance, 1) + spread)
 
-    def __add__(self, other: "Moments") -> "Moments":
+    def __add__(self, other: "PredictiveMoments") -> "PredictiveMoments":
         """Chan, Golub and LeVeque (1983), eq. 1.5."""
         weight = self.weight + other.weight
         away, share = other.mean - self.mean, other.weight / weight
         within = torch.lerp(self.variance, other.variance, share)
-        return Moments(weight, self.mean + share * away, within + share * (1.0 - share) * away.square())
+        return PredictiveMoments(weight, self.mean + share * away, within + share * (1.0 - share) * away.square())
 
 
 @dataclass(frozen=True)
-class Prediction:
+class SitePrediction:
     """One observed site at new inputs, over draws of the latents; those over more draws are added.
 
     :ivar moments: of a new datum, its noise included; for classes of their indicators.
@@ -75,7 +75,7 @@ class Prediction:
     :ivar classes: whether the site has classes.
     """
 
-    moments: Moments
+    moments: PredictiveMoments
     values: tuple[Tensor, ...]
     classes: bool
 
@@ -86,9 +86,9 @@ class Prediction:
         found = [part.quantile(q.to(part), 0) for part in flat.split(max(1, NUMBERS // len(flat)), 1)]
         return torch.cat(found, -1).reshape(*q.shape, *rows.shape[1:])
 
-    def __add__(self, other: "Prediction") -> "Prediction":
+    def __add__(self, other: "SitePrediction") -> "SitePrediction":
         """Over more draws."""
-        return Prediction(self.moments + other.moments, self.values + other.values, self.classes)
+        return SitePrediction(self.moments + other.moments, self.values + other.values, self.classes)
 
 
 class _Observed(Messenger):
@@ -158,7 +158,9 @@ def probability(posterior: Posterior, joint: LogJoint, *, site: str | None, num_
     return found.moments.mean
 
 
-def predictions(posterior: Posterior, joint: LogJoint, num_samples: int, seed: int, kept: int) -> dict[str, Prediction]:
+def predictions(
+    posterior: Posterior, joint: LogJoint, num_samples: int, seed: int, kept: int
+) -> dict[str, SitePrediction]:
     """Every observed site at new inputs, levels of groups that the fit has not seen drawn from their prior.
 
     The likelihood's own means and variances are averaged, of a site alone without draws of it.
@@ -186,12 +188,12 @@ def predictions(posterior: Posterior, joint: LogJoint, num_samples: int, seed: i
         for name in (n for n in joint.observed if n in nodes):
             fn, value = nodes[name]["fn"], nodes[name]["value"]
             classes[name] = has_classes(fn)
-            mean, variance = moments(fn, value)
+            mean, variance = likelihood_moments(fn, value)
             found |= {f"{name}/mean": mean, f"{name}/variance": variance}
             found |= {f"{name}/value": mean if classes[name] else value} if kept else {}
         return found
 
-    def over(latents: Values, weights: Tensor) -> dict[str, Prediction]:
+    def over(latents: Values, weights: Tensor) -> dict[str, SitePrediction]:
         found = vectorised(run, latents)
         parts = {}
         for name, has in classes.items():
@@ -201,7 +203,7 @@ def predictions(posterior: Posterior, joint: LogJoint, num_samples: int, seed: i
                 remedy = "Ask for fewer, or for fewer data at a time."
                 require_memory(16 * kept * mean[0].numel(), what, mean.device, remedy)
             values = (found[f"{name}/value"],) if kept else ()
-            parts[name] = Prediction(Moments.over(weights, mean, found[f"{name}/variance"]), values, has)
+            parts[name] = SitePrediction(PredictiveMoments.over(weights, mean, found[f"{name}/variance"]), values, has)
         return parts
 
     with tangent_at(posterior._tangent), new_data(args, kwargs), own_random_numbers(), torch.no_grad():
@@ -239,7 +241,7 @@ def has_classes(fn: Any) -> bool:
     return isinstance(_base(fn), Bernoulli | Categorical | OneHotCategorical)
 
 
-def moments(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+def likelihood_moments(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of an observed site given all else; for a categorical one its probabilities, ``(N, C)``.
 
     :raises UnsupportedModel: where they are not known.
@@ -259,7 +261,7 @@ def moments(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
     return mean.double(), variance.double()
 
 
-def _chosen(found: Mapping[str, Prediction], site: str | None) -> Prediction:
+def _chosen(found: Mapping[str, SitePrediction], site: str | None) -> SitePrediction:
     """The prediction of one site.
 
     :raises BadInput: for a name that is none, or where there are several sites and none is named.

@@ -15,7 +15,8 @@ from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
-from pyro_evidence.posterior.base import Posterior, Values, equal_weights, in_pairs
+from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, equal_weights, in_pairs
+from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, same_arguments
@@ -56,7 +57,7 @@ class LatentPrediction:
         """Variances, in the shape of the mean."""
         return self.covariance.diagonal().reshape(self.mean.shape)
 
-    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> Tensor:
+    def get_samples(self, num_samples: int = NUM_DRAWS, seed: int | None = None) -> Tensor:
         """Joint draws, ``(S,) + mean shape``.
 
         :param seed: None takes one from the state of the caller's generator, which stays where it is.
@@ -83,7 +84,7 @@ class LatentPrediction:
             )
         return integral(self.mean, self.variance)
 
-    def class_probabilities(self, num_samples: int = 4000, seed: int = 0) -> Tensor:
+    def class_probabilities(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> Tensor:
         """``E softmax(f)`` over functions ``(C, M)``, by Sobol points, shape ``(M, C)``.
 
         :raises BadInput: for a single function.

@@ -5,31 +5,29 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput, TooLarge
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import Problem
-from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics import batched, derivatives, importance, newton
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
-from pyro_evidence.posterior import summary
+from pyro_evidence.posterior.base import NUM_DRAWS
+from pyro_evidence.posterior.diagnostics import TRUSTED
 from pyro_evidence.posterior.guide import Frame, emitted, frames_of
-from pyro_evidence.posterior.summary import Layout, Rows
+from pyro_evidence.posterior.summary import Tabulated
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, quantile_levels
-from pyro_evidence.structure.names import Coords, Dims
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CorrectedPosterior:
+class CorrectedPosterior(Tabulated):
     """Draws of a posterior with Pareto-smoothed importance weights; made by ``posterior.importance_resampled(...)``.
 
     Means, quantiles and draws are those of the exact posterior at the fitted hyperparameters, as far as k-hat is
@@ -42,11 +40,6 @@ class CorrectedPosterior:
     >>> corrected = posterior.importance_resampled(4000)  # doctest: +SKIP
     >>> corrected.summary()  # doctest: +SKIP
     """
-
-    _normal: ClassVar[bool] = False
-    _num_tabulated: ClassVar[int] = 4_000
-    _spread: ClassVar[None] = None
-    pruned: ClassVar[Any] = {}
 
     joint: LogJoint
     theta: Tensor
@@ -111,7 +104,7 @@ class CorrectedPosterior:
         own = {n: self.draws[n] for n in self.joint.latents.names if n in self.draws}
         return WeightedGuide(self.joint, self.theta, own, self.weights)
 
-    def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
+    def get_samples(self, num_samples: int = NUM_DRAWS, seed: int | None = None) -> dict[str, Tensor]:
         """Draws, shaped and constrained as by ``MCMC.get_samples()``: the weighted ones resampled, in random order.
 
         Each is taken as often as its weight says, to within one (systematic resampling).
@@ -152,26 +145,6 @@ class CorrectedPosterior:
             "log_evidence": float(self.log_evidence),
             "log_evidence_se": self.log_evidence_error,
         }
-
-    def table(
-        self, prob: float = 0.9, *, coords: Coords | None = None, dims: Dims | None = None, most: int | None = None
-    ) -> Table:
-        """Weighted mean, deviation and interval, a row for each element; see :meth:`LaplacePosterior.table`."""
-        return summary.table(self, prob, coords=coords, dims=dims, most=most)
-
-    def summary(self, prob: float = 0.9) -> None:
-        """Print the table, twelve rows of a site at most, then the evidence and what the draws are worth."""
-        summary.summary(self, prob)
-
-    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
-        """The table as a picture: a point and an interval for each element, twelve of a site at most."""
-        return summary.plot(self, axes, prob=prob)
-
-    def _repr_html_(self) -> str:
-        return summary.as_html(self)
-
-    def _hyper_rows(self, layout: Layout, spread: HyperparameterCovariance | None) -> tuple[Rows, list[str]]:
-        return {}, []
 
     def _notes(self) -> list[str]:
         said = [
@@ -247,7 +220,6 @@ INNER = 32  # draws at each outer place
 INNER_ALONE = 512  # where there is one place
 LARGEST = 200  # coordinates of the Gaussian that is moved for each group
 NUMBERS = 2**28  # of masks together
-TRUSTED = 0.7
 
 
 @dataclass(frozen=True, repr=False)
@@ -397,11 +369,6 @@ class LeaveOutDensity:
 
     joint: LogJoint
 
-    @property
-    def blocks(self) -> tuple[slice, ...]:
-        """The flat coordinates of each latent site."""
-        return tuple(self.joint.latents.slices.values())
-
     def _one(self, u: Tensor, row: Tensor) -> Tensor:
         theta, mask = row.split([self.joint.hypers.size, len(row) - self.joint.hypers.size])
         return self.joint._one(u, theta) - (mask * _pointwise(self.joint, u, theta).reshape(-1)).sum()
@@ -418,13 +385,6 @@ class LeaveOutDensity:
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, ``(R, D, D)``."""
         return -derivatives.hessian(self.log_joint, u, theta)
-
-    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks)
-
-    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
-        """The exact precision."""
-        return self.precision(u, theta)
 
 
 def _log_weights(places: ConditionalApproximations, masks: Tensor) -> Tensor:

@@ -2,10 +2,9 @@
 
 import html
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -13,9 +12,11 @@ from torch.distributions import CorrCholeskyTransform
 
 from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
+from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.settings import check_probability
@@ -33,7 +34,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """Names, levels and number of a table's rows.
 
     :ivar names: of elements.
@@ -48,7 +49,7 @@ class Layout:
     @property
     def ends(self) -> tuple[str, str]:
         """Headings of the intervals' columns."""
-        low, high = (f"{100.0 * level:.4g}%" for level in self.levels)
+        low, high = (f"{display.percent(level)}%" for level in self.levels)
         return low, high
 
     def in_order(self, parts: Iterable[Coordinate]) -> list[Coordinate]:
@@ -56,11 +57,10 @@ class Layout:
         order = {name: place for place, name in enumerate(self.names.dims)}
         return sorted(parts, key=lambda p: order.get(p.name, len(order)))
 
-    def rows(self, name: str, alive: Tensor, columns: Callable[[Tensor], Values]) -> tuple[Rows, list[str]]:
-        """Rows of the elements of one site, pruned ones left out, and what is to be said of those not listed.
+    def listed(self, name: str, alive: Tensor) -> tuple[Tensor, list[str], list[str]]:
+        """Flat places of the elements of one site that are listed, their names, and what is to be said of the others.
 
         :param alive: which are not pruned, bool, in the site's shape.
-        :param columns: one number for each of some flat places.
         """
         every = alive.reshape(-1).nonzero().flatten()
         places, shape = every[: self.most], alive.shape
@@ -68,7 +68,7 @@ class Layout:
         labels = [self.names.label(name, i) for i in index.tolist()]
         pruned, more = alive.numel() - len(every), len(every) - len(places)
         said = [f"{name}: {pruned} of {alive.numel()} elements are pruned"] if pruned else []
-        return by_label(labels, columns(places)), [*said, *([f"{name}: {more} more, in table()"] if more else [])]
+        return places, labels, [*said, *([f"{name}: {more} more, in table()"] if more else [])]
 
     def correlation_rows(self, part: Coordinate, columns: Mapping[str, Tensor]) -> Rows:
         """Rows of correlations: which two, and their numbers."""
@@ -103,39 +103,32 @@ def correlations(factor: Tensor) -> Tensor:
     return (factor @ factor.mT)[..., row, column]
 
 
-def of_draws(draws: Tensor, layout: Layout) -> Values:
+def of_draws(draws: Tensor, layout: TableLayout) -> Values:
     """Moments and quantiles of columns of draws, ``(S, K)``."""
     low, median, high = draws.quantile(draws.new_tensor([layout.levels[0], 0.5, layout.levels[1]]), 0)
     return {"value": draws.mean(0), "sd": draws.std(0), "median": median, layout.ends[0]: low, layout.ends[1]: high}
 
 
-def of_normal(mean: Tensor, sd: Tensor, layout: Layout) -> Values:
+def of_normal(mean: Tensor, sd: Tensor, layout: TableLayout) -> Values:
     """Moments and quantiles of normal distributions, without draws."""
     low, high = (mean + torch.special.ndtri(mean.new_tensor(level)) * sd for level in layout.levels)
     return {"value": mean, "sd": sd, "median": mean, layout.ends[0]: low, layout.ends[1]: high}
 
 
+@within_memory
 class Tabulated(Protocol):
-    """A posterior over named sites that can be tabulated and printed."""
+    """A posterior over named sites as a table, a printed summary, a picture, and what a notebook displays."""
+
+    _normal: ClassVar[bool] = False  # sites on the whole real line are: by their quantiles, without draws
+    _num_tabulated: ClassVar[int] = NUM_WEIGHTED  # draws, where there are other sites
 
     @property
     def _joint(self) -> LogJoint: ...
 
     @property
-    def _normal(self) -> bool:
-        """Whether sites on the whole real line are normal, by their quantiles."""
-
-    @property
-    def _num_tabulated(self) -> int:
-        """Draws, where there are other sites."""
-
-    @property
     def pruned(self) -> Values:
-        """Which elements of each site were switched off, by unconstrained element."""
-
-    @property
-    def _spread(self) -> HyperparameterCovariance | None:
-        """Covariance of the hyperparameters, where that is known and cheap."""
+        """Which elements of each site were switched off, bool masks of the sites' unconstrained shapes."""
+        return {}
 
     def get_samples(self, num_samples: int, seed: int) -> Values:
         """Draws of every site."""
@@ -143,61 +136,68 @@ class Tabulated(Protocol):
     def quantiles(self, q: list[float]) -> Values:
         """Marginal quantiles of every site."""
 
-    def _hyper_rows(self, layout: Layout, spread: HyperparameterCovariance | None) -> tuple[Rows, list[str]]:
-        """Rows of what was maximised."""
+    def _hyper_rows(self, layout: TableLayout, errors: bool) -> tuple[Rows, list[str]]:
+        """Rows of what was maximised, and what is to be said of it; ``errors``: with standard deviations."""
+        return {}, []
 
     def _notes(self) -> list[str]:
         """Lines of text below the summary's table."""
 
+    def table(
+        self, prob: float = 0.9, *, coords: Coords | None = None, dims: Dims | None = None, most: int | None = None
+    ) -> Table:
+        """Hyperparameters and sites, a row for each element that is not pruned: value, deviation, interval.
 
-def table(
-    posterior: Tabulated,
-    prob: float = 0.9,
-    *,
-    coords: Coords | None = None,
-    dims: Dims | None = None,
-    most: int | None = None,
-    errors: bool = True,
-) -> Table:
-    """Hyperparameters and sites, a row for each element that is not pruned: value, deviation, interval.
+        Fixed effects and spreads as params have the standard deviations of :meth:`hyperparameter_covariance`; their
+        intervals are taken where they have no bounds (log scales, Fisher's transformation of correlations).
+        ``.to_pandas()`` has the numbers.
 
-    :param errors: with standard deviations of hyperparameters, where they are cheap.
-    :raises BadInput: for a ``prob`` outside 0 to 1, and for names that do not fit.
-    """
-    check_probability("prob", prob)
-    layout = Layout(names_of(posterior._joint, coords, dims), (0.5 - 0.5 * prob, 0.5 + 0.5 * prob), most)
-    rows, said = posterior._hyper_rows(layout, posterior._spread if errors else None)
-    sites, more = site_rows(posterior, layout)
-    columns = {c: COLUMNS[c] for c in ("value", "sd", "median")}
-    columns |= {end: "end of the interval" for end in layout.ends} | {"gamma": COLUMNS["gamma"]}
-    return Table(rows | sites, columns, [*said, *more], digits=4)
+        :param prob: in the intervals, which leave out as much on both sides.
+        :param coords: dimension -> names of its elements, with ``dims`` site -> dimensions, as for ArviZ.  Columns of a
+            data frame are known without them.
+        :param most: rows of one site; None for all.
+        :raises BadInput: for a ``prob`` outside 0 to 1, and for names that do not fit.
+        """
+        return self._table(prob, names_of(self._joint, coords, dims), most)
+
+    def _table(self, prob: float, names: Names, most: int | None, errors: bool = True) -> Table:
+        check_probability("prob", prob)
+        layout = TableLayout(names, (0.5 - 0.5 * prob, 0.5 + 0.5 * prob), most)
+        rows, said = self._hyper_rows(layout, errors)
+        sites, more = site_rows(self, layout)
+        columns = {c: COLUMNS[c] for c in ("value", "sd", "median")}
+        columns |= {end: "end of the interval" for end in layout.ends} | {"gamma": COLUMNS["gamma"]}
+        return Table(rows | sites, columns, [*said, *more], digits=4)
+
+    def summary(self, prob: float = 0.9) -> None:
+        """Print the table, twelve rows of a site at most, then the evidence and how far to trust it."""
+        print(self.table(prob, most=LISTED))  # noqa: T201
+        print("\n".join(self._notes()))  # noqa: T201 - printing is what summary() is for, as in MCMC
+
+    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+        """The table as a picture: a point and an interval for each element, twelve of a site at most.
+
+        Others are in :mod:`pyro_evidence.plots`.
+
+        >>> posterior.plot()  # doctest: +SKIP
+
+        :param axes: to draw on; None takes matplotlib's present ones.
+        :param prob: in the intervals.
+        :raises ImportError: without matplotlib.
+        """
+        axes = display.axes_or_current(axes)
+        found = self.table(prob, most=LISTED)
+        _, _, _, *ends, _ = found.columns
+        columns = [[row.get(c, math.nan) for row in found.rows.values()] for c in ("value", *ends)]
+        display.intervals(axes, list(found.rows), *columns)
+        return display.with_labels(axes, f"value, {display.percent(prob)} % interval", legend=False)
+
+    def _repr_html_(self) -> str:
+        found = self._table(0.9, names_of(self._joint), LISTED, errors=False)  # which may be expensive
+        return f"<p>{html.escape(repr(self))}</p>{found._repr_html_()}"
 
 
-def summary(posterior: Tabulated, prob: float = 0.9) -> None:
-    """Print the table, twelve rows of a site at most, then the evidence and how far to trust it."""
-    print(table(posterior, prob, most=LISTED))  # noqa: T201
-    print("\n".join(posterior._notes()))  # noqa: T201 - printing is what summary() is for, as in MCMC
-
-
-def plot(posterior: Tabulated, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
-    """The table as a picture: a point and an interval for each element, twelve of a site at most."""
-    axes = display.matplotlib("pyplot").gca() if axes is None else axes
-    display.check_axes(axes)
-    found = table(posterior, prob, most=LISTED).rows
-    low, high = (f"{100.0 * level:.4g}%" for level in (0.5 - 0.5 * prob, 0.5 + 0.5 * prob))
-    columns = [[row.get(c, math.nan) for row in found.values()] for c in ("value", low, high)]
-    display.intervals(axes, list(found), *columns)
-    axes.set_xlabel(f"value, {100.0 * prob:.4g} % interval")
-    return axes
-
-
-def as_html(posterior: Tabulated) -> str:
-    """The table as HTML, without what is expensive, for a notebook."""
-    found = table(posterior, most=LISTED, errors=False)
-    return f"<p>{html.escape(repr(posterior))}</p>{found._repr_html_()}"
-
-
-def site_rows(posterior: Tabulated, layout: Layout) -> tuple[Rows, list[str]]:
+def site_rows(posterior: Tabulated, layout: TableLayout) -> tuple[Rows, list[str]]:
     """Rows of latent sites; draws are taken once, where a site is not normal."""
     parts = layout.in_order(p for p in posterior._joint.latents if p.name != NOTHING)
     normal = [p.name for p in parts if posterior._normal and is_identity(p.transform)]
@@ -215,20 +215,19 @@ def site_rows(posterior: Tabulated, layout: Layout) -> tuple[Rows, list[str]]:
         alive = torch.ones(part.shape, dtype=torch.bool)
         if name in pruned and part.shape == part.unconstrained_shape:
             alive = ~pruned[name].cpu()
+        places, labels, more = layout.listed(name, alive)
         if name in normal:
-            mean, above = (v.double() for v in known[name])
-            columns = _at(of_normal(mean, above - mean, layout))
+            mean, above = (v.double().reshape(-1)[places] for v in known[name])
+            columns = of_normal(mean, above - mean, layout)
         else:
-            flat = draws[name].reshape(len(draws[name]), -1)
-            columns = partial(_drawn, flat, layout)
-        found, more = layout.rows(name, alive, columns)
-        rows |= found
+            columns = of_draws(draws[name].reshape(len(draws[name]), -1)[:, places].double(), layout)
+        rows |= by_label(labels, columns)
         said += more
     return rows, said
 
 
 def hyper_rows(
-    state: LaplaceState, values: Values, gamma: Values, spread: HyperparameterCovariance | None, layout: Layout
+    state: LaplaceState, values: Values, gamma: Values, spread: HyperparameterCovariance | None, layout: TableLayout
 ) -> tuple[Rows, list[str]]:
     """A row for each element of each hyperparameter that is not pruned, and what is to be said of the others.
 
@@ -247,27 +246,19 @@ def hyper_rows(
         columns = {"value": value, **_spreads(state, part, spread, layout)}
         if part.name in gamma and gamma[part.name].shape == part.shape:
             columns["gamma"] = gamma[part.name]
-        found, more = layout.rows(part.name, value.isfinite(), _at(columns))
-        rows |= found
+        places, labels, more = layout.listed(part.name, value.isfinite())
+        rows |= by_label(labels, {c: v.reshape(-1)[places] for c, v in columns.items()})
         said += more
-    for name, value in values.items():
-        if name not in hypers.slices:
-            found, more = layout.rows(name, torch.ones(value.shape, dtype=torch.bool), _at({"value": value}))
-            rows |= found
-            said += more
+    for name in (n for n in values if n not in hypers.slices):
+        places, labels, more = layout.listed(name, torch.ones(values[name].shape, dtype=torch.bool))
+        rows |= by_label(labels, {"value": values[name].reshape(-1)[places]})
+        said += more
     return rows, said
 
 
-def _drawn(draws: Tensor, layout: Layout, places: Tensor) -> Values:
-    return of_draws(draws[:, places].double(), layout)
-
-
-def _at(columns: Values) -> Callable[[Tensor], Values]:
-    """The columns' numbers at flat places."""
-    return lambda places: {c: v.reshape(-1)[places] for c, v in columns.items()}
-
-
-def _spreads(state: LaplaceState, part: Coordinate, spread: HyperparameterCovariance | None, layout: Layout) -> Values:
+def _spreads(
+    state: LaplaceState, part: Coordinate, spread: HyperparameterCovariance | None, layout: TableLayout
+) -> Values:
     """Standard deviations, and intervals in the coordinates of the search, where log evidence is nearest a parabola."""
     if spread is None:
         return {}
@@ -285,7 +276,7 @@ def _spreads(state: LaplaceState, part: Coordinate, spread: HyperparameterCovari
 
 
 def _correlations(
-    state: LaplaceState, part: Coordinate, spread: HyperparameterCovariance | None, layout: Layout
+    state: LaplaceState, part: Coordinate, spread: HyperparameterCovariance | None, layout: TableLayout
 ) -> Values:
     """Correlations, their intervals by Fisher's transformation."""
     block = state.problem.joint.hypers.slices[part.name]

@@ -101,7 +101,7 @@ class Basis(Protocol):
 
 
 @dataclass(frozen=True)
-class Splines:
+class SplineBasis:
     """Weights of the values at a product of nodes: natural cubic splines on each axis, straight lines beyond."""
 
     nodes: Tensor  # (k,) ascending
@@ -120,7 +120,7 @@ class Splines:
 
 
 @dataclass(frozen=True)
-class Polynomial:
+class PolynomialBasis:
     """Products of up to two saturated coordinates, and third powers."""
 
     num_dims: int
@@ -159,9 +159,9 @@ def _interpolation(integral: Integral) -> tuple[Basis, Tensor, Tensor | None] | 
         axis = density.rule.log_weights > NEGLIGIBLE_NODE
         keep = torch.cartesian_prod(*[axis] * integral.chart.num_dims).reshape(len(known), -1).all(-1)
         if bool(known[keep].all()):
-            return Splines(density.rule.nodes[axis, 0]), keep, None
+            return SplineBasis(density.rule.nodes[axis, 0]), keep, None
     keep = known & (integral.log_weights > NEGLIGIBLE)
-    basis = Polynomial(integral.chart.num_dims)
+    basis = PolynomialBasis(integral.chart.num_dims)
     fit = _least_squares(basis, integral.chart.inverse(integral.phi[keep]), integral.log_weights[keep])
     return None if fit is None else (basis, keep, fit)
 

@@ -1,6 +1,7 @@
 """One Pyro model as one differentiable log density; with its neighbours the gate: rows and their densities."""
 
 import copy
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -461,6 +462,25 @@ class LogJoint:
         trace = self.trace(u, theta)
         with without_validation():
             return enumeration.pointwise(trace, self.observed + self.discrete)
+
+    @property
+    def num_states(self) -> int:
+        """Number of states of the one discrete site, 1 where there is none or where there are several."""
+        if len(self.discrete) != 1:
+            return 1
+        try:
+            return int(self.table(self.initial_u, self.initial_theta).shape[-1])
+        except (UnsupportedModel, RuntimeError, ValueError):
+            return 1
+
+    def data_hash(self, theta: Tensor) -> str:
+        """SHA-256 of the values of all observed sites, whatever their names, order and floating type."""
+        nodes, parts = self.trace(self.initial_u, theta).nodes, []
+        for name in self.observed:
+            numbers = nodes[name]["value"].detach().cpu().to(torch.float32).contiguous()
+            if numbers.numel():
+                parts.append(repr(tuple(numbers.shape)).encode() + numbers.numpy().tobytes())
+        return hashlib.sha256(b"|".join(sorted(parts))).hexdigest()
 
     def table(self, u: Tensor, theta: Tensor) -> Tensor:
         """``log p(x_n, z_n = k | w)`` of the one discrete site, shape ``plate_shape + (K,)``.

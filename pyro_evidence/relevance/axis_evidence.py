@@ -17,11 +17,11 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 
-SAME = 1e-8  # relative gap below which eigenvalues count as one
+SAME = 1e-8  # relative gap below which eigenvalues count as one, and beside the largest as none
 EVERY = 10  # steps of Lanczos between looks at the eigenvalues
 
 
-class Axes(NamedTuple):
+class EigenAxes(NamedTuple):
     """The axes of a local quadratic, largest curvature first, null directions left out.
 
     Each points the way of the weights (``u >= 0``).  Axes whose eigenvalues agree to 1e-8 are rotated among
@@ -39,7 +39,7 @@ class Axes(NamedTuple):
         return self.h * self.u.square()
 
 
-def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
+def from_gram(A: Tensor, w: Tensor, score: Tensor) -> EigenAxes:
     """Axes of the curvature ``A``, shape ``(M, M)``, centred at ``u + g / h``.
 
     :param w: where the curvature was taken, shape ``(M,)``.
@@ -47,7 +47,7 @@ def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
     :raises NotPositiveDefinite: when an eigenvalue is below ``-1e-8`` of the largest.
     """
     h, V = torch.linalg.eigh(A)
-    if float(h[0]) < -1e-8 * float(h.abs().max()):
+    if float(h[0]) < -SAME * float(h.abs().max()):
         raise NotPositiveDefinite(
             f"the curvature of the log likelihood, shape {tuple(A.shape)}, has smallest eigenvalue "
             f"{float(h[0]):.2e}; "
@@ -58,10 +58,10 @@ def from_gram(A: Tensor, w: Tensor, score: Tensor) -> Axes:
         )
     kept = h > torch.finfo(h.dtype).eps * len(h) * h[-1]
     h, V = h[kept].flip(0), V[:, kept].flip(1)
-    return aligned(h, V, V.mT @ w + (V.mT @ score) / h)
+    return aligned_axes(h, V, V.mT @ w + (V.mT @ score) / h)
 
 
-def from_rows(root: Tensor, w: Tensor, residual: Tensor) -> Axes:
+def from_rows(root: Tensor, w: Tensor, residual: Tensor) -> EigenAxes:
     """Axes of ``A = root' root`` by the singular values of the factor: small eigenvalues keep their digits.
 
     :param root: shape ``(n, M)``.
@@ -70,10 +70,10 @@ def from_rows(root: Tensor, w: Tensor, residual: Tensor) -> Axes:
     U, s, Vh = torch.linalg.svd(root, full_matrices=False)
     kept = s.square() > torch.finfo(s.dtype).eps * root.shape[1] * s[0].square() if len(s) else s > 0
     s, V = s[kept], Vh[kept].mT
-    return aligned(s.square(), V, V.mT @ w + (U[:, kept].mT @ residual) / s)
+    return aligned_axes(s.square(), V, V.mT @ w + (U[:, kept].mT @ residual) / s)
 
 
-def aligned(h: Tensor, V: Tensor, u: Tensor) -> Axes:
+def aligned_axes(h: Tensor, V: Tensor, u: Tensor) -> EigenAxes:
     """Clusters rotated, signs fixed."""
     V = V * torch.where(u < 0, -1.0, 1.0)
     u = u.abs()
@@ -84,7 +84,7 @@ def aligned(h: Tensor, V: Tensor, u: Tensor) -> Axes:
             if b - a > 1:
                 u, V = u.clone(), V.clone()
                 u[a:b], V[:, a:b] = _onto_first(u[a:b], V[:, a:b])
-    return Axes(h, V, u)
+    return EigenAxes(h, V, u)
 
 
 def _onto_first(u: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def _onto_first(u: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
     return target, V - 2.0 / size * torch.outer(V @ v, v)
 
 
-def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> Axes:
+def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> EigenAxes:
     r"""The axes that can be kept, without the others: Lanczos started at ``w``, for large ``M``.
 
     Every axis with :math:`h \le 1/|w|^2` is pruned for certain, and an axis orthogonal to ``w`` has ``u =
@@ -108,7 +108,7 @@ def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> Axes:
     :param product: multiplies a vector ``(M,)`` by the curvature.
     """
     if float(w @ w) == 0.0:
-        return Axes(w[:0], w.new_zeros(len(w), 0), w[:0])
+        return EigenAxes(w[:0], w.new_zeros(len(w), 0), w[:0])
     basis = w.new_zeros(EVERY, len(w))  # rows are orthonormal; grown by halves
     basis[0] = w / w.norm()
     diagonal: list[float] = []
@@ -132,7 +132,7 @@ def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> Axes:
         basis[k + 1] = r / beside[-1]
     kept = h > torch.finfo(h.dtype).eps * len(w) * h[-1]
     h, V = h[kept].flip(0), (basis[: k + 1].mT @ S[:, kept]).flip(1)
-    return aligned(h, V, V.mT @ w)
+    return aligned_axes(h, V, V.mT @ w)
 
 
 FAR = 9.0  # beyond this z the likelihood's mass on the other side of 0 is below exp(-40)
@@ -295,7 +295,7 @@ def _root(z: Tensor, score: Callable[[Tensor, Tensor], _Score]) -> Tensor:
     return log_a.exp()
 
 
-class Moments(NamedTuple):
+class AxisMoments(NamedTuple):
     """Of ``s`` under the density proportional to ``exp(-(s - z)^2/2 - a|s|)``."""
 
     mean: Tensor
@@ -308,7 +308,7 @@ class Moments(NamedTuple):
         return self.second - self.mean.square()
 
 
-def laplace_moments(a: Tensor, z: Tensor) -> Moments:
+def laplace_moments(a: Tensor, z: Tensor) -> AxisMoments:
     """Posterior moments of an axis under the Laplace prior, in closed form, in units of ``h**-0.5``.
 
     A mixture of two normals, each truncated at 0; relative errors grow as ``a**2`` units of rounding.
@@ -320,7 +320,7 @@ def laplace_moments(a: Tensor, z: Tensor) -> Moments:
     share = log_share.exp()
     other = -torch.expm1(log_share)
     absolute = share * near.first + other * far.first
-    return Moments(share * near.first - other * far.first, absolute, share * near.second + other * far.second)
+    return AxisMoments(share * near.first - other * far.first, absolute, share * near.second + other * far.second)
 
 
 class _Half(NamedTuple):

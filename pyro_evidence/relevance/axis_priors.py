@@ -21,9 +21,12 @@ from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance import mode as relevance_mode
-from pyro_evidence.relevance.targets import LinearTarget, Penalised, Target
+from pyro_evidence.relevance.mode import MOST_STEPS
+from pyro_evidence.relevance.targets import SLACK, LinearTarget, Penalised, Target
 from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.settings import check_count
+
+RESTING = 100.0  # units of rounding of the log joint, below which a decrement or a slope is none
 
 
 class SearchStopped(NotAMode):
@@ -158,8 +161,8 @@ class L1Prior:
         value = float(density.log_joint(start.unsqueeze(0), theta)[0])
         slope = float((density.precision(start.unsqueeze(0), theta)[0].abs() @ start.abs()).max())
         # what rounding of the density and of the weights leaves of the conditions, nats per unit of weight
-        tolerance = max(1e-9, 100.0 * target.eps * (1.0 + abs(value)), 10.0 * target.eps * slope)
-        found = relevance_mode.maximise(density, rate, start, orthant, tolerance=tolerance, slack=45.0 * target.eps)
+        tolerance = max(1e-9, RESTING * target.eps * (1.0 + abs(value)), 10.0 * target.eps * slope)
+        found = relevance_mode.maximise(density, rate, start, orthant, tolerance=tolerance, slack=SLACK * target.eps)
         if not found.converged:
             raise SearchStopped(
                 f"the L1 search stopped with optimality residual {found.residual:.2e}; expected below "
@@ -190,7 +193,7 @@ def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
         lambda u: density.precision(u, theta),
         start.unsqueeze(0),
         theta,
-        newton.Limits(100.0 * target.eps, 200, slack=45.0 * target.eps),
+        newton.Limits(RESTING * target.eps, MOST_STEPS, slack=SLACK * target.eps),
     )
     if not bool(found.converged[0]):
         raise SearchStopped(

@@ -13,13 +13,14 @@ from pyro_evidence.errors import BadInput, ImproperPosterior, NotAMode
 from pyro_evidence.fitting.iterate import Status, Stop, bar_of
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.relevance import axis_evidence
-from pyro_evidence.relevance.axis_evidence import Axes
+from pyro_evidence.relevance.axis_evidence import EigenAxes
 from pyro_evidence.relevance.axis_priors import AxisPrior, SearchStopped, SparseState, climbed
 from pyro_evidence.relevance.quadratic import Approximation, Quadratic, bare
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Penalised, Target
 from pyro_evidence.settings import check_result, stacklevel
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
+WIDE = 2.0  # weights for each predictor, from which the rows' span is worth its QR decomposition
 DIGITS = 1e-7  # error of a Wald statistic that changes nothing
 
 Centre = Callable[[Tensor], Tensor]  # slopes (N, C), or a score (M,) -> those that are followed to the centre
@@ -52,7 +53,7 @@ class REVMState(SparseState):
     settings: REVMSettings
     ridge: float
     quadratic: Quadratic
-    axes: Axes
+    axes: EigenAxes
     alpha: Tensor  # (K,) of every axis, inf where pruned
     active: Tensor  # (K,) bool: neither pruned nor zero at the mode
     x: Tensor  # (K_active + V,) the mode: active axes, then the other coordinates
@@ -147,7 +148,7 @@ def _centred(settings: REVMSettings, score: Tensor) -> Tensor:
     return check_result("centre", settings.centre(score), Tensor, "a tensor, such as the score itself")
 
 
-def axes_of(quadratic: Quadratic, num_weights: int, settings: REVMSettings) -> Axes:
+def axes_of_quadratic(quadratic: Quadratic, num_weights: int, settings: REVMSettings) -> EigenAxes:
     """Eigenvectors of the curvature; by singular values where its Gram matrix would lose digits that matter."""
     w = quadratic.y[:num_weights]
     if quadratic.summed_score is not None:
@@ -160,13 +161,19 @@ def axes_of(quadratic: Quadratic, num_weights: int, settings: REVMSettings) -> A
         return axis_evidence.from_gram(centred.gram[:M, :M], w, centred.score[:M])
     roots = [_root(B) for B in quadratic.curvatures]
     if all(roots) and num_weights > TRUNCATE and not followed:
-        return axis_evidence.truncated(lambda v: _product(quadratic, v), w)
+        rows = list(zip(quadratic.parts, quadratic.curvatures, strict=True))
+
+        def product(v: Tensor) -> Tensor:
+            found = [(B @ (p.J @ v).unsqueeze(-1)).flatten() @ p.J.flatten(0, 1) for p, B in rows]
+            return torch.stack(found).sum(0)
+
+        return axis_evidence.truncated(product, w)
     if all(roots) and (followed or sum(s.numel() for s in slopes) < num_weights):
         return _of_rows(centred, [root for root in roots if root], w, followed)
     return axis_evidence.from_gram(quadratic.gram, w, centred.score)
 
 
-def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor, followed: bool) -> Axes:
+def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor, followed: bool) -> EigenAxes:
     """With a score to follow, or fewer data than weights.
 
     At the base centre no axis with ``h <= 1/|w|^2`` is kept: the Gram matrix is faster, and will do where it has
@@ -181,14 +188,6 @@ def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor
     rows = torch.cat([(root @ p.J).flatten(0, 1) for p, (root, _), _ in triples])
     residual = torch.cat([(inverse @ s.unsqueeze(-1)).flatten() for _, (_, inverse), s in triples])
     return axis_evidence.from_rows(rows, w, residual)
-
-
-def _product(quadratic: Quadratic, v: Tensor) -> Tensor:
-    found = [
-        ((B @ (p.J @ v).unsqueeze(-1)).squeeze(-1).flatten() @ p.J.flatten(0, 1))
-        for p, B in zip(quadratic.parts, quadratic.curvatures, strict=True)
-    ]
-    return torch.stack(found).sum(0)
 
 
 def _root(B: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -209,24 +208,25 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, s
 
     :param start: where the search for the ridge mode starts, shape ``(D,)``.
     """
-    if isinstance(target, LinearTarget) and ridge > 0.0 and _is_wide(target, num_weights):
-        return _in_row_space(target, start, ridge, settings)
+    if isinstance(target, LinearTarget) and ridge > 0.0 and target.is_resident and target.rest is None:
+        if WIDE * sum(p.c.numel() for p in target.parts) <= num_weights:
+            return _in_row_space(target, start, ridge, settings)
     reason = Status.CONVERGED
     with bar_of("REVM", settings.stop.progress, total=3) as bar:
         try:
             base = base_point(target, ridge, start, num_weights)
         except SearchStopped as error:
-            base, reason = reached(error, settings.stop), Status.FAILED
+            base, reason = point_reached(error, settings.stop), Status.FAILED
         bar.update()
         quadratic = check_result("approximation", settings.approximation(target, ridge, base), Quadratic)
-        axes = axes_of(quadratic, num_weights, settings)
+        axes = axes_of_quadratic(quadratic, num_weights, settings)
         bar.update()
         state = on_axes(target, settings, ridge, (quadratic, axes))
         bar.update()
     return state if reason is Status.CONVERGED else replace(state, reason=reason)
 
 
-def reached(error: SearchStopped, stop: Stop) -> Tensor:
+def point_reached(error: SearchStopped, stop: Stop) -> Tensor:
     """Where a search for a mode stopped, with a warning instead of the error if ``stop.throw`` is off.
 
     :raises SearchStopped: otherwise.
@@ -237,11 +237,6 @@ def reached(error: SearchStopped, stop: Stop) -> Tensor:
     return error.reached
 
 
-def _is_wide(target: LinearTarget, num_weights: int) -> bool:
-    num_data = sum(p.c.numel() for p in target.parts)
-    return target.is_resident and target.rest is None and 2 * num_data <= num_weights
-
-
 def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, settings: REVMSettings) -> REVMState:
     """:func:`eigen_state` with far more weights than data: mode and axes lie in the span of the design's rows."""
     Q, _ = torch.linalg.qr(torch.cat([p.J.flatten(0, 1) for p in target.parts]).mT)  # (M, N C)
@@ -250,7 +245,7 @@ def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, settings: R
     return replace(found, quadratic=quadratic, axes=found.axes._replace(directions=Q @ found.axes.directions))
 
 
-def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Quadratic, Axes]) -> REVMState:
+def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Quadratic, EigenAxes]) -> REVMState:
     """Hyperparameters and mode along given axes: algorithm 1 or 2 from step 4 on."""
     quadratic, axes = found
     num_weights = len(axes.directions)
@@ -260,7 +255,7 @@ def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Q
     try:
         u = mode_on_axes(target, settings, (axes.directions[:, kept], alpha[kept]), (start, others))
     except SearchStopped as error:
-        u, reason = reached(error, settings.stop), Status.FAILED
+        u, reason = point_reached(error, settings.stop), Status.FAILED
     nonzero = u[: int(kept.sum())] != 0
     active = kept.clone()
     active[kept] = nonzero

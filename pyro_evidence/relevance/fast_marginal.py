@@ -1,4 +1,4 @@
-r"""Sequential maximisation of the evidence, one weight's precision at a time.
+r"""Sequential maximisation of the evidence, one weight's precision at a time, or that of the noise.
 
 Tipping and Faul (2003), "Fast marginal likelihood maximisation for sparse Bayesian models", for any
 likelihood with a linear predictor: with :math:`B` the curvature and :math:`g` the slope in ``eta`` at the
@@ -20,6 +20,7 @@ from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.relevance.axis_priors import climbed
+from pyro_evidence.relevance.noise import Noise
 from pyro_evidence.relevance.targets import LinearTarget, Parts, QuadraticTarget
 
 SETTLED = 1e-6  # nats that the best single change must promise, or the fit has converged
@@ -35,17 +36,23 @@ class Factors(NamedTuple):
 
 @dataclass(frozen=True)
 class FastState:
-    """One iterate; its parts are computed from ``alpha`` and a warm start alone."""
+    """One iterate; its parts are computed from ``alpha``, the noise and a warm start alone."""
 
-    target: LinearTarget | QuadraticTarget
+    source: LinearTarget | QuadraticTarget | Noise  # the log likelihood, or what gives one of any noise
     alpha: Tensor  # (M,)
     start: Tensor  # (M,) where the mode is searched from
-    settled: bool = False  # no change that is promised raises the log evidence
+    settled: bool = False  # no change of a weight that is promised raises the log evidence
+    log_scale: float = 0.0  # of the noise precision, over the starting one
+
+    @cached_property
+    def target(self) -> LinearTarget | QuadraticTarget:
+        """The log likelihood."""
+        return self.source.target(self.log_scale) if isinstance(self.source, Noise) else self.source
 
     @property
     def is_closed(self) -> bool:
-        """Whether steps are formulas, which ask nothing of autograd."""
-        return bool(self._parts) and all(part.is_closed for part in self._parts)
+        """Whether steps are formulas, which ask nothing of autograd; noise is found in the user's model."""
+        return not isinstance(self.source, Noise) and bool(self._parts) and all(p.is_closed for p in self._parts)
 
     @property
     def _parts(self) -> Parts:
@@ -68,7 +75,7 @@ class FastState:
         return tuple(part.some(self.index) for part in self._parts)
 
     @cached_property
-    def mode(self) -> "Mode":
+    def mode(self) -> "ActiveMode":
         """Newton from the warm start; the careful one where that does not go straight up."""
         alpha, x = self.alpha[self.index], self.start[self.index]
         for _ in range(12):
@@ -84,14 +91,14 @@ class FastState:
         active = LinearTarget.resident(self._active_parts, eps=self.target.eps) if self._parts else self.target.along(T)
         return self._at(alpha, climbed(active, alpha, torch.zeros_like(x)))
 
-    def _at(self, alpha: Tensor, x: Tensor) -> "Mode":
+    def _at(self, alpha: Tensor, x: Tensor) -> "ActiveMode":
         """The relevant weights at ``x`` with the local quadratic and the posterior precision there."""
         if self._parts:
             local = by_rows(self._parts, self._active_parts, x)
         else:
             local = by_sums(self.target, self.index, torch.zeros_like(self.start).index_copy(0, self.index, x))
         A = local.precision + alpha.diag()
-        return Mode(x, local, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A)
+        return ActiveMode(x, local, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A)
 
     @property
     def x(self) -> Tensor:
@@ -145,10 +152,31 @@ class FastState:
         return best, gain
 
     @cached_property
-    def gradient_norm(self) -> float:
-        """What the best single change promises, nats; 0 below the threshold."""
+    def gain(self) -> float:
+        """What the best change of a single weight promises, nats; 0 below the threshold."""
         gain = 0.0 if self.settled else float(self.changes[1].max())
         return gain if gain > SETTLED else 0.0
+
+    @cached_property
+    def _balance(self) -> tuple[float, float]:
+        """``N - gamma`` and the sum of squared residuals in units of the noise; ``N`` counts as 0 where it is held."""
+        variance = torch.cholesky_inverse(self.tril).diagonal() if len(self.x) else self.x
+        gamma = float((1.0 - self.alpha[self.index] * variance).sum())
+        num_data = self.source.num_data if isinstance(self.source, Noise) else 0.0
+        return num_data - gamma, float(self.mode.local.squares())
+
+    @cached_property
+    def noise_gain(self) -> float:
+        """What the best noise promises, nats: the derivative in its logarithm times half the way."""
+        if not isinstance(self.source, Noise):
+            return 0.0
+        free, squares = self._balance
+        return 0.25 * (free - squares) * math.log(free / squares) if free > 0.0 < squares else 0.0
+
+    @property
+    def gradient_norm(self) -> float:
+        """What the best single change promises, nats; 0 below the threshold."""
+        return max(self.gain, self.noise_gain if self.noise_gain > SETTLED else 0.0)
 
     @property
     def stop_reason(self) -> Status | None:
@@ -165,7 +193,7 @@ class FastState:
         return w
 
 
-class Local(NamedTuple):
+class Expansion(NamedTuple):
     """The log likelihood around some values of the relevant weights; what only some states need is a function."""
 
     value: Callable[[], Tensor]  # () nats
@@ -175,7 +203,7 @@ class Local(NamedTuple):
     squares: Callable[[], Tensor]  # () sum of squared residuals in units of Gaussian noise
 
 
-def by_rows(parts: Parts, active: Parts, x: Tensor) -> Local:
+def by_rows(parts: Parts, active: Parts, x: Tensor) -> Expansion:
     """By the predictors of all rows.
 
     :param active: the parts as functions of the relevant weights ``x`` ``(K,)``.
@@ -195,7 +223,7 @@ def by_rows(parts: Parts, active: Parts, x: Tensor) -> Local:
         B = curvatures[0].flatten()
         return (slopes[0].square() / torch.where(B > 0, B, 1.0)).sum()  # a masked datum has no slope either
 
-    return Local(
+    return Expansion(
         lambda: _total([p.log_likelihood(eta)[0] for p, eta in zip(active, etas, strict=True)]),
         _total([p.columns @ slope for p, slope in zip(active, slopes, strict=True)]),
         _total([w @ p.columns.mT for p, w in zip(active, weighted, strict=True)]),
@@ -208,7 +236,7 @@ def _total(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
-def by_sums(target: LinearTarget | QuadraticTarget, index: Tensor, y: Tensor) -> Local:
+def by_sums(target: LinearTarget | QuadraticTarget, index: Tensor, y: Tensor) -> Expansion:
     """By the sums of one pass over rows that were not kept, at all weights ``y`` ``(M,)``.
 
     :param index: of the relevant weights, ``(K,)``.
@@ -220,7 +248,7 @@ def by_sums(target: LinearTarget | QuadraticTarget, index: Tensor, y: Tensor) ->
         assert isinstance(target, QuadraticTarget)  # only Gaussian noise has residuals
         return target.squares_at(y)
 
-    return Local(
+    return Expansion(
         lambda: found.value,
         found.gradient[index],
         A[index][:, index],
@@ -229,26 +257,29 @@ def by_sums(target: LinearTarget | QuadraticTarget, index: Tensor, y: Tensor) ->
     )
 
 
-class Mode(NamedTuple):
+class ActiveMode(NamedTuple):
     """The relevant weights where the posterior is highest."""
 
     x: Tensor  # (K,)
-    local: Local
+    local: Expansion
     tril: Tensor  # (K, K) of the posterior precision
 
 
-def empty(target: LinearTarget | QuadraticTarget) -> FastState:
+def empty(source: LinearTarget | QuadraticTarget | Noise) -> FastState:
     """The model without weights."""
+    target = source.target(0.0) if isinstance(source, Noise) else source
     like = target.parts[0].J[0, 0] if isinstance(target, LinearTarget) else target.origin.gradient
-    return FastState(target, torch.full_like(like, torch.inf), torch.zeros_like(like))
+    return FastState(source, torch.full_like(like, torch.inf), torch.zeros_like(like))
 
 
 def step(state: FastState) -> FastState:
-    """Make the change of a weight that promises most, or the next that raises the log evidence.
+    """Change the noise where that promises most; else the weight that does, or the next that raises the log evidence.
 
     For Gaussian noise what is promised is kept.  Laplace's approximation moves with the mode, so that a promise may
     fail; were such a change made, the search could go round in circles.
     """
+    if state.noise_gain > state.gain:
+        return with_best_noise(state)
     gain = state.changes[1].clone()
     while float(gain.max()) > SETTLED:
         chosen = first_of_best(gain)
@@ -257,6 +288,19 @@ def step(state: FastState) -> FastState:
             return _better(state, new)
         gain[chosen] = 0.0
     return replace(state, settled=True)
+
+
+def with_best_noise(state: FastState) -> FastState:
+    """MacKay's update of the noise, Bishop (2006), eq. 7.88; where that lowers the log evidence, EM's, which cannot."""
+    assert isinstance(state.source, Noise)
+    (free, squares), num_data = state._balance, state.source.num_data
+    start = torch.zeros_like(state.start).index_copy(0, state.index, state.x)
+    for ratio in (free / squares, num_data / (squares + num_data - free)):
+        log_scale = state.log_scale + math.log(ratio)
+        new = replace(state, start=start, settled=False, log_scale=log_scale)
+        if new.objective >= state.objective:
+            break
+    return new
 
 
 def first_of_best(gain: Tensor) -> int:
@@ -270,7 +314,7 @@ def changed(state: FastState, chosen: int) -> FastState:
     start = state.mode_after(chosen, variance - 1.0 / float(state.alpha[chosen]))
     alpha = state.alpha.clone()
     alpha[chosen] = 1.0 / variance if variance else torch.inf
-    return FastState(state.target, alpha, start)
+    return replace(state, alpha=alpha, start=start, settled=False)
 
 
 def _better(state: FastState, new: FastState) -> FastState:
@@ -280,5 +324,5 @@ def _better(state: FastState, new: FastState) -> FastState:
     best = state.changes[0]
     alpha = torch.where(state.active & (best > 0), 1.0 / best, state.alpha)
     start = torch.zeros_like(state.start).index_copy(0, state.index, state.x)
-    together = FastState(state.target, alpha, start)
+    together = replace(state, alpha=alpha, start=start, settled=False)
     return together if together.objective > new.objective else new

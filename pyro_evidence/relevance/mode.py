@@ -7,9 +7,11 @@ from torch import Tensor
 
 from pyro_evidence.numerics.line_search import first_accepted
 from pyro_evidence.numerics.linear_predictor import gram
-from pyro_evidence.numerics.newton import Density
-from pyro_evidence.relevance.targets import LinearTarget
+from pyro_evidence.relevance.targets import SLACK, LinearTarget, Penalised
 from pyro_evidence.structure.observed import EPS
+
+MOST_STEPS = 200  # of Newton's method
+NEAR = 1e-4  # nats: a decrement from which Newton's steps converge quadratically
 
 
 class Sparse(NamedTuple):
@@ -21,7 +23,13 @@ class Sparse(NamedTuple):
 
 
 def maximise(
-    density: Density, rate: Tensor, start: Tensor, orthant: Tensor | None, *, tolerance: float, slack: float = 1e-14
+    density: Penalised,
+    rate: Tensor,
+    start: Tensor,
+    orthant: Tensor | None,
+    *,
+    tolerance: float,
+    slack: float = SLACK * EPS,
 ) -> Sparse:
     r"""Maximise ``log_joint(u) - sum(rate |u|)``, shape ``(K,)``.
 
@@ -33,9 +41,9 @@ def maximise(
     :param tolerance: of the residual, nats per unit of ``u``.
     :param slack: relative rounding of the log joint, a sum over data.
     """
-    u, theta = start.clone(), start.new_zeros(0)
-    value, gradient = _at(density, u, theta)
-    for _ in range(200):
+    u = start.clone()
+    value, gradient = _at(density, u)
+    for _ in range(MOST_STEPS):
         uphill = _l1_uphill(u, gradient, rate, orthant)
         if float(uphill.abs().max()) <= tolerance:
             break
@@ -44,13 +52,13 @@ def maximise(
         if new is None:
             break
         u = new
-        value, gradient = _at(density, u, theta)
+        value, gradient = _at(density, u)
     residual = float(_l1_uphill(u, gradient, rate, orthant).abs().max())
     return Sparse(u, residual, residual <= tolerance)
 
 
-def _at(density: Density, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    value, gradient = density.gradient(u.unsqueeze(0), theta)
+def _at(density: Penalised, u: Tensor) -> tuple[Tensor, Tensor]:
+    value, gradient = density.gradient(u.unsqueeze(0), u.new_zeros(0))
     return value[0], gradient[0]
 
 
@@ -62,7 +70,7 @@ def _l1_uphill(u: Tensor, gradient: Tensor, rate: Tensor, orthant: Tensor | None
     return torch.where(u == 0, beyond, gradient - rate * u.sign())
 
 
-def _step(density: Density, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor) -> Tensor | None:
+def _step(density: Penalised, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor) -> Tensor | None:
     """The first projected step that raises the objective: Newton's, then the gradient's."""
     u, _ = point
     free = (u != 0) | (uphill != 0)
@@ -74,7 +82,7 @@ def _step(density: Density, point: tuple[Tensor, Tensor], uphill: Tensor, rate: 
 
 
 def _projected(
-    density: Density, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor, direction: Tensor
+    density: Penalised, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor, direction: Tensor
 ) -> Tensor | None:
     """The first halved step on the orthant of the current signs that rises as much as its own length promises."""
     u, lowest = point  # below which a trial counts as lower
@@ -118,18 +126,23 @@ def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Found:
     point = _point(target, alpha, start, tuple(p.eta(start.unsqueeze(0)) for p in target.parts))
     tril: Tensor | None = None
     before, coarse = torch.inf, target.eps / EPS
-    for _ in range(100):
+    for _ in range(MOST_STEPS):
         found = [p.derivatives(e) for p, e in zip(target.parts, point.etas, strict=True)]
         g = sum(
             (s.flatten() @ p.J.flatten(0, 1) for p, (s, _) in zip(target.parts, found, strict=True)), -alpha * point.x
         )
-        step, tril = _solved(target, alpha, [B[0] for _, B in found], g, tril)
+        curvatures = [B[0] for _, B in found]
+        step = None if tril is None or len(g) <= DENSE else _conjugate_gradients(target, alpha, curvatures, g, tril)
         if step is None:
-            return Found(point.x, False)
+            grams = (gram(p.J, B.unsqueeze(0))[0] for p, B in zip(target.parts, curvatures, strict=True))
+            tril, info = torch.linalg.cholesky_ex(sum(grams, alpha.diag()))
+            if int(info):
+                return Found(point.x, False)
+            step = torch.cholesky_solve(g.unsqueeze(-1), tril).squeeze(-1)
         decrement, limit = float(g @ step), SMALL * coarse * (1.0 + abs(point.value))
         moved = _uphill(target, alpha, point, step, decrement)
         ahead = decrement  # to be expected after this step: quadratic convergence, and what the solver left
-        if decrement < 1e-4:
+        if decrement < NEAR:
             ahead = decrement * max((decrement / before) ** 2, _exactness(decrement))
         if moved is None or ahead <= limit:
             return Found(point.x if moved is None else moved.x, decrement <= 1e8 * limit / coarse**0.5)
@@ -156,22 +169,7 @@ def _uphill(target: LinearTarget, alpha: Tensor, point: _Point, step: Tensor, de
         new = _point(target, alpha, point.x + scale * step, etas)
         return new.value, new
 
-    return first_accepted(trial, point.value, decrement, 45.0 * target.eps * (1.0 + abs(point.value)))
-
-
-def _solved(
-    target: LinearTarget, alpha: Tensor, curvatures: list[Tensor], g: Tensor, tril: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """The Newton step and the factor in use."""
-    if tril is not None and len(g) > DENSE:
-        step = _conjugate_gradients(target, alpha, curvatures, g, tril)
-        if step is not None:
-            return step, tril
-    grams = (gram(p.J, B.unsqueeze(0))[0] for p, B in zip(target.parts, curvatures, strict=True))
-    tril, info = torch.linalg.cholesky_ex(sum(grams, alpha.diag()))
-    if int(info):
-        return None, None
-    return torch.cholesky_solve(g.unsqueeze(-1), tril).squeeze(-1), tril
+    return first_accepted(trial, point.value, decrement, SLACK * target.eps * (1.0 + abs(point.value)))
 
 
 def _conjugate_gradients(

@@ -1,10 +1,8 @@
-"""The noise of a Gaussian likelihood as one precision, found with the precisions of the weights by the evidence."""
+"""The noise of a Gaussian likelihood as one precision, to be found with the precisions of the weights."""
 
 import copy
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,13 +10,19 @@ from torch import Tensor
 from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.program.parameters import transform_of
-from pyro_evidence.relevance import fast_marginal
-from pyro_evidence.relevance.fast_marginal import SETTLED, FastState
-from pyro_evidence.relevance.targets import LinearTarget, QuadraticTarget, Sums, exact, sums_of
+from pyro_evidence.relevance.targets import (
+    AWAY,
+    LikelihoodSums,
+    LinearTarget,
+    QuadraticTarget,
+    exact_derivatives,
+    sums_of,
+)
 from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.structure.observed import Part, part_of
+
+STEP = 0.1  # of the unconstrained param, to see how the noise follows
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,19 @@ class Noise:
     name: str
     num_data: float
     added_up: QuadraticTarget | None = None  # the sums over all rows, where these came in chunks
+    _last: dict[float, LinearTarget | QuadraticTarget] = field(default_factory=dict, compare=False, repr=False)
 
     def target(self, log_scale: float) -> LinearTarget | QuadraticTarget:
-        """The log likelihood of all data under that noise."""
-        if self.added_up is not None:
-            return replace(self.added_up, log_scale=log_scale)
-        found = self.rescaled(log_scale).target
-        assert isinstance(found, LinearTarget)
-        return found
+        """The log likelihood of all data when the noise precision is ``exp(log_scale)`` times that of the start.
+
+        The last one is kept.
+        """
+        if log_scale not in self._last:
+            found = self.rescaled(log_scale).target if self.added_up is None else self.added_up
+            assert isinstance(found, LinearTarget | QuadraticTarget)
+            self._last.clear()
+            self._last[log_scale] = found if self.added_up is None else replace(self.added_up, log_scale=log_scale)
+        return self._last[log_scale]
 
     def weights_at(self, log_scale: float) -> Weights:
         """The weights of all data under that noise."""
@@ -59,7 +68,7 @@ class Noise:
         if log_scale == 0.0:
             return self.weights
         tolerance = 64.0 * torch.finfo(self.weights.joint.dtype).eps * (1.0 + abs(log_scale))
-        (before, low), (here, height) = (self.start, 0.0), (self.start + 0.1, self.rise(self.start + 0.1))
+        (before, low), (here, height) = (self.start, 0.0), (self.start + STEP, self.rise(self.start + STEP))
         for _ in range(50):
             if abs(height - log_scale) <= tolerance:
                 return self.moved(here)
@@ -124,13 +133,13 @@ def noise_of(weights: Weights, name: str) -> Noise:
             f"param '{name}' has shape {tuple(held[name].shape)}; expected one number. LaplaceEvidence takes several."
         )
     found = Noise(weights, name, 1.0)
-    moved = found.moved(found.start + 0.1)
+    moved = found.moved(found.start + STEP)
     if not _only_noise(weights, moved):
         raise UnsupportedModel(
             f"expected one Gaussian observed site, one number per datum, whose precision the param '{name}' sets and "
             "nothing else; this likelihood is another. Leave noise out, or use LaplaceEvidence."
         )
-    ratio, zero = found.rise(found.start + 0.1), torch.zeros(1, weights.num_weights).to(_only_part(weights).J)
+    ratio, zero = found.rise(found.start + STEP), torch.zeros(1, weights.num_weights).to(_only_part(weights).J)
     rise = float(moved.target.value(zero) - weights.target.value(zero))
     residual = float(squares(_only_part(weights), zero[0]))
     return replace(found, num_data=2.0 * (rise + 0.5 * math.expm1(ratio) * residual) / ratio)
@@ -140,7 +149,7 @@ def noise_of(weights: Weights, name: str) -> Noise:
 class _Quadratic(Statistics):
     """What each chunk adds to a quadratic log likelihood."""
 
-    sums: Sums
+    sums: LikelihoodSums
     squares: Tensor  # ()
     num_data: Tensor  # ()
 
@@ -157,7 +166,9 @@ def noise_of_rows(rows: Rows[Weights], name: str) -> Noise:
 
     def of_chunk(weights: Weights) -> _Quadratic:
         here, part = noise_of(weights, name), _only_part(weights)
-        return _Quadratic(sums_of(zero, exact, (part,)), squares(part, zero), zero.new_tensor(here.num_data))
+        return _Quadratic(
+            sums_of(zero, exact_derivatives, (part,)), squares(part, zero), zero.new_tensor(here.num_data)
+        )
 
     found = rows.total(of_chunk)
     added_up = QuadraticTarget(found.sums, found.squares, found.num_data, eps=rows.example.target.eps)
@@ -175,11 +186,11 @@ def _only_noise(old: Weights, new: Weights) -> bool:
     if len(old.slots) != 1 or part.c.shape[1] != 1:
         return False
     eta, close = torch.zeros_like(part.c).unsqueeze(0), 1e5 * torch.finfo(old.joint.dtype).eps
-    (slope, A), (far, B), (tilt, C) = part.derivatives(eta), part.derivatives(eta + 3.0), other.derivatives(eta)
+    (slope, A), (far, B), (tilt, C) = part.derivatives(eta), part.derivatives(eta + AWAY), other.derivatives(eta)
     ratio = (C.sum() / A.sum()).expand_as(A)
     u = torch.linspace(-1.0, 1.0, old.joint.latents.size, dtype=torch.float64, device=A.device)
     here, there = (w.slots[0].blocks(w.joint.trace(u, w.joint.initial_theta)).double() for w in (old, new))
-    quadratic = torch.allclose(A, B, rtol=close, atol=0) and torch.allclose(slope - 3.0 * A[..., 0], far, rtol=close)
+    quadratic = torch.allclose(A, B, rtol=close, atol=0) and torch.allclose(slope - AWAY * A[..., 0], far, rtol=close)
     proportional = torch.allclose(C, A * ratio, rtol=close, atol=0) and float(ratio.flatten()[0]) != 1.0
     centred = torch.allclose(tilt, slope * ratio[..., 0], rtol=close, atol=close * float(tilt.abs().max()))
     return quadratic and proportional and centred and torch.allclose(here, there, rtol=close)
@@ -190,98 +201,3 @@ def squares(part: Part, w: Tensor) -> Tensor:
     slope, B = part.derivatives(part.eta(w.unsqueeze(0)))
     safe = torch.where(B.flatten() > 0, B.flatten(), 1.0)  # a masked datum has no slope either
     return (slope.flatten().square() / safe).sum()
-
-
-@dataclass(frozen=True)
-class NoisyState:
-    """One iterate: the weights' own state under a noise precision ``exp(log_scale)`` times the starting one."""
-
-    noise: Noise
-    log_scale: float
-    fast: FastState
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether steps are formulas: never, as the noise is found in the user's model."""
-        return False
-
-    @property
-    def essence(self) -> tuple[Noise, float, Tensor, Tensor, bool]:
-        """What :meth:`of_essence` takes: for checkpoints, because likelihoods are functions."""
-        return self.noise, self.log_scale, self.fast.alpha, self.fast.start, self.fast.settled
-
-    @classmethod
-    def of_essence(cls, noise: Noise, log_scale: float, *fast: Any) -> "NoisyState":
-        """The same state again."""
-        return cls(noise, log_scale, FastState(noise.target(log_scale), *fast))
-
-    @property
-    def alpha(self) -> Tensor:
-        """Prior precision of each weight, ``(M,)``."""
-        return self.fast.alpha
-
-    @property
-    def x(self) -> Tensor:
-        """Mode of the active weights, ``(K,)``."""
-        return self.fast.x
-
-    @property
-    def weights(self) -> Weights:
-        """The weights under this noise."""
-        return self.noise.weights_at(self.log_scale)
-
-    @property
-    def objective(self) -> float:
-        """Log evidence, nats."""
-        return self.fast.objective
-
-    @cached_property
-    def _balance(self) -> tuple[float, float]:
-        """``N - gamma`` and the sum of squared residuals in units of the noise."""
-        fast = self.fast
-        variance = torch.cholesky_inverse(fast.tril).diagonal() if len(fast.x) else fast.x
-        gamma = float((1.0 - fast.alpha[fast.index] * variance).sum())
-        return self.noise.num_data - gamma, float(fast.mode.local.squares())
-
-    @cached_property
-    def promise(self) -> float:
-        """What the best noise promises, nats: the derivative in its logarithm times half the way."""
-        free, squares = self._balance
-        return 0.25 * (free - squares) * math.log(free / squares) if free > 0.0 < squares else 0.0
-
-    @property
-    def gradient_norm(self) -> float:
-        """What the best single change promises, nats; 0 below the threshold."""
-        return max(self.fast.gradient_norm, self.promise if self.promise > SETTLED else 0.0)
-
-    @property
-    def stop_reason(self) -> Status | None:
-        """Converged when no single change promises anything."""
-        return Status.CONVERGED if self.gradient_norm == 0.0 else None
-
-    def with_noise(self, log_scale: float) -> "NoisyState":
-        """A state of these weights' precisions under other noise."""
-        target = self.noise.target(log_scale)
-        start = torch.zeros_like(self.fast.start).index_copy(0, self.fast.index, self.fast.x)
-        return replace(self, log_scale=log_scale, fast=FastState(target, self.fast.alpha, start))
-
-    def renewed(self) -> "NoisyState":
-        """MacKay's update of the noise, Bishop (2006), eq. 7.88; where that falls, EM's, which cannot."""
-        free, squares = self._balance
-        new = self.with_noise(self.log_scale + math.log(free / squares))
-        if new.objective >= self.objective:
-            return new
-        N = self.noise.num_data
-        return self.with_noise(self.log_scale + math.log(N / (squares + N - free)))
-
-
-def start(noise: Noise) -> NoisyState:
-    """The model without weights."""
-    return NoisyState(noise, 0.0, fast_marginal.empty(noise.target(0.0)))
-
-
-def step(state: NoisyState) -> NoisyState:
-    """Change the noise or one weight, whichever promises more."""
-    if state.promise > state.fast.gradient_norm:
-        return state.renewed()
-    return replace(state, fast=fast_marginal.step(state.fast))

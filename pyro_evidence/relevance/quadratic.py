@@ -13,7 +13,7 @@ from pyro_evidence.errors import NotConverged, UnsupportedModel
 from pyro_evidence.numerics.derivatives import hessian, pullback
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.program.links import gauss_hermite
-from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Local, Target, exact
+from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Local, Target, exact_derivatives
 from pyro_evidence.structure.observed import LogisticPart, Part
 
 
@@ -56,7 +56,7 @@ Approximation = Callable[[Target, float, Tensor], Quadratic]
 
 def laplace_at_base(target: Target, ridge: float, y: Tensor) -> Quadratic:
     """The second-order expansion at the ridge mode; Gauss-Newton where the predictor is not linear."""
-    return _quadratic(target, y, exact)
+    return _quadratic(target, y, exact_derivatives)
 
 
 def empirical_fisher(target: Target, ridge: float, y: Tensor) -> Quadratic:

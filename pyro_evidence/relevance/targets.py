@@ -12,17 +12,20 @@ from torch import Tensor
 from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.linear_predictor import gram
 from pyro_evidence.structure.observed import EPS, Function, Part
 
 Parts = tuple[Part, ...]  # the observed sites of some rows
+AWAY = 3.0  # units of a predictor, at which a likelihood that is not quadratic has another curvature than at 0
+SLACK = 45.0  # units of rounding that a log joint, a sum over data, may have lost: 1e-14 in double precision
 Local = Callable[
     [Part, Tensor], tuple[Tensor, Tensor]
 ]  # part, eta (1, N, C) -> (1, N, C) slopes, (1, N, C, C) curvatures
 
 
 @dataclass(frozen=True)
-class Sums(Statistics):
+class LikelihoodSums(Statistics):
     """What rows add up at a point."""
 
     value: Tensor  # () log likelihood, nats
@@ -31,20 +34,20 @@ class Sums(Statistics):
     null: Tensor  # () log likelihood at 0, wherever the rest is
 
 
-def sums_of(y: Tensor, local: Local, parts: Parts) -> Sums:
+def sums_of(y: Tensor, local: Local, parts: Parts) -> LikelihoodSums:
     """The sums over some rows at ``y`` ``(D,)``, with each datum's derivatives by ``local``."""
-    found: Sums | None = None
+    found: LikelihoodSums | None = None
     for part in parts:
         eta = part.eta(y.unsqueeze(0))
         slope, B = local(part, eta)
         values = part.log_likelihood(torch.cat([eta, part.c.unsqueeze(0)]))
-        here = Sums(values[0], slope.flatten() @ part.J.flatten(0, 1), gram(part.J, B)[0], values[1])
+        here = LikelihoodSums(values[0], slope.flatten() @ part.J.flatten(0, 1), gram(part.J, B)[0], values[1])
         found = here if found is None else found + here
     assert found is not None
     return found
 
 
-def exact(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:
+def exact_derivatives(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:
     """Slope and curvature of the likelihood in its predictor."""
     return part.derivatives(eta)
 
@@ -92,7 +95,7 @@ class LinearTarget:
         """The log likelihood where the last pass has met it."""
         if "y" not in self._last:
             return None
-        found: Sums = self._last["sums"]
+        found: LikelihoodSums = self._last["sums"]
         return found.value if torch.equal(self._last["y"], y) else None if bool(y.any()) else found.null
 
     def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +124,7 @@ class LinearTarget:
             self._last["along"] = T, found
         return found
 
-    def sums(self, y: Tensor, local: Local = exact) -> Sums:
+    def sums(self, y: Tensor, local: Local = exact_derivatives) -> LikelihoodSums:
         """Value, gradient and curvature of the likelihood at ``y`` ``(D,)``, in one pass.
 
         :param local: each datum's derivatives.
@@ -129,7 +132,7 @@ class LinearTarget:
         last = self._last
         if "y" not in last or last["local"] is not local or not torch.equal(last["y"], y):
             last.update(sums=self.rows.total(partial(sums_of, y, local)), y=y.clone(), local=local)
-        found: Sums = last["sums"]
+        found: LikelihoodSums = last["sums"]
         return found
 
 
@@ -179,7 +182,7 @@ class QuadraticTarget:
     :ivar log_scale: of the noise precision, over that at the start.
     """
 
-    origin: Sums
+    origin: LikelihoodSums
     squares: Tensor | float = 0.0
     num_data: Tensor | float = 0.0
     log_scale: float = 0.0
@@ -206,15 +209,32 @@ class QuadraticTarget:
         A = T.mT @ self.origin.precision @ T
         return replace(self, origin=replace(self.origin, gradient=self.origin.gradient @ T, precision=A))
 
-    def sums(self, y: Tensor) -> Sums:
+    def sums(self, y: Tensor) -> LikelihoodSums:
         """Value, gradient and curvature at ``y`` ``(D,)``."""
         values, (slope, _) = self.gradient(torch.stack([y, torch.zeros_like(y)]))
-        return Sums(values[0], slope, math.exp(self.log_scale) * self.origin.precision, values[1])
+        return LikelihoodSums(values[0], slope, math.exp(self.log_scale) * self.origin.precision, values[1])
 
     def squares_at(self, y: Tensor) -> Tensor:
         """Sum of squared residuals at ``y`` ``(D,)`` in units of the noise, shape ``()``."""
         rise = y @ self.origin.precision @ y - 2.0 * y @ self.origin.gradient
         return math.exp(self.log_scale) * (self.squares + rise)
+
+
+def summarised(target: LinearTarget) -> LinearTarget | QuadraticTarget:
+    """The target by its sums at zero, where it is quadratic, as two more points tell; otherwise itself."""
+    zero, eps = torch.zeros_like(target.parts[0].J[0, 0]), target.eps**0.75
+    found = QuadraticTarget(target.sums(zero), eps=target.eps)
+    step = (
+        found.origin.precision.diagonal().clamp(min=torch.finfo(zero.dtype).tiny).rsqrt()
+    )  # a column of zeros may move by anything
+    for move in step * generic_directions(2, len(zero), zero) * zero.new_tensor([[1.0], [AWAY]]):
+        foretold, there = found.sums(move), target.sums(move)
+        scale = 1.0 + foretold.value.abs(), found.origin.precision.abs().amax()
+        if not bool((there.value - foretold.value).abs() <= eps * scale[0]):
+            return target
+        if not bool(((there.precision - foretold.precision).abs() <= eps * scale[1]).all()):
+            return target
+    return found
 
 
 Target = LinearTarget | AutogradTarget | QuadraticTarget
@@ -227,10 +247,6 @@ class Penalised:
     target: Target
     alpha: Tensor  # (D,) prior precisions, 0 for none
 
-    @property
-    def blocks(self) -> tuple[slice, ...]:
-        return (slice(0, len(self.alpha)),)
-
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """Log likelihood minus half the penalty, ``(R,)``."""
         return self.target.value(u) - 0.5 * (self.alpha * u.square()).sum(-1)
@@ -242,9 +258,3 @@ class Penalised:
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian, ``(R, D, D)``."""
         return self.target.precision(u) + self.alpha.diag_embed()
-
-    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)
-
-    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
-        return self.precision(u, theta)

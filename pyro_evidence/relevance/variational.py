@@ -16,7 +16,7 @@ from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.linalg import cholesky, require_memory
 from pyro_evidence.relevance.quadratic import bound_curvature, logistic_part
-from pyro_evidence.relevance.targets import LinearTarget, Target
+from pyro_evidence.relevance.targets import AWAY, LinearTarget, Target
 from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.structure.observed import Part
 
@@ -38,7 +38,7 @@ class LocalBound(Protocol):
 
 
 @dataclass(frozen=True)
-class Logistic:
+class LogisticBound:
     """Jaakkola and Jordan's bound for labels in log odds; ``trials`` counts a datum's weight."""
 
     half: Tensor  # (N,) t - 1/2
@@ -59,7 +59,7 @@ class Logistic:
 
 
 @dataclass(frozen=True)
-class Quadratic:
+class GaussianBound:
     """A likelihood that is quadratic: Gaussian noise."""
 
     curvature: Tensor  # (N,)
@@ -92,12 +92,12 @@ def local_bound(target: Target) -> Piece:
         raise UnsupportedModel("VRVM needs one observed site with one predictor element per datum. RVM takes softmax.")
     zero = torch.zeros_like(part.c).unsqueeze(0)
     value, slope = part.slope(zero)
-    there, beyond = (part.curvature(zero + x)[0, :, 0, 0] for x in (0.0, 3.0))
+    there, beyond = (part.curvature(zero + x)[0, :, 0, 0] for x in (0.0, AWAY))
     if torch.allclose(there, beyond, rtol=1e-10):
-        return part, Quadratic(there, slope[0, :, 0], value[0])
+        return part, GaussianBound(there, slope[0, :, 0], value[0])
     binary = logistic_part(target.parts, "Use RVM, which takes any likelihood.")
     constant = value[0] + binary.trials.sum() * math.log(2.0)
-    return part, Logistic(binary.half[:, 0], binary.trials[:, 0], constant)
+    return part, LogisticBound(binary.half[:, 0], binary.trials[:, 0], constant)
 
 
 @dataclass(frozen=True)

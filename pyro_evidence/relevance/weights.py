@@ -1,24 +1,29 @@
 """The weight vector of a model: its log likelihood with the weights' own prior left out."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.chunks import Chunks
+from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, NotSmooth, UnsupportedModel
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.program.checks import check_offset
-from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Target
+from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Parts, Target
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.observed import Part, in_blocks, part_of
 from pyro_evidence.structure.recognise import Structure, recognise
+from pyro_evidence.structure.streamed import linear_rows
 
 FEWER_ROWS = "Pass some rows at a time to REVM.run_chunks, or take fewer basis functions."
 
@@ -90,6 +95,42 @@ def weights_of(joint: LogJoint, site: str | Sequence[str] | None) -> Weights:
     structure = recognise(joint)
     slots = structure.slots or () if structure.linear is None else tuple(p.slot for p in structure.linear.linear)
     return Weights(joint, sites, order, len(index), _target(joint, structure, sites, order), slots)
+
+
+def weights_in_chunks(
+    model: Model, site: str | Sequence[str] | None, chunks: Chunks, communicator: Communicator = SINGLE_PROCESS
+) -> Rows[Weights]:
+    """The weights of each chunk alone, the example those of the first few rows; one pass, in which all is checked.
+
+    Every chunk of every pass is read and dropped again.
+
+    :raises BadInput: for no chunks, for those that can be gone through only once, or whose weights differ.
+    :raises UnsupportedModel: for a predictor that is not linear, or latent sites besides the weights.
+    """
+    rows = linear_rows(model, chunks, communicator, partial(LogJoint, model, maximise=()))
+    first = weights_of(rows.joint, site)
+    if not isinstance(first.target, LinearTarget) or first.num_others:
+        raise UnsupportedModel(
+            "chunks of rows need linear predictors and no latent sites besides the weights. Pass all data to run(...)."
+        )
+    eps = first.target.eps
+
+    def of_chunk(density: LinearDensity) -> Weights:
+        target = LinearTarget.resident(linear_parts(density, first.order), eps=eps)
+        return replace(first, joint=density.joint, target=target, slots=density.slots)
+
+    return rows.mapped(of_chunk)
+
+
+def of_all_rows(rows: Rows[Weights]) -> Weights:
+    """The weights with a target that is a sum over all rows."""
+
+    def parts_of(weights: Weights) -> Parts:
+        assert isinstance(weights.target, LinearTarget)
+        return weights.target.parts
+
+    first = rows.example
+    return replace(first, target=LinearTarget(rows.mapped(parts_of), eps=first.target.eps))
 
 
 def _chosen(joint: LogJoint, site: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from pyro_evidence.evidence_check import (
     thermodynamic_integration,
 )
 from pyro_evidence.evidence_check.target import target_of
-from pyro_evidence.evidence_check.thames import _Region, _Space
+from pyro_evidence.evidence_check.thames import Labellings, TruncationSet
 from tests.models_for_tests.exact_models import (
     coin,
     location,
@@ -171,8 +171,8 @@ def test_thames_where_the_labellings_overlap() -> None:
 
 def test_volume_of_a_region_that_is_its_own_image() -> None:
     posterior = LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2)).run(two_normals_data(6.0))
-    space = _Space(target_of(posterior), {"centre": 0}, [(0, 1), (1, 0)])
-    region = _Region(space, torch.ones(2), 0.1 * torch.eye(2), -math.inf)
+    space = Labellings(target_of(posterior), {"centre": 0}, [(0, 1), (1, 0)])
+    region = TruncationSet(space, torch.ones(2), 0.1 * torch.eye(2), -math.inf)
     log_volume, error = region.log_volume(500, seed=0)
     assert log_volume == pytest.approx(math.log(math.pi * 3.0 * 0.01), abs=1e-12)
     assert error == 0.0

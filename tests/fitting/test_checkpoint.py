@@ -269,12 +269,11 @@ def test_what_is_not_known_and_not_in_the_table_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_table_names_classes_that_have_fields_members_or_an_essence(kind: str) -> None:
+def test_the_table_names_classes_that_have_fields_or_members(kind: str) -> None:
     module, name = KINDS[kind].split(":")
     found = getattr(importlib.import_module(f"pyro_evidence.{module}"), name)
     assert isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, Enum))
     assert f"{found.__module__}:{found.__qualname__}" == f"pyro_evidence.{KINDS[kind]}"
-    assert hasattr(found, "essence") == hasattr(found, "of_essence")
 
 
 @pytest.mark.parametrize(
@@ -286,7 +285,6 @@ def test_the_table_names_classes_that_have_fields_members_or_an_essence(kind: st
         ({"kind": "Dense", "inside": []}, r"a Dense in it lacks fields \['tril'\] and has unknown ones \[\]"),
         ({"kind": "Dense", "inside": [["tril", 1], ["variance", 2]]}, r"lacks fields \[\] and .* ones \['variance'\]"),
         ({"kind": "Dense", "essence": [1]}, "inside"),
-        ({"kind": "NoisyState", "inside": [["noise", 1]]}, "essence"),
         ({"kind": "Status", "member": "__class__"}, "__class__"),
         ({"kind": ["Dense"]}, "unhashable"),
         ({"set": [[0, 1]]}, "set"),

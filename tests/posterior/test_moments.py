@@ -14,7 +14,7 @@ from pyro_evidence.models.kernels import RBF
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.regression import regression
 from pyro_evidence.posterior.base import pairs_in_parts
-from pyro_evidence.posterior.predict import Moments
+from pyro_evidence.posterior.predict import PredictiveMoments
 from pyro_evidence.program import simulate
 from pyro_evidence.program.links import hermite
 from pyro_evidence.program.log_joint import LogJoint
@@ -130,8 +130,10 @@ def test_draws_of_many_latents_are_made_part_by_part(monkeypatch: pytest.MonkeyP
 def test_more_draws_are_added_by_the_laws_of_total_expectation_and_variance() -> None:
     """Oracle: all of them at once."""
     weights, mean, variance = torch.rand(9), torch.randn(9, 4), torch.rand(9, 4)
-    whole = Moments.over(weights, mean, variance)
-    parts = [Moments.over(*(x[s] for x in (weights, mean, variance))) for s in (slice(2), slice(2, 3), slice(3, 9))]
+    whole = PredictiveMoments.over(weights, mean, variance)
+    parts = [
+        PredictiveMoments.over(*(x[s] for x in (weights, mean, variance))) for s in (slice(2), slice(2, 3), slice(3, 9))
+    ]
     added = parts[0] + parts[1] + parts[2]
     torch.testing.assert_close(added.mean, whole.mean)
     torch.testing.assert_close(added.variance, whole.variance)

@@ -10,7 +10,7 @@ from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.posterior.whitening import (
     AffineWhitening,
     ConditionalWhitening,
-    Polynomial,
+    PolynomialBasis,
     _least_squares,
     fused,
     round_coordinates,
@@ -70,7 +70,7 @@ def test_one_gaussian_is_whitened_by_its_precision() -> None:
 
 
 def test_a_polynomial_is_read_off_the_nodes_of_a_design() -> None:
-    basis, z = Polynomial(2), generated(40, 2)
+    basis, z = PolynomialBasis(2), generated(40, 2)
     coefficients = generated(len(basis.values(z[0])))
     values = torch.stack([basis.values(each) @ coefficients for each in z])
     fit = _least_squares(basis, z, generated(40, seed=1))

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.infer.revm import REVM
 from pyro_evidence.relevance.axis_priors import L1Prior
-from pyro_evidence.relevance.chunks import of_all_rows, weights_in_chunks
 from pyro_evidence.relevance.eigen_state import score_centre
 from pyro_evidence.relevance.quadratic import JaakkolaJordan, empirical_fisher
+from pyro_evidence.relevance.weights import of_all_rows, weights_in_chunks
 from tests.models_for_tests import weight_models as models
 from tests.models_for_tests.weight_models import labels
 

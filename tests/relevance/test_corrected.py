@@ -9,7 +9,7 @@ from pyro_evidence import REVM, RVM, BadInput
 from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
-from pyro_evidence.relevance.axes_posterior import AxesPosterior
+from pyro_evidence.relevance.posteriors import AxesPosterior
 
 
 def few_labels(num: int = 14) -> tuple[Tensor, Tensor]:
