@@ -114,7 +114,8 @@ def _jacobian(params: Tensor, *data: Tensor) -> Tensor:
     return torch.stack([torch.autograd.grad(each, params, retain_graph=True)[0] for each in sums.unbind()], 1)
 
 
-PROBES = (-6.4, -4.8, -3.2, -2.4, -1.6, -0.8, 0.0, 0.8, 1.6, 2.4, 3.2, 4.8, 6.4)  # standard deviations
+STEPS = tuple(0.8 * each for each in (1, 2, 3, 4, 6, 8))  # standard deviations
+PROBES = (*(-step for step in reversed(STEPS)), 0.0, *STEPS)
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,21 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from string import ascii_uppercase
 
 import torch
 from torch import Tensor
 
-# One word per row of a fraction 2^(d-p) of the signs: the first d-p axes are free, the others products of these.
-_FRACTIONS: dict[int, tuple[tuple[int, ...], ...]] = {
-    5: ((0, 1, 2, 3),),
-    6: ((0, 1, 2, 3, 4),),
-    7: ((0, 1, 2, 3, 4, 5),),
-    8: ((0, 1, 2, 3), (0, 1, 4, 5)),
-    9: ((0, 2, 3, 5, 6), (1, 2, 4, 5, 6)),
-    10: ((0, 1, 2, 6), (1, 2, 3, 4), (0, 2, 3, 5)),
+# Generators of the fractions 2^(d-p) of highest resolution: the first d-p axes, A, B, ..., are free, each other one is
+# the product of those that its word names.
+# NIST/SEMATECH e-Handbook of Statistical Methods, section 5.3.3.4.7.
+_GENERATORS: dict[int, tuple[str, ...]] = {
+    5: ("ABCD",),
+    6: ("ABCDE",),
+    7: ("ABCDEF",),
+    8: ("ABCD", "ABEF"),
+    9: ("ACDFG", "BCEFG"),
+    10: ("ABCG", "BCDE", "ACDF"),
 }
 LARGEST_DESIGN = 8  # dimensions
 
@@ -30,6 +33,19 @@ class Rule:
     def log_mean(self, log_f: Tensor) -> Tensor:
         """``log E f`` from ``log f`` at the nodes, nats, shape ``()``."""
         return (self.log_weights + log_f).logsumexp(0)
+
+
+def growing(first: int, last: int, ratio: float) -> tuple[int, ...]:
+    """Odd numbers of nodes from ``first`` to ``last``, each about ``ratio`` times the one before.
+
+    >>> growing(5, 20, 1.3)
+    (5, 7, 9, 11, 15, 19)
+    """
+    found, exact = [], float(first)
+    while exact < last + 1.0:
+        found.append(2 * round(0.5 * (exact - 1.0)) + 1)
+        exact *= ratio
+    return tuple(found)
 
 
 def gauss_hermite(num: int) -> Rule:
@@ -97,9 +113,9 @@ def central_composite(num_dims: int) -> Rule:
 
 def factorial_corners(num_dims: int) -> Tensor:
     """Signs ``(F, d)`` of a full factorial design, or from five to ten dimensions of a fraction of resolution five."""
-    words = _FRACTIONS.get(num_dims, ())
+    words = _GENERATORS.get(num_dims, ())
     free = torch.tensor(list(itertools.product((1.0, -1.0), repeat=num_dims - len(words))))
-    made = [free[:, list(word)].prod(-1, keepdim=True) for word in words]
+    made = [free[:, [ascii_uppercase.index(axis) for axis in word]].prod(-1, keepdim=True) for word in words]
     return torch.cat([free, *made], -1).double()
 
 
@@ -115,7 +131,7 @@ def axes_of(design: Rule) -> Rule:
 PRODUCT_DIMS = 3
 
 
-@lru_cache(maxsize=64)
+@lru_cache
 def block_rule(num: int, num_dims: int) -> Rule:
     """Nodes and log weights against the standard normal density in ``num_dims`` dimensions.
 
