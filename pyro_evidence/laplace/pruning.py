@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.numerics.evidence import well_determined
+from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.recognise import PrecisionGroups
 
@@ -83,8 +84,8 @@ def is_gaussian(laplace: LaplaceState, linear: LinearDensity) -> bool:
         return True
     away = laplace.u + 0.5 * laplace.precision.variance[0].sqrt()
     here, there = (linear.curvatures(u.unsqueeze(0), laplace.theta.detach()) for u in (laplace.u, away))
-    rounding = 1e3 * laplace.problem.eps
-    return all(bool(((a - b).abs() <= rounding * a.abs()).all()) for a, b in zip(here, there, strict=True))
+    most = relative_rounding(laplace.problem.joint.dtype)
+    return all(bool(((a - b).abs() <= most * a.abs()).all()) for a, b in zip(here, there, strict=True))
 
 
 FAR_WORSE = 10.0  # nats: a group whose removal costs as much is not tried again at once

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from pyro_evidence.numerics.linalg import relative_rounding
+
 CHUNK_BYTES = 2**28  # of what the reverse passes of one chunk may write
 LARGEST_CHUNK = 256  # passes; more at once are no faster
 FEW = 4  # passes that are faster one by one
@@ -261,11 +263,11 @@ def jacobian(value: Tensor, x: Tensor, *, create_graph: bool = False) -> Tensor:
 
 def _row_scale(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor | None:
     """The factor of each row with which ``found`` ``(n, 2)`` is ``expected``: exactly one if that will do, or None."""
-    rounding = 1e3 * torch.finfo(dtype).eps * expected.abs().amax()
-    if bool(((found - expected).abs() <= rounding).all()):
+    most = relative_rounding(dtype) * expected.abs().amax()
+    if bool(((found - expected).abs() <= most).all()):
         return torch.ones_like(found[:, 0])
     scale = (found * expected).sum(-1) / found.square().sum(-1)
-    return scale if bool(((found * scale.unsqueeze(-1) - expected).abs() <= rounding).all()) else None
+    return scale if bool(((found * scale.unsqueeze(-1) - expected).abs() <= most).all()) else None
 
 
 def passes(value: Tensor, x: Tensor, cotangents: Tensor, create_graph: bool) -> Tensor:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.linalg import relative_rounding
+
 FEWEST_IN_TAIL = 5  # weights to which a tail can be fitted
 COLUMNS = 500  # of weights whose tails are fitted at a time
 FLAT = 0.05  # nats; where no weight exceeds the typical one by more, there is no tail to extrapolate
@@ -82,7 +84,7 @@ def is_constant(log_weights: Tensor, dtype: torch.dtype = torch.float64) -> bool
     :param dtype: in which the density was computed.
     """
     size = 1.0 + log_weights.abs().max()
-    return bool(log_weights.max() - log_weights.min() <= max(1e-8, 1e3 * torch.finfo(dtype).eps) * size)
+    return bool(log_weights.max() - log_weights.min() <= max(1e-8, relative_rounding(dtype)) * size)
 
 
 def smoothed(log_weights: Tensor) -> Smoothed:

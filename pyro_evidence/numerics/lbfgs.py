@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.line_search import Backtracking, Line, SearchPoint, along_step, to_peak
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -54,8 +55,7 @@ def _direction(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Two-loop recursion; rows where it is not uphill fall back on the gradient."""
     q, kept = slope, []
     for s, y in reversed(history):
-        sy = (s * y).sum(-1, keepdim=True)
-        rho = torch.where(sy > 1e-12 * (y * y).sum(-1, keepdim=True), 1.0 / sy, 0.0)  # s'y > 0: positive curvature
+        rho = torch.where(curves(s, y), 1.0 / (s * y).sum(-1, keepdim=True), 0.0)
         a = rho * (s * q).sum(-1, keepdim=True)
         q = q - a * y
         kept.append((s, y, rho, a))
@@ -73,5 +73,9 @@ def _scale(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
     if not history:
         return first
     s, y = history[-1]
-    sy, yy = (s * y).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
-    return torch.where(sy > 1e-12 * yy, sy / yy, first)
+    return torch.where(curves(s, y), (s * y).sum(-1, keepdim=True) / (y * y).sum(-1, keepdim=True), first)
+
+
+def curves(s: Tensor, y: Tensor) -> Tensor:
+    """Whether slopes that fall by ``y`` along steps ``s`` ``(..., D)`` show a curvature, ``s'y > 0``, ``(..., 1)``."""
+    return (s * y).sum(-1, keepdim=True) > relative_rounding(y.dtype) * y.square().sum(-1, keepdim=True)

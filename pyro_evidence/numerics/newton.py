@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.numerics.lbfgs import Watch, no_callback
-from pyro_evidence.numerics.linalg import Label
+from pyro_evidence.numerics.linalg import Label, floored
 from pyro_evidence.numerics.line_search import Backtracking, Line, Real, SearchPoint, along_step, clear_rise
 
 SEARCH = Backtracking(clear_rise)
@@ -136,8 +136,7 @@ def _by_absolute_value(A: Tensor, slope: Tensor) -> Direction:
         step = torch.cholesky_solve(slope.unsqueeze(-1), tril).squeeze(-1)
         return Direction(A, step, (slope * step).sum(-1), finite, zero)
     values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None], A, 0.0))
-    size = values.abs()
-    size = torch.maximum(size, 1e-12 * size.amax(-1, keepdim=True) + torch.finfo(A.dtype).tiny)
+    size = floored(values.abs())
     step = (vectors @ ((vectors.mT @ slope.unsqueeze(-1)) / size.unsqueeze(-1))).squeeze(-1)
     step = torch.where(finite.unsqueeze(-1), step, 0.0)  # a row without curvature stays, and is given up
     return Direction(A, step, (slope * step).sum(-1), finite & (info == 0), vectors[..., 0] * size[..., :1].rsqrt())
