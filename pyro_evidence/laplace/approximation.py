@@ -47,7 +47,7 @@ class Problem:
 
     def by_quadrature(self, num: int) -> blocks.Marginal | None:
         """The density of what blocks share, these integrated by ``num`` nodes on each axis; None without blocks."""
-        limits = blocks.Limits(self.tolerance, self.slack)
+        limits = newton.Limits(self.tolerance, 60, slack=self.slack)
         return marginal_of(self.joint, self.structure, self.active, num, limits)
 
     @property
@@ -260,7 +260,7 @@ def state_of_blocks(problem: Problem, theta: Tensor, place: blocks.Place, log_hy
     """The state with blocks integrated, and Laplace's approximation around that of what they share, at its mode."""
     marginal, log_joint = problem.marginal, place.modes.here.value.sum()
     assert marginal is not None
-    found = (marginal.precision(theta, place), place.decrement, marginal.log_evidence(place), log_hyperprior)
+    found = (marginal.precision(theta, place), float(place.decrement), marginal.log_evidence(place), log_hyperprior)
     return LaplaceState(problem, theta.detach(), marginal.whole(place), log_joint, *found, place=place)
 
 

@@ -107,7 +107,7 @@ def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, li
     """
 
     def direction(u: Tensor, rows: Tensor, gradient: Tensor) -> Direction:
-        return _by_absolute_value(curvature(u, *own(theta, rows)).detach(), gradient)
+        return by_absolute_value(curvature(u, *own(theta, rows)).detach(), gradient)
 
     return search(gradient_of(density, theta), direction, u, limits)
 
@@ -122,7 +122,7 @@ def gradient_of(density: Density, theta: Tensor) -> Gradient:
     return lambda u, rows: density.gradient(u, *(own(theta, rows) or (theta,)))
 
 
-def _by_absolute_value(A: Tensor, slope: Tensor) -> Direction:
+def by_absolute_value(A: Tensor, slope: Tensor) -> Direction:
     """The Newton step of each row, with eigenvalues in absolute value where ``A`` is not positive definite."""
     zero = torch.zeros_like(slope)
     if A.dim() == 2:
