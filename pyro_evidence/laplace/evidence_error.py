@@ -14,6 +14,7 @@ from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import evidence
+from pyro_evidence.numerics.quadrature.rules import growing
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import stacklevel
@@ -187,7 +188,7 @@ def messages(error: EvidenceError, nodes: int, most: float = 1.0) -> list[str]:
     return [f"{said}{beside if math.isfinite(error.shared) else ''}: pass nodes=7"]
 
 
-GROWING = (7, 11, 15, 21, 31, 45, 65, 95)
+GROWING = growing(COMPARED, 95, 1.45)
 
 
 def with_nodes(fit: Fit[TypeII], nodes: int | str) -> Fit[TypeII]:
