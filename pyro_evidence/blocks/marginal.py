@@ -34,7 +34,7 @@ from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.blocks.terms import BlockDensity, RowTerms, Terms
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.numerics import evidence
-from pyro_evidence.numerics.batched import Batched
+from pyro_evidence.numerics.batched import BATCH_NUMBERS, Batched
 from pyro_evidence.numerics.derivatives import pullback, pullbacks
 from pyro_evidence.numerics.linalg import Label, cholesky
 from pyro_evidence.numerics.line_search import Backtracking, Line, Real, along_step
@@ -272,7 +272,6 @@ def _following(num: int, terms: Terms, modes: Modes, shared: Tensor) -> tuple[No
 
 SOON = 15  # steps
 MOST_SHARED = 20  # coordinates, each with a pass over all rows for its second derivatives
-NUMBERS = 2**21  # log densities of terms at the nodes of all rows that are evaluated together
 
 
 def halves(rise: Real, _scale: Real, line: Line) -> Real:
@@ -293,7 +292,7 @@ def near_places(marginal: Marginal, theta: Tensor, u: Tensor) -> list[Place | No
         return [None] * len(u)
     numbers = len(block_rule(marginal.num, p.width).nodes) * sum(len(owner) for owner in p.owner.values())
     found: list[Place | None] = []
-    for t, start in zip(*(x.split(max(1, NUMBERS // max(1, numbers))) for x in (theta, u)), strict=True):
+    for t, start in zip(*(x.split(max(1, BATCH_NUMBERS // max(1, numbers))) for x in (theta, u)), strict=True):
         try:
             found += marginal.near(t, start.detach())
         except RuntimeError:  # a row that breaks the batch; alone it says why

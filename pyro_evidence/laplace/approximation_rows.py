@@ -13,9 +13,9 @@ from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Dense
+from pyro_evidence.structure.factors import SMALL
 from pyro_evidence.structure.pruned import PrunedRows
 
-SMALL = 200  # coordinates up to which rows of any model are worth a batch of third derivatives
 LIGHT = 2**13  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
 
 

@@ -14,6 +14,7 @@ from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import evidence
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.quadrature.rules import growing
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
@@ -70,7 +71,7 @@ def second_order(state: LaplaceState) -> EvidenceError:
     generator = torch.Generator().manual_seed(0)
     white = torch.randn(NUM_DRAWS, len(state.u), generator=generator, dtype=torch.float64).to(state.u)
     white = white * state.problem.active
-    away, size = state.precision.unwhiten(white), max(1, 2**22 // max(1, len(state.u)))
+    away, size = state.precision.unwhiten(white), max(1, BATCH_NUMBERS // max(1, len(state.u)))
 
     def log_joint(moves: Tensor) -> Tensor:
         density = state.problem.density

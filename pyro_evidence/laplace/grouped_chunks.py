@@ -26,7 +26,7 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import prior_of, shapes_on
 from pyro_evidence.settings import stacklevel
 from pyro_evidence.structure.density import AutogradDensity
-from pyro_evidence.structure.factors import NotSparse
+from pyro_evidence.structure.factors import SMALL, NotSparse
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.structure.streamed import (
     Making,
@@ -216,9 +216,6 @@ def _totals(groups: Groups, u: Tensor, theta: Tensor) -> Totals:
 PROFILE = Summands(value, precision, _totals)
 
 
-WIDEST = 200  # coordinates of one group
-
-
 @dataclass(frozen=True)
 class Chunk:
     """What is known of a chunk without its rows."""
@@ -313,7 +310,7 @@ class GroupReader:
         mask = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
         for name in self.own:
             mask[joint.latents.slices[name]] = False
-        partition = around(joint, mask, WIDEST)
+        partition = around(joint, mask, SMALL)
         if isinstance(partition, NotSparse):
             raise not_independent(joint, number, self.own, partition)
         joint = copy.copy(joint)

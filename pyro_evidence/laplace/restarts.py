@@ -19,7 +19,6 @@ from pyro_evidence.laplace.approximation import (
     state_at,
 )
 from pyro_evidence.laplace.approximation_rows import (
-    SMALL,
     LaplaceRows,
     at_modes,
     density,
@@ -36,6 +35,7 @@ from pyro_evidence.precision.choices import gauss_newton
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import submodules
 from pyro_evidence.structure.density import LinearDensity
+from pyro_evidence.structure.factors import SMALL
 
 SEVERAL = 4  # starts where there may be several modes
 BUDGET = 2**26  # bytes that autograd may keep for their rows

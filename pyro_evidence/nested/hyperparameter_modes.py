@@ -11,7 +11,7 @@ from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
-from pyro_evidence.nested.integration import NODES, PRODUCT_DIMS, OuterMode, outer_mode
+from pyro_evidence.nested.integration import NODES, OuterMode, outer_mode
 from pyro_evidence.nested.skewness import HILL, beyond_valleys
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.quadrature import rules as quadrature
@@ -94,7 +94,7 @@ def _nodes(found: OuterMode, inside: Tensor) -> FixedNodes:
 
 def _rule(num_dims: int) -> Rule:
     """Nodes that are the same while the hyperparameters move; beyond eight dimensions the mode alone."""
-    if num_dims <= PRODUCT_DIMS:
+    if num_dims <= quadrature.PRODUCT_DIMS:
         return quadrature.product(quadrature.gauss_hermite(NODES[0]), num_dims)
     if num_dims <= quadrature.LARGEST_DESIGN:
         return quadrature.central_composite(num_dims)

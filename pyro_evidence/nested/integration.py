@@ -21,7 +21,6 @@ from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice, M
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
 
-PRODUCT_DIMS = 3  # up to which nodes form a product over the axes
 NODES = rules.growing(5, 31, 1.3)  # on each axis
 MOST_NODES = 1500
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
@@ -183,7 +182,7 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
     :param elsewhere: places of other modes on one axis, ``(M, d)``.
     """
     bent, d = found.straight.bent(found.profile), found.straight.num_dims
-    if d <= PRODUCT_DIMS:
+    if d <= rules.PRODUCT_DIMS:
         settled = None if len(elsewhere) else _settled(found, bent, tolerance)
         return settled or adaptive_grid(found, tolerance, elsewhere) or importance_sampled(found, bent, tolerance)
     if d <= rules.LARGEST_DESIGN:

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, fitted, map_of
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
-
-NUMBERS = 2**22  # of all Hessians in one batch
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Profiles:
         index = torch.arange(size, device=self.u.device)[:, None].expand(num, -1, len(points))
         theta = self.theta[:, None, None].expand(-1, size, len(points), -1)
         rows = (start.flatten(0, 2), theta.flatten(0, 2), index.flatten())
-        parts = zip(*(part.split(max(1, NUMBERS // size**2)) for part in rows), strict=True)
+        parts = zip(*(part.split(max(1, BATCH_NUMBERS // size**2)) for part in rows), strict=True)
         return torch.cat([self._given(*part) for part in parts]).reshape(num, size, len(points))
 
     def _given(self, u: Tensor, theta: Tensor, index: Tensor) -> Tensor:

@@ -105,6 +105,7 @@ class WithOwnConstants(TorchFunctionMode):
 
 ROW_BY_ROW = ".*not yet implemented the batching rule"  # derivatives then take memory by the square of the rows
 BATCH_BYTES = 2**28  # what autograd may keep for the rows that are evaluated together
+BATCH_NUMBERS = 2**22  # of the largest tensors of a batch that is not made by autograd
 
 RowFunction = Callable[..., Tensor]  # vectors to a scalar
 

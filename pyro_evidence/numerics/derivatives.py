@@ -1,7 +1,7 @@
 """Derivatives of ``f(u, theta)`` with rows ``(R, D)``, ``(R, T)`` in and ``(R,)`` out, by plain reverse mode.
 
 Many derivatives of one value are taken as batched reverse passes, in chunks that keep the memory of a chunk near
-:data:`CHUNK_BYTES`; without a graph the result is filled in place, so that no second copy of it ever exists.
+:data:`BATCH_BYTES`; without a graph the result is filled in place, so that no second copy of it ever exists.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from pyro_evidence.numerics.batched import BATCH_BYTES
 from pyro_evidence.numerics.linalg import relative_rounding
 
-CHUNK_BYTES = 2**28  # of what the reverse passes of one chunk may write
 LARGEST_CHUNK = 256  # passes; more at once are no faster
 FEW = 4  # passes that are faster one by one
 
@@ -46,7 +46,7 @@ class Kept:
     @property
     def passes_at_once(self) -> int:
         """Number of reverse passes that fit into a chunk, were each to write as much as is kept."""
-        return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // max(1, self.num_bytes)))
+        return max(1, min(LARGEST_CHUNK, BATCH_BYTES // max(1, self.num_bytes)))
 
 
 @contextmanager
@@ -227,7 +227,7 @@ class Forward:
 
     def _rows(self, value: Tensor, x: Tensor, into: Tensor | None = None) -> Tensor:
         """One reverse pass per element of ``value``."""
-        most = min(self.at_once, CHUNK_BYTES // (64 * max(value.numel(), x.numel())))  # some numbers per pass
+        most = min(self.at_once, BATCH_BYTES // (64 * max(value.numel(), x.numel())))  # some numbers per pass
         return _filled(lambda i: passes(value, x, _one_hot(i, value), self.create_graph), value, most, into)
 
     def guessed(self, block: slice, guesses: Iterable[Tensor]) -> Tensor | None:

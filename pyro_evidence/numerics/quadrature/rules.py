@@ -12,7 +12,7 @@ from torch import Tensor
 # Generators of the fractions 2^(d-p) of highest resolution: the first d-p axes, A, B, ..., are free, each other one is
 # the product of those that its word names.
 # NIST/SEMATECH e-Handbook of Statistical Methods, section 5.3.3.4.7.
-_GENERATORS: dict[int, tuple[str, ...]] = {
+GENERATORS: dict[int, tuple[str, ...]] = {
     5: ("ABCD",),
     6: ("ABCDE",),
     7: ("ABCDEF",),
@@ -21,6 +21,7 @@ _GENERATORS: dict[int, tuple[str, ...]] = {
     10: ("ABCG", "BCDE", "ACDF"),
 }
 LARGEST_DESIGN = 8  # dimensions
+PRODUCT_DIMS = 3  # up to which nodes form a product over the axes
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def central_composite(num_dims: int) -> Rule:
 
 def factorial_corners(num_dims: int) -> Tensor:
     """Signs ``(F, d)`` of a full factorial design, or from five to ten dimensions of a fraction of resolution five."""
-    words = _GENERATORS.get(num_dims, ())
+    words = GENERATORS.get(num_dims, ())
     free = torch.tensor(list(itertools.product((1.0, -1.0), repeat=num_dims - len(words))))
     made = [free[:, [ascii_uppercase.index(axis) for axis in word]].prod(-1, keepdim=True) for word in words]
     return torch.cat([free, *made], -1).double()
@@ -126,9 +127,6 @@ def axes_of(design: Rule) -> Rule:
     return Rule(
         design.nodes[: 2 * d + 1], torch.cat([torch.full((1,), 2.0 / (d + 2.0), dtype=torch.float64), each]).log()
     )
-
-
-PRODUCT_DIMS = 3
 
 
 @lru_cache
