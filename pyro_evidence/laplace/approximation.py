@@ -27,6 +27,7 @@ from pyro_evidence.structure.symmetries import has_hidden_units
 
 PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
 NEARLY = 1e-3  # nats, twice what a step promises to a row that is nearly there
+FAR_STEPS = 300  # of a search from far away
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
 
 
@@ -47,8 +48,7 @@ class Problem:
 
     def by_quadrature(self, num: int) -> blocks.Marginal | None:
         """The density of what blocks share, these integrated by ``num`` nodes on each axis; None without blocks."""
-        limits = newton.Limits(self.tolerance, 60, slack=self.slack)
-        return marginal_of(self.joint, self.structure, self.active, num, limits)
+        return marginal_of(self.joint, self.structure, self.active, num, self.limits)
 
     @property
     def density(self) -> Density:
@@ -90,6 +90,11 @@ class Problem:
     def tolerance(self) -> float:
         """Twice the rise of the log joint, in nats, that counts as none."""
         return 100.0 * self.eps
+
+    @property
+    def limits(self) -> newton.Limits:
+        """When a search for the mode ends."""
+        return newton.Limits(self.tolerance, slack=self.slack)
 
     @property
     def sentence(self) -> str:
@@ -185,8 +190,7 @@ def search_modes(
     if problem.latent is not None:
         return problem.latent.find_modes(u, theta, problem.tolerance, watch)
     if problem.factors is not None:
-        limits = newton.Limits(problem.tolerance, 50, watch, problem.slack)
-        return problem.factors.find_modes(u, theta, limits, cold=cold)
+        return problem.factors.find_modes(u, theta, replace(problem.limits, watch=watch), cold=cold)
     try:
         return _dense_modes(problem, u, theta, cold, watch)
     except TooLarge as error:
@@ -206,8 +210,9 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
     """
     density, network = problem.density, problem.structure.network is not None
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else problem.curvature
-    num_steps = 50 if not network else 300 if cold else trust_region.FOLLOWED
-    limits = newton.Limits(problem.tolerance, num_steps, watch, slack=45.0 * problem.eps)
+    limits = replace(problem.limits, watch=watch)
+    if network:
+        limits = replace(limits, num_steps=FAR_STEPS if cold else trust_region.FOLLOWED)
 
     def approach(u: Tensor, tolerance: float, num_steps: int) -> Tensor:
         slope = partial(density.gradient, theta=theta)
@@ -224,7 +229,7 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
             density.require_dense(u[:1].detach())
         else:
             exact(density, u[:1].detach(), theta)
-        u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
+        u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=FAR_STEPS)
     mode = climb(u, exact)
     if network and bool((~mode.converged & (mode.decrement < NEARLY)).any()):
         mode = climb(mode.u, exact, mode)

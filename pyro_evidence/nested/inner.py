@@ -10,7 +10,7 @@ from pyro_evidence.blocks.marginal import near_places
 from pyro_evidence.laplace import approximation_rows
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, state_at, state_of_blocks
 from pyro_evidence.nested.skewness import Profiles
-from pyro_evidence.numerics import batched, newton
+from pyro_evidence.numerics import batched
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision, Separate
 from pyro_evidence.structure.factors import SMALL
@@ -108,9 +108,8 @@ def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState |
             log_priors(problem, theta),
             max(1, batched.BATCH_BYTES // (problem.joint.row_bytes or batched.BATCH_BYTES)),
         )
-        limits = newton.Limits(problem.tolerance, 50, slack=problem.slack)
         parts = zip(start.split(size), theta.split(size), strict=True)
-        modes = [mode for part in parts for mode in problem.factors.near_modes(*part, limits)]
+        modes = [mode for part in parts for mode in problem.factors.near_modes(*part, problem.limits)]
         for row, mode in enumerate(modes):
             if mode is not None:
                 found[row] = state_at(problem, theta[row], mode, 0, log_hyperprior=prior[row])

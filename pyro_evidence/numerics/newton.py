@@ -81,7 +81,7 @@ class Limits:
     """When to stop, and whom to tell of each step."""
 
     tolerance: float  # nats
-    num_steps: int
+    num_steps: int = 60
     watch: Watch = no_callback  # told every row's log joint
     slack: float = 1e-14  # relative rounding of the log joint, a sum over data
 
