@@ -89,7 +89,7 @@ class Problem:
     @property
     def tolerance(self) -> float:
         """Twice the rise of the log joint, in nats, that counts as none."""
-        return 100.0 * self.eps
+        return newton.tolerance_of(self.joint.dtype)
 
     @property
     def limits(self) -> newton.Limits:

@@ -76,6 +76,11 @@ Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # of points (r, D)
 DirectionAt = Callable[[Tensor, Tensor, Tensor], Direction]  # of points, rows, and the gradient there
 
 
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Twice the rise of a log joint, in nats, that counts as none."""
+    return 100.0 * torch.finfo(dtype).eps
+
+
 @dataclass(frozen=True)
 class Limits:
     """When to stop, and whom to tell of each step."""
