@@ -12,6 +12,7 @@ from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
 from pyro_evidence.laplace import mode_checks
 from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
+from pyro_evidence.numerics.line_search import Watch, no_callback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Precision, precision_of
@@ -179,9 +180,7 @@ class LaplaceState:
         return torch.where(groups.is_weight, sums, total)
 
 
-def search_modes(
-    problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfgs.Watch = lbfgs.no_callback
-) -> newton.Mode:
+def search_modes(problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: Watch = no_callback) -> newton.Mode:
     """Modes reached from rows ``(R, D)``: Newton, after L-BFGS where the start is far or the curvature indefinite.
 
     :param cold: whether the start may be far from a mode.
@@ -200,7 +199,7 @@ def search_modes(
         raise TooLarge(f"{error} {coupled.message(problem.joint.latents.label)}") from error
 
 
-def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: lbfgs.Watch) -> newton.Mode:
+def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: Watch) -> newton.Mode:
     """Modes by dense matrices, or by diagonal ones; those of a network, along curved valleys, by a trust region.
 
     The search is with the exact Hessian where that is affordable; where it ends at a singular one it goes on with the

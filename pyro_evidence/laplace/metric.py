@@ -13,8 +13,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.numerics.derivatives import passes, pullback
 from pyro_evidence.numerics.evidence import reestimated_log_precision
-from pyro_evidence.numerics.lbfgs import curves
-from pyro_evidence.numerics.line_search import Backtracking, any_rise, first_accepted
+from pyro_evidence.numerics.line_search import Backtracking, any_rise, curves, first_accepted
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.structure.recognise import PrecisionGroups
 
@@ -151,7 +150,7 @@ def _newton(f: Callable[[Tensor], Tensor], x: Tensor, farthest: float) -> Tensor
         new = (x.detach() + scale * step).clamp(-farthest, farthest)
         return float(f(new).detach()), new
 
-    found = first_accepted(trial, float(height.detach()), search=Backtracking(any_rise, num_trials=6))
+    found = first_accepted(trial, float(height.detach()), search=Backtracking(any_rise))
     return x.detach() if found is None else found
 
 

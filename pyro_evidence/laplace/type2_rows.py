@@ -16,7 +16,7 @@ from pyro_evidence.laplace.approximation import Problem
 from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, single, slopes
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.laplace.metric import metric_of, updated
-from pyro_evidence.laplace.pruning import to_insignificance
+from pyro_evidence.laplace.pruning import UNDETERMINED, to_insignificance
 from pyro_evidence.laplace.remedies import largest_inflation, near_folds
 from pyro_evidence.laplace.type2 import FARTHEST, LARGEST_STEP, LONGER, SHARP, TypeII
 from pyro_evidence.numerics import evidence, trust_region
@@ -55,7 +55,7 @@ def pruned(problem: Problem, points: LaplaceRows) -> LaplaceRows:
         variance, prior = Dense(points.tril).variance, groups.log_precision(points.theta).exp()
         gamma = torch.where(points.active & member, evidence.well_determined(prior, variance), 0.0)
         size = (points.active & member).sum(-1)
-        rows = torch.nonzero((size > 0) & (gamma.sum(-1) < 0.1 * size)).squeeze(-1)
+        rows = torch.nonzero((size > 0) & (gamma.sum(-1) < UNDETERMINED * size)).squeeze(-1)
         if len(rows) and bool(torch.isfinite(groups.loc[member]).all()):
             points = _without(problem, points, rows, t, gamma[rows][:, member].amax(-1))
     return points

@@ -27,7 +27,7 @@ class Batched:
         own = [f.name for f in fields(value) if f.name not in self.common]
         return replace(value, **{name: change(name, getattr(self, name)) for name in own})
 
-    def __getitem__(self: Self, rows: Tensor) -> Self:
+    def __getitem__(self: Self, rows: Tensor | int) -> Self:
         return _mapped(lambda x: x[rows], self)
 
     def where(self: Self, take: Tensor, other: Self) -> Self:

@@ -5,17 +5,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.linalg import relative_rounding
-from pyro_evidence.numerics.line_search import Backtracking, Line, SearchPoint, along_step, to_peak
+from pyro_evidence.numerics.line_search import (
+    Backtracking,
+    Line,
+    SearchPoint,
+    Watch,
+    along_step,
+    curves,
+    no_callback,
+    to_peak,
+)
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
-Watch = Callable[[Tensor], None]  # told every row's value once per step
 MEMORY = 10  # pairs of steps and changes of the gradient that are kept
-SEARCH = Backtracking(shorter=to_peak, num_trials=20)
-
-
-def no_callback(values: Tensor) -> None:
-    """Does nothing."""
+SEARCH = Backtracking(shorter=to_peak)
 
 
 def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, watch: Watch = no_callback) -> Tensor:
@@ -74,8 +77,3 @@ def _scale(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
         return first
     s, y = history[-1]
     return torch.where(curves(s, y), (s * y).sum(-1, keepdim=True) / (y * y).sum(-1, keepdim=True), first)
-
-
-def curves(s: Tensor, y: Tensor) -> Tensor:
-    """Whether slopes that fall by ``y`` along steps ``s`` ``(..., D)`` show a curvature, ``s'y > 0``, ``(..., 1)``."""
-    return (s * y).sum(-1, keepdim=True) > relative_rounding(y.dtype) * y.square().sum(-1, keepdim=True)

@@ -8,9 +8,17 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotAMode
-from pyro_evidence.numerics.lbfgs import Watch, no_callback
 from pyro_evidence.numerics.linalg import Label, floored
-from pyro_evidence.numerics.line_search import Backtracking, Line, Real, SearchPoint, along_step, clear_rise
+from pyro_evidence.numerics.line_search import (
+    Backtracking,
+    Line,
+    Real,
+    SearchPoint,
+    Watch,
+    along_step,
+    clear_rise,
+    no_callback,
+)
 
 SEARCH = Backtracking(clear_rise)
 CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions

@@ -73,7 +73,8 @@ def quasi_normal(num: int, num_dims: int, seed: int = 0) -> Tensor:
     True
     """
     uniform = torch.quasirandom.SobolEngine(num_dims, scramble=True, seed=seed).draw(num, dtype=torch.float64)
-    return torch.special.ndtri(uniform.clamp(1e-9, 1.0 - 1e-9))
+    least = 1e-9  # six standard deviations
+    return torch.special.ndtri(uniform.clamp(least, 1.0 - least))
 
 
 def _squares(x: Tensor, num: int) -> Tensor:
