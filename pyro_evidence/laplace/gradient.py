@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pyro_evidence.blocks import marginal as blocks
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import Orders, pullback, pullbacks
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import factorise
@@ -15,8 +16,8 @@ from pyro_evidence.structure.density import AutogradDensity, LinearDensity
 
 
 @dataclass(frozen=True)
-class Slope:
-    """First derivatives in the unconstrained hyperparameters, nats, shape ``(T,)``."""
+class Slope(Batched):
+    """First derivatives in the unconstrained hyperparameters, nats, shape ``(T,)``; of many rows ``(R, T)``."""
 
     total: Tensor  # of log evidence + log hyperprior, the mode's dependence included
     joint: Tensor  # of the log joint at the fixed mode

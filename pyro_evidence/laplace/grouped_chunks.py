@@ -72,11 +72,22 @@ def local_sites(
     told = all(s.counted for s in found) or any(s.labelled for s in found)
     if different:
         if not told:
-            warnings.warn(_taken(different), stacklevel=stacklevel())
+            warnings.warn(
+                f"site(s) {', '.join(different)} have another number of elements in every chunk, and are taken as "
+                f"those of groups that lie whole in one chunk. Say run_chunks(chunks, own={list(different)}), also "
+                "where a process has one, if that is meant; if some chunks merely lack elements that all share, let "
+                "the model make all of them everywhere.",
+                stacklevel=stacklevel(),
+            )
         return different
     following = _following(first)
     if len(found) > 1 and following and not told:
-        raise BadInput(_undecided(following))
+        raise BadInput(
+            f"site(s) {', '.join(following)} have as many elements as the rows of a chunk say, and all chunks have "
+            f"equally many: are they each chunk's own groups, or the same in all? Expected to be told: "
+            f"run_chunks(chunks, own={list(following)}) for groups that lie whole in one chunk, also where a process "
+            f"has one, own=() for elements that all chunks share."
+        )
     return following if len(found) > 1 or recognise(first).linear is None else ()
 
 
@@ -105,23 +116,6 @@ def _seen(first: LogJoint, chunks: Chunks, join: Communicator) -> list[LocalSite
 
     looked_through(first.model, chunks, join, look)
     return [LocalSite(*one) for said in join.gather_str(json.dumps(here)) for one in json.loads(said)]
-
-
-def _taken(sites: Sequence[str]) -> str:
-    return (
-        f"site(s) {', '.join(sites)} have another number of elements in every chunk, and are taken as those of groups "
-        f"that lie whole in one chunk. Say run_chunks(chunks, own={list(sites)}), also where a process has one, if "
-        f"that is meant; if some chunks merely lack elements that all share, let the model make all of them everywhere."
-    )
-
-
-def _undecided(sites: Sequence[str]) -> str:
-    return (
-        f"site(s) {', '.join(sites)} have as many elements as the rows of a chunk say, and all chunks have equally "
-        f"many: are they each chunk's own groups, or the same in all? Expected to be told: "
-        f"run_chunks(chunks, own={list(sites)}) for groups that lie whole in one chunk, also where a process has one, "
-        f"own=() for elements that all chunks share."
-    )
 
 
 @dataclass
@@ -305,19 +299,15 @@ class GroupReader:
             mask[joint.latents.slices[name]] = False
         partition = around(joint, mask, SMALL)
         if isinstance(partition, NotSparse):
-            raise not_independent(joint, number, self.own, partition)
+            raise UnsupportedModel(
+                f"chunk {number}: the groups of {', '.join(self.own)} are not independent of one another given the "
+                f"other latent sites: {partition.reason}. Chunks need linear predictors or independent groups; pass "
+                "all data to run(...)."
+            )
         start = torch.zeros(len(partition.own)).to(joint.initial_u)
         names = (*self.own, *joint.discrete, *joint.observed)
         density = BlockDensity(joint, partition, None, start[:0], lambda theta: theta.new_zeros(()), names)
         return Groups(density, LastIterate(start), tolerance_of(joint.dtype))
-
-
-def not_independent(joint: LogJoint, number: int, own: Sequence[str], why: NotSparse) -> UnsupportedModel:
-    """The error message for groups that cannot be eliminated chunk by chunk."""
-    return UnsupportedModel(
-        f"chunk {number}: the groups of {', '.join(own)} are not independent of one another given the other latent "
-        f"sites: {why.reason}. Chunks need linear predictors or independent groups; pass all data to run(...)."
-    )
 
 
 def group_rows(

@@ -49,3 +49,11 @@ def test_binary_rows_in_four_dimensions() -> None:
         for num, found in errors.items():
             found.append(abs(log_integral(block_rule(num, 4), X, 1.5) - exact))
     assert max(errors[7]) < 0.03 and max(errors[11]) < 0.015 < 0.1 < min(errors[1])
+
+
+@pytest.mark.parametrize("num_dims", range(4, 11))
+def test_weights_have_all_digits(num_dims: int) -> None:
+    rule = block_rule(7, num_dims)
+    assert float(rule.log_weights.exp().sum()) == pytest.approx(1.0, abs=1e-14)
+    second = (rule.log_weights.exp().unsqueeze(-1) * rule.nodes.square()).sum(0)
+    torch.testing.assert_close(second, torch.ones_like(second), rtol=0.0, atol=1e-13)

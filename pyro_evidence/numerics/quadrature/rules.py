@@ -102,15 +102,18 @@ def central_composite(num_dims: int) -> Rule:
 
     :param num_dims: 1 to 8.
     """
-    corners = factorial_corners(num_dims)
-    d = num_dims
-    radius = (d + 2.0) ** 0.5
-    axes = radius * torch.cat([torch.eye(d), -torch.eye(d)]).double()
-    nodes = torch.cat([torch.zeros(1, d, dtype=torch.float64), axes, corners * (radius / d**0.5)])
-    centre = torch.full((1,), 2.0 / (d + 2), dtype=torch.float64)
-    each = torch.full((2 * d,), 1.0 / (d + 2) ** 2, dtype=torch.float64)
-    corner = torch.full((len(corners),), d**2 / ((d + 2.0) ** 2 * len(corners)), dtype=torch.float64)
-    return Rule(nodes, torch.cat([centre, each, corner]).log())
+    directions, share = _sphere(factorial_corners(num_dims))
+    centre, d = torch.zeros(1, num_dims, dtype=torch.float64), num_dims
+    mass = torch.cat([share.new_full((1,), 2.0 / (d + 2.0)), d / (d + 2.0) * share])
+    return Rule(torch.cat([centre, (d + 2.0) ** 0.5 * directions]), mass.log())
+
+
+def _sphere(corners: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors along axes and corners ``(F, d)``, and their shares: as exact as the fraction of corners is."""
+    num, d = corners.shape
+    axes = torch.eye(d).to(corners)
+    shares = [corners.new_full((2 * d,), 1.0 / (d * (d + 2.0))), corners.new_full((num,), d / (d + 2.0) / num)]
+    return torch.cat([axes, -axes, corners / d**0.5]), torch.cat(shares)
 
 
 def factorial_corners(num_dims: int) -> Tensor:
@@ -144,7 +147,8 @@ def block_rule(num: int, num_dims: int) -> Rule:
     if num == 1 or num_dims <= PRODUCT_DIMS:
         return product(gauss_hermite(num), num_dims)
     radii, mass = _radii((num + 1) // 2, num_dims)
-    directions, share = _directions(num_dims)
+    corners = factorial_corners(num_dims)
+    directions, share = _sphere(torch.cat([corners, -corners]).unique(dim=0))  # no product of five axes is left
     turned = torch.cat([directions @ turn.mT for turn in _turns(2 ** max(0, (num - 6) // 2), num_dims)])
     share = share.repeat(len(turned) // len(directions)) * (len(directions) / len(turned))
     nodes = (radii[:, None, None] * turned).reshape(-1, num_dims)
@@ -157,15 +161,6 @@ def _radii(num: int, num_dims: int) -> tuple[Tensor, Tensor]:
     beside = (n[1:] * (n[1:] + alpha)).sqrt()
     values, vectors = torch.linalg.eigh((2.0 * n + 1.0 + alpha).diag() + beside.diag(1) + beside.diag(-1))
     return (2.0 * values).sqrt(), vectors[0].square()
-
-
-def _directions(num_dims: int) -> tuple[Tensor, Tensor]:
-    """Unit vectors and their shares, exact for polynomials of degree five on the sphere."""
-    d, corners = num_dims, factorial_corners(num_dims) / num_dims**0.5
-    corners = torch.cat([corners, -corners]).unique(dim=0)
-    axes = torch.eye(d, dtype=torch.float64)
-    shares = [torch.full((2 * d,), 1.0 / (d * (d + 2.0))), torch.full((len(corners),), d / (d + 2.0) / len(corners))]
-    return torch.cat([axes, -axes, corners]), torch.cat(shares).double()
 
 
 def _turns(num: int, num_dims: int) -> list[Tensor]:
