@@ -15,7 +15,7 @@ from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import Forward, pullback
 from pyro_evidence.numerics.line_search import Backtracking, Line, armijo
-from pyro_evidence.numerics.quadrature.rules import block_rule, joined
+from pyro_evidence.numerics.quadrature.rules import block_rule, padded
 
 NUM_STEPS = 60
 SEARCH = Backtracking(armijo)
@@ -223,7 +223,7 @@ def placed(p: Partition, centre: Tensor, tril: tuple[Tensor, ...], num: int) -> 
 
     :param num: nodes on each axis.
     """
-    nodes, weights = joined([block_rule(num, front.shape[-1]) for front in p.fronts])
+    nodes, weights = padded([block_rule(num, front.shape[-1]) for front in p.fronts])
     rows, log_weights = [], []
     parts = zip(p.fronts, tril, centre.split([f.numel() for f in p.fronts], -1), nodes, weights, strict=True)
     for front, L, mean, z, log_weight in parts:

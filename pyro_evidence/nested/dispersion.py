@@ -1,6 +1,7 @@
 """Which latent sites spread others: read off derivatives of one run's densities, never off names."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -75,7 +76,7 @@ class Run:
         return along.reshape(log_prob.shape)
 
 
-def run(joint: LogJoint, u: Tensor, theta: Tensor) -> Run:
+def run_at(joint: LogJoint, u: Tensor, theta: Tensor) -> Run:
     """The densities at one point, with draws of each."""
     nodes = joint.trace(u, theta).nodes
     names = [*joint.latents.names, *(() if joint.discrete else joint.observed)]
@@ -108,18 +109,11 @@ def _mirrored(name: str, fn: Any, draws: Tensor) -> Tensor:
     transform = bijection(name, fn)
     y = transform.inv(draws)
     centre = y.median(0).values
-    mean = fn.mean.detach().expand(fn.shape()) if is_real(fn) else centre
-    if mean.shape == centre.shape:
-        centre = torch.where(torch.isfinite(mean), mean, centre)
+    if is_identity(transform):
+        with suppress(NotImplementedError, AttributeError):  # a density that does not tell its mean
+            mean = fn.mean.detach().expand(fn.shape())
+            centre = torch.where(torch.isfinite(mean), mean, centre)
     return transform(torch.cat([y, 2.0 * centre - y]))
-
-
-def is_real(fn: Any) -> bool:
-    """Whether a density is over all real numbers and tells its mean."""
-    try:
-        return is_identity(bijection("", fn)) and isinstance(fn.mean, Tensor)
-    except (NotImplementedError, AttributeError):
-        return False
 
 
 def _is_count(fn: Any) -> bool:

@@ -14,9 +14,8 @@ from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.nested.integration import NODES, OuterMode, outer_mode
 from pyro_evidence.nested.skewness import HILL, beyond_valleys
 from pyro_evidence.numerics import lbfgs
-from pyro_evidence.numerics.quadrature import rules as quadrature
+from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, chart
-from pyro_evidence.numerics.quadrature.rules import Rule
 
 ROUNDS = 8  # of any search, each around the mode that the last has found
 NUM_STEPS = 200  # of each, in the hyperparameters
@@ -85,20 +84,17 @@ def maximised(state: LaplaceState, marginalised: Tensor) -> OuterMode:
 
 
 def _nodes(found: OuterMode, inside: Tensor) -> FixedNodes:
+    """Nodes that are the same while the hyperparameters move; beyond eight dimensions the mode alone."""
     where = chart(found.centre, found.precision)
-    rule = _rule(where.num_dims)
+    if where.num_dims <= rules.PRODUCT_DIMS:
+        rule = rules.product(rules.gauss_hermite(NODES[0]), where.num_dims)
+    elif where.num_dims <= rules.LARGEST_DESIGN:
+        rule = rules.central_composite(where.num_dims)
+    else:
+        rule = rules.product(rules.gauss_hermite(1), where.num_dims)
     z = rule.nodes.to(where.centre)
     constant = rule.log_weights.to(z) + where.log_slope(z) + 0.5 * z.square().sum(-1)
     return FixedNodes(found, where.forward(z), constant, inside)
-
-
-def _rule(num_dims: int) -> Rule:
-    """Nodes that are the same while the hyperparameters move; beyond eight dimensions the mode alone."""
-    if num_dims <= quadrature.PRODUCT_DIMS:
-        return quadrature.product(quadrature.gauss_hermite(NODES[0]), num_dims)
-    if num_dims <= quadrature.LARGEST_DESIGN:
-        return quadrature.central_composite(num_dims)
-    return Rule(torch.zeros(1, num_dims, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
 
 
 def _maximised_mode(found: OuterMode, theta: Tensor) -> LaplaceState:

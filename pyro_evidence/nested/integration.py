@@ -324,9 +324,9 @@ def importance_sampled(found: OuterMode, where: Standardisation, tolerance: floa
 
     :raises ImproperPosterior: where a few draws carry all the weight.
     """
-    z = rules.draws(NUM_DRAWS, where.num_dims).to(where.centre)
+    z = rules.student_draws(NUM_DRAWS, where.num_dims).to(where.centre)
     nodes = found.inner(where.forward(z), thorough=False)
-    log_weights = (nodes.log_density + where.log_slope(z) - rules.log_density(z)).nan_to_num(nan=-torch.inf)
+    log_weights = (nodes.log_density + where.log_slope(z) - rules.student_log_density(z)).nan_to_num(nan=-torch.inf)
     log_evidence = importance.log_mean(log_weights)
     if float(importance.effective_sample_size(log_weights)) < max(20.0, 2.0 * where.num_dims):
         raise ImproperPosterior(_scattered(found, log_weights))

@@ -198,7 +198,7 @@ def sites_to_marginalise(joint: LogJoint) -> tuple[str, ...]:
     taken: set[str] = set()
     for _ in range(NUM_POINTS):
         u = 0.5 * torch.randn(joint.latents.size, generator=generator, dtype=torch.float64).to(joint.device)
-        here = dispersion.run(joint, u, theta)
+        here = dispersion.run_at(joint, u, theta)
         along = torch.stack([_along(joint, p, u, generator) for p in joint.latents])
         changes = dict(zip(joint.latents.names, here.changes(along), strict=True))
         taken |= {p.name for p in candidates if dispersion.spreads(p.name, changes, here)}

@@ -66,6 +66,12 @@ def gauss_hermite(num: int) -> Rule:
     return Rule(nodes.unsqueeze(-1), -0.5 * nodes.square() - _squares(nodes, num).log())
 
 
+def nodes_and_weights(num: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes ``(Q,)`` and weights of :func:`gauss_hermite`, on the device of ``like``."""
+    rule = gauss_hermite(num)
+    return rule.nodes[:, 0].to(like.device), rule.log_weights.exp().to(like.device)
+
+
 def quasi_normal(num: int, num_dims: int, seed: int = 0) -> Tensor:
     """Scrambled Sobol points with standard normal margins, ``(num, d)``, of equal weight; finite.
 
@@ -170,7 +176,7 @@ def _turns(num: int, num_dims: int) -> list[Tensor]:
     return [torch.eye(num_dims, dtype=torch.float64), *torch.linalg.qr(normal).Q[1:]]
 
 
-def joined(rules: list[Rule]) -> tuple[list[Tensor], list[Tensor]]:
+def padded(rules: list[Rule]) -> tuple[list[Tensor], list[Tensor]]:
     """Nodes and log weights of several rules, padded to the longest with nodes at the centre without weight."""
     most = max(len(rule.nodes) for rule in rules)
     pads = [most - len(rule.nodes) for rule in rules]
@@ -184,16 +190,16 @@ def joined(rules: list[Rule]) -> tuple[list[Tensor], list[Tensor]]:
 DEGREES = 5.0
 
 
-def draws(num: int, num_dims: int) -> Tensor:
-    """The same ones every time, ``(num, d)``."""
+def student_draws(num: int, num_dims: int) -> Tensor:
+    """Draws of a Student-t distribution, the same every time, ``(num, d)``."""
     generator = torch.Generator().manual_seed(0)
     normal = torch.randn(num, num_dims, generator=generator, dtype=torch.float64)
     chi = torch.randn(num, int(DEGREES), generator=generator, dtype=torch.float64).square().sum(-1, keepdim=True)
     return normal * (DEGREES / chi).sqrt()
 
 
-def log_density(z: Tensor) -> Tensor:
-    """Log density at ``z`` ``(S, d)``, nats, ``(S,)``."""
+def student_log_density(z: Tensor) -> Tensor:
+    """Its log density at ``z`` ``(S, d)``, nats, ``(S,)``."""
     d = z.shape[-1]
     norm = math.lgamma(0.5 * (DEGREES + d)) - math.lgamma(0.5 * DEGREES) - 0.5 * d * math.log(DEGREES * math.pi)
     return norm - 0.5 * (DEGREES + d) * torch.log1p(z.square().sum(-1) / DEGREES)
