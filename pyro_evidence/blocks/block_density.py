@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.blocks.marginal import Limits, Marginal
+from pyro_evidence.blocks.marginal import Marginal
 from pyro_evidence.blocks.partition import partition
 from pyro_evidence.blocks.terms import BlockDensity
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.numerics.newton import Limits
 from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count

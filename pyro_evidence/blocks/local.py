@@ -12,15 +12,17 @@ from torch import Tensor
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.blocks.terms import RowTerms, Terms
 from pyro_evidence.errors import NotPositiveDefinite
+from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import Forward, pullback
-from pyro_evidence.numerics.quadrature.rules import block_rule, joined
+from pyro_evidence.numerics.line_search import Backtracking, Line, armijo
+from pyro_evidence.numerics.quadrature.rules import block_rule, padded
 
 NUM_STEPS = 60
-HALVINGS = 40
+SEARCH = Backtracking(armijo)
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Batched):
     """Value, slope and curvature of each block at one point.
 
     :ivar value: log joint density of each block, and last what belongs to none, ``(..., G + 1)``.
@@ -57,7 +59,7 @@ def local(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph:
 
 
 @dataclass(frozen=True)
-class Modes:
+class Modes(Batched):
     """The mode of every block, and what is known there."""
 
     own: Tensor  # (..., n)
@@ -110,10 +112,10 @@ def _climbed(
     """
     p, slack = terms.density.partition, _slack(terms, here)
     scale = torch.ones_like(slack)
-    for _ in range(HALVINGS):
+    for _ in range(SEARCH.num_trials):
         trial = own + scale[..., p.block] * step
         new = local(terms, trial, shared)
-        bad = ~((new.value - here.value)[..., :-1] >= 1e-4 * scale * decrement - slack) & (scale > 0)
+        bad = ~SEARCH.rule((new.value - here.value)[..., :-1], scale, Line(decrement, slack)) & (scale > 0)
         if not bool(bad.any()):
             return trial, new
         scale = torch.where(bad, torch.where(scale * decrement > slack, 0.25 * scale, 0.0), scale)
@@ -221,7 +223,7 @@ def placed(p: Partition, centre: Tensor, tril: tuple[Tensor, ...], num: int) -> 
 
     :param num: nodes on each axis.
     """
-    nodes, weights = joined([block_rule(num, front.shape[-1]) for front in p.fronts])
+    nodes, weights = padded([block_rule(num, front.shape[-1]) for front in p.fronts])
     rows, log_weights = [], []
     parts = zip(p.fronts, tril, centre.split([f.numel() for f in p.fronts], -1), nodes, weights, strict=True)
     for front, L, mean, z, log_weight in parts:

@@ -9,6 +9,7 @@ the modes to first order, or held (Louis, 1982).  With more nodes than one both 
 integrals, up to their error.
 """
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from pyro_evidence.blocks.integrals import integrals, is_linear, with_derivatives
 from pyro_evidence.blocks.local import (
-    Local,
     Modes,
     Nodes,
     Path,
@@ -34,35 +34,22 @@ from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.blocks.terms import BlockDensity, RowTerms, Terms
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.numerics import evidence
-from pyro_evidence.numerics.batched import Batched
+from pyro_evidence.numerics.batched import BATCH_NUMBERS, Batched
 from pyro_evidence.numerics.derivatives import pullback, pullbacks
 from pyro_evidence.numerics.linalg import Label, cholesky
-from pyro_evidence.numerics.line_search import Backtracking, Line, Real
+from pyro_evidence.numerics.line_search import Backtracking, Line, Real, along_step
+from pyro_evidence.numerics.newton import Direction, Limits, by_absolute_value
 from pyro_evidence.numerics.quadrature.rules import block_rule
 from pyro_evidence.precision.blocks import BlockPrecision, Factor, block_plan
 from pyro_evidence.precision.dense import Pattern
 from pyro_evidence.precision.elimination import Fronts, Order
 
-NUM_STEPS = 60
 PATIENCE = 8  # steps that neither halve the least decrement nor gain a nat: rounding leads them
-FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
 SETTLED = 1e-6  # part of the tolerance: the step that is taken is not Newton's to the last digit
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What counts as a mode.
-
-    :ivar tolerance: squared length of a step, in posterior standard deviations.
-    :ivar slack: relative rounding of the log evidence.
-    """
-
-    tolerance: float
-    slack: float
-
-
-@dataclass(frozen=True)
-class Place:
+class Place(Batched):
     """One point of the search over shared coordinates, or one for each row ``(R,)``.
 
     :ivar each: the log integral of each block, and last what belongs to none, nats, ``(..., G + 1)``.
@@ -76,24 +63,35 @@ class Place:
     follows: Tensor  # (..., n, P) derivative of the blocks' modes in shared coordinates
 
     @cached_property
+    def direction(self) -> Direction:
+        """Newton's step of shared coordinates, one row each."""
+        num, size = self.slope.shape[:-1].numel(), self.slope.shape[-1]
+        return by_absolute_value(self.curvature.reshape(num, size, size), self.slope.reshape(num, size))
+
+    @property
     def step(self) -> Tensor:
-        """Newton's step of shared coordinates, ``(P,)``."""
-        return torch.cholesky_solve(self.slope.unsqueeze(-1), _shifted(self.curvature)).squeeze(-1)
+        """Newton's step of shared coordinates, ``(..., P)``."""
+        return self.direction.step.reshape(self.slope.shape)
+
+    @property
+    def decrement(self) -> Tensor:
+        """Twice what that step promises, nats, ``(...)``."""
+        return self.direction.decrement.reshape(self.slope.shape[:-1])
+
+    @property
+    def value(self) -> Tensor:
+        """Log density of shared coordinates and data, blocks integrated, nats, ``(...)``."""
+        return self.each.sum(-1)
+
+    @property
+    def objective(self) -> Tensor:
+        """What is left to gain, negative, ``(R,)``; nan where the curvature is not positive definite."""
+        return torch.where(self.direction.definite & self.value.isfinite(), -self.decrement, torch.nan)
 
     def own_at(self, p: Partition, shared: Tensor) -> Tensor:
         """The modes of all blocks that are expected at other shared coordinates ``(..., P)``, to first order."""
         moved = (self.follows @ (shared - self.shared).unsqueeze(-1)).squeeze(-1)
         return self.modes.own + self.modes.step(p) + moved
-
-    @property
-    def decrement(self) -> float:
-        """Twice what that step promises, nats."""
-        return float(self.slope @ self.step) if len(self.shared) else 0.0
-
-    @property
-    def value(self) -> float:
-        """Log density of shared coordinates and data, blocks integrated, nats."""
-        return float(self.each.sum())
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class Marginal:
 
     density: BlockDensity
     num: int
-    limits: Limits
+    limits: Limits  # of the search, and of those inside each block
     label: Label
 
     @property
@@ -125,6 +123,10 @@ class Marginal:
         each, slope, curvature = (x.detach() for x in (found.each, found.slope, found.curvature))
         return Place(shared.detach(), modes, each, slope, curvature, along.slope)
 
+    def enough(self, here: Place) -> Tensor:
+        """The decrement that counts as none, nats, ``(...)``: the tolerance, or rounding, if that is more."""
+        return (self.limits.slack * (1.0 + here.value.abs())).clamp(min=self.limits.tolerance)
+
     def find(self, theta: Tensor, u: Tensor) -> Place:
         """The mode over shared coordinates, searched from ``u`` ``(D,)``.
 
@@ -132,40 +134,56 @@ class Marginal:
         :raises NotPositiveDefinite: where the curvature there is not positive definite.
         """
         terms, p = self.density.terms(theta.detach()), self.partition
-        here = self._climbed(terms, self.place(terms, u[p.own], u[p.shared]))
-        if here.decrement > max(self.limits.tolerance, self.limits.slack * (1.0 + abs(here.value))):
-            raise NotAMode(self._message(here))
-        return here
-
-    def _climbed(self, terms: Terms, here: Place) -> Place:
-        """The end of the search: a mode, or the best place where steps no longer lead anywhere."""
-        best, waited = here, 0
-        for _ in range(NUM_STEPS if len(here.shared) else 0):
+        here = best = self.place(terms, u[p.own], u[p.shared])
+        waited = 0
+        for _ in range(self.limits.num_steps):
             settled = here.decrement <= SETTLED * self.limits.tolerance
             new = None if settled or waited > PATIENCE else self._moved(terms, here)
             if new is None:
                 break
             better = new.decrement <= 0.5 * best.decrement or new.value > best.value + 1.0
             here, best, waited = new, new if better else best, 0 if better else waited + 1
-        return best if best.decrement < here.decrement else here
+        here = best if best.decrement < here.decrement else here
+        if here.decrement > self.enough(here):
+            raise NotAMode(self._message(here))
+        return here
 
     def _moved(self, terms: Terms, here: Place) -> Place | None:
         """The first of ever shorter steps that rises, or that halves what the next one promises.
 
         Close to the mode the second counts: slope and value agree up to the error of the nodes only.
         """
-        slack, scale = self.limits.slack * (1.0 + abs(here.value)), 1.0
-        for _ in range(30):
+        decrement, slack, scale = float(here.decrement), self.limits.slack * (1.0 + abs(float(here.value))), 1.0
+        while scale == 1.0 or slack <= scale * decrement < math.inf:  # less cannot be told from rounding
             with suppress(ArithmeticError):
                 shared = here.shared + scale * here.step
                 new = self.place(terms, here.own_at(self.partition, shared), shared)
-                rise, lost = new.value - here.value, 0.1 * min(here.decrement**0.5, 1.0)
-                if rise > slack or (new.decrement <= 0.5 * here.decrement and rise > -lost):
+                rise, most = float(new.value - here.value), 0.1 * min(decrement**0.5, 1.0)  # nats that may be lost
+                if rise > slack or (new.decrement <= 0.5 * decrement and rise > -most):
                     return new
             scale *= 0.5
-            if scale * here.decrement < slack:  # nothing that can be told from rounding
-                return None
         return None
+
+    def near(self, theta: Tensor, u: Tensor) -> list[Place | None]:
+        """The modes near rows ``(R, D)``, each at its hyperparameters; None for rows where a few steps do not arrive.
+
+        :param theta: ``(R, T)``.
+        """
+        p, going = self.partition, torch.arange(len(u), device=u.device)
+        here = self.place(RowTerms(self.density, theta), u[:, p.own], u[:, p.shared])
+
+        def trial(rows: Tensor, scale: Tensor) -> Place:
+            shared = along_step(here.shared[rows], scale, here.step[rows])
+            return self.place(RowTerms(self.density, theta[rows]), here[rows].own_at(p, shared), shared)
+
+        for _ in range(SOON):
+            going = going[here.objective[going] < -self.limits.tolerance]
+            if not len(going):
+                break
+            here, stuck = TOGETHER(here, going, Line(here.decrement, torch.zeros_like(here.decrement)), trial)
+            going = going[~torch.isin(going, stuck)]
+        arrived = here.objective >= -self.enough(here)
+        return [here[row] if arrived[row] else None for row in range(len(u))]
 
     def _message(self, here: Place) -> str:
         worst = int(here.slope.abs().argmax())
@@ -213,16 +231,6 @@ def order_of(p: Partition) -> Order:
     return Order((tuple(fronts),), p.shared)
 
 
-def _shifted(A: Tensor) -> Tensor:
-    """A Cholesky factor for one step of the search, with as much on the diagonal as that takes."""
-    tril, info = torch.linalg.cholesky_ex(A)
-    shift = FIRST_SHIFT * float(A.diagonal().abs().max())
-    while bool(info):
-        tril, info = torch.linalg.cholesky_ex(A + shift * torch.eye(len(A)).to(A))
-        shift *= 10.0
-    return tril
-
-
 def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tensor]:
     r"""Exact derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``.
 
@@ -264,7 +272,6 @@ def _following(num: int, terms: Terms, modes: Modes, shared: Tensor) -> tuple[No
 
 SOON = 15  # steps
 MOST_SHARED = 20  # coordinates, each with a pass over all rows for its second derivatives
-NUMBERS = 2**21  # log densities of terms at the nodes of all rows that are evaluated together
 
 
 def halves(rise: Real, _scale: Real, line: Line) -> Real:
@@ -273,23 +280,6 @@ def halves(rise: Real, _scale: Real, line: Line) -> Real:
 
 
 TOGETHER = Backtracking(rule=halves, num_trials=5)
-
-
-@dataclass(frozen=True)
-class Reached(Batched):
-    """Where the searches are."""
-
-    own: Tensor  # (R, n) modes of all blocks
-    follows: Tensor  # (R, n, P) how these follow what blocks share
-    w: Tensor  # (R, P) what blocks share
-    step: Tensor  # (R, P) Newton's, nan where the curvature is not positive definite
-    decrement: Tensor  # (R,) twice what it promises, nats
-    value: Tensor  # (R,) nats
-
-    @property
-    def objective(self) -> Tensor:
-        """What is left to gain, negative."""
-        return -self.decrement
 
 
 def near_places(marginal: Marginal, theta: Tensor, u: Tensor) -> list[Place | None]:
@@ -302,70 +292,9 @@ def near_places(marginal: Marginal, theta: Tensor, u: Tensor) -> list[Place | No
         return [None] * len(u)
     numbers = len(block_rule(marginal.num, p.width).nodes) * sum(len(owner) for owner in p.owner.values())
     found: list[Place | None] = []
-    for t, start in zip(*(x.split(max(1, NUMBERS // max(1, numbers))) for x in (theta, u)), strict=True):
+    for t, start in zip(*(x.split(max(1, BATCH_NUMBERS // max(1, numbers))) for x in (theta, u)), strict=True):
         try:
-            found += Rows(marginal, t).near(start.detach())
+            found += marginal.near(t, start.detach())
         except RuntimeError:  # a row that breaks the batch; alone it says why
             found += [None] * len(t)
     return found
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Searches side by side."""
-
-    marginal: Marginal
-    theta: Tensor  # (R, T)
-
-    def near(self, u: Tensor) -> list[Place | None]:
-        """The modes near rows ``(R, D)``; None for rows where a few steps do not arrive."""
-        p = self.marginal.partition
-        going = torch.arange(len(u), device=u.device)
-        here = self._reached(going, u[:, p.own], u[:, p.shared])
-        for _ in range(SOON):
-            going = going[here.decrement[going] > self.marginal.limits.tolerance]
-            if not len(going):
-                break
-            here, stuck = self._moved(here, going)
-            going = going[~torch.isin(going, stuck)]
-        return self._places(here)
-
-    def _moved(self, here: Reached, going: Tensor) -> tuple[Reached, Tensor]:
-        """After steps that leave half as much to gain, and the rows that have none."""
-
-        def trial(rows: Tensor, scale: Tensor) -> Reached:
-            moved = scale.unsqueeze(-1) * here.step[rows]
-            own = here.own[rows] + (here.follows[rows] @ moved.unsqueeze(-1)).squeeze(-1)
-            return self._reached(rows, own, here.w[rows] + moved)
-
-        return TOGETHER(here, going, Line(here.decrement, torch.zeros_like(here.decrement)), trial)
-
-    def _reached(self, rows: Tensor, own: Tensor, shared: Tensor) -> Reached:
-        place = self._place(rows, own, shared)
-        tril, info = torch.linalg.cholesky_ex(place.curvature)
-        step = torch.cholesky_solve(place.slope.unsqueeze(-1), tril).squeeze(-1)
-        value = place.each.sum(-1)
-        left = torch.where((info == 0) & value.isfinite(), (place.slope * step).sum(-1), torch.nan)
-        own = place.modes.own + place.modes.step(self.marginal.partition)
-        return Reached(own, place.follows, shared, step, left, value)
-
-    def _place(self, rows: Tensor, own: Tensor, shared: Tensor) -> Place:
-        return self.marginal.place(RowTerms(self.marginal.density, self.theta[rows]), own, shared)
-
-    def _places(self, here: Reached) -> list[Place | None]:
-        """Where rows have arrived, what is there."""
-        limits = self.marginal.limits
-        enough = (limits.slack * (1.0 + here.value.abs())).clamp(min=limits.tolerance)  # rounding, if that is more
-        rows = (here.decrement <= enough).nonzero().flatten()
-        places = self._place(rows, here.own[rows], here.w[rows])
-        known = {row: _row(places, i) for i, row in enumerate(rows.tolist())}
-        return [known.get(row) for row in range(len(here.value))]
-
-
-def _row(all_of: Place, row: int) -> Place:
-    """One of many places."""
-    here = all_of.modes.here
-    inside = Local(here.value[row], here.slope[row], tuple(D[row] for D in here.curvature))
-    modes = Modes(all_of.modes.own[row], inside, tuple(L[row] for L in all_of.modes.tril))
-    shared, each, slope = all_of.shared[row], all_of.each[row], all_of.slope[row]
-    return Place(shared, modes, each, slope, all_of.curvature[row], all_of.follows[row])

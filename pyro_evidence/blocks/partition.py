@@ -7,14 +7,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.quadrature.rules import GENERATORS, PRODUCT_DIMS
 from pyro_evidence.precision.dense import Pattern
 from pyro_evidence.precision.elimination import graph_of
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.factor_cells import distinct, table
 from pyro_evidence.structure.factors import NotSparse, follow
 
-NARROW = 3  # dimensions of a block up to which a product of axes is affordable
-MOST_DIMS = 10  # of a block
+MOST_DIMS = max(GENERATORS)  # of a block
 MOST_GLOBALS = 100  # coordinates around which the blocks are integrated
 WIDEST = 128  # coordinates of one term, beyond which there are no blocks worth looking for
 
@@ -91,7 +91,9 @@ def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | Not
     edges = _edges(touched, joint.latents.size, joint.device)
     found = _best(edges, active)
     if found is None:
-        return NotSparse("no set of at most 100 coordinates, given which the others fall into small blocks, was found")
+        return NotSparse(
+            f"no set of at most {MOST_GLOBALS} coordinates, given which the others fall into small blocks, was found"
+        )
     return _partition(touched, *found, held=torch.nonzero(~active).flatten())
 
 
@@ -129,7 +131,7 @@ def _best(edges: Tensor, active: Tensor) -> tuple[Tensor, Tensor] | None:
         label = _components(edges, active & ~shared, MOST_DIMS)
         if label is not None and bool((label >= 0).any()) and _is_shared(edges, label, shared):
             found = label, torch.nonzero(shared).flatten()
-            if int(torch.bincount(label[label >= 0]).max()) <= NARROW:
+            if int(torch.bincount(label[label >= 0]).max()) <= PRODUCT_DIMS:
                 return found
             wider = wider or found
     return wider

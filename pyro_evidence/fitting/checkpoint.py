@@ -301,9 +301,8 @@ def engine(kind: Kind) -> Kind:
     All passes over chunks are of the same rows.
     """
     for name in FITS.keys() & vars(kind).keys():
-        setattr(kind, name, _guarded(vars(kind)[name], FITS[name]))
-    if "run_chunks" in vars(kind):
-        kind.run_chunks = _over_same_rows(vars(kind)["run_chunks"])
+        fit = _guarded(vars(kind)[name], FITS[name])
+        setattr(kind, name, _over_same_rows(fit) if name == "run_chunks" else fit)
     return kind
 
 

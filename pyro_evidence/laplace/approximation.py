@@ -12,6 +12,7 @@ from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
 from pyro_evidence.laplace import mode_checks
 from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
+from pyro_evidence.numerics.line_search import Watch, no_callback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Precision, precision_of
@@ -27,6 +28,7 @@ from pyro_evidence.structure.symmetries import has_hidden_units
 
 PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
 NEARLY = 1e-3  # nats, twice what a step promises to a row that is nearly there
+FAR_STEPS = 300  # of a search from far away
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
 
 
@@ -47,8 +49,7 @@ class Problem:
 
     def by_quadrature(self, num: int) -> blocks.Marginal | None:
         """The density of what blocks share, these integrated by ``num`` nodes on each axis; None without blocks."""
-        limits = blocks.Limits(self.tolerance, self.slack)
-        return marginal_of(self.joint, self.structure, self.active, num, limits)
+        return marginal_of(self.joint, self.structure, self.active, num, self.limits)
 
     @property
     def density(self) -> Density:
@@ -89,7 +90,12 @@ class Problem:
     @property
     def tolerance(self) -> float:
         """Twice the rise of the log joint, in nats, that counts as none."""
-        return 100.0 * self.eps
+        return newton.tolerance_of(self.joint.dtype)
+
+    @property
+    def limits(self) -> newton.Limits:
+        """When a search for the mode ends."""
+        return newton.Limits(self.tolerance, slack=self.slack)
 
     @property
     def sentence(self) -> str:
@@ -174,9 +180,7 @@ class LaplaceState:
         return torch.where(groups.is_weight, sums, total)
 
 
-def search_modes(
-    problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: lbfgs.Watch = lbfgs.no_callback
-) -> newton.Mode:
+def search_modes(problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: Watch = no_callback) -> newton.Mode:
     """Modes reached from rows ``(R, D)``: Newton, after L-BFGS where the start is far or the curvature indefinite.
 
     :param cold: whether the start may be far from a mode.
@@ -185,8 +189,7 @@ def search_modes(
     if problem.latent is not None:
         return problem.latent.find_modes(u, theta, problem.tolerance, watch)
     if problem.factors is not None:
-        limits = newton.Limits(problem.tolerance, 50, watch, problem.slack)
-        return problem.factors.find_modes(u, theta, limits, cold=cold)
+        return problem.factors.find_modes(u, theta, replace(problem.limits, watch=watch), cold=cold)
     try:
         return _dense_modes(problem, u, theta, cold, watch)
     except TooLarge as error:
@@ -196,7 +199,7 @@ def search_modes(
         raise TooLarge(f"{error} {coupled.message(problem.joint.latents.label)}") from error
 
 
-def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: lbfgs.Watch) -> newton.Mode:
+def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: Watch) -> newton.Mode:
     """Modes by dense matrices, or by diagonal ones; those of a network, along curved valleys, by a trust region.
 
     The search is with the exact Hessian where that is affordable; where it ends at a singular one it goes on with the
@@ -206,8 +209,9 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
     """
     density, network = problem.density, problem.structure.network is not None
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else problem.curvature
-    num_steps = 50 if not network else 300 if cold else trust_region.FOLLOWED
-    limits = newton.Limits(problem.tolerance, num_steps, watch, slack=45.0 * problem.eps)
+    limits = replace(problem.limits, watch=watch)
+    if network:
+        limits = replace(limits, num_steps=FAR_STEPS if cold else trust_region.FOLLOWED)
 
     def approach(u: Tensor, tolerance: float, num_steps: int) -> Tensor:
         slope = partial(density.gradient, theta=theta)
@@ -224,7 +228,7 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
             density.require_dense(u[:1].detach())
         else:
             exact(density, u[:1].detach(), theta)
-        u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=300)
+        u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=FAR_STEPS)
     mode = climb(u, exact)
     if network and bool((~mode.converged & (mode.decrement < NEARLY)).any()):
         mode = climb(mode.u, exact, mode)
@@ -260,7 +264,7 @@ def state_of_blocks(problem: Problem, theta: Tensor, place: blocks.Place, log_hy
     """The state with blocks integrated, and Laplace's approximation around that of what they share, at its mode."""
     marginal, log_joint = problem.marginal, place.modes.here.value.sum()
     assert marginal is not None
-    found = (marginal.precision(theta, place), place.decrement, marginal.log_evidence(place), log_hyperprior)
+    found = (marginal.precision(theta, place), float(place.decrement), marginal.log_evidence(place), log_hyperprior)
     return LaplaceState(problem, theta.detach(), marginal.whole(place), log_joint, *found, place=place)
 
 

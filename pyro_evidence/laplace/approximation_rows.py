@@ -13,9 +13,9 @@ from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Dense
+from pyro_evidence.structure.factors import SMALL
 from pyro_evidence.structure.pruned import PrunedRows
 
-SMALL = 200  # coordinates up to which rows of any model are worth a batch of third derivatives
 LIGHT = 2**13  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
 
 
@@ -57,11 +57,16 @@ def density(problem: Problem) -> PrunedRows:
     return PrunedRows(problem.structure.by_rows, problem.structure.groups, problem.joint.hypers.size)
 
 
-def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor, num_steps: int = 60) -> LaplaceRows:
-    """The modes from ``start`` and what follows from them."""
+def laplace_rows(
+    problem: Problem, theta: Tensor, active: Tensor, start: Tensor, num_steps: int | None = None
+) -> LaplaceRows:
+    """The modes from ``start`` and what follows from them.
+
+    :param num_steps: of the search; by default those of the problem's limits.
+    """
     rows, log_joint = torch.cat([theta, active.to(theta)], -1), density(problem)
     climb = newton.climb if problem.structure.network is None else trust_region.climb
-    limits = newton.Limits(problem.tolerance, num_steps, slack=45.0 * problem.eps)
+    limits = problem.limits if num_steps is None else replace(problem.limits, num_steps=num_steps)
     mode = climb(log_joint, partial(exact_hessian, log_joint), start, rows, limits)
     known = problem.curvature is exact_hessian  # where the last step of a search that has arrived took it
     A = mode.precision if known else problem.curvature(log_joint, mode.u, rows)

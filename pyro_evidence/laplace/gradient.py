@@ -10,6 +10,7 @@ from pyro_evidence.blocks import marginal as blocks
 from pyro_evidence.errors import NotSmooth
 from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import Orders, generic_directions, pullback, pullbacks
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import factorise
@@ -18,8 +19,8 @@ from pyro_evidence.structure.density import AutogradDensity, LinearDensity
 
 
 @dataclass(frozen=True)
-class Slope:
-    """First derivatives in the unconstrained hyperparameters, nats, shape ``(T,)``."""
+class Slope(Batched):
+    """First derivatives in the unconstrained hyperparameters, nats, shape ``(T,)``; of many rows ``(R, T)``."""
 
     total: Tensor  # of log evidence + log hyperprior, the mode's dependence included
     joint: Tensor  # of the log joint at the fixed mode

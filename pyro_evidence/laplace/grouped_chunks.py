@@ -5,7 +5,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,11 +22,12 @@ from pyro_evidence.data.rows import Repeated, Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
+from pyro_evidence.numerics.newton import tolerance_of
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import prior_of, shapes_on
 from pyro_evidence.settings import stacklevel
 from pyro_evidence.structure.density import AutogradDensity
-from pyro_evidence.structure.factors import NotSparse
+from pyro_evidence.structure.factors import SMALL, NotSparse
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.structure.streamed import (
     Making,
@@ -71,11 +72,22 @@ def local_sites(
     told = all(s.counted for s in found) or any(s.labelled for s in found)
     if different:
         if not told:
-            warnings.warn(_taken(different), stacklevel=stacklevel())
+            warnings.warn(
+                f"site(s) {', '.join(different)} have another number of elements in every chunk, and are taken as "
+                f"those of groups that lie whole in one chunk. Say run_chunks(chunks, own={list(different)}), also "
+                "where a process has one, if that is meant; if some chunks merely lack elements that all share, let "
+                "the model make all of them everywhere.",
+                stacklevel=stacklevel(),
+            )
         return different
     following = _following(first)
     if len(found) > 1 and following and not told:
-        raise BadInput(_undecided(following))
+        raise BadInput(
+            f"site(s) {', '.join(following)} have as many elements as the rows of a chunk say, and all chunks have "
+            f"equally many: are they each chunk's own groups, or the same in all? Expected to be told: "
+            f"run_chunks(chunks, own={list(following)}) for groups that lie whole in one chunk, also where a process "
+            f"has one, own=() for elements that all chunks share."
+        )
     return following if len(found) > 1 or recognise(first).linear is None else ()
 
 
@@ -106,23 +118,6 @@ def _seen(first: LogJoint, chunks: Chunks, join: Communicator) -> list[LocalSite
     return [LocalSite(*one) for said in join.gather_str(json.dumps(here)) for one in json.loads(said)]
 
 
-def _taken(sites: Sequence[str]) -> str:
-    return (
-        f"site(s) {', '.join(sites)} have another number of elements in every chunk, and are taken as those of groups "
-        f"that lie whole in one chunk. Say run_chunks(chunks, own={list(sites)}), also where a process has one, if "
-        f"that is meant; if some chunks merely lack elements that all share, let the model make all of them everywhere."
-    )
-
-
-def _undecided(sites: Sequence[str]) -> str:
-    return (
-        f"site(s) {', '.join(sites)} have as many elements as the rows of a chunk say, and all chunks have equally "
-        f"many: are they each chunk's own groups, or the same in all? Expected to be told: "
-        f"run_chunks(chunks, own={list(sites)}) for groups that lie whole in one chunk, also where a process has one, "
-        f"own=() for elements that all chunks share."
-    )
-
-
 @dataclass
 class LastIterate:
     """Where the modes of a chunk's groups were found last, kept from pass to pass."""
@@ -141,9 +136,20 @@ class Groups:
     tolerance: float  # squared length of a step in posterior standard deviations that counts as none
 
     @property
+    def joint(self) -> LogJoint:
+        """The model on the rows of the chunk, or on none."""
+        return self.density.joint
+
+    @property
     def partition(self) -> Partition:
         """The coordinates of the groups, and the shared ones."""
         return self.density.partition
+
+    def on(self, args: Sequence[Any]) -> "Groups":
+        """The same groups with the rows of their chunk, or without."""
+        joint = copy.copy(self.joint)
+        joint.args = tuple(args)
+        return replace(self, density=replace(self.density, joint=joint))
 
     def modes(self, w: Tensor, theta: Tensor) -> Modes:
         """Of all groups, given shared coordinates ``(P,)``, searched from where they were found last."""
@@ -161,28 +167,16 @@ class Groups:
         return terms, start.detach() + solved(self.partition, modes.tril, rise)
 
 
-def _profile(groups: Groups, w: Tensor, theta: Tensor) -> Tensor:
-    terms, own = groups.following(w, theta)
-    return terms(own.unsqueeze(0), w).sum()
+OfRow = Callable[[Tensor, Tensor], Tensor]
 
 
-def _integral(groups: Groups, w: Tensor, theta: Tensor) -> Tensor:
-    terms, own = groups.following(w, theta)
-    found = local(terms, own, w, create_graph=True).curvature
-    logs = [torch.linalg.cholesky(B).diagonal(dim1=-2, dim2=-1).log().sum() for B in found]
-    return 0.5 * len(own) * math.log(math.tau) - torch.stack(logs).sum()
-
-
-OfRow = Callable[[Groups, Tensor, Tensor], Tensor]
-
-
-def _of_rows(one: OfRow, groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
+def _of_rows(one: OfRow, u: Tensor, theta: Tensor) -> Tensor:
     """Of rows ``(R, P)``; nan where groups have no mode, so that a search turns back there, on all processes."""
     found, thetas = [], theta.expand(len(u), -1)
     with torch.enable_grad():
         for w, t in zip(u, thetas, strict=True):
             try:
-                found.append(one(groups, w, t))
+                found.append(one(w, t))
             except (ArithmeticError, LinAlgError):
                 found.append((w.sum() + t.sum()) * torch.nan)
     value = torch.stack(found)
@@ -191,7 +185,12 @@ def _of_rows(one: OfRow, groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
 
 def value(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
     """The highest log density of groups and data, nats, ``(R,)``."""
-    return _of_rows(_profile, groups, u, theta)
+
+    def one(w: Tensor, theta: Tensor) -> Tensor:
+        terms, own = groups.following(w, theta)
+        return terms(own.unsqueeze(0), w).sum()
+
+    return _of_rows(one, u, theta)
 
 
 @torch.enable_grad()
@@ -203,7 +202,14 @@ def precision(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
 
 def integral(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
     """What the Gaussian integral over the groups adds, nats, ``(R,)``; its first derivatives are exact."""
-    return _of_rows(_integral, groups, u, theta)
+
+    def one(w: Tensor, theta: Tensor) -> Tensor:
+        terms, own = groups.following(w, theta)
+        found = local(terms, own, w, create_graph=True).curvature
+        logs = [torch.linalg.cholesky(B).diagonal(dim1=-2, dim2=-1).log().sum() for B in found]
+        return 0.5 * len(own) * math.log(math.tau) - torch.stack(logs).sum()
+
+    return _of_rows(one, u, theta)
 
 
 @torch.enable_grad()
@@ -216,18 +222,6 @@ def _totals(groups: Groups, u: Tensor, theta: Tensor) -> Totals:
 PROFILE = Summands(value, precision, _totals)
 
 
-WIDEST = 200  # coordinates of one group
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What is known of a chunk without its rows."""
-
-    joint: LogJoint  # without arguments
-    partition: Partition
-    last: LastIterate
-
-
 @dataclass(frozen=True)
 class GroupRows(Rows[Groups]):
     """The groups of all chunks.
@@ -235,13 +229,13 @@ class GroupRows(Rows[Groups]):
     :ivar first: the model on the first few rows.
     :ivar prior: the prior of what all groups share, and the hyperparameters from which all begin.
     :ivar own: latent sites of the groups.
-    :ivar known: the chunks of this process, by number.
+    :ivar known: the groups of each chunk of this process, by number, without its rows.
     """
 
     first: LogJoint = field(kw_only=True)
     prior: LogJoint = field(kw_only=True)
     own: tuple[str, ...] = field(kw_only=True)
-    known: dict[int, Chunk] = field(kw_only=True)
+    known: dict[int, Groups] = field(kw_only=True)
     _last: list[tuple[Tensor, ...]] = field(default_factory=list, kw_only=True)  # a point and the integral there
 
     def integral(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -266,22 +260,12 @@ class GroupReader:
     make: Making
     shared: LogJoint
     own: tuple[str, ...]
-    known: dict[int, Chunk] = field(default_factory=dict)
+    known: dict[int, Groups] = field(default_factory=dict)
     labels: list[Labels] = field(default_factory=list)  # of groups, in each chunk
 
     def read(self, number: int, args: Sequence[Any]) -> Groups:
         """A chunk that was checked."""
-        chunk = self.known[number]
-        joint = copy.copy(chunk.joint)
-        joint.args = tuple(args)
-        return self.groups(joint, chunk)
-
-    def groups(self, joint: LogJoint, chunk: Chunk) -> Groups:
-        """The groups of a model on some rows."""
-        names = (*self.own, *joint.discrete, *joint.observed)
-        nothing = chunk.last.own[:0]
-        density = BlockDensity(joint, chunk.partition, None, nothing, lambda theta: theta.new_zeros(()), names)
-        return Groups(density, chunk.last, 100.0 * float(torch.finfo(joint.dtype).eps))
+        return self.known[number].on(args)
 
     def checked(self, number: int, args: Sequence[Any]) -> None:
         """A chunk that is read for the first time.
@@ -303,30 +287,27 @@ class GroupReader:
         require_same_prior(number, shared, [x.log_joint(u, shared.initial_theta).detach() for x in priors])
         sizes = frozenset(d for p in joint.latents if p.name in self.own for d in p.shape)
         self.labels.append(labels_of(args, sizes))
-        self.known[number] = self.chunk(joint, number)
+        self.known[number] = self.groups(joint, number).on(())
 
-    def chunk(self, joint: LogJoint, number: int) -> Chunk:
-        """What is kept of a chunk.
+    def groups(self, joint: LogJoint, number: int) -> Groups:
+        """The groups of a model on some rows.
 
         :raises UnsupportedModel: for groups that are not independent.
         """
         mask = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
         for name in self.own:
             mask[joint.latents.slices[name]] = False
-        partition = around(joint, mask, WIDEST)
+        partition = around(joint, mask, SMALL)
         if isinstance(partition, NotSparse):
-            raise not_independent(joint, number, self.own, partition)
-        joint = copy.copy(joint)
-        joint.args = ()
-        return Chunk(joint, partition, LastIterate(torch.zeros(len(partition.own)).to(joint.initial_u)))
-
-
-def not_independent(joint: LogJoint, number: int, own: Sequence[str], why: NotSparse) -> UnsupportedModel:
-    """The error message for groups that cannot be eliminated chunk by chunk."""
-    return UnsupportedModel(
-        f"chunk {number}: the groups of {', '.join(own)} are not independent of one another given the other latent "
-        f"sites: {why.reason}. Chunks need linear predictors or independent groups; pass all data to run(...)."
-    )
+            raise UnsupportedModel(
+                f"chunk {number}: the groups of {', '.join(self.own)} are not independent of one another given the "
+                f"other latent sites: {partition.reason}. Chunks need linear predictors or independent groups; pass "
+                "all data to run(...)."
+            )
+        start = torch.zeros(len(partition.own)).to(joint.initial_u)
+        names = (*self.own, *joint.discrete, *joint.observed)
+        density = BlockDensity(joint, partition, None, start[:0], lambda theta: theta.new_zeros(()), names)
+        return Groups(density, LastIterate(start), tolerance_of(joint.dtype))
 
 
 def group_rows(
@@ -342,10 +323,9 @@ def group_rows(
     reader = GroupReader(make, shared, own)
     counts = looked_through(model, chunks, communicator, reader.checked)
     require_whole(chunks, reader.labels, communicator)
-    some = next(iter(reader.known.values())) if reader.known else reader.chunk(first, 0)
     return GroupRows(
         Repeated(lambda: (reader.read(number, args) for number, args in with_rows(chunks))),
-        reader.groups(first, some),
+        next(iter(reader.known.values())) if reader.known else reader.groups(first, 0),
         counts,
         communicator,
         first=first,

@@ -13,7 +13,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.numerics.derivatives import passes, pullback
 from pyro_evidence.numerics.evidence import reestimated_log_precision
-from pyro_evidence.numerics.line_search import Backtracking, any_rise, first_accepted
+from pyro_evidence.numerics.line_search import Backtracking, any_rise, curves, first_accepted
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.structure.recognise import PrecisionGroups
 
@@ -153,7 +153,7 @@ def _newton(f: Callable[[Tensor], Tensor], x: Tensor, farthest: float) -> Tensor
         new = (x.detach() + scale * step).clamp(-farthest, farthest)
         return float(f(new).detach()), new
 
-    found = first_accepted(trial, float(height.detach()), search=Backtracking(any_rise, num_trials=6))
+    found = first_accepted(trial, float(height.detach()), search=Backtracking(any_rise))
     return x.detach() if found is None else found
 
 
@@ -165,10 +165,8 @@ def rescaled(problem: Problem, metric: Tensor, s: Tensor, y: Tensor) -> Tensor:
     """
     groups = problem.structure.groups
     plain = log_units(problem) & (True if groups is None else groups.power == 0)
-    sy, yy = s[plain] @ y[plain], y[plain] @ y[plain]
-    if not float(sy) > 1e-12 * float(yy):
-        return metric
-    return torch.where(plain.diag(), sy / yy, metric)
+    s, y = s[plain], y[plain]
+    return torch.where(plain.diag(), (s @ y) / (y @ y), metric) if bool(curves(s, y)) else metric
 
 
 def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Tensor) -> Tensor:
@@ -180,8 +178,7 @@ def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Ten
     :param before: slopes before the step, and ``after`` it, ``(..., T)``.
     """
     y = before - after
-    sy = (s * y).sum(-1)[..., None, None]
-    bends = sy > 1e-12 * y.square().sum(-1)[..., None, None]
-    safe = torch.where(bends, sy, 1.0)
+    bends = curves(s, y).unsqueeze(-1)
+    safe = torch.where(bends, (s * y).sum(-1)[..., None, None], 1.0)
     left = torch.eye(s.shape[-1]).to(s) - s.unsqueeze(-1) * y.unsqueeze(-2) / safe
     return torch.where(bends, left @ metric @ left.mT + s.unsqueeze(-1) * s.unsqueeze(-2) / safe, fresh)

@@ -270,8 +270,7 @@ FAR = (10.0, 30.0, 100.0)  # standard deviations
 LEAST = 1.0  # nats, at one of them
 NEAR = 2.0  # standard deviations, where a normal density has fallen by 2 nats
 LEAST_FALL = 0.2  # nats, there
-ON_THE_WAY = [NEAR * k / 8 for k in range(1, 9)]
-AT_ONCE = 22  # places
+NUM_ON_THE_WAY = 8  # places up to there
 LEAST_DIP = 0.01  # nats below the far end, somewhere before it
 FAR_OUT = 1e8  # times the mode, or where a coordinate is as large
 
@@ -310,12 +309,13 @@ def require_proper_mode(summit: ModeNeighbourhood, precision: Precision, latents
     direction = precision.least_precise_direction(summit.active)[0]
     if _drops_at_once(summit, direction, latents):
         return
-    steps = torch.tensor((*FAR, *ON_THE_WAY)).to(direction)[:, None] * direction
+    on_the_way = [NEAR * k / NUM_ON_THE_WAY for k in range(1, NUM_ON_THE_WAY + 1)]
+    steps = torch.tensor((*FAR, *on_the_way)).to(direction)[:, None] * direction
     rays = _rays(summit, latents)
     most = 2 * len(steps)
     moves = torch.cat([steps, -steps, *(r for _, r in rays)])
     falls = torch.cat([summit.fall(part) for part in moves.split(most)])
-    far, near = falls[:most].reshape(2, len(steps)).split([len(FAR), len(ON_THE_WAY)], -1)
+    far, near = falls[:most].reshape(2, len(steps)).split([len(FAR), NUM_ON_THE_WAY], -1)
     stays_up = bool((far < LEAST).all(-1).any())
     dip = near[:, :-1].amax(-1) - near[:, -1]  # behind one there is another mode: a second labelling, for one
     level = bool(((near[:, -1].abs() < LEAST_FALL) & (dip < LEAST_DIP)).any())
@@ -329,7 +329,7 @@ def _drops_at_once(summit: ModeNeighbourhood, direction: Tensor, latents: Coordi
     """Whether a few of the places that are looked at show already that none of the others matters."""
     places = torch.stack([FAR[0] * direction, -FAR[0] * direction, NEAR * direction, -NEAR * direction])
     moves = torch.cat([places, *(ends[:1] for _, ends in _rays(summit, latents))])
-    falls = torch.cat([summit.fall(part) for part in moves.split(AT_ONCE)])
+    falls = torch.cat([summit.fall(part) for part in moves.split(2 * (len(FAR) + NUM_ON_THE_WAY))])
     above = torch.cat([falls[:2] - LEAST, falls[2:].abs() - LEAST_FALL])
     return bool((above >= 0.0).all())
 

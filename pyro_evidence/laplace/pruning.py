@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.numerics.evidence import well_determined
+from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.recognise import PrecisionGroups
 
@@ -83,13 +84,14 @@ def is_gaussian(laplace: LaplaceState, linear: LinearDensity) -> bool:
         return True
     away = laplace.u + 0.5 * laplace.precision.variance[0].sqrt()
     here, there = (linear.curvatures(u.unsqueeze(0), laplace.theta.detach()) for u in (laplace.u, away))
-    rounding = 1e3 * laplace.problem.eps
-    return all(bool(((a - b).abs() <= rounding * a.abs()).all()) for a, b in zip(here, there, strict=True))
+    most = relative_rounding(laplace.problem.joint.dtype)
+    return all(bool(((a - b).abs() <= most * a.abs()).all()) for a, b in zip(here, there, strict=True))
 
 
 FAR_WORSE = 10.0  # nats: a group whose removal costs as much is not tried again at once
-UNFELT = 1e-6  # of its weights determined: a group on a plateau
-SHARES = (0.0, 2.5, 5.0)  # log units by which a prior precision is less than the data's, on trial
+UNDETERMINED = 0.1  # of its weights determined, on average: a group that is tried without
+UNFELT = 1e-6  # the same of a group on a plateau, and of a precision what rounding leaves six digits of
+SHARES = (0.0, *AWAY[:2])  # log units by which a prior precision is less than the data's, on trial
 SMALLER = range(0, 81, 20)  # log units of a prior precision
 NEAR = 1.0  # log units: moves of other hyperparameters at which a decision for good can be taken
 
@@ -113,7 +115,7 @@ def prune(
     if groups is None:
         return state, {}
     size = groups.size(state.problem.active)
-    candidates = groups.is_weight & (size > 0) & (state.gamma < 0.1 * size)
+    candidates = groups.is_weight & (size > 0) & (state.gamma < UNDETERMINED * size)
     if move is not None and float(torch.where(candidates, 0.0, move).abs().max()) > NEAR:
         return state, needed
     together = _together(state, groups, candidates) if int(candidates.sum()) > 1 else state
@@ -236,7 +238,7 @@ def _of_the_data(laplace: LaplaceState, problem: Problem, member: Tensor, unit: 
         found = laplace_state(problem, theta, laplace.u)
         prior = laplace.problem.structure.groups.log_precision(theta)[member]  # type: ignore[union-attr]
         ratio = ((found.precision.variance[0][member].reciprocal() - prior.exp()) / prior.exp()).amax()
-        if float(ratio) > 1e-6:  # of which rounding leaves ten digits
+        if float(ratio) > UNFELT:
             break
-    seen = ratio.clamp(min=1e-300)  # what no datum sees stays far off
+    seen = ratio.clamp(min=torch.finfo(ratio.dtype).tiny)  # what no datum sees stays far off
     return float(seen.log()) - lower

@@ -13,6 +13,7 @@ from torch import Tensor
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.fitting.iterate import Fit, Status, bar_of
 from pyro_evidence.laplace.approximation import (
+    FAR_STEPS,
     LaplaceState,
     Problem,
     require_proper,
@@ -20,7 +21,6 @@ from pyro_evidence.laplace.approximation import (
     state_at,
 )
 from pyro_evidence.laplace.approximation_rows import (
-    SMALL,
     LaplaceRows,
     at_modes,
     density,
@@ -31,13 +31,14 @@ from pyro_evidence.laplace.approximation_rows import (
 from pyro_evidence.laplace.remedies import vanishing_noise
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural_metrics
-from pyro_evidence.numerics import newton, trust_region
+from pyro_evidence.numerics import trust_region
 from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diagonal
 from pyro_evidence.precision.choices import gauss_newton
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING, submodules
 from pyro_evidence.settings import seeded
 from pyro_evidence.structure.density import LinearDensity
+from pyro_evidence.structure.factors import SMALL
 
 SEVERAL = 4  # starts where there may be several modes
 BUDGET = 2**26  # bytes that autograd may keep for their rows
@@ -197,7 +198,7 @@ def without_repeats(fits: Sequence[Fit[TypeII]]) -> list[Fit[TypeII]]:
     return found
 
 
-ROUNDS = 30  # of MacKay's, at most, before modes are found exactly
+ROUNDS = 30  # of MacKay's, at most, before modes are found exactly, and steps towards the mode in each
 PATIENCE = 2  # of them, without a higher log evidence, after which a row is at its end
 
 
@@ -227,7 +228,7 @@ def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
 
 def near_mode(problem: Problem, theta: Tensor, u: Tensor) -> LaplaceRows:
     """Rows with their weights near the mode, and the log evidence there, by Gauss-Newton."""
-    by_rows, limits = density(problem), newton.Limits(1e-2, 30, slack=45.0 * problem.eps)
+    by_rows, limits = density(problem), replace(problem.limits, tolerance=1e-2, num_steps=ROUNDS)
     active = torch.ones_like(u, dtype=torch.bool)
     rows = torch.cat([theta, active.to(theta)], -1)
     near = trust_region.ascend(by_rows, lambda v, own: gauss_newton(by_rows, v, own), u, rows, limits)
@@ -240,7 +241,7 @@ def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts
     :raises NotAMode: when every restart failed.
     """
     own, u = warm_up(problem, theta.expand(len(starts), -1).clone(), starts)
-    points = laplace_rows(problem, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=500)
+    points = laplace_rows(problem, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=FAR_STEPS)
     return distinct_modes([partial(single, problem, points, row) for row in range(len(u))])
 
 

@@ -34,7 +34,7 @@ LONGER = 4.0  # times the share of the last step
 CUT = 0.1  # share of a step, less of which means that modes cannot be followed
 NEAR = 1.0  # largest natural step in log units at which they are
 SEARCH = Backtracking(shorter=to_peak_or_half, shortest=0.5**24)
-SEARCH_FOR_MODES = Backtracking(shorter=to_peak_or_quarter, shortest=0.5**24)  # a network's are lost as a rule
+SEARCH_FOR_MODES = replace(SEARCH, shorter=to_peak_or_quarter)  # a network's are lost as a rule
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from pyro_evidence.laplace.approximation import Problem
 from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, single, slopes
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.laplace.metric import metric_of, updated
-from pyro_evidence.laplace.pruning import to_insignificance
+from pyro_evidence.laplace.pruning import UNDETERMINED, to_insignificance
 from pyro_evidence.laplace.remedies import largest_inflation, near_folds
 from pyro_evidence.laplace.type2 import FARTHEST, LARGEST_STEP, LONGER, SHARP, TypeII
 from pyro_evidence.numerics import evidence, trust_region
+from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.line_search import Backtracking, Line, along_step, to_peak_or_quarter
 from pyro_evidence.precision.dense import Dense
 
@@ -55,7 +56,7 @@ def pruned(problem: Problem, points: LaplaceRows) -> LaplaceRows:
         variance, prior = Dense(points.tril).variance, groups.log_precision(points.theta).exp()
         gamma = torch.where(points.active & member, evidence.well_determined(prior, variance), 0.0)
         size = (points.active & member).sum(-1)
-        rows = torch.nonzero((size > 0) & (gamma.sum(-1) < 0.1 * size)).squeeze(-1)
+        rows = torch.nonzero((size > 0) & (gamma.sum(-1) < UNDETERMINED * size)).squeeze(-1)
         if len(rows) and bool(torch.isfinite(groups.loc[member]).all()):
             points = _without(problem, points, rows, t, gamma[rows][:, member].amax(-1))
     return points
@@ -80,11 +81,11 @@ def _without(problem: Problem, points: LaplaceRows, rows: Tensor, t: int, determ
 
 
 @dataclass(frozen=True)
-class TypeIIBatch:
+class TypeIIBatch(Batched):
     """One iterate of the hyperparameters of all rows."""
 
     points: LaplaceRows
-    slope: Slope  # (R, T) each
+    slope: Slope
     metric: Tensor  # (R, T, T)
     moving: Tensor  # (R,) bool
     share: Tensor  # (R,) of the last step that was taken
@@ -100,13 +101,13 @@ def started(problem: Problem, points: LaplaceRows) -> TypeIIBatch:
 def step(problem: Problem, batch: TypeIIBatch, stop: Stop) -> TypeIIBatch:
     """One iteration of the hyperparameters of the rows that move."""
     rows = torch.nonzero(batch.moving).squeeze(-1)
-    old = batch.points[rows]
-    slope, metric = Slope(batch.slope.total[rows], batch.slope.joint[rows]), batch.metric[rows]
+    here = batch[rows]
+    old, slope, metric = here.points, here.slope, here.metric
     direction = (metric @ slope.total.unsqueeze(-1)).squeeze(-1)
     length = direction.abs().amax(-1, keepdim=True)
     direction = direction * (LARGEST_STEP / length.clamp(min=LARGEST_STEP))  # cap, direction kept
     promised = 0.5 * (direction * slope.total).sum(-1)
-    first = torch.where(promised > SHARP, LONGER * batch.share[rows], 1.0).clamp(max=1.0)  # modes were followed so far
+    first = torch.where(promised > SHARP, LONGER * here.share, 1.0).clamp(max=1.0)  # modes were followed so far
     new, rose = line_search(problem, old, direction * first.unsqueeze(-1), slope.total)
     along = ((new.theta - old.theta) * direction).sum(-1) / direction.square().sum(-1)
     share = torch.where(along > 0, along, 1.0)
@@ -122,13 +123,8 @@ def step(problem: Problem, batch: TypeIIBatch, stop: Stop) -> TypeIIBatch:
     small = gain.abs() <= stop.tolerance * (1.0 + new.objective.abs())
     arrived = rose & small & (found.total.abs().amax(-1) <= stop.gradient_tolerance)
     moving = (rose | ~was_fresh) & ~noise & ~arrived & ~_needs_care(problem, new, found)
-    return TypeIIBatch(
-        batch.points.with_rows(rows, new),
-        Slope(batch.slope.total.index_copy(0, rows, found.total), batch.slope.joint.index_copy(0, rows, found.joint)),
-        batch.metric.index_copy(0, rows, torch.where(kept[:, None, None], learned, fresh)),
-        batch.moving.index_copy(0, rows, moving),
-        batch.share.index_copy(0, rows, share),
-    )
+    metric = torch.where(kept[:, None, None], learned, fresh)
+    return batch.with_rows(rows, TypeIIBatch(new, found, metric, moving, share))
 
 
 def _needs_care(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:

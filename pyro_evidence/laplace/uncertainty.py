@@ -11,7 +11,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.gradient import exact_curvature, slope
 from pyro_evidence.laplace.metric import inverted, log_units, natural_metric
 from pyro_evidence.laplace.type2 import reached
-from pyro_evidence.numerics.line_search import Backtracking, first_accepted
+from pyro_evidence.numerics.line_search import first_accepted
 
 FALL = 1.9207  # nats: half the 95 % quantile of chi squared with one degree of freedom
 UNSURE = 0.5  # log units: a standard deviation above which a hyperparameter may sit at an end of its range
@@ -109,19 +109,15 @@ def _ends(state: LaplaceState, measure: Tensor, curvature: Tensor) -> Tensor:
     """For each hyperparameter 1 or -1 where the log evidence does not fall on that side, 0 elsewhere, ``(T,)``."""
     found = torch.zeros_like(state.theta)
     unsure = log_units(state.problem) & (measure > 0) & (curvature.diagonal() < UNSURE**-2)
-    for t in unsure.nonzero().flatten().tolist():
-        step = torch.zeros_like(state.theta)
-        step[t] = 1.0
-        falls = [max(_fall(state, sign * move * step) for move in BEYOND) for sign in (1.0, -1.0)]
+    for t in unsure.nonzero().flatten():
+        falls = []  # nats, on either side; 0 so far out that the objective cannot be computed
+        for sign in (1.0, -1.0):
+            steps = (sign * move * torch.zeros_like(state.theta).index_fill(0, t, 1.0) for move in BEYOND)
+            places = [reached(state.problem, state.theta + step, state.u) for step in steps]
+            falls.append(max(0.0 if there is None else state.objective - there.objective for there in places))
         if min(falls) < LEVEL:
             found[t] = 1.0 if falls[0] < falls[1] else -1.0
     return found
-
-
-def _fall(state: LaplaceState, move: Tensor) -> float:
-    """Fall of the objective by a move of the hyperparameters, nats; 0 so far out that it cannot be computed."""
-    found = reached(state.problem, state.theta + move, state.u)
-    return 0.0 if found is None else state.objective - found.objective
 
 
 def _edges(state: LaplaceState, ends: Tensor) -> tuple[Edge, ...]:
@@ -190,7 +186,7 @@ def _uphill(state: LaplaceState, free: Tensor, step: Tensor) -> LaplaceState:
         found = reached(state.problem, state.theta.index_add(0, free, scale * step), state.u)
         return None if found is None else (found.objective, found)
 
-    return first_accepted(trial, state.objective, search=Backtracking(num_trials=8)) or state
+    return first_accepted(trial, state.objective) or state
 
 
 def message(edge: Edge) -> str:

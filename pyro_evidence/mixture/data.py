@@ -233,7 +233,7 @@ class Mixture(Batched):
     alpha: Tensor  # (R, K, m, B)  prior precision of each weight
     loc: Tensor  # (K, m, B)       prior mean of each weight
 
-    shared: ClassVar[frozenset[str]] = frozenset({"loc"})
+    common: ClassVar[frozenset[str]] = frozenset({"loc"})
 
     @cached_property
     def active(self) -> Tensor:

@@ -1,6 +1,7 @@
 """Which latent sites spread others: read off derivatives of one run's densities, never off names."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,16 +11,15 @@ from pyro.distributions import Unit
 from torch import Tensor
 
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.derivatives import Forward
+from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.sites import bijection
 
 NUM_DRAWS = 48  # of each density that is looked at
-NUM_NUMBERS = 2**22  # of all draws together
-HALF = 0.5  # the share of a change that is the same on both sides of the centre, above which it is one of spread
-CLEARLY = 0.6  # the same for what other sites leave unexplained
-NOT_A_SHIFT = 0.3  # the share of a change that no shift of the whole density explains, above which it is one of spread
+HALF = 0.5  # the share of a change, even about the centre or explained by no shift, above which it is one of spread
 ROUNDING = 1e-6  # the share of a change that is none
 NOT_LINEAR = 0.02  # share of a change in counts that no shift of their mean explains
 
@@ -76,7 +76,7 @@ class Run:
         return along.reshape(log_prob.shape)
 
 
-def run(joint: LogJoint, u: Tensor, theta: Tensor) -> Run:
+def run_at(joint: LogJoint, u: Tensor, theta: Tensor) -> Run:
     """The densities at one point, with draws of each."""
     nodes = joint.trace(u, theta).nodes
     names = [*joint.latents.names, *(() if joint.discrete else joint.observed)]
@@ -91,7 +91,7 @@ def _child(name: str, fn: Any) -> Child | None:
     support = getattr(fn, "support", None)
     if isinstance(fn, Unit) or support is None:
         return None
-    num = max(4, min(NUM_DRAWS, NUM_NUMBERS // max(1, fn.shape().numel())))
+    num = max(4, min(NUM_DRAWS, BATCH_NUMBERS // max(1, fn.shape().numel())))
     try:
         draws = fn.sample((num,)).detach()
         points = draws if support.is_discrete else _mirrored(name, fn, draws)
@@ -109,18 +109,11 @@ def _mirrored(name: str, fn: Any, draws: Tensor) -> Tensor:
     transform = bijection(name, fn)
     y = transform.inv(draws)
     centre = y.median(0).values
-    mean = fn.mean.detach().expand(fn.shape()) if is_real(fn) else centre
-    if mean.shape == centre.shape:
-        centre = torch.where(torch.isfinite(mean), mean, centre)
+    if is_identity(transform):
+        with suppress(NotImplementedError, AttributeError):  # a density that does not tell its mean
+            mean = fn.mean.detach().expand(fn.shape())
+            centre = torch.where(torch.isfinite(mean), mean, centre)
     return transform(torch.cat([y, 2.0 * centre - y]))
-
-
-def is_real(fn: Any) -> bool:
-    """Whether a density is over all real numbers and tells its mean."""
-    try:
-        return is_identity(bijection("", fn)) and isinstance(fn.mean, Tensor)
-    except (NotImplementedError, AttributeError):
-        return False
 
 
 def _is_count(fn: Any) -> bool:
@@ -161,10 +154,10 @@ def _spreads(own: Tensor, others: list[Tensor], child: Child, here: Run) -> bool
     more = _share(_unexplained(own, [here.shift(child)]), own)
     if more < ROUNDING:
         return False  # it moves the child, and nothing else
-    if more >= NOT_A_SHIFT or _even_share(own) >= HALF:
+    if more >= HALF or _even_share(own) >= HALF:
         return True
     rest = _unexplained(own, others)
-    return bool(others) and _share(rest, own) > ROUNDING and _even_share(rest) >= CLEARLY
+    return bool(others) and _share(rest, own) > ROUNDING and _even_share(rest) >= HALF
 
 
 def _even_share(slope: Tensor) -> float:
@@ -188,6 +181,6 @@ def _unexplained(own: Tensor, others: list[Tensor]) -> Tensor:
     X = torch.stack([_centred(o).reshape(y.shape) for o in others], -1).transpose(0, 1)  # (E, 2M, K)
     size = X.norm(dim=1, keepdim=True)
     X = X / torch.where(size > 0, size, 1.0)
-    gram = X.mT @ X + 1e-12 * torch.eye(X.shape[-1]).to(X)
+    gram = X.mT @ X + relative_rounding(X.dtype) * torch.eye(X.shape[-1]).to(X)
     fit = X @ torch.linalg.solve(gram, X.mT @ y.T.unsqueeze(-1))
     return (y.T.unsqueeze(-1) - fit).squeeze(-1).T.reshape(own.shape)

@@ -11,22 +11,20 @@ from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
-from pyro_evidence.nested.integration import PRODUCT_DIMS, OuterMode, outer_mode
+from pyro_evidence.nested.integration import NODES, OuterMode, outer_mode
+from pyro_evidence.nested.skewness import HILL, beyond_valleys
 from pyro_evidence.numerics import lbfgs
-from pyro_evidence.numerics.quadrature import rules as quadrature
+from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, chart
-from pyro_evidence.numerics.quadrature.rules import Rule
 
-ROUNDS = 8
+ROUNDS = 8  # of any search, each around the mode that the last has found
+NUM_STEPS = 200  # of each, in the hyperparameters
 SETTLED = 1e-4  # a move of the hyperparameters, unconstrained, that counts as none
-NUM_NODES = 5
-ARRIVED = 1e-6  # nats
 HIGHER = 1e-3  # nats above a mode at which a place leads to another
-FLAT = 1e-6  # the largest derivative that counts as zero, nats
+FLAT = 1e-6  # the largest derivative that counts as zero, nats; so does the square of one in standard deviations
+NUM_DRAWS = 16  # of the prior, where other modes are looked for
 ENDLESS = 50.0  # a standard deviation in unconstrained units, e^50 of a scale, that no data leave
 WORTH = 15.0  # nats below the top that are still worth counting, far away
-HILL = 0.5  # nats that the log density must rise again by to have another mode
-CLIMBS = 8  # from the highest places far from the mode
 SAME = 0.1  # standard deviations between two ends of one climb
 SHARE = 0.1  # of the tolerance that another mode may hold unseen
 
@@ -76,7 +74,7 @@ def maximised(state: LaplaceState, marginalised: Tensor) -> OuterMode:
     for _ in range(ROUNDS if len(inside) else 0):
         before = found.state.theta[inside]
         nodes = _nodes(found, inside)
-        psi = lbfgs.ascend(nodes.value_and_slope, before.unsqueeze(0), tolerance=FLAT, num_steps=200)[0]
+        psi = lbfgs.ascend(nodes.value_and_slope, before.unsqueeze(0), tolerance=FLAT, num_steps=NUM_STEPS)[0]
         theta = found.state.theta.clone()
         theta[inside] = psi
         found = outer_mode(_maximised_mode(found, theta), marginalised)
@@ -86,20 +84,17 @@ def maximised(state: LaplaceState, marginalised: Tensor) -> OuterMode:
 
 
 def _nodes(found: OuterMode, inside: Tensor) -> FixedNodes:
+    """Nodes that are the same while the hyperparameters move; beyond eight dimensions the mode alone."""
     where = chart(found.centre, found.precision)
-    rule = _rule(where.num_dims)
+    if where.num_dims <= rules.PRODUCT_DIMS:
+        rule = rules.product(rules.gauss_hermite(NODES[0]), where.num_dims)
+    elif where.num_dims <= rules.LARGEST_DESIGN:
+        rule = rules.central_composite(where.num_dims)
+    else:
+        rule = rules.product(rules.gauss_hermite(1), where.num_dims)
     z = rule.nodes.to(where.centre)
     constant = rule.log_weights.to(z) + where.log_slope(z) + 0.5 * z.square().sum(-1)
     return FixedNodes(found, where.forward(z), constant, inside)
-
-
-def _rule(num_dims: int) -> Rule:
-    """Nodes that are the same while the hyperparameters move; beyond eight dimensions the mode alone."""
-    if num_dims <= PRODUCT_DIMS:
-        return quadrature.product(quadrature.gauss_hermite(NUM_NODES), num_dims)
-    if num_dims <= quadrature.LARGEST_DESIGN:
-        return quadrature.central_composite(num_dims)
-    return Rule(torch.zeros(1, num_dims, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
 
 
 def _maximised_mode(found: OuterMode, theta: Tensor) -> LaplaceState:
@@ -110,7 +105,7 @@ def _maximised_mode(found: OuterMode, theta: Tensor) -> LaplaceState:
         value, each = _value_and_slope(problem, theta.index_copy(0, marginalised, phi[0]), found.state.u)
         return value.unsqueeze(0), each[marginalised].unsqueeze(0)
 
-    phi = lbfgs.ascend(value_and_slope, found.centre.unsqueeze(0), tolerance=FLAT, num_steps=100)[0]
+    phi = lbfgs.ascend(value_and_slope, found.centre.unsqueeze(0), tolerance=FLAT, num_steps=NUM_STEPS)[0]
     return laplace_state(problem, theta.index_copy(0, marginalised, phi), found.state.u)
 
 
@@ -162,8 +157,9 @@ def secondary_modes(found: OuterMode, tolerance: float) -> Tensor:
     places = _elsewhere(found)
     if places.shape[-1] == 1:
         return places
-    counted = [_is_another(found, place, tolerance) for place in places[:CLIMBS]]
-    return places[:CLIMBS][torch.tensor(counted, dtype=torch.bool, device=places.device)]
+    places = places[:ROUNDS]
+    counted = [_is_another(found, place, tolerance) for place in places]
+    return places[torch.tensor(counted, dtype=torch.bool, device=places.device)]
 
 
 def _is_another(found: OuterMode, place: Tensor, tolerance: float) -> bool:
@@ -189,7 +185,7 @@ def _elsewhere(found: OuterMode) -> Tensor:
     points = torch.cat([found.straight.probes(), drawn])
     height = torch.cat([found.profile, found.inner(drawn, thorough=False).log_density])
     profiles = found.profile.reshape(found.straight.num_dims, -1)
-    beyond = torch.cat([_beyond_valleys(profiles).reshape(-1), height.new_zeros(len(drawn)).bool()])
+    beyond = torch.cat([beyond_valleys(profiles).reshape(-1), height.new_zeros(len(drawn)).bool()])
     far = found.straight.inverse(points).norm(dim=-1) > -PROBES[0]
     fallen = torch.maximum(profiles[:, 0], profiles[:, -1]).amax() + HILL  # at the ends of the highest axis
     chosen = (height > found.profile.amax() - WORTH) & (far & (height > fallen) | beyond)
@@ -197,29 +193,23 @@ def _elsewhere(found: OuterMode) -> Tensor:
 
 
 def _prior_draws(found: OuterMode) -> Tensor:
-    """Marginalised coordinates drawn from the prior of each marginalised site, the others at the mode, ``(16, d)``."""
+    """Marginalised coordinates drawn from the prior of each marginalised site, the others at the mode, ``(S, d)``."""
     joint, state = found.state.problem.joint, found.state
     nodes = joint.trace(state.u, state.theta).nodes
     parts = [p for p in joint.hypers if p.name in found.names]
     with own_random_numbers():
         torch.manual_seed(0)
-        draws = [p.transform.inv(nodes[p.name]["fn"].sample((16,))).reshape(16, -1).double() for p in parts]
+        draws = [
+            p.transform.inv(nodes[p.name]["fn"].sample((NUM_DRAWS,))).reshape(NUM_DRAWS, -1).double() for p in parts
+        ]
     rows = torch.cat(draws, -1)
     return rows[torch.isfinite(rows).all(-1)]
-
-
-def _beyond_valleys(profiles: Tensor) -> Tensor:
-    """Points of each axis at which the log density has risen again on the way from the mode, ``(d, J)`` bool."""
-    middle = profiles.shape[-1] // 2
-    right, left = profiles[:, middle:], profiles[:, : middle + 1].flip(-1)
-    risen = [way - way.cummin(-1).values > HILL for way in (left, right)]
-    return torch.cat([risen[0].flip(-1)[:, :-1], risen[1]], -1)
 
 
 def has_arrived(found: OuterMode) -> bool:
     """Whether a Newton step of the marginalised sites promises nothing that counts."""
     left = slope(found.state).total[found.marginalised]
-    return float(left @ torch.linalg.solve(found.precision, left)) < ARRIVED
+    return float(left @ torch.linalg.solve(found.precision, left)) < FLAT
 
 
 def _several_modes(found: OuterMode, places: Tensor) -> str:

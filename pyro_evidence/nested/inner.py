@@ -10,13 +10,11 @@ from pyro_evidence.blocks.marginal import near_places
 from pyro_evidence.laplace import approximation_rows
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, state_at, state_of_blocks
 from pyro_evidence.nested.skewness import Profiles
-from pyro_evidence.numerics import batched, newton
+from pyro_evidence.numerics import batched
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision, Separate
+from pyro_evidence.structure.factors import SMALL
 
-NUMBERS = 2**23  # of all Hessians in one batch
-MAX_DIMS = 200  # coordinates up to which Hessians of several rows are worth a batch
-ROWS_BYTES = 2**26  # that one pass over rows with sparse curvatures may keep for each derivative
 MOST_BYTES = 2**34  # that reverse passes for the shapes of inner marginals may write
 MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
 
@@ -65,12 +63,12 @@ def log_priors(problem: Problem, theta: Tensor) -> Tensor:
 
 def is_batched(problem: Problem) -> bool:
     """Whether rows with marginalised values of their own are evaluated together."""
-    small = problem.joint.latents.size <= MAX_DIMS and problem.curvature in (exact_hessian, gauss_newton)
+    small = problem.joint.latents.size <= SMALL and problem.curvature in (exact_hessian, gauss_newton)
     return small and problem.factors is None and problem.nodes == 1 and problem.joint.row_bytes is not None
 
 
 def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> tuple[Tensor, Precision, Tensor]:
-    size = max(1, NUMBERS // start.shape[-1] ** 2)
+    size = max(1, batched.BATCH_NUMBERS // start.shape[-1] ** 2)
     parts = []
     for t, s in zip(theta.split(size), start.split(size), strict=True):
         active = problem.active.expand(len(t), -1)
@@ -106,10 +104,12 @@ def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState |
                 with suppress(ArithmeticError):  # its curvature may be no mode's
                     found[row] = state_of_blocks(problem, theta[row], place, prior[row])
     elif problem.factors is not None and problem.nodes == 1:
-        prior, size = log_priors(problem, theta), max(1, ROWS_BYTES // (problem.joint.row_bytes or ROWS_BYTES))
-        limits = newton.Limits(problem.tolerance, 50, slack=problem.slack)
+        prior, size = (
+            log_priors(problem, theta),
+            max(1, batched.BATCH_BYTES // (problem.joint.row_bytes or batched.BATCH_BYTES)),
+        )
         parts = zip(start.split(size), theta.split(size), strict=True)
-        modes = [mode for part in parts for mode in problem.factors.near_modes(*part, limits)]
+        modes = [mode for part in parts for mode in problem.factors.near_modes(*part, problem.limits)]
         for row, mode in enumerate(modes):
             if mode is not None:
                 found[row] = state_at(problem, theta[row], mode, 0, log_hyperprior=prior[row])
@@ -136,7 +136,7 @@ def _state(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> La
 def is_affordable(problem: Problem, num_hessians: int) -> bool:
     """Whether so many Hessians are worth the shapes of the inner densities."""
     size, row_bytes = problem.joint.latents.size, problem.joint.row_bytes
-    if size > MAX_DIMS or problem.curvature not in (exact_hessian, gauss_newton) or not bool(problem.active.all()):
+    if size > SMALL or problem.curvature not in (exact_hessian, gauss_newton) or not bool(problem.active.all()):
         return False
     return num_hessians <= MOST_ROWS if row_bytes is None else num_hessians * size * row_bytes <= MOST_BYTES
 

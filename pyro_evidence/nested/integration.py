@@ -18,13 +18,11 @@ from pyro_evidence.nested.inner import ConditionalModes, is_affordable, profiles
 from pyro_evidence.nested.skewness import Margins, Profiles, SkewnessCorrection, skewness_points
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature import rules
-from pyro_evidence.numerics.quadrature import rules as quadrature
 from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice, MarginalisedDensity, Normal, Trend
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
 
-PRODUCT_DIMS = 3  # up to which nodes form a product over the axes
-NODES = (5, 7, 9, 11, 15, 19, 25, 31)  # on each axis
+NODES = rules.growing(5, 31, 1.3)  # on each axis
 MOST_NODES = 1500
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
@@ -32,6 +30,7 @@ SHALLOW = 12.0  # nats below the top at which a lattice ends
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
 NUM_DRAWS = 600  # of importance sampling
 STEP = 1e-3  # of differences of slopes, in units of the coordinates
+NEAR = 5.0  # unconstrained units that a mode is followed to first order
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ class OuterMode:
         """
         if start is None:
             moved = (phi - self.centre) @ self.follows.mT
-            far = moved.abs().amax(-1, keepdim=True).clamp(min=5.0)  # first order is not to be trusted beyond that
-            start = self.state.u + moved * (5.0 / far)
+            start = self.state.u + moved * (NEAR / moved.abs().amax(-1, keepdim=True).clamp(min=NEAR))
         return solve_inner(self.state.problem, self.theta(phi), start, thorough=thorough)
 
     @property
@@ -160,7 +158,7 @@ def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
     steps = STEP * torch.eye(len(state.theta)).to(state.theta)[marginalised]
     pairs = [[laplace_state(state.problem, state.theta + s * e, state.u) for s in (1.0, -1.0)] for e in steps]
     slopes = torch.stack([slope(a).total[marginalised] - slope(b).total[marginalised] for a, b in pairs])
-    precision = -0.25 / STEP * (slopes + slopes.mT)
+    precision = -0.5 * (slopes + slopes.mT) / (2.0 * STEP)
     follows = torch.stack([(a.u - b.u) / (2.0 * STEP) for a, b in pairs], -1)
     if not bool(torch.linalg.eigvalsh(precision)[0] > 0):
         raise NotAMode(_not_concave(state, marginalised, precision))
@@ -186,10 +184,10 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
     :param elsewhere: places of other modes on one axis, ``(M, d)``.
     """
     bent, d = found.straight.bent(found.profile), found.straight.num_dims
-    if d <= PRODUCT_DIMS:
+    if d <= rules.PRODUCT_DIMS:
         settled = None if len(elsewhere) else _settled(found, bent, tolerance)
         return settled or adaptive_grid(found, tolerance, elsewhere) or importance_sampled(found, bent, tolerance)
-    if d <= quadrature.LARGEST_DESIGN:
+    if d <= rules.LARGEST_DESIGN:
         design = _design(found, bent)
         return design if design.error <= 10.0 * tolerance else importance_sampled(found, bent, tolerance)
     return importance_sampled(found, bent, tolerance)
@@ -202,18 +200,12 @@ def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Inte
     for now in products:
         if before is not None:
             now = replace(now, error=float((now.log_evidence - before.log_evidence).abs()))
-            if _moved(before, now) <= tolerance / MOVES:
+            (mean, sd), (new_mean, new_sd) = before.moments, now.moments
+            moved = torch.maximum((new_mean - mean).abs() / new_sd, (sd / new_sd).log().abs()).max()
+            if now.error <= tolerance / MOVES and float(moved) <= SD_PER_NAT * tolerance / MOVES:
                 return replace(next(products, now), error=now.error) if where.num_dims == 1 else now  # for its tails
         before = now
     return None
-
-
-def _moved(before: Integral, now: Integral) -> float:
-    """The largest move of log evidence, means and standard deviations, in nats of tolerance."""
-    (mean, sd), (new_mean, new_sd) = before.moments, now.moments
-    moved = torch.maximum((new_mean - mean).abs() / new_sd, (sd / new_sd).log().abs()).max()
-    worst = max(now.error, float(moved) / SD_PER_NAT)
-    return worst if math.isfinite(worst) else math.inf
 
 
 def adaptive_grid(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral | None:
@@ -279,8 +271,8 @@ def _products(found: OuterMode, where: Standardisation) -> Iterator[Integral]:
     for num in NODES:
         if num**where.num_dims > MOST_NODES:
             return
-        axis = quadrature.gauss_hermite(num)
-        rule = quadrature.product(axis, where.num_dims)
+        axis = rules.gauss_hermite(num)
+        rule = rules.product(axis, where.num_dims)
         nodes, log_ratio = _at(found, where, rule.nodes)
         log_ratio = _filled(rule, log_ratio)
         if not bool(torch.isfinite(log_ratio).all()):
@@ -311,11 +303,11 @@ def _at(found: OuterMode, where: Standardisation, z: Tensor) -> tuple[Conditiona
 
 def _design(found: OuterMode, where: Standardisation) -> Integral:
     """A central composite design; its error is what its centre and axes alone would say otherwise."""
-    rule = quadrature.central_composite(where.num_dims)
+    rule = rules.central_composite(where.num_dims)
     nodes, log_ratio = _at(found, where, rule.nodes)
     log_evidence = rule.log_mean(log_ratio)
     weights = rule.log_weights + log_ratio - log_evidence
-    error = float((quadrature.axes_of(rule).log_mean(log_ratio[: 2 * where.num_dims + 1]) - log_evidence).abs())
+    error = float((rules.axes_of(rule).log_mean(log_ratio[: 2 * where.num_dims + 1]) - log_evidence).abs())
     density = _normal(rule.nodes, weights)
     method = f"central composite design of {len(rule.nodes)} nodes in {where.num_dims} dimensions"
     return Integral(found, where, density, log_evidence, error, nodes, weights, method)
@@ -334,9 +326,9 @@ def importance_sampled(found: OuterMode, where: Standardisation, tolerance: floa
 
     :raises ImproperPosterior: where a few draws carry all the weight.
     """
-    z = rules.draws(NUM_DRAWS, where.num_dims).to(where.centre)
+    z = rules.student_draws(NUM_DRAWS, where.num_dims).to(where.centre)
     nodes = found.inner(where.forward(z), thorough=False)
-    log_weights = (nodes.log_density + where.log_slope(z) - rules.log_density(z)).nan_to_num(nan=-torch.inf)
+    log_weights = (nodes.log_density + where.log_slope(z) - rules.student_log_density(z)).nan_to_num(nan=-torch.inf)
     log_evidence = importance.log_mean(log_weights)
     if float(importance.effective_sample_size(log_weights)) < max(20.0, 2.0 * where.num_dims):
         raise ImproperPosterior(_scattered(found, log_weights))

@@ -55,7 +55,7 @@ def whole_state(full: Problem, integral: Integral) -> LaplaceState:
         theta,
         u,
         log_joint,
-        joined(found, place),
+        joint_precision(found, place),
         0.0,
         integral.log_evidence,
         joint.log_hyperprior(theta).detach(),
@@ -66,15 +66,15 @@ def whole_state(full: Problem, integral: Integral) -> LaplaceState:
 DENSE = 1000  # coordinates up to which the precision over all sites is a matrix
 
 
-def joined(found: OuterMode, place: IndexMap) -> Precision:
+def joint_precision(found: OuterMode, place: IndexMap) -> Precision:
     """The precision over marginalised and inner sites together."""
     if len(place.marginalised) + len(place.inner) <= DENSE:
         return Dense(_precision_tril(found, place).unsqueeze(0))
-    return BlockPrecision(found, place)
+    return NestedPrecision(found, place)
 
 
 @dataclass(frozen=True)
-class BlockPrecision(Precision):
+class NestedPrecision(Precision):
     """The same by its parts, the inner precision of whatever kind it is."""
 
     found: OuterMode

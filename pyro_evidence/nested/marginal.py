@@ -15,6 +15,7 @@ from pyro_evidence.numerics.quadrature.rules import quasi_normal
 
 NUM_POINTS = 513
 NUM_OTHERS = 256  # values of the other axes that a density is averaged over
+END = 7.0  # standard deviations from each node's mode at which its density ends: beyond there is 3e-12
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,12 @@ def inner_density(integral: Integral, places: Tensor) -> tuple[Tensor, Tensor]:
     weights = integral.log_weights[keep].softmax(0)
     loc, sd = integral.nodes.u[keep][:, places], integral.nodes.precision.variance[keep][:, places].sqrt()
     axes = _shapes(integral, keep, places)
-    middle, ends = loc + sd * axes.forward(torch.zeros_like(loc)), torch.full_like(loc, 7.0)
+    middle, ends = loc + sd * axes.forward(torch.zeros_like(loc)), torch.full_like(loc, END)
     low, high = ((loc + sd * axes.forward(end)) for end in (-ends, ends))
     near = (weights[:, None] * middle).sum(0)
-    wide = (weights[:, None] * ((high - low).square() / 196.0 + (middle - near).square())).sum(0).sqrt()
-    low, high = torch.maximum(low.amin(0), near - 12.0 * wide), torch.minimum(high.amax(0), near + 12.0 * wide)
+    wide = (weights[:, None] * (((high - low) / (2.0 * END)).square() + (middle - near).square())).sum(0).sqrt()
+    most = 12.0 * wide  # of a mixture of far nodes
+    low, high = torch.maximum(low.amin(0), near - most), torch.minimum(high.amax(0), near + most)
     x = low + (high - low) * torch.linspace(0.0, 1.0, NUM_POINTS).to(low).unsqueeze(-1)
     z = axes.inverse((x.unsqueeze(1) - loc) / sd)  # (G, K, E)
     each = torch.distributions.Normal(0.0, 1.0).log_prob(z) - axes.log_slopes(z) - sd.log()

@@ -12,7 +12,9 @@ from pyro_evidence.fitting.process_state import own_random_numbers, without_vali
 from pyro_evidence.nested import dispersion
 from pyro_evidence.numerics import batched as rows
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
-from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.numerics.derivatives import generic_directions, pullback
+from pyro_evidence.numerics.linalg import relative_rounding
+from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS
 from pyro_evidence.program import enumeration
 from pyro_evidence.program.log_joint import LogJoint, Trace
 from pyro_evidence.program.parameters import check_kind
@@ -105,13 +107,11 @@ def _scaling(joint: LogJoint, site: Coordinate, u: Tensor, slope: Tensor) -> Ten
 
 def _is_symmetric(fn: Any) -> bool:
     """Whether a prior has one density at ``x`` and ``-x``."""
-    shape = fn.shape()
-    x = (torch.arange(1.0, shape.numel() + 1, dtype=torch.float64).cos() + 0.3).reshape(shape)
-    pairs = [(fn.log_prob(p).double(), fn.log_prob(-p).double()) for p in (x, 1.7 * x)]
-    return all(bool(torch.isclose(p, q, rtol=1e-9, atol=1e-9).all()) for p, q in pairs)
+    x = generic_directions(2, fn.shape().numel(), torch.ones((), dtype=torch.float64)).reshape(2, *fn.shape())
+    here, there = fn.log_prob(x).double(), fn.log_prob(-x).double()
+    return bool(((here - there).abs() <= relative_rounding(here.dtype) * (1.0 + here.abs())).all())
 
 
-FEW = 3  # coordinates that quadrature takes
 NUM_POINTS = 2  # random places at which the densities are looked at
 MOST = 30  # coordinates that are integrated numerically
 
@@ -198,7 +198,7 @@ def sites_to_marginalise(joint: LogJoint) -> tuple[str, ...]:
     taken: set[str] = set()
     for _ in range(NUM_POINTS):
         u = 0.5 * torch.randn(joint.latents.size, generator=generator, dtype=torch.float64).to(joint.device)
-        here = dispersion.run(joint, u, theta)
+        here = dispersion.run_at(joint, u, theta)
         along = torch.stack([_along(joint, p, u, generator) for p in joint.latents])
         changes = dict(zip(joint.latents.names, here.changes(along), strict=True))
         taken |= {p.name for p in candidates if dispersion.spreads(p.name, changes, here)}
@@ -216,7 +216,7 @@ def _seen_by_factors(here: dispersion.Run, candidates: Sequence[Coordinate], tak
     slope = pullback(torch.stack(factors).sum(), u) if factors else torch.zeros_like(u)
     seen = {p.name for p in candidates if p.size == 1 and bool(slope[here.joint.latents.slices[p.name]] != 0)}
     sizes = [p.size for p in candidates if p.name in seen | taken]
-    return seen if sum(sizes) <= FEW else set()
+    return seen if sum(sizes) <= PRODUCT_DIMS else set()
 
 
 def _along(joint: LogJoint, part: Coordinate, u: Tensor, generator: torch.Generator) -> Tensor:

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.numerics.quadrature import reparameterise
-from pyro_evidence.numerics.quadrature.reparameterise import AxisMap
+from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, fitted, map_of
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
-
-NUMBERS = 2**22  # of all Hessians in one batch
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Profiles:
         index = torch.arange(size, device=self.u.device)[:, None].expand(num, -1, len(points))
         theta = self.theta[:, None, None].expand(-1, size, len(points), -1)
         rows = (start.flatten(0, 2), theta.flatten(0, 2), index.flatten())
-        parts = zip(*(part.split(max(1, NUMBERS // size**2)) for part in rows), strict=True)
+        parts = zip(*(part.split(max(1, BATCH_NUMBERS // size**2)) for part in rows), strict=True)
         return torch.cat([self._given(*part) for part in parts]).reshape(num, size, len(points))
 
     def _given(self, u: Tensor, theta: Tensor, index: Tensor) -> Tensor:
@@ -114,7 +112,7 @@ def is_normal(profiles: Profiles) -> bool:
 
 
 REACH = 1.6  # standard deviations of the marginalised coordinates at which shapes are looked at
-FARTHEST = 2.4  # beyond which they are taken as here
+FARTHEST = 1.5 * REACH  # beyond which they are taken as here
 FOLLOWED = 3  # marginalised coordinates up to which shapes may change with them
 
 
@@ -131,7 +129,7 @@ def follow(z: Tensor, num: int) -> Tensor:
     return torch.cat([z.new_ones(len(z), 1), near, near.square()], -1)[:, :num]
 
 
-POINTS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)  # standard deviations
+POINTS = tuple(range(-3, 4))  # standard deviations
 STEP = 1.0  # of differences of curvatures, in standard deviations
 LARGEST = 100  # coordinates
 NUM_POINTS = 512  # quasi-random points at which means and standard deviations are matched
@@ -159,13 +157,14 @@ class SkewnessCorrection:
         basis = follow(z, len(self.loc))
         shift = _along(basis, torch.einsum("bcij,si,sj->bsc", self.quadratic, white, white))
         log_stretch = _along(basis, white @ self.linear.mT).tanh()
-        axes, log_scale = self._axes(basis), basis @ self.log_scale
+        axes, log_scale = map_of(torch.tensordot(basis, self.axes, 1)), basis @ self.log_scale
         bent = basis @ self.loc + log_scale.exp() * (shift + log_stretch.exp() * axes.forward(white))
         return bent, axes.log_slope(white) + (log_stretch + log_scale).sum(-1)
 
     def inverse(self, z: Tensor, bent: Tensor) -> Tensor:
         """The white noise that :meth:`forward` made ``bent`` of."""
-        basis, axes = follow(z, len(self.loc)), self._axes(follow(z, len(self.loc)))
+        basis = follow(z, len(self.loc))
+        axes = map_of(torch.tensordot(basis, self.axes, 1))
         plain, white = (bent - basis @ self.loc) * (-basis @ self.log_scale).exp(), torch.zeros_like(bent)
         for c in range(bent.shape[-1]):
             shift = (basis * torch.einsum("bij,si,sj->sb", self.quadratic[:, c], white, white)).sum(-1)
@@ -173,10 +172,6 @@ class SkewnessCorrection:
             own = AxisMap(*(part[:, c : c + 1] for part in vars(axes).values()))
             white[:, c] = own.inverse(((plain[:, c] - shift) * (-log_stretch).exp()).unsqueeze(-1)).squeeze(-1)
         return white
-
-    def _axes(self, basis: Tensor) -> AxisMap:
-        loc, log_scale, skew, log_tail = torch.tensordot(basis, self.axes, 1).unbind(-1)
-        return AxisMap(loc, log_scale.exp(), skew, log_tail.exp())
 
 
 def _along(basis: Tensor, values: Tensor) -> Tensor:
@@ -232,8 +227,7 @@ def _sections(one: Profile) -> Tensor:
     """Maps of the sections along each white coordinate through the mode, ``(D, 4)``."""
     size, points = len(one.u), one.u.new_tensor(POINTS)
     rows = one.u + (points.unsqueeze(-1) * one.covariance_root.mT.unsqueeze(1)).reshape(-1, size)
-    axes = reparameterise.fitted(points.expand(size, -1), one.log_joint(rows).reshape(size, -1))
-    return torch.stack([axes.loc, axes.scale.log(), axes.skew, axes.tail.log()], -1)
+    return fitted(points.expand(size, -1), one.log_joint(rows).reshape(size, -1)).params
 
 
 def _matched(one: Profile, raw: SkewnessCorrection, white: Tensor) -> SkewnessCorrection:
@@ -256,7 +250,7 @@ def _log_weights(one: Profile, bent: Tensor, log_slope: Tensor, white: Tensor) -
     return (log_joint + log_slope + 0.5 * white.square().sum(-1)).nan_to_num(nan=-torch.inf)
 
 
-RISE = 0.5  # nats on the way out that a skewed density may still rise by
+HILL = 0.5  # nats that a log density must rise again by, on the way out, to have another mode
 
 
 @dataclass(frozen=True)
@@ -271,9 +265,7 @@ class Margins:
 
     def axes(self, z: Tensor) -> AxisMap:
         """The maps at marginalised coordinates ``(S, d)``; each parameter ``(S, D)``."""
-        params = torch.tensordot(follow(z, len(self.coefficients)), self.coefficients, 1)
-        loc, log_scale, skew, log_tail = params.unbind(-1)
-        return AxisMap(loc, log_scale.exp(), skew, log_tail.exp())
+        return map_of(torch.tensordot(follow(z, len(self.coefficients)), self.coefficients, 1))
 
 
 def margins(profiles: Profiles, z: Tensor) -> Margins | None:
@@ -284,17 +276,16 @@ def margins(profiles: Profiles, z: Tensor) -> Margins | None:
     if is_normal(profiles):
         return None
     points = z.new_tensor(POINTS)
-    log_density = _falling(profiles.log_marginal(points))
-    axes = reparameterise.fitted(points.expand(log_density[..., 0].numel(), -1), log_density.flatten(0, 1))
-    params = torch.stack([axes.loc, axes.scale.log(), axes.skew, axes.tail.log()], -1).reshape(
-        *log_density.shape[:2], 4
-    )
+    log_density = profiles.log_marginal(points)
+    log_density = torch.where(beyond_valleys(log_density), -torch.inf, log_density)  # there others found another mode
+    axes = fitted(points.expand(log_density[..., 0].numel(), -1), log_density.flatten(0, 1))
+    params = axes.params.unflatten(0, log_density.shape[:2])
     return Margins(torch.linalg.solve(follow(z, len(z)), params.flatten(1)).reshape(params.shape))
 
 
-def _falling(log_density: Tensor) -> Tensor:
-    """Without points behind a valley, where the others have found another mode, ``(K, D, J)``."""
+def beyond_valleys(log_density: Tensor) -> Tensor:
+    """Points of each axis ``(..., J)`` at which a log density has risen again on the way from the middle, bool."""
     middle = log_density.shape[-1] // 2
     left, right = log_density[..., : middle + 1].flip(-1), log_density[..., middle:]
-    kept = [torch.where(way <= way.cummin(-1).values + RISE, way, -torch.inf) for way in (left, right)]
-    return torch.cat([kept[0].flip(-1), kept[1][..., 1:]], -1)
+    risen = [way - way.cummin(-1).values > HILL for way in (left, right)]
+    return torch.cat([risen[0].flip(-1)[..., :-1], risen[1]], -1)

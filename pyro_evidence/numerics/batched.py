@@ -14,26 +14,40 @@ Self = TypeVar("Self", bound="Batched")
 
 
 class Batched:
-    """A frozen dataclass of tensors with rows ``(R,)`` in front; fields named in ``shared`` belong to all rows."""
+    """A frozen dataclass of tensors with rows ``(R,)`` in front; fields named in ``common`` belong to all rows.
 
-    shared: ClassVar[frozenset[str]] = frozenset()
+    A field may be a tuple or another :class:`Batched` value.
+    """
+
+    common: ClassVar[frozenset[str]] = frozenset()
 
     def rebuilt(self: Self, change: Callable[[str, Tensor], Tensor]) -> Self:
         """A copy with ``change(name, tensor)`` in the place of every tensor that has rows."""
         value: Any = self
-        own = [f.name for f in fields(value) if f.name not in self.shared]
+        own = [f.name for f in fields(value) if f.name not in self.common]
         return replace(value, **{name: change(name, getattr(self, name)) for name in own})
 
-    def __getitem__(self: Self, rows: Tensor) -> Self:
-        return self.rebuilt(lambda _, x: x[rows])
+    def __getitem__(self: Self, rows: Tensor | int) -> Self:
+        return _mapped(lambda x: x[rows], self)
 
     def where(self: Self, take: Tensor, other: Self) -> Self:
         """Rows of this value where ``take`` ``(R,)`` is True, else of the other."""
-        return self.rebuilt(lambda name, x: torch.where(along(take, x), x, getattr(other, name)))
+        return _mapped(lambda x, y: torch.where(along(take, x), x, y), self, other)
 
     def with_rows(self: Self, rows: Tensor, new: Self) -> Self:
         """With the rows at positions ``rows`` replaced by those of ``new``."""
-        return self.rebuilt(lambda name, x: x.index_copy(0, rows, getattr(new, name)))
+        return _mapped(lambda x, y: x.index_copy(0, rows, y), self, new)
+
+
+def _mapped(change: Callable[..., Tensor], *values: Any) -> Any:
+    """Values of one kind as one, with ``change`` of their tensors in the place of each tensor that has rows."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return change(*values)
+    if isinstance(first, tuple):
+        return tuple(_mapped(change, *parts) for parts in zip(*values, strict=True))
+    own = [f.name for f in fields(first) if f.name not in first.common]
+    return replace(first, **{name: _mapped(change, *(getattr(value, name) for value in values)) for name in own})
 
 
 def along(take: Tensor, like: Tensor) -> Tensor:
@@ -91,6 +105,7 @@ class WithOwnConstants(TorchFunctionMode):
 
 ROW_BY_ROW = ".*not yet implemented the batching rule"  # derivatives then take memory by the square of the rows
 BATCH_BYTES = 2**28  # what autograd may keep for the rows that are evaluated together
+BATCH_NUMBERS = 2**22  # of the largest tensors of a batch that is not made by autograd
 
 RowFunction = Callable[..., Tensor]  # vectors to a scalar
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Transform
 
+from pyro_evidence.numerics.derivatives import generic_directions
+
 
 @dataclass(frozen=True)
 class Coordinate:
@@ -102,11 +104,10 @@ def _is_curved(transform: Transform, shape: torch.Size) -> Tensor:
     size = shape.numel()
     if not size:  # a simplex of one
         return torch.zeros(0, dtype=torch.bool)
-    here = (0.3 + 0.1 * torch.arange(size, dtype=torch.float64)).cos()
-    places = torch.stack([here, here - 0.5, 1.0 - here]).unsqueeze(1)
+    places = 0.5 * generic_directions(3, size, torch.zeros((), dtype=torch.float64)).unsqueeze(1)
     moves = 0.5 * (torch.ones(1, size) if _is_elementwise(transform) else torch.eye(size)).double()
     rows = torch.cat([places, places + moves], 1)
-    value = transform(rows.reshape(-1, *shape)).reshape(3, len(moves) + 1, -1)
+    value = transform(rows.reshape(-1, *shape)).reshape(len(places), len(moves) + 1, -1)
     slope = value[:, 1:] - value[:, :1]
     bent = ((slope - slope[0]).abs() > 1e-9 * slope.abs().amax()).any(0)
     return bent[0] if _is_elementwise(transform) else bent.any(-1)

@@ -1,7 +1,7 @@
 """Derivatives of ``f(u, theta)`` with rows ``(R, D)``, ``(R, T)`` in and ``(R,)`` out, by plain reverse mode.
 
 Many derivatives of one value are taken as batched reverse passes, in chunks that keep the memory of a chunk near
-:data:`CHUNK_BYTES`; without a graph the result is filled in place, so that no second copy of it ever exists.
+:data:`BATCH_BYTES`; without a graph the result is filled in place, so that no second copy of it ever exists.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-CHUNK_BYTES = 2**28  # of what the reverse passes of one chunk may write
+from pyro_evidence.numerics.batched import BATCH_BYTES
+from pyro_evidence.numerics.linalg import relative_rounding
+
 LARGEST_CHUNK = 256  # passes; more at once are no faster
 FEW = 4  # passes that are faster one by one
 
@@ -44,7 +46,7 @@ class Kept:
     @property
     def passes_at_once(self) -> int:
         """Number of reverse passes that fit into a chunk, were each to write as much as is kept."""
-        return max(1, min(LARGEST_CHUNK, CHUNK_BYTES // max(1, self.num_bytes)))
+        return max(1, min(LARGEST_CHUNK, BATCH_BYTES // max(1, self.num_bytes)))
 
 
 @contextmanager
@@ -225,7 +227,7 @@ class Forward:
 
     def _rows(self, value: Tensor, x: Tensor, into: Tensor | None = None) -> Tensor:
         """One reverse pass per element of ``value``."""
-        most = min(self.at_once, CHUNK_BYTES // (64 * max(value.numel(), x.numel())))  # some numbers per pass
+        most = min(self.at_once, BATCH_BYTES // (64 * max(value.numel(), x.numel())))  # some numbers per pass
         return _filled(lambda i: passes(value, x, _one_hot(i, value), self.create_graph), value, most, into)
 
     def guessed(self, block: slice, guesses: Iterable[Tensor]) -> Tensor | None:
@@ -261,11 +263,11 @@ def jacobian(value: Tensor, x: Tensor, *, create_graph: bool = False) -> Tensor:
 
 def _row_scale(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor | None:
     """The factor of each row with which ``found`` ``(n, 2)`` is ``expected``: exactly one if that will do, or None."""
-    rounding = 1e3 * torch.finfo(dtype).eps * expected.abs().amax()
-    if bool(((found - expected).abs() <= rounding).all()):
+    most = relative_rounding(dtype) * expected.abs().amax()
+    if bool(((found - expected).abs() <= most).all()):
         return torch.ones_like(found[:, 0])
     scale = (found * expected).sum(-1) / found.square().sum(-1)
-    return scale if bool(((found * scale.unsqueeze(-1) - expected).abs() <= rounding).all()) else None
+    return scale if bool(((found * scale.unsqueeze(-1) - expected).abs() <= most).all()) else None
 
 
 def passes(value: Tensor, x: Tensor, cotangents: Tensor, create_graph: bool) -> Tensor:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.linalg import relative_rounding
+
 FEWEST_IN_TAIL = 5  # weights to which a tail can be fitted
 COLUMNS = 500  # of weights whose tails are fitted at a time
 FLAT = 0.05  # nats; where no weight exceeds the typical one by more, there is no tail to extrapolate
@@ -82,7 +84,7 @@ def is_constant(log_weights: Tensor, dtype: torch.dtype = torch.float64) -> bool
     :param dtype: in which the density was computed.
     """
     size = 1.0 + log_weights.abs().max()
-    return bool(log_weights.max() - log_weights.min() <= max(1e-8, 1e3 * torch.finfo(dtype).eps) * size)
+    return bool(log_weights.max() - log_weights.min() <= max(1e-8, relative_rounding(dtype)) * size)
 
 
 def smoothed(log_weights: Tensor) -> Smoothed:
@@ -104,7 +106,7 @@ def smoothed(log_weights: Tensor) -> Smoothed:
     tail = order[x[order] > cutoff]
     if len(tail) < FEWEST_IN_TAIL:
         return Smoothed(log_weights, math.inf)
-    shape, scale = generalised_pareto(x[tail].exp() - cutoff.exp())
+    shape, scale = (float(each) for each in generalised_pareto(x[tail].exp() - cutoff.exp()))
     if not math.isfinite(shape):
         return Smoothed(log_weights, shape)
     p = (torch.arange(len(tail)).to(x) + 0.5) / len(tail)
@@ -112,27 +114,29 @@ def smoothed(log_weights: Tensor) -> Smoothed:
     return Smoothed(x.scatter(0, tail, quantile) + highest, shape)
 
 
-def generalised_pareto(excess: Tensor) -> tuple[float, float]:
-    """Shape and scale of the generalised Pareto distribution of positive numbers, in ascending order, ``(M,)``.
+def generalised_pareto(excess: Tensor) -> tuple[Tensor, Tensor]:
+    """Shape and scale, ``(...)``, of the generalised Pareto distribution of positive numbers ``(M, ...)``.
 
     Zhang and Stephens (2009), with the prior of Vehtari et al. (2024), appendix C, that draws the shape to a half
     as ten observations would.
+
+    :param excess: in ascending order along the first axis.
 
     >>> shape, scale = generalised_pareto(pareto_quantile((torch.arange(500.0).double() + 0.5) / 500, 0.4))
     >>> print(f"{shape:.2f} {scale:.2f}")
     0.40 1.00
     """
-    num = len(excess)
-    num_trials = 30 + int(math.sqrt(num))
-    position = torch.arange(1, num_trials + 1).to(excess)
-    b = (1.0 - (num_trials / (position - 0.5)).sqrt()) / (3.0 * excess[int(num / 4 + 0.5) - 1]) + 1.0 / excess[-1]
-    shape = torch.log1p(-b.unsqueeze(-1) * excess).mean(-1)
-    profile = num * ((-b / shape).log() - shape - 1.0)
-    weights = (profile - profile.unsqueeze(-1)).exp().sum(-1).reciprocal()
-    counted = weights >= 10.0 * torch.finfo(weights.dtype).eps
-    mean = (b * weights)[counted].sum() / weights[counted].sum()
-    found = torch.log1p(-mean * excess).mean()
-    return float((num * found + 5.0) / (num + 10.0)), float(-found / mean)
+    num, quartile = len(excess), excess[math.floor(len(excess) / 4 + 0.5) - 1]
+    num_trials = 30 + math.isqrt(num)
+    position = torch.arange(1, num_trials + 1).to(excess).reshape(-1, *[1] * (excess.dim() - 1))
+    b = (1.0 - (num_trials / (position - 0.5)).sqrt()) / (3.0 * quartile) + 1.0 / excess[-1]
+    shape = torch.log1p(-b.unsqueeze(1) * excess).mean(1)
+    weights = (num * ((-b / shape).log() - shape - 1.0)).softmax(0)
+    weights = torch.where(weights >= 10.0 * torch.finfo(weights.dtype).eps, weights, 0.0)
+    mean = (b * weights).sum(0) / weights.sum(0)
+    found = torch.log1p(-mean * excess).mean(0)
+    prior_size = 10.0  # observations
+    return (num * found + 0.5 * prior_size) / (num + prior_size), -found / mean
 
 
 def pareto_quantile(p: Tensor, shape: float) -> Tensor:
@@ -154,25 +158,7 @@ def _shapes(log_weights: Tensor) -> Tensor:
     flat = _all_alike(x, x[(num - 1) // 2])
     excess = x[-tail:].exp() - x[-tail - 1].exp()
     odd = ~flat & ~(excess[0] > 0)  # ties, and zeros: by the careful way
-    shapes = _generalised_pareto_shapes(
-        torch.where(flat | odd, torch.arange(1.0, tail + 1.0).to(x).unsqueeze(-1), excess)
-    )
+    shapes, _ = generalised_pareto(torch.where(flat | odd, torch.arange(1.0, tail + 1.0).to(x).unsqueeze(-1), excess))
     for column in torch.nonzero(odd).flatten().tolist():
         shapes[column] = checked(log_weights[:, column]).pareto_k
     return torch.where(flat, -math.inf, shapes)
-
-
-def _generalised_pareto_shapes(excess: Tensor) -> Tensor:
-    """The shapes of :func:`generalised_pareto` of each column ``(M, G)``."""
-    num = len(excess)
-    num_trials = 30 + int(math.sqrt(num))
-    position = torch.arange(1, num_trials + 1).to(excess).unsqueeze(-1)
-    quartile = 3.0 * excess[int(num / 4 + 0.5) - 1]
-    b = (1.0 - (num_trials / (position - 0.5)).sqrt()) / quartile + 1.0 / excess[-1]
-    shape = torch.log1p(-b.unsqueeze(1) * excess).mean(1)
-    profile = num * ((-b / shape).log() - shape - 1.0)
-    weights = profile.softmax(0)
-    weights = torch.where(weights >= 10.0 * torch.finfo(weights.dtype).eps, weights, 0.0)
-    mean = (b * weights).sum(0) / weights.sum(0)
-    found = torch.log1p(-mean * excess).mean(0)
-    return (num * found + 5.0) / (num + 10.0)

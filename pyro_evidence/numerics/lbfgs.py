@@ -5,16 +5,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.line_search import Backtracking, Line, SearchPoint, along_step, to_peak
+from pyro_evidence.numerics.line_search import (
+    Backtracking,
+    Line,
+    SearchPoint,
+    Watch,
+    along_step,
+    curves,
+    no_callback,
+    to_peak,
+)
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
-Watch = Callable[[Tensor], None]  # told every row's value once per step
 MEMORY = 10  # pairs of steps and changes of the gradient that are kept
-SEARCH = Backtracking(shorter=to_peak, num_trials=20)
-
-
-def no_callback(values: Tensor) -> None:
-    """Does nothing."""
+SEARCH = Backtracking(shorter=to_peak)
 
 
 def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, watch: Watch = no_callback) -> Tensor:
@@ -54,8 +58,7 @@ def _direction(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Two-loop recursion; rows where it is not uphill fall back on the gradient."""
     q, kept = slope, []
     for s, y in reversed(history):
-        sy = (s * y).sum(-1, keepdim=True)
-        rho = torch.where(sy > 1e-12 * (y * y).sum(-1, keepdim=True), 1.0 / sy, 0.0)  # s'y > 0: positive curvature
+        rho = torch.where(curves(s, y), 1.0 / (s * y).sum(-1, keepdim=True), 0.0)
         a = rho * (s * q).sum(-1, keepdim=True)
         q = q - a * y
         kept.append((s, y, rho, a))
@@ -73,5 +76,4 @@ def _scale(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
     if not history:
         return first
     s, y = history[-1]
-    sy, yy = (s * y).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
-    return torch.where(sy > 1e-12 * yy, sy / yy, first)
+    return torch.where(curves(s, y), (s * y).sum(-1, keepdim=True) / (y * y).sum(-1, keepdim=True), first)

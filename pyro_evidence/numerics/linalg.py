@@ -61,6 +61,17 @@ def _not_positive_definite(A: Tensor, name: str, label: Label) -> str:
     )
 
 
+def relative_rounding(dtype: torch.dtype) -> float:
+    """Relative difference up to which two ways to compute a number may differ: the last three digits."""
+    return 1e3 * torch.finfo(dtype).eps
+
+
+def floored(size: Tensor) -> Tensor:
+    """Sizes ``(..., n)`` to divide by, none so small beside the largest that rounding may have made it."""
+    least = relative_rounding(size.dtype) * size.amax(-1, keepdim=True)
+    return torch.maximum(size, least + torch.finfo(size.dtype).tiny)
+
+
 def fix_signs(vectors: Tensor) -> Tensor:
     """Columns ``(..., n, q)``, each turned to the one of its two signs that every machine agrees on.
 

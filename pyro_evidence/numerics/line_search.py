@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.batched import Batched
+from pyro_evidence.numerics.linalg import relative_rounding
 
 
 class Climbed(Protocol):
@@ -37,9 +38,21 @@ class SearchPoint(Batched):
     gradient: Tensor  # (R, D)
 
 
+Watch = Callable[[Tensor], None]  # told every row's objective once per step
+
+
+def no_callback(objective: Tensor) -> None:
+    """Does nothing."""
+
+
 def along_step(u: Tensor, scale: Tensor, step: Tensor) -> Tensor:
     """``u + scale step`` in each row, ``(R, D)``."""
     return u + scale.unsqueeze(-1).to(step) * step
+
+
+def curves(s: Tensor, y: Tensor) -> Tensor:
+    """Whether slopes that fall by ``y`` along steps ``s`` ``(..., D)`` show a curvature, ``s'y > 0``, ``(..., 1)``."""
+    return (s * y).sum(-1, keepdim=True) > relative_rounding(y.dtype) * y.square().sum(-1, keepdim=True)
 
 
 Rows = TypeVar("Rows", bound=Climbed)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.derivatives import generic_directions, measured, passes, pullback
+from pyro_evidence.numerics.linalg import relative_rounding
 
 LogLikelihood = Callable[[Tensor], Tensor]  # eta (R,) + shape -> (R,)
 
@@ -120,12 +121,12 @@ def is_even(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor) -> bool:
         return False
     here = curvature_blocks(log_likelihood, layout, eta.detach().clone().requires_grad_(), create_graph=False)
     one = here.flatten()[:1].abs()
-    rounding = 1e3 * torch.finfo(eta.dtype).eps * one
-    if not bool((one > 0.0) & ((here - here.flatten()[0]).abs() <= rounding).all()):
+    most = relative_rounding(eta.dtype) * one
+    if not bool((one > 0.0) & ((here - here.flatten()[0]).abs() <= most).all()):
         return False
     away = eta.detach() + 3.0 * generic_directions(1, eta.numel(), eta).reshape(eta.shape) * one.rsqrt()
     there = curvature_blocks(log_likelihood, layout, away.requires_grad_(), create_graph=False)
-    return bool(((there - here).abs() <= rounding).all())
+    return bool(((there - here).abs() <= most).all())
 
 
 def gram(J: Tensor, B: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ backend.
 
 from functools import reduce
 from operator import add
+from string import ascii_letters
 
 import torch
 from torch import Tensor
@@ -55,8 +56,7 @@ def aligned(term: Tensor, dims: str, symbols: str) -> Tensor:
 def tensordot(a: Tensor, b: Tensor, axes: tuple[list[int], list[int]]) -> Tensor:
     """The two-operand :func:`einsum` that contracts ``axes[0]`` of ``a`` with ``axes[1]`` of ``b``."""
     left, right = (list(x) for x in axes)
-    names_a = [chr(97 + i) for i in range(a.dim())]
-    names_b = [chr(97 + a.dim() + i) for i in range(b.dim())]
+    names_a, names_b = list(ascii_letters[: a.dim()]), list(ascii_letters[a.dim() : a.dim() + b.dim()])
     for i, j in zip(left, right, strict=True):
         names_b[j] = names_a[i]
     kept_a = [s for i, s in enumerate(names_a) if i not in left]

@@ -8,9 +8,17 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotAMode
-from pyro_evidence.numerics.lbfgs import Watch, no_callback
-from pyro_evidence.numerics.linalg import Label
-from pyro_evidence.numerics.line_search import Backtracking, Line, Real, SearchPoint, along_step, clear_rise
+from pyro_evidence.numerics.linalg import Label, floored
+from pyro_evidence.numerics.line_search import (
+    Backtracking,
+    Line,
+    Real,
+    SearchPoint,
+    Watch,
+    along_step,
+    clear_rise,
+    no_callback,
+)
 
 SEARCH = Backtracking(clear_rise)
 CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions
@@ -83,12 +91,17 @@ Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # of points (r, D)
 DirectionAt = Callable[[Tensor, Tensor, Tensor], Direction]  # of points, rows, and the gradient there
 
 
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Twice the rise of a log joint, in nats, that counts as none."""
+    return 100.0 * torch.finfo(dtype).eps
+
+
 @dataclass(frozen=True)
 class Limits:
     """When to stop, and whom to tell of each step."""
 
     tolerance: float  # nats
-    num_steps: int
+    num_steps: int = 60
     watch: Watch = no_callback  # told every row's log joint
     slack: float = 1e-14  # relative rounding of the log joint, a sum over data
 
@@ -114,7 +127,7 @@ def climb(density: Sloped, curvature: CurvatureAt, u: Tensor, theta: Tensor, lim
     """
 
     def direction(u: Tensor, rows: Tensor, gradient: Tensor) -> Direction:
-        return _by_absolute_value(curvature(u, *own(theta, rows)).detach(), gradient)
+        return by_absolute_value(curvature(u, *own(theta, rows)).detach(), gradient)
 
     return search(gradient_of(density, theta), direction, u, limits)
 
@@ -129,7 +142,7 @@ def gradient_of(density: Sloped, theta: Tensor) -> Gradient:
     return lambda u, rows: density.gradient(u, *(own(theta, rows) or (theta,)))
 
 
-def _by_absolute_value(A: Tensor, slope: Tensor) -> Direction:
+def by_absolute_value(A: Tensor, slope: Tensor) -> Direction:
     """The Newton step of each row, with eigenvalues in absolute value where ``A`` is not positive definite."""
     zero = torch.zeros_like(slope)
     if A.dim() == 2:
@@ -143,8 +156,7 @@ def _by_absolute_value(A: Tensor, slope: Tensor) -> Direction:
         step = torch.cholesky_solve(slope.unsqueeze(-1), tril).squeeze(-1)
         return Direction(A, step, (slope * step).sum(-1), finite, zero)
     values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None], A, 0.0))
-    size = values.abs()
-    size = torch.maximum(size, 1e-12 * size.amax(-1, keepdim=True) + torch.finfo(A.dtype).tiny)
+    size = floored(values.abs())
     step = (vectors @ ((vectors.mT @ slope.unsqueeze(-1)) / size.unsqueeze(-1))).squeeze(-1)
     step = torch.where(finite.unsqueeze(-1), step, 0.0)  # a row without curvature stays, and is given up
     return Direction(A, step, (slope * step).sum(-1), finite & (info == 0), vectors[..., 0] * size[..., :1].rsqrt())

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.linalg import floored
+from pyro_evidence.numerics.line_search import Line, SearchPoint, armijo
 from pyro_evidence.numerics.newton import (
     CurvatureAt,
     Density,
@@ -79,8 +81,7 @@ def ascend(
 
 def _scale(A: Tensor) -> Tensor:
     """Root of the diagonal's size, ``(R, D)``."""
-    size = A.diagonal(dim1=-2, dim2=-1).abs()
-    return torch.maximum(size, 1e-12 * size.amax(-1, keepdim=True) + torch.finfo(A.dtype).tiny).sqrt()
+    return floored(A.diagonal(dim1=-2, dim2=-1).abs()).sqrt()
 
 
 @dataclass(frozen=True)
@@ -134,21 +135,18 @@ class TrustRegion:
         A, g, here, radius = found.precision[rows], found.gradient[rows], found.log_joint[rows], self.radius[rows]
         promised = (g * step).sum(-1) - 0.5 * (step * (A @ step.unsqueeze(-1)).squeeze(-1)).sum(-1)
         u = found.u[rows] + step
-        trial = Trial(u, *gradient(u, rows))
+        trial = SearchPoint(u, *gradient(u, rows))
         if floor is not None:
             trial = _on_floor(lambda v: gradient(v, rows), trial, floor, ENOUGH * promised)
-        gain, slack = trial.value - here, limits.slack * (1.0 + here.abs())  # rounding of the sum over data
-        good = trial.finite & (gain >= 1e-4 * promised - slack) & (trial.u != found.u[rows]).any(-1)
+        gain, line = trial.objective - here, Line(promised, limits.slack * (1.0 + here.abs()))
+        good = finite(trial) & armijo(gain, 1.0, line) & (trial.u != found.u[rows]).any(-1)
         length = (scale * step).norm(dim=-1)
         wider = torch.maximum(radius, 2.0 * length).clamp(max=LARGEST)
         kept = torch.where(gain > 0.75 * promised, wider, torch.where(gain < 0.25 * promised, 0.5 * length, radius))
         self.radius[rows] = torch.where(good, kept, 0.25 * torch.minimum(length, radius))
         moved = rows[good]
-        found.u[moved], found.log_joint[moved], found.gradient[moved] = (
-            trial.u[good],
-            trial.value[good],
-            trial.slope[good],
-        )
+        new = trial[good]
+        found.u[moved], found.log_joint[moved], found.gradient[moved] = new.u, new.objective, new.gradient
         return good
 
 
@@ -194,39 +192,25 @@ class CurvedValley:
         return (self.vectors @ (excess / self.values).unsqueeze(-1)).squeeze(-1) / self.scale
 
 
-@dataclass(frozen=True)
-class Trial:
-    """Points with their log joint and gradient."""
+def finite(points: SearchPoint) -> Tensor:
+    """Which points are, with their gradient, ``(r,)`` bool."""
+    return torch.isfinite(points.objective) & torch.isfinite(points.gradient).all(-1)
 
-    u: Tensor  # (r, D)
-    value: Tensor  # (r,)
-    slope: Tensor  # (r, D)
 
-    @property
-    def finite(self) -> Tensor:
-        """Which of them are, with their gradient."""
-        return torch.isfinite(self.value) & torch.isfinite(self.slope).all(-1)
-
-    def or_better(self, other: "Trial", rows: Tensor) -> "Trial":
-        """The higher of both in each of ``rows`` ``(r,)`` bool."""
-        better = rows & other.finite & (~self.finite | (other.value > self.value))
-        each = better.unsqueeze(-1)
-        return Trial(
-            torch.where(each, other.u, self.u),
-            torch.where(better, other.value, self.value),
-            torch.where(each, other.slope, self.slope),
-        )
+def higher(here: SearchPoint, other: SearchPoint, rows: Tensor) -> SearchPoint:
+    """The higher of both in each of ``rows`` ``(r,)`` bool, ``here`` in the others."""
+    return other.where(rows & finite(other) & (~finite(here) | (other.objective > here.objective)), here)
 
 
 def _on_floor(
-    gradient: Callable[[Tensor], tuple[Tensor, Tensor]], trial: Trial, floor: CurvedValley, worth: Tensor
-) -> Trial:
+    gradient: Callable[[Tensor], tuple[Tensor, Tensor]], trial: SearchPoint, floor: CurvedValley, worth: Tensor
+) -> SearchPoint:
     """Trials moved to the valley's floor, each while that raises it by what is ``worth`` a gradient, ``(r,)``."""
     going = torch.ones_like(worth, dtype=torch.bool)
     for _ in range(CORRECTIONS):
-        before, u = trial, trial.u + floor.back(trial.slope)
-        trial = trial.or_better(Trial(u, *gradient(u)), going)
-        going = going & trial.finite & ~(trial.value - before.value <= worth)
+        before, u = trial, trial.u + floor.back(trial.gradient)
+        trial = higher(before, SearchPoint(u, *gradient(u)), going)
+        going = going & finite(trial) & ~(trial.objective - before.objective <= worth)
         if not bool(going.any()):
             break
     return trial

@@ -414,7 +414,7 @@ def _require_nodes(integral: Integral) -> None:
     else:
         assert isinstance(density, Normal)
         design = rules.central_composite(d) if d <= rules.LARGEST_DESIGN else None
-        log_volume = -rules.log_density(z) - math.log(len(z))
+        log_volume = -rules.student_log_density(z) - math.log(len(z))
         if design is not None and len(design.nodes) == len(z):
             log_volume = design.log_weights - log_normal
         weights = log_weights.exp().unsqueeze(-1)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.blocks.block_density import marginal_of, no_blocks
+from pyro_evidence.blocks.block_density import no_blocks
 from pyro_evidence.blocks.local import placed, spread
-from pyro_evidence.blocks.marginal import Limits, Marginal, Place
+from pyro_evidence.blocks.marginal import Marginal, Place
 from pyro_evidence.blocks.terms import Terms
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
@@ -308,8 +308,7 @@ def _place(marginal: Marginal, state: LaplaceState) -> Place:
 
 def _marginal(state: LaplaceState) -> Marginal:
     problem = state.problem
-    limits = Limits(problem.tolerance, problem.slack)
-    found = problem.marginal or marginal_of(problem.joint, problem.structure, problem.active, COMPARED, limits)
+    found = problem.marginal or problem.by_quadrature(COMPARED)
     if found is None:
         raise no_blocks(problem.joint, "blocks(...)")
     return found

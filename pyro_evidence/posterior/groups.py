@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from torch.linalg import solve_triangular
 
+from pyro_evidence.blocks.local import beside
 from pyro_evidence.blocks.marginal import order_of
 from pyro_evidence.blocks.partition import Partition
-from pyro_evidence.blocks.terms import Terms
 from pyro_evidence.laplace import uncertainty
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.grouped_chunks import GroupRows
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics.coordinates import Coordinates
-from pyro_evidence.numerics.derivatives import Forward, pullback
 from pyro_evidence.posterior import diagnostics
 from pyro_evidence.posterior.base import Values
 from pyro_evidence.posterior.guide import LaplaceGuide
@@ -94,8 +93,8 @@ def with_groups(rows: GroupRows, posterior: LaplacePosterior) -> GroupsPosterior
     for groups, index in zip(rows.pieces, places, strict=True):
         modes, p = groups.modes(state.u, state.theta), groups.partition
         u = u.index_copy(0, index[p.own], (modes.own + modes.step(p)).detach())
-        beside = _beside(groups.density.terms(state.theta.detach()), modes.own, state.u)
-        parts = beside.split([front.numel() for front in p.fronts])
+        between = beside(groups.density.terms(state.theta.detach()), modes.own, state.u)
+        parts = between.split([front.numel() for front in p.fronts])
         for front, L, B in zip(p.fronts, modes.tril, parts, strict=True):
             fronts.append(index[front])
             factors.append(Factor(L, solve_triangular(L, B.reshape(*front.shape, -1), upper=False)))
@@ -108,14 +107,6 @@ def with_groups(rows: GroupRows, posterior: LaplacePosterior) -> GroupsPosterior
     found = replace(state, problem=whole, u=u, precision=precision)
     fields = (found, posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)
     return GroupsPosterior(*fields, shared=state)
-
-
-@torch.enable_grad()
-def _beside(terms: Terms, own: Tensor, shared: Tensor) -> Tensor:
-    """Minus the second derivatives between groups and shared coordinates, ``(n, P)``."""
-    own, w = (x.detach().clone().requires_grad_() for x in (own, shared))
-    slope = pullback(terms(own.unsqueeze(0), w).sum(), own, create_graph=True)
-    return -Forward(slope, w).along(torch.eye(len(w)).to(w)).mT.detach()
 
 
 def _all_latents(rows: GroupRows) -> tuple[LogJoint, list[Tensor]]:

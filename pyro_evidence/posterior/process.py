@@ -14,14 +14,14 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.numerics.linalg import cholesky
-from pyro_evidence.numerics.quadrature.rules import quasi_normal
+from pyro_evidence.numerics.quadrature.rules import nodes_and_weights, quasi_normal
 from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, equal_weights, in_pairs
 from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.failed_run import new_data
-from pyro_evidence.program.links import gauss_hermite, hermite
+from pyro_evidence.program.links import hermite
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import in_parts, node_at, rows_at_once
 from pyro_evidence.settings import check_count
@@ -112,7 +112,7 @@ class LatentPrediction:
 
     def expected(self, function: Callable[[Tensor], Tensor], num_nodes: int = 64) -> Tensor:
         """``E function(f)`` of each value, elementwise, by Gauss-Hermite quadrature, in the shape of the mean."""
-        nodes, weights = gauss_hermite(num_nodes, self.mean)
+        nodes, weights = nodes_and_weights(num_nodes, self.mean)
         return function(self.mean.unsqueeze(-1) + self.variance.sqrt().unsqueeze(-1) * nodes) @ weights
 
 
@@ -294,7 +294,7 @@ def latents_at(
         if found.mean.dim() == 2:
             points = found.at_each_input(num_samples, seed, at_once)
             return (({name: part}, equal_weights(len(part))) for part in points)
-        nodes, weights = gauss_hermite(NUM_NODES, found.mean)
+        nodes, weights = nodes_and_weights(NUM_NODES, found.mean)
         sd = found.variance.clamp(min=0.0).sqrt()  # rounding below 0
         return iter([({name: found.mean + nodes.unsqueeze(-1) * sd}, weights)])
     drawn = ProcessGuide(state).values(num_samples, generator_of(seed), new)

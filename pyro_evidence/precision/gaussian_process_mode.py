@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.lbfgs import Watch, no_callback
-from pyro_evidence.numerics.line_search import first_accepted
+from pyro_evidence.numerics.line_search import Watch, first_accepted, no_callback
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, curvature_graph, slope_and_curvature
 from pyro_evidence.numerics.newton import Limits
 

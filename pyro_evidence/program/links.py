@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
+
 
 @dataclass(frozen=True)
 class Link:
@@ -141,12 +143,5 @@ def moderated_output(mean: Tensor, variance: Tensor) -> Tensor:
 
 def hermite(mean: Tensor, variance: Tensor) -> Tensor:
     """``E sigmoid(eta)`` under ``N(mean, variance)`` by 40 Gauss-Hermite nodes, shape ``(...)``."""
-    nodes, weights = gauss_hermite(40, mean)
+    nodes, weights = nodes_and_weights(40, mean)
     return torch.sigmoid(mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes) @ weights
-
-
-def gauss_hermite(num_nodes: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes ``(Q,)`` and weights of the expectation under ``N(0, 1)``.  Golub and Welsch (1969)."""
-    k = torch.arange(1, num_nodes, dtype=torch.float64, device=like.device).sqrt()
-    nodes, vectors = torch.linalg.eigh(torch.diag(k, 1) + torch.diag(k, -1))
-    return nodes, vectors[0].square()

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, newton
-from pyro_evidence.numerics.lbfgs import ascend, no_callback
+from pyro_evidence.numerics.lbfgs import ascend
 from pyro_evidence.numerics.linalg import Label
+from pyro_evidence.numerics.line_search import no_callback
 from pyro_evidence.precision.dense import Precision
 from pyro_evidence.precision.plan import Elements, StructuredPrecision
 from pyro_evidence.structure.factor_density import Point, Structured

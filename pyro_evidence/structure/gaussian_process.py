@@ -19,8 +19,8 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.numerics.coordinates import is_identity
-from pyro_evidence.numerics.lbfgs import Watch
 from pyro_evidence.numerics.linalg import Label
+from pyro_evidence.numerics.line_search import Watch
 from pyro_evidence.numerics.linear_predictor import LogLikelihood
 from pyro_evidence.precision import gaussian_process_mode
 from pyro_evidence.precision.gaussian_process import LatentPrecision, ObservationMap, seen_by

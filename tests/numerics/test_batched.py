@@ -20,7 +20,7 @@ class Line(Batched):
     offset: Tensor
     unit: Tensor
 
-    shared: ClassVar[frozenset[str]] = frozenset({"unit"})
+    common: ClassVar[frozenset[str]] = frozenset({"unit"})
 
 
 def lines(num: int = 4) -> Line:

@@ -1,12 +1,13 @@
 """Nodes for blocks: moments of the normal density by paper, and binary rows against a product of axes."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.quadrature.rules import Rule, block_rule, gauss_hermite, product
+from pyro_evidence.numerics.quadrature.rules import Rule, block_rule, central_composite, gauss_hermite, product
 
 
 @pytest.mark.parametrize("num_dims", range(4, 11))
@@ -49,3 +50,21 @@ def test_binary_rows_in_four_dimensions() -> None:
         for num, found in errors.items():
             found.append(abs(log_integral(block_rule(num, 4), X, 1.5) - exact))
     assert max(errors[7]) < 0.03 and max(errors[11]) < 0.015 < 0.1 < min(errors[1])
+
+
+@pytest.fixture
+def single_precision() -> Iterator[None]:
+    """The default dtype of most programs."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("single_precision")
+@pytest.mark.parametrize("num_dims", range(1, 11))
+def test_weights_have_all_digits_whatever_the_default_dtype(num_dims: int) -> None:
+    for rule in (block_rule.__wrapped__(7, num_dims), central_composite(num_dims)):
+        assert rule.nodes.dtype == rule.log_weights.dtype == torch.float64
+        second = (rule.log_weights.exp().unsqueeze(-1) * rule.nodes.square()).sum(0)
+        torch.testing.assert_close(second, torch.ones_like(second), rtol=0.0, atol=1e-13)

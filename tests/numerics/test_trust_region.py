@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import trust_region
+from pyro_evidence.numerics.line_search import SearchPoint
 from pyro_evidence.numerics.newton import Limits, Mode
-from pyro_evidence.numerics.trust_region import CurvedValley, Trial
+from pyro_evidence.numerics.trust_region import CurvedValley, higher
 from tests.models_for_tests.toy_density import A, Toy, banana, gaussian, wells
 
 NONE = torch.zeros(0)
@@ -107,13 +108,13 @@ def test_the_floor_is_followed_in_a_fraction_of_the_steps(start: list[float], mo
 
 def test_the_better_of_two_trials_row_by_row() -> None:
     u = torch.arange(8.0).reshape(4, 2)
-    ours = Trial(u, torch.tensor([1.0, 1.0, torch.nan, 1.0]), torch.ones(4, 2))
+    ours = SearchPoint(u, torch.tensor([1.0, 1.0, torch.nan, 1.0]), torch.ones(4, 2))
     slope = torch.tensor([[2.0, 2.0], [2.0, 2.0], [2.0, 2.0], [2.0, torch.inf]])
-    other = Trial(-u, torch.tensor([2.0, 0.5, -9.0, 5.0]), slope)
-    chosen = ours.or_better(other, torch.ones(4, dtype=torch.bool))
-    assert chosen.value.tolist() == [2.0, 1.0, -9.0, 1.0]
+    other = SearchPoint(-u, torch.tensor([2.0, 0.5, -9.0, 5.0]), slope)
+    chosen = higher(ours, other, torch.ones(4, dtype=torch.bool))
+    assert chosen.objective.tolist() == [2.0, 1.0, -9.0, 1.0]
     assert_exact(chosen.u, torch.tensor([[-0.0, -1.0], [2.0, 3.0], [-4.0, -5.0], [6.0, 7.0]]))
-    assert ours.or_better(other, torch.tensor([False, True, True, True])).value.tolist() == [1.0, 1.0, -9.0, 1.0]
+    assert higher(ours, other, torch.tensor([False, True, True, True])).objective.tolist() == [1.0, 1.0, -9.0, 1.0]
 
 
 @pytest.mark.parametrize(("worth", "gradients"), [(0.1, 3), (1.0, 2), (10.0, 1)])
@@ -128,9 +129,9 @@ def test_a_correction_that_gains_little_is_the_last(worth: float, gradients: int
 
     one = torch.ones(1, 1)
     floor = CurvedValley(torch.eye(1)[None], 2.0 * one, one, torch.zeros(1, 1))
-    trial = Trial(2.0 * one, torch.tensor([-2.0]), -2.0 * one)
+    trial = SearchPoint(2.0 * one, torch.tensor([-2.0]), -2.0 * one)
     reached = trust_region._on_floor(Valley().gradient, trial, floor, torch.tensor([worth]))
-    assert len(asked) == gradients and float(reached.value) == -0.5 * 0.25 ** (gradients - 1)
+    assert len(asked) == gradients and float(reached.objective) == -0.5 * 0.25 ** (gradients - 1)
 
 
 class Known(Toy):

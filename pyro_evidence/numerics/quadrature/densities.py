@@ -173,15 +173,25 @@ class Lattice(AxisByAxis):
 
     def _given(self, rest: Tensor, z: Tensor) -> Tensor:
         points = self._points(rest)
-        place = ((z - points[0]) / self.step).clamp(0.0, len(points) - 1.0 - 1e-9)
-        cell, rows = place.floor().long(), rest.expand(len(z), *rest.shape[1:])
-        row, share = torch.arange(len(z), device=z.device), (place - place.floor()).reshape(-1, *[1] * (rest.dim() - 2))
+        cell, share = _cell((z - points[0]) / self.step, len(points))
+        row, rows = torch.arange(len(z), device=z.device), rest.expand(len(z), *rest.shape[1:])
+        share = share.reshape(-1, *[1] * (rest.dim() - 2))
         return (1.0 - share) * rows[row, cell] + share * rows[row, cell + 1]
 
     def _points(self, rest: Tensor) -> Tensor:
         """Of the first axis that ``rest`` still has."""
         first = self.first[self.num_dims - (rest.dim() - 1)]
         return first + self.step * torch.arange(rest.shape[1], device=first.device).to(first)
+
+
+def _cell(place: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """The cells of ``num`` points at distance one that places lie in, by their lower ends, and the share beyond these.
+
+    Places outside are taken to the nearest point.
+    """
+    place = place.clamp(0.0, num - 1.0)
+    cell = place.floor().long().clamp(max=num - 2)
+    return cell, place - cell
 
 
 def lagrange(nodes: Tensor, z: Tensor) -> Tensor:
@@ -247,9 +257,7 @@ class Grid:
     def prob(self, z: Tensor) -> Tensor:
         """Density at ``z`` ``(S, M)``; zero outside the grid."""
         height, step = self.height.expand(len(z), -1), self.points[1] - self.points[0]
-        place = ((z - self.points[0]) / step).clamp(0.0, len(self.points) - 1 - 1e-9)
-        cell = place.floor().long()
-        share = place - cell
+        cell, share = _cell((z - self.points[0]) / step, len(self.points))
         value = (1.0 - share) * height.gather(1, cell) + share * height.gather(1, cell + 1)
         return torch.where((z >= self.points[0]) & (z <= self.points[-1]), value, 0.0)
 

@@ -39,11 +39,21 @@ class AxisMap:
         bent = ((z.asinh() + self.skew) / self.tail).cosh()
         return self.scale.log() + bent.log() - self.tail.log() - 0.5 * (1.0 + z.square()).log()
 
+    @property
+    def params(self) -> Tensor:
+        """Location, log scale, skew and log tail, ``(..., d, 4)``."""
+        return torch.stack([self.loc, self.scale.log(), self.skew, self.tail.log()], -1)
+
+
+def map_of(params: Tensor) -> AxisMap:
+    """The map of location, log scale, skew and log tail ``(..., d, 4)``."""
+    loc, log_scale, skew, log_tail = params.unbind(-1)
+    return AxisMap(loc, log_scale.exp(), skew, log_tail.exp())
+
 
 def identity(num_dims: int) -> AxisMap:
     """The map that changes nothing."""
-    zero, one = torch.zeros(num_dims, dtype=torch.float64), torch.ones(num_dims, dtype=torch.float64)
-    return AxisMap(zero, one, zero, one)
+    return map_of(torch.zeros(num_dims, 4, dtype=torch.float64))
 
 
 def fitted(t: Tensor, log_density: Tensor) -> AxisMap:
@@ -59,18 +69,12 @@ def fitted(t: Tensor, log_density: Tensor) -> AxisMap:
     weight = torch.where(torch.isfinite(drop), (0.5 * drop).exp(), 0.0)
     target = torch.where(torch.isfinite(drop), drop, 0.0)
     params = torch.zeros(len(t), 4, dtype=torch.float64, device=t.device)
-    return _map_of(_levenberg_marquardt(params, t, target, weight))
-
-
-def _map_of(params: Tensor) -> AxisMap:
-    """The map of location, log scale, skew and log tail ``(d, 4)``."""
-    loc, log_scale, skew, log_tail = params.unbind(-1)
-    return AxisMap(loc, log_scale.exp(), skew, log_tail.exp())
+    return map_of(_levenberg_marquardt(params, t, target, weight))
 
 
 def _log_normal(params: Tensor, t: Tensor) -> Tensor:
     """Log density on each axis ``(d, J)`` that a standard normal ``z`` gives ``t``, up to a constant."""
-    one = _map_of(params)
+    one = map_of(params)
     x = (t - one.loc[:, None]) / one.scale[:, None]
     inner = one.tail[:, None] * x.asinh() - one.skew[:, None]
     slope = inner.cosh().log() - 0.5 * (1.0 + x.square()).log() + params[:, 3:] - params[:, 1:2]
@@ -114,7 +118,8 @@ def _jacobian(params: Tensor, *data: Tensor) -> Tensor:
     return torch.stack([torch.autograd.grad(each, params, retain_graph=True)[0] for each in sums.unbind()], 1)
 
 
-PROBES = (-6.4, -4.8, -3.2, -2.4, -1.6, -0.8, 0.0, 0.8, 1.6, 2.4, 3.2, 4.8, 6.4)  # standard deviations
+STEPS = tuple(0.8 * each for each in (1, 2, 3, 4, 6, 8))  # standard deviations
+PROBES = (*(-step for step in reversed(STEPS)), 0.0, *STEPS)
 
 
 @dataclass(frozen=True)

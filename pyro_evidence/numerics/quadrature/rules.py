@@ -4,20 +4,24 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from string import ascii_uppercase
 
 import torch
 from torch import Tensor
 
-# One word per row of a fraction 2^(d-p) of the signs: the first d-p axes are free, the others products of these.
-_FRACTIONS: dict[int, tuple[tuple[int, ...], ...]] = {
-    5: ((0, 1, 2, 3),),
-    6: ((0, 1, 2, 3, 4),),
-    7: ((0, 1, 2, 3, 4, 5),),
-    8: ((0, 1, 2, 3), (0, 1, 4, 5)),
-    9: ((0, 2, 3, 5, 6), (1, 2, 4, 5, 6)),
-    10: ((0, 1, 2, 6), (1, 2, 3, 4), (0, 2, 3, 5)),
+# Generators of the fractions 2^(d-p) of highest resolution: the first d-p axes, A, B, ..., are free, each other one is
+# the product of those that its word names.
+# NIST/SEMATECH e-Handbook of Statistical Methods, section 5.3.3.4.7.
+GENERATORS: dict[int, tuple[str, ...]] = {
+    5: ("ABCD",),
+    6: ("ABCDE",),
+    7: ("ABCDEF",),
+    8: ("ABCD", "ABEF"),
+    9: ("ACDFG", "BCEFG"),
+    10: ("ABCG", "BCDE", "ACDF"),
 }
 LARGEST_DESIGN = 8  # dimensions
+PRODUCT_DIMS = 3  # up to which nodes form a product over the axes
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,19 @@ class Rule:
     def log_mean(self, log_f: Tensor) -> Tensor:
         """``log E f`` from ``log f`` at the nodes, nats, shape ``()``."""
         return (self.log_weights + log_f).logsumexp(0)
+
+
+def growing(first: int, last: int, ratio: float) -> tuple[int, ...]:
+    """Odd numbers of nodes from ``first`` to ``last``, each about ``ratio`` times the one before.
+
+    >>> growing(5, 20, 1.3)
+    (5, 7, 9, 11, 15, 19)
+    """
+    found, exact = [], float(first)
+    while exact < last + 1.0:
+        found.append(2 * round(0.5 * (exact - 1.0)) + 1)
+        exact *= ratio
+    return tuple(found)
 
 
 def gauss_hermite(num: int) -> Rule:
@@ -49,6 +66,12 @@ def gauss_hermite(num: int) -> Rule:
     return Rule(nodes.unsqueeze(-1), -0.5 * nodes.square() - _squares(nodes, num).log())
 
 
+def nodes_and_weights(num: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes ``(Q,)`` and weights of :func:`gauss_hermite`, on the device of ``like``."""
+    rule = gauss_hermite(num)
+    return rule.nodes[:, 0].to(like.device), rule.log_weights.exp().to(like.device)
+
+
 def quasi_normal(num: int, num_dims: int, seed: int = 0) -> Tensor:
     """Scrambled Sobol points with standard normal margins, ``(num, d)``, of equal weight; finite.
 
@@ -56,7 +79,8 @@ def quasi_normal(num: int, num_dims: int, seed: int = 0) -> Tensor:
     True
     """
     uniform = torch.quasirandom.SobolEngine(num_dims, scramble=True, seed=seed).draw(num, dtype=torch.float64)
-    return torch.special.ndtri(uniform.clamp(1e-9, 1.0 - 1e-9))
+    least = 1e-9  # six standard deviations
+    return torch.special.ndtri(uniform.clamp(least, 1.0 - least))
 
 
 def _squares(x: Tensor, num: int) -> Tensor:
@@ -84,22 +108,25 @@ def central_composite(num_dims: int) -> Rule:
 
     :param num_dims: 1 to 8.
     """
-    corners = factorial_corners(num_dims)
-    d = num_dims
-    radius = (d + 2.0) ** 0.5
-    axes = radius * torch.cat([torch.eye(d), -torch.eye(d)]).double()
-    nodes = torch.cat([torch.zeros(1, d, dtype=torch.float64), axes, corners * (radius / d**0.5)])
-    centre = torch.full((1,), 2.0 / (d + 2), dtype=torch.float64)
-    each = torch.full((2 * d,), 1.0 / (d + 2) ** 2, dtype=torch.float64)
-    corner = torch.full((len(corners),), d**2 / ((d + 2.0) ** 2 * len(corners)), dtype=torch.float64)
-    return Rule(nodes, torch.cat([centre, each, corner]).log())
+    directions, share = _sphere(factorial_corners(num_dims))
+    centre, d = torch.zeros(1, num_dims, dtype=torch.float64), num_dims
+    mass = torch.cat([share.new_full((1,), 2.0 / (d + 2.0)), d / (d + 2.0) * share])
+    return Rule(torch.cat([centre, (d + 2.0) ** 0.5 * directions]), mass.log())
+
+
+def _sphere(corners: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors along axes and corners ``(F, d)``, and their shares: as exact as the fraction of corners is."""
+    num, d = corners.shape
+    axes = torch.eye(d).to(corners)
+    shares = [corners.new_full((2 * d,), 1.0 / (d * (d + 2.0))), corners.new_full((num,), d / (d + 2.0) / num)]
+    return torch.cat([axes, -axes, corners / d**0.5]), torch.cat(shares)
 
 
 def factorial_corners(num_dims: int) -> Tensor:
     """Signs ``(F, d)`` of a full factorial design, or from five to ten dimensions of a fraction of resolution five."""
-    words = _FRACTIONS.get(num_dims, ())
+    words = GENERATORS.get(num_dims, ())
     free = torch.tensor(list(itertools.product((1.0, -1.0), repeat=num_dims - len(words))))
-    made = [free[:, list(word)].prod(-1, keepdim=True) for word in words]
+    made = [free[:, [ascii_uppercase.index(axis) for axis in word]].prod(-1, keepdim=True) for word in words]
     return torch.cat([free, *made], -1).double()
 
 
@@ -112,10 +139,7 @@ def axes_of(design: Rule) -> Rule:
     )
 
 
-PRODUCT_DIMS = 3
-
-
-@lru_cache(maxsize=64)
+@lru_cache
 def block_rule(num: int, num_dims: int) -> Rule:
     """Nodes and log weights against the standard normal density in ``num_dims`` dimensions.
 
@@ -129,7 +153,8 @@ def block_rule(num: int, num_dims: int) -> Rule:
     if num == 1 or num_dims <= PRODUCT_DIMS:
         return product(gauss_hermite(num), num_dims)
     radii, mass = _radii((num + 1) // 2, num_dims)
-    directions, share = _directions(num_dims)
+    corners = factorial_corners(num_dims)
+    directions, share = _sphere(torch.cat([corners, -corners]).unique(dim=0))  # no product of five axes is left
     turned = torch.cat([directions @ turn.mT for turn in _turns(2 ** max(0, (num - 6) // 2), num_dims)])
     share = share.repeat(len(turned) // len(directions)) * (len(directions) / len(turned))
     nodes = (radii[:, None, None] * turned).reshape(-1, num_dims)
@@ -144,15 +169,6 @@ def _radii(num: int, num_dims: int) -> tuple[Tensor, Tensor]:
     return (2.0 * values).sqrt(), vectors[0].square()
 
 
-def _directions(num_dims: int) -> tuple[Tensor, Tensor]:
-    """Unit vectors and their shares, exact for polynomials of degree five on the sphere."""
-    d, corners = num_dims, factorial_corners(num_dims) / num_dims**0.5
-    corners = torch.cat([corners, -corners]).unique(dim=0)
-    axes = torch.eye(d, dtype=torch.float64)
-    shares = [torch.full((2 * d,), 1.0 / (d * (d + 2.0))), torch.full((len(corners),), d / (d + 2.0) / len(corners))]
-    return torch.cat([axes, -axes, corners]), torch.cat(shares).double()
-
-
 def _turns(num: int, num_dims: int) -> list[Tensor]:
     """The identity and random rotations, ``num`` together."""
     generator = torch.Generator().manual_seed(0)
@@ -160,7 +176,7 @@ def _turns(num: int, num_dims: int) -> list[Tensor]:
     return [torch.eye(num_dims, dtype=torch.float64), *torch.linalg.qr(normal).Q[1:]]
 
 
-def joined(rules: list[Rule]) -> tuple[list[Tensor], list[Tensor]]:
+def padded(rules: list[Rule]) -> tuple[list[Tensor], list[Tensor]]:
     """Nodes and log weights of several rules, padded to the longest with nodes at the centre without weight."""
     most = max(len(rule.nodes) for rule in rules)
     pads = [most - len(rule.nodes) for rule in rules]
@@ -174,16 +190,16 @@ def joined(rules: list[Rule]) -> tuple[list[Tensor], list[Tensor]]:
 DEGREES = 5.0
 
 
-def draws(num: int, num_dims: int) -> Tensor:
-    """The same ones every time, ``(num, d)``."""
+def student_draws(num: int, num_dims: int) -> Tensor:
+    """Draws of a Student-t distribution, the same every time, ``(num, d)``."""
     generator = torch.Generator().manual_seed(0)
     normal = torch.randn(num, num_dims, generator=generator, dtype=torch.float64)
     chi = torch.randn(num, int(DEGREES), generator=generator, dtype=torch.float64).square().sum(-1, keepdim=True)
     return normal * (DEGREES / chi).sqrt()
 
 
-def log_density(z: Tensor) -> Tensor:
-    """Log density at ``z`` ``(S, d)``, nats, ``(S,)``."""
+def student_log_density(z: Tensor) -> Tensor:
+    """Its log density at ``z`` ``(S, d)``, nats, ``(S,)``."""
     d = z.shape[-1]
     norm = math.lgamma(0.5 * (DEGREES + d)) - math.lgamma(0.5 * DEGREES) - 0.5 * d * math.log(DEGREES * math.pi)
     return norm - 0.5 * (DEGREES + d) * torch.log1p(z.square().sum(-1) / DEGREES)
