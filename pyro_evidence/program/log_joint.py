@@ -332,6 +332,11 @@ class LogJoint:
         return None if found is None else found * times
 
     @property
+    def rounding(self) -> float:
+        """Relative rounding error of a sum over data: 1e-10 in float64."""
+        return float(torch.finfo(self.dtype).eps ** 0.64)
+
+    @property
     def initial_u(self) -> Tensor:
         """The origin of the unconstrained latent space, shape ``(D,)``."""
         return torch.zeros(self.latents.size, dtype=torch.float64, device=self.device)

@@ -132,7 +132,7 @@ def slopes_of_few(values: Tensor, index: Tensor, weights: Tensor, u: Tensor, wrt
 
 
 MANY = 500  # operations of one run
-SITES = 25
+SITES = 25  # with fewer terms, of any kind, there is no loop around them
 GAIN = 2  # operations that become one, on average
 
 
@@ -160,11 +160,6 @@ class Steps:
         return self.replay(u, theta).sum()
 
 
-def has_many_sites(joint: LogJoint) -> bool:
-    """Whether so many sites are integrated that there may be a loop around them."""
-    return len(joint.latents.names) >= SITES
-
-
 def steps(joint: LogJoint, families: Sequence[FactorFamily], u: Tensor, theta: Tensor) -> Steps | None:
     """The terms of all sites, those of the families first; None where nothing is gained, or the model branches.
 
@@ -178,7 +173,7 @@ def steps(joint: LogJoint, families: Sequence[FactorFamily], u: Tensor, theta: T
         return own + [x for name, x in found.items() if name not in with_families]
 
     if len(joint.latents.names) + len(joint.discrete) + len(joint.observed) < SITES:
-        return None  # too few terms, of any kind, for a loop around them
+        return None
     try:
         made = replay(terms, u, theta)
     except Unrecordable:
@@ -194,5 +189,5 @@ def _is_right(found: Steps, joint: LogJoint, u: Tensor, theta: Tensor) -> bool:
     places = torch.stack([u, u + 0.3 * moved[: len(u)]])
     with torch.no_grad():
         pairs = [(f.log_joint(places, theta + 0.1 * moved[len(u) :])) for f in (found, joint)]
-    limit = torch.finfo(joint.dtype).eps ** 0.64 * (1.0 + pairs[1].abs())
+    limit = joint.rounding * (1.0 + pairs[1].abs())
     return bool((((pairs[0] - pairs[1]).abs() <= limit) | ~pairs[1].isfinite()).all())

@@ -54,21 +54,19 @@ class StructuredProblem:
 
     def point(self, u: Tensor, theta: Tensor) -> Point:
         """Value, gradient and curvature at ``u`` ``(D,)``, pruned coordinates held."""
-        found = self.density.point(self._held(u), theta)
-        if bool(self.active.all()):
+        found = self.density.point(self._held(u, theta), theta)
+        if not isinstance(self.value, Pruned):
             return found
-        assert isinstance(self.value, Pruned)
-        return replace(
-            found, log_joint=found.log_joint - self.value.left_out(theta), gradient=found.gradient * self.active
-        )
+        left_out = self.value.left_out(theta)
+        return replace(found, log_joint=found.log_joint - left_out, gradient=found.gradient * self.active)
 
     def elements(self, point: Point) -> Elements:
         """Minus the Hessian in the active coordinates, the identity on the others."""
         elements = point.elements()
         return elements if bool(self.active.all()) else self._masked(elements, 1.0)
 
-    def _held(self, u: Tensor) -> Tensor:
-        return self.value._held(u) if isinstance(self.value, Pruned) else u
+    def _held(self, u: Tensor, theta: Tensor) -> Tensor:
+        return self.value.held(u, theta) if isinstance(self.value, Pruned) else u
 
     def _masked(self, elements: Elements, identity: float) -> Elements:
         keep = self.active.to(torch.float64)
@@ -90,26 +88,22 @@ class StructuredProblem:
         """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``."""
         adjoint = tuple(x.detach() for x in precision.adjoint)
         adjoint = adjoint if bool(self.active.all()) else self._masked(adjoint, 0.0)
-        u = self._held(u)
+        u = self._held(u, theta)
         total, partial = self.density.slope(
             adjoint, u, theta, lambda b: precision.solve((b * self.active).unsqueeze(0))[0]
         )
-        left_out = self._left_out_slope(theta)
-        return total - left_out, partial - left_out
-
-    def _left_out_slope(self, theta: Tensor) -> Tensor:
-        """Derivatives of the prior density of the pruned coordinates, which does not count."""
         if not isinstance(self.value, Pruned):
-            return torch.zeros_like(theta)
+            return total, partial
         theta = theta.detach().clone().requires_grad_()
-        return derivatives.pullback(self.value.left_out(theta).sum(), theta)
+        left_out = derivatives.pullback(self.value.left_out(theta).sum(), theta)  # which does not count
+        return total - left_out, partial - left_out
 
     def is_certified(self, u: Tensor, theta: Tensor) -> bool:
         """Whether two products with the elements at ``u`` ``(D,)`` are those with the true Hessian.
 
         To 1e-9 relative to the root of the diagonal; where the model computes in single precision to 50 eps sqrt(D).
         """
-        u = self._held(u)
+        u = self._held(u, theta)
         gap = self.density.certificate(u, theta, self.density.elements(u, theta))
         single = self.density.joint.dtype != torch.float64
         limit = 50.0 * torch.finfo(self.density.joint.dtype).eps * len(u) ** 0.5 if single else CLOSE

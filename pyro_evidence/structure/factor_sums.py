@@ -163,7 +163,7 @@ def _straight(found: Met, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
 def _is_right(found: Sums, joint: LogJoint, u: Tensor, theta: Tensor) -> bool:
     """Whether terms and sums are the model's own, where it was followed and elsewhere, other hyperparameters too."""
     moved = generic_directions(3, len(u) + len(theta), u)[2]
-    limit = torch.finfo(joint.dtype).eps ** 0.64
+    limit = joint.rounding
     other = theta + 0.1 * moved[len(u) :]
     with torch.no_grad():
         for place, hypers in ((u, theta), (u + 0.3 * moved[: len(u)], other)):

@@ -189,16 +189,17 @@ def _affordable(density: Structured) -> bool:
     return few and COPIES * FLOAT * numbers <= available_bytes(device)
 
 
-def refuse_edges(origin: TestPoint) -> None:
+def refuse_edges(origin: TestPoint, unseen: Sequence[str]) -> None:
     """Refuse a field on a graph that is written as differences observed to be zero, with a scale that is learned.
 
     Normals for ``E`` edges normalise by ``scale^-E``; a field of ``n`` values on ``c`` components of a graph by
     ``scale^-(n - c)``, which is the same for a forest only.
 
     :param origin: a run with derivatives.
+    :param unseen: the observed sites whose data are all zero.
     :raises UnsupportedModel: with the site and what to write instead.
     """
-    for name in origin.joint.observed:
+    for name in unseen:
         edges = _edges(origin, name)
         cycles = 0 if edges is None else num_cycles(edges)
         if edges is not None and cycles:
@@ -213,10 +214,10 @@ def refuse_edges(origin: TestPoint) -> None:
 
 
 def _edges(origin: TestPoint, name: str) -> Tensor | None:
-    """The two latents whose differences a Normal site of a learned scale observes to be zero, ``(E, 2)``, or None."""
+    """The two latents whose differences a Normal site of a learned scale observes, ``(E, 2)``, or None."""
     node, depends = origin.trace.nodes[name], predictors.depends
-    base, value = predictors.unwrapped(node["fn"]).base, torch.as_tensor(node["value"])
-    if not isinstance(base, Normal) or value.numel() < 3 or bool((value != 0).any()):
+    base = predictors.unwrapped(node["fn"]).base
+    if not isinstance(base, Normal) or torch.as_tensor(node["value"]).numel() <= 2:  # which close no cycle
         return None
     if not (depends(base.scale, origin.theta) or depends(base.scale, origin.u)) or not depends(base.loc, origin.u):
         return None

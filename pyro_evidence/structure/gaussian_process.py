@@ -326,7 +326,7 @@ def with_dense_prior(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) 
     :param origin: a run at ``u = 0`` with derivatives.
     :param pairs: runs at ``u = 0`` and far out, at the same hyperparameters.
     """
-    if linear.gaussian or any(p.slot.mixture is not None for p in linear.linear):
+    if any(p.slot.mixture is not None for p in linear.linear):
         return None
     num_seen = sum(p.J[..., 0].numel() for p in linear.linear)
     if len({p.J.shape[1] for p in linear.linear}) > 1 or num_seen > 2 * linear.joint.latents.size:

@@ -116,8 +116,7 @@ def require_same_prior(number: int, first: LogJoint, values: Sequence[Tensor]) -
     :param values: the log prior density of both at the same points, nats.
     :raises BadInput: naming the chunk.
     """
-    close = float(torch.finfo(first.dtype).eps ** 0.64)
-    if not torch.allclose(values[0], values[1], rtol=close, atol=close):
+    if not torch.allclose(values[0], values[1], rtol=first.rounding, atol=first.rounding):
         raise BadInput(
             f"the prior of {', '.join(first.latents.names)} in chunk {number} is another than in the first: it depends "
             f"on the rows. Expected one prior: compute what it needs over all rows, and bind that to it."
@@ -330,4 +329,4 @@ def streamed_structure(rows: LinearRows) -> Structure:
     """What is known of the density of all rows, by the first few."""
     first = rows.example
     streamed = StreamedDensity(first.joint, first.linear, first.free, first.gaussian, rows=rows)
-    return replace(rows.structure, linear=streamed, latent=None, factors=None, network=None)
+    return replace(rows.structure, known=streamed)
