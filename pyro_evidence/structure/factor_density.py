@@ -11,10 +11,10 @@ from pyro_evidence.numerics import derivatives
 from pyro_evidence.precision.blocks import BlockPlan
 from pyro_evidence.precision.low_rank import LowRankPlan
 from pyro_evidence.precision.plan import Elements, Pattern, Plan, elimination, product
-from pyro_evidence.structure.density import AutogradDensity, JointDensity, LinearPredictors
+from pyro_evidence.structure.density import AutogradDensity, JointDensity
 from pyro_evidence.structure.factor_cells import FactorFamily, cells
 from pyro_evidence.structure.factor_derivatives import Second, Steps, hessians_of_few, slopes_of_few
-from pyro_evidence.structure.factor_linear import CombinedFactors, SparseLinear
+from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
 from pyro_evidence.structure.factor_sums import Sums
 
 Solve = Callable[[Tensor], Tensor]
@@ -30,7 +30,7 @@ class Structured(JointDensity):
     then the factors of the sites ``names``.
     """
 
-    linear: LinearPredictors | None  # with parts of SparseLinear
+    linear: SparsePredictors | None
     names: tuple[str, ...]  # sites whose factors are differentiated as they stand
     families: tuple[FactorFamily, ...]  # of these
     wide: tuple[FactorFamily, ...]  # of these, few that depend on many coordinates
@@ -79,7 +79,7 @@ class Structured(JointDensity):
     @property
     def parts(self) -> tuple[SparseLinear, ...]:
         """The linear predictors."""
-        return () if self.linear is None else tuple(p for p in self.linear.linear if isinstance(p, SparseLinear))
+        return () if self.linear is None else self.linear.linear
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         return (self.linear or self.steps or self.joint).log_joint(u, theta)
@@ -100,29 +100,22 @@ class Structured(JointDensity):
     def _dense(self) -> AutogradDensity:
         return AutogradDensity(self.joint, None if self.linear is None else self.linear.slots)
 
-    @cached_property
-    def joined(self) -> CombinedFactors | None:
-        """The data that linear predictors join."""
-        return None if self.linear is None else CombinedFactors(self.linear)
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``, detached."""
+        return super().gradient(u, theta) if self.linear is None else self.linear.gradient(u, theta)
 
     def point(self, u: Tensor, theta: Tensor) -> "Point":
         """Value, gradient and curvature at ``u`` ``(D,)``."""
-        if self.joined is not None:
-            return Point(self, u, theta, *self.joined.evaluated(u, theta))
         value, gradient = self.gradient(u.unsqueeze(0), theta)
-        return Point(self, u, theta, value[0], gradient[0], list)
+        return Point(self, u, theta, value[0], gradient[0])
 
     def elements(self, u: Tensor, theta: Tensor) -> Elements:
         """Minus the Hessian at ``u`` ``(D,)`` in the layout of :attr:`pattern`."""
-        return self.point(u, theta).elements()
-
-    def assembled(self, u: Tensor, theta: Tensor, curvatures: Sequence[Tensor]) -> Elements:
-        """Minus the Hessian at ``u`` ``(D,)``, from the curvatures of the data of linear predictors, ``(N, C, C)``."""
+        curvatures = [] if self.linear is None else self.linear.curvatures(u.unsqueeze(0), theta)
         with torch.no_grad():
-            diagonal = u.new_zeros(self.size)
             prior = None if self.linear is None else self.linear.parts(theta).prior
-            diagonal = diagonal if prior is None else diagonal + prior[1].detach()
-            joined = [part.rows.elements(B) for part, B in zip(self.parts, curvatures, strict=True)]
+            diagonal = u.new_zeros(self.size) if prior is None else prior[1].detach()
+            joined = [part.rows.elements(B[0]) for part, B in zip(self.parts, curvatures, strict=True)]
             return self._laid_out(diagonal, joined, self._factors(u, theta))
 
     def _laid_out(self, diagonal: Tensor, joined: Sequence[Tensor], factors: Sequence[Tensor]) -> Elements:
@@ -202,8 +195,8 @@ class Structured(JointDensity):
             more = self.second.slopes(self._values(theta), seen, weights[: len(self.families)], (seen, theta))
             by_u, by_theta = by_u + self._back(more[0]), by_theta + more[1]
         by_u, by_theta = by_u.detach(), by_theta.detach()
-        if self.joined is not None:
-            more_by_u, more_by_theta, partial, mixed = self.joined.slopes(
+        if self.linear is not None:
+            more_by_u, more_by_theta, partial, mixed = self.linear.slopes(
                 diagonal, adjoint[1 : 1 + len(self.parts)], u, theta
             )
             by_u, by_theta = by_u + more_by_u, by_theta + more_by_theta
@@ -247,8 +240,7 @@ class Point:
     theta: Tensor
     log_joint: Tensor  # ()
     gradient: Tensor  # (D,)
-    curvatures: Callable[[], list[Tensor]]
 
     def elements(self) -> Elements:
         """Minus the Hessian in the layout of the density's pattern."""
-        return self.density.assembled(self.u, self.theta, self.curvatures())
+        return self.density.elements(self.u, self.theta)

@@ -14,12 +14,12 @@ from pyro_evidence.precision.elimination import coloured, num_cycles
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.density import FLOAT, LinearPredictors
+from pyro_evidence.structure.density import FLOAT
 from pyro_evidence.structure.dependencies import NARROW, WIDE, Follow, Groups, Lost
 from pyro_evidence.structure.factor_cells import cells, distinct, families, table
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_derivatives import steps
-from pyro_evidence.structure.factor_linear import SparseRows
+from pyro_evidence.structure.factor_linear import SparsePredictors, SparseRows
 from pyro_evidence.structure.factor_sums import sums
 from pyro_evidence.structure.probes import TestPoint
 
@@ -136,7 +136,7 @@ def _side_by_side(parts: Sequence[tuple[Tensor | None, Tensor]], num: int) -> tu
     return index, used
 
 
-def structured(followed: Followed, linear: LinearPredictors | None) -> Structured | NotSparse:
+def structured(followed: Followed, linear: SparsePredictors | None) -> Structured | NotSparse:
     """The density by its factors, where that is cheaper than a dense matrix."""
     joint, size = followed.joint, followed.joint.latents.size
     names: tuple[str, ...] = (*joint.latents.names, *joint.discrete, *joint.observed)

@@ -18,7 +18,7 @@ from pyro_evidence.structure import factors, gaussian_process, groups, probes
 from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity, LinearPredictors
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_derivatives import SITES, steps
-from pyro_evidence.structure.factor_linear import SparseLinear
+from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
 from pyro_evidence.structure.factors import SMALL, Followed, NotSparse
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import PrecisionGroups
@@ -209,7 +209,9 @@ def _followed(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Stru
     followed = factors.follow(found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots)
     if not isinstance(followed, Followed):
         return followed
-    return factors.structured(followed, None if sites is None or not far else _linear(sites, found, far, followed))
+    linear = None if sites is None or not far else _linear(sites, found, far, followed)
+    assert linear is None or isinstance(linear, SparsePredictors)
+    return factors.structured(followed, linear)
 
 
 def _with_network(structure: Structure) -> Structure:
@@ -269,11 +271,11 @@ def _linear(sites: Sites, found: NearbyPoints, far: list[Pair], followed: Follow
     runs = [*far, (base, typical)] if base is not None else far
     gaussian = _gaussian(origin, [p for pair in runs for p in pair])
     dense = tuple(p for p in parts if isinstance(p, Linear))
-    kept = tuple(p for p in parts if p is not None)
+    sparse = tuple(p for p in parts if isinstance(p, SparseLinear))
     linear = (
         LinearDensity(origin.joint, dense, sites.free, gaussian)
         if followed is None
-        else LinearPredictors(origin.joint, kept, sites.free, gaussian)
+        else SparsePredictors(origin.joint, sparse, sites.free, gaussian)
     )
     return linear if all(_explains(linear, *pair) for pair in runs) else None
 

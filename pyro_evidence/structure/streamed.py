@@ -19,7 +19,6 @@ from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import Orders, generic_directions
-from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import LinearDensity
@@ -86,7 +85,7 @@ class LinearReader:
             raise not_linear(joint, number)
         u = torch.stack([first.initial_u, generic_directions(1, first.latents.size, first.initial_u)[0]])
         priors = [
-            (d.log_joint(u, first.initial_theta) - log_likelihood(d, u, first.initial_theta)).detach()
+            (d.log_joint(u, first.initial_theta) - d.log_likelihood(u, first.initial_theta)).detach()
             for d in (found.linear, self.first)
         ]
         require_same_prior(number, first, priors)
@@ -153,28 +152,6 @@ def linear_rows(
     )
     structure = replace(found, groups=reader.all_groups(found.groups, communicator))
     return LinearRows(rows.pieces, found.linear, rows.counts, communicator, structure=structure)
-
-
-def log_likelihood(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
-    """The log joint without the prior, nats, shape ``(R,)``: what rows add up."""
-    parts = density.parts(theta)
-    total = u.new_zeros(len(u)) + parts.rest
-    for part, offset in zip(density.linear, parts.offsets, strict=True):
-        eta = part.layout.natural(part.eta(u, offset).to(density.joint.dtype))
-        total = total + part.slot.log_likelihood(parts.trace)(eta).double()
-    return total
-
-
-def precision(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
-    """Minus the Hessian of :func:`log_likelihood`, shape ``(R, D, D)``."""
-    parts, graph = density.parts(theta), u.requires_grad or theta.requires_grad
-    total = u.new_zeros(*u.shape, u.shape[-1])
-    for part, offset in zip(density.linear, parts.offsets, strict=True):
-        eta = part.eta(u, offset).to(density.joint.dtype)
-        eta = eta if eta.requires_grad else eta.detach().requires_grad_()
-        B = curvature_blocks(part.slot.log_likelihood(parts.trace), part.layout, eta, create_graph=graph)
-        total = total + gram(part.J, B.double())
-    return total
 
 
 @dataclass(frozen=True)
@@ -257,12 +234,12 @@ class StreamedDensity(LinearDensity):
         return totals
 
 
-def _totals_of(density: LinearDensity, u: Tensor, theta: Tensor) -> Totals:
-    value, rise = derivatives.gradient(lambda v, t: log_likelihood(density, v, t), u, theta)
-    return Totals(value, rise, precision(density, u, theta).detach())
+def _totals(density: LinearDensity, u: Tensor, theta: Tensor) -> Totals:
+    value, rise = density.likelihood_gradient(u, theta)
+    return Totals(value, rise, density.likelihood_precision(u, theta).detach())
 
 
-LINEAR: Summands = Summands(log_likelihood, precision, _totals_of)
+LINEAR: Summands = Summands(LinearDensity.log_likelihood, LinearDensity.likelihood_precision, _totals)
 
 
 @torch.enable_grad()
