@@ -130,7 +130,7 @@ def distinct_rows(index: Tensor, size: int) -> Tensor:
 
 def row_numbers(index: Tensor, size: int) -> Tensor:
     """A number for each row of ``index`` ``(F, k)`` from 0 on, the same for equal rows, ``(F,)``."""
-    number, range_ = torch.zeros_like(index[:, 0]), 1
+    number, range_ = index.new_zeros(len(index)), 1
     for column in index.unbind(-1):
         if range_ * size >= 2**62:
             values, number = torch.unique(number, return_inverse=True)
