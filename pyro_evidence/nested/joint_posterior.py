@@ -70,11 +70,11 @@ def joined(found: OuterMode, place: IndexMap) -> Precision:
     """The precision over marginalised and inner sites together."""
     if len(place.marginalised) + len(place.inner) <= DENSE:
         return Dense(_precision_tril(found, place).unsqueeze(0))
-    return BlockPrecision(found, place)
+    return JointPrecision(found, place)
 
 
 @dataclass(frozen=True)
-class BlockPrecision(Precision):
+class JointPrecision(Precision):
     """The same by its parts, the inner precision of whatever kind it is."""
 
     found: OuterMode

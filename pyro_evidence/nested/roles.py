@@ -248,7 +248,7 @@ def _slopes(joint: LogJoint, u: Tensor, theta: Tensor, value_of: Callable[[LogJo
 def _log_likelihood(joint: LogJoint, trace: Trace) -> Tensor:
     """Of the data, the discrete sites summed out."""
     if joint.discrete:
-        return enumeration.total(trace, (*joint.discrete, *joint.observed))
+        return enumeration.log_prob_total(trace, (*joint.discrete, *joint.observed))
     return torch.as_tensor(trace.log_prob_sum(lambda name, _: name in joint.observed))
 
 

@@ -15,13 +15,13 @@ from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky, require_memory
 from pyro_evidence.precision.dense import Elements, Pattern, Precision
 from pyro_evidence.precision.elimination import MULTIPLY, SCATTER, Fronts, Order, first_of_each, row_numbers
-from pyro_evidence.precision.layout import Layout, layout
+from pyro_evidence.precision.layout import PanelLayout, layout
 
 PORTION = 4_000_000  # entries that are held at a time
 
 
 @dataclass(frozen=True)
-class Family:
+class FamilyPlaces:
     """Where one family's elements go: equal rows of its index are summed first."""
 
     number: Tensor | None  # (F,) which distinct row each factor has; None where each has its own
@@ -73,8 +73,8 @@ class BlockPlan:
 
     size: int
     order: Order
-    places: Layout
-    families: tuple[Family, ...]
+    places: PanelLayout
+    families: tuple[FamilyPlaces, ...]
     steps: tuple[Step, ...]
 
     @property
@@ -113,7 +113,7 @@ class BlockPlan:
         count = len(self.order.rest)
         return flat[: (count + 1) ** 2].view(count + 1, count + 1)[:count, :count]
 
-    def _eliminate(self, step: Step, flat: Tensor, label: Label) -> "Factor":
+    def _eliminate(self, step: Step, flat: Tensor, label: Label) -> "StepFactor":
         panel, width = step.panel(flat), step.own.shape[-1]
         factor = _factor(panel[..., :width], 0.5 * panel[..., width:], step, label)  # half: both triangles were added
         if step.as_product:
@@ -152,15 +152,15 @@ def block_plan(pattern: Pattern, order: Order) -> BlockPlan:
     return BlockPlan(pattern.size, order, places, families, tuple(steps))
 
 
-def _family(index: Tensor, places: Layout) -> Family:
+def _family(index: Tensor, places: PanelLayout) -> FamilyPlaces:
     number = row_numbers(index, places.size)
     first = first_of_each(number)
     if len(first) == len(index):
-        return Family(None, places.places(index))
-    return Family(number, places.places(index[first]))
+        return FamilyPlaces(None, places.places(index))
+    return FamilyPlaces(number, places.places(index[first]))
 
 
-def _step(front: Fronts, part: slice, places: Layout, order: Order) -> Step:
+def _step(front: Fronts, part: slice, places: PanelLayout, order: Order) -> Step:
     in_rest = bool((places.turn[front.border] >= len(order.levels)).all())
     count, (width, border) = len(front.own), (front.own.shape[-1], front.border.shape[-1])
     product = in_rest and border > 0 and MULTIPLY * width * len(order.rest) ** 2 < SCATTER * border**2
@@ -170,7 +170,7 @@ def _step(front: Fronts, part: slice, places: Layout, order: Order) -> Step:
 
 
 @dataclass(frozen=True)
-class Factor:
+class StepFactor:
     """Blocks of one step factorised."""
 
     tril: Tensor  # (G, d, d) L
@@ -186,7 +186,7 @@ class Factor:
         return b / self.tril if single else torch.linalg.solve_triangular(self.tril.mT, b, upper=True)
 
 
-def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> Factor:
+def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> StepFactor:
     if D.shape[-1] == 1:
         good = torch.isfinite(D) & (D > 0)
         tril = D.sqrt()
@@ -195,8 +195,8 @@ def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> Factor:
         good = (info == 0) & torch.isfinite(tril).flatten(1).all(-1)
     if not bool(good.all()):
         raise NotPositiveDefinite(lambda: _not_positive(D, step, label))
-    factor = Factor(tril, B)
-    return Factor(tril, factor.forward(B))
+    factor = StepFactor(tril, B)
+    return StepFactor(tril, factor.forward(B))
 
 
 def _not_positive(D: Tensor, step: Step, label: Label) -> str:
@@ -223,7 +223,7 @@ class BlockPrecision(Precision):
     """A precision factorised block by block; one row."""
 
     plan: BlockPlan
-    factors: tuple[Factor, ...]
+    factors: tuple[StepFactor, ...]
     tril: Tensor  # (P, P) lower Cholesky factor of the remainder
 
     @cached_property
@@ -241,7 +241,7 @@ class BlockPrecision(Precision):
             self._invert(step, factor, flat)
         return flat
 
-    def _invert(self, step: Step, factor: Factor, flat: Tensor) -> None:
+    def _invert(self, step: Step, factor: StepFactor, flat: Tensor) -> None:
         panel, width = step.panel(flat), step.own.shape[-1]
         identity = torch.eye(width, dtype=flat.dtype, device=flat.device).expand_as(factor.tril)
         W = factor.backward(factor.Y)

@@ -243,7 +243,7 @@ class Pattern:
     index: tuple[Tensor, ...]  # per family (F, k) long, flat coordinates
 
 
-def product(pattern: Pattern, elements: Elements, v: Tensor) -> Tensor:
+def pattern_product(pattern: Pattern, elements: Elements, v: Tensor) -> Tensor:
     """``A v`` for each row of ``v``, shape ``(..., D)``; no matrix is assembled.
 
     >>> pattern = Pattern(3, (torch.tensor([[0, 1], [1, 2]]),))

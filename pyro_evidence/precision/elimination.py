@@ -238,7 +238,7 @@ def _with_cliques(old: Tensor, front: Tensor, other: Tensor, count: int) -> Tens
 
 
 def _clique(other: Tensor, start: Tensor, width: Tensor, part: slice, count: int) -> Tensor:
-    return other[part].repeat_interleave(width[part]) * count + other[spread(start[part], width[part])]
+    return other[part].repeat_interleave(width[part]) * count + other[runs_from(start[part], width[part])]
 
 
 def _portions(width: Tensor, most: int = 4_000_000) -> list[slice]:
@@ -251,7 +251,7 @@ def _portions(width: Tensor, most: int = 4_000_000) -> list[slice]:
     return [slice(a, b) for a, b in pairwise([0, *cuts, len(width)])]
 
 
-def spread(start: Tensor, count: Tensor) -> Tensor:
+def runs_from(start: Tensor, count: Tensor) -> Tensor:
     """``start, start + 1, ...``, ``count`` of them, one run after the other."""
     before = count.cumsum(0) - count
     return torch.arange(int(count.sum()), device=count.device) + (start - before).repeat_interleave(count)
@@ -264,7 +264,7 @@ def fronts_of(graph: Graph, chosen: Tensor) -> tuple[Fronts, ...]:
     offset = graph.weight.cumsum(0) - graph.weight
     nodes = torch.nonzero(chosen).squeeze(-1)
     here, there = graph.edges[:, chosen[graph.edges[0]]]
-    border = coordinates[spread(offset[there], graph.weight[there])]
+    border = coordinates[runs_from(offset[there], graph.weight[there])]
     owner = here.repeat_interleave(graph.weight[there])
     border = border[(owner * len(graph.node) + border).argsort()]  # ascending within each front
     width = graph.degree[nodes]

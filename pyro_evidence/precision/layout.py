@@ -16,7 +16,7 @@ PORTION = 2_000_000  # entries that are looked up at a time
 
 
 @dataclass(frozen=True)
-class Layout:
+class PanelLayout:
     """Places of entries; made by :func:`layout`."""
 
     size: int  # D
@@ -57,7 +57,7 @@ class Layout:
         return torch.where(self.border_key[found] == key, self.border_column[found], self.width[block] - 1)
 
 
-def layout(order: Order, size: int) -> Layout:
+def layout(order: Order, size: int) -> PanelLayout:
     """The places of all entries, given who is eliminated when."""
     device = order.rest.device
     fronts = [front for level in order.levels for front in level]
@@ -75,7 +75,7 @@ def layout(order: Order, size: int) -> Layout:
         turn[front.own], block[front.own] = level, number.unsqueeze(-1)
         row[front.own] = torch.arange(front.own.shape[-1], device=device)
     key, column = _borders(fronts, numbers, size, device)
-    return Layout(size, int(room.sum()), turn, block, row, room.cumsum(0) - room, width, own, key, column)
+    return PanelLayout(size, int(room.sum()), turn, block, row, room.cumsum(0) - room, width, own, key, column)
 
 
 def _width(front: Fronts) -> int:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from pyro_evidence.numerics.linalg import Label, require_memory
 from pyro_evidence.precision.blocks import block_plan
-from pyro_evidence.precision.dense import DensePlan, Elements, Pattern, Precision, product
+from pyro_evidence.precision.dense import DensePlan, Elements, Pattern, Precision, pattern_product
 from pyro_evidence.precision.elimination import elimination_order
 
-__all__ = ["Elements", "Pattern", "Plan", "StructuredPrecision", "elimination", "product"]
+__all__ = ["Elements", "Pattern", "Plan", "StructuredPrecision", "elimination", "pattern_product"]
 
 
 class StructuredPrecision(Precision, Protocol):

@@ -107,7 +107,7 @@ class AutogradDensity(JointDensity):
     def _gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         graph = _wants_graph(u, theta)
         u = u if u.requires_grad else u.detach().requires_grad_()
-        prior = partial(predictors.log_prior, self.joint)
+        prior = partial(predictors.log_prior_rows, self.joint)
         A = -derivatives.hessian(prior, u.unsqueeze(0), theta, create_graph=graph)[0]
         with derivatives.measured() as kept:
             trace = self.joint.trace(u, theta)
@@ -237,7 +237,7 @@ class LinearPart:
 
 
 @dataclass(frozen=True)
-class Linear(LinearPart):
+class DenseLinear(LinearPart):
     """A linear part with all of its ``J``."""
 
     J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
@@ -262,7 +262,7 @@ Blocks = list[Callable[[], Tensor]]  # what gives the curvatures of each linear 
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """Offsets, prior and constant terms of the model at one setting of the hyperparameters, whatever the latents."""
 
     theta: Tensor
@@ -293,8 +293,8 @@ class LinearPredictors(JointDensity):
     linear: tuple[LinearPart, ...]
     free: tuple[str, ...]  # observed sites that do not see the latents
     gaussian: bool  # every integrated site has a Gaussian prior that depends on hyperparameters alone
-    _cache: list[Parts] = field(default_factory=list, repr=False, compare=False)
-    _last: list[tuple[Tensor, Parts, Blocks]] = field(default_factory=list, repr=False, compare=False)
+    _cache: list[ModelParts] = field(default_factory=list, repr=False, compare=False)
+    _last: list[tuple[Tensor, ModelParts, Blocks]] = field(default_factory=list, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed, and may carry a graph
         return {**vars(self), "_cache": [], "_last": []}
@@ -304,7 +304,7 @@ class LinearPredictors(JointDensity):
         """Where the observed sites see the latents."""
         return tuple(part.slot for part in self.linear)
 
-    def parts(self, theta: Tensor) -> Parts:
+    def parts(self, theta: Tensor) -> ModelParts:
         """The model's parts at ``theta``, ``(T,)`` or rows of one, run once with a graph and once without."""
         for parts in self._cache:
             if parts.are_of(theta):
@@ -314,16 +314,16 @@ class LinearPredictors(JointDensity):
         self._cache[:] = [parts, *(other for other in self._cache if other.stamp[1] != parts.stamp[1])]
         return parts
 
-    def parts_at(self, theta: Tensor, trace: Any) -> Parts:
+    def parts_at(self, theta: Tensor, trace: Any) -> ModelParts:
         """The parts as a trace at ``u = 0`` and ``theta`` shows them."""
         prior = predictors.gaussian_prior(self.joint, trace)[:2] if self.gaussian else None
         offsets = tuple(part.slot.blocks(trace).double() for part in self.linear)
-        return Parts(theta, trace, offsets, prior, predictors.log_prob_sum(trace, self.free), _stamp(theta))
+        return ModelParts(theta, trace, offsets, prior, predictors.log_prob_sum(trace, self.free), _stamp(theta))
 
     def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
         prior = self.parts(theta).prior
         if prior is None:
-            return predictors.log_prior(self.joint, u, theta[0] if theta.dim() == 2 else theta)
+            return predictors.log_prior_rows(self.joint, u, theta[0] if theta.dim() == 2 else theta)
         loc, precision = prior
         return 0.5 * ((precision / torch.pi / 2).log() - precision * (u - loc).square()).sum(-1)
 
@@ -387,7 +387,7 @@ class LinearPredictors(JointDensity):
 class LinearDensity(LinearPredictors):
     """A linear predictor's density with its second derivatives, by dense linear algebra."""
 
-    linear: tuple[Linear, ...]
+    linear: tuple[DenseLinear, ...]
 
     def orders(self, u: Tensor, theta: Tensor) -> Orders:
         """The log joint and two derivatives in ``u``, which requires a gradient, in one graph.

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.precision.blocks import BlockPlan
 from pyro_evidence.precision.low_rank import LowRankPlan
-from pyro_evidence.precision.plan import Elements, Pattern, Plan, elimination, product
+from pyro_evidence.precision.plan import Elements, Pattern, Plan, elimination, pattern_product
 from pyro_evidence.structure.density import AutogradDensity, JointDensity
 from pyro_evidence.structure.factor_cells import FactorFamily, cells
 from pyro_evidence.structure.factor_derivatives import Second, Steps, hessians_of_few, slopes_of_few
@@ -104,10 +104,10 @@ class Structured(JointDensity):
         """The log joint and its gradient in ``u``, detached."""
         return super().gradient(u, theta) if self.linear is None else self.linear.gradient(u, theta)
 
-    def point(self, u: Tensor, theta: Tensor) -> "Point":
+    def point(self, u: Tensor, theta: Tensor) -> "FactorPoint":
         """Value, gradient and curvature at ``u`` ``(D,)``."""
         value, gradient = self.gradient(u.unsqueeze(0), theta)
-        return Point(self, u, theta, value[0], gradient[0])
+        return FactorPoint(self, u, theta, value[0], gradient[0])
 
     def elements(self, u: Tensor, theta: Tensor) -> Elements:
         """Minus the Hessian at ``u`` ``(D,)`` in the layout of :attr:`pattern`."""
@@ -227,12 +227,12 @@ class Structured(JointDensity):
         slope = derivatives.pullback(self.joint.log_joint(u, theta.detach()), u, create_graph=True)
         truth = -torch.stack([derivatives.pullback(slope, u, row) for row in v])
         steps = v if self.sums is None else torch.cat([v, v @ self.sums.B.mT], -1)
-        found = self._back(product(self.pattern, elements, steps))
+        found = self._back(pattern_product(self.pattern, elements, steps))
         return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)
 
 
 @dataclass(frozen=True)
-class Point:
+class FactorPoint:
     """One point of a density; its curvature when it is asked for."""
 
     density: Structured

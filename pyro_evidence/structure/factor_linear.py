@@ -131,7 +131,7 @@ class SparsePredictors(LinearPredictors):
                 quadratic = (precision * (u - loc).square()).sum()
                 value = value + 0.5 * ((precision / torch.pi / 2).log().sum() - quadratic)
             else:
-                value = value + predictors.log_prior(self.joint, u.unsqueeze(0), theta)[0]
+                value = value + predictors.log_prior_rows(self.joint, u.unsqueeze(0), theta)[0]
 
         def mixed(moved: Tensor) -> Tensor:
             with torch.enable_grad():
@@ -141,7 +141,7 @@ class SparsePredictors(LinearPredictors):
                 if read.prior is not None:
                     loc, precision = read.prior
                     return derivatives.pullback(total - (precision * (u.detach() - loc)) @ moved, theta)
-                log_prior = predictors.log_prior(self.joint, u.unsqueeze(0), theta).sum()
+                log_prior = predictors.log_prior_rows(self.joint, u.unsqueeze(0), theta).sum()
                 total = total + derivatives.pullback(log_prior, u, create_graph=True) @ moved
                 return derivatives.pullback(total, theta)
 

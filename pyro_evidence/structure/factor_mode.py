@@ -12,7 +12,7 @@ from pyro_evidence.numerics.lbfgs import ascend, no_callback
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.precision.dense import Precision
 from pyro_evidence.precision.plan import Elements, StructuredPrecision
-from pyro_evidence.structure.factor_density import Point, Structured
+from pyro_evidence.structure.factor_density import FactorPoint, Structured
 from pyro_evidence.structure.pruned import Pruned
 
 CLOSE = 1e-9  # relative: rounding of two orders of summation, not a coupling
@@ -52,7 +52,7 @@ class StructuredProblem:
     value: Structured | Pruned  # the density whose log joint counts
     label: Label
 
-    def point(self, u: Tensor, theta: Tensor) -> Point:
+    def point(self, u: Tensor, theta: Tensor) -> FactorPoint:
         """Value, gradient and curvature at ``u`` ``(D,)``, pruned coordinates held."""
         found = self.density.point(self._held(u, theta), theta)
         if not isinstance(self.value, Pruned):
@@ -60,7 +60,7 @@ class StructuredProblem:
         left_out = self.value.left_out(theta)
         return replace(found, log_joint=found.log_joint - left_out, gradient=found.gradient * self.active)
 
-    def elements(self, point: Point) -> Elements:
+    def elements(self, point: FactorPoint) -> Elements:
         """Minus the Hessian in the active coordinates, the identity on the others."""
         elements = point.elements()
         return elements if bool(self.active.all()) else self._masked(elements, 1.0)
@@ -160,7 +160,7 @@ class StructuredProblem:
 
     def _climb(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, shifted: bool = True) -> StructuredMode:
         """Newton from one start ``(D,)``; the curvature of a point is made of what its gradient has computed."""
-        last: list[Point] = []
+        last: list[FactorPoint] = []
 
         def gradient(u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
             last[:] = [self.point(u[0], theta)]

@@ -16,7 +16,7 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import FLOAT
 from pyro_evidence.structure.dependencies import NARROW, WIDE, Follow, Groups, Lost
-from pyro_evidence.structure.factor_cells import cells, distinct, families, table
+from pyro_evidence.structure.factor_cells import by_width, cells, coordinate_table, families
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_derivatives import steps
 from pyro_evidence.structure.factor_linear import SparsePredictors, SparseRows
@@ -80,7 +80,7 @@ def require_room(joint: LogJoint, num_bytes: int) -> None:
     )
 
 
-def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[LikelihoodTerm]) -> Followed | NotSparse:
+def followed_terms(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[LikelihoodTerm]) -> Followed | NotSparse:
     """The coordinates of every term and of every predictor, at one point ``(D,)``."""
     u = u.detach().clone()
     try:
@@ -91,7 +91,7 @@ def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Likelihood
         if any(_width(notes.of(x)) > NARROW and x.numel() * _width(notes.of(x)) > WIDE for x in terms.values()):
             return NotSparse(f"{notes.widest} ties {notes.most:,} coordinates together", notes.widest.coordinates)
         narrow = {site: eta for site, eta in blocks.items() if eta.shape[-1] * _width(notes.of(eta)) <= WIDEST_ROW}
-        found = {site: table(notes.of(eta), eta.shape).reshape(len(eta), -1) for site, eta in narrow.items()}
+        found = {site: coordinate_table(notes.of(eta), eta.shape).reshape(len(eta), -1) for site, eta in narrow.items()}
     except Lost as lost:
         return NotSparse(str(lost), lost.coordinates)
     groups = {name: notes.of(term) for name, term in terms.items()}
@@ -109,7 +109,7 @@ def sparse_rows(followed: Followed, slot: LikelihoodTerm, slope: Forward, num_co
 
     :param slope: of the predictor's blocks ``(N C,)`` in ``u``.
     """
-    parts = distinct(followed.slots[slot.site]) if slot.site in followed.slots else []
+    parts = by_width(followed.slots[slot.site]) if slot.site in followed.slots else []
     if not parts or max(own.shape[-1] for _, own in parts) > WIDEST_ROW:
         return None
     colours = coloured(followed.joint.latents.size, [own for _, own in parts])
@@ -228,6 +228,6 @@ def _edges(origin: TestPoint, name: str) -> Tensor | None:
     except (Lost, KeyError):
         return None
     groups = notes.of(term)
-    parts = distinct(table(groups, term.shape)) if groups else []
+    parts = by_width(coordinate_table(groups, term.shape)) if groups else []
     pairs = [index for _, index in parts if index.shape[-1] == 2]
     return pairs[0] if len(parts) == 1 and pairs else None

@@ -11,11 +11,11 @@ from pyro_evidence.numerics.derivatives import Forward
 from pyro_evidence.numerics.linalg import available_bytes
 from pyro_evidence.numerics.linear_predictor import is_even, is_separable
 from pyro_evidence.program import parameters, predictors
-from pyro_evidence.program.failed_run import tensors
+from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm, Sites
 from pyro_evidence.structure import factors, gaussian_process, groups, probes
-from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity, LinearPredictors
+from pyro_evidence.structure.density import AutogradDensity, DenseLinear, LinearDensity, LinearPredictors
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_derivatives import SITES, steps
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
@@ -144,7 +144,7 @@ def _recognised(joint: LogJoint, look_for_factors: bool) -> Structure:
     pairs = zip(wide * 2, probes.far(origin, wide), strict=True)
     far = [(base, probe) for base, probe in pairs if base is not None and probe is not None]
     settled = None if guess is None or not far else groups.settle(guess, found, far)
-    read = predictors.read(joint, origin.trace, origin.u)
+    read = predictors.read_sites(joint, origin.trace, origin.u)
     sites = read if read is not None and _holds(read, typical) else None
 
     known, coupled = _cheapest(sites, found, far, look_for_factors)
@@ -206,7 +206,9 @@ def _followed(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Stru
     :param far: where linear predictors are verified, so that their factors are joined; empty for none.
     """
     typical = found.typical
-    followed = factors.follow(found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots)
+    followed = factors.followed_terms(
+        found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots
+    )
     if not isinstance(followed, Followed):
         return followed
     linear = None if sites is None or not far else _linear(sites, found, far, followed)
@@ -270,7 +272,7 @@ def _linear(sites: Sites, found: NearbyPoints, far: list[Pair], followed: Follow
         return None
     runs = [*far, (base, typical)] if base is not None else far
     gaussian = _gaussian(origin, [p for pair in runs for p in pair])
-    dense = tuple(p for p in parts if isinstance(p, Linear))
+    dense = tuple(p for p in parts if isinstance(p, DenseLinear))
     sparse = tuple(p for p in parts if isinstance(p, SparseLinear))
     linear = (
         LinearDensity(origin.joint, dense, sites.free, gaussian)
@@ -289,7 +291,7 @@ def _gaussian(origin: TestPoint, others: list[TestPoint]) -> bool:
 
 def _linear_part(
     slot: LikelihoodTerm, origin: TestPoint, base: TestPoint, typical: TestPoint, followed: Followed | None
-) -> Linear | SparseLinear | None:
+) -> DenseLinear | SparseLinear | None:
     """``eta = J u + c`` under the first link for which that holds from ``base`` to ``typical``.
 
     None where it holds under none, or where ``J`` would be too large.
@@ -310,7 +312,7 @@ def _linear_part(
         J = _jacobian(slope, origin).reshape(-1, num_coupled, slope.x.numel())
         traces = (origin.trace, typical.trace)
         even = (is_even(part.log_likelihood(t), part.layout, part.blocks(t).unsqueeze(0)) for t in traces)
-        return Linear(part, J, all(even))
+        return DenseLinear(part, J, all(even))
     return None
 
 
@@ -322,7 +324,7 @@ def read_again(joint: LogJoint, slots: Sequence[LikelihoodTerm]) -> LinearDensit
     for slot in slots:
         eta = slot.blocks(origin.trace)
         slope = Forward(eta.reshape(-1), origin.u, at_once=origin.kept.passes_at_once)
-        linear.append(Linear(slot, _jacobian(slope, origin).reshape(*eta.shape, -1)))
+        linear.append(DenseLinear(slot, _jacobian(slope, origin).reshape(*eta.shape, -1)))
     return LinearDensity(joint, tuple(linear), (), gaussian=False)
 
 

@@ -155,7 +155,7 @@ def linear_rows(
 
 
 @dataclass(frozen=True)
-class Totals(Statistics):
+class PassTotals(Statistics):
     """What one pass adds up at some points."""
 
     value: Tensor  # (R,) log likelihood, nats
@@ -172,7 +172,7 @@ class Summands:
 
     value: "OfChunk"
     precision: "OfChunk"
-    totals: Callable[..., Totals]
+    totals: Callable[..., PassTotals]
 
 
 @dataclass(frozen=True)
@@ -223,20 +223,20 @@ class StreamedDensity(LinearDensity):
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
         return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)
 
-    def _totals(self, u: Tensor, theta: Tensor) -> Totals:
+    def _totals(self, u: Tensor, theta: Tensor) -> PassTotals:
         """Value, gradient and curvature of the likelihood, in one pass; those of the last points are kept."""
         u, theta = u.detach(), theta.detach()
         place = (u, theta)
         if not ("place" in self._found and all(map(torch.equal, self._found["place"], place))):
             found = self.rows.total(lambda d: self.of.totals(d, u, theta))
             self._found.update(place=(u.clone(), theta.clone()), found=found)
-        totals: Totals = self._found["found"]
+        totals: PassTotals = self._found["found"]
         return totals
 
 
-def _totals(density: LinearDensity, u: Tensor, theta: Tensor) -> Totals:
+def _totals(density: LinearDensity, u: Tensor, theta: Tensor) -> PassTotals:
     value, rise = density.likelihood_gradient(u, theta)
-    return Totals(value, rise, density.likelihood_precision(u, theta).detach())
+    return PassTotals(value, rise, density.likelihood_precision(u, theta).detach())
 
 
 LINEAR: Summands = Summands(LinearDensity.log_likelihood, LinearDensity.likelihood_precision, _totals)

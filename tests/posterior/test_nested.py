@@ -322,7 +322,7 @@ def test_a_density_without_an_integral_is_refused() -> None:
 def test_the_precision_by_parts_is_the_dense_one() -> None:
     posterior = fitted(schools_noncentred)
     parts, dense = (
-        joint_posterior.BlockPrecision(posterior.integral.outer_mode, posterior._places),
+        joint_posterior.JointPrecision(posterior.integral.outer_mode, posterior._places),
         posterior.state.precision,
     )
     rows = torch.randn(3, 10, generator=torch.Generator().manual_seed(0))
