@@ -54,7 +54,7 @@ class Problem:
         if isinstance(known, GaussianLatent) and whole and self.curvature in (exact_hessian, gauss_newton):
             return known
         # sums are of all coordinates
-        if isinstance(known, Structured) and self.curvature is exact_hessian and (known.sums is None or whole):
+        if isinstance(known, Structured) and self.curvature is exact_hessian and (whole or not len(known.B)):
             value = self.density
             assert isinstance(value, Structured | Pruned)
             return StructuredProblem(known, self.active, value, self.joint.latents.label)

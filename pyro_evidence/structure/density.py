@@ -27,7 +27,7 @@ from pyro_evidence.numerics.linear_predictor import (
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.factor_derivatives import Steps
+from pyro_evidence.structure.factor_terms import Terms
 from pyro_evidence.structure.observed import LogisticPart, Part, in_blocks, logistic
 
 FLOAT = 8  # bytes
@@ -58,7 +58,7 @@ class AutogradDensity(JointDensity):
     """Any model, by reverse-mode derivatives of its log joint."""
 
     slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
-    steps: Steps | None = None  # the log joint, where equal operations of many steps run as one
+    steps: Terms | None = None  # the log joint, where equal operations of many steps run as one
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         return (self.joint if self.steps is None or u.dim() == 1 else self.steps).log_joint(u, theta)

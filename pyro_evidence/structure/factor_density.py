@@ -13,9 +13,9 @@ from pyro_evidence.precision.low_rank import LowRankPlan
 from pyro_evidence.precision.plan import Elements, Pattern, Plan, elimination, pattern_product
 from pyro_evidence.structure.density import AutogradDensity, JointDensity
 from pyro_evidence.structure.factor_cells import FactorFamily, cells
-from pyro_evidence.structure.factor_derivatives import Second, Steps, hessians_of_few, slopes_of_few
+from pyro_evidence.structure.factor_derivatives import Second, hessians_of_few, slopes_of_few
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
-from pyro_evidence.structure.factor_sums import Sums
+from pyro_evidence.structure.factor_terms import Terms
 
 Solve = Callable[[Tensor], Tensor]
 
@@ -35,8 +35,7 @@ class Structured(JointDensity):
     families: tuple[FactorFamily, ...]  # of these
     wide: tuple[FactorFamily, ...]  # of these, few that depend on many coordinates
     quadratic: bool  # whether the second derivatives of the families are the same at all latents
-    steps: Steps | None = None  # all terms at once, where the model has very many sites
-    sums: Sums | None = None  # of many coordinates each, which the families have as coordinates after all others
+    terms: Terms | None = None  # recorded, of very many sites, or of sums that families see after all coordinates
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
@@ -47,7 +46,12 @@ class Structured(JointDensity):
     @property
     def size(self) -> int:
         """Coordinates that factors see, sums of many among them."""
-        return self.joint.latents.size + (0 if self.sums is None else len(self.sums.B))
+        return self.joint.latents.size + len(self.B)
+
+    @cached_property
+    def B(self) -> Tensor:
+        """Of the sums of many coordinates that factors see, ``(r, D)``; ``r`` is mostly 0."""
+        return self.joint.initial_u.new_zeros(0, self.joint.latents.size) if self.terms is None else self.terms.B
 
     @cached_property
     def pattern(self) -> Pattern:
@@ -59,7 +63,7 @@ class Structured(JointDensity):
     @cached_property
     def plan(self) -> Plan:
         """In which order coordinates are eliminated."""
-        return elimination(self.pattern) if self.sums is None else LowRankPlan(self.pattern, self.sums.B)
+        return LowRankPlan(self.pattern, self.B) if len(self.B) else elimination(self.pattern)
 
     @property
     def sentence(self) -> str:
@@ -82,7 +86,7 @@ class Structured(JointDensity):
         return () if self.linear is None else self.linear.linear
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        return (self.linear or self.steps or self.joint).log_joint(u, theta)
+        return (self.linear or (None if len(self.B) else self.terms) or self.joint).log_joint(u, theta)
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian as a dense matrix, ``(R, D, D)``."""
@@ -131,8 +135,8 @@ class Structured(JointDensity):
     @property
     def takes_rows(self) -> bool:
         """Whether rows with hyperparameters of their own are differentiated together."""
-        plain = self.linear is None and not self.wide and self.sums is None and bool(self.families)
-        return plain and (self.steps is not None or self.joint.row_bytes is not None)
+        plain = self.linear is None and not self.wide and not len(self.B) and bool(self.families)
+        return plain and (self.terms is not None or self.joint.row_bytes is not None)
 
     def elements_of_rows(self, u: Tensor, theta: Tensor) -> list[Elements]:
         """Minus the Hessians at rows ``(R, D)``, each at its hyperparameters ``(R, T)``."""
@@ -158,14 +162,12 @@ class Structured(JointDensity):
 
     def _seen(self, u: Tensor) -> Tensor:
         """Coordinates as factors see them, rows too: sums of many stand after the coordinates themselves."""
-        return u if self.sums is None else self.sums.appended(u)
+        return self.terms.appended(u) if self.terms is not None and len(self.B) else u
 
     def _values(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
         def values(u: Tensor) -> tuple[Tensor, ...]:
-            if self.sums is not None:
-                return self.sums.families(u, theta)
-            if self.steps is not None:
-                return self.steps.families(u, theta)[: len(self.families)]
+            if self.terms is not None:
+                return self.terms.families(u, theta)[: len(self.families)]
             found = cells(self.joint, u, theta, self.names)
             return tuple(family.of(found) for family in self.families)
 
@@ -209,7 +211,8 @@ class Structured(JointDensity):
 
     def _back(self, seen: Tensor) -> Tensor:
         """Derivatives in the coordinates from those in what factors see, rows too."""
-        return seen if self.sums is None else self.sums.back(seen)
+        own, sums = seen.split([self.joint.latents.size, len(self.B)], -1)
+        return own + sums @ self.B
 
     def certificate(self, u: Tensor, theta: Tensor, elements: Elements) -> Tensor:
         """Relative distance of two products with the elements from those with the true Hessian, ``(D,)``.
@@ -219,15 +222,14 @@ class Structured(JointDensity):
         diagonal = torch.zeros(self.size, dtype=torch.float64, device=self.joint.device)
         for index, element in zip(self.pattern.index, elements, strict=True):
             diagonal.index_add_(0, index.reshape(-1), element.diagonal(dim1=-2, dim2=-1).reshape(-1))
-        if self.sums is not None:
-            diagonal = diagonal[: -len(self.sums.B)] + diagonal[-len(self.sums.B) :] @ self.sums.B.square()
+        own, of_sums = diagonal.split([self.joint.latents.size, len(self.B)])
+        diagonal = own + of_sums @ self.B.square()
         scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
         v = derivatives.generic_directions(2, len(scale), scale) * scale
         u = u.detach().clone().requires_grad_()
         slope = derivatives.pullback(self.joint.log_joint(u, theta.detach()), u, create_graph=True)
         truth = -torch.stack([derivatives.pullback(slope, u, row) for row in v])
-        steps = v if self.sums is None else torch.cat([v, v @ self.sums.B.mT], -1)
-        found = self._back(pattern_product(self.pattern, elements, steps))
+        found = self._back(pattern_product(self.pattern, elements, torch.cat([v, v @ self.B.mT], -1)))
         return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)
 
 

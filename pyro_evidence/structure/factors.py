@@ -14,13 +14,12 @@ from pyro_evidence.precision.elimination import coloured, num_cycles
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
+from pyro_evidence.structure import factor_terms
 from pyro_evidence.structure.density import FLOAT
 from pyro_evidence.structure.dependencies import NARROW, WIDE, Follow, Groups, Lost
 from pyro_evidence.structure.factor_cells import by_width, cells, coordinate_table, families
 from pyro_evidence.structure.factor_density import Structured
-from pyro_evidence.structure.factor_derivatives import steps
 from pyro_evidence.structure.factor_linear import SparsePredictors, SparseRows
-from pyro_evidence.structure.factor_sums import sums
 from pyro_evidence.structure.probes import TestPoint
 
 SMALL = 200  # coordinates up to which a dense precision is as fast
@@ -157,18 +156,19 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
         return NotSparse("nearly every coordinate meets every other in some term")
     if not found:
         return density
-    at_once = steps(followed.joint, (*narrow, *wide), followed.u, followed.theta) if linear is None else None
-    density = replace(density, steps=at_once)
+    if linear is None:
+        at_once = factor_terms.steps(followed.joint, (*narrow, *wide), followed.u, followed.theta)
+        density = replace(density, terms=at_once)
     return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta))
 
 
 def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> Structured | None:
     """The density by its factors, where the terms that see many coordinates see them through a few sums."""
-    found = sums(joint, u, theta)
+    found = factor_terms.with_sums(joint, u, theta)
     if found is None:
         return None
     names = (*joint.latents.names, *joint.discrete, *joint.observed)
-    density = Structured(joint, None, names, found[1], (), False, sums=found[0])
+    density = Structured(joint, None, names, found[1], (), False, terms=found[0])
     if not _affordable(density):
         return None
     return replace(density, quadratic=_is_quadratic(density, u, theta))

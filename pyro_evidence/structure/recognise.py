@@ -17,8 +17,8 @@ from pyro_evidence.program.predictors import LikelihoodTerm, Sites
 from pyro_evidence.structure import factors, gaussian_process, groups, probes
 from pyro_evidence.structure.density import AutogradDensity, DenseLinear, LinearDensity, LinearPredictors
 from pyro_evidence.structure.factor_density import Structured
-from pyro_evidence.structure.factor_derivatives import SITES, steps
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
+from pyro_evidence.structure.factor_terms import SITES, steps
 from pyro_evidence.structure.factors import SMALL, Followed, NotSparse
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import PrecisionGroups
@@ -194,7 +194,7 @@ def _factors(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Struc
     factors.require_room(joint, found.origin.kept.num_bytes)
     density = _followed(sites, found, far)
     if joint.latents.size <= SMALL:
-        return density if isinstance(density, Structured) and density.steps is not None else None
+        return density if isinstance(density, Structured) and density.terms is not None else None
     if isinstance(density, Structured) and not density.wide:
         return density
     return factors.with_sums(joint, typical.u, typical.theta.detach()) or density
