@@ -27,7 +27,7 @@ KINDS = {
     "Diagonal": "precision.dense:Diagonal",
     "DenseElements": "precision.dense:DenseElements",
     "Pattern": "precision.dense:Pattern",
-    "Layout": "precision.layout:PanelLayout",
+    "Layout": "precision.blocks:PanelLayout",
     "Fronts": "precision.elimination:Fronts",
     "Order": "precision.elimination:Order",
     "BlockPrecision": "precision.blocks:BlockPrecision",

@@ -190,7 +190,7 @@ def _unexplained(own: Tensor, others: list[Tensor]) -> Tensor:
     X = torch.stack([_centred(o).reshape(y.shape) for o in others], -1).transpose(0, 1)  # (E, 2M, K)
     size = X.norm(dim=1, keepdim=True)
     X = X / torch.where(size > 0, size, 1.0)
-    gram = X.mT @ X + 1e-12 * torch.eye(X.shape[-1]).to(X)
+    gram = X.mT @ X + EXACT * torch.eye(X.shape[-1]).to(X)
     fit = X @ torch.linalg.solve(gram, X.mT @ y.T.unsqueeze(-1))
     return (y.T.unsqueeze(-1) - fit).squeeze(-1).T.reshape(own.shape)
 
@@ -240,7 +240,7 @@ def _slopes(joint: LogJoint, u: Tensor, theta: Tensor, value_of: Callable[[LogJo
             return value_of(joint, trace).double()
 
     u = u.clone().requires_grad_()
-    value = rows.apply(one, (u, theta.expand(len(u), -1)), 2**22, one)
+    value = rows.apply(one, (u, theta.expand(len(u), -1)), NUM_NUMBERS, one)
     found = torch.autograd.grad(value.sum(), u, allow_unused=True)[0] if value.requires_grad else None
     return torch.zeros_like(u) if found is None else found.detach()
 

@@ -287,6 +287,12 @@ def is_plain(node: Node) -> bool:
     return node["mask"] is None and _is_one(node["scale"]) and unwrapped(node["fn"]).mixing is None
 
 
+def covariance_sizes(joint: LogJoint, trace: Trace) -> list[int]:
+    """Coordinates that each dense covariance of a site is of."""
+    sites = (unwrapped(trace.nodes[part.name]["fn"]).base for part in joint.latents)
+    return [base.event_shape.numel() for base in sites if isinstance(base, MultivariateNormal)]
+
+
 def gaussian_site(node: Node, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, precision and whether it is known, as in :func:`gaussian_prior`, of one site."""
     value, parts = node["value"], unwrapped(node["fn"])

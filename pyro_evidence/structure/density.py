@@ -24,13 +24,12 @@ from pyro_evidence.numerics.linear_predictor import (
     gram_diagonal,
     slope_and_curvature,
 )
+from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.factor_terms import Terms
+from pyro_evidence.structure.factor_terms import RecordedTerms
 from pyro_evidence.structure.observed import LogisticPart, Part, in_blocks, logistic
-
-FLOAT = 8  # bytes
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class AutogradDensity(JointDensity):
     """Any model, by reverse-mode derivatives of its log joint."""
 
     slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
-    steps: Terms | None = None  # the log joint, where equal operations of many steps run as one
+    steps: RecordedTerms | None = None  # the log joint, where equal operations of many steps run as one
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         return (self.joint if self.steps is None or u.dim() == 1 else self.steps).log_joint(u, theta)
@@ -454,8 +453,8 @@ class LinearDensity(LinearPredictors):
 
 def _added(A: Tensor, prior: Tensor) -> Tensor:
     """``A`` plus a dense or a diagonal matrix, in the memory of ``A`` where no graph is in the way."""
-    if prior.dim() == 3 or A.requires_grad or prior.requires_grad:
-        return A + (prior if prior.dim() == 3 else prior.diag_embed())
+    if prior.dim() > 2 or A.requires_grad or prior.requires_grad:
+        return A + (prior if prior.dim() > 2 else prior.diag_embed())
     A.diagonal(dim1=-2, dim2=-1).add_(prior)
     return A
 

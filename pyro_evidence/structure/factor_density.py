@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.precision.blocks import BlockPlan
+from pyro_evidence.precision.blocks import BlockPlan, elimination
+from pyro_evidence.precision.dense import Elements, Pattern, Plan, pattern_product
 from pyro_evidence.precision.low_rank import LowRankPlan
-from pyro_evidence.precision.plan import Elements, Pattern, Plan, elimination, pattern_product
 from pyro_evidence.structure.density import AutogradDensity, JointDensity
 from pyro_evidence.structure.factor_cells import FactorFamily, cells
 from pyro_evidence.structure.factor_derivatives import Second, hessians_of_few, slopes_of_few
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
-from pyro_evidence.structure.factor_terms import Terms
+from pyro_evidence.structure.factor_terms import RecordedTerms
 
 Solve = Callable[[Tensor], Tensor]
 
@@ -35,7 +35,9 @@ class Structured(JointDensity):
     families: tuple[FactorFamily, ...]  # of these
     wide: tuple[FactorFamily, ...]  # of these, few that depend on many coordinates
     quadratic: bool  # whether the second derivatives of the families are the same at all latents
-    terms: Terms | None = None  # recorded, of very many sites, or of sums that families see after all coordinates
+    terms: RecordedTerms | None = (
+        None  # recorded, of very many sites, or of sums that families see after all coordinates
+    )
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property

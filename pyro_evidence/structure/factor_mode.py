@@ -10,8 +10,7 @@ from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.numerics.lbfgs import ascend, no_callback
 from pyro_evidence.numerics.linalg import Label
-from pyro_evidence.precision.dense import Precision
-from pyro_evidence.precision.plan import Elements, StructuredPrecision
+from pyro_evidence.precision.dense import Elements, Precision, StructuredPrecision
 from pyro_evidence.structure.factor_density import FactorPoint, Structured
 from pyro_evidence.structure.pruned import Pruned
 

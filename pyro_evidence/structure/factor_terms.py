@@ -27,8 +27,8 @@ NOTED = 64  # sums that may be met on the way
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The terms, made by :func:`steps` and :func:`with_sums`.
+class RecordedTerms:
+    """The terms, made by :func:`terms_of_steps` and :func:`terms_of_sums`.
 
     :ivar B: of the sums ``z = B u + c`` that terms see, ``(r, D)``, and ``c``, ``(r,)``; ``r`` is 0 for steps.
     :ivar used: which of the sums that were met these are, ``(r,)``.
@@ -73,7 +73,7 @@ class Terms:
         return self.replay(u, theta, z.new_zeros(self.num_met).index_put((self.used,), z))
 
 
-def steps(joint: LogJoint, families: Sequence[FactorFamily], u: Tensor, theta: Tensor) -> Terms | None:
+def terms_of_steps(joint: LogJoint, families: Sequence[FactorFamily], u: Tensor, theta: Tensor) -> RecordedTerms | None:
     """The terms of all sites, those of the families first; None where nothing is gained, or the model branches.
 
     :param u: where the model was followed, ``(D,)``.
@@ -93,7 +93,7 @@ def steps(joint: LogJoint, families: Sequence[FactorFamily], u: Tensor, theta: T
         return None
     none = torch.zeros(0, dtype=torch.long, device=u.device)
     sizes = tuple(len(family.index) for family in families)
-    found = Terms(made, sizes, u.new_zeros(0, len(u)), u.new_zeros(0), none, 0)
+    found = RecordedTerms(made, sizes, u.new_zeros(0, len(u)), u.new_zeros(0), none, 0)
     is_gain = made.num_operations >= max(MANY, GAIN * len(made.batches))
     return found if is_gain and _is_right(found, joint, u, theta) else None
 
@@ -139,7 +139,7 @@ class Met:
     num: int
 
 
-def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[Terms, tuple[FactorFamily, ...]] | None:
+def terms_of_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[RecordedTerms, tuple[FactorFamily, ...]] | None:
     """The sums that tie coordinates together, and the factors' families beside them; None where that is not all.
 
     :param u: where the model is followed, ``(D,)``.
@@ -152,7 +152,7 @@ def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[Terms, tuple[F
         return None
     own = families(found.groups, found.shapes)
     B, c = _straight(found, u, theta)
-    value = Terms(found.replay, tuple(len(family.index) for family in own), B, c, found.used, found.num)
+    value = RecordedTerms(found.replay, tuple(len(family.index) for family in own), B, c, found.used, found.num)
     return (value, own) if _is_right(value, joint, u, theta) else None
 
 
@@ -200,7 +200,7 @@ def _straight(found: Met, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
     return torch.linalg.solve(inner, by_u), torch.linalg.solve(inner, offset)
 
 
-def _is_right(found: Terms, joint: LogJoint, u: Tensor, theta: Tensor) -> bool:
+def _is_right(found: RecordedTerms, joint: LogJoint, u: Tensor, theta: Tensor) -> bool:
     """Whether terms and sums are the model's own, where it was followed and elsewhere, at other hyperparameters too."""
     moved = generic_directions(3, len(u) + len(theta), u)[2]
     places, other = torch.stack([u, u + 0.3 * moved[: len(u)]]), theta + 0.1 * moved[len(u) :]

@@ -10,12 +10,12 @@ from torch.distributions import Normal
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.derivatives import Forward, generic_directions
 from pyro_evidence.numerics.linalg import Label, available_bytes, require_memory
+from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.precision.elimination import coloured, num_cycles
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure import factor_terms
-from pyro_evidence.structure.density import FLOAT
 from pyro_evidence.structure.dependencies import NARROW, WIDE, Follow, Groups, Lost
 from pyro_evidence.structure.factor_cells import by_width, cells, coordinate_table, families
 from pyro_evidence.structure.factor_density import Structured
@@ -157,14 +157,14 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     if not found:
         return density
     if linear is None:
-        at_once = factor_terms.steps(followed.joint, (*narrow, *wide), followed.u, followed.theta)
+        at_once = factor_terms.terms_of_steps(followed.joint, (*narrow, *wide), followed.u, followed.theta)
         density = replace(density, terms=at_once)
     return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta))
 
 
 def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> Structured | None:
     """The density by its factors, where the terms that see many coordinates see them through a few sums."""
-    found = factor_terms.with_sums(joint, u, theta)
+    found = factor_terms.terms_of_sums(joint, u, theta)
     if found is None:
         return None
     names = (*joint.latents.names, *joint.discrete, *joint.observed)

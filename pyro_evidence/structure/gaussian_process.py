@@ -75,12 +75,6 @@ def prior_blocks(joint: LogJoint, trace: Any) -> list[PriorBlock] | None:
     return found
 
 
-def covariance_sizes(joint: LogJoint, trace: Any) -> list[int]:
-    """Coordinates that each dense covariance of a site is of."""
-    sites = (predictors.unwrapped(trace.nodes[p.name]["fn"]).base for p in joint.latents)
-    return [base.event_shape.numel() for base in sites if isinstance(base, MultivariateNormal)]
-
-
 def function_blocks(node: Node, start: int) -> list[PriorBlock] | None:
     """One block per element of the batch of a MultivariateNormal; None for any other site."""
     base, value = predictors.unwrapped(node["fn"]).base, node["value"]

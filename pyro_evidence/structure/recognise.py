@@ -18,7 +18,7 @@ from pyro_evidence.structure import factors, gaussian_process, groups, probes
 from pyro_evidence.structure.density import AutogradDensity, DenseLinear, LinearDensity, LinearPredictors
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
-from pyro_evidence.structure.factor_terms import SITES, steps
+from pyro_evidence.structure.factor_terms import SITES, terms_of_steps
 from pyro_evidence.structure.factors import SMALL, Followed, NotSparse
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import PrecisionGroups
@@ -151,7 +151,7 @@ def _recognised(joint: LogJoint, look_for_factors: bool) -> Structure:
     linear = known.linear if isinstance(known, Structured) else known
     seen = linear or sites  # predictors may have other links than those that were read first
     slots = None if seen is None else seen.slots
-    at_once = steps(joint, (), typical.u, typical.theta) if look_for_factors and known is None else None
+    at_once = terms_of_steps(joint, (), typical.u, typical.theta) if look_for_factors and known is None else None
     structure = Structure(settled, slots, known, AutogradDensity(joint, slots, at_once), coupled)
     return structure if known is not None else _with_network(structure)
 
@@ -167,13 +167,14 @@ def _cheapest(
     size = joint.latents.size
     large = look_for_factors and (size > SMALL or len(joint.latents.names) >= SITES)
     # where most latents have one dense covariance there are no factors, as a rule
-    process = large and 2 * max(gaussian_process.covariance_sizes(joint, origin.trace), default=0) > size
+    dense = predictors.covariance_sizes(joint, origin.trace)
+    process = large and 2 * max(dense, default=0) > size
     sparse = _factors(sites, found, far) if large and not process else None
     if isinstance(sparse, Structured) and not sparse.wide:
         return sparse, None
     linear = None if sites is None or not far else _linear(sites, found, far, None)
     assert linear is None or isinstance(linear, LinearDensity)
-    if linear is not None and not linear.gaussian:
+    if linear is not None and dense and not linear.gaussian:
         latent = gaussian_process.with_dense_prior(linear, origin, far)
         if latent is not None:
             return latent, sparse if isinstance(sparse, NotSparse) else None
@@ -350,7 +351,7 @@ def _affordable(slot: LikelihoodTerm, origin: TestPoint) -> bool:
     if size <= max(SMALL_JACOBIAN, DENSER_THAN_DATA * data):
         return True
     # a J is no larger than what the model has already, where the prior has a dense covariance
-    return size <= joint.latents.size**2 and bool(gaussian_process.covariance_sizes(joint, origin.trace))
+    return size <= joint.latents.size**2 and bool(predictors.covariance_sizes(joint, origin.trace))
 
 
 def _matches(slot: LikelihoodTerm, probe: TestPoint, eta: Tensor, size: Tensor) -> bool:

@@ -213,7 +213,7 @@ class StreamedDensity(LinearDensity):
         return self._with_prior(self._prior_precision(u, theta), u, theta)
 
     def _with_prior(self, prior: Tensor, u: Tensor, theta: Tensor) -> Tensor:
-        prior = prior if prior.dim() == 3 else prior.diag_embed()
+        prior = prior if prior.dim() > 2 else prior.diag_embed()
         if _wants_graph(u, theta):
             return prior + added_up(self.rows, self.of.precision, self._totals(u, theta).precision, u, theta)
         if len(u) > MANY:

@@ -8,9 +8,9 @@ import torch
 
 from pyro_evidence.errors import NotPositiveDefinite, TooLarge
 from pyro_evidence.precision import elimination as ordering
-from pyro_evidence.precision.dense import DensePlan
+from pyro_evidence.precision.blocks import elimination
+from pyro_evidence.precision.dense import DensePlan, Pattern, Plan, StructuredPrecision, pattern_product
 from pyro_evidence.precision.elimination import elimination_order
-from pyro_evidence.precision.plan import Pattern, Plan, StructuredPrecision, elimination, pattern_product
 from tests.models_for_tests.patterns import (
     EVERY,
     chain,
