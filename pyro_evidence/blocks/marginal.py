@@ -40,7 +40,7 @@ from pyro_evidence.numerics.linalg import Label, cholesky
 from pyro_evidence.numerics.line_search import Backtracking, Line, Real, along_step
 from pyro_evidence.numerics.newton import Direction, Limits, by_absolute_value
 from pyro_evidence.numerics.quadrature.rules import block_rule
-from pyro_evidence.precision.blocks import BlockPrecision, Factor, block_plan
+from pyro_evidence.precision.blocks import BlockPrecision, StepFactor, block_plan
 from pyro_evidence.precision.dense import Pattern
 from pyro_evidence.precision.elimination import Fronts, Order
 
@@ -216,10 +216,10 @@ class Marginal:
         p, tril = self.partition, cholesky(here.curvature, "curvature of what blocks share", self._named)
         factors, parts = [], here.follows.split([front.numel() for front in p.fronts])
         for front, L, part in zip(p.fronts, here.modes.tril, parts, strict=True):
-            factors.append(Factor(L, -L.mT @ part.reshape(*front.shape, -1)))
+            factors.append(StepFactor(L, -L.mT @ part.reshape(*front.shape, -1)))
         if len(p.held):
             one = torch.ones(len(p.held), 1, 1).to(here.shared)
-            factors.append(Factor(one, one[..., :0]))
+            factors.append(StepFactor(one, one[..., :0]))
         return BlockPrecision(block_plan(Pattern(p.size, ()), order_of(p)), tuple(factors), tril)
 
 

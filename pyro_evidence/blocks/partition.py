@@ -11,8 +11,8 @@ from pyro_evidence.numerics.quadrature.rules import GENERATORS, PRODUCT_DIMS
 from pyro_evidence.precision.dense import Pattern
 from pyro_evidence.precision.elimination import graph_of
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.factor_cells import distinct, table
-from pyro_evidence.structure.factors import NotSparse, follow
+from pyro_evidence.structure.factor_cells import by_width, coordinate_table
+from pyro_evidence.structure.factors import NotSparse, followed_terms
 
 MOST_DIMS = max(GENERATORS)  # of a block
 MOST_GLOBALS = 100  # coordinates around which the blocks are integrated
@@ -79,12 +79,12 @@ def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | Not
     :param active: coordinates that are not pruned, ``(D,)`` bool.
     :param theta: hyperparameters at which a run of the model is followed, ``(T,)``.
     """
-    followed = follow(joint, joint.initial(1, seed=0)[0], theta, ())
+    followed = followed_terms(joint, joint.initial(1, seed=0)[0], theta, ())
     if isinstance(followed, NotSparse):
         return followed
     place = torch.arange(len(active) + 1, device=active.device)
     place[:-1][~active], place[-1] = -1, -1  # of coordinates that are held, and of none
-    touched = {n: place[table(g, followed.shapes[n])] for n, g in followed.groups.items() if g}
+    touched = {n: place[coordinate_table(g, followed.shapes[n])] for n, g in followed.groups.items() if g}
     widest = max((index.shape[-1] for index in touched.values()), default=0)
     if widest > WIDEST:
         return NotSparse(f"{followed.widest} ties {widest:,} coordinates together", followed.widest.coordinates)
@@ -103,10 +103,10 @@ def around(joint: LogJoint, shared: Tensor, most: int) -> Partition | NotSparse:
     :param shared: which these are, ``(D,)`` bool.
     :param most: coordinates of a block.
     """
-    followed = follow(joint, joint.initial(1, seed=0)[0], joint.initial_theta, ())
+    followed = followed_terms(joint, joint.initial(1, seed=0)[0], joint.initial_theta, ())
     if isinstance(followed, NotSparse):
         return followed
-    touched = {n: table(g, followed.shapes[n]) for n, g in followed.groups.items() if g}
+    touched = {n: coordinate_table(g, followed.shapes[n]) for n, g in followed.groups.items() if g}
     label = _components(_edges(touched, joint.latents.size, joint.device), ~shared, most)
     if label is None:
         return NotSparse(f"given what chunks share, more than {most} coordinates are tied together")
@@ -116,7 +116,7 @@ def around(joint: LogJoint, shared: Tensor, most: int) -> Partition | NotSparse:
 def _edges(touched: Mapping[str, Tensor], size: int, device: torch.device) -> Tensor:
     """Pairs of coordinates that meet in a term, both ways, ``(2, E)``."""
     every = torch.arange(size, device=device).unsqueeze(-1)
-    joined = [part for index in touched.values() for _, part in distinct(index) if part.shape[-1] > 1]
+    joined = [part for index in touched.values() for _, part in by_width(index) if part.shape[-1] > 1]
     return graph_of(Pattern(size, (every, *joined))).edges
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.numerics import batched
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.density import LinearPart, LinearPredictors, Parts
+from pyro_evidence.structure.density import LinearPart, LinearPredictors, ModelParts
 from pyro_evidence.structure.factor_cells import cells
 from pyro_evidence.structure.factor_linear import SparseLinear
 
@@ -73,7 +73,7 @@ class Terms:
 
     density: BlockDensity
     theta: Tensor
-    read: Parts | None
+    read: ModelParts | None
 
     def __call__(self, rows: Tensor, shared: Tensor) -> Tensor:
         """The terms of each block, and last those that belong to none, nats, ``(Q, G + 1)``.
@@ -91,7 +91,7 @@ class Terms:
         rest = torch.as_tensor(self.read.rest).to(total)
         return torch.cat([total[:, :-1], total[:, -1:] + rest], 1)
 
-    def prior(self, rows: Tensor, shared: Tensor, read: Parts) -> Tensor:
+    def prior(self, rows: Tensor, shared: Tensor, read: ModelParts) -> Tensor:
         """The log prior density of each block, and last that of what belongs to none, nats, ``(Q, G + 1)``."""
         density = self.density
         if read.prior is None:

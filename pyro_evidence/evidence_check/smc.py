@@ -19,7 +19,7 @@ from pyro_evidence.evidence_check.target import (
 )
 from pyro_evidence.fitting.process_state import within_memory, without_validation
 from pyro_evidence.numerics import derivatives, importance
-from pyro_evidence.program.predictors import log_prior
+from pyro_evidence.program.predictors import log_prior_rows
 from pyro_evidence.program.simulate import latents_from_prior
 from pyro_evidence.settings import check_count, seed_of, seeded
 
@@ -80,7 +80,7 @@ class Particles:
 
 def _prior(target: Target, x: Tensor) -> tuple[Tensor, Tensor]:
     parts = [
-        derivatives.gradient(lambda v, theta: log_prior(target.joint, v, theta), part, target.theta)
+        derivatives.gradient(lambda v, theta: log_prior_rows(target.joint, v, theta), part, target.theta)
         for part in x.split(ROWS)
     ]
     value, slope = (torch.cat(p) for p in zip(*parts, strict=True))

@@ -18,8 +18,7 @@ from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.rounds import Lost, keep_dead_kernels
 from pyro_evidence.prbf.start import Initial, RandomPoints
 from pyro_evidence.prbf.updates import Ascent, Update
-from pyro_evidence.program.checks import Arguments, same_arguments
-from pyro_evidence.program.failed_run import as_tensors
+from pyro_evidence.program.checks import Arguments, as_tensors, same_arguments
 from pyro_evidence.settings import Start, check_family, check_function, check_random_start, stacklevel
 
 STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds are cheap and go slowly at the end

@@ -43,9 +43,39 @@ class Problem:
     nodes: int = 1  # of quadrature on each axis of an independent block; 1 is Laplace
 
     @cached_property
+    def form(self) -> blocks.Marginal | GaussianLatent | StructuredProblem | None:
+        """The form of the density that finds mode, curvature and slope by itself; the one place that decides it.
+
+        Independent blocks where quadrature is asked for; the dense prior of a Gaussian process, or factors of few
+        coordinates, where the curvature is the exact one.  None: dense or diagonal matrices of :attr:`density`.
+        """
+        marginal = None if self.nodes == 1 else self.by_quadrature(self.nodes)
+        if marginal is not None:
+            return marginal
+        known, whole = self.structure.known, bool(self.active.all())
+        if isinstance(known, GaussianLatent) and whole and self.curvature in (exact_hessian, gauss_newton):
+            return known
+        # sums are of all coordinates
+        if isinstance(known, Structured) and self.curvature is exact_hessian and (whole or not len(known.B)):
+            value = self.density
+            assert isinstance(value, Structured | Pruned)
+            return StructuredProblem(known, self.active, value, self.joint.latents.label)
+        return None
+
+    @property
     def marginal(self) -> blocks.Marginal | None:
         """The density of what independent blocks share; None where there are none, or Laplace is asked for."""
-        return None if self.nodes == 1 else self.by_quadrature(self.nodes)
+        return self.form if isinstance(self.form, blocks.Marginal) else None
+
+    @property
+    def latent(self) -> GaussianLatent | None:
+        """The dense Gaussian prior behind linear predictors, where there is one and the exact curvature is wanted."""
+        return self.form if isinstance(self.form, GaussianLatent) else None
+
+    @property
+    def factors(self) -> StructuredProblem | None:
+        """The density by its factors, where there are any and the exact curvature is wanted."""
+        return self.form if isinstance(self.form, StructuredProblem) else None
 
     def by_quadrature(self, num: int) -> blocks.Marginal | None:
         """The density of what blocks share, these integrated by ``num`` nodes on each axis; None without blocks."""
@@ -60,12 +90,6 @@ class Problem:
         return Pruned(fastest, groups, self.active)
 
     @property
-    def latent(self) -> GaussianLatent | None:
-        """The dense Gaussian prior behind linear predictors, where there is one and the exact curvature is wanted."""
-        wanted = self.curvature in (exact_hessian, gauss_newton) and bool(self.active.all())
-        return self.structure.latent if wanted else None
-
-    @property
     def eps(self) -> float:
         """Relative rounding of one number."""
         return float(torch.finfo(self.joint.dtype).eps)
@@ -74,18 +98,6 @@ class Problem:
     def slack(self) -> float:
         """Relative rounding of the log evidence: 1e-13 in float64."""
         return 450.0 * self.eps
-
-    @property
-    def factors(self) -> StructuredProblem | None:
-        """The density by its factors, where there are any and the exact curvature is wanted."""
-        density = self.structure.factors
-        if density is None or self.curvature is not exact_hessian:
-            return None
-        if density.sums is not None and not bool(self.active.all()):
-            return None  # sums are of all coordinates
-        value = self.density
-        assert isinstance(value, Structured | Pruned)
-        return StructuredProblem(density, self.active, value, self.joint.latents.label)
 
     @property
     def tolerance(self) -> float:
@@ -121,7 +133,7 @@ class Problem:
     @property
     def without_linear(self) -> "Problem":
         """This problem without linear predictors, whose density a mode has shown to be another than the model's."""
-        return replace(self, structure=self.structure.without_linear)
+        return replace(self, structure=replace(self.structure, known=None))
 
     def eliminated(self, u: Tensor, theta: Tensor) -> Tensor:
         """The part of the log joint that is integrated over groups elsewhere, nats, ``()``; u ``(1, D)``."""

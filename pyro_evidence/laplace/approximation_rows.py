@@ -14,7 +14,7 @@ from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.structure.factors import SMALL
-from pyro_evidence.structure.pruned import PrunedRows
+from pyro_evidence.structure.pruned import Pruned
 
 LIGHT = 2**13  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
 
@@ -52,9 +52,9 @@ def can_compare(problem: Problem) -> bool:
     )
 
 
-def density(problem: Problem) -> PrunedRows:
+def density(problem: Problem) -> Pruned:
     """The density of rows whose mask stands behind their hyperparameters."""
-    return PrunedRows(problem.structure.by_rows, problem.structure.groups, problem.joint.hypers.size)
+    return Pruned(problem.structure.by_rows, problem.structure.groups)
 
 
 def laplace_rows(

@@ -24,16 +24,16 @@ from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.numerics.newton import tolerance_of
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.simulate import prior_of, shapes_on
+from pyro_evidence.program.simulate import prior_alone, shapes_on
 from pyro_evidence.settings import stacklevel
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factors import SMALL, NotSparse
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.structure.streamed import (
     Making,
+    PassTotals,
     StreamedDensity,
     Summands,
-    Totals,
     added_up,
     require_same_prior,
 )
@@ -213,10 +213,10 @@ def integral(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
 
 
 @torch.enable_grad()
-def _totals(groups: Groups, u: Tensor, theta: Tensor) -> Totals:
+def _totals(groups: Groups, u: Tensor, theta: Tensor) -> PassTotals:
     u = u.detach().requires_grad_()
     height, rise, second = derivatives.sloped(lambda v, t: value(groups, v, t), u, theta)
-    return Totals(height.detach(), rise.detach(), -second(False))
+    return PassTotals(height.detach(), rise.detach(), -second(False))
 
 
 PROFILE = Summands(value, precision, _totals)
@@ -283,7 +283,7 @@ class GroupReader:
                 f"first has {first}. Expected the same: chunks must differ in their rows and groups only."
             )
         u = generic_directions(1, shared.latents.size, shared.initial_u)[0]
-        priors = (prior_of(joint, shared.latents.names), shared)
+        priors = (prior_alone(joint, shared.latents.names), shared)
         require_same_prior(number, shared, [x.log_joint(u, shared.initial_theta).detach() for x in priors])
         sizes = frozenset(d for p in joint.latents if p.name in self.own for d in p.shape)
         self.labels.append(labels_of(args, sizes))
@@ -318,7 +318,7 @@ def group_rows(
     :param first: the model on the first few rows.
     :raises BadInput, UnsupportedModel: on all processes what is wrong with one chunk.
     """
-    shared = prior_of(first, [n for n in first.latents.names if n not in own])
+    shared = prior_alone(first, [n for n in first.latents.names if n not in own])
     shared.has_data = False
     reader = GroupReader(make, shared, own)
     counts = looked_through(model, chunks, communicator, reader.checked)

@@ -27,7 +27,7 @@ from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense
-from pyro_evidence.program.failed_run import as_tensors, new_data, require_kept
+from pyro_evidence.program.checks import as_tensors, new_data, require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, seeded
 from pyro_evidence.structure.density import AutogradDensity

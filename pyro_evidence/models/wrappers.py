@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import TensorValue
+from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.distributions import Background, WithBackground, WithGaps
-from pyro_evidence.program.failed_run import tensors
 from pyro_evidence.program.log_joint import Model
 
 

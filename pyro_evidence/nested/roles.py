@@ -1,6 +1,7 @@
-"""Which latent sites to integrate numerically around Laplace."""
+"""Which latent sites to integrate numerically around Laplace: read off derivatives, never off names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,18 +10,190 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
-from pyro_evidence.nested import dispersion
 from pyro_evidence.numerics import batched as rows
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
-from pyro_evidence.numerics.derivatives import generic_directions, pullback
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullback
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS
 from pyro_evidence.program import enumeration
 from pyro_evidence.program.log_joint import LogJoint, Trace
 from pyro_evidence.program.parameters import check_kind
+from pyro_evidence.program.sites import bijection
 from pyro_evidence.settings import seeded
 
+NUM_DRAWS = 48  # of each density that is looked at
+HALF = 0.5  # the share of a change that is the same on both sides of the centre, above which it is one of spread
+CLEARLY = 0.6  # the same for what other sites leave unexplained
+NOT_A_SHIFT = 0.3  # the share of a change that no shift of the whole density explains, above which it is one of spread
+ROUNDING = 1e-6  # the share of a change that is none
+NOT_LINEAR = 0.02  # share of a change in counts that no shift of their mean explains
 EXACT = 1e-12  # share of squares that rounding leaves in float64
+NUM_POINTS = 2  # random places at which the densities are looked at
+MOST = 30  # coordinates that are integrated numerically
+
+
+@dataclass(frozen=True)
+class Child:
+    """The density of one site of a run, and points at which to look at it.
+
+    :ivar points: in the site's own space, ``(2 M,) + shape``: pairs mirrored about the centre, or draws of counts.
+    :ivar counts: whether the site is discrete, so that its points have no mirror images.
+    """
+
+    name: str
+    points: Tensor
+    counts: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the model, with the densities of its sites; its trace can be differentiated in ``u``."""
+
+    joint: LogJoint
+    u: Tensor  # (D,)
+    nodes: Any
+    children: tuple[Child, ...]
+
+    def changes(self, directions: Tensor) -> list[dict[str, Tensor]]:
+        """Derivatives of every child's log density, its own value held, along directions ``(P, D)`` of the latents."""
+        with without_validation():
+            parts = {c.name: self.nodes[c.name]["fn"].log_prob(c.points).double() for c in self.children}
+        flat = torch.cat([part.reshape(-1) for part in parts.values()])
+        sizes = [part.numel() for part in parts.values()]
+        rows = [row.split(sizes) for row in Forward(flat, self.u).along(directions)]
+        return [{n: x.reshape(parts[n].shape) for n, x in zip(parts, row, strict=True)} for row in rows]
+
+    def shift(self, child: Child) -> Tensor:
+        """Derivative of a child's log density as its points move together in unconstrained space."""
+        fn = self.nodes[child.name]["fn"]
+        transform = bijection(child.name, fn)
+        y = transform.inv(child.points).detach().requires_grad_()
+        x = transform(y)
+        with without_validation():
+            log_prob = fn.log_prob(x)
+        log_det = transform.log_abs_det_jacobian(y, x).reshape(*log_prob.shape, -1).sum(-1)
+        flat = (log_prob + log_det).double().reshape(-1)
+        along = Forward(flat, y).along(torch.ones_like(y).unsqueeze(0))
+        return along.reshape(log_prob.shape)
+
+
+def _run(joint: LogJoint, u: Tensor, theta: Tensor) -> Run:
+    """The densities at one point ``(D,)``, with draws of each."""
+    u = u.clone().requires_grad_()
+    nodes = joint.trace(u, theta).nodes
+    names = [*joint.latents.names, *(() if joint.discrete else joint.observed)]
+    with own_random_numbers(), without_validation(), torch.no_grad():
+        torch.manual_seed(0)
+        children = [_child(name, nodes[name]["fn"]) for name in names]
+    return Run(joint, u, nodes, tuple(c for c in children if c is not None))
+
+
+def _child(name: str, fn: Any) -> Child | None:
+    """Points of one density; None where nothing can be drawn, or what is drawn has no order."""
+    support = getattr(fn, "support", None)
+    if isinstance(fn, Unit) or support is None:
+        return None
+    num = max(4, min(NUM_DRAWS, BATCH_NUMBERS // max(1, fn.shape().numel())))
+    try:
+        draws = fn.sample((num,)).detach()
+        points = draws if support.is_discrete else _mirrored(name, fn, draws)
+        usable = bool(torch.isfinite(fn.log_prob(points)).all()) and (not support.is_discrete or _is_count(fn))
+        return Child(name, points, support.is_discrete) if usable else None
+    except (NotImplementedError, RuntimeError, ValueError, AssertionError):  # a chain that was not told its length
+        return None
+
+
+def _mirrored(name: str, fn: Any, draws: Tensor) -> Tensor:
+    """Draws and their mirror images about the centre in unconstrained space.
+
+    The centre is the mean where that is the same there, else the median of the draws.
+    """
+    transform = bijection(name, fn)
+    y = transform.inv(draws)
+    centre = y.median(0).values
+    mean = fn.mean.detach().expand(fn.shape()) if _is_real(fn) else centre
+    if mean.shape == centre.shape:
+        centre = torch.where(torch.isfinite(mean), mean, centre)
+    return transform(torch.cat([y, 2.0 * centre - y]))
+
+
+def _is_real(fn: Any) -> bool:
+    """Whether a density is over all real numbers and tells its mean."""
+    try:
+        return is_identity(bijection("", fn)) and isinstance(fn.mean, Tensor)
+    except (NotImplementedError, AttributeError):
+        return False
+
+
+def _is_count(fn: Any) -> bool:
+    """Whether larger values mean more, which is not so of categories."""
+    base = fn
+    while hasattr(base, "base_dist"):
+        base = base.base_dist
+    return fn.event_dim == 0 and not isinstance(base, torch.distributions.Categorical)
+
+
+def spreads(site: str, changes: Mapping[str, Mapping[str, Tensor]], here: Run) -> bool:
+    """Whether ``site`` changes the spread of some child at its centre held.
+
+    :param changes: for each latent site, by child, what :meth:`Run.changes` gives along it.
+    """
+    for child in here.children:
+        own = changes[site].get(child.name)
+        if own is None or child.name == site or not _acts(own):
+            continue
+        others = [c[child.name] for n, c in changes.items() if n not in (site, child.name) and _acts(c[child.name])]
+        if _spreads(own, others, child, here):
+            return True
+    return False
+
+
+def _acts(slope: Tensor) -> bool:
+    return bool(torch.isfinite(slope).all()) and bool((_centred(slope).abs() > 1e-9).any())
+
+
+def _centred(slope: Tensor) -> Tensor:
+    return slope - slope.mean(0)
+
+
+def _spreads(own: Tensor, others: list[Tensor], child: Child, here: Run) -> bool:
+    if child.counts:
+        line = child.points.double().expand_as(own)
+        return _share(_unexplained(own, [line]), own) > NOT_LINEAR
+    more = _share(_unexplained(own, [here.shift(child)]), own)
+    if more < ROUNDING:
+        return False  # it moves the child, and nothing else
+    if more >= NOT_A_SHIFT or _even_share(own) >= HALF:
+        return True
+    rest = _unexplained(own, others)
+    return bool(others) and _share(rest, own) > ROUNDING and _even_share(rest) >= CLEARLY
+
+
+def _even_share(slope: Tensor) -> float:
+    """How much of a change is the same on both sides of the centre, of mirrored pairs."""
+    above, below = slope.chunk(2)
+    even, odd = _centred(0.5 * (above + below)), 0.5 * (above - below)
+    return _share(even, torch.cat([even, odd]))
+
+
+def _share(part: Tensor, whole: Tensor) -> float:
+    """Sum of squares of one in that of the other, each centred."""
+    total = _centred(whole).square().sum()
+    return float(_centred(part).square().sum() / total) if bool(total > 0) else 0.0
+
+
+def _unexplained(own: Tensor, others: list[Tensor]) -> Tensor:
+    """What is left of ``own`` ``(2 M, ...)`` beside the best combination of others, in each element by itself."""
+    if not others:
+        return _centred(own)
+    y = _centred(own).flatten(1) if own.dim() > 1 else _centred(own).unsqueeze(-1)
+    X = torch.stack([_centred(o).reshape(y.shape) for o in others], -1).transpose(0, 1)  # (E, 2M, K)
+    size = X.norm(dim=1, keepdim=True)
+    X = X / torch.where(size > 0, size, 1.0)
+    gram = X.mT @ X + EXACT * torch.eye(X.shape[-1]).to(X)
+    fit = X @ torch.linalg.solve(gram, X.mT @ y.T.unsqueeze(-1))
+    return (y.T.unsqueeze(-1) - fit).squeeze(-1).T.reshape(own.shape)
 
 
 def multiplying(joint: LogJoint, candidates: Sequence[Coordinate], theta: Tensor) -> set[str]:
@@ -68,7 +241,7 @@ def _slopes(joint: LogJoint, u: Tensor, theta: Tensor, value_of: Callable[[LogJo
             return value_of(joint, trace).double()
 
     u = u.clone().requires_grad_()
-    value = rows.apply(one, (u, theta.expand(len(u), -1)), 2**22, one)
+    value = rows.apply(one, (u, theta.expand(len(u), -1)), BATCH_NUMBERS, one)
     found = torch.autograd.grad(value.sum(), u, allow_unused=True)[0] if value.requires_grad else None
     return torch.zeros_like(u) if found is None else found.detach()
 
@@ -76,7 +249,7 @@ def _slopes(joint: LogJoint, u: Tensor, theta: Tensor, value_of: Callable[[LogJo
 def _log_likelihood(joint: LogJoint, trace: Trace) -> Tensor:
     """Of the data, the discrete sites summed out."""
     if joint.discrete:
-        return enumeration.total(trace, (*joint.discrete, *joint.observed))
+        return enumeration.log_prob_total(trace, (*joint.discrete, *joint.observed))
     return torch.as_tensor(trace.log_prob_sum(lambda name, _: name in joint.observed))
 
 
@@ -198,22 +371,21 @@ def sites_to_marginalise(joint: LogJoint) -> tuple[str, ...]:
     taken: set[str] = set()
     for _ in range(NUM_POINTS):
         u = 0.5 * torch.randn(joint.latents.size, generator=generator, dtype=torch.float64).to(joint.device)
-        here = dispersion.run_at(joint, u, theta)
+        here = _run(joint, u, theta)
         along = torch.stack([_along(joint, p, u, generator) for p in joint.latents])
         changes = dict(zip(joint.latents.names, here.changes(along), strict=True))
-        taken |= {p.name for p in candidates if dispersion.spreads(p.name, changes, here)}
+        taken |= {p.name for p in candidates if spreads(p.name, changes, here)}
     taken |= multiplying(joint, [p for p in candidates if p.name not in taken], theta)
     taken |= _seen_by_factors(here, candidates, taken)
     found = _closed(taken, candidates, changes)
     return found if len(found) < len(joint.latents.parts) else ()
 
 
-def _seen_by_factors(here: dispersion.Run, candidates: Sequence[Coordinate], taken: set[str]) -> set[str]:
+def _seen_by_factors(here: Run, candidates: Sequence[Coordinate], taken: set[str]) -> set[str]:
     """Single numbers that a ``pyro.factor`` sees, which does not say what they do there; none where these are many."""
-    u = here.u.clone().requires_grad_()
-    nodes = here.joint.trace(u, here.theta).nodes
-    factors = [nodes[n]["fn"].log_factor.sum() for n in here.joint.observed if isinstance(nodes[n]["fn"], Unit)]
-    slope = pullback(torch.stack(factors).sum(), u) if factors else torch.zeros_like(u)
+    fns = [here.nodes[name]["fn"] for name in here.joint.observed]
+    factors = [fn.log_factor.sum() for fn in fns if isinstance(fn, Unit)]
+    slope = pullback(torch.stack(factors).sum(), here.u) if factors else torch.zeros_like(here.u)
     seen = {p.name for p in candidates if p.size == 1 and bool(slope[here.joint.latents.slices[p.name]] != 0)}
     sizes = [p.size for p in candidates if p.name in seen | taken]
     return seen if sum(sizes) <= PRODUCT_DIMS else set()

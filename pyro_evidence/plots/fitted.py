@@ -9,7 +9,7 @@ from pyro_evidence import display
 from pyro_evidence.display import Axes, check_axes, intervals, with_labels
 from pyro_evidence.errors import BadInput
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.program.failed_run import as_tensors
+from pyro_evidence.program.checks import as_tensors
 from pyro_evidence.program.simulate import from_predictive
 from pyro_evidence.settings import check_count
 

@@ -34,7 +34,7 @@ from pyro_evidence.precision.choices import (
     gauss_newton,
 )
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision
-from pyro_evidence.program.failed_run import require_kept
+from pyro_evidence.program.checks import require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_path
 from pyro_evidence.structure.recognise import recognise

@@ -11,8 +11,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import generator_of, within_memory
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.program import simulate
-from pyro_evidence.program.checks import Arguments, require_targets
-from pyro_evidence.program.failed_run import as_tensors, new_data
+from pyro_evidence.program.checks import Arguments, as_tensors, new_data, require_targets
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.simulate import NewLevels, largest_row, rows_at_once

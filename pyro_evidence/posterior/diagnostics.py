@@ -19,7 +19,7 @@ from pyro_evidence.laplace.evidence_error import COMPARED, by_laplace, element_n
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.importance import pareto_shapes
 from pyro_evidence.posterior.base import NUM_DRAWS
-from pyro_evidence.program.failed_run import require_kept
+from pyro_evidence.program.checks import require_kept
 from pyro_evidence.settings import check_count, check_seed, seeded
 
 TRUSTED = 0.7  # k-hat up to which importance weights are believed

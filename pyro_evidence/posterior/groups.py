@@ -21,10 +21,10 @@ from pyro_evidence.posterior import diagnostics
 from pyro_evidence.posterior.base import Values
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.precision.blocks import BlockPrecision, Factor, block_plan
+from pyro_evidence.precision.blocks import BlockPrecision, StepFactor, block_plan
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense, Pattern
-from pyro_evidence.program.failed_run import require_kept
+from pyro_evidence.program.checks import require_kept
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
@@ -89,7 +89,7 @@ def with_groups(rows: GroupRows, posterior: LaplacePosterior) -> GroupsPosterior
     shared = torch.cat([torch.arange(size)[slices[p.name]] for p in rows.prior.latents]).to(joint.device)
     u = joint.initial_u.index_copy(0, shared, state.u)
     fronts: list[Tensor] = []
-    factors: list[Factor] = []
+    factors: list[StepFactor] = []
     for groups, index in zip(rows.pieces, places, strict=True):
         modes, p = groups.modes(state.u, state.theta), groups.partition
         u = u.index_copy(0, index[p.own], (modes.own + modes.step(p)).detach())
@@ -97,7 +97,7 @@ def with_groups(rows: GroupRows, posterior: LaplacePosterior) -> GroupsPosterior
         parts = between.split([front.numel() for front in p.fronts])
         for front, L, B in zip(p.fronts, modes.tril, parts, strict=True):
             fronts.append(index[front])
-            factors.append(Factor(L, solve_triangular(L, B.reshape(*front.shape, -1), upper=False)))
+            factors.append(StepFactor(L, solve_triangular(L, B.reshape(*front.shape, -1), upper=False)))
     partition = Partition(size, tuple(fronts), shared, shared[:0], {})
     assert isinstance(state.precision, Dense)
     plan = block_plan(Pattern(size, ()), order_of(partition))

@@ -31,8 +31,7 @@ from pyro_evidence.posterior.summary import Rows, TableLayout, Tabulated, hyper_
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense, Diagonal
 from pyro_evidence.precision.gaussian_process import LatentPrecision
-from pyro_evidence.program.checks import Arguments
-from pyro_evidence.program.failed_run import require_kept, tensors
+from pyro_evidence.program.checks import Arguments, require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import NewLevels, affordable_draws
 from pyro_evidence.settings import check_count

@@ -18,8 +18,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation, without_validation_or_params
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.posterior.base import Posterior, Values
-from pyro_evidence.program.checks import Arguments
-from pyro_evidence.program.failed_run import new_data
+from pyro_evidence.program.checks import Arguments, new_data
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import unwrapped
 from pyro_evidence.program.simulate import NewLevels, vectorised

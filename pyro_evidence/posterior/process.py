@@ -19,8 +19,7 @@ from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, equal_wei
 from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.precision.gaussian_process import LatentPrecision
-from pyro_evidence.program.checks import Arguments, same_arguments
-from pyro_evidence.program.failed_run import new_data
+from pyro_evidence.program.checks import Arguments, new_data, same_arguments
 from pyro_evidence.program.links import hermite
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import in_parts, node_at, rows_at_once

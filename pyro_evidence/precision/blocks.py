@@ -3,6 +3,10 @@
 Elimination of a block ``D`` with border ``B`` leaves ``C - B' D^-1 B`` among its neighbours (Duff and Reid, 1983).  The
 inverse on the pattern follows in the opposite order: ``Z_DC = -D^-1 B Z_CC``, ``Z_DD = D^-1 - Z_DC B' D^-1``
 (Takahashi, Fagan and Chen, 1973).
+
+All panels are parts of one flat vector: for each block ``(d, d + p)``, its own columns first, then those of its border;
+last the dense remainder with one more row and column, which takes what is padding.  An entry between a block and its
+border has one place, whichever way round it is asked for, so that sums over both triangles count it twice.
 """
 
 from dataclasses import dataclass
@@ -13,15 +17,88 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky, require_memory
-from pyro_evidence.precision.dense import Elements, Pattern, Precision
-from pyro_evidence.precision.elimination import MULTIPLY, SCATTER, Fronts, Order, first_of_each, row_numbers
-from pyro_evidence.precision.layout import Layout, layout
-
-PORTION = 4_000_000  # entries that are held at a time
+from pyro_evidence.precision.dense import FLOAT, DensePlan, Elements, Pattern, Plan, Precision
+from pyro_evidence.precision.elimination import (
+    MULTIPLY,
+    PORTION,
+    SCATTER,
+    Fronts,
+    Order,
+    elimination_order,
+    first_of_each,
+    row_numbers,
+)
 
 
 @dataclass(frozen=True)
-class Family:
+class PanelLayout:
+    """Places of entries; made by :func:`layout`."""
+
+    size: int  # D
+    total: int  # length of the flat vector
+    turn: Tensor  # (D + 1,) level at which a coordinate is eliminated; the remainder and the padding come last
+    block: Tensor  # (D + 1,) number of the block of a coordinate; the remainder is block 0
+    row: Tensor  # (D + 1,) row within the panel
+    base: Tensor  # (num_blocks,) where the panel of a block starts
+    width: Tensor  # (num_blocks,) length of its rows
+    border_key: Tensor  # (B,) block * (D + 1) + coordinate of each border entry, sorted
+    border_column: Tensor  # (B,) its column
+
+    def places(self, index: Tensor) -> Tensor:
+        """Where the entries among the coordinates in each row of ``index`` ``(U, k)`` lie, ``(U, k, k)``."""
+        count, width = index.shape
+        length = max(1, PORTION // max(1, width**2))
+        parts = [self._place(part.unsqueeze(-1), part.unsqueeze(-2)) for part in index.split(length)]
+        found = torch.cat(parts) if parts else index.new_empty(count, width, width)
+        return found.int() if self.total < 2**31 else found  # half the memory
+
+    def _place(self, i: Tensor, j: Tensor) -> Tensor:
+        """Place of the pairs ``(i, j)``: in the panel of whichever is eliminated first."""
+        i, j = torch.broadcast_tensors(i, j)
+        swap = self.turn[j] < self.turn[i]
+        first, other = torch.where(swap, j, i), torch.where(swap, i, j)
+        block = self.block[first]
+        column = torch.where(block == self.block[other], self.row[other], self._column(block, other))
+        return self.base[block] + self.row[first] * self.width[block] + column
+
+    def _column(self, block: Tensor, other: Tensor) -> Tensor:
+        if not len(self.border_key):
+            return torch.zeros_like(other)
+        key = block * (self.size + 1) + other
+        found = torch.searchsorted(self.border_key, key).clamp(max=len(self.border_key) - 1)  # clamp: past the end
+        known = (self.border_key[found] == key) | (block == self.block[other]) | (other == self.size)
+        assert bool(known.all()), "an entry of the pattern has no place"
+        return torch.where(self.border_key[found] == key, self.border_column[found], self.width[block] - 1)
+
+
+def layout(order: Order, size: int) -> PanelLayout:
+    """The places of all entries, given who is eliminated when."""
+    device = order.rest.device
+    fronts = [(front, level) for level, together in enumerate(order.levels) for front in together]
+    counts = torch.tensor([1, *(len(front.own) for front, _ in fronts)], device=device)
+    widths = torch.tensor([len(order.rest) + 1, *(front.width for front, _ in fronts)], device=device)
+    owns = torch.tensor([len(order.rest) + 1, *(front.own.shape[-1] for front, _ in fronts)], device=device)
+    width = widths.repeat_interleave(counts)
+    room = width * owns.repeat_interleave(counts)
+    turn, block, row = (torch.zeros(size + 1, dtype=torch.long, device=device) for _ in range(3))
+    turn[order.rest], turn[size] = len(order.levels), len(order.levels) + 1
+    row[order.rest], row[size] = torch.arange(len(order.rest), device=device), len(order.rest)
+    numbers = torch.arange(len(width), device=device).split(counts.tolist())[1:]
+    keys, columns = [torch.empty(0, dtype=torch.long, device=device)], [torch.empty(0, dtype=torch.long, device=device)]
+    for (front, level), number in zip(fronts, numbers, strict=True):
+        turn[front.own], block[front.own] = level, number.unsqueeze(-1)
+        own, border = torch.arange(front.width, device=device).split([front.own.shape[-1], front.border.shape[-1]])
+        row[front.own], real = own, front.border < size
+        keys.append((number.unsqueeze(-1) * (size + 1) + front.border)[real])
+        columns.append(border.expand_as(front.border)[real])
+    key = torch.cat(keys)
+    by_key = key.argsort()
+    column = torch.cat(columns)[by_key]
+    return PanelLayout(size, int(room.sum()), turn, block, row, room.cumsum(0) - room, width, key[by_key], column)
+
+
+@dataclass(frozen=True)
+class FamilyPlaces:
     """Where one family's elements go: equal rows of its index are summed first."""
 
     number: Tensor | None  # (F,) which distinct row each factor has; None where each has its own
@@ -73,8 +150,8 @@ class BlockPlan:
 
     size: int
     order: Order
-    places: Layout
-    families: tuple[Family, ...]
+    places: PanelLayout
+    families: tuple[FamilyPlaces, ...]
     steps: tuple[Step, ...]
 
     @property
@@ -88,7 +165,7 @@ class BlockPlan:
     @property
     def num_bytes(self) -> int:
         """What a factor asks for: panels, their factors and their inverse, and the remainder."""
-        return 8 * (3 * self.places.total + 2 * len(self.order.rest) ** 2)
+        return FLOAT * (3 * self.places.total + 2 * len(self.order.rest) ** 2)
 
     def factorise(self, elements: Elements, label: Label) -> "BlockPrecision":
         """Factors of all blocks and of the remainder.
@@ -113,7 +190,7 @@ class BlockPlan:
         count = len(self.order.rest)
         return flat[: (count + 1) ** 2].view(count + 1, count + 1)[:count, :count]
 
-    def _eliminate(self, step: Step, flat: Tensor, label: Label) -> "Factor":
+    def _eliminate(self, step: Step, flat: Tensor, label: Label) -> "StepFactor":
         panel, width = step.panel(flat), step.own.shape[-1]
         factor = _factor(panel[..., :width], 0.5 * panel[..., width:], step, label)  # half: both triangles were added
         if step.as_product:
@@ -144,7 +221,7 @@ def block_plan(pattern: Pattern, order: Order) -> BlockPlan:
     places = layout(order, pattern.size)
     families = tuple(_family(index, places) for index in pattern.index)
     fronts = [front for level in order.levels for front in level]
-    sizes = [front.own.numel() * (front.own.shape[-1] + front.border.shape[-1]) for front in fronts]
+    sizes = [front.own.numel() * front.width for front in fronts]
     start, steps = (len(order.rest) + 1) ** 2, []
     for front, size in zip(fronts, sizes, strict=True):
         steps.append(_step(front, slice(start, start + size), places, order))
@@ -152,25 +229,25 @@ def block_plan(pattern: Pattern, order: Order) -> BlockPlan:
     return BlockPlan(pattern.size, order, places, families, tuple(steps))
 
 
-def _family(index: Tensor, places: Layout) -> Family:
+def _family(index: Tensor, places: PanelLayout) -> FamilyPlaces:
     number = row_numbers(index, places.size)
     first = first_of_each(number)
     if len(first) == len(index):
-        return Family(None, places.places(index))
-    return Family(number, places.places(index[first]))
+        return FamilyPlaces(None, places.places(index))
+    return FamilyPlaces(number, places.places(index[first]))
 
 
-def _step(front: Fronts, part: slice, places: Layout, order: Order) -> Step:
+def _step(front: Fronts, part: slice, places: PanelLayout, order: Order) -> Step:
     in_rest = bool((places.turn[front.border] >= len(order.levels)).all())
     count, (width, border) = len(front.own), (front.own.shape[-1], front.border.shape[-1])
     product = in_rest and border > 0 and MULTIPLY * width * len(order.rest) ** 2 < SCATTER * border**2
-    fits = 8 * count * width * len(order.rest) <= 8 * 16 * PORTION
+    fits = count * width * len(order.rest) <= 16 * PORTION
     own_places = None if in_rest else places.places(front.border)
     return Step(front.own, front.border, part, own_places, places.row[front.border], product and fits)
 
 
 @dataclass(frozen=True)
-class Factor:
+class StepFactor:
     """Blocks of one step factorised."""
 
     tril: Tensor  # (G, d, d) L
@@ -186,7 +263,7 @@ class Factor:
         return b / self.tril if single else torch.linalg.solve_triangular(self.tril.mT, b, upper=True)
 
 
-def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> Factor:
+def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> StepFactor:
     if D.shape[-1] == 1:
         good = torch.isfinite(D) & (D > 0)
         tril = D.sqrt()
@@ -195,8 +272,8 @@ def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> Factor:
         good = (info == 0) & torch.isfinite(tril).flatten(1).all(-1)
     if not bool(good.all()):
         raise NotPositiveDefinite(lambda: _not_positive(D, step, label))
-    factor = Factor(tril, B)
-    return Factor(tril, factor.forward(B))
+    factor = StepFactor(tril, B)
+    return StepFactor(tril, factor.forward(B))
 
 
 def _not_positive(D: Tensor, step: Step, label: Label) -> str:
@@ -223,7 +300,7 @@ class BlockPrecision(Precision):
     """A precision factorised block by block; one row."""
 
     plan: BlockPlan
-    factors: tuple[Factor, ...]
+    factors: tuple[StepFactor, ...]
     tril: Tensor  # (P, P) lower Cholesky factor of the remainder
 
     @cached_property
@@ -241,7 +318,7 @@ class BlockPrecision(Precision):
             self._invert(step, factor, flat)
         return flat
 
-    def _invert(self, step: Step, factor: Factor, flat: Tensor) -> None:
+    def _invert(self, step: Step, factor: StepFactor, flat: Tensor) -> None:
         panel, width = step.panel(flat), step.own.shape[-1]
         identity = torch.eye(width, dtype=flat.dtype, device=flat.device).expand_as(factor.tril)
         W = factor.backward(factor.Y)
@@ -333,3 +410,20 @@ def _subtract(Y: Tensor, y: Tensor, x: Tensor, border: Tensor) -> None:
         return
     for column in range(border.shape[-1]):
         x.index_add_(0, border[:, column], -(Y[..., column].unsqueeze(1) @ y).squeeze(1))
+
+
+def elimination(pattern: Pattern) -> Plan:
+    """The plan that factorises matrices of this pattern at least cost.
+
+    >>> school = torch.arange(100).repeat_interleave(10)  # of 1000 classes
+    >>> classes = torch.stack([torch.arange(1000), 1000 + school], -1)
+    >>> elimination(Pattern(1100, (classes,))).sentence
+    '1000 blocks of 1 eliminated; dense 100'
+
+    :raises TooLarge: when the places of the entries do not fit into memory.
+    """
+    entries = sum(index.numel() * index.shape[-1] for index in pattern.index)
+    device = pattern.index[0].device if pattern.index else torch.device("cpu")
+    require_memory(2 * FLOAT * (entries + 4 * pattern.size), f"The pattern of {pattern.size:,} coordinates", device)
+    order = elimination_order(pattern)
+    return block_plan(pattern, order) if order.levels else DensePlan(pattern)

@@ -70,7 +70,7 @@ class Damped:
     def __call__(self, density: Density, u: Tensor, theta: Tensor) -> Tensor:
         """Posterior precision, ``(R, D, D)`` or ``(R, D)`` as the curvature has it."""
         A = self.curvature(density, u, theta)
-        return A + self.amount * (torch.eye(A.shape[-1], dtype=A.dtype, device=A.device) if A.dim() == 3 else 1.0)
+        return A + self.amount * (torch.eye(A.shape[-1], dtype=A.dtype, device=A.device) if A.dim() > 2 else 1.0)
 
 
 def damped(curvature: Curvature, amount: float) -> Damped:

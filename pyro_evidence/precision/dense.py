@@ -12,6 +12,8 @@ from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky, coordinate, require_memory
 from pyro_evidence.numerics.newton import Mode
 
+FLOAT = torch.float64.itemsize  # bytes
+
 
 class Precision(Protocol):
     """What engines and posteriors ask of a posterior precision ``A``, or of a batch of ``R``.
@@ -193,7 +195,7 @@ def factorise(A: Tensor, label: Label = coordinate) -> Precision:
 
     :raises NotPositiveDefinite: when some row is not positive definite.
     """
-    if A.dim() == 3:
+    if A.dim() > 2:
         return Dense(cholesky(A, "posterior precision A", label))
     if not bool((torch.isfinite(A) & (A > 0)).all()):
         raise NotPositiveDefinite(_not_positive(A, label))
@@ -243,7 +245,7 @@ class Pattern:
     index: tuple[Tensor, ...]  # per family (F, k) long, flat coordinates
 
 
-def product(pattern: Pattern, elements: Elements, v: Tensor) -> Tensor:
+def pattern_product(pattern: Pattern, elements: Elements, v: Tensor) -> Tensor:
     """``A v`` for each row of ``v``, shape ``(..., D)``; no matrix is assembled.
 
     >>> pattern = Pattern(3, (torch.tensor([[0, 1], [1, 2]]),))
@@ -271,6 +273,33 @@ def assembled(pattern: Pattern, elements: Elements) -> Tensor:
 def on_pattern(pattern: Pattern, Z: Tensor) -> Elements:
     """The entries of a dense symmetric ``Z`` ``(D, D)`` that the factors touch, per family ``(F, k, k)``."""
     return tuple(Z[index.unsqueeze(-1), index.unsqueeze(-2)] for index in pattern.index)
+
+
+class StructuredPrecision(Precision, Protocol):
+    """A posterior precision, ``R = 1``, that also knows its inverse on the pattern of its elements."""
+
+    @property
+    def adjoint(self) -> Elements:
+        """``d log |A| / d elements``: the inverse where the factors touch it, per family ``(F, k, k)``."""
+
+    def covariance(self, coordinates: Tensor) -> Tensor:
+        """``A^-1`` among chosen coordinates ``(c,)``, shape ``(c, c)``."""
+
+
+class Plan(Protocol):
+    """The symbolic half of a factorisation: who is eliminated when.  Made once for a pattern."""
+
+    @property
+    def sentence(self) -> str:
+        """What is eliminated and how, for the reader."""
+
+    def factorise(self, elements: Elements, label: Label) -> StructuredPrecision:
+        """The numerical half.
+
+        :param elements: per family ``(F, k, k)``, symmetric.
+        :param label: names a flat coordinate.
+        :raises NotPositiveDefinite: naming a coordinate where the precision is not positive.
+        """
 
 
 @dataclass(frozen=True)
@@ -334,6 +363,8 @@ class DensePlan:
         :raises TooLarge: when the matrix and its factor do not fit into memory.
         """
         device = self.pattern.index[0].device if self.pattern.index else torch.device("cpu")
-        require_memory(3 * 8 * self.pattern.size**2, f"A dense precision of {self.pattern.size:,} coordinates", device)
+        require_memory(
+            3 * FLOAT * self.pattern.size**2, f"A dense precision of {self.pattern.size:,} coordinates", device
+        )
         A = assembled(self.pattern, elements)
         return DenseElements(self.pattern, Dense(cholesky(A, "posterior precision A", label).unsqueeze(0)))

@@ -20,6 +20,8 @@ MOST_PAIRS = 100_000_000  # of neighbours, over all blocks: what is left is then
 # Seconds of one thread, for choices between ways of the same result: an entry scattered, a multiplication in a product,
 # the cube of a dense matrix' size with a share of its inverse, a batch of blocks.
 SCATTER, MULTIPLY, CUBE, BATCH = 4e-9, 3.5e-11, 2e-11, 4e-4
+PORTION = 4_000_000  # entries that are held, or looked up, at a time
+KEY = 2**62  # beyond it numbers of rows and random keys would run over
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class Fronts:
 
     own: Tensor  # (G, d)
     border: Tensor  # (G, p), padded with the number of coordinates
+
+    @property
+    def width(self) -> int:
+        """Columns of each block's panel, ``d + p``."""
+        return self.own.shape[-1] + self.border.shape[-1]
 
 
 @dataclass(frozen=True)
@@ -130,9 +137,9 @@ def distinct_rows(index: Tensor, size: int) -> Tensor:
 
 def row_numbers(index: Tensor, size: int) -> Tensor:
     """A number for each row of ``index`` ``(F, k)`` from 0 on, the same for equal rows, ``(F,)``."""
-    number, range_ = torch.zeros_like(index[:, 0]), 1
+    number, range_ = index.new_zeros(len(index)), 1
     for column in index.unbind(-1):
-        if range_ * size >= 2**62:
+        if range_ * size >= KEY:
             values, number = torch.unique(number, return_inverse=True)
             range_ = len(values)
         number, range_ = number * size + column, range_ * size
@@ -165,7 +172,7 @@ def merged(graph: Graph) -> Graph:
     """
     count, (here, there) = len(graph.weight), graph.edges
     generator = torch.Generator().manual_seed(0)  # its own: the caller's random state stays
-    token = torch.randint(-(2**62), 2**62, (count,), generator=generator).to(here.device)
+    token = torch.randint(-KEY, KEY, (count,), generator=generator).to(here.device)
     number = torch.unique(token.index_add(0, here, token[there]), return_inverse=True)[1]
     first = first_of_each(number)
     if len(first) == count:
@@ -238,20 +245,20 @@ def _with_cliques(old: Tensor, front: Tensor, other: Tensor, count: int) -> Tens
 
 
 def _clique(other: Tensor, start: Tensor, width: Tensor, part: slice, count: int) -> Tensor:
-    return other[part].repeat_interleave(width[part]) * count + other[spread(start[part], width[part])]
+    return other[part].repeat_interleave(width[part]) * count + other[runs_from(start[part], width[part])]
 
 
-def _portions(width: Tensor, most: int = 4_000_000) -> list[slice]:
+def _portions(width: Tensor) -> list[slice]:
     """Slices of about equal sums."""
     total = width.cumsum(0)
-    count = 1 + int(total[-1]) // most if len(total) else 0
+    count = 1 + int(total[-1]) // PORTION if len(total) else 0
     if count <= 1:
         return [slice(0, len(width))]
     cuts = torch.searchsorted(total, torch.arange(1, count, device=total.device) * (int(total[-1]) // count)).tolist()
     return [slice(a, b) for a, b in pairwise([0, *cuts, len(width)])]
 
 
-def spread(start: Tensor, count: Tensor) -> Tensor:
+def runs_from(start: Tensor, count: Tensor) -> Tensor:
     """``start, start + 1, ...``, ``count`` of them, one run after the other."""
     before = count.cumsum(0) - count
     return torch.arange(int(count.sum()), device=count.device) + (start - before).repeat_interleave(count)
@@ -264,7 +271,7 @@ def fronts_of(graph: Graph, chosen: Tensor) -> tuple[Fronts, ...]:
     offset = graph.weight.cumsum(0) - graph.weight
     nodes = torch.nonzero(chosen).squeeze(-1)
     here, there = graph.edges[:, chosen[graph.edges[0]]]
-    border = coordinates[spread(offset[there], graph.weight[there])]
+    border = coordinates[runs_from(offset[there], graph.weight[there])]
     owner = here.repeat_interleave(graph.weight[there])
     border = border[(owner * len(graph.node) + border).argsort()]  # ascending within each front
     width = graph.degree[nodes]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.precision.dense import Precision
-from pyro_evidence.precision.gaussian_process_mode import Mode, scaled
+from pyro_evidence.precision.gaussian_process_mode import PredictorMode, scaled
 
 
 class ObservationMap(Protocol):
@@ -46,7 +46,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Design:
+class DesignMap:
     """A predictor with any matrix ``J``."""
 
     J: Tensor  # (n, D)
@@ -70,7 +70,7 @@ def seen_by(J: Tensor) -> ObservationMap:
     chosen = J.gather(-1, index.unsqueeze(-1)).squeeze(-1)
     if bool((chosen == 1.0).all()) and int(torch.count_nonzero(J)) == len(J):
         return Selection(index, J.shape[-1])
-    return Design(J)
+    return DesignMap(J)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class LatentPrecision(Precision):
     covariance: Tensor  # (D, D) K
     tril: Tensor  # (D, D) its lower Cholesky factor
     seen: ObservationMap
-    mode: Mode
+    mode: PredictorMode
 
     @cached_property
     def cross(self) -> Tensor:

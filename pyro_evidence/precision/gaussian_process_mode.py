@@ -25,7 +25,7 @@ LEAST_SHARE = 1e-3  # W times a posterior variance, below which one minus it has
 
 
 @dataclass(frozen=True)
-class Latent:
+class LatentPredictor:
     """A predictor with a Gaussian prior, and the log likelihood that sees it."""
 
     mean: Tensor  # (N, C)
@@ -205,7 +205,7 @@ def root_of(W: Tensor) -> tuple[Tensor, bool]:
     return (vectors * positive.unsqueeze(-2)) @ vectors.mT, bool((values >= -rounding).all())
 
 
-def factorise(latent: Latent, W: Tensor) -> tuple[Factor, bool]:
+def factorise_predictor(latent: LatentPredictor, W: Tensor) -> tuple[Factor, bool]:
     """The factor, and whether it is of ``W``: where the posterior precision is indefinite, of its positive part."""
     S, complete = root_of(W)
     if not complete:
@@ -223,7 +223,7 @@ def factorise(latent: Latent, W: Tensor) -> tuple[Factor, bool]:
 
 
 @dataclass(frozen=True)
-class Mode:
+class PredictorMode:
     """Where Newton's method stopped, and what was known there."""
 
     eta: Tensor  # (N, C)
@@ -235,12 +235,12 @@ class Mode:
     converged: bool
     definite: bool  # whether the posterior precision is positive definite
 
-    def log_evidence(self, latent: Latent) -> Tensor:
+    def log_evidence(self, latent: LatentPredictor) -> Tensor:
         """Laplace's log evidence, nats, shape ``()``.  Rasmussen and Williams (2006), eq. 3.32."""
         return self.log_likelihood - 0.5 * (quadratic(self, latent) + self.factor.log_det)
 
 
-def quadratic(mode: Mode, latent: Latent) -> Tensor:
+def quadratic(mode: PredictorMode, latent: LatentPredictor) -> Tensor:
     """``(eta - mean)' K^-1 (eta - mean)``, shape ``()``."""
     return (mode.eta - latent.mean).reshape(-1) @ mode.dual
 
@@ -255,13 +255,15 @@ class _Point:
     curvature: Callable[[], Tensor]  # W there, blocks (N, C, C), from the graph of the slope
 
 
-def _point(latent: Latent, dual: Tensor, away: Tensor) -> _Point:
+def _point(latent: LatentPredictor, dual: Tensor, away: Tensor) -> _Point:
     eta = latent.mean + away.reshape(latent.mean.shape)
     log_likelihood, slope, curvature = latent.slope(eta)
     return _Point(dual, away, float(log_likelihood - 0.5 * dual @ away), log_likelihood, slope, curvature)
 
 
-def find_mode(latent: Latent, start: Tensor, tolerance: float, watch: Watch = no_callback) -> Mode:
+def predictor_mode(
+    latent: LatentPredictor, start: Tensor, tolerance: float, watch: Watch = no_callback
+) -> PredictorMode:
     """Newton on ``B``, with backtracking.  Rasmussen and Williams (2006), algorithm 3.1, in steps of ``a``.
 
     :param start: an ``eta`` ``(N, C)`` near the mode; any will do, the prior mean is tried as well.
@@ -273,7 +275,7 @@ def find_mode(latent: Latent, start: Tensor, tolerance: float, watch: Watch = no
         new_W = point.curvature()[0].double()
         if W is None or not torch.equal(new_W, W):  # else the same everywhere, as of Gaussian noise
             W = new_W
-            factor, definite = factorise(latent, W)
+            factor, definite = factorise_predictor(latent, W)
         rise = point.slope - point.dual
         step = rise - factor.apply((latent.covariance @ rise).unsqueeze(-1)).squeeze(-1)  # (I + W K)^-1 rise
         away = latent.covariance @ step
@@ -287,10 +289,10 @@ def find_mode(latent: Latent, start: Tensor, tolerance: float, watch: Watch = no
         watch(torch.tensor([point.value]))
     eta = latent.mean + point.away.reshape(latent.mean.shape)
     done = definite and (small or resting)
-    return Mode(eta, point.dual, point.log_likelihood, point.slope, factor, decrement, done, definite)
+    return PredictorMode(eta, point.dual, point.log_likelihood, point.slope, factor, decrement, done, definite)
 
 
-def _start(latent: Latent, start: Tensor) -> _Point:
+def _start(latent: LatentPredictor, start: Tensor) -> _Point:
     """The better of the prior mean and of what the slope at ``start`` says."""
     if not torch.equal(start, latent.mean):
         _, dual, _ = latent.slope(start)
@@ -305,7 +307,7 @@ def _start(latent: Latent, start: Tensor) -> _Point:
 
 
 def _moved(
-    latent: Latent, point: _Point, step: tuple[Tensor, Tensor], decrement: float, tolerance: float
+    latent: LatentPredictor, point: _Point, step: tuple[Tensor, Tensor], decrement: float, tolerance: float
 ) -> _Point | None:
     """The first halved step that rises (Armijo), or a whole one that rounding hides; None where none does."""
 
@@ -341,7 +343,7 @@ class Likelihood:
     curvature: Tensor  # (N, C, C)
 
 
-def likelihood_at(latent: Latent, eta: Tensor) -> Likelihood:
+def likelihood_at(latent: LatentPredictor, eta: Tensor) -> Likelihood:
     """At ``eta`` ``(N, C)``."""
     leaf = eta.detach().unsqueeze(0).requires_grad_()
     with torch.enable_grad():
@@ -349,7 +351,7 @@ def likelihood_at(latent: Latent, eta: Tensor) -> Likelihood:
     return Likelihood(leaf, value.sum(), slope.reshape(-1).double(), W[0].double())
 
 
-def cotangents(K: Tensor, mode: Mode, here: Likelihood) -> Cotangents:
+def cotangents(K: Tensor, mode: PredictorMode, here: Likelihood) -> Cotangents:
     r"""The exact gradient.  Rasmussen and Williams (2006), algorithm 5.1, eqs. 5.22 to 5.24, for blocks as well.
 
     With :math:`s = \tfrac12 \mathrm{tr}(\Sigma\, \partial W / \partial\eta)` taken negative, the mode's dependence adds

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky
-from pyro_evidence.precision.dense import Elements, Pattern
-from pyro_evidence.precision.plan import Plan, StructuredPrecision, elimination
+from pyro_evidence.precision.blocks import elimination
+from pyro_evidence.precision.dense import Elements, Pattern, Plan, StructuredPrecision
 
 
 @dataclass(frozen=True)

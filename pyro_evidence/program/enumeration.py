@@ -74,7 +74,7 @@ def _named(term: Any, dims: str) -> Tensor:
     return cast(Tensor, term)
 
 
-def total(trace: Trace, names: Sequence[str]) -> Tensor:
+def log_prob_total(trace: Trace, names: Sequence[str]) -> Tensor:
     """Log density of the named sites of a trace, every discrete one summed out, shape ``()``."""
     chosen = factors(trace, names)
     parts = [trace.nodes[n]["log_prob_sum"] for n in names if n not in chosen]
@@ -85,7 +85,7 @@ def total(trace: Trace, names: Sequence[str]) -> Tensor:
 
 
 def term_cells(trace: Trace, names: Sequence[str]) -> dict[str, Tensor]:
-    """Terms whose sum is :func:`total`: one tensor for each site, or for sites that share discrete ones."""
+    """Terms whose sum is :func:`log_prob_total`: one tensor for each site, or for sites that share discrete ones."""
     chosen = factors(trace, names)
     found = {n: cast(Tensor, trace.nodes[n]["log_prob"]) for n in names if n not in chosen}
     for group in _components(chosen, _sum_dims(trace)):

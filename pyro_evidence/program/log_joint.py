@@ -27,7 +27,7 @@ from pyro_evidence.fitting.process_state import (
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.coordinates import Coordinates, unconstrained_shape
 from pyro_evidence.numerics.derivatives import takes_part
-from pyro_evidence.program import checks, enumeration, failed_run, parameters
+from pyro_evidence.program import checks, enumeration, parameters
 from pyro_evidence.program.exact import WholeNumbers, exact
 from pyro_evidence.program.parameters import Constants, Declaration, FirstRun, WithParameters, in_place
 from pyro_evidence.program.sites import (
@@ -116,10 +116,10 @@ class LogJoint:
         self.model: Model = model
         self.values: Mapping[str, Tensor] = dict(values or {})
         self.columns: dict[str, tuple[str, ...]]  # names, of arguments that are tables
-        self.columns = failed_run.column_names(args, kwargs or {})
+        self.columns = checks.column_names(args, kwargs or {})
         self.args: tuple[Any, ...]
         self.kwargs: dict[str, Any]
-        self.args, self.kwargs = failed_run.as_tensors(args, kwargs or {})
+        self.args, self.kwargs = checks.as_tensors(args, kwargs or {})
         self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
         self.has_data = True  # whether the arguments are all data; not where these came in chunks
         checks.check_sizes(self.args, self.kwargs)
@@ -174,11 +174,11 @@ class LogJoint:
                 trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
             trace.compute_log_prob(lambda _, s: not (is_observation(s) and is_empty(s)))
         except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError) as error:
-            if isinstance(error, TypeError | AttributeError) and not failed_run.arrays(self.args, self.kwargs):
+            if isinstance(error, TypeError | AttributeError) and not checks.arrays(self.args, self.kwargs):
                 raise  # the model's own
             for name, declaration in statements.found.items():
                 parameters.started(name, declaration)
-            raise failed_run.run_failed(error, self.args, self.kwargs) from error
+            raise checks.run_failed(error, self.args, self.kwargs) from error
         finally:
             for declaration in statements.found.values():
                 if declaration.source is not None and declaration.frozen:  # which the param store has undone
@@ -234,7 +234,7 @@ class LogJoint:
                 checks.check_same(float(first), second)
                 self._check_dependence(places[0], continuous)
         except (RuntimeError, IndexError) as error:
-            raise failed_run.run_failed(error, self.args, self.kwargs) from error
+            raise checks.run_failed(error, self.args, self.kwargs) from error
 
     def _check_dependence(self, u: Tensor, continuous: Mapping[str, Node]) -> None:
         """Supports depend on nothing, the density on every param, and no hyperprior on what is integrated.
@@ -351,7 +351,7 @@ class LogJoint:
             bad = bad & ~(torch.isfinite(value.detach()) & torch.isfinite(slope).all(-1))
             if not bool(bad.any()):
                 return u, value.detach()
-        arguments = failed_run.describe(self.args, self.kwargs)
+        arguments = checks.describe(self.args, self.kwargs)
         try:
             trace = self.trace(u[bad][0], self.initial_theta)
             trace.compute_log_prob()
@@ -371,6 +371,11 @@ class LogJoint:
             self._row_bytes = kept, 1
         found, times = self._row_bytes
         return None if found is None else found * times
+
+    @property
+    def rounding(self) -> float:
+        """Relative rounding error of a sum over data: 1e-10 in float64."""
+        return float(torch.finfo(self.dtype).eps ** 0.64)
 
     @property
     def initial_u(self) -> Tensor:
@@ -416,7 +421,7 @@ class LogJoint:
         """The log density as a trace shows it."""
         with without_validation():
             if self.discrete:
-                return enumeration.total(trace, self._counted)
+                return enumeration.log_prob_total(trace, self._counted)
             return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self._scored))
 
     def _one(self, u: Tensor, theta: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ class Sites:
     free: tuple[str, ...]  # those that do not
 
 
-def read(joint: LogJoint, trace: Trace, u: Tensor) -> Sites | None:
+def read_sites(joint: LogJoint, trace: Trace, u: Tensor) -> Sites | None:
     """The observed sites by how they see the latents; None when one does in a way that no slot describes.
 
     A proposal: it holds where :func:`pyro_evidence.structure.recognise.recognise` has verified it.
@@ -258,7 +258,7 @@ def log_prob_sum(trace: Trace, names: Sequence[str]) -> Tensor | float:
     return sum(trace.nodes[n]["log_prob_sum"] for n in names)
 
 
-def log_prior(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
+def log_prior_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
     """Log prior density of the integrated sites, Jacobian included, shape ``(R,)``.
 
     :param u: rows ``(R, D)``.
@@ -285,6 +285,12 @@ def gaussian_prior(joint: LogJoint, trace: Trace) -> tuple[Tensor, Tensor, Tenso
 def is_plain(node: Node) -> bool:
     """Whether a site is unmasked, unscaled and no mixture."""
     return node["mask"] is None and _is_one(node["scale"]) and unwrapped(node["fn"]).mixing is None
+
+
+def covariance_sizes(joint: LogJoint, trace: Trace) -> list[int]:
+    """Coordinates that each dense covariance of a site is of."""
+    sites = (unwrapped(trace.nodes[part.name]["fn"]).base for part in joint.latents)
+    return [base.event_shape.numel() for base in sites if isinstance(base, MultivariateNormal)]
 
 
 def gaussian_site(node: Node, size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from pyro_evidence.fitting.process_state import (
     without_validation_or_params,
 )
 from pyro_evidence.numerics.coordinates import Coordinates
-from pyro_evidence.program.failed_run import tensors
+from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.sites import is_observation, sample_nodes
 
@@ -44,7 +44,7 @@ def shapes_on(joint: LogJoint, args: tuple[Any, ...]) -> dict[str, list[int]]:
     return {n: list(nodes[n]["value"].shape) for n in joint.latents.names if n in nodes}
 
 
-def prior_of(joint: LogJoint, names: Sequence[str]) -> LogJoint:
+def prior_alone(joint: LogJoint, names: Sequence[str]) -> LogJoint:
     """The prior density of some latent sites alone, the others held where the search begins; no data in it."""
     found, held = copy.copy(joint), joint.latents.constrained(joint.initial_u.to(joint.dtype))
     found.latents = Coordinates({p.name: (p.transform, p.shape) for p in joint.latents if p.name in names})

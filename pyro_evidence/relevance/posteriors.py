@@ -29,7 +29,7 @@ from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.posterior.summary import LISTED
-from pyro_evidence.program.failed_run import new_data
+from pyro_evidence.program.checks import new_data
 from pyro_evidence.program.links import LOGISTIC, SOFTMAX, hermite, moderated_output, softmax_average
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import unwrapped

@@ -24,13 +24,12 @@ from pyro_evidence.numerics.linear_predictor import (
     gram_diagonal,
     slope_and_curvature,
 )
+from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.factor_derivatives import Steps
+from pyro_evidence.structure.factor_terms import RecordedTerms
 from pyro_evidence.structure.observed import LogisticPart, Part, in_blocks, logistic
-
-FLOAT = 8  # bytes
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class AutogradDensity(JointDensity):
     """Any model, by reverse-mode derivatives of its log joint."""
 
     slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
-    steps: Steps | None = None  # the log joint, where equal operations of many steps run as one
+    steps: RecordedTerms | None = None  # the log joint, where equal operations of many steps run as one
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         return (self.joint if self.steps is None or u.dim() == 1 else self.steps).log_joint(u, theta)
@@ -107,7 +106,7 @@ class AutogradDensity(JointDensity):
     def _gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         graph = _wants_graph(u, theta)
         u = u if u.requires_grad else u.detach().requires_grad_()
-        prior = partial(predictors.log_prior, self.joint)
+        prior = partial(predictors.log_prior_rows, self.joint)
         A = -derivatives.hessian(prior, u.unsqueeze(0), theta, create_graph=graph)[0]
         with derivatives.measured() as kept:
             trace = self.joint.trace(u, theta)
@@ -141,26 +140,6 @@ class Climbing(AutogradDensity):
             return super().precision(u, theta)
         self.require_dense(u)
         return self._last.pop()[2](False).neg_()
-
-
-@dataclass(frozen=True)
-class LinearPart:
-    """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
-
-    slot: LikelihoodTerm  # where it sees them
-
-    @property
-    def layout(self) -> Layout:
-        """How the elements of ``eta`` couple."""
-        return self.slot.layout
-
-    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
-        """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
-        raise NotImplementedError
-
-    def reach(self, u: Tensor) -> Tensor:
-        """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -228,7 +207,36 @@ def _are_equal(first: list[Any], second: list[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Linear(LinearPart):
+class LinearPart:
+    """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
+
+    slot: LikelihoodTerm  # where it sees them
+
+    @property
+    def layout(self) -> Layout:
+        """How the elements of ``eta`` couple."""
+        return self.slot.layout
+
+    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
+        """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
+        raise NotImplementedError
+
+    def back(self, slope: Tensor) -> Tensor:
+        """``J' s`` for slopes in the predictors, blocks ``(R, N, C)``, shape ``(R, D)``."""
+        raise NotImplementedError
+
+    @cached_property
+    def of_likelihood(self) -> Derivatives:
+        """Value, slope and curvature of the likelihood as functions of ``eta``."""
+        return Derivatives(self.slot)
+
+    def reach(self, u: Tensor) -> Tensor:
+        """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DenseLinear(LinearPart):
     """A linear part with all of its ``J``."""
 
     J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
@@ -242,17 +250,18 @@ class Linear(LinearPart):
         """``sum_n J_n' B_n J_n`` as a function of curvatures."""
         return Gram(self.J, self.even)
 
-    @cached_property
-    def of_likelihood(self) -> Derivatives:
-        """Value, slope and curvature of the likelihood as functions of ``eta``."""
-        return Derivatives(self.slot)
+    def back(self, slope: Tensor) -> Tensor:
+        return slope.double().flatten(1) @ self.J.flatten(0, 1)
 
     def reach(self, u: Tensor) -> Tensor:
         return torch.cat([J.abs() @ u.abs() for J in self.J.split(1 + 2**20 // self.J[0].numel())])
 
 
+Blocks = list[Callable[[], Tensor]]  # what gives the curvatures of each linear predictor, (R, N, C, C)
+
+
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """Offsets, prior and constant terms of the model at one setting of the hyperparameters, whatever the latents."""
 
     theta: Tensor
@@ -275,22 +284,26 @@ def _stamp(theta: Tensor) -> tuple[int, bool]:
 
 @dataclass(frozen=True)
 class LinearPredictors(JointDensity):
-    """A model whose observed sites have linear predictors; all rows share their hyperparameters."""
+    """A model whose observed sites have linear predictors; all rows share their hyperparameters.
+
+    Where a gradient was taken last, its graph gives the curvatures of the likelihoods without another run.
+    """
 
     linear: tuple[LinearPart, ...]
     free: tuple[str, ...]  # observed sites that do not see the latents
     gaussian: bool  # every integrated site has a Gaussian prior that depends on hyperparameters alone
-    _cache: list[Parts] = field(default_factory=list, repr=False, compare=False)
+    _cache: list[ModelParts] = field(default_factory=list, repr=False, compare=False)
+    _last: list[tuple[Tensor, ModelParts, Blocks]] = field(default_factory=list, repr=False, compare=False)
 
-    def __getstate__(self) -> dict[str, Any]:  # what was run last may carry a graph
-        return {**vars(self), "_cache": []}
+    def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed, and may carry a graph
+        return {**vars(self), "_cache": [], "_last": []}
 
     @property
     def slots(self) -> tuple[LikelihoodTerm, ...]:
         """Where the observed sites see the latents."""
         return tuple(part.slot for part in self.linear)
 
-    def parts(self, theta: Tensor) -> Parts:
+    def parts(self, theta: Tensor) -> ModelParts:
         """The model's parts at ``theta``, ``(T,)`` or rows of one, run once with a graph and once without."""
         for parts in self._cache:
             if parts.are_of(theta):
@@ -300,16 +313,16 @@ class LinearPredictors(JointDensity):
         self._cache[:] = [parts, *(other for other in self._cache if other.stamp[1] != parts.stamp[1])]
         return parts
 
-    def parts_at(self, theta: Tensor, trace: Any) -> Parts:
+    def parts_at(self, theta: Tensor, trace: Any) -> ModelParts:
         """The parts as a trace at ``u = 0`` and ``theta`` shows them."""
         prior = predictors.gaussian_prior(self.joint, trace)[:2] if self.gaussian else None
         offsets = tuple(part.slot.blocks(trace).double() for part in self.linear)
-        return Parts(theta, trace, offsets, prior, predictors.log_prob_sum(trace, self.free), _stamp(theta))
+        return ModelParts(theta, trace, offsets, prior, predictors.log_prob_sum(trace, self.free), _stamp(theta))
 
     def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
         prior = self.parts(theta).prior
         if prior is None:
-            return predictors.log_prior(self.joint, u, theta[0] if theta.dim() == 2 else theta)
+            return predictors.log_prior_rows(self.joint, u, theta[0] if theta.dim() == 2 else theta)
         loc, precision = prior
         return 0.5 * ((precision / torch.pi / 2).log() - precision * (u - loc).square()).sum(-1)
 
@@ -319,38 +332,30 @@ class LinearPredictors(JointDensity):
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
+        return self._log_prior(u, theta) + self.log_likelihood(u, theta)
+
+    def log_likelihood(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Of all observed sites, nats, shape ``(R,)``."""
         parts = self.parts(theta)
-        total = self._log_prior(u, theta) + parts.rest
+        total = u.new_zeros(len(u)) + parts.rest
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
             total = total + part.slot.log_likelihood(parts.trace)(part.layout.natural(eta)).double()
         return total
 
-
-Blocks = list[Callable[[], Tensor]]  # what gives the curvatures of each linear predictor, (R, N, C, C)
-
-
-@dataclass(frozen=True)
-class LinearDensity(LinearPredictors):
-    """A linear predictor's density with its second derivatives, by dense linear algebra.
-
-    Where a gradient was taken last, its graph gives the curvatures of the likelihoods without another run.
-    """
-
-    linear: tuple[Linear, ...]
-    _last: list[tuple[Tensor, Parts, Blocks]] = field(default_factory=list, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
-        return vars(self) | {"_last": [], "_cache": []}
-
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``, by the slopes of the likelihoods in their predictors."""
+        value, slope = self._prior_gradient(u.detach(), theta)
+        found, rise = self.likelihood_gradient(u, theta)
+        return value + found, slope + rise
+
+    def likelihood_gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log likelihood and its gradient in ``u``, detached."""
         self._last.clear()  # let go before the next is made
-        u, parts = u.detach(), self.parts(theta)
-        value, slope = self._prior_gradient(u, theta)
-        value, blocks = value + torch.as_tensor(parts.rest).detach(), []
+        u, parts, blocks = u.detach(), self.parts(theta), []
+        value, slope = torch.as_tensor(parts.rest).detach() + u.new_zeros(len(u)), torch.zeros_like(u)
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
             found, by_eta, block = part.of_likelihood.of(parts.trace, eta)
-            value, slope = value + found.double(), slope + by_eta.double().flatten(1) @ part.J.flatten(0, 1)
+            value, slope = value + found.double(), slope + part.back(by_eta)
             blocks.append(block)
         self._last.append((u, parts, blocks))
         return value, slope
@@ -365,29 +370,6 @@ class LinearDensity(LinearPredictors):
         slope = -precision * away
         return 0.5 * ((precision / torch.pi / 2).log() + slope * away).sum(-1), slope
 
-    def orders(self, u: Tensor, theta: Tensor) -> Orders:
-        """The log joint and two derivatives in ``u``, which requires a gradient, in one graph.
-
-        :raises TooLarge: as :meth:`precision`.
-        """
-        self._require_dense(u)
-        parts = self.parts(theta)
-        value, slope, A = self._prior_orders(u, theta)
-        value = value + parts.rest
-        for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
-            found, by_eta, B = part.of_likelihood.in_graph(parts.trace, eta)
-            value, slope = value + found.double(), slope + by_eta.double().flatten(1) @ part.J.flatten(0, 1)
-            A = _added(part.gram(B.double()), A)
-        return Orders(value, slope, A)
-
-    def _prior_orders(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The log prior density of rows, its gradient, and minus its Hessian or the diagonal of that."""
-        prior = self.parts(theta).prior
-        if prior is None:
-            value, slope, A = derivatives.orders(self._log_prior, u, theta)
-            return value, slope, -A
-        return self._log_prior(u, theta), -prior[1] * (u - prior[0]), prior[1]
-
     def curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
         """Minus the second derivatives of the likelihoods in their predictors, ``(R, N, C, C)`` each."""
         graph, parts = _wants_graph(u, theta), self.parts(theta)
@@ -399,6 +381,36 @@ class LinearDensity(LinearPredictors):
             for p, eta in zip(self.linear, etas, strict=True)
         ]
 
+
+@dataclass(frozen=True)
+class LinearDensity(LinearPredictors):
+    """A linear predictor's density with its second derivatives, by dense linear algebra."""
+
+    linear: tuple[DenseLinear, ...]
+
+    def orders(self, u: Tensor, theta: Tensor) -> Orders:
+        """The log joint and two derivatives in ``u``, which requires a gradient, in one graph.
+
+        :raises TooLarge: as :meth:`precision`.
+        """
+        self._require_dense(u)
+        parts = self.parts(theta)
+        value, slope, A = self._prior_orders(u, theta)
+        value = value + parts.rest
+        for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
+            found, by_eta, B = part.of_likelihood.in_graph(parts.trace, eta)
+            value, slope = value + found.double(), slope + part.back(by_eta)
+            A = _added(part.gram(B.double()), A)
+        return Orders(value, slope, A)
+
+    def _prior_orders(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The log prior density of rows, its gradient, and minus its Hessian or the diagonal of that."""
+        prior = self.parts(theta).prior
+        if prior is None:
+            value, slope, A = derivatives.orders(self._log_prior, u, theta)
+            return value, slope, -A
+        return self._log_prior(u, theta), -prior[1] * (u - prior[0]), prior[1]
+
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Prior precision plus ``J' diag(-l'') J``, shape ``(R, D, D)``.
 
@@ -409,6 +421,11 @@ class LinearDensity(LinearPredictors):
         for part, B in zip(self.linear, self.curvatures(u, theta), strict=True):
             total = _added(part.gram(B), total)
         return total
+
+    def likelihood_precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """``J' diag(-l'') J``, shape ``(R, D, D)``."""
+        grams = (part.gram(B) for part, B in zip(self.linear, self.curvatures(u, theta), strict=True))
+        return sum(grams, u.new_zeros(*u.shape, u.shape[-1]))
 
     def _require_dense(self, u: Tensor) -> None:
         weighted = max((len(u) * part.J.numel() for part in self.linear), default=0)
@@ -436,8 +453,8 @@ class LinearDensity(LinearPredictors):
 
 def _added(A: Tensor, prior: Tensor) -> Tensor:
     """``A`` plus a dense or a diagonal matrix, in the memory of ``A`` where no graph is in the way."""
-    if prior.dim() == 3 or A.requires_grad or prior.requires_grad:
-        return A + (prior if prior.dim() == 3 else prior.diag_embed())
+    if prior.dim() > 2 or A.requires_grad or prior.requires_grad:
+        return A + (prior if prior.dim() > 2 else prior.diag_embed())
     A.diagonal(dim1=-2, dim2=-1).add_(prior)
     return A
 

@@ -36,7 +36,7 @@ def cells(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str] | None
     :param names: the sites that count, default all; with all the discrete ones, or none of them.
     """
     names = (*joint.latents.names, *joint.discrete, *joint.observed) if names is None else tuple(names)
-    with Summands() as summands:
+    with SummandTracker() as summands:
         trace = joint.trace(u, theta)
     with without_validation():
         found = term_cells(trace, names) if joint.discrete else {}
@@ -78,7 +78,7 @@ def _around(value: Any, num: int) -> Any:
     return value.reshape(*value.shape, *(1,) * num)
 
 
-class Summands(TorchFunctionMode):
+class SummandTracker(TorchFunctionMode):
     """A run of the model in which numbers that are sums of tensors' elements keep a way back to these.
 
     Sums, their multiples, and what is added up of them are followed; whatever else becomes of a number is a term of
@@ -166,14 +166,14 @@ class FactorFamily:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def table(groups: Groups, shape: Sequence[int]) -> Tensor:
+def coordinate_table(groups: Groups, shape: Sequence[int]) -> Tensor:
     """The coordinates of each element of a tensor of this shape, flattened, ``(F, m)``; -1 for none."""
     num = torch.Size(shape).numel()
     columns = [g.expand(*shape, g.shape[-1]).reshape(num, g.shape[-1]) for g in groups]
     return torch.cat(columns, -1)
 
 
-def distinct(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:
+def by_width(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:
     """Rows of coordinates by how many different ones they hold: the rows' positions, and ``(F, k)`` without repeats."""
     if index.shape[-1] == 1 and bool((index >= 0).all()):
         return [(None, index)]
@@ -200,7 +200,7 @@ def families(dependencies: Mapping[str, Groups], shapes: Mapping[str, Sequence[i
     found: dict[int, list[tuple[Member, Tensor]]] = {}
     for name, groups in dependencies.items():
         if groups:
-            for rows, index in distinct(table(groups, shapes[name])):
+            for rows, index in by_width(coordinate_table(groups, shapes[name])):
                 found.setdefault(index.shape[-1], []).append((Member(name, rows), index))
     return tuple(
         FactorFamily(tuple(member for member, _ in parts), torch.cat([index for _, index in parts]))

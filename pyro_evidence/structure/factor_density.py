@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.precision.blocks import BlockPlan
+from pyro_evidence.precision.blocks import BlockPlan, elimination
+from pyro_evidence.precision.dense import Elements, Pattern, Plan, pattern_product
 from pyro_evidence.precision.low_rank import LowRankPlan
-from pyro_evidence.precision.plan import Elements, Pattern, Plan, elimination, product
-from pyro_evidence.structure.density import AutogradDensity, JointDensity, LinearPredictors
+from pyro_evidence.structure.density import AutogradDensity, JointDensity
 from pyro_evidence.structure.factor_cells import FactorFamily, cells
-from pyro_evidence.structure.factor_derivatives import Second, Steps, hessians_of_few, slopes_of_few
-from pyro_evidence.structure.factor_linear import CombinedFactors, SparseLinear
-from pyro_evidence.structure.factor_sums import Sums
+from pyro_evidence.structure.factor_derivatives import Second, hessians_of_few, slopes_of_few
+from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
+from pyro_evidence.structure.factor_terms import RecordedTerms
 
 Solve = Callable[[Tensor], Tensor]
 
@@ -30,13 +30,14 @@ class Structured(JointDensity):
     then the factors of the sites ``names``.
     """
 
-    linear: LinearPredictors | None  # with parts of SparseLinear
+    linear: SparsePredictors | None
     names: tuple[str, ...]  # sites whose factors are differentiated as they stand
     families: tuple[FactorFamily, ...]  # of these
     wide: tuple[FactorFamily, ...]  # of these, few that depend on many coordinates
     quadratic: bool  # whether the second derivatives of the families are the same at all latents
-    steps: Steps | None = None  # all terms at once, where the model has very many sites
-    sums: Sums | None = None  # of many coordinates each, which the families have as coordinates after all others
+    terms: RecordedTerms | None = (
+        None  # recorded, of very many sites, or of sums that families see after all coordinates
+    )
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
@@ -47,7 +48,12 @@ class Structured(JointDensity):
     @property
     def size(self) -> int:
         """Coordinates that factors see, sums of many among them."""
-        return self.joint.latents.size + (0 if self.sums is None else len(self.sums.B))
+        return self.joint.latents.size + len(self.B)
+
+    @cached_property
+    def B(self) -> Tensor:
+        """Of the sums of many coordinates that factors see, ``(r, D)``; ``r`` is mostly 0."""
+        return self.joint.initial_u.new_zeros(0, self.joint.latents.size) if self.terms is None else self.terms.B
 
     @cached_property
     def pattern(self) -> Pattern:
@@ -59,7 +65,7 @@ class Structured(JointDensity):
     @cached_property
     def plan(self) -> Plan:
         """In which order coordinates are eliminated."""
-        return elimination(self.pattern) if self.sums is None else LowRankPlan(self.pattern, self.sums.B)
+        return LowRankPlan(self.pattern, self.B) if len(self.B) else elimination(self.pattern)
 
     @property
     def sentence(self) -> str:
@@ -79,10 +85,10 @@ class Structured(JointDensity):
     @property
     def parts(self) -> tuple[SparseLinear, ...]:
         """The linear predictors."""
-        return () if self.linear is None else tuple(p for p in self.linear.linear if isinstance(p, SparseLinear))
+        return () if self.linear is None else self.linear.linear
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        return (self.linear or self.steps or self.joint).log_joint(u, theta)
+        return (self.linear or (None if len(self.B) else self.terms) or self.joint).log_joint(u, theta)
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian as a dense matrix, ``(R, D, D)``."""
@@ -100,29 +106,22 @@ class Structured(JointDensity):
     def _dense(self) -> AutogradDensity:
         return AutogradDensity(self.joint, None if self.linear is None else self.linear.slots)
 
-    @cached_property
-    def joined(self) -> CombinedFactors | None:
-        """The data that linear predictors join."""
-        return None if self.linear is None else CombinedFactors(self.linear)
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``, detached."""
+        return super().gradient(u, theta) if self.linear is None else self.linear.gradient(u, theta)
 
-    def point(self, u: Tensor, theta: Tensor) -> "Point":
+    def point(self, u: Tensor, theta: Tensor) -> "FactorPoint":
         """Value, gradient and curvature at ``u`` ``(D,)``."""
-        if self.joined is not None:
-            return Point(self, u, theta, *self.joined.evaluated(u, theta))
         value, gradient = self.gradient(u.unsqueeze(0), theta)
-        return Point(self, u, theta, value[0], gradient[0], list)
+        return FactorPoint(self, u, theta, value[0], gradient[0])
 
     def elements(self, u: Tensor, theta: Tensor) -> Elements:
         """Minus the Hessian at ``u`` ``(D,)`` in the layout of :attr:`pattern`."""
-        return self.point(u, theta).elements()
-
-    def assembled(self, u: Tensor, theta: Tensor, curvatures: Sequence[Tensor]) -> Elements:
-        """Minus the Hessian at ``u`` ``(D,)``, from the curvatures of the data of linear predictors, ``(N, C, C)``."""
+        curvatures = [] if self.linear is None else self.linear.curvatures(u.unsqueeze(0), theta)
         with torch.no_grad():
-            diagonal = u.new_zeros(self.size)
             prior = None if self.linear is None else self.linear.parts(theta).prior
-            diagonal = diagonal if prior is None else diagonal + prior[1].detach()
-            joined = [part.rows.elements(B) for part, B in zip(self.parts, curvatures, strict=True)]
+            diagonal = u.new_zeros(self.size) if prior is None else prior[1].detach()
+            joined = [part.rows.elements(B[0]) for part, B in zip(self.parts, curvatures, strict=True)]
             return self._laid_out(diagonal, joined, self._factors(u, theta))
 
     def _laid_out(self, diagonal: Tensor, joined: Sequence[Tensor], factors: Sequence[Tensor]) -> Elements:
@@ -138,8 +137,8 @@ class Structured(JointDensity):
     @property
     def takes_rows(self) -> bool:
         """Whether rows with hyperparameters of their own are differentiated together."""
-        plain = self.linear is None and not self.wide and self.sums is None and bool(self.families)
-        return plain and (self.steps is not None or self.joint.row_bytes is not None)
+        plain = self.linear is None and not self.wide and not len(self.B) and bool(self.families)
+        return plain and (self.terms is not None or self.joint.row_bytes is not None)
 
     def elements_of_rows(self, u: Tensor, theta: Tensor) -> list[Elements]:
         """Minus the Hessians at rows ``(R, D)``, each at its hyperparameters ``(R, T)``."""
@@ -165,14 +164,12 @@ class Structured(JointDensity):
 
     def _seen(self, u: Tensor) -> Tensor:
         """Coordinates as factors see them, rows too: sums of many stand after the coordinates themselves."""
-        return u if self.sums is None else self.sums.appended(u)
+        return self.terms.appended(u) if self.terms is not None and len(self.B) else u
 
     def _values(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
         def values(u: Tensor) -> tuple[Tensor, ...]:
-            if self.sums is not None:
-                return self.sums.families(u, theta)
-            if self.steps is not None:
-                return self.steps.families(u, theta)[: len(self.families)]
+            if self.terms is not None:
+                return self.terms.families(u, theta)[: len(self.families)]
             found = cells(self.joint, u, theta, self.names)
             return tuple(family.of(found) for family in self.families)
 
@@ -202,8 +199,8 @@ class Structured(JointDensity):
             more = self.second.slopes(self._values(theta), seen, weights[: len(self.families)], (seen, theta))
             by_u, by_theta = by_u + self._back(more[0]), by_theta + more[1]
         by_u, by_theta = by_u.detach(), by_theta.detach()
-        if self.joined is not None:
-            more_by_u, more_by_theta, partial, mixed = self.joined.slopes(
+        if self.linear is not None:
+            more_by_u, more_by_theta, partial, mixed = self.linear.slopes(
                 diagonal, adjoint[1 : 1 + len(self.parts)], u, theta
             )
             by_u, by_theta = by_u + more_by_u, by_theta + more_by_theta
@@ -216,7 +213,8 @@ class Structured(JointDensity):
 
     def _back(self, seen: Tensor) -> Tensor:
         """Derivatives in the coordinates from those in what factors see, rows too."""
-        return seen if self.sums is None else self.sums.back(seen)
+        own, sums = seen.split([self.joint.latents.size, len(self.B)], -1)
+        return own + sums @ self.B
 
     def certificate(self, u: Tensor, theta: Tensor, elements: Elements) -> Tensor:
         """Relative distance of two products with the elements from those with the true Hessian, ``(D,)``.
@@ -226,20 +224,19 @@ class Structured(JointDensity):
         diagonal = torch.zeros(self.size, dtype=torch.float64, device=self.joint.device)
         for index, element in zip(self.pattern.index, elements, strict=True):
             diagonal.index_add_(0, index.reshape(-1), element.diagonal(dim1=-2, dim2=-1).reshape(-1))
-        if self.sums is not None:
-            diagonal = diagonal[: -len(self.sums.B)] + diagonal[-len(self.sums.B) :] @ self.sums.B.square()
+        own, of_sums = diagonal.split([self.joint.latents.size, len(self.B)])
+        diagonal = own + of_sums @ self.B.square()
         scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
         v = derivatives.generic_directions(2, len(scale), scale) * scale
         u = u.detach().clone().requires_grad_()
         slope = derivatives.pullback(self.joint.log_joint(u, theta.detach()), u, create_graph=True)
         truth = -torch.stack([derivatives.pullback(slope, u, row) for row in v])
-        steps = v if self.sums is None else torch.cat([v, v @ self.sums.B.mT], -1)
-        found = self._back(product(self.pattern, elements, steps))
+        found = self._back(pattern_product(self.pattern, elements, torch.cat([v, v @ self.B.mT], -1)))
         return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)
 
 
 @dataclass(frozen=True)
-class Point:
+class FactorPoint:
     """One point of a density; its curvature when it is asked for."""
 
     density: Structured
@@ -247,8 +244,7 @@ class Point:
     theta: Tensor
     log_joint: Tensor  # ()
     gradient: Tensor  # (D,)
-    curvatures: Callable[[], list[Tensor]]
 
     def elements(self) -> Elements:
         """Minus the Hessian in the layout of the density's pattern."""
-        return self.density.assembled(self.u, self.theta, self.curvatures())
+        return self.density.elements(self.u, self.theta)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.linear_predictor import CHUNK, curvature_graph, slope_and_curvature
+from pyro_evidence.numerics.linear_predictor import CHUNK, curvature_graph
+from pyro_evidence.precision.elimination import first_of_each, row_numbers
 from pyro_evidence.program import predictors
-from pyro_evidence.structure.density import LinearPart, LinearPredictors, Parts
+from pyro_evidence.structure.density import LinearPart, LinearPredictors
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,8 @@ class SparseRows:
     @cached_property
     def _unique(self) -> tuple[Tensor, Tensor]:
         """The different rows of ``index``, and which of them each datum has."""
-        own = self.index[:, self._columns[1]]
-        key = _key(own)
-        _, owner = key.unique(return_inverse=True)
-        first = torch.zeros(int(owner.max()) + 1, dtype=torch.long, device=owner.device)
-        first[owner] = torch.arange(len(owner), device=owner.device)
-        return self.index[first], owner
+        owner = row_numbers(self.index[:, self._columns[1]], self.size)
+        return self.index[first_of_each(owner)], owner
 
     @property
     def distinct(self) -> Tensor:
@@ -85,16 +82,6 @@ class SparseRows:
         return (slice(start, start + size) for start in range(0, len(self.index), size))
 
 
-def _key(own: Tensor) -> Tensor:
-    """One number for each row, equal where the rows are."""
-    key = own.new_zeros(len(own))
-    for column in own.unbind(-1):
-        key = key * (int(column.max()) + 1) + column
-        if int(key.max()) >= 2**31:
-            key = key.unique(return_inverse=True)[1]
-    return key
-
-
 @dataclass(frozen=True)
 class SparseLinear(LinearPart):
     """A linear part with a sparse ``J``."""
@@ -104,45 +91,18 @@ class SparseLinear(LinearPart):
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         return self.rows.product(u) + offset
 
+    def back(self, slope: Tensor) -> Tensor:
+        return torch.stack([self.rows.back(own) for own in slope.double()])
+
     def reach(self, u: Tensor) -> Tensor:
         return SparseRows(self.rows.index, self.rows.value.abs(), self.rows.size).product(u.abs().unsqueeze(0))[0]
 
 
 @dataclass(frozen=True)
-class CombinedFactors:
-    """The linear predictors of a density, and the priors beside them; one row."""
+class SparsePredictors(LinearPredictors):
+    """Linear predictors of a few coordinates each, and the priors beside them."""
 
-    linear: LinearPredictors
-
-    @property
-    def parts(self) -> tuple[SparseLinear, ...]:
-        """Linear predictors of all factors together."""
-        return tuple(part for part in self.linear.linear if isinstance(part, SparseLinear))
-
-    def evaluated(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Callable[[], list[Tensor]]]:
-        """Log joint ``()`` and gradient ``(D,)`` at ``u`` ``(D,)``, and what gives each predictor's ``(N, C, C)``."""
-        read, later = self.linear.parts(theta), []
-        if read.prior is None:
-            value, gradient = (x[0] for x in derivatives.gradient(self._log_prior, u.unsqueeze(0), theta))
-        else:
-            loc, precision = (x.detach() for x in read.prior)
-            away = u - loc
-            value = 0.5 * ((precision / torch.pi / 2).log() - precision * away.square()).sum()
-            gradient = -precision * away
-        for part, eta in self._etas(u, read):
-            found, slope, blocks = slope_and_curvature(part.slot.log_likelihood(read.trace), part.layout, eta)
-            value, gradient = value + found[0].double(), gradient + part.rows.back(slope[0].double())
-            later.append(blocks)
-        rest = torch.as_tensor(read.rest).detach().double()
-        return value + rest, gradient, lambda: [blocks()[0].double() for blocks in later]
-
-    def _etas(self, u: Tensor, read: Parts) -> list[tuple[SparseLinear, Tensor]]:
-        dtype = self.linear.joint.dtype
-        pairs = zip(self.parts, read.offsets, strict=True)
-        return [(part, part.eta(u.unsqueeze(0), offset).to(dtype)) for part, offset in pairs]
-
-    def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
-        return predictors.log_prior(self.linear.joint, u, theta)
+    linear: tuple[SparseLinear, ...]
 
     def slopes(
         self, diagonal: Tensor, adjoint: Sequence[Tensor], u: Tensor, theta: Tensor
@@ -157,9 +117,10 @@ class CombinedFactors:
         """
         u, theta = u.detach().clone().requires_grad_(), theta.detach().clone().requires_grad_()
         with torch.enable_grad():
-            read = self.linear.parts_at(theta, self.linear.joint.trace(self.linear.joint.initial_u, theta))
+            read = self.parts_at(theta, self.joint.trace(self.joint.initial_u, theta))
             value, sloped, spread = torch.as_tensor(read.rest).double(), [], u.new_zeros(())
-            for (part, eta), weights in zip(self._etas(u, read), adjoint, strict=True):
+            for part, offset, weights in zip(self.linear, read.offsets, adjoint, strict=True):
+                eta = part.eta(u.unsqueeze(0), offset).to(self.joint.dtype)
                 found, slope, B = curvature_graph(part.slot.log_likelihood(read.trace), part.layout, eta)
                 value = value + found.sum().double()
                 spread = spread + (part.rows.sandwiched(weights) * B[0].double()).sum()
@@ -170,17 +131,17 @@ class CombinedFactors:
                 quadratic = (precision * (u - loc).square()).sum()
                 value = value + 0.5 * ((precision / torch.pi / 2).log().sum() - quadratic)
             else:
-                value = value + self._log_prior(u.unsqueeze(0), theta)[0]
+                value = value + predictors.log_prior_rows(self.joint, u.unsqueeze(0), theta)[0]
 
         def mixed(moved: Tensor) -> Tensor:
             with torch.enable_grad():
                 total = u.new_zeros(())
-                for part, slope in zip(self.parts, sloped, strict=True):
+                for part, slope in zip(self.linear, sloped, strict=True):
                     total = total + (part.rows.product(moved.unsqueeze(0)) * slope.double()).sum()
                 if read.prior is not None:
                     loc, precision = read.prior
                     return derivatives.pullback(total - (precision * (u.detach() - loc)) @ moved, theta)
-                log_prior = self._log_prior(u.unsqueeze(0), theta).sum()
+                log_prior = predictors.log_prior_rows(self.joint, u.unsqueeze(0), theta).sum()
                 total = total + derivatives.pullback(log_prior, u, create_graph=True) @ moved
                 return derivatives.pullback(total, theta)
 

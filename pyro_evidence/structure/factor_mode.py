@@ -11,9 +11,8 @@ from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.numerics.lbfgs import ascend
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.line_search import no_callback
-from pyro_evidence.precision.dense import Precision
-from pyro_evidence.precision.plan import Elements, StructuredPrecision
-from pyro_evidence.structure.factor_density import Point, Structured
+from pyro_evidence.precision.dense import Elements, Precision, StructuredPrecision
+from pyro_evidence.structure.factor_density import FactorPoint, Structured
 from pyro_evidence.structure.pruned import Pruned
 
 CLOSE = 1e-9  # relative: rounding of two orders of summation, not a coupling
@@ -53,23 +52,21 @@ class StructuredProblem:
     value: Structured | Pruned  # the density whose log joint counts
     label: Label
 
-    def point(self, u: Tensor, theta: Tensor) -> Point:
+    def point(self, u: Tensor, theta: Tensor) -> FactorPoint:
         """Value, gradient and curvature at ``u`` ``(D,)``, pruned coordinates held."""
-        found = self.density.point(self._held(u), theta)
-        if bool(self.active.all()):
+        found = self.density.point(self._held(u, theta), theta)
+        if not isinstance(self.value, Pruned):
             return found
-        assert isinstance(self.value, Pruned)
-        return replace(
-            found, log_joint=found.log_joint - self.value.left_out(theta), gradient=found.gradient * self.active
-        )
+        left_out = self.value.left_out(theta)
+        return replace(found, log_joint=found.log_joint - left_out, gradient=found.gradient * self.active)
 
-    def elements(self, point: Point) -> Elements:
+    def elements(self, point: FactorPoint) -> Elements:
         """Minus the Hessian in the active coordinates, the identity on the others."""
         elements = point.elements()
         return elements if bool(self.active.all()) else self._masked(elements, 1.0)
 
-    def _held(self, u: Tensor) -> Tensor:
-        return self.value._held(u) if isinstance(self.value, Pruned) else u
+    def _held(self, u: Tensor, theta: Tensor) -> Tensor:
+        return self.value.held(u, theta) if isinstance(self.value, Pruned) else u
 
     def _masked(self, elements: Elements, identity: float) -> Elements:
         keep = self.active.to(torch.float64)
@@ -91,26 +88,22 @@ class StructuredProblem:
         """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``."""
         adjoint = tuple(x.detach() for x in precision.adjoint)
         adjoint = adjoint if bool(self.active.all()) else self._masked(adjoint, 0.0)
-        u = self._held(u)
+        u = self._held(u, theta)
         total, partial = self.density.slope(
             adjoint, u, theta, lambda b: precision.solve((b * self.active).unsqueeze(0))[0]
         )
-        left_out = self._left_out_slope(theta)
-        return total - left_out, partial - left_out
-
-    def _left_out_slope(self, theta: Tensor) -> Tensor:
-        """Derivatives of the prior density of the pruned coordinates, which does not count."""
         if not isinstance(self.value, Pruned):
-            return torch.zeros_like(theta)
+            return total, partial
         theta = theta.detach().clone().requires_grad_()
-        return derivatives.pullback(self.value.left_out(theta).sum(), theta)
+        left_out = derivatives.pullback(self.value.left_out(theta).sum(), theta)  # which does not count
+        return total - left_out, partial - left_out
 
     def is_certified(self, u: Tensor, theta: Tensor) -> bool:
         """Whether two products with the elements at ``u`` ``(D,)`` are those with the true Hessian.
 
         To 1e-9 relative to the root of the diagonal; where the model computes in single precision to 50 eps sqrt(D).
         """
-        u = self._held(u)
+        u = self._held(u, theta)
         gap = self.density.certificate(u, theta, self.density.elements(u, theta))
         single = self.density.joint.dtype != torch.float64
         limit = 50.0 * torch.finfo(self.density.joint.dtype).eps * len(u) ** 0.5 if single else CLOSE
@@ -167,7 +160,7 @@ class StructuredProblem:
 
     def _climb(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, shifted: bool = True) -> StructuredMode:
         """Newton from one start ``(D,)``; the curvature of a point is made of what its gradient has computed."""
-        last: list[Point] = []
+        last: list[FactorPoint] = []
 
         def gradient(u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
             last[:] = [self.point(u[0], theta)]

@@ -10,17 +10,16 @@ from torch.distributions import Normal
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.derivatives import Forward, generic_directions
 from pyro_evidence.numerics.linalg import Label, available_bytes, require_memory
+from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.precision.elimination import coloured, num_cycles
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.density import FLOAT, LinearPredictors
+from pyro_evidence.structure import factor_terms
 from pyro_evidence.structure.dependencies import NARROW, WIDE, Follow, Groups, Lost
-from pyro_evidence.structure.factor_cells import cells, distinct, families, table
+from pyro_evidence.structure.factor_cells import by_width, cells, coordinate_table, families
 from pyro_evidence.structure.factor_density import Structured
-from pyro_evidence.structure.factor_derivatives import steps
-from pyro_evidence.structure.factor_linear import SparseRows
-from pyro_evidence.structure.factor_sums import sums
+from pyro_evidence.structure.factor_linear import SparsePredictors, SparseRows
 from pyro_evidence.structure.probes import TestPoint
 
 SMALL = 200  # coordinates up to which a dense precision is as fast
@@ -80,7 +79,7 @@ def require_room(joint: LogJoint, num_bytes: int) -> None:
     )
 
 
-def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[LikelihoodTerm]) -> Followed | NotSparse:
+def followed_terms(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[LikelihoodTerm]) -> Followed | NotSparse:
     """The coordinates of every term and of every predictor, at one point ``(D,)``."""
     u = u.detach().clone()
     try:
@@ -91,7 +90,7 @@ def follow(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Likelihood
         if any(_width(notes.of(x)) > NARROW and x.numel() * _width(notes.of(x)) > WIDE for x in terms.values()):
             return NotSparse(f"{notes.widest} ties {notes.most:,} coordinates together", notes.widest.coordinates)
         narrow = {site: eta for site, eta in blocks.items() if eta.shape[-1] * _width(notes.of(eta)) <= WIDEST_ROW}
-        found = {site: table(notes.of(eta), eta.shape).reshape(len(eta), -1) for site, eta in narrow.items()}
+        found = {site: coordinate_table(notes.of(eta), eta.shape).reshape(len(eta), -1) for site, eta in narrow.items()}
     except Lost as lost:
         return NotSparse(str(lost), lost.coordinates)
     groups = {name: notes.of(term) for name, term in terms.items()}
@@ -109,7 +108,7 @@ def sparse_rows(followed: Followed, slot: LikelihoodTerm, slope: Forward, num_co
 
     :param slope: of the predictor's blocks ``(N C,)`` in ``u``.
     """
-    parts = distinct(followed.slots[slot.site]) if slot.site in followed.slots else []
+    parts = by_width(followed.slots[slot.site]) if slot.site in followed.slots else []
     if not parts or max(own.shape[-1] for _, own in parts) > WIDEST_ROW:
         return None
     colours = coloured(followed.joint.latents.size, [own for _, own in parts])
@@ -136,7 +135,7 @@ def _side_by_side(parts: Sequence[tuple[Tensor | None, Tensor]], num: int) -> tu
     return index, used
 
 
-def structured(followed: Followed, linear: LinearPredictors | None) -> Structured | NotSparse:
+def structured(followed: Followed, linear: SparsePredictors | None) -> Structured | NotSparse:
     """The density by its factors, where that is cheaper than a dense matrix."""
     joint, size = followed.joint, followed.joint.latents.size
     names: tuple[str, ...] = (*joint.latents.names, *joint.discrete, *joint.observed)
@@ -157,18 +156,19 @@ def structured(followed: Followed, linear: LinearPredictors | None) -> Structure
         return NotSparse("nearly every coordinate meets every other in some term")
     if not found:
         return density
-    at_once = steps(followed.joint, (*narrow, *wide), followed.u, followed.theta) if linear is None else None
-    density = replace(density, steps=at_once)
+    if linear is None:
+        at_once = factor_terms.terms_of_steps(followed.joint, (*narrow, *wide), followed.u, followed.theta)
+        density = replace(density, terms=at_once)
     return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta))
 
 
 def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> Structured | None:
     """The density by its factors, where the terms that see many coordinates see them through a few sums."""
-    found = sums(joint, u, theta)
+    found = factor_terms.terms_of_sums(joint, u, theta)
     if found is None:
         return None
     names = (*joint.latents.names, *joint.discrete, *joint.observed)
-    density = Structured(joint, None, names, found[1], (), False, sums=found[0])
+    density = Structured(joint, None, names, found[1], (), False, terms=found[0])
     if not _affordable(density):
         return None
     return replace(density, quadratic=_is_quadratic(density, u, theta))
@@ -189,16 +189,17 @@ def _affordable(density: Structured) -> bool:
     return few and COPIES * FLOAT * numbers <= available_bytes(device)
 
 
-def refuse_edges(origin: TestPoint) -> None:
+def refuse_edges(origin: TestPoint, unseen: Sequence[str]) -> None:
     """Refuse a field on a graph that is written as differences observed to be zero, with a scale that is learned.
 
     Normals for ``E`` edges normalise by ``scale^-E``; a field of ``n`` values on ``c`` components of a graph by
     ``scale^-(n - c)``, which is the same for a forest only.
 
     :param origin: a run with derivatives.
+    :param unseen: the observed sites whose data are all zero.
     :raises UnsupportedModel: with the site and what to write instead.
     """
-    for name in origin.joint.observed:
+    for name in unseen:
         edges = _edges(origin, name)
         cycles = 0 if edges is None else num_cycles(edges)
         if edges is not None and cycles:
@@ -213,10 +214,10 @@ def refuse_edges(origin: TestPoint) -> None:
 
 
 def _edges(origin: TestPoint, name: str) -> Tensor | None:
-    """The two latents whose differences a Normal site of a learned scale observes to be zero, ``(E, 2)``, or None."""
+    """The two latents whose differences a Normal site of a learned scale observes, ``(E, 2)``, or None."""
     node, depends = origin.trace.nodes[name], predictors.depends
-    base, value = predictors.unwrapped(node["fn"]).base, torch.as_tensor(node["value"])
-    if not isinstance(base, Normal) or value.numel() < 3 or bool((value != 0).any()):
+    base = predictors.unwrapped(node["fn"]).base
+    if not isinstance(base, Normal) or torch.as_tensor(node["value"]).numel() <= 2:  # which close no cycle
         return None
     if not (depends(base.scale, origin.theta) or depends(base.scale, origin.u)) or not depends(base.loc, origin.u):
         return None
@@ -227,6 +228,6 @@ def _edges(origin: TestPoint, name: str) -> Tensor | None:
     except (Lost, KeyError):
         return None
     groups = notes.of(term)
-    parts = distinct(table(groups, term.shape)) if groups else []
+    parts = by_width(coordinate_table(groups, term.shape)) if groups else []
     pairs = [index for _, index in parts if index.shape[-1] == 2]
     return pairs[0] if len(parts) == 1 and pairs else None

@@ -24,10 +24,10 @@ from pyro_evidence.numerics.line_search import Watch
 from pyro_evidence.numerics.linear_predictor import LogLikelihood
 from pyro_evidence.precision import gaussian_process_mode
 from pyro_evidence.precision.gaussian_process import LatentPrecision, ObservationMap, seen_by
-from pyro_evidence.precision.gaussian_process_mode import Cotangents, Latent, Sloped
+from pyro_evidence.precision.gaussian_process_mode import Cotangents, LatentPredictor, Sloped
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.density import LinearDensity, Parts
+from pyro_evidence.structure.density import LinearDensity, ModelParts
 
 Node = Mapping[str, Any]
 Pair = Sequence[Any]  # a run at u = 0 and one elsewhere, at the same hyperparameters
@@ -35,7 +35,7 @@ LOG_TAU = math.log(math.tau)
 
 
 @dataclass(frozen=True)
-class Block:
+class PriorBlock:
     """The Gaussian prior of some consecutive latent coordinates, dense or diagonal."""
 
     where: slice
@@ -57,9 +57,9 @@ class Block:
         return torch.linalg.solve_triangular(self.tril, away.mT, upper=False).mT
 
 
-def prior_blocks(joint: LogJoint, trace: Any) -> list[Block] | None:
+def prior_blocks(joint: LogJoint, trace: Any) -> list[PriorBlock] | None:
     """The prior as blocks; None when a site is not Gaussian, or is masked, scaled or constrained."""
-    found: list[Block] = []
+    found: list[PriorBlock] = []
     for part in joint.latents:
         if not is_identity(part.transform):
             return None
@@ -70,18 +70,12 @@ def prior_blocks(joint: LogJoint, trace: Any) -> list[Block] | None:
             if not bool(known.all()):
                 return None
             variance = precision.double().reciprocal()
-            blocks = [Block(joint.latents.slices[part.name], loc.double(), variance, variance.sqrt())]
+            blocks = [PriorBlock(joint.latents.slices[part.name], loc.double(), variance, variance.sqrt())]
         found += blocks
     return found
 
 
-def covariance_sizes(joint: LogJoint, trace: Any) -> list[int]:
-    """Coordinates that each dense covariance of a site is of."""
-    sites = (predictors.unwrapped(trace.nodes[p.name]["fn"]).base for p in joint.latents)
-    return [base.event_shape.numel() for base in sites if isinstance(base, MultivariateNormal)]
-
-
-def function_blocks(node: Node, start: int) -> list[Block] | None:
+def function_blocks(node: Node, start: int) -> list[PriorBlock] | None:
     """One block per element of the batch of a MultivariateNormal; None for any other site."""
     base, value = predictors.unwrapped(node["fn"]).base, node["value"]
     if not predictors.is_plain(node) or not predictors.is_like(base, MultivariateNormal, value.shape[:-1]):
@@ -95,18 +89,18 @@ def function_blocks(node: Node, start: int) -> list[Block] | None:
     loc = loc.expand(value.shape).reshape(-1, size)
     each = range(len(loc))
     where = [slice(start + i * size, start + (i + 1) * size) for i in each]
-    return [Block(where[i], loc[i], K if shared else K[i], tril if shared else tril[i]) for i in each]
+    return [PriorBlock(where[i], loc[i], K if shared else K[i], tril if shared else tril[i]) for i in each]
 
 
 @dataclass(frozen=True)
 class Reading:
     """Prior and likelihood of the model at one setting of the hyperparameters."""
 
-    parts: Parts
-    blocks: tuple[Block, ...]
+    parts: ModelParts
+    blocks: tuple[PriorBlock, ...]
     loc: Tensor  # (D,)
     covariance: Tensor  # (D, D)
-    latent: Latent
+    latent: LatentPredictor
 
     @cached_property
     def tril(self) -> Tensor:
@@ -117,8 +111,8 @@ class Reading:
     def detached(self) -> "Reading":
         """This reading without the hyperparameters' graph."""
         old = self.latent
-        latent = Latent(old.mean.detach(), old.covariance.detach(), old.log_likelihood, old.root, old.formula)
-        blocks = tuple(Block(b.where, b.loc.detach(), b.covariance.detach(), b.tril.detach()) for b in self.blocks)
+        latent = LatentPredictor(old.mean.detach(), old.covariance.detach(), old.log_likelihood, old.root, old.formula)
+        blocks = tuple(PriorBlock(b.where, b.loc.detach(), b.covariance.detach(), b.tril.detach()) for b in self.blocks)
         return Reading(self.parts, blocks, self.loc.detach(), self.covariance.detach(), latent)
 
     @property
@@ -167,7 +161,7 @@ class GaussianLatent(LinearDensity):
         """Without what is only kept for speed."""
         return super().__getstate__() | {"_read": [], "_graph": []}
 
-    def parts(self, theta: Tensor) -> Parts:
+    def parts(self, theta: Tensor) -> ModelParts:
         """The model's parts at ``theta``.
 
         :raises NotPositiveDefinite: where the model cannot factorise its covariance.
@@ -199,7 +193,7 @@ class GaussianLatent(LinearDensity):
                 raise _no_covariance(error) from error
         return self._graph[0]
 
-    def _reading(self, parts: Parts) -> Reading:
+    def _reading(self, parts: ModelParts) -> Reading:
         blocks = prior_blocks(self.joint, parts.trace)
         assert blocks is not None  # verified when it was recognised
         loc, K = torch.cat([b.loc for b in blocks]), _assembled([b.covariance for b in blocks])
@@ -210,9 +204,11 @@ class GaussianLatent(LinearDensity):
         first, *others = self.linear
         formula: Sloped | None  # value, slope and curvature of the only observed site
         formula = None if others else lambda eta: first.of_likelihood.of(parts.trace, eta.to(self.joint.dtype))
-        return Reading(parts, tuple(blocks), loc, K, Latent(mean, covariance, self._likelihood(parts), root, formula))
+        return Reading(
+            parts, tuple(blocks), loc, K, LatentPredictor(mean, covariance, self._likelihood(parts), root, formula)
+        )
 
-    def _likelihood(self, parts: Parts) -> LogLikelihood:
+    def _likelihood(self, parts: ModelParts) -> LogLikelihood:
         """All observed sites as one function of blocks ``(R, N, C)``."""
         each = [part.slot.log_likelihood(parts.trace) for part in self.linear]
         sizes = [len(part.J) for part in self.linear]
@@ -255,7 +251,7 @@ class GaussianLatent(LinearDensity):
         """One row: mode, log joint, gradient, decrement, converged, definite; and the precision."""
         latent, size = reading.latent, len(reading.loc)
         start = latent.mean + self.seen.apply((u - reading.loc).unsqueeze(-1)).reshape(latent.mean.shape)
-        mode = gaussian_process_mode.find_mode(latent, start, tolerance, watch)
+        mode = gaussian_process_mode.predictor_mode(latent, start, tolerance, watch)
         precision = LatentPrecision(reading.covariance, reading.tril, self.seen, mode)
         gradient = self.seen.adjoint((mode.slope - mode.dual).unsqueeze(-1)).squeeze(-1)
         log_prior = -0.5 * (gaussian_process_mode.quadratic(mode, latent) + reading.log_det + size * LOG_TAU)
@@ -326,7 +322,7 @@ def with_dense_prior(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) 
     :param origin: a run at ``u = 0`` with derivatives.
     :param pairs: runs at ``u = 0`` and far out, at the same hyperparameters.
     """
-    if linear.gaussian or any(p.slot.mixture is not None for p in linear.linear):
+    if any(p.slot.mixture is not None for p in linear.linear):
         return None
     num_seen = sum(p.J[..., 0].numel() for p in linear.linear)
     if len({p.J.shape[1] for p in linear.linear}) > 1 or num_seen > 2 * linear.joint.latents.size:

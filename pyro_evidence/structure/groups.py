@@ -200,7 +200,7 @@ def settle(guess: Guess, found: NearbyPoints, far: Sequence[tuple[TestPoint, Tes
         change = base.log_joint.detach() - origin.log_joint.detach()
         terms = (base.cells.log_density.detach() - origin.cells.log_density.detach())[owned]
         size = 1.0 + origin.log_joint.detach().abs() + terms.abs().sum()
-        if base.finite and not bool((change - terms.sum()).abs() <= _tolerance(origin) ** 1.4 * size):
+        if base.finite and not bool((change - terms.sum()).abs() <= origin.joint.rounding * size):
             return None
     loc, precision, _ = (x.detach() for x in origin.prior)
     runs = [found.typical, *(p for pair in far for p in pair)]

@@ -59,7 +59,7 @@ class TestPoint:
         with without_validation():
             if not self.joint.discrete:
                 return (predictors.log_prob_sum(self.trace, names) + log_det).double()
-            return (enumeration.total(self.trace, names) + log_det).double()
+            return (enumeration.log_prob_total(self.trace, names) + log_det).double()
 
     @cached_property
     def cells(self) -> "Cells":

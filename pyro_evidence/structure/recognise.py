@@ -11,15 +11,15 @@ from pyro_evidence.numerics.derivatives import Forward
 from pyro_evidence.numerics.linalg import available_bytes
 from pyro_evidence.numerics.linear_predictor import is_even, is_separable
 from pyro_evidence.program import parameters, predictors
-from pyro_evidence.program.failed_run import tensors
+from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm, Sites
 from pyro_evidence.structure import factors, gaussian_process, groups, probes
-from pyro_evidence.structure.density import AutogradDensity, Linear, LinearDensity, LinearPredictors
+from pyro_evidence.structure.density import AutogradDensity, DenseLinear, LinearDensity, LinearPredictors
 from pyro_evidence.structure.factor_density import Structured
-from pyro_evidence.structure.factor_derivatives import has_many_sites, steps
-from pyro_evidence.structure.factor_linear import SparseLinear
-from pyro_evidence.structure.factors import SMALL, Followed, NotSparse, refuse_edges
+from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
+from pyro_evidence.structure.factor_terms import SITES, terms_of_steps
+from pyro_evidence.structure.factors import SMALL, Followed, NotSparse
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import PrecisionGroups
 from pyro_evidence.structure.network import NetworkDensity
@@ -45,24 +45,24 @@ class HasKnownDensity(Protocol):
         """The density that it believes ``joint`` to be, or None."""
 
 
+Known = Structured | LinearDensity | NetworkDensity  # of linear predictors also the one with a dense Gaussian prior
+
+
 @dataclass(frozen=True)
 class Structure:
     """The facts about one log joint, each None where absent."""
 
     groups: PrecisionGroups | None  # hyperparameters that are the precision of Gaussian latents or of Gaussian noise
     slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
-    linear: LinearDensity | None  # the density by dense linear algebra, where all predictors are linear
+    known: Known | None  # the density in the cheapest form that was verified
     density: AutogradDensity  # the same by autograd, for any model
-    network: NetworkDensity | None = None  # the density that a network of the model's states, where that is true
-    latent: GaussianLatent | None = None  # that of linear predictors with a dense Gaussian prior
-    factors: Structured | None = None  # the density by factors of few coordinates, where that spares a dense matrix
-    coupled: NotSparse | None = None  # why there are no such factors, where they were looked for
+    coupled: NotSparse | None = None  # why there are no factors of few coordinates, where they were looked for
     eliminated: Callable[[Tensor, Tensor], Tensor] | None = None  # what the integral over groups elsewhere adds, (R,)
 
     @property
-    def fastest(self) -> Structured | GaussianLatent | LinearDensity | NetworkDensity | AutogradDensity:
+    def fastest(self) -> Known | AutogradDensity:
         """The cheapest density for rows that share their hyperparameters."""
-        return self.factors or self.latent or self.linear or self.network or self.density
+        return self.known or self.density
 
     @property
     def by_rows(self) -> NetworkDensity | AutogradDensity:
@@ -70,33 +70,46 @@ class Structure:
         return self.network or self.density
 
     @property
-    def without_linear(self) -> "Structure":
-        """This structure without the faster densities, so that autograd's is used."""
-        return replace(self, linear=None, network=None, latent=None, factors=None)
+    def linear(self) -> LinearDensity | None:
+        """The density by dense linear algebra, where all predictors are linear."""
+        return self.known if isinstance(self.known, LinearDensity) else None
+
+    @property
+    def latent(self) -> GaussianLatent | None:
+        """The density of linear predictors whose latents have a dense Gaussian prior."""
+        return self.known if isinstance(self.known, GaussianLatent) else None
+
+    @property
+    def factors(self) -> Structured | None:
+        """The density by factors of few coordinates, where that spares a dense matrix."""
+        return self.known if isinstance(self.known, Structured) else None
+
+    @property
+    def network(self) -> NetworkDensity | None:
+        """The density that a network of the model's states of itself, where that is true."""
+        return self.known if isinstance(self.known, NetworkDensity) else None
 
     def agrees(self, u: Tensor, theta: Tensor) -> bool:
         """Whether both densities have one value and one gradient at ``(R, D)``, as they must."""
-        if self.fastest is self.density or not len(u) or not self.density.joint.has_data:
+        joint = self.density.joint
+        if self.known is None or not len(u) or not joint.has_data:
             return True
-        (value, slope), (other, exact) = self.fastest.gradient(u, theta), self.density.gradient(u, theta)
-        tolerance = _tolerance(self.density.joint)
-        if not bool(((value - other).abs() <= tolerance * (1.0 + other.abs().amax())).all()):
+        (value, slope), (other, exact) = self.known.gradient(u, theta), self.density.gradient(u, theta)
+        if not bool(((value - other).abs() <= joint.rounding * (1.0 + other.abs().amax())).all()):
             return False
-        apart, allowed = float((slope - exact).abs().amax()), tolerance * (1.0 + float(exact.abs().amax()))
+        apart, allowed = float((slope - exact).abs().amax()), joint.rounding * (1.0 + float(exact.abs().amax()))
         if apart <= allowed:
             return True
         # rounding of the point: under a stiff prior it makes more of the gradient than a mode leaves of it
         signs = 1.0 - 2.0 * (torch.arange(u.shape[-1], device=u.device) % 2)
         moved = self.density.gradient(u + 1e-4 * u * signs, theta)[1] - exact
-        return apart <= allowed + 64.0 * torch.finfo(self.density.joint.dtype).eps * 1e4 * float(moved.abs().amax())
+        return apart <= allowed + 64.0 * torch.finfo(joint.dtype).eps * 1e4 * float(moved.abs().amax())
 
 
 def recognition_error(joint: LogJoint) -> BaseException | None:
     """The error that the model raised at one of the test points; None where it ran at all of them."""
     try:
-        found = probes.near(joint)
-        if found is not None:
-            _recognised(joint, found, False)
+        _recognised(joint, look_for_factors=False)
     except probes.Unreadable as error:
         return error.__cause__
     return None
@@ -108,18 +121,21 @@ def recognise(joint: LogJoint, *, factors: bool = False) -> Structure:
     :param factors: whether to look, in a model of many coordinates, for factors of few coordinates each.
     """
     try:
-        found = probes.near(joint)
-        if found is not None:
-            return _recognised(joint, found, factors)
+        return _recognised(joint, factors)
     except probes.Unreadable:
-        pass
-    return Structure(None, None, None, AutogradDensity(joint, None))
+        return Structure(None, None, None, AutogradDensity(joint, None))
 
 
-def _recognised(joint: LogJoint, found: NearbyPoints, look_for_factors: bool) -> Structure:
-    """The facts in the order of what they cost: groups, factors, linear predictors, a Gaussian process, a network."""
-    guess, origin, size = groups.propose(found), found.origin, joint.latents.size
-    refuse_edges(origin)
+def _recognised(joint: LogJoint, look_for_factors: bool) -> Structure:
+    """The groups, where observed sites see the latents, and the cheapest density."""
+    found = probes.near(joint)
+    if found is None:
+        return Structure(None, None, None, AutogradDensity(joint, None))
+    origin, typical = found.origin, found.typical
+    unseen = [n for n in joint.observed if not bool(torch.as_tensor(origin.trace.nodes[n]["value"]).any())]
+    if unseen:
+        factors.refuse_edges(origin, unseen)
+    guess = groups.propose(found)
     theta = origin.theta.detach()
     wide: list[TestPoint | None] = [origin, origin]
     if len(theta):  # the hyperparameters far up and far down, those outside groups a little
@@ -128,31 +144,46 @@ def _recognised(joint: LogJoint, found: NearbyPoints, look_for_factors: bool) ->
     pairs = zip(wide * 2, probes.far(origin, wide), strict=True)
     far = [(base, probe) for base, probe in pairs if base is not None and probe is not None]
     settled = None if guess is None or not far else groups.settle(guess, found, far)
-    read = predictors.read(joint, origin.trace, origin.u)
-    sites = read if read is not None and _holds(read, found.typical) else None
+    read = predictors.read_sites(joint, origin.trace, origin.u)
+    sites = read if read is not None and _holds(read, typical) else None
 
-    large = look_for_factors and (size > SMALL or has_many_sites(joint))
+    known, coupled = _cheapest(sites, found, far, look_for_factors)
+    linear = known.linear if isinstance(known, Structured) else known
+    seen = linear or sites  # predictors may have other links than those that were read first
+    slots = None if seen is None else seen.slots
+    at_once = terms_of_steps(joint, (), typical.u, typical.theta) if look_for_factors and known is None else None
+    structure = Structure(settled, slots, known, AutogradDensity(joint, slots, at_once), coupled)
+    return structure if known is not None else _with_network(structure)
+
+
+def _cheapest(
+    sites: Sites | None, found: NearbyPoints, far: list[Pair], look_for_factors: bool
+) -> tuple[Structured | LinearDensity | None, NotSparse | None]:
+    """The density in its cheapest form that holds, and why it has no factors, where they were looked for.
+
+    In turn: factors of few coordinates, a Gaussian process, factors of which some are wide, linear predictors.
+    """
+    origin, joint = found.origin, found.origin.joint
+    size = joint.latents.size
+    large = look_for_factors and (size > SMALL or len(joint.latents.names) >= SITES)
     # where most latents have one dense covariance there are no factors, as a rule
-    process = large and 2 * max(gaussian_process.covariance_sizes(joint, origin.trace), default=0) > size
+    dense = predictors.covariance_sizes(joint, origin.trace)
+    process = large and 2 * max(dense, default=0) > size
     sparse = _factors(sites, found, far) if large and not process else None
-    linear = None if sites is None or not far or _is_narrow(sparse) else _linear(sites, found, far, None)
+    if isinstance(sparse, Structured) and not sparse.wide:
+        return sparse, None
+    linear = None if sites is None or not far else _linear(sites, found, far, None)
     assert linear is None or isinstance(linear, LinearDensity)
-    latent = None if linear is None else gaussian_process.with_dense_prior(linear, origin, far)
-    if process and latent is None:
+    if linear is not None and dense and not linear.gaussian:
+        latent = gaussian_process.with_dense_prior(linear, origin, far)
+        if latent is not None:
+            return latent, sparse if isinstance(sparse, NotSparse) else None
+    if process:
         sparse = _factors(sites, found, far)
     elif look_for_factors and sparse is None and linear is None and size * origin.kept.num_bytes > HEAVY_HESSIAN:
         narrow = _followed(sites, found, [])
-        sparse = narrow if _is_narrow(narrow) else None
-
-    if latent is None and isinstance(sparse, Structured):
-        slots = None if sites is None else sites.slots if sparse.linear is None else sparse.linear.slots
-        return Structure(settled, slots, None, AutogradDensity(joint, slots), factors=sparse)
-    slots = None if sites is None else sites.slots if linear is None else linear.slots
-    at_once = steps(joint, (), found.typical.u, found.typical.theta) if look_for_factors and linear is None else None
-    coupled = sparse if isinstance(sparse, NotSparse) else None
-    dense = AutogradDensity(joint, slots, at_once)
-    structure = Structure(settled, slots, linear, dense, latent=latent, coupled=coupled)
-    return structure if linear is not None else _with_network(structure)
+        sparse = narrow if isinstance(narrow, Structured) and not narrow.wide else None
+    return (sparse, None) if isinstance(sparse, Structured) else (linear, sparse)
 
 
 def _factors(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Structured | NotSparse | None:
@@ -164,13 +195,10 @@ def _factors(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Struc
     factors.require_room(joint, found.origin.kept.num_bytes)
     density = _followed(sites, found, far)
     if joint.latents.size <= SMALL:
-        return density if isinstance(density, Structured) and density.steps is not None else None
-    return density if _is_narrow(density) else factors.with_sums(joint, typical.u, typical.theta.detach()) or density
-
-
-def _is_narrow(density: Structured | NotSparse | None) -> bool:
-    """Whether all of a density is made of factors of few coordinates each."""
-    return isinstance(density, Structured) and not density.wide
+        return density if isinstance(density, Structured) and density.terms is not None else None
+    if isinstance(density, Structured) and not density.wide:
+        return density
+    return factors.with_sums(joint, typical.u, typical.theta.detach()) or density
 
 
 def _followed(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Structured | NotSparse:
@@ -179,10 +207,14 @@ def _followed(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Stru
     :param far: where linear predictors are verified, so that their factors are joined; empty for none.
     """
     typical = found.typical
-    followed = factors.follow(found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots)
+    followed = factors.followed_terms(
+        found.origin.joint, typical.u, typical.theta, () if sites is None else sites.slots
+    )
     if not isinstance(followed, Followed):
         return followed
-    return factors.structured(followed, None if sites is None or not far else _linear(sites, found, far, followed))
+    linear = None if sites is None or not far else _linear(sites, found, far, followed)
+    assert linear is None or isinstance(linear, SparsePredictors)
+    return factors.structured(followed, linear)
 
 
 def _with_network(structure: Structure) -> Structure:
@@ -194,20 +226,15 @@ def _with_network(structure: Structure) -> Structure:
     for network in parameters.submodules(joint.model):
         known = network.known_density(joint) if isinstance(network, HasKnownDensity) else None
         if known is not None:
-            found = replace(structure, network=known)
+            found = replace(structure, known=known)
             if found.agrees(u, joint.initial_theta + move):
                 return found
     return structure
 
 
-def _tolerance(joint: LogJoint) -> float:
-    """Relative rounding error of a sum over data: 1e-10 in float64."""
-    return float(torch.finfo(joint.dtype).eps ** 0.64)
-
-
 def _holds(sites: Sites, probe: TestPoint) -> bool:
     """Whether prior, slots and the rest add up to the log joint, and the slots' layouts say what couples."""
-    tolerance, most = _tolerance(probe.joint), max(MANY_COUPLED, probe.joint.latents.size)
+    tolerance, most = probe.joint.rounding, max(MANY_COUPLED, probe.joint.latents.size)
     if any(slot.layout.num_coupled > most for slot in sites.slots):
         return False  # each takes a pass, and the density itself has fewer second derivatives
     try:
@@ -229,7 +256,7 @@ def _adds_up(sites: Sites, probe: TestPoint) -> bool:
         return False
     prior = predictors.log_prob_sum(trace, (*joint.latents.names, *sites.free)) + log_det
     gap = (prior + sum(values) - probe.log_joint).abs()
-    return bool(gap <= _tolerance(joint) * (1.0 + probe.log_joint.abs()))
+    return bool(gap <= joint.rounding * (1.0 + probe.log_joint.abs()))
 
 
 def _linear(sites: Sites, found: NearbyPoints, far: list[Pair], followed: Followed | None) -> LinearPredictors | None:
@@ -246,12 +273,12 @@ def _linear(sites: Sites, found: NearbyPoints, far: list[Pair], followed: Follow
         return None
     runs = [*far, (base, typical)] if base is not None else far
     gaussian = _gaussian(origin, [p for pair in runs for p in pair])
-    dense = tuple(p for p in parts if isinstance(p, Linear))
-    kept = tuple(p for p in parts if p is not None)
+    dense = tuple(p for p in parts if isinstance(p, DenseLinear))
+    sparse = tuple(p for p in parts if isinstance(p, SparseLinear))
     linear = (
         LinearDensity(origin.joint, dense, sites.free, gaussian)
         if followed is None
-        else LinearPredictors(origin.joint, kept, sites.free, gaussian)
+        else SparsePredictors(origin.joint, sparse, sites.free, gaussian)
     )
     return linear if all(_explains(linear, *pair) for pair in runs) else None
 
@@ -265,7 +292,7 @@ def _gaussian(origin: TestPoint, others: list[TestPoint]) -> bool:
 
 def _linear_part(
     slot: LikelihoodTerm, origin: TestPoint, base: TestPoint, typical: TestPoint, followed: Followed | None
-) -> Linear | SparseLinear | None:
+) -> DenseLinear | SparseLinear | None:
     """``eta = J u + c`` under the first link for which that holds from ``base`` to ``typical``.
 
     None where it holds under none, or where ``J`` would be too large.
@@ -286,7 +313,7 @@ def _linear_part(
         J = _jacobian(slope, origin).reshape(-1, num_coupled, slope.x.numel())
         traces = (origin.trace, typical.trace)
         even = (is_even(part.log_likelihood(t), part.layout, part.blocks(t).unsqueeze(0)) for t in traces)
-        return Linear(part, J, all(even))
+        return DenseLinear(part, J, all(even))
     return None
 
 
@@ -298,7 +325,7 @@ def read_again(joint: LogJoint, slots: Sequence[LikelihoodTerm]) -> LinearDensit
     for slot in slots:
         eta = slot.blocks(origin.trace)
         slope = Forward(eta.reshape(-1), origin.u, at_once=origin.kept.passes_at_once)
-        linear.append(Linear(slot, _jacobian(slope, origin).reshape(*eta.shape, -1)))
+        linear.append(DenseLinear(slot, _jacobian(slope, origin).reshape(*eta.shape, -1)))
     return LinearDensity(joint, tuple(linear), (), gaussian=False)
 
 
@@ -318,16 +345,19 @@ def _affordable(slot: LikelihoodTerm, origin: TestPoint) -> bool:
     """Whether a dense ``J`` is worth its memory."""
     joint = origin.joint
     size = slot.layout.shape.numel() * joint.latents.size
+    if 16 * size > available_bytes(joint.device):
+        return False
     data = sum(t.numel() for _, t in tensors(joint.args, joint.kwargs))
+    if size <= max(SMALL_JACOBIAN, DENSER_THAN_DATA * data):
+        return True
     # a J is no larger than what the model has already, where the prior has a dense covariance
-    prior = joint.latents.size**2 if gaussian_process.covariance_sizes(joint, origin.trace) else 0
-    return size <= max(SMALL_JACOBIAN, DENSER_THAN_DATA * data, prior) and 16 * size <= available_bytes(joint.device)
+    return size <= joint.latents.size**2 and bool(predictors.covariance_sizes(joint, origin.trace))
 
 
 def _matches(slot: LikelihoodTerm, probe: TestPoint, eta: Tensor, size: Tensor) -> bool:
     """Whether the slot's parameter is the link of ``eta``, which was summed from numbers as large as ``size``."""
     value = slot.value(probe.trace).detach()
-    error = _tolerance(probe.joint) * (1.0 + size)
+    error = probe.joint.rounding * (1.0 + size)
     natural = slot.layout.natural(torch.stack([eta, error]).to(value.dtype))
     return bool(slot.link.explains(value, *natural).all())
 
@@ -352,7 +382,7 @@ def _explains(linear: LinearPredictors, base: TestPoint, probe: TestPoint) -> bo
 def _same(first: Sequence[Any], second: Sequence[Any], probe: TestPoint) -> bool:
     """Whether two readings are the same up to rounding; what is not finite in the second cannot be judged."""
     pairs = zip(first, second, strict=False)  # of a length, or their first items differ
-    return all(a is b or _alike(a, b, _tolerance(probe.joint)) for a, b in pairs)
+    return all(a is b or _alike(a, b, probe.joint.rounding) for a, b in pairs)
 
 
 def _alike(a: Any, b: Any, tolerance: float) -> bool:

@@ -19,7 +19,6 @@ from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import Orders, generic_directions
-from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import LinearDensity
@@ -86,7 +85,7 @@ class LinearReader:
             raise not_linear(joint, number)
         u = torch.stack([first.initial_u, generic_directions(1, first.latents.size, first.initial_u)[0]])
         priors = [
-            (d.log_joint(u, first.initial_theta) - log_likelihood(d, u, first.initial_theta)).detach()
+            (d.log_joint(u, first.initial_theta) - d.log_likelihood(u, first.initial_theta)).detach()
             for d in (found.linear, self.first)
         ]
         require_same_prior(number, first, priors)
@@ -116,8 +115,7 @@ def require_same_prior(number: int, first: LogJoint, values: Sequence[Tensor]) -
     :param values: the log prior density of both at the same points, nats.
     :raises BadInput: naming the chunk.
     """
-    close = float(torch.finfo(first.dtype).eps ** 0.64)
-    if not torch.allclose(values[0], values[1], rtol=close, atol=close):
+    if not torch.allclose(values[0], values[1], rtol=first.rounding, atol=first.rounding):
         raise BadInput(
             f"the prior of {', '.join(first.latents.names)} in chunk {number} is another than in the first: it depends "
             f"on the rows. Expected one prior: compute what it needs over all rows, and bind that to it."
@@ -156,30 +154,8 @@ def linear_rows(
     return LinearRows(rows.pieces, found.linear, rows.counts, communicator, structure=structure)
 
 
-def log_likelihood(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
-    """The log joint without the prior, nats, shape ``(R,)``: what rows add up."""
-    parts = density.parts(theta)
-    total = u.new_zeros(len(u)) + parts.rest
-    for part, offset in zip(density.linear, parts.offsets, strict=True):
-        eta = part.layout.natural(part.eta(u, offset).to(density.joint.dtype))
-        total = total + part.slot.log_likelihood(parts.trace)(eta).double()
-    return total
-
-
-def precision(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
-    """Minus the Hessian of :func:`log_likelihood`, shape ``(R, D, D)``."""
-    parts, graph = density.parts(theta), u.requires_grad or theta.requires_grad
-    total = u.new_zeros(*u.shape, u.shape[-1])
-    for part, offset in zip(density.linear, parts.offsets, strict=True):
-        eta = part.eta(u, offset).to(density.joint.dtype)
-        eta = eta if eta.requires_grad else eta.detach().requires_grad_()
-        B = curvature_blocks(part.slot.log_likelihood(parts.trace), part.layout, eta, create_graph=graph)
-        total = total + gram(part.J, B.double())
-    return total
-
-
 @dataclass(frozen=True)
-class Totals(Statistics):
+class PassTotals(Statistics):
     """What one pass adds up at some points."""
 
     value: Tensor  # (R,) log likelihood, nats
@@ -196,7 +172,7 @@ class Summands:
 
     value: "OfChunk"
     precision: "OfChunk"
-    totals: Callable[..., Totals]
+    totals: Callable[..., PassTotals]
 
 
 @dataclass(frozen=True)
@@ -237,7 +213,7 @@ class StreamedDensity(LinearDensity):
         return self._with_prior(self._prior_precision(u, theta), u, theta)
 
     def _with_prior(self, prior: Tensor, u: Tensor, theta: Tensor) -> Tensor:
-        prior = prior if prior.dim() == 3 else prior.diag_embed()
+        prior = prior if prior.dim() > 2 else prior.diag_embed()
         if _wants_graph(u, theta):
             return prior + added_up(self.rows, self.of.precision, self._totals(u, theta).precision, u, theta)
         if len(u) > MANY:
@@ -247,23 +223,23 @@ class StreamedDensity(LinearDensity):
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
         return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)
 
-    def _totals(self, u: Tensor, theta: Tensor) -> Totals:
+    def _totals(self, u: Tensor, theta: Tensor) -> PassTotals:
         """Value, gradient and curvature of the likelihood, in one pass; those of the last points are kept."""
         u, theta = u.detach(), theta.detach()
         place = (u, theta)
         if not ("place" in self._found and all(map(torch.equal, self._found["place"], place))):
             found = self.rows.total(lambda d: self.of.totals(d, u, theta))
             self._found.update(place=(u.clone(), theta.clone()), found=found)
-        totals: Totals = self._found["found"]
+        totals: PassTotals = self._found["found"]
         return totals
 
 
-def _totals_of(density: LinearDensity, u: Tensor, theta: Tensor) -> Totals:
-    value, rise = derivatives.gradient(lambda v, t: log_likelihood(density, v, t), u, theta)
-    return Totals(value, rise, precision(density, u, theta).detach())
+def _totals(density: LinearDensity, u: Tensor, theta: Tensor) -> PassTotals:
+    value, rise = density.likelihood_gradient(u, theta)
+    return PassTotals(value, rise, density.likelihood_precision(u, theta).detach())
 
 
-LINEAR: Summands = Summands(log_likelihood, precision, _totals_of)
+LINEAR: Summands = Summands(LinearDensity.log_likelihood, LinearDensity.likelihood_precision, _totals)
 
 
 @torch.enable_grad()
@@ -330,4 +306,4 @@ def streamed_structure(rows: LinearRows) -> Structure:
     """What is known of the density of all rows, by the first few."""
     first = rows.example
     streamed = StreamedDensity(first.joint, first.linear, first.free, first.gaussian, rows=rows)
-    return replace(rows.structure, linear=streamed, latent=None, factors=None, network=None)
+    return replace(rows.structure, known=streamed)

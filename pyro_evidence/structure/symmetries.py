@@ -56,12 +56,11 @@ def _proposals(joint: LogJoint) -> Iterator[Turn]:
 def _changes_nothing(joint: LogJoint, turn: Turn) -> bool:
     """Whether the density is the same after a random turn at two random points, though the data see what is turned."""
     generator = torch.Generator().manual_seed(0)
-    tolerance = float(torch.finfo(joint.dtype).eps ** 0.55)
     for _ in range(2):
         u = torch.randn(joint.latents.size, generator=generator, dtype=torch.float64)
         turned, shrunk = _turned(joint, turn, u, generator), _scaled(joint, turn, u, 0.5)
         values = joint.log_joint(torch.stack([u, turned, shrunk]).to(joint.device), joint.initial_theta).detach()
-        rounding = tolerance * (1.0 + values[0].abs())
+        rounding = joint.rounding * (1.0 + values[0].abs())
         if not bool((values[1] - values[0]).abs() <= rounding):
             return False
         if bool((values[2] - values[0] - _prior_change(joint, turn, u)).abs() <= rounding):
@@ -145,15 +144,11 @@ def _alike(density: AutogradDensity) -> list[Axis]:
     slope = torch.autograd.grad(_predictor(density, equal), equal)[0]
     found = []
     for name, own in joint.latents.unconstrained(slope).items():
-        rounding = _rounding(joint) * float(own.abs().amax()) if own.numel() else 0.0
+        rounding = joint.rounding * float(own.abs().amax()) if own.numel() else 0.0
         for dim in range(own.dim() if rounding > 0.0 else 0):
             if own.shape[dim] > 1 and bool(((own - own.roll(1, dim)).abs() <= rounding).all()):
                 found.append((name, dim))
     return found
-
-
-def _rounding(joint: LogJoint) -> float:
-    return float(torch.finfo(joint.dtype).eps ** 0.55)
 
 
 def _are_units(density: AutogradDensity, axes: list[Axis]) -> bool:
@@ -166,7 +161,7 @@ def _are_units(density: AutogradDensity, axes: list[Axis]) -> bool:
         values[name] = values[name].roll(1, dim)
     exchanged = torch.cat([v.reshape(-1) for v in values.values()])
     before, after = joint.log_joint(torch.stack([u, exchanged]), joint.initial_theta).detach()
-    same = bool((after - before).abs() <= _rounding(joint) * (1.0 + before.abs()))
+    same = bool((after - before).abs() <= joint.rounding * (1.0 + before.abs()))
     return same and any(_is_bent(density, name, u) for name, _ in axes)
 
 
@@ -177,4 +172,4 @@ def _is_bent(density: AutogradDensity, name: str, u: Tensor) -> bool:
     with torch.no_grad():
         behind, here, ahead = (_predictor(density, u + move) for move in (-step, torch.zeros_like(u), step))
     size = max(abs(float(x)) for x in (behind, here, ahead))
-    return abs(float(ahead - 2.0 * here + behind)) > _rounding(density.joint) ** 0.5 * size
+    return abs(float(ahead - 2.0 * here + behind)) > density.joint.rounding**0.5 * size

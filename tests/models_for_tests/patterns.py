@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyro_evidence.precision.plan import Pattern
+from pyro_evidence.precision.dense import Pattern
 
 
 def drawn(high: int, count: int, seed: int = 0) -> Tensor:

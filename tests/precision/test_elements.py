@@ -8,9 +8,9 @@ import torch
 
 from pyro_evidence.errors import NotPositiveDefinite, TooLarge
 from pyro_evidence.precision import elimination as ordering
-from pyro_evidence.precision.dense import DensePlan
+from pyro_evidence.precision.blocks import elimination
+from pyro_evidence.precision.dense import DensePlan, Pattern, Plan, StructuredPrecision, pattern_product
 from pyro_evidence.precision.elimination import elimination_order
-from pyro_evidence.precision.plan import Pattern, Plan, StructuredPrecision, elimination, product
 from tests.models_for_tests.patterns import (
     EVERY,
     chain,
@@ -63,7 +63,7 @@ def test_equals_the_dense_inverse(pattern: Callable[[], Pattern], plan: Planner)
     assert worst(precision.covariance(some), Z[np.ix_(some, some)]) < 1e-10
     for actual, expected in zip(precision.adjoint, oracle.on_pattern(Z, list(whole.index)), strict=True):
         assert worst(actual, expected) < 1e-10
-    assert worst(product(whole, elements, rows), rows.numpy() @ A) < 1e-12
+    assert worst(pattern_product(whole, elements, rows), rows.numpy() @ A) < 1e-12
 
 
 @pytest.mark.parametrize("plan", PLANNERS)

@@ -14,12 +14,12 @@ from torch.autograd.functional import hessian, jacobian
 from pyro_evidence.models.kernels import RBF
 from pyro_evidence.precision.gaussian_process_mode import (
     Cotangents,
-    Latent,
-    Mode,
+    LatentPredictor,
+    PredictorMode,
     cotangents,
-    factorise,
-    find_mode,
+    factorise_predictor,
     likelihood_at,
+    predictor_mode,
 )
 
 Likelihood = Callable[[Tensor], Tensor]
@@ -62,24 +62,24 @@ LIKELIHOODS = {
 each_likelihood = pytest.mark.parametrize("name", LIKELIHOODS)
 
 
-def latent(name: str, K: Tensor | None = None, mean: Tensor | None = None) -> Latent:
+def latent(name: str, K: Tensor | None = None, mean: Tensor | None = None) -> LatentPredictor:
     X, t = data()
     make, C = LIKELIHOODS[name]
     if K is None:
         K = torch.kron(RBF(1.3, 2.0)(X), torch.eye(C)) + 1e-3 * torch.eye(len(t) * C)
     mean = torch.full((len(t), C), 0.2) if mean is None else mean
-    return Latent(mean, K, make(t), lambda: torch.linalg.cholesky(K))
+    return LatentPredictor(mean, K, make(t), lambda: torch.linalg.cholesky(K))
 
 
-def gradient(at: Latent, mode: Mode) -> Cotangents:
+def gradient(at: LatentPredictor, mode: PredictorMode) -> Cotangents:
     return cotangents(at.covariance, mode, likelihood_at(at, mode.eta))
 
 
-def solved(at: Latent) -> Mode:
-    return find_mode(at, at.mean, 1e-15)
+def solved(at: LatentPredictor) -> PredictorMode:
+    return predictor_mode(at, at.mean, 1e-15)
 
 
-def naive(at: Latent) -> tuple[Tensor, Tensor, Tensor]:
+def naive(at: LatentPredictor) -> tuple[Tensor, Tensor, Tensor]:
     """Mode, posterior precision and log evidence by plain dense Newton on ``eta``, with K inverted."""
     inverse, shape = torch.linalg.inv(at.covariance), at.mean.shape
 
@@ -117,7 +117,7 @@ def test_mode_covariance_and_evidence_are_the_dense_ones(name: str) -> None:
 def test_posterior_variances_are_those_of_the_dense_matrix() -> None:  # from data that say nothing to ones that say all
     K = latent("bernoulli").covariance
     W = torch.logspace(-12.0, 8.0, len(K)).index_fill(0, torch.tensor([3]), 0.0)
-    factor, exact = factorise(latent("bernoulli", K), W[:, None, None])
+    factor, exact = factorise_predictor(latent("bernoulli", K), W[:, None, None])
     R = torch.linalg.solve(torch.eye(len(K)) + W[:, None] * K, torch.diag(W))
     assert exact
     torch.testing.assert_close(factor.variance(K), (K - K @ R @ K).diagonal(), rtol=1e-6, atol=1e-14)
@@ -131,7 +131,7 @@ def test_gradient_is_that_of_differences(name: str) -> None:
     root = torch.randn(base.covariance.shape, generator=generator)
     dK, dm = 0.1 * root @ root.T, torch.randn(base.mean.shape, generator=generator)
 
-    def at(step: float) -> Latent:
+    def at(step: float) -> LatentPredictor:
         return latent(name, base.covariance + step * dK, base.mean + step * dm)
 
     def height(step: float) -> Tensor:
@@ -149,7 +149,7 @@ def test_gradient_in_the_likelihoods_own_number(family: str) -> None:
     X, t = data()
     K = RBF(1.3, 2.0)(X) + 1e-3 * torch.eye(len(X))
 
-    def at(log_scale: Tensor) -> Latent:
+    def at(log_scale: Tensor) -> LatentPredictor:
         def log_likelihood(eta: Tensor) -> Tensor:
             eta, scale = eta[..., 0], log_scale.exp()
             d = torch.distributions
@@ -159,7 +159,7 @@ def test_gradient_in_the_likelihoods_own_number(family: str) -> None:
                 return d.StudentT(4.0, eta, scale, validate_args=False).log_prob(t).sum(-1)
             return d.NegativeBinomial(scale, logits=eta, validate_args=False).log_prob(3.0 * t).sum(-1)
 
-        return Latent(torch.zeros(len(t), 1), K, log_likelihood, lambda: torch.linalg.cholesky(K))
+        return LatentPredictor(torch.zeros(len(t), 1), K, log_likelihood, lambda: torch.linalg.cholesky(K))
 
     def height(x: float) -> float:
         here = at(torch.tensor(x))
@@ -185,7 +185,9 @@ def test_evidence_is_exact_for_gaussian_noise() -> None:
 @pytest.mark.parametrize(("name", "error"), [("bernoulli", 0.02), ("poisson", 0.02)])
 def test_evidence_is_near_the_integral(name: str, error: float) -> None:  # oracle: quadrature, N = 1
     make, _ = LIKELIHOODS[name]
-    at = Latent(torch.zeros(1, 1), torch.full((1, 1), 0.7), make(torch.ones(1)), lambda: torch.full((1, 1), 0.7**0.5))
+    at = LatentPredictor(
+        torch.zeros(1, 1), torch.full((1, 1), 0.7), make(torch.ones(1)), lambda: torch.full((1, 1), 0.7**0.5)
+    )
     x = torch.linspace(-8.0, 8.0, 4001)
     density = torch.distributions.Normal(0.0, math.sqrt(0.7)).log_prob(x) + at.log_likelihood(x[:, None, None])
     integral = density.logsumexp(0) + math.log(16.0 / 4000)
@@ -200,7 +202,7 @@ def test_a_newton_step_evaluates_the_likelihood_once(name: str) -> None:
         calls.append(eta)
         return at.log_likelihood(eta)
 
-    find_mode(Latent(at.mean, at.covariance, counted, at.root), at.mean, 1e-12, steps.append)
+    predictor_mode(LatentPredictor(at.mean, at.covariance, counted, at.root), at.mean, 1e-12, steps.append)
     assert len(steps) >= 1
     assert len(calls) <= len(steps) + 1 + 3 * (name == "student")  # and once where it begins; Student's t halves steps
 
@@ -209,7 +211,7 @@ def test_a_singular_covariance_is_no_trouble() -> None:
     X, t = data()
     X = torch.cat([X, X])
     K = RBF(1.0, 1.0)(X)
-    at = Latent(torch.zeros(len(X), 1), K, bernoulli(torch.cat([t, t])), lambda: K)
+    at = LatentPredictor(torch.zeros(len(X), 1), K, bernoulli(torch.cat([t, t])), lambda: K)
     mode = solved(at)
     rival = GaussianProcessClassifier(sk.RBF(1.0), optimizer=None).fit(X.numpy(), torch.cat([t, t]).numpy())
     assert mode.converged
@@ -218,7 +220,7 @@ def test_a_singular_covariance_is_no_trouble() -> None:
 
 def test_a_start_where_the_likelihood_overflows_is_no_trouble() -> None:
     at = latent("poisson")
-    far = find_mode(at, torch.full_like(at.mean, 800.0), 2e-14)  # exp(800) overflows
+    far = predictor_mode(at, torch.full_like(at.mean, 800.0), 2e-14)  # exp(800) overflows
     torch.testing.assert_close(far.eta, solved(at).eta)
 
 
@@ -232,7 +234,7 @@ def test_log_evidence_and_gradient_are_scikit_learns() -> None:
         for _ in range(4):  # scikit-learn stops Newton at 1e-10 nats; from its own mode it goes on
             expected = rival.log_marginal_likelihood(theta.detach().numpy(), eval_gradient=True)
         K = RBF(theta[1:].exp(), theta[0].exp())(X)
-        at = Latent(torch.zeros(60, 1), K.detach(), bernoulli(t), lambda K=K: K)
+        at = LatentPredictor(torch.zeros(60, 1), K.detach(), bernoulli(t), lambda K=K: K)
         mode = solved(at)
         slope = torch.autograd.grad((gradient(at, mode).covariance * K).sum(), theta)[0]
         assert float(mode.log_evidence(at)) == pytest.approx(expected[0], abs=1e-7)

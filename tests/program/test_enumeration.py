@@ -117,7 +117,7 @@ def test_a_trace_in_which_nothing_is_enumerated() -> None:
 
     trace = pyro.poutine.trace(model).get_trace()
     expected = td.Normal(0.0, 1.0).log_prob(torch.arange(3.0))
-    assert_exact(enumeration.total(trace, ("x",)), expected.sum())
+    assert_exact(enumeration.log_prob_total(trace, ("x",)), expected.sum())
     assert_exact(enumeration.pointwise(trace, ("x",)), {"x": expected})
 
 

@@ -12,7 +12,7 @@ from torch.distributions import constraints
 
 from pyro_evidence import REVM, RVM, BadInput, EvidenceEM, LaplaceEvidence, class_conditional
 from pyro_evidence.models.mixture import gaussian_mixture
-from pyro_evidence.program.failed_run import run_failed
+from pyro_evidence.program.checks import run_failed
 from tests.refusals.messages import refused, says
 
 generator = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_evidence import REVM, RVM, EvidenceEM, LaplaceEvidence, OverlapEM
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.prbf import prbf
-from pyro_evidence.program.failed_run import as_tensors
+from pyro_evidence.program.checks import as_tensors
 from tests.gallery import idioms
 
 np = pytest.importorskip("numpy")

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from pyro_evidence.program import links, predictors
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.predictors import Sites, gaussian_noise, gaussian_prior, log_prior, read, unwrapped
+from pyro_evidence.program.predictors import (
+    Sites,
+    gaussian_noise,
+    gaussian_prior,
+    log_prior_rows,
+    read_sites,
+    unwrapped,
+)
 from pyro_evidence.structure.recognise import recognise
 from tests.models_for_tests import deceptive_models, recognised_models
 from tests.models_for_tests.recognised_models import X, binary, positive, real
@@ -36,7 +43,7 @@ def run(joint: LogJoint, seed: int = 0) -> tuple[Tensor, object]:
 def sites_of(name: str) -> tuple[LogJoint, object, Sites]:
     joint = joint_of(name)
     u, trace = run(joint)
-    sites = read(joint, trace, u)
+    sites = read_sites(joint, trace, u)
     assert sites is not None
     return joint, trace, sites
 
@@ -110,7 +117,7 @@ def test_slots_rebuild_the_likelihood(name: str) -> None:
     """Prior, slots at their own predictor and free sites add up to the log joint; rows are a loop."""
     joint, trace, sites = sites_of(name)
     u, _ = run(joint)
-    rest = log_prior(joint, u.unsqueeze(0), joint.initial_theta)[0] + predictors.log_prob_sum(trace, sites.free)
+    rest = log_prior_rows(joint, u.unsqueeze(0), joint.initial_theta)[0] + predictors.log_prob_sum(trace, sites.free)
     for slot in sites.slots:
         eta = slot.predictor(trace)
         assert eta.shape == slot.layout.shape
@@ -156,7 +163,7 @@ def test_sites_that_do_not_see_the_latents_are_free() -> None:
 def test_sites_that_no_slot_describes(name: str) -> None:
     joint = joint_of(name)
     u, trace = run(joint)
-    assert read(joint, trace, u) is None
+    assert read_sites(joint, trace, u) is None
 
 
 def test_every_link_of_a_constraint_is_a_candidate() -> None:
@@ -209,7 +216,7 @@ def test_log_prior_has_the_jacobian_and_takes_rows() -> None:
     joint = LogJoint(model, (torch.tensor(0.1),))
     u = torch.randn(3, 2)  # log tau, w
     expected = dist.Exponential(2.0).log_prob(u[:, 0].exp()) + u[:, 0] + dist.Normal(0.0, 1.0).log_prob(u[:, 1])
-    assert_exact(log_prior(joint, u, joint.initial_theta), expected)
+    assert_exact(log_prior_rows(joint, u, joint.initial_theta), expected)
 
 
 def test_a_latent_that_depends_on_a_discrete_one_is_not_known() -> None:

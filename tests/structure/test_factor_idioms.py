@@ -15,7 +15,7 @@ from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
-from pyro_evidence.structure.factor_cells import Summands, cells
+from pyro_evidence.structure.factor_cells import SummandTracker, cells
 from tests.models_for_tests.hierarchies import positive
 
 NUM = 24  # groups
@@ -208,7 +208,7 @@ def test_a_sum_that_the_model_makes_is_taken_apart() -> None:
 )
 def test_summands_add_up(combined: Callable[[Tensor, Tensor], Tensor]) -> None:
     x, y = torch.randn(5), torch.randn(3, 2)[:, 0]
-    with Summands() as summands:
+    with SummandTracker() as summands:
         total: Any = combined(x, y)
     parts = summands.of(total)
     assert parts is not None and any(part.numel() > 1 for part in parts)
@@ -217,7 +217,7 @@ def test_summands_add_up(combined: Callable[[Tensor, Tensor], Tensor]) -> None:
 
 def test_what_is_no_sum_has_no_summands() -> None:
     x = torch.randn(5)
-    with Summands() as summands:
+    with SummandTracker() as summands:
         totals = [x.sum().exp(), x.sum() * x.sum(), x.amax(), x.sum() / x.sum()]
     assert [summands.of(total) for total in totals] == [None] * 4
 

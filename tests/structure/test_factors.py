@@ -88,7 +88,7 @@ def test_single_precision_has_a_certificate_of_its_own() -> None:
     gap = density.certificate(state.u, state.theta, density.elements(state.u, state.theta))
     assert is_certified(state) and float(gap.max()) > 1e-9  # what float64 would be asked for
     lame = replace(density, linear=None, families=density.families[:-1], _kept=[])
-    broken = replace(state, problem=replace(state.problem, structure=replace(state.problem.structure, factors=lame)))
+    broken = replace(state, problem=replace(state.problem, structure=replace(state.problem.structure, known=lame)))
     assert not is_certified(broken)
 
 
@@ -193,7 +193,7 @@ def test_a_factor_that_was_overlooked_fails_the_certificate() -> None:
     density = state.problem.structure.factors
     assert density is not None and density.families
     lame = replace(density, families=density.families[:-1], _kept=[])
-    broken = replace(state, problem=replace(state.problem, structure=replace(state.problem.structure, factors=lame)))
+    broken = replace(state, problem=replace(state.problem, structure=replace(state.problem.structure, known=lame)))
     assert is_certified(state) and not is_certified(broken)
 
 

@@ -124,7 +124,7 @@ def problems(model: Callable[..., Any], maximise: Any = None) -> tuple[approxima
     X, t = data()
     at = approximation.laplace_problem(LogJoint(model, (X, t), maximise=maximise))
     assert at.latent is not None, "not recognised"
-    return at, replace(at, structure=replace(at.structure, latent=None, linear=None))
+    return at, replace(at, structure=replace(at.structure, known=None))
 
 
 @each_model

@@ -17,8 +17,7 @@ from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.numerics.newton import Limits
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure import factor_derivatives as factors_steps
-from pyro_evidence.structure import recognise
+from pyro_evidence.structure import factor_terms, recognise
 
 
 def counts(num: int, seed: int = 0) -> Tensor:
@@ -55,8 +54,8 @@ def test_a_loop_of_markov_is_the_site_of_all_its_steps() -> None:
     torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-9, atol=1e-8)
     torch.testing.assert_close(found.hyperparameters["s"], expected.hyperparameters["s"], rtol=1e-5, atol=0.0)
     density = found.state.problem.structure.factors
-    assert density is not None and density.steps is not None
-    assert len(density.steps.replay.batches) < 40
+    assert density is not None and density.terms is not None
+    assert len(density.terms.replay.batches) < 40
 
 
 def chains(y: Tensor) -> None:
@@ -91,7 +90,7 @@ def test_loops_over_sites_that_are_summed_out_or_observed(
     torch.testing.assert_close(density.log_joint(u, theta), density.joint.log_joint(u, theta), rtol=1e-10, atol=1e-10)
     copied = pickle.loads(pickle.dumps(density.steps))
     assert torch.equal(copied.log_joint(u, theta), density.steps.log_joint(u, theta))
-    monkeypatch.setattr(factors_steps, "SITES", 1000)
+    monkeypatch.setattr(factor_terms, "SITES", 1000)
     expected = LaplaceEvidence(model).run(y)
     assert expected.state.problem.structure.density.steps is None
     torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-9, atol=1e-8)
@@ -135,7 +134,7 @@ def test_evidence_and_slope_are_those_of_the_dense_hessian(
 ) -> None:
     joint = LogJoint(model, (counts(num),))
     problem = laplace_problem(joint)
-    assert (problem.factors is not None and problem.factors.density.steps is not None) == is_replayed
+    assert (problem.factors is not None and problem.factors.density.terms is not None) == is_replayed
     plain = Problem(joint, recognise.recognise(joint), exact_hessian, problem.active)
     start = joint.initial(1, 0)[0]
     found, expected = (laplace_state(p, joint.initial_theta, start, cold=True) for p in (problem, plain))

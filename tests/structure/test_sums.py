@@ -86,7 +86,7 @@ def data(num: int = NUM) -> Tensor:
 def states(model: Any) -> tuple[LaplaceState, LaplaceState]:
     joint = LogJoint(model, (data(),))
     problem = laplace_problem(joint)
-    assert problem.structure.factors is not None and problem.structure.factors.sums is not None
+    assert problem.structure.factors is not None and len(problem.structure.factors.B)
     plain = Problem(joint, recognise.recognise(joint), exact_hessian, problem.active)
     state = laplace_state(problem, joint.initial_theta, joint.initial(1, 0)[0], cold=True)
     return state, laplace_state(plain, joint.initial_theta, state.u)

@@ -14,7 +14,8 @@ from torch.distributions.transforms import Transform
 from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.numerics.linalg import coordinate
-from pyro_evidence.precision.plan import Pattern, Plan, StructuredPrecision, elimination
+from pyro_evidence.precision.blocks import elimination
+from pyro_evidence.precision.dense import Pattern, Plan, StructuredPrecision
 
 
 class OrthogonalTo(constraints.Constraint):

@@ -20,8 +20,8 @@ from pyro_evidence.models.gmrf.field import (
     only_first,
     parameters,
 )
+from pyro_evidence.precision.dense import StructuredPrecision
 from pyro_evidence.precision.elimination import components
-from pyro_evidence.precision.plan import StructuredPrecision
 
 
 @dataclass(frozen=True, eq=False)
