@@ -22,13 +22,13 @@ from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, Stop, datasets
 from pyro_evidence.fitting.restarts import advance
-from pyro_evidence.mixture.updates import BoundedInflation
+from pyro_evidence.mixture.updates import BoundedInflation, SharedParameters
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import Rule, SharedParameters, no_gamma
+from pyro_evidence.mppca.updates import Rule, no_gamma
 
 K = Q = 10
 
@@ -46,7 +46,7 @@ def start(Y: Tensor, rows: int = 1) -> FactorAnalysers:
 
 
 def batch(Y: Tensor, at: FactorAnalysers, rule: Rule) -> mppca_rounds.MPPCARestarts:
-    ties = SharedParameters(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, Y.shape[1]))
+    ties = SharedParameters.of(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, Y.shape[1]))
     return mppca_rounds.first(Observations.resident(Y), at, ties, torch.ones(Y.shape[1]), rule)
 
 

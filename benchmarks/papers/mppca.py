@@ -27,14 +27,14 @@ from tqdm.auto import tqdm
 from pyro_evidence import EvidenceEM, Start, Stop, class_conditional, datasets
 from pyro_evidence.fitting.restarts import advance, moved_to
 from pyro_evidence.mixture import Unregularised
-from pyro_evidence.mixture.updates import BoundedInflation, Update
+from pyro_evidence.mixture.updates import BoundedInflation, SharedParameters, Update
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import Rule, SharedParameters, literal_gamma, no_gamma
+from pyro_evidence.mppca.updates import Rule, literal_gamma, no_gamma
 
 Record = dict[str, float]
 Simulations = list[list[float]]  # of each: E1, E2, error % of plain training, of the evidence scheme, of best rounds
@@ -67,7 +67,7 @@ def two(data: datasets.Dataset, a: int, b: int, components: int) -> tuple[Tensor
 def evolution(train: Tensor, test: Tensor, start: FactorAnalysers, rule: Rule) -> Tensor:
     """Log density of both classes' test data after each round, ``(rounds, R, N)``."""
     K, m = start.W.shape[1:3]
-    ties = SharedParameters(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, m))
+    ties = SharedParameters.of(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, m))
     batch = mppca_rounds.first(Observations.resident(train), start, ties, torch.ones(m), rule)
     path = []
     for step in range(NUM_ROUNDS):

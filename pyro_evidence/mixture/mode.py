@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -189,19 +189,39 @@ def occam_factor(expected: EStep) -> Tensor:
     active = expected.mixture.active
     if expected.mixture.noise.dim() == 4:
         m = expected.gamma.shape[-1]
-        noise = (_factor(expected.stats.counts) * active.to(expected.gamma)).sum(-1) * m * (m + 1) / 2
+        noise = m * (m + 1) / 2 * precision_factor(expected.stats.counts * active)  # a pruned component has no data
     else:
-        left = (expected.stats.counts.unsqueeze(-1) - expected.gamma) * active.unsqueeze(-1).to(expected.gamma)
-        noise = _factor(expected.ties.beta_pool.per_group(left, expected.ties.beta_free)).sum(-1)
-    gamma, ties = expected.well_determined.gamma, expected.ties
-    alpha = _factor(ties.alpha_pool.per_group(gamma, ties.alpha_free)).sum(-1)
-    num = active.sum(-1).to(gamma)
-    spread = 0.5 * torch.where(active, expected.mixture.log_mixing, 0.0).sum(-1)
-    widths = 0.5 * (num - 1.0) * torch.log(2.0 * math.pi / expected.data.num_data)
-    return noise + alpha + (torch.lgamma(num) + widths + spread + torch.lgamma(num + 1.0))
+        left = (expected.stats.counts.unsqueeze(-1) - expected.gamma) * active.unsqueeze(-1)
+        noise = precision_factor(expected.ties.beta_pool.per_group(left, expected.ties.beta_free))
+    ties = expected.ties
+    alpha = precision_factor(ties.alpha_pool.per_group(expected.well_determined.gamma, ties.alpha_free))
+    return noise + alpha + mixing_factor(expected.mixture, expected.data.num_data)
 
 
-def _factor(amount: Tensor) -> Tensor:
-    """Log of posterior width over prior range of one log precision; 0 where the data say nothing."""
+def precision_factor(amount: Tensor) -> Tensor:
+    """Sum of the logs of posterior width over prior range of log precisions, nats, shape ``(R,)``.
+
+    :param amount: of data or parameters that tell each, shape ``(R, groups)``; 0 where they say nothing.
+    """
     width = 0.5 * (4.0 * math.pi / amount.clamp(min=1e-300)).log()  # keeps the logarithm finite
-    return (width - LOG_RANGE).clamp(max=0.0)
+    return (width - LOG_RANGE).clamp(max=0.0).sum(-1)
+
+
+class Shares(Protocol):
+    """Parameters of a mixture whose components may be pruned."""
+
+    @property
+    def active(self) -> Tensor:
+        """Components that are not pruned, shape ``(R, K)`` bool."""
+
+    @property
+    def log_mixing(self) -> Tensor:
+        """Log shares, shape ``(R, K)``."""
+
+
+def mixing_factor(mixture: Shares, num_data: Tensor) -> Tensor:
+    """Log of the posterior width of the mixing under a uniform prior, and ``log K!`` for the labels, ``(R,)``."""
+    num = mixture.active.sum(-1).to(mixture.log_mixing)
+    spread = 0.5 * torch.where(mixture.active, mixture.log_mixing, 0.0).sum(-1)
+    widths = 0.5 * (num - 1.0) * torch.log(2.0 * math.pi / num_data)
+    return torch.lgamma(num) + widths + spread + torch.lgamma(num + 1.0)

@@ -138,18 +138,11 @@ class MixturePosterior(LaplacePosterior):
         From the full Hessian at the mode.
         """
         assert self.recognised is not None
-        joint, scaling = self.recognised.joint, self.recognised.alpha
         tril = self.state.precision.tril[0]  # type: ignore[attr-defined]
         place = self.recognised.index.flatten()
         A = (tril @ tril.mT)[place][:, place] - self._mixture.alpha.flatten().diag()
         each = well_determined(A[None, None], self._mixture.alpha).gamma[0]
-        total = torch.zeros(joint.hypers.size, dtype=torch.float64)
-        free = scaling.index >= 0
-        total.index_add_(0, scaling.index[free], each[free])
-        named = {p.name: joint.hypers.slices[p.name] for p in joint.hypers}
-        used = set(scaling.index.unique().tolist())
-        shapes = {p.name: p.unconstrained_shape for p in joint.hypers}
-        return {n: total[s].reshape(shapes[n]) for n, s in named.items() if set(range(s.start, s.stop)) & used}
+        return self.recognised.alpha.totals(self.recognised.joint.hypers, each)
 
     def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
         """The fitted density at the mode; for a conditional model one for each row of the inputs given.

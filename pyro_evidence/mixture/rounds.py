@@ -36,7 +36,6 @@ from pyro_evidence.mixture.updates import (
     Update,
     estep,
     pruned,
-    resized_group,
 )
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.settings import check_result
@@ -74,21 +73,7 @@ def packed(mixture: Mixture, ties: SharedParameters) -> tuple[Mixture, SharedPar
     order = mixture.active.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :num]
     rows = torch.arange(len(order), device=order.device).unsqueeze(-1)
     smaller = mixture.rebuilt(lambda _, x: x[rows, order])
-    return replace(smaller, loc=mixture.loc[:num]), resized(ties, num)
-
-
-def resized(ties: SharedParameters, num: int) -> SharedParameters:
-    """Ties of ``num`` components, more or fewer, for exchangeable ones: what is shared stays shared.
-
-    :param ties: of two components at least if ``num`` is larger, or nobody knows what is shared.
-    """
-
-    def alike(x: Tensor) -> Tensor:
-        return x[:num] if num <= len(x) else x[:1].expand(num, *x.shape[1:])
-
-    alpha = resized_group(ties.alpha_group, num), alike(ties.alpha_ratio)
-    beta = resized_group(ties.beta_group, num), alike(ties.beta_ratio)
-    return SharedParameters(*alpha, *beta, alike(ties.alpha_free), alike(ties.beta_free), ties.mixing_free)
+    return replace(smaller, loc=mixture.loc[:num]), ties.resized(num)
 
 
 def padded(mixture: Mixture, like: Mixture) -> Mixture:
@@ -229,7 +214,7 @@ class MixtureRestarts(ComponentRestarts):
         curvature = evidence.block if mixture.noise.dim() == 3 else evidence.coordinate
 
         def small(resp: Tensor, begun: Mixture) -> MixtureRestarts:
-            few = resized(ties, len(begun.loc))
+            few = ties.resized(len(begun.loc))
             few = replace(few, alpha_free=torch.zeros_like(few.alpha_free), mixing_free=True)
             own = replace(data, weight=data.weight * resp, floor=None, log_share=0.0)
             return settled(first(own, begun, few, curvature, BoundedInflation()), ROUNDS)
@@ -248,7 +233,7 @@ class MixtureRestarts(ComponentRestarts):
     def begun_at(self, parameters: Mixture, ties: SharedParameters) -> "MixtureRestarts":
         num = parameters.w.shape[1]
         mixture = replace(parameters, loc=parameters.loc[:1].expand(num, *parameters.loc.shape[1:]))
-        return first(self.expected.data, mixture, resized(ties, num), self.expected.curvature, self.update)
+        return first(self.expected.data, mixture, ties.resized(num), self.expected.curvature, self.update)
 
     def after_splits(self, deletion: GreedyDeletion) -> "MixtureRestarts":
         """Without what is superfluous beside the new components."""

@@ -65,23 +65,32 @@ class Pool:
 
 
 LARGEST_NOISE = 1e12  # precision in units of the data's: one point, or ties, make the likelihood unbounded
-ALPHA_RANGE = (1e-8, 1e8)  # in units of the data's variance; beyond, the prior is flat or a point
+ALPHA_RANGE = (1e-8, 1e12)  # in units of the data's variance; beyond, the prior is flat or a point
 
 
 @dataclass(frozen=True)
 class SharedParameters:
     """Which weights share a prior precision, which outputs a noise precision, and which of them are learned.
 
-    A precision is its group's value times a ratio.
+    A precision is its group's value times a ratio.  A component's weights are ``(m, B)`` in a mixture of regressions,
+    and the ``q`` columns of its loadings in a mixture of probabilistic PCA.
     """
 
-    alpha_group: Tensor  # (K, m, B) long
-    alpha_ratio: Tensor  # (K, m, B)
+    alpha_group: Tensor  # (K, ...) long
+    alpha_ratio: Tensor  # (K, ...)
     beta_group: Tensor  # (K, m) long
     beta_ratio: Tensor  # (K, m)
-    alpha_free: Tensor  # (K, m, B) bool
+    alpha_free: Tensor  # (K, ...) bool
     beta_free: Tensor  # (K, m) bool
     mixing_free: bool = True
+    mean_free: bool = True  # means that are no weights
+
+    @staticmethod
+    def of(alpha_group: Tensor, beta_group: Tensor, *, free: bool = True) -> "SharedParameters":
+        """Precisions that are those of their groups; all of them, mixing and means are learned if ``free``."""
+        parts = [(x, torch.ones_like(x, dtype=torch.float64)) for x in (alpha_group, beta_group)]
+        held = [torch.full_like(x, free, dtype=torch.bool) for x in (alpha_group, beta_group)]
+        return SharedParameters(*parts[0], *parts[1], *held, free, free)
 
     @cached_property
     def alpha_pool(self) -> Pool:
@@ -93,21 +102,33 @@ class SharedParameters:
         """Sums over the outputs that share a noise precision."""
         return Pool(self.beta_group)
 
+    @property
+    def columnwise(self) -> bool:
+        """Whether weights of one component have prior precisions of their own."""
+        return bool((self.alpha_group != self.alpha_group[:, :1]).any())
+
     @cached_property
     def all_free(self) -> tuple[bool, bool]:
         """Whether every prior precision and every noise precision is learned."""
         return bool(self.alpha_free.all()), bool(self.beta_free.all())
 
+    def resized(self, num: int) -> "SharedParameters":
+        """The same for ``num`` exchangeable components, more or fewer: what is shared stays shared.
 
-def resized_group(group: Tensor, num: int) -> Tensor:
-    """Groups of ``num`` components, shared by all or each one's own as these are, shape ``(num, ...)``.
+        These are two at least if ``num`` is larger, or nobody knows what is shared.
+        """
 
-    :param group: of at least two components if ``num`` is larger, shape ``(K, ...)``.
-    """
-    if num <= len(group):
-        return group[:num]
-    steps = torch.arange(num, device=group.device) * (group[1] - group[0]).flatten()[0]
-    return group[0] + steps.reshape(-1, *[1] * (group.dim() - 1))
+        def alike(x: Tensor) -> Tensor:
+            return x[:num] if num <= len(x) else x[:1].expand(num, *x.shape[1:])
+
+        def group(x: Tensor) -> Tensor:
+            steps = torch.arange(num, device=x.device) * (x[1] - x[0]).flatten()[0] if num > len(x) else None
+            return x[:num] if steps is None else x[0] + steps.reshape(-1, *[1] * (x.dim() - 1))
+
+        alpha = group(self.alpha_group), alike(self.alpha_ratio)
+        beta = group(self.beta_group), alike(self.beta_ratio)
+        free = alike(self.alpha_free), alike(self.beta_free)
+        return SharedParameters(*alpha, *beta, *free, self.mixing_free, self.mean_free)
 
 
 @dataclass(frozen=True)

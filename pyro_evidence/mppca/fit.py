@@ -17,6 +17,7 @@ from pyro_evidence.fitting.iterate import Fit, Status, iterate
 from pyro_evidence.fitting.restarts import advance, require_any, slowly_converging
 from pyro_evidence.mixture.fit import AUTOMATIC, RandomWeights, Settings, warn_unless_converged
 from pyro_evidence.mixture.recognise import most_components, with_components
+from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
 from pyro_evidence.mppca import rounds
@@ -27,7 +28,7 @@ from pyro_evidence.mppca.orbit import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
 from pyro_evidence.mppca.rounds import MPPCARestarts
-from pyro_evidence.mppca.updates import Rule, SharedParameters
+from pyro_evidence.mppca.updates import Rule
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import Start, seeded
@@ -240,8 +241,8 @@ def _start(
         uniform = torch.rand(R, K, generator=generator, dtype=torch.float64).to(few)
         mu = mppca_start.spread_centres(few[place], uniform)
     mu = mu if ties.mean_free else model.mu.expand(R, K, m)
-    beta = torch.full_like(model.beta, initial.width**-2) if ties.beta_free else model.beta
-    alpha = torch.full_like(model.alpha, initial.alpha) if ties.alpha_free else model.alpha
+    beta = torch.full_like(model.beta, initial.width**-2) if ties.all_free[1] else model.beta
+    alpha = torch.full_like(model.alpha, initial.alpha) if ties.all_free[0] else model.alpha
     flat = torch.zeros_like(model.log_mixing).log_softmax(-1) if ties.mixing_free else model.log_mixing
     W = 0.1 * torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(model.W)  # zero would stay so in EM
     analysers = replace(model, W=W, beta=beta, alpha=alpha, log_mixing=flat)

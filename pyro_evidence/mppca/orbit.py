@@ -184,8 +184,8 @@ def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Observations
     """
     analysers = curvature.canonical(curvature.find_mode(Y, it.analysers))
     params = structure.params(units.original(analysers))
-    written = structure.prior_precision(params) * units.unit.square()  # what is pruned has the model's precision
-    analysers = replace(analysers, alpha=torch.where(analysers.on, analysers.alpha, written))
+    written = structure.prior_precision(units.original(analysers))  # what is pruned has the model's precision
+    analysers = replace(analysers, alpha=torch.where(analysers.on, analysers.alpha, written * units.unit.square()))
     it = Iterate(analysers, it.ties, missing.e_step_of_all(Y, analysers), it.variance)
     precision, evidence, refusal = _laplace(Y, it)
     slope = curvature.slope(analysers, it.stats).reshape(1, -1)

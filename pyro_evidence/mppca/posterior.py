@@ -146,13 +146,11 @@ class MPPCAPosterior(LaplacePosterior):
     def hyperparameters(self) -> dict[str, Tensor]:
         """Constrained values by the model's own names; the precision of a pruned column is ``inf``."""
         assert self.recognised is not None
-        found, name = super().hyperparameters, self.recognised.alpha.name
+        found, alpha, hypers = super().hyperparameters, self.recognised.alpha, self.recognised.joint.hypers
         gone = ~self._fitted.columns[0] & self.active.unsqueeze(-1)
-        if name is not None and bool(gone.any()):
-            values, group = found[name].clone().reshape(-1), self.recognised.alpha.group()
-            out = torch.ones_like(values, dtype=torch.bool).index_fill(0, group[~gone].unique(), False)
-            found[name] = torch.where(out, torch.inf, values).reshape(found[name].shape)
-        return found
+        kept, lost = (alpha.totals(hypers, x.double()) for x in (~gone, gone))
+        pruned = {n: ((lost[n] > 0) & (kept[n] == 0)).reshape(found[n].shape) for n in lost}
+        return found | {n: torch.where(where, torch.inf, found[n]) for n, where in pruned.items()}
 
     @property
     def active(self) -> Tensor:
@@ -176,13 +174,8 @@ class MPPCAPosterior(LaplacePosterior):
         From the curvature across the orbit: turning the latent space is not determined, and not counted.
         """
         assert self.recognised is not None
-        alpha = self.recognised.alpha
-        if alpha.name is None:
-            return {}
-        analysers = self._fitted
-        each = orbit.well_determined(self.state.precision, analysers)
-        total = torch.zeros(alpha.shape.numel(), dtype=torch.float64)
-        return {alpha.name: total.index_add(0, alpha.group().flatten(), each.flatten()).reshape(alpha.shape)}
+        each = orbit.well_determined(self.state.precision, self._fitted)
+        return self.recognised.alpha.totals(self.recognised.joint.hypers, each)
 
     def _checked(self, Y: Tensor | None) -> Tensor:
         """Data, the training data by default, checked."""

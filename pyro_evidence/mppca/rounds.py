@@ -12,13 +12,13 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.component_moves import ComponentRestarts, SplitProposals
 from pyro_evidence.fitting.restarts import Phase, Step, moved_to, repeated, warmed
 from pyro_evidence.mixture import updates as mixture_updates
+from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.mppca import evidence, missing, start
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
 from pyro_evidence.mppca.updates import (
     Iterate,
     Rule,
-    SharedParameters,
     best_within_span,
     literal_gamma,
     no_gamma,
@@ -125,7 +125,7 @@ class MPPCARestarts(ComponentRestarts):
 
     def warm_up(self, num_rounds: int, step: Step["MPPCARestarts"]) -> list[Phase]:
         """Rounds without a prior on the loadings, with the rule's gamma prior if it has one: direct ones, then EM."""
-        free = self.it.ties.beta_free and not self.Y.has_gaps  # whose covariances are not known
+        free = self.it.ties.all_free[1] and not self.Y.has_gaps  # whose covariances are not known
         num_direct = min(DIRECT, num_rounds) if free else 0
         plain = Rule(no_gamma, alpha=0.0, rho=self.update.rho)
         return [Phase(self.update, directly, num_direct), Phase(plain, step, num_rounds - num_direct)]
@@ -143,7 +143,7 @@ class MPPCARestarts(ComponentRestarts):
         out = places if len(places) > 1 and ties.mixing_free else places[:0]
         keep = active.expand(len(out), -1).scatter(-1, out.unsqueeze(-1), False)
         kept = analysers.columns[0].expand(len(out), *columns.shape)
-        if ties.columnwise and ties.alpha_free:
+        if ties.columnwise and ties.all_free[0]:
             norms = torch.where(columns, analysers.W[0].square().sum(-2), torch.inf)
             some = columns.any(-1).nonzero().flatten()
             shortest = norms[some].argmin(-1)
@@ -170,9 +170,7 @@ class MPPCARestarts(ComponentRestarts):
                 halves.append(starts.rebuilt(lambda _, x: x[:1]))
                 gains.append(variance.new_full((1,), -torch.inf))
                 continue
-            single, double = (
-                first(its, x, resized(ties, n), variance, self.update) for x, n in ((one, 1), (starts, 2))
-            )
+            single, double = (first(its, x, ties.resized(n), variance, self.update) for x, n in ((one, 1), (starts, 2)))
             single, double = repeated(single, ROUNDS), repeated(warmed(double, ROUNDS), ROUNDS)
             height = torch.where(double.parameters.active.all(-1), double.occam, -torch.inf)
             best = first_highest(height).reshape(1)
@@ -182,13 +180,7 @@ class MPPCARestarts(ComponentRestarts):
         return SplitProposals(together, torch.cat(gains))
 
     def begun_at(self, parameters: FactorAnalysers, ties: SharedParameters) -> "MPPCARestarts":
-        return first(self.Y, parameters, resized(ties, parameters.W.shape[1]), self.it.variance, self.update)
-
-
-def resized(ties: SharedParameters, num: int) -> SharedParameters:
-    """The ties of ``num`` components as alike as these are, which are at least two."""
-    groups = [mixture_updates.resized_group(group, num) for group in (ties.alpha_group, ties.beta_group)]
-    return replace(ties, alpha_group=groups[0], beta_group=groups[1])
+        return first(self.Y, parameters, ties.resized(parameters.W.shape[1]), self.it.variance, self.update)
 
 
 def first(
@@ -214,7 +206,7 @@ def _starts(own: Tensor, one: FactorAnalysers, ties: SharedParameters) -> Factor
     wide = {n: getattr(one, n).expand(PAIRS, 2, *getattr(one, n).shape[2:]) for n in ("beta", "alpha", "columns")}
     W = torch.randn(PAIRS, 2, m, q, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(one.W)
     mu = one.mu[0, 0] + _centres((own - one.mu[0, 0]).nan_to_num(0.0))
-    if ties.alpha_free:
+    if ties.all_free[0]:
         wide |= {"alpha": torch.full_like(wide["alpha"], ALPHA), "columns": torch.ones_like(wide["columns"])}
     W = SMALL * W * wide["columns"].unsqueeze(-2)
     mu = mu if ties.mean_free else one.mu.expand(PAIRS, 2, m)

@@ -10,6 +10,7 @@ from torch.autograd.functional import hessian, jacobian
 from torch.distributions import MultivariateNormal
 
 from benchmarks.papers.mppca_evidence import exact_curvature, gaps, one_kernel, sampled_log_evidence
+from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.mppca import curvature as mppca_curvature
 from pyro_evidence.mppca import evidence as mppca_evidence
 from pyro_evidence.mppca import expectation as mppca_expectation
@@ -19,7 +20,6 @@ from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import (
     Iterate,
     Rule,
-    SharedParameters,
     best_within_span,
     literal_gamma,
     no_gamma,
@@ -56,7 +56,7 @@ def analysers(Y: Tensor, *, diagonal: bool = False, rows: int = 1, alpha: float 
 
 def ties(*, free: bool, m: int = M, columnwise: bool = False) -> SharedParameters:
     alpha = torch.arange(K * Q).reshape(K, Q) if columnwise else torch.arange(K)[:, None].expand(K, Q)
-    return SharedParameters(alpha, torch.arange(K)[:, None].expand(K, m), free, free, free, free)
+    return SharedParameters.of(alpha, torch.arange(K)[:, None].expand(K, m), free=free)
 
 
 def iterate_at(Y: Tensor, at: FactorAnalysers, tied: SharedParameters) -> Iterate:
@@ -92,7 +92,7 @@ def test_penalised_likelihood_never_falls(alpha: float, diagonal: bool) -> None:
     Y = blobs()
     at, tied = analysers(Y, diagonal=diagonal, alpha=alpha), ties(free=True)
     if diagonal:
-        tied = SharedParameters(tied.alpha_group, torch.arange(K * M).reshape(K, M))
+        tied = SharedParameters.of(tied.alpha_group, torch.arange(K * M).reshape(K, M))
     before = -math.inf
     for _ in range(60):
         it = iterate_at(Y, at, tied)
@@ -267,7 +267,7 @@ def test_pruned_columns_and_components_leave_the_evidence_alone() -> None:
         torch.tensor([[[1.0, 1.0, 1e12], [3.0, 3.0, 3.0]]]),
         columns,
     )
-    tied = SharedParameters(torch.zeros(2, 3).long(), torch.zeros(2, 4).long(), False, False, False, False)
+    tied = SharedParameters.of(torch.zeros(2, 3).long(), torch.zeros(2, 4).long(), free=False)
     other = iterate_at(Y, wide, tied)
     near(mppca_evidence.block(other), mppca_evidence.block(it), 1e-9)
     near(mppca_evidence.literal(other), mppca_evidence.literal(it), 1e-9)

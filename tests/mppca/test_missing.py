@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 from torch.distributions import MultivariateNormal
 
+from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.mppca import curvature as mppca_curvature
 from pyro_evidence.mppca import expectation as mppca_expectation
 from pyro_evidence.mppca import missing as mppca_missing
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import Iterate, Rule, SharedParameters, no_gamma
+from pyro_evidence.mppca.updates import Iterate, Rule, no_gamma
 from tests.mppca.test_expectation import K, M, analysers, blobs, near, ties
 
 
@@ -83,7 +84,7 @@ def test_penalised_likelihood_of_what_was_seen_never_falls(diagonal: bool) -> No
     Y, alpha, before = gappy(60), 0.5, -math.inf
     at, tied = analysers(Y.nan_to_num(0.0), diagonal=diagonal, alpha=alpha), ties(free=True)
     if diagonal:
-        tied = SharedParameters(tied.alpha_group, torch.arange(K * M).reshape(K, M))
+        tied = SharedParameters.of(tied.alpha_group, torch.arange(K * M).reshape(K, M))
     for _ in range(40):
         it = Iterate(at, tied, mppca_missing.e_step(Y, at), torch.ones(M))
         value = float(it.stats.log_likelihood - 0.5 * alpha * at.W.square().sum())
