@@ -1,7 +1,6 @@
 """What an engine for mixtures does round by round: train and test densities, components, evidence."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -86,7 +85,7 @@ def learning_curve(
     """
     if wrong := [type(args).__name__ for args in (train, test) if not isinstance(args, tuple)]:
         raise BadInput(f"train and test: got {wrong[0]}; expected a tuple of the model's arguments, such as (Y,).")
-    task = begin(LogJoint(engine.model, train), partial(engine.initial, engine.start), engine.update, engine.curvature)
+    task = begin(LogJoint(engine.model, train), engine)
     unseen = task.unseen(LogJoint(engine.model, test))
 
     def look(batch: MixtureRestarts) -> Look:

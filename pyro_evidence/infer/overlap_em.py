@@ -13,7 +13,8 @@ from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
-from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, begin_chunks, message, posterior_of
+from pyro_evidence.prbf.data import rows_in_memory, rows_of_chunks
+from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, message, posterior_of
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.rounds import Lost, keep_dead_kernels
 from pyro_evidence.prbf.start import Initial, RandomPoints
@@ -138,7 +139,7 @@ class OverlapEM:
         :param chunks: tuples ``(X, labels)`` of tensors or arrays, ``(X,)`` of one class; gone through once a pass.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
-        task = begin_chunks(self, chunks, COMMUNICATOR.get())
+        task = begin(self, rows_of_chunks(self.model, chunks, COMMUNICATOR.get()))
         return self._finished(task, replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first))
 
     def _finished(self, task: PRBFFit, stop: Stop) -> PRBFPosterior:
@@ -172,4 +173,4 @@ class OverlapEM:
 
     def _begin(self, X: Tensor, labels: Labels | None) -> PRBFFit:
         (X, labels), _ = as_tensors((X, labels), {})
-        return begin(self, X, labels)
+        return begin(self, rows_in_memory(self.model, X, labels))

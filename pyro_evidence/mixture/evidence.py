@@ -19,7 +19,13 @@ from torch import Tensor
 
 from pyro_evidence.mixture import expectation
 from pyro_evidence.mixture.data import Layout, Mixture, MixtureData, some
-from pyro_evidence.mixture.expectation import Statistics, data_precision, e_step, natural_parameters, responsibilities
+from pyro_evidence.mixture.expectation import (
+    MixtureStatistics,
+    data_precision,
+    e_step,
+    natural_parameters,
+    responsibilities,
+)
 from pyro_evidence.numerics.evidence import log_evidence as laplace
 
 
@@ -62,7 +68,7 @@ def _slopes(found: tuple[Tensor, ...], mixture: Mixture) -> Slopes:
     return Slopes(noise if noise.dim() == 3 else 0.5 * (noise + noise.mT), alpha, logits)
 
 
-MixtureCurvature = Callable[[MixtureData, Mixture, Statistics], Tensor]
+MixtureCurvature = Callable[[MixtureData, Mixture, MixtureStatistics], Tensor]
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ def with_prior(both: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
     return both[:, 0] + log_prior(mixture), both[:, 1:].reshape(slope.shape) + slope
 
 
-def gradient_of_sums(stats: Statistics, layout: Layout, mixture: Mixture) -> tuple[Tensor, Tensor]:
+def gradient_of_sums(stats: MixtureStatistics, layout: Layout, mixture: Mixture) -> tuple[Tensor, Tensor]:
     """Log joint and its derivative in the weights, as :func:`gradient`, from the sums of an E-step."""
     gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
     residual = cross - (gram @ mixture.w.unsqueeze(-1)).squeeze(-1)
@@ -167,14 +173,14 @@ def _added(of_shard: MixtureCurvature) -> MixtureCurvature:
     """A curvature that is a sum over data, shard by shard."""
 
     @wraps(of_shard)
-    def total(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    def total(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
         return data.total(_rows(mixture), lambda part: of_shard(part, mixture, stats))
 
     return total
 
 
 @_added
-def full_by_residuals(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def full_by_residuals(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     """The exact Hessian as :func:`full` gives it, from every datum; differentiable."""
     return hessian_of(pointwise_joint(data, mixture), data, mixture).unsqueeze(-3)
 
@@ -193,7 +199,7 @@ def _responsible(pointwise: PointwiseJoint, data: MixtureData) -> Tensor:
     return v @ v.mT - _block_diagonal(own)
 
 
-def full(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def full(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     """The exact Hessian, couplings between all components and outputs included, shape ``(R, 1, K m B, K m B)``.
 
     What every datum says is in the sums of the E-step; only data that are not certain of their component say more.
@@ -214,7 +220,7 @@ def full(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
     return (_block_diagonal(own) + data.total(max(size, many), of_part)).unsqueeze(-3)
 
 
-def coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     """One block per component, couplings between its outputs included, shape ``(R, K, m B, m B)``; eq. A.37."""
     if data.is_constant and data.layout.has_products and data.observed is None:
         return _coordinate_from_sums(data, mixture, stats)
@@ -222,13 +228,13 @@ def coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor
 
 
 @_added
-def _coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def _coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     pointwise = pointwise_joint(data, mixture)
     u, weighted = pointwise.u.flatten(-3, -2), pointwise.resp * _each(data)
     return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - pointwise.resp)).unsqueeze(-2)) @ u.mT
 
 
-def block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     """One block per component and output, shape ``(R, K m, B, B)``; eq. A.28.
 
     For a constant basis with diagonal noise it comes from the E-step's sums at no further cost.
@@ -239,7 +245,7 @@ def block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
 
 
 @_added
-def _block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def _block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     pointwise = pointwise_joint(data, mixture)
     weighted = pointwise.resp * _each(data)
     expected = (
@@ -260,7 +266,7 @@ def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:
     return data_precision(gram, mixture.noise_matrix)
 
 
-def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     """Coordinate curvature for a constant basis, from ``sum r (1 - r)`` of the features."""
     layout, w = data.layout, mixture.w.squeeze(-1)
     half = layout.cross_of(stats.spread).squeeze(-1) - 0.5 * stats.spread[..., :1] * w
@@ -273,7 +279,7 @@ def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics
     return noise * stats.counts[..., None, None] - noise @ products @ noise
 
 
-def _block_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def _block_from_sums(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     layout, w, beta = data.layout, mixture.w.squeeze(-1), mixture.noise
     cross, present = layout.cross_of(stats.spread).squeeze(-1), layout.presence_of(stats.spread)
     squares = layout.squares_of(stats.spread) + w * (w * present - 2.0 * cross)

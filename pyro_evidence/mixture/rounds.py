@@ -20,7 +20,7 @@ from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import (
     Mixture,
     MixtureData,
-    Statistics,
+    MixtureStatistics,
     data_precision,
     e_step,
     natural_parameters,
@@ -178,7 +178,7 @@ class MixtureRestarts(ComponentRestarts):
 
     def selected(self, index: Tensor) -> "MixtureRestarts":
         old = self.expected
-        stats = Statistics(*(x[index] if x.dim() else x for x in vars(old.stats).values()))
+        stats = MixtureStatistics(*(x[index] if x.dim() else x for x in vars(old.stats).values()))
         own = replace(old, data=rows_of(old.data, index), mixture=old.mixture[index], stats=stats)
         return replace(self, expected=own, failed=self.failed[index], change=self.change[index], failures={})
 
@@ -295,7 +295,7 @@ def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture
 Entry = TypeVar("Entry")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Journal(Generic[Entry]):
     """Rounds that write down what is seen of each, from the start on.
 

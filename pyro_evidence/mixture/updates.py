@@ -18,7 +18,7 @@ from pyro_evidence.mixture.evidence import MixtureCurvature, WellDetermined, log
 from pyro_evidence.mixture.expectation import (
     Mixture,
     MixtureData,
-    Statistics,
+    MixtureStatistics,
     e_step,
     residual_products,
     residual_squares,
@@ -88,9 +88,9 @@ class SharedParameters:
     @staticmethod
     def of(alpha_group: Tensor, beta_group: Tensor, *, free: bool = True) -> "SharedParameters":
         """Precisions that are those of their groups; all of them, mixing and means are learned if ``free``."""
-        parts = [(x, torch.ones_like(x, dtype=torch.float64)) for x in (alpha_group, beta_group)]
-        held = [torch.full_like(x, free, dtype=torch.bool) for x in (alpha_group, beta_group)]
-        return SharedParameters(*parts[0], *parts[1], *held, free, free)
+        ones = [torch.ones_like(x, dtype=torch.float64) for x in (alpha_group, beta_group)]
+        learned = [torch.full_like(x, free, dtype=torch.bool) for x in (alpha_group, beta_group)]
+        return SharedParameters(alpha_group, ones[0], beta_group, ones[1], learned[0], learned[1], free, free)
 
     @cached_property
     def alpha_pool(self) -> Pool:
@@ -139,7 +139,7 @@ class EStep:
     mixture: Mixture
     ties: SharedParameters
     curvature: MixtureCurvature
-    stats: Statistics
+    stats: MixtureStatistics
 
     @cached_property
     def A(self) -> Tensor:

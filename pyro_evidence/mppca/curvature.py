@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.mppca import evidence, expectation, missing
 from pyro_evidence.mppca.data import Observations
-from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
+from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.linalg import cholesky, fix_signs
 
@@ -22,7 +23,7 @@ SLOPE = 1e-4  # nats per standard deviation of a loading, at which L-BFGS stops
 TOLERANCE = 1e-9  # nats that a Newton step may still promise
 
 
-def log_joint(analysers: FactorAnalysers, stats: Statistics) -> Tensor:
+def log_joint(analysers: FactorAnalysers, stats: FactorStatistics) -> Tensor:
     """``log p(D, W)``, nats, shape ``(R,)``."""
     return stats.log_likelihood + expectation.log_prior(analysers)
 
@@ -78,7 +79,7 @@ FULL_SIZE, FULL_SIZE_GAPS = 4000, 600  # loadings up to which the exact curvatur
 DIRECTIONS = 32  # in which the slope of data with gaps is differentiated at once
 
 
-def slope(analysers: FactorAnalysers, stats: expectation.Statistics) -> Tensor:
+def slope(analysers: FactorAnalysers, stats: expectation.FactorStatistics) -> Tensor:
     """Derivative of ``log p(D, W)`` in W, shape ``(R, K, m, q)``; zero in pruned columns."""
     found = expectation.about_held_means(expectation.moments(analysers, stats), analysers)
     pull = analysers.beta.unsqueeze(-1) * (found.yx - analysers.W @ found.xx)
@@ -101,17 +102,13 @@ def precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Spread:
+class _Spread(Statistics):
     """What a pass adds to the curvature; ``a + b`` is that of both parts."""
 
     held: Tensor  # (K, m q, K, m q)  at held responsibilities
     labels: Tensor  # (K m q, K m q)  the spread of the slopes
     scatter: Tensor  # (K, m, m)
     counts: Tensor  # (K,)
-
-    def __add__(self, other: "_Spread") -> "_Spread":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return _Spread(*(a + b for a, b in pairs))
 
 
 def _spread(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> _Spread:

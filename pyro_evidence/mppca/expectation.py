@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.numerics.batched import Batched
 
 LEAST_LOG_RESP = -230.0  # below 1e-100 a responsibility adds nothing to a sum, and its products may be subnormal: slow
@@ -77,7 +78,7 @@ class FactorAnalysers(Batched):
 
 
 @dataclass(frozen=True)
-class Statistics:
+class FactorStatistics(Statistics):
     """Sums over data that an M-step needs; those of two shards at the same parameters add up."""
 
     counts: Tensor  # (R, K)         sum_n r_nk
@@ -85,10 +86,6 @@ class Statistics:
     squares: Tensor  # (R, K, m)     sum_n r_nk y_n^2
     cross: Tensor  # (R, K, m, q)    sum_n r_nk y_n z_nk'
     log_likelihood: Tensor  # (R,)
-
-    def __add__(self, other: "Statistics") -> "Statistics":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Statistics(*(a + b for a, b in pairs))
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ def num_rows(analysers: FactorAnalysers) -> int:
     return max(16, min(BLOCK // (R * K * max(q, 1)), 4 * BLOCK // m))
 
 
-def e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
+def e_step(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:
     """Responsibilities and the sums that the M-step needs, block by block; cost ``N m K q``, memory ``K m q``.
 
     :param Y: data, shape ``(N, m)``, nothing missing.
@@ -160,7 +157,7 @@ def e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
         log_likelihood += log_norm.sum((0, 2))
     found = moments.reshape(R, K, 2 * m)
     laid_out = cross.reshape(m, q, R, K).permute(2, 3, 0, 1)
-    return Statistics(counts.reshape(R, K), found[..., :m], found[..., m:], laid_out, log_likelihood)
+    return FactorStatistics(counts.reshape(R, K), found[..., :m], found[..., m:], laid_out, log_likelihood)
 
 
 def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
@@ -190,7 +187,7 @@ class Moments:
     yz: Tensor  # (R, K, m, q)       sum_n r (y - mu) z', in whitened coordinates
 
 
-def moments(analysers: FactorAnalysers, stats: Statistics) -> Moments:
+def moments(analysers: FactorAnalysers, stats: FactorStatistics) -> Moments:
     """The expectations that the M-step is made of; those of a pruned component are zero, its mean stays."""
     seen = (stats.counts > 0).unsqueeze(-1)
     counts = stats.counts.unsqueeze(-1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.data import Observations, has_gaps
-from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
+from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
 
 BLOCK = 2**20  # numbers in one block of latent precisions
 
@@ -41,12 +41,12 @@ def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
     return latent(Y, analysers).log_joint if has_gaps(Y) else expectation.log_joint(Y, analysers)
 
 
-def e_step_of_all(Y: Observations, analysers: FactorAnalysers) -> Statistics:
+def e_step_of_all(Y: Observations, analysers: FactorAnalysers) -> FactorStatistics:
     """:func:`e_step` of all data, in one pass."""
     return Y.total(lambda rows: e_step(rows, analysers))
 
 
-def e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
+def e_step(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:
     """The sums that the M-step needs; expected ones where data, shape ``(N, m)``, have gaps."""
     if not has_gaps(Y):
         return expectation.e_step(Y, analysers)
@@ -74,7 +74,7 @@ def _latent(Y: Tensor, analysers: FactorAnalysers) -> Latent:
     return Latent(table, mean.squeeze(-1), torch.cholesky_inverse(tril))
 
 
-def _sums(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
+def _sums(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:
     found, seen = _latent(Y, analysers), ~Y.isnan()
     log_norm = found.log_joint.logsumexp(-1, keepdim=True)
     resp = (found.log_joint - log_norm).exp()
@@ -88,4 +88,4 @@ def _sums(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
     z = torch.einsum("rkai,rnki->rnka", analysers.whitener, filled - analysers.mu.unsqueeze(1))
     cross = torch.einsum("rnki,rnka->rkia", weighted, z) + within @ analysers.tril
     squares = (weighted * filled).sum(1) + left
-    return Statistics(resp.sum(1), weighted.sum(1), squares, cross, log_norm.sum((1, 2)))
+    return FactorStatistics(resp.sum(1), weighted.sum(1), squares, cross, log_norm.sum((1, 2)))

@@ -15,7 +15,7 @@ from pyro_evidence.mixture import updates as mixture_updates
 from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.mppca import evidence, missing, start
 from pyro_evidence.mppca.data import Observations
-from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
+from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
 from pyro_evidence.mppca.updates import (
     Iterate,
     Rule,
@@ -131,7 +131,7 @@ class MPPCARestarts(ComponentRestarts):
         return [Phase(self.update, directly, num_direct), Phase(plain, step, num_rounds - num_direct)]
 
     def selected(self, index: Tensor) -> "MPPCARestarts":
-        stats = Statistics(*(x[index] for x in vars(self.it.stats).values()))
+        stats = FactorStatistics(*(x[index] for x in vars(self.it.stats).values()))
         own = Iterate(self.parameters[index], self.it.ties, stats, self.it.variance)
         return replace(self, it=own, failed=self.failed[index], change=self.change[index], failures={})
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.ranks import Statistics
+from pyro_evidence.mixture.updates import LARGEST_NOISE
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import LARGEST_NOISE
 from pyro_evidence.numerics.linalg import fix_signs
 
 DENSE = 512  # outputs up to which covariances are formed
@@ -61,17 +62,13 @@ Leading = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # counts, mean, trace, 
 
 
 @dataclass(frozen=True)
-class _Products:
+class _Products(Statistics):
     """What a pass adds up at some responsibilities; ``a + b`` are those of both parts."""
 
     counts: Tensor  # (R K,)
     sums: Tensor  # (R K, m)
     products: Tensor  # (R K, m, m) of data; or (m, R K q) of data and their products with a basis
     squares: Tensor  # (R K,)
-
-    def __add__(self, other: "_Products") -> "_Products":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return _Products(*(a + b for a, b in pairs))
 
 
 def _products(Y: Tensor, analysers: FactorAnalysers) -> _Products:

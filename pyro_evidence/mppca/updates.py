@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.mixture.updates import ALPHA_RANGE, LARGEST_NOISE, SharedParameters
 from pyro_evidence.mppca import expectation
-from pyro_evidence.mppca.expectation import FactorAnalysers, Moments, Statistics
+from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics, Moments
 from pyro_evidence.numerics.linalg import fix_signs
 
 LEAST_DETERMINED = 1e-2  # columns are out when the data determine less than this share of those of one precision
@@ -25,7 +25,7 @@ class Iterate:
 
     analysers: FactorAnalysers
     ties: SharedParameters
-    stats: Statistics
+    stats: FactorStatistics
     variance: Tensor  # (m,) scale of the noise in the gamma prior
 
     @cached_property
