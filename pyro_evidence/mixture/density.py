@@ -89,10 +89,10 @@ class MixtureDensity:
         return (self._resp * each).sum(-2)
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """Marginal quantiles of each output by bisection, shape ``(len(q), N or 1, m)``, to 1e-12 of the range."""
+        """Marginal quantiles of each output by bisection, to rounding, shape ``(len(q), N or 1, m)``."""
         levels = torch.as_tensor(q, dtype=self.loc.dtype, device=self.loc.device).reshape(-1, 1, 1)
         low, high = self._bracket(levels)
-        for _ in range(60):
+        for _ in range(round(-math.log2(torch.finfo(levels.dtype).eps))):  # one for each binary digit
             middle = 0.5 * (low + high)
             below = self.cdf(middle) < levels
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)

@@ -55,7 +55,7 @@ def log_det_slopes(data: MixtureData, mixture: Mixture) -> Slopes:
 def _moving(mixture: Mixture) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Mixture]:
     """The weights, what the hyperparameters are differentiated in, and the mixture made of them."""
     w = mixture.w.detach().requires_grad_()
-    diagonal = mixture.noise.dim() == 3
+    diagonal = not mixture.has_full_noise
     noise = (mixture.noise.log() if diagonal else mixture.noise).detach().requires_grad_()
     log_alpha = mixture.alpha.log().detach().requires_grad_()
     logits = mixture.log_mixing.detach().requires_grad_()
@@ -65,7 +65,7 @@ def _moving(mixture: Mixture) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Mi
 
 def _slopes(found: tuple[Tensor, ...], mixture: Mixture) -> Slopes:
     noise, alpha, logits = (x.detach() for x in found)
-    return Slopes(noise if noise.dim() == 3 else 0.5 * (noise + noise.mT), alpha, logits)
+    return Slopes(0.5 * (noise + noise.mT) if mixture.has_full_noise else noise, alpha, logits)
 
 
 MixtureCurvature = Callable[[MixtureData, Mixture, MixtureStatistics], Tensor]
@@ -103,24 +103,24 @@ class PointwiseJoint:
 
 def pointwise_joint(data: MixtureData, mixture: Mixture) -> PointwiseJoint:
     """Log joint table and its derivative by residuals: no cancellation, and derivatives of every order."""
-    Gt = data.G.unsqueeze(-3).mT  # (..., 1, B, N)
-    e = data.Y.unsqueeze(-3).mT - mixture.w @ Gt
+    Gt = data.G.mT[..., None, :, :]  # (..., 1, B, N)
+    e = data.Y.mT[..., None, :, :] - mixture.w @ Gt
     seen = torch.ones_like(data.Y) if data.observed is None else data.observed.to(data.Y)
-    e = e * seen.unsqueeze(-3).mT
-    full = mixture.noise.dim() == 4
+    e = e * seen.mT[..., None, :, :]
+    full = mixture.has_full_noise
     pull = mixture.noise @ e if full else mixture.noise.unsqueeze(-1) * e
     if full:
         log_norm = 0.5 * (mixture.noise.logdet() - e.shape[-2] * math.log(math.tau)).unsqueeze(-1)
     else:
         log_norm = (0.5 * (mixture.noise / math.tau).log()) @ seen.mT
     log_joint = log_norm + mixture.log_mixing.unsqueeze(-1) - 0.5 * (e * pull).sum(-2)
-    return PointwiseJoint(log_joint, pull.unsqueeze(-2) * Gt.unsqueeze(-3), data.floor, data.log_share)
+    return PointwiseJoint(log_joint, pull.unsqueeze(-2) * Gt[..., None, :, :], data.floor, data.log_share)
 
 
 def log_prior(mixture: Mixture) -> Tensor:
     """Log prior density of the weights, nats, shape ``(R,)``; pruned components included."""
     quadratic = mixture.alpha * (mixture.w - mixture.loc).square()
-    return 0.5 * ((mixture.alpha / math.tau).log() - quadratic).sum((-3, -2, -1))
+    return 0.5 * ((mixture.alpha / math.tau).log() - quadratic).flatten(1).sum(-1)
 
 
 def log_joint(data: MixtureData, mixture: Mixture) -> Tensor:
@@ -160,7 +160,7 @@ def gradient_of_sums(stats: MixtureStatistics, layout: Layout, mixture: Mixture)
     """Log joint and its derivative in the weights, as :func:`gradient`, from the sums of an E-step."""
     gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
     residual = cross - (gram @ mixture.w.unsqueeze(-1)).squeeze(-1)
-    pull = mixture.noise @ residual if mixture.noise.dim() == 4 else mixture.noise.unsqueeze(-1) * residual
+    pull = mixture.noise @ residual if mixture.has_full_noise else mixture.noise.unsqueeze(-1) * residual
     return stats.log_likelihood + log_prior(mixture), pull + mixture.alpha * (mixture.loc - mixture.w)
 
 
@@ -182,7 +182,7 @@ def _added(of_shard: MixtureCurvature) -> MixtureCurvature:
 @_added
 def full_by_residuals(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     """The exact Hessian as :func:`full` gives it, from every datum; differentiable."""
-    return hessian_of(pointwise_joint(data, mixture), data, mixture).unsqueeze(-3)
+    return hessian_of(pointwise_joint(data, mixture), data, mixture)[:, None]
 
 
 def hessian_of(pointwise: PointwiseJoint, data: MixtureData, mixture: Mixture) -> Tensor:
@@ -217,7 +217,7 @@ def full(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tenso
         )
 
     size, many = _rows(mixture), expectation.SHARD // (natural.shape[-1] + natural[..., 0].numel())
-    return (_block_diagonal(own) + data.total(max(size, many), of_part)).unsqueeze(-3)
+    return (_block_diagonal(own) + data.total(max(size, many), of_part))[:, None]
 
 
 def coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
@@ -239,7 +239,7 @@ def block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tens
 
     For a constant basis with diagonal noise it comes from the E-step's sums at no further cost.
     """
-    if data.is_constant and mixture.noise.dim() == 3:
+    if data.is_constant and not mixture.has_full_noise:
         return _block_from_sums(data, mixture, stats)
     return _block(data, mixture, stats)
 
@@ -258,7 +258,7 @@ def _block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Ten
 
 def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:
     """``Lambda (x) G Pi G'``, shape ``(R, K, m B, m B)``, from responsibilities ``(R, K, N)``."""
-    G = data.G.unsqueeze(-3).unsqueeze(-3)  # (..., 1, 1, N, B)
+    G = data.G[..., None, None, :, :]  # (..., 1, 1, N, B)
     weighted = weighted.unsqueeze(-2).expand(*weighted.shape[:2], data.Y.shape[-1], -1)
     if data.observed is not None:
         weighted = weighted * data.observed.mT
@@ -272,7 +272,7 @@ def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: MixtureSta
     half = layout.cross_of(stats.spread).squeeze(-1) - 0.5 * stats.spread[..., :1] * w
     mixed = w.unsqueeze(-1) * half.unsqueeze(-2)
     products = layout.products_of(stats.spread) - mixed - mixed.mT
-    if mixture.noise.dim() == 3:
+    if not mixture.has_full_noise:
         weights = mixture.noise.unsqueeze(-1) * mixture.noise.unsqueeze(-2)
         return (mixture.noise * stats.counts.unsqueeze(-1)).diag_embed() - weights * products
     noise = mixture.noise
@@ -288,7 +288,7 @@ def _block_from_sums(data: MixtureData, mixture: Mixture, stats: MixtureStatisti
 
 def _block_diagonal(blocks: Tensor) -> Tensor:
     """Blocks ``(R, K, d, d)`` on the diagonal of ``(R, K d, K d)``."""
-    num, size = blocks.shape[-3:-1]
+    num, size = blocks.shape[1], blocks.shape[2]
     eye = torch.eye(num, dtype=blocks.dtype, device=blocks.device)
     return (blocks.unsqueeze(-2) * eye[:, None, :, None]).reshape(len(blocks), num * size, num * size)
 
@@ -304,7 +304,7 @@ class WellDetermined:
     @cached_property
     def num_clipped(self) -> Tensor:
         """Negative eigenvalues of the curvature that were taken as zero, beyond rounding, shape ``(R,)``."""
-        least = -1e-10 * self.eigenvalues.abs().amax(-1, keepdim=True)
+        least = -(torch.finfo(self.eigenvalues.dtype).eps ** 0.5) * self.eigenvalues.abs().amax(-1, keepdim=True)
         return (self.eigenvalues < least).sum((1, 2))
 
 
@@ -318,7 +318,7 @@ def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
     :param A: curvature without the prior, shape ``(R, groups, d, d)``.
     :param alpha: prior precision, shape ``(R, K, m, B)``.
     """
-    log_alpha = alpha.log().sum((1, 2, 3))
+    log_alpha = alpha.log().flatten(1).sum(-1)
     if A.shape[-1] == 1:
         ratio = A.squeeze(-1) / alpha.reshape(A.shape[:-1])
         kept = ratio.clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0

@@ -47,7 +47,7 @@ def natural_parameters(mixture: Mixture, layout: Layout) -> Tensor:
     With diagonal noise those of the first ``layout.num_diagonal`` columns only: the others are zero.
     """
     w, noise = mixture.w, mixture.noise
-    if noise.dim() == 4:
+    if mixture.has_full_noise:
         return _full_parameters(mixture, layout)
     weighted = noise.unsqueeze(-1) * w
     log_norm, square = 0.5 * (noise / math.tau).log(), -0.5 * noise
@@ -144,7 +144,7 @@ def solve_weights(stats: MixtureStatistics, layout: Layout, mixture: Mixture) ->
     """
     gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
     pull = mixture.alpha * mixture.loc
-    if mixture.noise.dim() == 4:
+    if mixture.has_full_noise:
         A = data_precision(gram, mixture.noise) + mixture.alpha.flatten(-2).diag_embed()
         rhs = (mixture.noise @ cross + pull).flatten(-2)
         return torch.linalg.solve_ex(A, rhs)[0].reshape(cross.shape)  # a singular row gives inf or nan, and fails alone

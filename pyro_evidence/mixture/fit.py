@@ -82,7 +82,7 @@ class RandomWeights:
         narrow = torch.arange(R, device=w.device) % 2
         width = torch.where(narrow > 0, self.width * self.narrow_width_ratio, self.width).to(w)[:, None, None]
         noise = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
-        noise = noise if model.noise.dim() == 3 else noise.diag_embed()
+        noise = noise if not model.has_full_noise else noise.diag_embed()
         return Mixture(w, noise, flat.log_softmax(-1).expand(R, -1), alpha.expand(R, -1, -1, -1), model.loc)
 
 

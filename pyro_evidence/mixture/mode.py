@@ -12,7 +12,7 @@ from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import expectation
 from pyro_evidence.mixture.evidence import PointwiseJoint, pointwise_joint
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of, solve_weights
-from pyro_evidence.mixture.updates import EStep, estep
+from pyro_evidence.mixture.updates import SMALLEST, EStep, estep
 from pyro_evidence.numerics import newton
 from pyro_evidence.numerics.batched import distinct
 from pyro_evidence.numerics.evidence import log_evidence as laplace
@@ -187,7 +187,7 @@ def occam_factor(expected: EStep) -> Tensor:
     evidence is not ``log_evidence``.  MacKay (1992), sec. 5.1.
     """
     active = expected.mixture.active
-    if expected.mixture.noise.dim() == 4:
+    if expected.mixture.has_full_noise:
         m = expected.gamma.shape[-1]
         noise = m * (m + 1) / 2 * precision_factor(expected.stats.counts * active)  # a pruned component has no data
     else:
@@ -203,7 +203,7 @@ def precision_factor(amount: Tensor) -> Tensor:
 
     :param amount: of data or parameters that tell each, shape ``(R, groups)``; 0 where they say nothing.
     """
-    width = 0.5 * (4.0 * math.pi / amount.clamp(min=1e-300)).log()  # keeps the logarithm finite
+    width = 0.5 * (4.0 * math.pi / amount.clamp(min=SMALLEST)).log()  # keeps the logarithm finite
     return (width - LOG_RANGE).clamp(max=0.0).sum(-1)
 
 

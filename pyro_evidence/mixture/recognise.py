@@ -227,7 +227,7 @@ class MixtureStructure:
         theta, off = self.theta(mixture), ~mixture.active
         alpha = torch.where(off[..., None, None], self.alpha.read(theta), mixture.alpha)
         beta = self.beta.read(theta)
-        if mixture.noise.dim() == 4:
+        if mixture.has_full_noise:
             return replace(mixture, alpha=alpha)
         return replace(mixture, alpha=alpha, noise=torch.where(off.unsqueeze(-1), beta, mixture.noise))
 
@@ -251,7 +251,7 @@ def held_at(joint: LogJoint, params: Mapping[str, Tensor]) -> LogJoint:
 
 def _covariance(mixture: Mixture) -> Tensor:
     """Noise covariances of the first row, shape ``(K, m, m)``."""
-    if mixture.noise.dim() == 4:
+    if mixture.has_full_noise:
         return torch.linalg.inv(mixture.noise[0])
     return mixture.noise[0].reciprocal().diag_embed()
 

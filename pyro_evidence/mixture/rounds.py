@@ -29,6 +29,7 @@ from pyro_evidence.mixture.expectation import (
 )
 from pyro_evidence.mixture.mode import Modes
 from pyro_evidence.mixture.updates import (
+    SMALLEST,
     BoundedInflation,
     EStep,
     SharedParameters,
@@ -211,7 +212,7 @@ class MixtureRestarts(ComponentRestarts):
         data = data.sampled(min(FEW_FOR_HALVES, MOST // max(DIRECTIONS * len(mixture.loc), data.layout.num_features)))
         natural = natural_parameters(mixture, data.layout)
         resp = responsibilities(data.columns(natural.shape[-1]), natural, data.floor)[0][0]  # (K, n)
-        curvature = evidence.block if mixture.noise.dim() == 3 else evidence.coordinate
+        curvature = evidence.block if not mixture.has_full_noise else evidence.coordinate
 
         def small(resp: Tensor, begun: Mixture) -> MixtureRestarts:
             few = ties.resized(len(begun.loc))
@@ -254,7 +255,7 @@ def _pairs(data: MixtureData, resp: Tensor, mixture: Mixture) -> Mixture:
     """The starts of all halves: along two directions, and one within the other, ``(K * DIRECTIONS, 2)``."""
     gram = data.layout.gram_of((resp * data.weight) @ data.columns(data.layout.num_diagonal))
     A = data_precision(gram.unsqueeze(0), mixture.noise_matrix)[0]
-    scale = (resp @ data.weight).clamp(min=1e-300)[:, None, None]  # a pruned component has no data
+    scale = (resp @ data.weight).clamp(min=SMALLEST)[:, None, None]  # a pruned component has no data
     each = enumerate(zip(resp, A / scale, strict=True))
     along = torch.stack([_directions(data, r, a, k, mixture) for k, (r, a) in each])
     step = torch.stack([along, -along], 2).flatten(0, 1)  # (K * DIRECTIONS, 2, m, B)
@@ -283,7 +284,7 @@ def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture
     e = data.Y[index] - data.G[index] @ mixture.w[0, number].mT
     pull = (e @ mixture.noise_matrix[0, number]).unsqueeze(-1) * data.G[index].unsqueeze(-2)
     values, vectors = torch.linalg.eigh(A)
-    root = vectors * values.clamp(min=1e-12 * float(values[-1]) + 1e-300).rsqrt() @ vectors.mT  # flat directions
+    root = vectors * values.clamp(min=1e-12 * float(values[-1]) + SMALLEST).rsqrt() @ vectors.mT  # flat directions
     z = pull.flatten(1) @ root
     most = _upright(torch.linalg.eigh(z.mT @ z)[1][:, -1])
     squares = z.square()

@@ -64,6 +64,7 @@ class Pool:
         return self._axes == tuple(range(-self.group.dim(), 0))
 
 
+SMALLEST = torch.finfo(torch.float64).tiny  # in the place of zero where a component has no data: ratios stay finite
 LARGEST_NOISE = 1e12  # precision in units of the data's: one point, or ties, make the likelihood unbounded
 ALPHA_RANGE = (1e-8, 1e12)  # in units of the data's variance; beyond, the prior is flat or a point
 
@@ -216,7 +217,7 @@ def stationary(expected: EStep) -> Mixture:
     """
     w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
     slopes = evidence.log_det_slopes(expected.data, expected.mixture)
-    if expected.mixture.noise.dim() == 4:
+    if expected.mixture.has_full_noise:
         scatter = residual_products(expected.stats, expected.data.layout, w) + slopes.noise
         noise = _inverse(scatter / expected.stats.counts[..., None, None])
     else:
@@ -276,7 +277,7 @@ class BoundedInflation:
     def __call__(self, expected: EStep) -> Mixture:
         w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
         subtracted, num_others = expected.subtracted, w.shape[-2] - 1
-        if self.num_other_outputs < num_others and expected.mixture.noise.dim() == 3:
+        if self.num_other_outputs < num_others and not expected.mixture.has_full_noise:
             subtracted = torch.lerp(expected.gamma, subtracted, self.num_other_outputs / num_others)
         noise = _noise(expected, w, subtracted, self.rho)
         return _next(expected, w, noise, _alpha(expected, (w - expected.mixture.loc).square()), subtracted)
@@ -356,7 +357,7 @@ def _noise(expected: EStep, w: Tensor, subtracted: Tensor, rho: float) -> Tensor
     counts = expected.data.layout.presence_of(expected.stats.moments)
     left = counts - subtracted
     left = torch.where(left > 0, left, counts)  # the last kernel of all is kept, without correction
-    if expected.mixture.noise.dim() == 4:
+    if expected.mixture.has_full_noise:
         scatter = residual_products(expected.stats, expected.data.layout, w)
         ridge = 2.0 * rho * torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
         return _inverse((scatter + ridge) / left[..., :1].unsqueeze(-1))
@@ -390,7 +391,7 @@ def _next(
     """The next mixture: what is held fixed put back, components that have died put out."""
     old, ties = expected.mixture, expected.ties
     counts = expected.stats.counts if shares is None else shares
-    if noise.dim() == 3 and not ties.all_free[1]:
+    if not (old.has_full_noise or ties.all_free[1]):
         noise = torch.where(ties.beta_free, noise, old.noise)
     if not (ties.all_free[0] and (old.all_active or ties.alpha_pool.is_whole)):
         alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
@@ -418,7 +419,7 @@ def pruned(mixture: Mixture, keep: Tensor) -> Mixture:
     log_mixing = torch.where(keep, mixture.log_mixing, -torch.inf).log_softmax(-1)
     on = keep[..., None, None]
     w = torch.where(on, mixture.w, mixture.loc)
-    if mixture.noise.dim() == 3:
+    if not mixture.has_full_noise:
         return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(keep.unsqueeze(-1), mixture.noise, 1.0))
     eye = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
     return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(on, mixture.noise, eye))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mixture.mode import mixing_factor, precision_factor
+from pyro_evidence.mixture.updates import SMALLEST
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.updates import Iterate
 
@@ -77,7 +78,7 @@ def canonical_columns(it: Iterate) -> tuple[Tensor, Tensor, Tensor]:
     tril = analysers.tril
     eye = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device)
     gram = tril @ tril.mT - eye
-    counts = found.counts.clamp(min=1e-300)[..., None, None]  # a pruned component has none; keeps the ratio finite
+    counts = found.counts.clamp(min=SMALLEST)[..., None, None]  # a pruned component has none; keeps the ratio finite
     spread = tril @ (analysers.whitener @ found.yz) @ tril.mT / counts
     if not it.ties.columnwise:
         norms, turn = torch.linalg.eigh(gram)
@@ -111,7 +112,7 @@ def block(it: Iterate) -> Tensor:
     norms = torch.where(on, norms, 1.0)
     s = torch.where(on, along / norms, 0.0)
     num = on.sum(-1)
-    counts = it.found.counts.clamp(min=1e-300)  # as above
+    counts = it.found.counts.clamp(min=SMALLEST)  # as above
     rest = ((analysers.beta * it.found.scatter).sum(-1) / counts - s.sum(-1)) / (m - num)
     outside, inside = _log_curvatures(counts, norms, s, rest, on)
     pairs = _pairs(on)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.ranks import Statistics
-from pyro_evidence.mixture.updates import LARGEST_NOISE
+from pyro_evidence.mixture.updates import LARGEST_NOISE, SMALLEST
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
@@ -49,7 +49,7 @@ def direct(Y: Observations, analysers: FactorAnalysers, added: Tensor | float = 
     q, m = analysers.W.shape[-1], analysers.W.shape[-2]
     counts, mean, trace, values, vectors = (_by_covariance if m <= DENSE else _by_subspace)(Y, analysers)
     rest = ((trace - values.sum(-1)) / (m - q)).clamp(min=0.0)  # rounding may leave a tiny negative
-    weight = counts.clamp(min=1e-300)  # a component without data gets the largest noise there is: the data's variance
+    weight = counts.clamp(min=SMALLEST)  # a component without data gets the largest noise there is: the data's variance
     v = (rest + added / weight).clamp(min=1.0 / LARGEST_NOISE, max=1.0)  # zero for data of low rank
     gain = torch.maximum(values - v.unsqueeze(-1), LEAST * v.unsqueeze(-1))
     W = vectors * gain.sqrt().unsqueeze(-2) * analysers.on.unsqueeze(-2)
@@ -88,7 +88,7 @@ def _by_covariance(Y: Observations, analysers: FactorAnalysers) -> Leading:
     counts, sums, products = found.counts, found.sums, found.products
     counts = counts.reshape(R, K)
     mean = _mean(counts, sums.reshape(R, K, m), analysers)
-    S = products.reshape(R, K, m, m) / counts.clamp(min=1e-300)[..., None, None]  # no data: zero
+    S = products.reshape(R, K, m, m) / counts.clamp(min=SMALLEST)[..., None, None]  # no data: zero
     S = S - mean.unsqueeze(-1) * mean.unsqueeze(-2) * (counts > 0)[..., None, None]
     values, vectors = torch.linalg.eigh(0.5 * (S + S.mT))
     vectors = fix_signs(vectors)
@@ -135,7 +135,7 @@ def _times_covariance(
     found = Y.total(lambda rows: _image(rows, analysers, basis))
     counts, sums, cross, squares = found.counts, found.sums, found.products, found.squares
     shaped = counts.reshape(R, K)
-    mean, weight = _mean(shaped, sums.reshape(R, K, m), analysers), shaped.clamp(min=1e-300)  # no data: zero
+    mean, weight = _mean(shaped, sums.reshape(R, K, m), analysers), shaped.clamp(min=SMALLEST)  # no data: zero
     on = (shaped > 0).to(mean)
     image = cross.reshape(m, R, K, q).permute(1, 2, 0, 3) / weight[..., None, None]
     image = image - on[..., None, None] * mean.unsqueeze(-1) * (mean.unsqueeze(-2) @ basis)

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_evidence.mixture.updates import ALPHA_RANGE, LARGEST_NOISE, SharedParameters
+from pyro_evidence.mixture.updates import ALPHA_RANGE, LARGEST_NOISE, SMALLEST, SharedParameters
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics, Moments
 from pyro_evidence.numerics.linalg import fix_signs
@@ -183,7 +183,7 @@ def _turn(it: Iterate) -> Tensor:
     some = norms > 1e-10 * (1.0 + norms[..., -1:])  # rounding leaves pruned columns a norm
     inverse = torch.where(some, torch.where(some, norms, 1.0).rsqrt(), 0.0)
     Q = V * inverse.unsqueeze(-2)  # W Q has orthonormal columns in units of the noise, and zeros
-    counts = found.counts.clamp(min=1e-300)[..., None, None]  # a pruned component has none; keeps the ratio finite
+    counts = found.counts.clamp(min=SMALLEST)[..., None, None]  # a pruned component has none; keeps the ratio finite
     spread = analysers.tril @ (analysers.whitener @ found.yz) @ analysers.tril.mT / counts
     s, E = torch.linalg.eigh(Q.mT @ spread @ Q)
     s, E = s.flip(-1).clamp(min=0.0), E.flip(-1)  # rounding may leave a tiny negative

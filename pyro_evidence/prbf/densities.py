@@ -19,6 +19,7 @@ from pyro_evidence.models.covariances import Covariance, mahalanobis
 from pyro_evidence.numerics.batched import Batched
 
 BLOCK = 2**18  # numbers in one block of responsibilities: they stay in the cache
+BHATTACHARYYA = 1.0 / 8.0  # of the squared distance of two Gaussians of one covariance, eq. 14
 TINY = 1e-290  # a count below it is a sum of subnormal numbers, and a mean over it means nothing
 
 
@@ -253,7 +254,7 @@ class Point:
 
         Nats, shape ``(B, M)``.
         """
-        return 0.125 * (self.net.ownership * self.distance).sum(-2)
+        return BHATTACHARYYA * (self.net.ownership * self.distance).sum(-2)
 
     @cached_property
     def objective(self) -> Tensor:
@@ -343,7 +344,7 @@ def tilted(point: Point) -> Tensor:
     present = point.counts > TINY
     rate = torch.where(present, net.ownership / torch.where(present, point.counts, 1.0), 0.0)
     pull = kind.solve(net.covariance.unsqueeze(1), point.offset)
-    slope = (-0.25 * point.alpha[:, None, None] * rate).unsqueeze(-1) * pull
+    slope = (-2.0 * BHATTACHARYYA * point.alpha[:, None, None] * rate).unsqueeze(-1) * pull
     plane = torch.cat([-(slope * point.centres).sum(-1, keepdim=True), slope], -1)  # (B, K, M, 1 + D): alpha w
     total = torch.zeros_like(point.moments)
     for k, part, resp in point.shared_out:
