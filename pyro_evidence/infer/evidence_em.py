@@ -27,9 +27,10 @@ from pyro_evidence.mixture.fit import RandomWeights
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.recognise import joint_of_rows
 from pyro_evidence.mixture.updates import BoundedInflation, Update
-from pyro_evidence.models.wrappers import gaps_explained
+from pyro_evidence.models.wrappers import explain_gaps
 from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca.posterior import MPPCAPosterior
+from pyro_evidence.mppca.recognise import is_mppca
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import Arguments, same_arguments
@@ -177,6 +178,7 @@ class EvidenceEM:
         self.initial = initial
         self.deletion = deletion
         self.stop = stop
+        self._is_mppca = mppca_fit.own_model(model) is not None
         self._task: Any = None  # a MixtureFit or an MPPCAFit
         self._data: Arguments = ((), {})
         self._watched: Arguments | None = None
@@ -213,17 +215,18 @@ class EvidenceEM:
         if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(*args, *kwargs.values())])
         joint = self._joint(args, kwargs)
-        sampled = self.stop.tolerance > 0  # rounds that are counted are made on all data
-        task: Any = mppca_fit.begin(joint, self, sampled=sampled)
-        if task is not None:
-            self._nothing_watched("a mixture of probabilistic PCA")
-            return run(task, self)
         try:
-            task = mixture_fit.begin(joint, self, sampled=sampled)
+            task = self._begun(joint, sampled=self.stop.tolerance > 0)  # rounds that are counted are made on all data
         except UnsupportedModel as why:
+            if is_mppca(joint):
+                raise
             self._nothing_watched(f"a model that takes the generic way ({why})")
             return run_generic(joint, why, self.start, self.stop)
-        return run(task if self._watched is None else task.watching(self._joint(*self._watched)), self)
+        if isinstance(task, mppca_fit.MPPCAFit):
+            self._nothing_watched("a mixture of probabilistic PCA")
+        elif self._watched is not None:
+            task = task.watching(self._joint(*self._watched))
+        return run(task, self)
 
     def run_chunks(self, chunks: Chunks) -> MixturePosterior | MPPCAPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -240,8 +243,8 @@ class EvidenceEM:
         self._nothing_watched("a fit to chunks")
         quiet = copy.copy(self)  # one process shows a progress bar
         quiet.stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
-        family = mixture_fit if mppca_fit.own_model(self.model) is None else mppca_fit
-        return run(family.begin_chunks(self.model, chunks, self), quiet)
+        begin_chunks = mppca_fit.begin_chunks if self._is_mppca else mixture_fit.begin_chunks
+        return run(begin_chunks(self.model, chunks, self), quiet)
 
     def _nothing_watched(self, what: str) -> None:
         if self._watched is not None:
@@ -257,7 +260,7 @@ class EvidenceEM:
         """
         if self._task is None or not same_arguments(self._data, (args, kwargs)):
             joint = self._joint(args, kwargs)
-            task: Any = mppca_fit.begin(joint, self) or mixture_fit.begin(joint, self)
+            task = self._begun(joint)
             batch = warmed(task.batch, self.initial.warm_up, task.watched(advance))
             self._data = (args, kwargs)
         else:
@@ -278,5 +281,25 @@ class EvidenceEM:
 
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
         """The model on its data."""
-        with gaps_explained(self.model, args, kwargs):
-            return joint_of_rows(self.model, args, kwargs) or mppca_fit.log_joint(self.model, args, kwargs)
+        try:
+            if self._is_mppca:
+                return mppca_fit.log_joint(self.model, args, kwargs)
+            return joint_of_rows(self.model, args, kwargs) or LogJoint(self.model, args, kwargs)
+        except BadInput as error:
+            explain_gaps(error, self.model, args, kwargs)
+            raise
+
+    def _begun(self, joint: LogJoint, *, sampled: bool = False) -> Any:
+        """The fit of the family that recognises the model, before its first round.
+
+        :param sampled: whether restarts may run on a sample of the data.
+        :raises UnsupportedModel: where none does, with what keeps it from being a mixture of linear-Gaussian kernels.
+        """
+        if self._is_mppca:
+            return mppca_fit.begin(joint, self, sampled=sampled)
+        try:
+            return mixture_fit.begin(joint, self, sampled=sampled)
+        except UnsupportedModel:
+            if not is_mppca(joint):
+                raise
+            return mppca_fit.begin(joint, self, sampled=sampled)

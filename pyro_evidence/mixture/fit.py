@@ -16,7 +16,7 @@ from pyro_evidence.fitting.restarts import Step
 from pyro_evidence.mixture import evidence, mode, rounds
 from pyro_evidence.mixture.data import ResponseUnits, StreamedData, in_pieces, response_units
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
-from pyro_evidence.mixture.posterior import MixturePosterior, laplace_state, without_data
+from pyro_evidence.mixture.posterior import MixturePosterior, without_data
 from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognise_mixture, recognised
 from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
 from pyro_evidence.mixture.updates import (
@@ -151,7 +151,7 @@ class MixtureFit:
         with torch.inference_mode(self.data.in_one_piece):
             at_mode = mode.find_mode(self.data, fit.state.parameters)
         at_mode = at_mode.rebuilt(lambda _, x: x.clone())  # inference mode may have made it: no derivatives then
-        state, mixture = laplace_state(structure, self.units, self.data, replace(at_mode, loc=at_mode.loc.clone()))
+        state, mixture = mode.laplace_state(structure, self.units, self.data, replace(at_mode, loc=at_mode.loc.clone()))
         found = MixturePosterior(
             state,
             fit.status.value,

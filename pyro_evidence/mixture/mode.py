@@ -8,14 +8,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import expectation
+from pyro_evidence.mixture.data import ResponseUnits
 from pyro_evidence.mixture.evidence import PointwiseJoint, pointwise_joint
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of, solve_weights
-from pyro_evidence.mixture.updates import SMALLEST, EStep, estep
+from pyro_evidence.mixture.recognise import MixtureStructure
+from pyro_evidence.mixture.updates import SMALLEST, EStep, estep, padded
 from pyro_evidence.numerics import newton
 from pyro_evidence.numerics.batched import distinct
 from pyro_evidence.numerics.evidence import log_evidence as laplace
+from pyro_evidence.numerics.linalg import cholesky
+from pyro_evidence.precision.choices import exact_hessian
+from pyro_evidence.precision.dense import Dense
+from pyro_evidence.structure.density import AutogradDensity
+from pyro_evidence.structure.recognise import Structure
 
 LOG_RANGE = math.log(10.0)  # nats: prior range of a log hyperparameter; 1 to 100 lead to the same choices
 TOLERANCE = 1e-14  # nats that a Newton step may still promise
@@ -225,3 +233,36 @@ def mixing_factor(mixture: Shares, num_data: Tensor) -> Tensor:
     spread = 0.5 * torch.where(mixture.active, mixture.log_mixing, 0.0).sum(-1)
     widths = 0.5 * (num - 1.0) * torch.log(2.0 * math.pi / num_data)
     return torch.lgamma(num) + widths + spread + torch.lgamma(num + 1.0)
+
+
+def laplace_state(
+    structure: MixtureStructure, units: ResponseUnits, data: MixtureData, inside: Mixture
+) -> tuple[LaplaceState, Mixture]:
+    """Laplace's approximation at a mode, full Hessian in closed form, and the mixture, both in the model's units.
+
+    :param data: in the standard units that ``units`` describes, as is ``inside``, one row.
+    :return: the mixture has pruned components in their place.
+    :raises NotPositiveDefinite: when the weights are not at a mode.
+    """
+    whole = padded(inside, units.standard(structure.start))
+    mixture = structure.consistent(units.original(whole))
+    joint = structure.fixed(structure.params(mixture))
+    u, place = structure.flat(mixture.w[0]), structure.index.flatten().argsort()
+    small = mixture_evidence.full(data, inside, e_step(data, inside))[0, 0]
+    unit = units.unit.unsqueeze(-1).expand(inside.w.shape[1:]).flatten()  # of each weight inside
+    A, num = mixture.alpha.flatten().diag(), len(small)
+    A[:num, :num] += small / (unit * unit.unsqueeze(-1))
+    A = A[place][:, place]  # in the order of the flat latents
+    precision = Dense(cholesky(A, "posterior precision A", joint.latents.label).unsqueeze(0))
+    value, slope = (x[0] for x in mixture_evidence.gradient(data, inside))
+    priors = [mixture_evidence.log_prior(x)[0] for x in (mixture, inside)]
+    log_joint = value - units.log_jacobian(data) + priors[0] - priors[1]
+    slopes = torch.zeros_like(mixture.w[0])
+    slopes[: len(slope)] = slope / units.unit.unsqueeze(-1)
+    gradient = structure.flat(slopes)
+    evidence = laplace(log_joint, precision.log_det[0], len(u))
+    density = Structure(None, None, None, AutogradDensity(joint, None))
+    problem = Problem(joint, density, exact_hessian, torch.ones(len(u), dtype=torch.bool))
+    decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
+    parts = (log_joint, precision, decrement, evidence, torch.zeros_like(evidence))
+    return LaplaceState(problem, joint.initial_theta, u, *parts), mixture

@@ -36,6 +36,7 @@ from pyro_evidence.mixture.updates import (
     Unregularised,
     Update,
     estep,
+    padded,
     pruned,
 )
 from pyro_evidence.numerics.batched import first_highest
@@ -75,21 +76,6 @@ def packed(mixture: Mixture, ties: SharedParameters) -> tuple[Mixture, SharedPar
     rows = torch.arange(len(order), device=order.device).unsqueeze(-1)
     smaller = mixture.rebuilt(lambda _, x: x[rows, order])
     return replace(smaller, loc=mixture.loc[:num]), ties.resized(num)
-
-
-def padded(mixture: Mixture, like: Mixture) -> Mixture:
-    """The mixture with pruned components appended, until it has as many as ``like``."""
-    missing = like.w.shape[1] - mixture.w.shape[1]
-    if not missing:
-        return mixture
-
-    def longer(field: str, x: Tensor) -> Tensor:
-        more = getattr(like, field)[:1, -missing:]
-        return torch.cat([x, more.expand(len(x), *more.shape[1:])], 1)
-
-    keep = torch.arange(like.w.shape[1], device=like.w.device) < mixture.w.shape[1]
-    whole = replace(mixture.rebuilt(longer), loc=like.loc)
-    return pruned(whole, keep & whole.active)
 
 
 def in_units(ties: SharedParameters, unit: Tensor) -> SharedParameters:

@@ -423,3 +423,18 @@ def pruned(mixture: Mixture, keep: Tensor) -> Mixture:
         return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(keep.unsqueeze(-1), mixture.noise, 1.0))
     eye = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
     return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(on, mixture.noise, eye))
+
+
+def padded(mixture: Mixture, like: Mixture) -> Mixture:
+    """The mixture with pruned components appended, until it has as many as ``like``."""
+    missing = like.w.shape[1] - mixture.w.shape[1]
+    if not missing:
+        return mixture
+
+    def longer(field: str, x: Tensor) -> Tensor:
+        more = getattr(like, field)[:1, -missing:]
+        return torch.cat([x, more.expand(len(x), *more.shape[1:])], 1)
+
+    keep = torch.arange(like.w.shape[1], device=like.w.device) < mixture.w.shape[1]
+    whole = replace(mixture.rebuilt(longer), loc=like.loc)
+    return pruned(whole, keep & whole.active)

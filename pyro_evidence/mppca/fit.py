@@ -25,7 +25,7 @@ from pyro_evidence.mppca.data import Observations, has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.orbit import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
-from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
+from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, recognise_mppca
 from pyro_evidence.mppca.rounds import MPPCARestarts
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -190,8 +190,8 @@ class MPPCAFit:
         )
 
 
-def begin(joint: LogJoint, settings: Settings, *, sampled: bool = False) -> MPPCAFit | None:
-    """All restarts before the first round; None where the model is no mixture of Gaussians of low rank.
+def begin(joint: LogJoint, settings: Settings, *, sampled: bool = False) -> MPPCAFit:
+    """All restarts before the first round.
 
     :param sampled: whether restarts run on a sample where data are more than :data:`SAMPLE`.
     :raises UnsupportedModel: when it is one that the engine cannot read.
@@ -200,8 +200,6 @@ def begin(joint: LogJoint, settings: Settings, *, sampled: bool = False) -> MPPC
     if ours is not None:  # some of its rows tell what it is
         thin = copy.copy(joint)
         thin.args = (some_rows(ours, joint.args[0]),)
-    if not is_mppca(thin):
-        return None
     rounds.rule_of(settings.update)  # which refuses others before the model is read
     structure = recognise_mppca(thin)
     if thin is not joint:

@@ -37,7 +37,6 @@ def on_the_way(noise: DiagonalNoise | FullNoise, num_rounds: int) -> MixtureRest
 def planes_on_the_way(num_rounds: int) -> MPPCARestarts:
     Y = overlapping(400, 2, 4) @ torch.diag(torch.tensor([3.0, 1.0, 0.3, 0.3], dtype=torch.float64))
     task = begin_planes(LogJoint(mppca(2, 1), (Y,)), EvidenceEM(mppca(2, 1), start=Start(restarts=3)))
-    assert task is not None
     return restarts.repeated(task.batch, num_rounds)
 
 
