@@ -36,7 +36,7 @@ from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import updates as mppca_updates
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import Iterate, Rule
+from pyro_evidence.mppca.updates import Iterate, MPPCAUpdate
 
 CACHE = Path(".benchmarks/mppca_evidence.jsonl")
 OUT = Path(__file__).with_suffix(".md")
@@ -122,8 +122,10 @@ def sampled_log_evidence(Y: Tensor, it: Iterate, num_samples: int, seed: int = 0
 
 def exact_curvature(Y: Tensor, it: Iterate) -> float:
     """Log evidence over the orbit, with the exact Hessian."""
-    split = mppca_curvature.gauge(mppca_curvature.precision(Observations.resident(Y), it.analysers), it.analysers)
-    return float(mppca_curvature.log_evidence(mppca_evidence.log_joint(it)[0], split, it.analysers))
+    split = mppca_curvature.gauge(
+        mppca_curvature.loading_precision(Observations.resident(Y), it.analysers), it.analysers
+    )
+    return float(mppca_curvature.orbit_laplace(mppca_evidence.log_joint(it)[0], split, it.analysers))
 
 
 def gaps(num: int, m: int, q: int, seed: int, num_samples: int = 40_000) -> Record:
@@ -132,7 +134,7 @@ def gaps(num: int, m: int, q: int, seed: int, num_samples: int = 40_000) -> Reco
     truth, se = sampled_log_evidence(Y, it, num_samples, seed)
     return {
         "orbit": exact_curvature(Y, it) - truth,
-        "held": float(mppca_evidence.block(it)[0]) - truth,
+        "held": float(mppca_evidence.orbit_log_evidence(it)[0]) - truth,
         "literal": float(mppca_evidence.literal(it)[0]) - truth,
         "se": se,
     }
@@ -227,7 +229,7 @@ def largest_fall(seed: int, num_rounds: int = 50) -> float:
     at = FactorAnalysers(W, mu, torch.ones(1, K, m), torch.full((1, K), -math.log(K)), on + 0.0, on)
     ties = SharedParameters.of(torch.arange(K)[:, None].expand(K, q), torch.arange(K)[:, None].expand(K, m))
     batch = mppca_rounds.first(
-        Observations.resident(Y), at, ties, torch.ones(m), Rule(mppca_updates.no_gamma, alpha=0.0)
+        Observations.resident(Y), at, ties, torch.ones(m), MPPCAUpdate(mppca_updates.no_gamma, alpha=0.0)
     )
     path = []
     for _ in range(num_rounds):

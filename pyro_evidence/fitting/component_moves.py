@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import restored_global_state
-from pyro_evidence.fitting.restarts import Restarts, Step, advance, em, require_any, slowly_converging
+from pyro_evidence.fitting.restarts import Restarts, Step, advance, require_any, run_em, slowly_converging
 from pyro_evidence.numerics.batched import distinct, first_highest
 from pyro_evidence.settings import Start, check_count, stacklevel
 
@@ -266,7 +266,7 @@ class Chosen(Generic[Batch]):
     limit: str = ""
 
 
-class Settings(Protocol):
+class EMSettings(Protocol):
     """What an engine is told."""
 
     start: Start
@@ -288,7 +288,7 @@ class ComponentFit(Protocol):
     def times(self) -> float:
         """How often the restarts' data would have to be had to be all."""
 
-    def is_closed(self, settings: Settings) -> bool:
+    def is_closed(self, settings: EMSettings) -> bool:
         """Whether rounds ask nothing of autograd."""
 
     def watched(self, step: Step[Any]) -> Step[Any]:
@@ -307,7 +307,7 @@ class ComponentFit(Protocol):
         """The posterior in the model's units."""
 
 
-def run(task: ComponentFit, settings: Settings) -> Any:
+def fit_mixture(task: ComponentFit, settings: EMSettings) -> Any:
     """Warm-up, rounds of all restarts, the choice of one, deletions and splits, and rounds of that one alone.
 
     :return: the family's posterior.
@@ -318,7 +318,7 @@ def run(task: ComponentFit, settings: Settings) -> Any:
     if deletion is not None:
         together, step = replace(stop, num_steps=min(stop.num_steps, deletion.after)), advance
     with torch.inference_mode(task.is_closed(settings)):
-        fit = em(task.batch, settings.initial.warm_up, together, task.watched(step))
+        fit = run_em(task.batch, settings.initial.warm_up, together, task.watched(step))
         chosen = choose(task, fit, deletion, stop)
     posterior = task.posterior(chosen)
     require_convergence("EvidenceEM", chosen.fit.status, posterior, stop)

@@ -12,7 +12,7 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
-from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion, posterior_by_hand, run
+from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion, fit_mixture, posterior_by_hand
 from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.fitting.restarts import advance, warmed
@@ -226,7 +226,7 @@ class EvidenceEM:
             self._nothing_watched("a mixture of probabilistic PCA")
         elif self._watched is not None:
             task = task.watching(self._joint(*self._watched))
-        return run(task, self)
+        return fit_mixture(task, self)
 
     def run_chunks(self, chunks: Chunks) -> MixturePosterior | MPPCAPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -244,7 +244,7 @@ class EvidenceEM:
         quiet = copy.copy(self)  # one process shows a progress bar
         quiet.stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
         begin_chunks = mppca_fit.begin_chunks if self._is_mppca else mixture_fit.begin_chunks
-        return run(begin_chunks(self.model, chunks, self), quiet)
+        return fit_mixture(begin_chunks(self.model, chunks, self), quiet)
 
     def _nothing_watched(self, what: str) -> None:
         if self._watched is not None:

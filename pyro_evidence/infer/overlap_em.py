@@ -14,7 +14,7 @@ from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
 from pyro_evidence.prbf.data import rows_in_memory, rows_of_chunks
-from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, message, posterior_of
+from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, held_class_warning, posterior_of
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.rounds import Lost, keep_dead_kernels
 from pyro_evidence.prbf.start import Initial, RandomPoints
@@ -143,10 +143,10 @@ class OverlapEM:
         return self._finished(task, replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first))
 
     def _finished(self, task: PRBFFit, stop: Stop) -> PRBFPosterior:
-        fit = iterate(prbf_rounds.advance, task.batch, stop, "OverlapEM", "eq. 22")
+        fit = iterate(prbf_rounds.next_round, task.batch, stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
         for held in posterior.held:
-            warnings.warn(message(held, posterior.alpha), stacklevel=stacklevel())
+            warnings.warn(held_class_warning(held, posterior.alpha), stacklevel=stacklevel())
         require_convergence("OverlapEM", fit.status, posterior, self.stop)
         return posterior
 
@@ -158,7 +158,7 @@ class OverlapEM:
         data: Arguments = ((X, labels), {})
         if self._task is None or not same_arguments(self._data, data):
             self._task, self._data = self._begin(X, labels), data
-        self._task = replace(self._task, batch=prbf_rounds.advance(self._task.batch))
+        self._task = replace(self._task, batch=prbf_rounds.next_round(self._task.batch))
         return -self._task.batch.objective
 
     @property

@@ -21,7 +21,7 @@ KEPT = 2**22  # numbers in the features of all data that are made once and kept,
 
 
 @dataclass(frozen=True)
-class Layout:
+class FeatureLayout:
     """In which column of the features each product stands."""
 
     present: Tensor  # (m,)      whether output i was observed
@@ -85,7 +85,7 @@ class MixtureData:
     weight: Tensor  # (N,)     how often each datum counts; (R, N) where it differs between restarts
     observed: Tensor | None  # (N, m) bool, None when nothing is missing
     features: Tensor | None  # (..., N, P); None where they are many and made anew for each block
-    layout: Layout
+    layout: FeatureLayout
     floor: Tensor | None = None  # (N,) log of a density that is added to that of the kernels, relative to their share
     log_share: float = 0.0  # log of the share that the kernels have together
     communicator: Communicator = SINGLE_PROCESS  # processes that have the same data, of which each adds up its share
@@ -353,7 +353,7 @@ def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None, *, products:
     return torch.cat([x.mT for x in blocks], -2).mT
 
 
-def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: bool) -> Layout:
+def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: bool) -> FeatureLayout:
     """The columns that :func:`mixture_data` lays out; shape is ``(m, B)``."""
     m, B = shape
     present = 1 + torch.arange(m) if missing else torch.zeros(m, dtype=torch.long)
@@ -368,7 +368,7 @@ def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: boo
     start += m * B
     square = start + m + _symmetric(m, 1) if products else torch.full((m, m), -1)
     square = square.diagonal_scatter(start + torch.arange(m))
-    return Layout(present, gram, cross, square, int(square.max()) + 1)
+    return FeatureLayout(present, gram, cross, square, int(square.max()) + 1)
 
 
 def _symmetric(size: int, offset: int = 0) -> Tensor:

@@ -138,7 +138,7 @@ class MixtureDensity:
         return MixtureDensity(log_mixing, loc, tril.expand(*loc.shape, loc.shape[-1]))
 
 
-def beside(data: MixtureData, background: Background, Y: Tensor, unit: Tensor | None) -> MixtureData:
+def with_floor(data: MixtureData, background: Background, Y: Tensor, unit: Tensor | None) -> MixtureData:
     """The data of a mixture with a background beside its kernels.
 
     :param Y: the responses, ``(N, m)``, in the units of the background's box; nan where missing.

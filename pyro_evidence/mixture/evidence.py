@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mixture import expectation
-from pyro_evidence.mixture.data import Layout, Mixture, MixtureData, some
+from pyro_evidence.mixture.data import FeatureLayout, Mixture, MixtureData, some
 from pyro_evidence.mixture.expectation import (
     MixtureStatistics,
     data_precision,
@@ -30,7 +30,7 @@ from pyro_evidence.numerics.evidence import log_evidence as laplace
 
 
 @dataclass(frozen=True)
-class Slopes:
+class LogDetSlopes:
     """Derivatives, one per restart in front."""
 
     noise: Tensor  # (R, K, m) in log beta; or (R, K, m, m) in the noise precision itself, symmetric
@@ -38,7 +38,7 @@ class Slopes:
     logits: Tensor  # (R, K) in the logits of the mixing; sums to zero
 
 
-def log_det_slopes(data: MixtureData, mixture: Mixture) -> Slopes:
+def log_det_slopes(data: MixtureData, mixture: Mixture) -> LogDetSlopes:
     """Total derivatives of ``log |H|`` at the mode: c, d and e, dimensionless."""
     w, hypers, moved = _moving(mixture)
     H = full_by_residuals(data, moved, e_step(data, mixture)).squeeze(1) + moved.alpha.flatten(1).diag_embed()
@@ -63,9 +63,9 @@ def _moving(mixture: Mixture) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Mi
     return w, (noise, log_alpha, logits), Mixture(w, *parts, mixture.loc)
 
 
-def _slopes(found: tuple[Tensor, ...], mixture: Mixture) -> Slopes:
+def _slopes(found: tuple[Tensor, ...], mixture: Mixture) -> LogDetSlopes:
     noise, alpha, logits = (x.detach() for x in found)
-    return Slopes(0.5 * (noise + noise.mT) if mixture.has_full_noise else noise, alpha, logits)
+    return LogDetSlopes(0.5 * (noise + noise.mT) if mixture.has_full_noise else noise, alpha, logits)
 
 
 MixtureCurvature = Callable[[MixtureData, Mixture, MixtureStatistics], Tensor]
@@ -137,27 +137,27 @@ def _rows(mixture: Mixture) -> int:
     return max(1, expectation.SHARD // mixture.w.numel())
 
 
-def gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Tensor]:
+def log_joint_gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Tensor]:
     """The log joint, nats, ``(R,)``, and its derivative in the weights, ``(R, K, m, B)``; by residuals."""
     return with_prior(
-        data.total(_rows(mixture), lambda part: gradient_of(pointwise_joint(part, mixture), part)), mixture
+        data.total(_rows(mixture), lambda part: likelihood_gradient(pointwise_joint(part, mixture), part)), mixture
     )
 
 
-def gradient_of(pointwise: PointwiseJoint, part: MixtureData) -> Tensor:
+def likelihood_gradient(pointwise: PointwiseJoint, part: MixtureData) -> Tensor:
     """What some data add to the log likelihood and its derivative in the weights, ``(R, 1 + K m B)``."""
     slope = pointwise.u @ (pointwise.resp * _each(part))[..., None, :, None]
     return torch.cat([_height(pointwise, part).unsqueeze(-1), slope.flatten(1)], -1)
 
 
 def with_prior(both: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """The log joint and its derivative, as :func:`gradient`, from those of the likelihood."""
+    """The log joint and its derivative, as :func:`log_joint_gradient`, from those of the likelihood."""
     slope = mixture.alpha * (mixture.loc - mixture.w)
     return both[:, 0] + log_prior(mixture), both[:, 1:].reshape(slope.shape) + slope
 
 
-def gradient_of_sums(stats: MixtureStatistics, layout: Layout, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """Log joint and its derivative in the weights, as :func:`gradient`, from the sums of an E-step."""
+def gradient_of_sums(stats: MixtureStatistics, layout: FeatureLayout, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    """Log joint and its derivative in the weights, as :func:`log_joint_gradient`, from the sums of an E-step."""
     gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
     residual = cross - (gram @ mixture.w.unsqueeze(-1)).squeeze(-1)
     pull = mixture.noise @ residual if mixture.has_full_noise else mixture.noise.unsqueeze(-1) * residual

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.ranks import Statistics
-from pyro_evidence.mixture.data import Layout as Layout
+from pyro_evidence.mixture.data import FeatureLayout as Layout
 from pyro_evidence.mixture.data import Mixture as Mixture
 from pyro_evidence.mixture.data import MixtureData as MixtureData
 from pyro_evidence.mixture.data import mixture_data as mixture_data

@@ -10,7 +10,7 @@ from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_ro
 from pyro_evidence.data.ranks import COMMUNICATOR, Communicator
 from pyro_evidence.data.rows import Repeated, Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.component_moves import Chosen, Deletion, GreedyDeletion, Settings, settled
+from pyro_evidence.fitting.component_moves import Chosen, Deletion, EMSettings, GreedyDeletion, settled
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.fitting.restarts import Step
 from pyro_evidence.mixture import evidence, mode, rounds
@@ -111,7 +111,7 @@ class MixtureFit:
         """How often the restarts' data would have to be had to be all."""
         return float(self.data.num_data / self.batch.expected.data.num_data)
 
-    def is_closed(self, settings: Settings) -> bool:
+    def is_closed(self, settings: EMSettings) -> bool:
         """Whether rounds are formulas of ours on data in memory, which ask nothing of autograd."""
         given = settings.update, settings.deletion, settings.curvature
         return self.data.in_one_piece and all(x in FORMULAS or type(x) in KINDS for x in given)
@@ -196,7 +196,7 @@ FORMULAS = (husmeier2000_update, corrected, evidence.full, evidence.coordinate, 
 KINDS = (BoundedInflation, Unregularised, WeightDecay, GreedyDeletion, type(None))
 
 
-def begin(joint: LogJoint, settings: Settings, *, sampled: bool = False) -> MixtureFit:
+def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> MixtureFit:
     """The mixture recognised, and all restarts before the first round.
 
     :param sampled: whether restarts run on a sample where data are more than :data:`SAMPLE`, and more than
@@ -211,7 +211,7 @@ def begin(joint: LogJoint, settings: Settings, *, sampled: bool = False) -> Mixt
 
 
 def _begun(
-    structure: MixtureStructure, units: ResponseUnits, data: MixtureData, settings: Settings, sampled: bool
+    structure: MixtureStructure, units: ResponseUnits, data: MixtureData, settings: EMSettings, sampled: bool
 ) -> MixtureFit:
     """All restarts before the first round, as :func:`begin`."""
     ties, own = rounds.in_units(structure.ties, units.unit), units.standard(structure.start)
@@ -226,7 +226,7 @@ def _begun(
 FEW = 64  # rows on which a model is recognised whose data come in chunks
 
 
-def begin_chunks(model: Any, chunks: Chunks, settings: Settings) -> MixtureFit:
+def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit:
     """The mixture recognised by a few rows, and all restarts before the first round, on a sample.
 
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or differ in more than their rows.

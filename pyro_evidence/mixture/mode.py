@@ -49,7 +49,7 @@ class _Rows:
         return mixture_evidence.log_joint(*self.unpacked(u))
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        value, slope = mixture_evidence.gradient(*self.unpacked(u))
+        value, slope = mixture_evidence.log_joint_gradient(*self.unpacked(u))
         return value, pad(slope.flatten(1), (0, 1))
 
     def precision(self, u: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class _InOnePiece(_Rows):
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         data, mixture = self.unpacked(u)
         self.seen = u, pointwise_joint(data, mixture)
-        value, slope = mixture_evidence.with_prior(mixture_evidence.gradient_of(self.seen[1], data), mixture)
+        value, slope = mixture_evidence.with_prior(mixture_evidence.likelihood_gradient(self.seen[1], data), mixture)
         return value, pad(slope.flatten(1), (0, 1))
 
     def curvature(self, u: Tensor, data: MixtureData, mixture: Mixture) -> Tensor:
@@ -136,7 +136,7 @@ def _polished(data: MixtureData, mixture: Mixture, num_newton: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Modes:
+class RestartModes:
     """The rows of a batch at their modes, and how high these are, nats; -inf where there is no mode."""
 
     mixture: Mixture
@@ -144,7 +144,7 @@ class Modes:
     occam: Tensor  # (R,) with :func:`occam_factor` added
 
 
-def modes(expected: EStep, exact: Tensor | None = None) -> Modes:
+def modes(expected: EStep, exact: Tensor | None = None) -> RestartModes:
     """The mode of each row with its evidences, a few rows at a time.
 
     Where data and weights are many, rows are compared in the curvature of the engine and at weights as they are; only
@@ -155,32 +155,32 @@ def modes(expected: EStep, exact: Tensor | None = None) -> Modes:
     evidence = expected.log_evidence
     if expected.mixture.w.numel() * expected.data.num_rows <= MANY:
         exact = torch.arange(len(evidence), device=evidence.device)
-    found = Modes(expected.mixture, evidence, evidence + occam_factor(expected))
+    found = RestartModes(expected.mixture, evidence, evidence + occam_factor(expected))
     found = replace(found, log_evidence=_finite(found.log_evidence), occam=_finite(found.occam))
     chosen = distinct(found.occam, expected.mixture.active.sum(-1), NEAR) if exact is None else exact
     return _exactly(expected, found, chosen) if len(chosen) else found
 
 
-def _exactly(expected: EStep, found: Modes, chosen: Tensor) -> Modes:
+def _exactly(expected: EStep, found: RestartModes, chosen: Tensor) -> RestartModes:
     """Modes with those of the rows ``chosen`` by the full Hessian."""
     own = rows_of(expected.data, chosen)
     mode = find_mode(own, expected.mixture[chosen])
     numbers = []
     for rows in chunks(own, mode):
         here = estep(rows_of(own, rows), mode[rows], expected.ties, mixture_evidence.full)
-        evidence = log_evidence(here)
+        evidence = exact_log_evidence(here)
         numbers.append((evidence, evidence + occam_factor(here)))
     heights = [_finite(torch.cat(x)) for x in zip(*numbers, strict=True)]
     old = (found.log_evidence, found.occam)
     new = (x.index_copy(0, chosen, height) for x, height in zip(old, heights, strict=True))
-    return Modes(replace(found.mixture, w=found.mixture.w.index_copy(0, chosen, mode.w)), *new)
+    return RestartModes(replace(found.mixture, w=found.mixture.w.index_copy(0, chosen, mode.w)), *new)
 
 
 def _finite(height: Tensor) -> Tensor:
     return torch.where(height.isfinite(), height, -torch.inf)
 
 
-def log_evidence(expected: EStep) -> Tensor:
+def exact_log_evidence(expected: EStep) -> Tensor:
     """Laplace log evidence at a mode, nats, shape ``(R,)``, by residuals: exact where sums of squares cancel."""
     log_joint = mixture_evidence.log_joint(expected.data, expected.mixture)
     return laplace(log_joint, expected.well_determined.log_det, expected.mixture.alpha[0].numel())
@@ -254,7 +254,7 @@ def laplace_state(
     A[:num, :num] += small / (unit * unit.unsqueeze(-1))
     A = A[place][:, place]  # in the order of the flat latents
     precision = Dense(cholesky(A, "posterior precision A", joint.latents.label).unsqueeze(0))
-    value, slope = (x[0] for x in mixture_evidence.gradient(data, inside))
+    value, slope = (x[0] for x in mixture_evidence.log_joint_gradient(data, inside))
     priors = [mixture_evidence.log_prior(x)[0] for x in (mixture, inside)]
     log_joint = value - units.log_jacobian(data) + priors[0] - priors[1]
     slopes = torch.zeros_like(mixture.w[0])

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, constraints
 
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.mixture.density import beside
+from pyro_evidence.mixture.density import with_floor
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
 from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.numerics.coordinates import Coordinates, is_identity
@@ -202,7 +202,7 @@ class MixtureStructure:
 
     def spread(self, data: MixtureData, background: Background | None, unit: Tensor | None = None) -> MixtureData:
         """The data, made of this model's responses measured in ``unit`` ``(m,)``, with a background beside."""
-        return data if background is None else beside(data, background, self.Y + self.offset, unit)
+        return data if background is None else with_floor(data, background, self.Y + self.offset, unit)
 
     def theta(self, mixture: Mixture) -> Tensor:
         """Unconstrained hyperparameters of the first row; those of pruned components stay where the model has them."""
@@ -321,9 +321,9 @@ def _double(x: Tensor) -> Tensor:
 
 
 def _recognise(joint: LogJoint) -> MixtureStructure:
-    points = [Point.drawn(joint, kernels, seed) for seed in (1, 2)]
+    points = [ModelRun.drawn(joint, kernels, seed) for seed in (1, 2)]
     index = _weight_index(joint, points[0])
-    origin = Point.drawn(joint, kernels, None)
+    origin = ModelRun.drawn(joint, kernels, None)
     G, offset = _basis(joint, index, origin)
     loc, alpha = _prior(joint, points, index)
     beta, correlation = _noise(joint, points)
@@ -344,7 +344,7 @@ Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True)
-class Point(Generic[Seen]):
+class ModelRun(Generic[Seen]):
     """One run of a model, and what the observed site says there."""
 
     joint: LogJoint
@@ -366,7 +366,7 @@ class Point(Generic[Seen]):
     @staticmethod
     def drawn(
         joint: LogJoint, read: Callable[[LogJoint, Trace], Seen], seed: int | None, u: Tensor | None = None
-    ) -> "Point[Seen]":
+    ) -> "ModelRun[Seen]":
         """Random latents and hyperparameters near the start; ``None``: the start itself, at latents of zero.
 
         Hyperparameters on the whole line move in proportion to what they are, so that they are seen moving.
@@ -384,7 +384,7 @@ class Point(Generic[Seen]):
         ).requires_grad_()  # a tenth: no precision leaves its range
         u = (noise[0] if u is None else u).requires_grad_()
         trace = joint.trace(u, theta)
-        return Point(joint, u, theta, trace, read(joint, trace))
+        return ModelRun(joint, u, theta, trace, read(joint, trace))
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -393,7 +393,7 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return bool(((a - b).abs() <= tolerance * (1.0 + b.abs())).all())
 
 
-def scaling(precisions: Sequence[Tensor], points: Sequence[Point[Any]], what: str) -> Scaling:
+def scaling(precisions: Sequence[Tensor], points: Sequence[ModelRun[Any]], what: str) -> Scaling:
     """Which hyperparameter scales each precision, and to which power: the same at both points.
 
     Products of the derivatives with ones and with 1, 2, ... give the slope and its place where there is one slope
@@ -424,7 +424,7 @@ def scaling(precisions: Sequence[Tensor], points: Sequence[Point[Any]], what: st
     return Scaling(*(x.reshape(log_precision.shape) for x in (owner, power, offset)))
 
 
-def holder(values: Sequence[Tensor], points: Sequence[Point[Any]], what: str) -> str | None:
+def holder(values: Sequence[Tensor], points: Sequence[ModelRun[Any]], what: str) -> str | None:
     """The param that holds these values, at each point; None where they are fixed.
 
     :param what: they are, for the message.
@@ -438,12 +438,12 @@ def holder(values: Sequence[Tensor], points: Sequence[Point[Any]], what: str) ->
     raise NotRecognised(f"{what} are neither fixed nor one param")
 
 
-def _holds(name: str, values: Sequence[Tensor], points: Sequence[Point[Any]]) -> bool:
+def _holds(name: str, values: Sequence[Tensor], points: Sequence[ModelRun[Any]]) -> bool:
     pairs = [(p.params[name], v, p.tolerance) for p, v in zip(points, values, strict=True)]
     return all(x.numel() == v.numel() and close(x.reshape(v.shape), v, tolerance) for x, v, tolerance in pairs)
 
 
-def held_mixing(joint: LogJoint, points: Sequence[Point[Any]], probs: Sequence[Tensor]) -> str | None:
+def held_mixing(joint: LogJoint, points: Sequence[ModelRun[Any]], probs: Sequence[Tensor]) -> str | None:
     """The param on the simplex that holds the mixing; None where it is fixed.
 
     :raises NotRecognised: when it is learned in another way.
@@ -471,7 +471,7 @@ def require_known(joint: LogJoint, scalings: Sequence[Scaling], holders: set[str
         raise NotRecognised(f"latent sites {list(joint.maximised_sites)} are to be maximised")
 
 
-def _weight_index(joint: LogJoint, point: Point[Kernels]) -> Tensor:
+def _weight_index(joint: LogJoint, point: ModelRun[Kernels]) -> Tensor:
     """The flat coordinates behind each component and output, in order of the basis functions, ``(K, m, B)``."""
     loc = point.seen.loc
     generator = torch.Generator().manual_seed(3)
@@ -493,7 +493,7 @@ def _weight_index(joint: LogJoint, point: Point[Kernels]) -> Tensor:
     return order.reshape(num_components, -1, num_basis)
 
 
-def _basis(joint: LogJoint, index: Tensor, at_origin: Point[Kernels]) -> tuple[Tensor | None, Tensor]:
+def _basis(joint: LogJoint, index: Tensor, at_origin: ModelRun[Kernels]) -> tuple[Tensor | None, Tensor]:
     """Basis functions ``(N, B)``, None for the constant 1, and the mean without weights ``(N or 1, m)``."""
     zero, origin = at_origin.u.detach(), at_origin.seen.loc.detach()
     if not bool((origin - origin[:1]).abs().max() <= at_origin.tolerance * (1.0 + origin.abs().max())):
@@ -501,14 +501,14 @@ def _basis(joint: LogJoint, index: Tensor, at_origin: Point[Kernels]) -> tuple[T
     columns = []
     for b in range(index.shape[-1]):
         unit = zero.index_fill(0, index[:, :, b].flatten(), 1.0)
-        columns.append((Point.drawn(joint, kernels, None, unit).seen.loc.detach() - origin)[0, :, 0])
+        columns.append((ModelRun.drawn(joint, kernels, None, unit).seen.loc.detach() - origin)[0, :, 0])
     G = torch.stack(columns, -1).double()
     if G.shape == (1, 1) and bool((G - 1.0).abs().max() <= at_origin.tolerance):
         return None, origin[0]
     return G.expand(len(at_origin.seen.value), -1).contiguous(), origin[0]
 
 
-def _prior(joint: LogJoint, points: list[Point[Kernels]], index: Tensor) -> tuple[Tensor, Scaling]:
+def _prior(joint: LogJoint, points: list[ModelRun[Kernels]], index: Tensor) -> tuple[Tensor, Scaling]:
     """Prior means of the weights and how their precisions scale."""
     found = [predictors.gaussian_prior(joint, p.trace) for p in points]
     if not bool(found[0][2].all()):
@@ -520,7 +520,7 @@ def _prior(joint: LogJoint, points: list[Point[Kernels]], index: Tensor) -> tupl
     return found[0][0].detach()[index], scaling([f[1][index] for f in found], points, "prior precision of its weights")
 
 
-def _noise(joint: LogJoint, points: list[Point[Kernels]]) -> tuple[Scaling, str | None]:
+def _noise(joint: LogJoint, points: list[ModelRun[Kernels]]) -> tuple[Scaling, str | None]:
     """How the reciprocal noise variances scale, and the name of the param that holds correlations."""
     scales = [p.seen.scale for p in points]
     if any(s.shape[1] > 1 and bool((s != s[:, :1]).any()) for s in scales):
@@ -552,7 +552,7 @@ def _start(kernels: Kernels, alpha: Scaling, theta: Tensor, loc: Tensor) -> Mixt
     return Mixture(loc.unsqueeze(0), noise.unsqueeze(0), log_mixing.unsqueeze(0), precision.unsqueeze(0), loc)
 
 
-def _verify(structure: MixtureStructure, point: Point[Kernels]) -> None:
+def _verify(structure: MixtureStructure, point: ModelRun[Kernels]) -> None:
     """The means that the arrays give are the model's, at a point that was not used to find them."""
     w = point.u.detach()[structure.index]
     G = torch.ones(1, 1).to(w) if structure.G is None else structure.G

@@ -27,7 +27,7 @@ from pyro_evidence.mixture.expectation import (
     responsibilities,
     rows_of,
 )
-from pyro_evidence.mixture.mode import Modes
+from pyro_evidence.mixture.mode import RestartModes
 from pyro_evidence.mixture.updates import (
     SMALLEST,
     BoundedInflation,
@@ -127,7 +127,7 @@ class MixtureRestarts(ComponentRestarts):
         return torch.where(found.isfinite(), found, -torch.inf)
 
     @cached_property
-    def modes(self) -> Modes:
+    def modes(self) -> RestartModes:
         """Every restart's mode at its hyperparameters, with the full Hessian where it may be the highest."""
         return mode.modes(self.expected)
 

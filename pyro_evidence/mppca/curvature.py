@@ -23,7 +23,7 @@ SLOPE = 1e-4  # nats per standard deviation of a loading, at which L-BFGS stops
 TOLERANCE = 1e-9  # nats that a Newton step may still promise
 
 
-def log_joint(analysers: FactorAnalysers, stats: FactorStatistics) -> Tensor:
+def exact_log_joint(analysers: FactorAnalysers, stats: FactorStatistics) -> Tensor:
     """``log p(D, W)``, nats, shape ``(R,)``."""
     return stats.log_likelihood + expectation.log_prior(analysers)
 
@@ -37,7 +37,7 @@ def find_mode(Y: Observations, analysers: FactorAnalysers, num_steps: int = 100)
     def f(u: Tensor) -> tuple[Tensor, Tensor]:
         there = replace(analysers, W=u.reshape(shape) * scale)
         stats = missing.e_step_of_all(Y, there)
-        return log_joint(there, stats), (slope(there, stats) * scale).flatten(1)
+        return exact_log_joint(there, stats), (loading_slope(there, stats) * scale).flatten(1)
 
     u = lbfgs.ascend(f, (analysers.W / scale).flatten(1), tolerance=SLOPE, num_steps=num_steps)
     analysers = replace(analysers, W=u.reshape(shape) * scale)
@@ -47,14 +47,14 @@ def find_mode(Y: Observations, analysers: FactorAnalysers, num_steps: int = 100)
 def _newton(Y: Observations, analysers: FactorAnalysers, num_steps: int = 10) -> FactorAnalysers:
     for _ in range(num_steps):
         stats = missing.e_step_of_all(Y, analysers)
-        ascent, before = slope(analysers, stats), float(log_joint(analysers, stats))
+        ascent, before = loading_slope(analysers, stats), float(exact_log_joint(analysers, stats))
         try:
-            split = gauge(precision(Y, analysers), analysers)
+            split = gauge(loading_precision(Y, analysers), analysers)
         except ArithmeticError:
             return analysers  # a saddle, or a column about to vanish: the caller looks at the curvature again
         step = torch.cholesky_solve(ascent.reshape(-1, 1), split.tril).reshape(analysers.W.shape)
         new = replace(analysers, W=analysers.W + step)
-        after = float(log_joint(new, missing.e_step_of_all(Y, new)))
+        after = float(exact_log_joint(new, missing.e_step_of_all(Y, new)))
         if not after > before - 1e-9 * abs(before):
             return analysers
         analysers = new
@@ -79,14 +79,14 @@ FULL_SIZE, FULL_SIZE_GAPS = 4000, 600  # loadings up to which the exact curvatur
 DIRECTIONS = 32  # in which the slope of data with gaps is differentiated at once
 
 
-def slope(analysers: FactorAnalysers, stats: expectation.FactorStatistics) -> Tensor:
+def loading_slope(analysers: FactorAnalysers, stats: expectation.FactorStatistics) -> Tensor:
     """Derivative of ``log p(D, W)`` in W, shape ``(R, K, m, q)``; zero in pruned columns."""
-    found = expectation.about_held_means(expectation.moments(analysers, stats), analysers)
+    found = expectation.about_held_means(expectation.latent_moments(analysers, stats), analysers)
     pull = analysers.beta.unsqueeze(-1) * (found.yx - analysers.W @ found.xx)
     return (pull - analysers.alpha.unsqueeze(-2) * analysers.W) * analysers.on.unsqueeze(-2)
 
 
-def precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
+def loading_precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
     """Minus the Hessian of ``log p(D, W)`` in W, flat in the order of ``W``, shape ``(K m q, K m q)``.
 
     Rows and columns of pruned components and columns hold the prior's precision alone.
@@ -130,7 +130,7 @@ def _spread(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> _Spread:
 
 
 def full_size(Y: Observations) -> int:
-    """Number of loadings up to which :func:`precision` is worth its cost."""
+    """Number of loadings up to which :func:`loading_precision` is worth its cost."""
     return FULL_SIZE_GAPS if Y.has_gaps else FULL_SIZE
 
 
@@ -249,7 +249,7 @@ def _coupling(tril: Tensor, across: Tensor, along: Tensor) -> Tensor:
     return torch.linalg.slogdet(torch.eye(int(held.sum())).to(tril) - back.mT @ back).logabsdet
 
 
-def log_evidence(log_joint: Tensor, split: Gauge, analysers: FactorAnalysers) -> Tensor:
+def orbit_laplace(log_joint: Tensor, split: Gauge, analysers: FactorAnalysers) -> Tensor:
     """Laplace's log evidence over the orbits, all labels' information included, nats, shape ``()``."""
     on, m = analysers.on[0], analysers.W.shape[-2]
     kappa, pairs = _spread_out(split.kappa, on)

@@ -100,7 +100,7 @@ def relative_lengths(it: Iterate) -> tuple[Tensor, Tensor]:
     return (2.0 * it.found.counts).sqrt().unsqueeze(-1) * norms / (1.0 + norms), on
 
 
-def block(it: Iterate) -> Tensor:
+def orbit_log_evidence(it: Iterate) -> Tensor:
     """Log evidence at the current parameters, nats, shape ``(R,)``: the orbit formula, one component at a time.
 
     A column shorter than it is uncertain counts as switched off.
@@ -170,7 +170,7 @@ def log_evidence_occam(it: Iterate, gamma: Tensor) -> Tensor:
     noise = ties.beta_pool.per_group(left * analysers.active.unsqueeze(-1), ties.beta_free)
     alpha = ties.alpha_pool.per_group(determined * analysers.on, ties.alpha_free)
     mixing = mixing_factor(analysers, it.stats.counts.sum(-1)) if ties.mixing_free else 0.0
-    return block(it) + _mean_factor(it) + mixing + precision_factor(noise) + precision_factor(alpha)
+    return orbit_log_evidence(it) + _mean_factor(it) + mixing + precision_factor(noise) + precision_factor(alpha)
 
 
 def _mean_factor(it: Iterate) -> Tensor:
@@ -183,7 +183,7 @@ def _mean_factor(it: Iterate) -> Tensor:
     return torch.where(it.analysers.active, 0.5 * (volume.clamp(max=0.0) - away), 0.0).sum(-1)
 
 
-def diagonal(it: Iterate) -> Tensor:
+def loading_curvature(it: Iterate) -> Tensor:
     """Curvature of each loading at held responsibilities, others held, flat, first row, shape ``(1, D)``.
 
     ``beta_i N_k l^2 / (1 + l^2)`` plus the prior's precision, l the column's length in units of the noise.

@@ -11,7 +11,7 @@ from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.component_moves import Chosen, Deletion, Settings
+from pyro_evidence.fitting.component_moves import Chosen, Deletion, EMSettings
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.fitting.restarts import Step
 from pyro_evidence.mixture.fit import AUTOMATIC, RandomWeights
@@ -140,7 +140,7 @@ class MPPCAFit:
         """How often the restarts' data would have to be had to be all."""
         return len(self.Y) / len(self.batch.Y)
 
-    def is_closed(self, settings: Settings) -> bool:
+    def is_closed(self, settings: EMSettings) -> bool:
         """Not known to be."""
         return False
 
@@ -190,7 +190,7 @@ class MPPCAFit:
         )
 
 
-def begin(joint: LogJoint, settings: Settings, *, sampled: bool = False) -> MPPCAFit:
+def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> MPPCAFit:
     """All restarts before the first round.
 
     :param sampled: whether restarts run on a sample where data are more than :data:`SAMPLE`.
@@ -207,7 +207,7 @@ def begin(joint: LogJoint, settings: Settings, *, sampled: bool = False) -> MPPC
     return _begun(structure, Observations.resident(structure.Y), settings, sampled)
 
 
-def _begun(structure: MPPCAStructure, raw: Observations, settings: Settings, sampled: bool) -> MPPCAFit:
+def _begun(structure: MPPCAStructure, raw: Observations, settings: EMSettings, sampled: bool) -> MPPCAFit:
     """All restarts before the first round.
 
     :param raw: data in the caller's units.
@@ -224,7 +224,7 @@ def _begun(structure: MPPCAStructure, raw: Observations, settings: Settings, sam
     return MPPCAFit(structure, units, batch, Y)
 
 
-def begin_chunks(model: Any, chunks: Chunks, settings: Settings) -> MPPCAFit:
+def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MPPCAFit:
     """All restarts before the first round of a model of ours, which a few rows tell, on data in chunks.
 
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or cannot be used.

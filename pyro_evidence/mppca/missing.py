@@ -22,7 +22,7 @@ BLOCK = 2**20  # numbers in one block of latent precisions
 
 
 @dataclass(frozen=True)
-class Latent:
+class LatentPosterior:
     """The posterior of the latent coordinates, given each component."""
 
     log_joint: Tensor  # (R, N, K)          log p(observed part of y_n, k)
@@ -30,10 +30,10 @@ class Latent:
     covariance: Tensor  # (R, N, K, q, q)
 
 
-def latent(Y: Tensor, analysers: FactorAnalysers) -> Latent:
+def latent(Y: Tensor, analysers: FactorAnalysers) -> LatentPosterior:
     """Latent coordinates, entries of ``Y`` ``(N, m)`` that are nan missing."""
     parts = [_latent(block, analysers) for block in _blocks(Y, analysers)]
-    return Latent(*(torch.cat([getattr(p, n) for p in parts], 1) for n in ("log_joint", "mean", "covariance")))
+    return LatentPosterior(*(torch.cat([getattr(p, n) for p in parts], 1) for n in ("log_joint", "mean", "covariance")))
 
 
 def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
@@ -58,7 +58,7 @@ def _blocks(Y: Tensor, analysers: FactorAnalysers) -> Iterator[Tensor]:
     yield from Y.split(max(1, BLOCK // (R * K * max(m, q * q))))
 
 
-def _latent(Y: Tensor, analysers: FactorAnalysers) -> Latent:
+def _latent(Y: Tensor, analysers: FactorAnalysers) -> LatentPosterior:
     seen = ~Y.isnan()
     on, pull = seen.to(analysers.W), analysers.beta.unsqueeze(-1) * analysers.W
     pairs = pull.unsqueeze(-1) * analysers.W.unsqueeze(-2)
@@ -71,7 +71,7 @@ def _latent(Y: Tensor, analysers: FactorAnalysers) -> Latent:
     quadratic = (analysers.beta.unsqueeze(1) * away.square()).sum(-1) - (force * mean).sum((-2, -1))
     log_norm = on.sum(-1, keepdim=True) * math.log(math.tau)
     table = analysers.log_mixing.unsqueeze(1) - 0.5 * (log_norm + log_det + quadratic)
-    return Latent(table, mean.squeeze(-1), torch.cholesky_inverse(tril))
+    return LatentPosterior(table, mean.squeeze(-1), torch.cholesky_inverse(tril))
 
 
 def _sums(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:

@@ -15,7 +15,7 @@ from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import expectation, missing, orbit
 from pyro_evidence.mppca.data import has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.missing import Latent
+from pyro_evidence.mppca.missing import LatentPosterior
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
 from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -174,7 +174,7 @@ class MPPCAPosterior(LaplacePosterior):
         From the curvature across the orbit: turning the latent space is not determined, and not counted.
         """
         assert self.recognised is not None
-        each = orbit.well_determined(self.state.precision, self._fitted)
+        each = orbit.well_determined_columns(self.state.precision, self._fitted)
         return self.recognised.alpha.totals(self.recognised.joint.hypers, each)
 
     def _checked(self, Y: Tensor | None) -> Tensor:
@@ -221,13 +221,13 @@ class MPPCAPosterior(LaplacePosterior):
         found = self._latent(self._checked(Y))
         return LatentCoordinates(found.log_joint[0].softmax(-1), found.mean[0], found.covariance[0])
 
-    def _latent(self, Y: Tensor) -> Latent:
+    def _latent(self, Y: Tensor) -> LatentPosterior:
         Y, analysers = self._centred(Y)
         if has_gaps(Y):
             return missing.latent(Y, analysers)
         mean, covariance = expectation.latent_posterior(Y, analysers)
         wide = covariance.unsqueeze(1).expand(-1, len(Y), -1, -1, -1)
-        return Latent(expectation.log_joint(Y, analysers), mean, wide)
+        return LatentPosterior(expectation.log_joint(Y, analysers), mean, wide)
 
     def reconstruct(self, Y: Tensor | None = None) -> Tensor:
         """Mean of the data without noise, given their observed parts, shape ``(N, m)``; fills what is missing."""

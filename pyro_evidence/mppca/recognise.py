@@ -11,8 +11,8 @@ from torch.distributions import LowRankMultivariateNormal
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.mixture.recognise import (
+    ModelRun,
     NotRecognised,
-    Point,
     Scaling,
     close,
     held_at,
@@ -118,14 +118,14 @@ def recognise_mppca(joint: LogJoint) -> MPPCAStructure:
 
 
 def _recognise(joint: LogJoint) -> MPPCAStructure:
-    points = [Point.drawn(joint, _observed, seed) for seed in (1, 2)]
+    points = [ModelRun.drawn(joint, _observed, seed) for seed in (1, 2)]
     _check_loadings(joint, points)
     beta = _alike(scaling([p.seen.precision for p in points], points, "noise precision"), "noise precision", points)
     alpha = _alpha(joint, points)
     mean = holder([p.seen.loc for p in points], points, "its means")
     mixing = held_mixing(joint, points, [p.seen.probs for p in points])
     require_known(joint, [alpha, beta], {mean, mixing})
-    seen = Point.drawn(joint, _observed, None).seen.detached
+    seen = ModelRun.drawn(joint, _observed, None).seen.detached
     shape = 1, *seen.factor.shape
     start = FactorAnalysers(
         W=seen.factor.new_zeros(shape),
@@ -170,7 +170,7 @@ def _common(x: Tensor, dims: int) -> Tensor:
     return flat[0].double()
 
 
-def _check_loadings(joint: LogJoint, points: list[Point[Observed]]) -> None:
+def _check_loadings(joint: LogJoint, points: list[ModelRun[Observed]]) -> None:
     """The loadings are the latent site itself."""
     for point in points:
         W, factor = joint.latents.constrained(point.u.to(joint.dtype))[joint.latents.names[0]], point.seen.factor
@@ -178,7 +178,7 @@ def _check_loadings(joint: LogJoint, points: list[Point[Observed]]) -> None:
             raise NotRecognised(f"cov_factor is not the site '{joint.latents.names[0]}' itself")
 
 
-def _alpha(joint: LogJoint, points: list[Point[Observed]]) -> Scaling:
+def _alpha(joint: LogJoint, points: list[ModelRun[Observed]]) -> Scaling:
     """How the prior precisions of the columns scale."""
     found, what = [], "prior precision of the loadings"
     for point in points:
@@ -192,7 +192,7 @@ def _alpha(joint: LogJoint, points: list[Point[Observed]]) -> Scaling:
     return _alike(scaling(found, points, what), what, points)
 
 
-def _alike(found: Scaling, what: str, points: list[Point[Observed]]) -> Scaling:
+def _alike(found: Scaling, what: str, points: list[ModelRun[Observed]]) -> Scaling:
     """Refuse precisions of which some are learned and some fixed, or learned ones that are not one multiple."""
     if bool(found.free.any()) and not bool(found.free.all()):
         raise NotRecognised(f"the {what} is learned for some and fixed for others")

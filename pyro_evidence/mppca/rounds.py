@@ -18,7 +18,7 @@ from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
 from pyro_evidence.mppca.updates import (
     Iterate,
-    Rule,
+    MPPCAUpdate,
     best_within_span,
     literal_gamma,
     no_gamma,
@@ -31,19 +31,19 @@ from pyro_evidence.numerics.linalg import fix_signs
 DIRECT = 5  # rounds of the warm-up that take loadings straight from covariances; Husmeier (2000), footnote 14
 
 
-RULES: dict[object, Rule] = {
-    mixture_updates.husmeier2000_update: Rule(literal_gamma),
-    mixture_updates.corrected: Rule(orbit_gamma),
+RULES: dict[object, MPPCAUpdate] = {
+    mixture_updates.husmeier2000_update: MPPCAUpdate(literal_gamma),
+    mixture_updates.corrected: MPPCAUpdate(orbit_gamma),
 }
-RULES_WITH_SETTINGS: dict[type, Callable[[Any], Rule]] = {
-    mixture_updates.BoundedInflation: lambda update: Rule(orbit_gamma, rho=update.rho, prepare=best_within_span),
-    mixture_updates.Unregularised: lambda update: Rule(no_gamma, alpha=0.0, rho=update.rho),
-    mixture_updates.WeightDecay: lambda update: Rule(no_gamma, alpha=update.alpha, rho=update.rho),
-    Rule: lambda rule: rule,
+RULES_WITH_SETTINGS: dict[type, Callable[[Any], MPPCAUpdate]] = {
+    mixture_updates.BoundedInflation: lambda update: MPPCAUpdate(orbit_gamma, rho=update.rho, prepare=best_within_span),
+    mixture_updates.Unregularised: lambda update: MPPCAUpdate(no_gamma, alpha=0.0, rho=update.rho),
+    mixture_updates.WeightDecay: lambda update: MPPCAUpdate(no_gamma, alpha=update.alpha, rho=update.rho),
+    MPPCAUpdate: lambda rule: rule,
 }
 
 
-def rule_of(update: object) -> Rule:
+def rule_of(update: object) -> MPPCAUpdate:
     """What an update of a mixture means for the loadings of a mixture of probabilistic PCA.
 
     :raises BadInput: for an update that has no such meaning.
@@ -55,7 +55,8 @@ def rule_of(update: object) -> Rule:
             return rule_with(update)
     raise BadInput(
         f"update={update!r} has no form for a mixture of probabilistic PCA; expected BoundedInflation(), "
-        f"husmeier2000_update, corrected, Unregularised(), WeightDecay(alpha), or a pyro_evidence.mppca.updates.Rule."
+        f"husmeier2000_update, corrected, Unregularised(), WeightDecay(alpha), or a "
+        f"pyro_evidence.mppca.updates.MPPCAUpdate."
     )
 
 
@@ -86,7 +87,7 @@ class MPPCARestarts(ComponentRestarts):
     @cached_property
     def log_evidence(self) -> Tensor:
         """Log evidence at the current loadings, responsibilities held, standard units, nats, ``(R,)``."""
-        found = evidence.block(self.it)
+        found = evidence.orbit_log_evidence(self.it)
         return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
 
     @cached_property
@@ -127,7 +128,7 @@ class MPPCARestarts(ComponentRestarts):
         """Rounds without a prior on the loadings, with the rule's gamma prior if it has one: direct ones, then EM."""
         free = self.it.ties.all_free[1] and not self.Y.has_gaps  # whose covariances are not known
         num_direct = min(DIRECT, num_rounds) if free else 0
-        plain = Rule(no_gamma, alpha=0.0, rho=self.update.rho)
+        plain = MPPCAUpdate(no_gamma, alpha=0.0, rho=self.update.rho)
         return [Phase(self.update, directly, num_direct), Phase(plain, step, num_rounds - num_direct)]
 
     def selected(self, index: Tensor) -> "MPPCARestarts":
@@ -184,7 +185,7 @@ class MPPCARestarts(ComponentRestarts):
 
 
 def first(
-    Y: Observations, analysers: FactorAnalysers, ties: SharedParameters, variance: Tensor, rule: Rule
+    Y: Observations, analysers: FactorAnalysers, ties: SharedParameters, variance: Tensor, rule: MPPCAUpdate
 ) -> MPPCARestarts:
     """The batch at its start."""
     failed = torch.zeros(len(analysers.W), dtype=torch.bool, device=variance.device)

@@ -118,7 +118,7 @@ def _image(Y: Tensor, analysers: FactorAnalysers, basis: Tensor) -> _Products:
     counts, sums, squares = analysers.W.new_zeros(R * K), analysers.W.new_zeros(R * K, m), analysers.W.new_zeros(R * K)
     cross = analysers.W.new_zeros(m, R * K * q)
     laid_out = basis.permute(2, 0, 1, 3).reshape(m, -1)
-    for block in Y.split(expectation.num_rows(analysers)):
+    for block in Y.split(expectation.rows_at_once(analysers)):
         resp = expectation.responsibilities(block, analysers).permute(1, 0, 2).reshape(len(block), R * K)
         counts, sums = counts + resp.sum(0), sums + resp.mT @ block
         squares = squares + resp.mT @ block.square().sum(-1)

@@ -1,4 +1,4 @@
-r"""Rounds of EM for mixtures of probabilistic PCA: a :class:`Rule` maps an :class:`Iterate` to the next parameters.
+r"""Rounds of EM for mixtures of probabilistic PCA: each maps an :class:`Iterate` to the next parameters.
 
 In all, data are in units in which their mean variance is 1; :math:`\gamma_k` is the number of well-determined
 parameters, N_k the expected number of data, m the number of outputs.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.mixture.updates import ALPHA_RANGE, LARGEST_NOISE, SMALLEST, SharedParameters
 from pyro_evidence.mppca import expectation
-from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics, Moments
+from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics, LatentMoments
 from pyro_evidence.numerics.linalg import fix_signs
 
 LEAST_DETERMINED = 1e-2  # columns are out when the data determine less than this share of those of one precision
@@ -29,9 +29,9 @@ class Iterate:
     variance: Tensor  # (m,) scale of the noise in the gamma prior
 
     @cached_property
-    def found(self) -> Moments:
+    def found(self) -> LatentMoments:
         """Expectations about the new means."""
-        found = expectation.moments(self.analysers, self.stats)
+        found = expectation.latent_moments(self.analysers, self.stats)
         return found if self.ties.mean_free else expectation.about_held_means(found, self.analysers)
 
     @cached_property
@@ -86,7 +86,7 @@ def unchanged(it: Iterate) -> Iterate:
 
 
 @dataclass(frozen=True)
-class Rule:
+class MPPCAUpdate:
     r"""One round; Husmeier (2000), eqs. 3.11, 3.13, 3.16, 3.25 and 3.26.
 
     .. math:: 1/\beta_k = (s_k + 2\rho m \bar v) / (m N_k - \gamma_k), \qquad \alpha_j = \gamma_j / \|w_j\|^2

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.models.prbf import PRBF, Labels, Shared
-from pyro_evidence.prbf.data import Labelled, Totals, rows_in_memory
+from pyro_evidence.prbf.data import DataTotals, Labelled, rows_in_memory
 from pyro_evidence.prbf.densities import Network, Point, column_variance, log_density, parts_of, stacked_data
 from pyro_evidence.prbf.fit import AlphaPerKernel, first, require_survivors
 from pyro_evidence.prbf.posterior import PRBFPosterior
@@ -154,7 +154,7 @@ def _checked(multiples: Sequence[float]) -> tuple[float, ...]:
 def _labelled(model: PRBF, X: Tensor, labels: Labels) -> Labelled:
     """Inputs in float64 and labels as int64, all checked."""
     rows = rows_in_memory(model, X, labels)
-    Totals.of(rows, model.num_classes)
+    DataTotals.of(rows, model.num_classes)
     return rows.example
 
 

@@ -10,7 +10,7 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.data.rows import Rows, scattered
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
+from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
 from pyro_evidence.prbf.densities import ClassData, Piece, by_class, varied
 from pyro_evidence.prbf.start import Training, Whole
 
@@ -24,7 +24,7 @@ def rows_in_memory(model: PRBF, X: Tensor, labels: Labels | None) -> Rows[Labell
 
     :raises BadInput: on inputs or labels that cannot be used.
     """
-    check_inputs(X)
+    check_network_inputs(X)
     return Rows.resident(labelled(model, (X, labels)), len(X))
 
 
@@ -38,7 +38,7 @@ def rows_of_chunks(model: PRBF, chunks: Chunks, communicator: Communicator) -> R
         if len(args) > 2:
             raise BadInput(f"chunk {number} has {len(args)} arguments; expected (X, labels), or (X,) of one class.")
         try:
-            check_inputs(args[0])
+            check_network_inputs(args[0])
             labelled(model, args)
         except BadInput as error:
             raise BadInput(f"chunk {number}: {error}") from error
@@ -48,7 +48,7 @@ def rows_of_chunks(model: PRBF, chunks: Chunks, communicator: Communicator) -> R
     )
 
 
-def training_of(model: PRBF, rows: Rows[Labelled], totals: "Totals") -> Training:
+def training_of(model: PRBF, rows: Rows[Labelled], totals: "DataTotals") -> Training:
     """What a start sees: all data, or where they are many about as many of each class, chosen by their numbers."""
     num_present = int((totals.per_class > 0).sum())
     each = 2.0**32 * SAMPLE / (num_present * totals.per_class.clamp(min=1.0))  # no matter in absent classes
@@ -59,7 +59,7 @@ def training_of(model: PRBF, rows: Rows[Labelled], totals: "Totals") -> Training
 
 
 @dataclass(frozen=True)
-class Totals:
+class DataTotals:
     """What is known of all data.
 
     :ivar per_class: number of data without a label, then of each class, shape ``(1 + K,)``.
@@ -70,7 +70,7 @@ class Totals:
     scatter: Tensor  # (D, D) covariance
 
     @staticmethod
-    def of(rows: Rows[Labelled], num_classes: int) -> "Totals":
+    def of(rows: Rows[Labelled], num_classes: int) -> "DataTotals":
         """What must be known before the first round; three passes.
 
         :raises BadInput: on an absent class, or where no input varies.
@@ -81,7 +81,7 @@ class Totals:
         require_present(per_class[1:])
         if not bool((scatter.diagonal() > 1e-20 * mean.square()).any()):
             raise BadInput("all rows of X are the same; expected data that vary, or no kernel has a width.")
-        return Totals(per_class, mean, scatter)
+        return DataTotals(per_class, mean, scatter)
 
     @property
     def variance(self) -> Tensor:
@@ -110,7 +110,7 @@ def require_present(per_class: Tensor) -> None:
         )
 
 
-def centred_data(model: PRBF, rows: Rows[Labelled], totals: Totals) -> ClassData:
+def centred_data(model: PRBF, rows: Rows[Labelled], totals: DataTotals) -> ClassData:
     """The data about their mean, by class; read anew in every pass where they are not in memory."""
     kind = model.kernels
 

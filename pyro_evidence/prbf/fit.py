@@ -14,10 +14,10 @@ from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.models.prbf import PRBF
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.prbf import rounds
-from pyro_evidence.prbf.data import Labelled, Totals, centred_data, training_of
+from pyro_evidence.prbf.data import DataTotals, Labelled, centred_data, training_of
 from pyro_evidence.prbf.densities import ClassData, Network, Point, evaluate
 from pyro_evidence.prbf.posterior import ClassWithoutKernels, DeadKernel, PRBFPosterior, Rejection
-from pyro_evidence.prbf.rounds import PRBFRestarts, effective, vanishing
+from pyro_evidence.prbf.rounds import PRBFRestarts, effective, vanishing_classes
 from pyro_evidence.prbf.updates import em
 from pyro_evidence.settings import check_object, check_result
 
@@ -89,7 +89,7 @@ def require_survivors(point: Point) -> None:
     if not bool((point.alpha > HEAVY * point.data.num_data).any()):
         return
     looked = em(em(point))  # distances at the start are those of random centres
-    if bool((gone := vanishing(looked, looked.distance)).any()):
+    if bool((gone := vanishing_classes(looked, looked.distance)).any()):
         row, k = gone.nonzero()[0].tolist()
         raise BadInput(
             f"alpha={float(point.alpha[row]):.4g} is so large that class {k} would vanish: every kernel would reject "
@@ -102,10 +102,10 @@ def begin(engine: Any, rows: Rows[Labelled]) -> PRBFFit:
     """All restarts after the warm-up.
 
     :param engine: whose model, alpha, start, initial, update and lost are used.
-    :raises BadInput: see :class:`~pyro_evidence.prbf.data.Totals` and the start; when ``alpha`` outweighs the data and
-        leaves a class no kernel.
+    :raises BadInput: see :class:`~pyro_evidence.prbf.data.DataTotals` and the start; when ``alpha`` outweighs the data
+        and leaves a class no kernel.
     """
-    totals = Totals.of(rows, engine.model.num_classes)
+    totals = DataTotals.of(rows, engine.model.num_classes)
     training, data, shift = (
         training_of(engine.model, rows, totals),
         centred_data(engine.model, rows, totals),
@@ -116,7 +116,7 @@ def begin(engine: Any, rows: Rows[Labelled]) -> PRBFFit:
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
     point = first(data, net, alpha_of(engine.alpha, float(data.num_data), engine.model))
     require_finite(point)
-    batch = rounds.begin(point, engine.update, engine.lost)
+    batch = rounds.warmed_up(point, engine.update, engine.lost)
     require_survivors(batch.point)
     warm_up = getattr(engine.update, "warm_up", 0) if bool((point.alpha > 0).any()) else 0
     return PRBFFit(engine.model, rows.example if data.keeps else None, shift, point, batch, warm_up)
@@ -149,7 +149,7 @@ def held_classes(events: tuple[tuple[int, int, int], ...], row: int) -> tuple[Cl
     return tuple(ClassWithoutKernels(k, found[0], found[-1], len(found)) for k, found in steps.items())
 
 
-def message(held: ClassWithoutKernels, alpha: float) -> str:
+def held_class_warning(held: ClassWithoutKernels, alpha: float) -> str:
     """What to do about a class that was held."""
     return (
         f"class {held.label} would have vanished: every kernel rejected it (eq. 29) in round {held.step}, and in "

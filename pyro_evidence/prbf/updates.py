@@ -43,7 +43,7 @@ class Slopes:
         return torch.stack([(a * b).flatten(1).sum(-1) for a, b in pairs]).sum(0)
 
 
-def slopes(point: Point) -> Slopes:
+def uphill(point: Point) -> Slopes:
     r"""The exact gradient of eq. 22 and a step uphill.
 
     The subkernel means move with the parameters; :func:`~pyro_evidence.prbf.densities.tilted` responsibilities carry
@@ -99,9 +99,9 @@ def stepped(point: Point, step: Network, size: Tensor) -> Network:
     )
 
 
-def climb(point: Point) -> Point:
+def climb_penalised(point: Point) -> Point:
     """One step uphill in every row, halved until eq. 22 rises; a row that is at its top stays there."""
-    found = slopes(point)
+    found = uphill(point)
 
     def trial(rows: Tensor, scale: Tensor) -> Point:
         whole = len(rows) == len(point.alpha)
@@ -133,7 +133,7 @@ class Ascent:
     warm_up: int = 50
 
     def __call__(self, point: Point) -> Point:
-        return climb(point)
+        return climb_penalised(point)
 
 
 Update = Callable[[Point], Point]

@@ -81,7 +81,7 @@ def test_fixed_points_on_ripley(label: int, update: Update, expected: float, dat
     assert float(evidence(data, at).max()) == pytest.approx(expected, abs=0.006)
 
 
-def log_evidence_slopes(data: MixtureData, mixture: Mixture) -> mixture_evidence.Slopes:
+def log_evidence_slopes(data: MixtureData, mixture: Mixture) -> mixture_evidence.LogDetSlopes:
     """Total derivatives of the Laplace log evidence, nats, at the mode ``mixture.w``: the part that the updates use
     beside that of the log joint at fixed weights."""
     _, hypers, moved = mixture_evidence._moving(mixture)
@@ -90,7 +90,7 @@ def log_evidence_slopes(data: MixtureData, mixture: Mixture) -> mixture_evidence
     )
     log_det = mixture_evidence.log_det_slopes(data, mixture)
     pairs = ((getattr(partly, f), getattr(log_det, f)) for f in ("noise", "alpha", "logits"))
-    return mixture_evidence.Slopes(*(a - 0.5 * b for a, b in pairs))
+    return mixture_evidence.LogDetSlopes(*(a - 0.5 * b for a, b in pairs))
 
 
 @pytest.mark.parametrize(("label", "expected"), [(0, -19.5917), (1, 3.9619)])
