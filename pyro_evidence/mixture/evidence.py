@@ -40,7 +40,11 @@ class LogDetSlopes:
 
 def log_det_slopes(data: MixtureData, mixture: Mixture) -> LogDetSlopes:
     """Total derivatives of ``log |H|`` at the mode: c, d and e, dimensionless."""
-    w, hypers, moved = _moving(mixture)
+    w = mixture.w.detach().requires_grad_()
+    noise = (mixture.noise if mixture.has_full_noise else mixture.noise.log()).detach().requires_grad_()
+    log_alpha, logits = mixture.alpha.log().detach().requires_grad_(), mixture.log_mixing.detach().requires_grad_()
+    precision = noise if mixture.has_full_noise else noise.exp()
+    moved = Mixture(w, precision, logits.log_softmax(-1), log_alpha.exp(), mixture.loc)
     H = full_by_residuals(data, moved, e_step(data, mixture)).squeeze(1) + moved.alpha.flatten(1).diag_embed()
     # cholesky_inverse would refuse an indefinite H, which a point that is not yet a mode may have
     adjoint = torch.linalg.inv(H.detach())
@@ -48,24 +52,8 @@ def log_det_slopes(data: MixtureData, mixture: Mixture) -> LogDetSlopes:
     by_w = torch.autograd.grad(log_det, w, retain_graph=True)[0]
     shift = (adjoint @ by_w.flatten(1).unsqueeze(-1)).reshape(w.shape)
     (slope,) = torch.autograd.grad(log_joint(data, moved).sum(), w, create_graph=True)
-    total = log_det + (slope * shift).sum()
-    return _slopes(torch.autograd.grad(total, hypers), mixture)
-
-
-def _moving(mixture: Mixture) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Mixture]:
-    """The weights, what the hyperparameters are differentiated in, and the mixture made of them."""
-    w = mixture.w.detach().requires_grad_()
-    diagonal = not mixture.has_full_noise
-    noise = (mixture.noise.log() if diagonal else mixture.noise).detach().requires_grad_()
-    log_alpha = mixture.alpha.log().detach().requires_grad_()
-    logits = mixture.log_mixing.detach().requires_grad_()
-    parts = (noise.exp() if diagonal else noise, logits.log_softmax(-1), log_alpha.exp())
-    return w, (noise, log_alpha, logits), Mixture(w, *parts, mixture.loc)
-
-
-def _slopes(found: tuple[Tensor, ...], mixture: Mixture) -> LogDetSlopes:
-    noise, alpha, logits = (x.detach() for x in found)
-    return LogDetSlopes(0.5 * (noise + noise.mT) if mixture.has_full_noise else noise, alpha, logits)
+    by_noise, by_alpha, by_logits = torch.autograd.grad(log_det + (slope * shift).sum(), (noise, log_alpha, logits))
+    return LogDetSlopes(0.5 * (by_noise + by_noise.mT) if mixture.has_full_noise else by_noise, by_alpha, by_logits)
 
 
 MixtureCurvature = Callable[[MixtureData, Mixture, MixtureStatistics], Tensor]

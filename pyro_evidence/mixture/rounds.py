@@ -255,12 +255,6 @@ def _pairs(data: MixtureData, resp: Tensor, mixture: Mixture) -> Mixture:
     return replace(both, w=both.w + step, noise=both.noise * factor, log_mixing=even, loc=loc)
 
 
-def _upright(vector: Tensor) -> Tensor:
-    """The vector or its negative: the sign of an eigenvector is that of its rounding errors."""
-    generic = 1.0 + torch.arange(len(vector)).to(vector).sqrt()
-    return torch.where(vector @ generic < 0, -vector, vector)
-
-
 def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture: Mixture) -> Tensor:
     """Steps of the weights of one component: where they vary most, and where least is in the middle; ``(3, m, B)``.
 
@@ -272,7 +266,9 @@ def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture
     values, vectors = torch.linalg.eigh(A)
     root = vectors * values.clamp(min=1e-12 * float(values[-1]) + SMALLEST).rsqrt() @ vectors.mT  # flat directions
     z = pull.flatten(1) @ root
-    most = _upright(torch.linalg.eigh(z.mT @ z)[1][:, -1])
+    most = torch.linalg.eigh(z.mT @ z)[1][:, -1]
+    generic = 1.0 + torch.arange(len(most)).to(most).sqrt()
+    most = most * (1.0 - 2.0 * (most @ generic < 0))  # the sign of an eigenvector is that of its rounding errors
     squares = z.square()
     flat = root[:, (squares.square().mean(0) / squares.mean(0).square()).nan_to_num(torch.inf).argmin()]
     steps = torch.stack([root @ most, flat, torch.zeros_like(flat)])

@@ -93,7 +93,8 @@ def loading_precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
     """
     if Y.has_gaps:
         return _masked(Y.total(lambda rows: _of_gaps(rows, analysers)), analysers)
-    P, size = _inverse(analysers), analysers.W[0].numel()
+    B, size = analysers.whitener[0], analysers.W[0].numel()
+    P = analysers.beta[0].diag_embed() - B.mT @ B  # C_k^-1, (K, m, m)
     found = Y.total(lambda rows: _spread(rows, analysers, P))
     held = found.held
     for k in range(len(P)):
@@ -117,7 +118,10 @@ def _spread(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> _Spread:
     labels = torch.zeros(K * m * q, K * m * q, dtype=analysers.W.dtype, device=analysers.W.device)
     scatter, counts = analysers.W.new_zeros(K, m, m), analysers.W.new_zeros(K)
     for block in Y.split(ROWS):
-        resp, e, g = _slopes(block, analysers, P)
+        resp = expectation.responsibilities(block, analysers)[0]
+        e = torch.einsum("kij,nkj->nki", P, block.unsqueeze(1) - analysers.mu[0])
+        x = torch.einsum("kij,nki->nkj", analysers.W[0], e)
+        g = (e.unsqueeze(-1) * x.unsqueeze(-2) - P @ analysers.W[0]).flatten(-2)  # (n, K, m q)
         weighted = resp.unsqueeze(-1) * g
         flat = weighted.flatten(1)
         root = resp.sqrt().unsqueeze(-1) * g
@@ -155,20 +159,6 @@ def _masked(A: Tensor, analysers: FactorAnalysers) -> Tensor:
     prior = analysers.alpha.unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
     A.diagonal().add_(prior)
     return 0.5 * (A + A.mT)
-
-
-def _inverse(analysers: FactorAnalysers) -> Tensor:
-    """``C_k^-1`` of the first row, shape ``(K, m, m)``."""
-    B = analysers.whitener[0]
-    return analysers.beta[0].diag_embed() - B.mT @ B
-
-
-def _slopes(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Responsibilities ``(n, K)``, ``P (y - mu)``, ``(n, K, m)``, and slopes, flat, ``(n, K, m q)``."""
-    resp = expectation.responsibilities(Y, analysers)[0]
-    e = torch.einsum("kij,nkj->nki", P, Y.unsqueeze(1) - analysers.mu[0])
-    x = torch.einsum("kij,nki->nkj", analysers.W[0], e)
-    return resp, e, (e.unsqueeze(-1) * x.unsqueeze(-2) - P @ analysers.W[0]).flatten(-2)
 
 
 def _held(W: Tensor, P: Tensor, E: Tensor, count: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.numerics.batched import Batched
 
 LEAST_LOG_RESP = -230.0  # below 1e-100 a responsibility adds nothing to a sum, and its products may be subnormal: slow
+SMALLEST_BLOCK = 16  # data that are looked at together at least: fewer are slower than what they save
 BLOCK = 2**17  # numbers in one block of whitened coordinates: they stay in the cache
 
 
@@ -133,7 +134,7 @@ def _featured(Y: Tensor, num: int) -> Iterator[tuple[Tensor, Tensor]]:
 def rows_at_once(analysers: FactorAnalysers) -> int:
     """Data that are looked at together."""
     R, K, m, q = analysers.W.shape
-    return max(16, min(BLOCK // (R * K * max(q, 1)), 4 * BLOCK // m))
+    return max(SMALLEST_BLOCK, min(BLOCK // (R * K * max(q, 1)), 4 * BLOCK // m))  # features are kept apart: 4 fit
 
 
 def e_step(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:

@@ -63,18 +63,13 @@ def turned(W: Tensor, analysers: FactorAnalysers, generator: torch.Generator) ->
 
     Uniformly for columns of one precision; for others by signs and pairwise angles of density exp(-kappa sin^2).
     """
-    free = shares_precision(analysers)
-    uniform = _uniform_rotations(len(W), analysers, generator)
-    held = _held_rotations(len(W), analysers, generator)
-    Q = torch.where(free[:, None, None], uniform, held)
-    return torch.where(analysers.active[0][:, None, None], W @ Q, W)
-
-
-def _uniform_rotations(num: int, analysers: FactorAnalysers, generator: torch.Generator) -> Tensor:
     K, q = analysers.W.shape[1], analysers.W.shape[-1]
-    white = torch.randn(num, K, q, q, generator=generator, dtype=torch.float64).to(analysers.W)
-    Q, R = torch.linalg.qr(white)
-    return Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    white = torch.randn(len(W), K, q, q, generator=generator, dtype=torch.float64).to(analysers.W)
+    uniform, R = torch.linalg.qr(white)
+    uniform = uniform * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    held = _held_rotations(len(W), analysers, generator)
+    Q = torch.where(shares_precision(analysers)[:, None, None], uniform, held)
+    return torch.where(analysers.active[0][:, None, None], W @ Q, W)
 
 
 def _held_rotations(num: int, analysers: FactorAnalysers, generator: torch.Generator) -> Tensor:

@@ -75,7 +75,7 @@ def _products(Y: Tensor, analysers: FactorAnalysers) -> _Products:
     R, K, m, _ = analysers.W.shape
     counts, products = analysers.W.new_zeros(R * K), analysers.W.new_zeros(R * K, m, m)
     sums = analysers.W.new_zeros(R * K, m)
-    for block in Y.split(max(16, 8 * expectation.BLOCK // (R * K * m))):
+    for block in Y.split(max(expectation.SMALLEST_BLOCK, 8 * expectation.BLOCK // (R * K * m))):
         resp = expectation.responsibilities(block, analysers).permute(0, 2, 1).reshape(R * K, -1)
         counts, sums = counts + resp.sum(-1), sums + resp @ block
         products += (resp.unsqueeze(1) * block.mT) @ block
