@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +46,12 @@ class MixturePosterior(LaplacePosterior):
     (2, (60, 4), (60,))
     """
 
-    recognised: MixtureStructure | None = None
-    mixture: Mixture | None = None
+    _: KW_ONLY
+    recognised: MixtureStructure
+    mixture: Mixture
     num_clipped: int = 0
     paths: tuple[Tensor, ...] = ()
     limit: str = ""
-
-    @property
-    def _mixture(self) -> Mixture:
-        assert self.mixture is not None
-        return self.mixture
 
     @property
     def train_nll(self) -> Tensor:
@@ -81,7 +77,7 @@ class MixturePosterior(LaplacePosterior):
     @property
     def active(self) -> Tensor:
         """Components that are not pruned, shape ``(K,)`` bool."""
-        return self._mixture.active[0]
+        return self.mixture.active[0]
 
     @property
     def num_components(self) -> int:
@@ -94,11 +90,10 @@ class MixturePosterior(LaplacePosterior):
 
         From the full Hessian at the mode.
         """
-        assert self.recognised is not None
         tril = self.state.precision.tril[0]  # type: ignore[attr-defined]
         place = self.recognised.index.flatten()
-        A = (tril @ tril.mT)[place][:, place] - self._mixture.alpha.flatten().diag()
-        each = well_determined(A[None, None], self._mixture.alpha).gamma[0]
+        A = (tril @ tril.mT)[place][:, place] - self.mixture.alpha.flatten().diag()
+        each = well_determined(A[None, None], self.mixture.alpha).gamma[0]
         return self.recognised.alpha.totals(self.recognised.joint.hypers, each)
 
     def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
@@ -134,9 +129,8 @@ class MixturePosterior(LaplacePosterior):
 
     def _kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         """The kernels at these arguments; at the training data without any."""
-        assert self.recognised is not None
         structure = self.recognised
-        joint = structure.fixed(structure.params(self._mixture))
+        joint = structure.fixed(structure.params(self.mixture))
         if args or kwargs:
             joint = copy.copy(joint)
             joint.args, joint.kwargs = as_tensors(args, kwargs)
@@ -144,12 +138,11 @@ class MixturePosterior(LaplacePosterior):
             require_kept(joint, "a method without arguments")
         with own_random_numbers():  # a response that is not given is drawn, and not looked at
             with new_data(joint.args, joint.kwargs):
-                trace = joint.trace(structure.flat(self._mixture.w[0]), joint.initial_theta)
+                trace = joint.trace(structure.flat(self.mixture.w[0]), joint.initial_theta)
         return kernels(joint, trace)
 
     def _density(self, found: Kernels) -> MixtureDensity:
-        assert self.recognised is not None
-        loc, noise, background = found.loc.movedim(0, 1).detach(), self._mixture.noise[0], self.recognised.background
+        loc, noise, background = found.loc.movedim(0, 1).detach(), self.mixture.noise[0], self.recognised.background
         tril = noise.rsqrt().diag_embed() if noise.dim() == 2 else torch.linalg.cholesky(torch.linalg.inv(noise))
         tril = tril.to(loc).expand(1, *loc.shape[1:], loc.shape[-1])
         parts = found.probs.detach().log().unsqueeze(0), loc, tril
@@ -157,7 +150,6 @@ class MixturePosterior(LaplacePosterior):
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         """The kernels at arguments with responses, as many as were fitted."""
-        assert self.recognised is not None
         found = self._kernels(args, kwargs)
         if not found.is_observed:
             raise BadInput("the arguments hold no responses; expected them as for run(...).")
@@ -204,10 +196,9 @@ class MixturePosterior(LaplacePosterior):
     @property
     def correlation_gain(self) -> CorrelationGain | None:
         """What correlated noise would gain; None where it is correlated, or the data were not kept or have gaps."""
-        assert self.recognised is not None
         if not self._joint.has_data:
             return None
-        return correlation_gain(self.recognised, self._mixture, self.responsibilities())
+        return correlation_gain(self.recognised, self.mixture, self.responsibilities())
 
     def save(self, path: str | Path) -> None:
         """Tensors and settings, no code.
@@ -236,7 +227,6 @@ class MixturePosterior(LaplacePosterior):
 
 def without_data(posterior: MixturePosterior) -> MixturePosterior:
     """The posterior of a fit whose data were not kept; what needs them asks for them."""
-    assert posterior.recognised is not None
     state, structure = posterior.state, posterior.recognised
     joint, own = copy.copy(structure.joint), copy.copy(state.problem.joint)
     joint.args, joint.has_data = own.args, own.has_data = (), False

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,9 @@ class MPPCAPosterior(LaplacePosterior):
     (60, 4)
     """
 
-    recognised: MPPCAStructure | None = None
-    analysers: FactorAnalysers | None = None
+    _: KW_ONLY
+    recognised: MPPCAStructure
+    analysers: FactorAnalysers
     refusal: str = ""
     log_evidence_literal: float = float("nan")
     log_evidence_occam: float = float("nan")
@@ -126,11 +127,6 @@ class MPPCAPosterior(LaplacePosterior):
         evidence = self.refusal or f"log_evidence={float(self.state.log_evidence):.6g}"
         columns = self.num_latents.tolist()
         return f"MPPCAPosterior(num_components={self.num_components}, num_latents={columns}, {evidence})"
-
-    @property
-    def _fitted(self) -> FactorAnalysers:
-        assert self.analysers is not None
-        return self.analysers
 
     @property
     def log_evidence(self) -> Tensor:
@@ -145,9 +141,8 @@ class MPPCAPosterior(LaplacePosterior):
     @property
     def hyperparameters(self) -> dict[str, Tensor]:
         """Constrained values by the model's own names; the precision of a pruned column is ``inf``."""
-        assert self.recognised is not None
         found, alpha, hypers = super().hyperparameters, self.recognised.alpha, self.recognised.joint.hypers
-        gone = ~self._fitted.columns[0] & self.active.unsqueeze(-1)
+        gone = ~self.analysers.columns[0] & self.active.unsqueeze(-1)
         kept, lost = (alpha.totals(hypers, x.double()) for x in (~gone, gone))
         pruned = {n: ((lost[n] > 0) & (kept[n] == 0)).reshape(found[n].shape) for n in lost}
         return found | {n: torch.where(where, torch.inf, found[n]) for n, where in pruned.items()}
@@ -155,7 +150,7 @@ class MPPCAPosterior(LaplacePosterior):
     @property
     def active(self) -> Tensor:
         """Components that are not pruned, shape ``(K,)`` bool."""
-        return self._fitted.active[0]
+        return self.analysers.active[0]
 
     @property
     def num_components(self) -> int:
@@ -165,7 +160,7 @@ class MPPCAPosterior(LaplacePosterior):
     @property
     def num_latents(self) -> Tensor:
         """Number of columns that are left in each component, shape ``(K,)``; 0 in pruned components."""
-        return (self._fitted.columns[0] & self.active.unsqueeze(-1)).sum(-1)
+        return (self.analysers.columns[0] & self.active.unsqueeze(-1)).sum(-1)
 
     @property
     def gamma(self) -> dict[str, Tensor]:
@@ -173,13 +168,12 @@ class MPPCAPosterior(LaplacePosterior):
 
         From the curvature across the orbit: turning the latent space is not determined, and not counted.
         """
-        assert self.recognised is not None
-        each = orbit.well_determined_columns(self.state.precision, self._fitted)
+        each = orbit.well_determined_columns(self.state.precision, self.analysers)
         return self.recognised.alpha.totals(self.recognised.joint.hypers, each)
 
     def _checked(self, Y: Tensor | None) -> Tensor:
         """Data, the training data by default, checked."""
-        own = self.recognised.Y if self.recognised is not None else torch.zeros(0, 0)
+        own = self.recognised.Y
         if Y is None:
             require_kept(self._joint, "a method without data")
         Y = own if Y is None else Y
@@ -193,7 +187,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     def _centred(self, Y: Tensor) -> tuple[Tensor, FactorAnalysers]:
         """Data and parameters about the mean of the components: squares of data far from zero would lose digits."""
-        analysers = self._fitted
+        analysers = self.analysers
         origin = analysers.log_mixing[0].exp() @ analysers.mu[0]
         return Y - origin, replace(analysers, mu=analysers.mu - origin)
 
@@ -231,7 +225,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     def reconstruct(self, Y: Tensor | None = None) -> Tensor:
         """Mean of the data without noise, given their observed parts, shape ``(N, m)``; fills what is missing."""
-        found, analysers = self._latent(self._checked(Y)), self._fitted
+        found, analysers = self._latent(self._checked(Y)), self.analysers
         each = torch.einsum("kia,nka->nki", analysers.W[0], found.mean[0]) + analysers.mu[0]
         return torch.einsum("nk,nki->ni", found.log_joint[0].softmax(-1), each)
 
@@ -241,7 +235,7 @@ class MPPCAPosterior(LaplacePosterior):
         :raises BadInput: unless ``num_samples`` is a whole number of at least 1.
         """
         num_samples = check_count("num_samples", num_samples)
-        generator, analysers = seeded(seed), self._fitted
+        generator, analysers = seeded(seed), self.analysers
         z = torch.multinomial(analysers.log_mixing[0].exp().cpu(), num_samples, replacement=True, generator=generator)
         x, noise = (
             torch.randn(num_samples, size, generator=generator, dtype=torch.float64).to(analysers.W)
@@ -255,7 +249,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     def principal_subspaces(self) -> list[PrincipalSubspace | None]:
         """Principal axes of each component in canonical form; None where it is pruned."""
-        analysers = self._fitted
+        analysers = self.analysers
         return [
             principal_subspace(analysers.W[0, k], analysers.beta[0, k]) if on else None
             for k, on in enumerate(self.active)
@@ -264,7 +258,7 @@ class MPPCAPosterior(LaplacePosterior):
     def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
         """Independent draws of the loadings over their whole orbits, ``(S, K, m, q)`` by the site's name."""
         num_samples = check_count("num_samples", num_samples, at_least=0)
-        generator, analysers, precision = generator_of(seed), self._fitted, self.state.precision
+        generator, analysers, precision = generator_of(seed), self.analysers, self.state.precision
         d = precision.unwhiten(self._white(num_samples, generator))
         d = orbit.across(d, analysers) if isinstance(precision, Dense) else d
         W = analysers.W + d.reshape(num_samples, *analysers.W.shape[1:])
@@ -280,13 +274,12 @@ class MPPCAPosterior(LaplacePosterior):
         """
         num_samples = check_count("num_samples", num_samples)
         check_seed(seed)
-        assert self.recognised is not None
         require_kept(self._joint, "importance sampling")
         Y, precision = self.recognised.Y, self.state.precision
         if not isinstance(precision, Dense):
             raise TooLarge(
-                f"{self._fitted.W.numel()} loadings are too many for the dense curvature that importance ratios need. "
-                "Fit fewer components or latents."
+                f"{self.analysers.W.numel()} loadings are too many for the dense curvature that importance ratios "
+                f"need. Fit fewer components or latents."
             )
         return orbit.log_weights(*self._centred(Y), precision, num_samples, seed)
 
@@ -324,7 +317,7 @@ class MPPCAPosterior(LaplacePosterior):
     def save(self, path: str | Path) -> None:
         """Write tensors and settings, no code; see :meth:`LaplacePosterior.save`."""
         own = {
-            "analysers": {f.name: getattr(self._fitted, f.name) for f in fields(FactorAnalysers)},
+            "analysers": {f.name: getattr(self.analysers, f.name) for f in fields(FactorAnalysers)},
             "refusal": self.refusal,
             "other_evidences": [self.log_evidence_literal, self.log_evidence_occam],
             "limit": self.limit,
@@ -342,6 +335,14 @@ class MPPCAPosterior(LaplacePosterior):
             raise BadInput(f"{path} holds another kind of posterior; load it with the class that saved it.")
         model = with_components(model, record["analysers"]["W"].shape[1])
         state = archive.restore(record, model)
-        structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
-        rest = (record["refusal"], *record["other_evidences"], record["limit"])
-        return cls(state, *archive.history(record), structure, FactorAnalysers(**record["analysers"]), *rest)
+        literal, occam = record["other_evidences"]
+        return cls(
+            state,
+            *archive.history(record),
+            recognised=recognise_mppca(LogJoint(model, record["args"], record["kwargs"])),
+            analysers=FactorAnalysers(**record["analysers"]),
+            refusal=record["refusal"],
+            log_evidence_literal=literal,
+            log_evidence_occam=occam,
+            limit=record["limit"],
+        )
