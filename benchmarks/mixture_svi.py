@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pyro
@@ -93,8 +92,7 @@ def rounds(case: Case, num: int) -> Callable[[], object]:
 
     def run() -> object:
         engine = EvidenceEM(case.model, start=ONE)
-        starts = partial(engine.initial, engine.start)
-        task = begin(LogJoint(case.model, case.train), starts, engine.update, engine.curvature)
+        task = begin(LogJoint(case.model, case.train), engine)
         batch = warmed(task.batch, min(num, engine.initial.warm_up))
         for _ in range(num - engine.initial.warm_up):
             batch = advance(batch)

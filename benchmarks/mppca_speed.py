@@ -22,13 +22,13 @@ from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, Stop, datasets
 from pyro_evidence.fitting.restarts import advance
-from pyro_evidence.mixture.updates import BoundedInflation
+from pyro_evidence.mixture.updates import BoundedInflation, SharedParameters
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import Rule, SharedParameters, no_gamma
+from pyro_evidence.mppca.updates import MPPCAUpdate, no_gamma
 
 K = Q = 10
 
@@ -45,8 +45,8 @@ def start(Y: Tensor, rows: int = 1) -> FactorAnalysers:
     return at
 
 
-def batch(Y: Tensor, at: FactorAnalysers, rule: Rule) -> mppca_rounds.MPPCARestarts:
-    ties = SharedParameters(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, Y.shape[1]))
+def batch(Y: Tensor, at: FactorAnalysers, rule: MPPCAUpdate) -> mppca_rounds.MPPCARestarts:
+    ties = SharedParameters.of(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, Y.shape[1]))
     return mppca_rounds.first(Observations.resident(Y), at, ties, torch.ones(Y.shape[1]), rule)
 
 
@@ -83,7 +83,7 @@ def against_plain(Y: Tensor, repeats: int) -> str:
     plain = Plain(Y, at)
     kinds = {
         "plain EM with covariances": plain.step,
-        "EM in latent space": stepping(batch(Y, at, Rule(no_gamma, alpha=0.0)), evidence=False),
+        "EM in latent space": stepping(batch(Y, at, MPPCAUpdate(no_gamma, alpha=0.0)), evidence=False),
         "regularised, gamma included": stepping(batch(Y, at, mppca_rounds.rule_of(BoundedInflation())), evidence=False),
         "the same and the log evidence": stepping(
             batch(Y, at, mppca_rounds.rule_of(BoundedInflation())), evidence=True

@@ -27,14 +27,14 @@ from tqdm.auto import tqdm
 from pyro_evidence import EvidenceEM, Start, Stop, class_conditional, datasets
 from pyro_evidence.fitting.restarts import advance, moved_to
 from pyro_evidence.mixture import Unregularised
-from pyro_evidence.mixture.updates import BoundedInflation, Update
+from pyro_evidence.mixture.updates import BoundedInflation, SharedParameters, Update
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import Rule, SharedParameters, literal_gamma, no_gamma
+from pyro_evidence.mppca.updates import MPPCAUpdate, literal_gamma, no_gamma
 
 Record = dict[str, float]
 Simulations = list[list[float]]  # of each: E1, E2, error % of plain training, of the evidence scheme, of best rounds
@@ -48,7 +48,7 @@ DATA: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], int]] = {
     "satimage 3 v 4": (lambda: two(datasets.csv("satimage_train"), 3, 4, components=36), 100),
     "digits 4 v 9, PCA 10": (lambda: two(datasets.digits(), 4, 9, components=10), 80),
 }
-SCHEMES = {"as printed": Rule(literal_gamma), "default": mppca_rounds.rule_of(BoundedInflation())}
+SCHEMES = {"as printed": MPPCAUpdate(literal_gamma), "default": mppca_rounds.rule_of(BoundedInflation())}
 PAPER = ((9.65, 7.93, 2.36), (4.58, 1.40, 0.74))
 
 
@@ -64,10 +64,10 @@ def two(data: datasets.Dataset, a: int, b: int, components: int) -> tuple[Tensor
     return X, (data.t[kept] == b).long()
 
 
-def evolution(train: Tensor, test: Tensor, start: FactorAnalysers, rule: Rule) -> Tensor:
+def evolution(train: Tensor, test: Tensor, start: FactorAnalysers, rule: MPPCAUpdate) -> Tensor:
     """Log density of both classes' test data after each round, ``(rounds, R, N)``."""
     K, m = start.W.shape[1:3]
-    ties = SharedParameters(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, m))
+    ties = SharedParameters.of(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, m))
     batch = mppca_rounds.first(Observations.resident(train), start, ties, torch.ones(m), rule)
     path = []
     for step in range(NUM_ROUNDS):
@@ -99,7 +99,7 @@ def parted(name: str, seed: int) -> tuple[list[Tensor], list[Tensor]]:
     return [X[r[:num]] for r in rows], [X[r[num:]] for r in rows]
 
 
-def simulations(name: str, block: int, rule: Rule) -> Simulations:
+def simulations(name: str, block: int, rule: MPPCAUpdate) -> Simulations:
     """All 24 of one block of splits."""
     runs: Simulations = []
     for split in range(3):
@@ -124,10 +124,10 @@ def table(runs: Simulations) -> Record:
     return found
 
 
-def one_split(trains: list[Tensor], test: Tensor, truth: Tensor, K: int, rule: Rule) -> Simulations:
+def one_split(trains: list[Tensor], test: Tensor, truth: Tensor, K: int, rule: MPPCAUpdate) -> Simulations:
     """For each of four starts: E1, E2 and error of plain training, of the evidence scheme, and of the best rounds."""
     ends = {}
-    for name, used in (("plain", Rule(no_gamma, alpha=0.0)), ("evidence", rule)):
+    for name, used in (("plain", MPPCAUpdate(no_gamma, alpha=0.0)), ("evidence", rule)):
         paths = [evolution(train, test, starts(train, K), used) for train in trains]
         nll = torch.stack([-p[..., truth == c].mean(-1) for c, p in enumerate(paths)], -1)  # (rounds, R, 2)
         wrong = 100.0 * ((paths[1] > paths[0]) != truth.bool()).double().mean(-1)
@@ -170,7 +170,10 @@ def figure6(results: Results[Any], name: str = "breast cancer, PCA 10") -> None:
 
 def draw_evolution(ax: Axes, train: Tensor, test: Tensor) -> None:
     """Minus the mean log density of training data, thin, and of test data, bold; the first start."""
-    for label, rule, style in (("plain", Rule(no_gamma, alpha=0.0), "--"), ("evidence", SCHEMES["default"], "-")):
+    for label, rule, style in (
+        ("plain", MPPCAUpdate(no_gamma, alpha=0.0), "--"),
+        ("evidence", SCHEMES["default"], "-"),
+    ):
         for part, data, width in (("training", train, 0.8), ("test", test, 2.2)):
             E = -evolution(train, data, starts(train, 6), rule)[:, 0].mean(-1)
             ax.plot(range(1, NUM_ROUNDS + 1), E, style, color="black", lw=width, label=f"{label}, {part}")

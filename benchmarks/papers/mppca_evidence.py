@@ -26,6 +26,7 @@ from tqdm import tqdm
 from pyro_evidence import EvidenceEM, Start, Stop, datasets
 from pyro_evidence.fitting.restarts import advance
 from pyro_evidence.mixture import BoundedInflation, Unregularised
+from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.models.mppca import DiagonalNoise, IsotropicNoise, Noise, PerColumn, mppca
 from pyro_evidence.mppca import MPPCAPosterior
 from pyro_evidence.mppca import curvature as mppca_curvature
@@ -35,7 +36,7 @@ from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca import updates as mppca_updates
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import Iterate, Rule, SharedParameters
+from pyro_evidence.mppca.updates import Iterate, MPPCAUpdate
 
 CACHE = Path(".benchmarks/mppca_evidence.jsonl")
 OUT = Path(__file__).with_suffix(".md")
@@ -53,7 +54,7 @@ def one_kernel(num: int, m: int, q: int, seed: int) -> tuple[Tensor, Iterate]:
     Y = torch.randn(num, q, generator=generator) @ W.mT + 0.5 * torch.randn(num, m, generator=generator)
     on, flat = torch.ones(1, 1, q, dtype=torch.bool), torch.zeros(1, 1)
     at = FactorAnalysers(W[None, None], Y.mean(0).expand(1, 1, m), torch.full((1, 1, m), 4.0), flat, on + 0.0, on)
-    held = SharedParameters(torch.zeros(1, q).long(), torch.zeros(1, m).long(), False, False, False, False)
+    held = SharedParameters.of(torch.zeros(1, q).long(), torch.zeros(1, m).long(), free=False)
     at = mppca_curvature.find_mode(Observations.resident(Y), at)
     return Y, Iterate(at, held, kernels.e_step(Y, at), torch.ones(m))
 
@@ -121,8 +122,10 @@ def sampled_log_evidence(Y: Tensor, it: Iterate, num_samples: int, seed: int = 0
 
 def exact_curvature(Y: Tensor, it: Iterate) -> float:
     """Log evidence over the orbit, with the exact Hessian."""
-    split = mppca_curvature.gauge(mppca_curvature.precision(Observations.resident(Y), it.analysers), it.analysers)
-    return float(mppca_curvature.log_evidence(mppca_evidence.log_joint(it)[0], split, it.analysers))
+    split = mppca_curvature.gauge(
+        mppca_curvature.loading_precision(Observations.resident(Y), it.analysers), it.analysers
+    )
+    return float(mppca_curvature.orbit_laplace(mppca_evidence.log_joint(it)[0], split, it.analysers))
 
 
 def gaps(num: int, m: int, q: int, seed: int, num_samples: int = 40_000) -> Record:
@@ -131,7 +134,7 @@ def gaps(num: int, m: int, q: int, seed: int, num_samples: int = 40_000) -> Reco
     truth, se = sampled_log_evidence(Y, it, num_samples, seed)
     return {
         "orbit": exact_curvature(Y, it) - truth,
-        "held": float(mppca_evidence.block(it)[0]) - truth,
+        "held": float(mppca_evidence.orbit_log_evidence(it)[0]) - truth,
         "literal": float(mppca_evidence.literal(it)[0]) - truth,
         "se": se,
     }
@@ -224,9 +227,9 @@ def largest_fall(seed: int, num_rounds: int = 50) -> float:
     W, on = 0.1 * torch.randn(1, K, m, q, generator=generator), torch.ones(1, K, q, dtype=torch.bool)
     mu = Y[torch.randperm(N, generator=generator)[:K]].unsqueeze(0)
     at = FactorAnalysers(W, mu, torch.ones(1, K, m), torch.full((1, K), -math.log(K)), on + 0.0, on)
-    ties = SharedParameters(torch.arange(K)[:, None].expand(K, q), torch.arange(K)[:, None].expand(K, m))
+    ties = SharedParameters.of(torch.arange(K)[:, None].expand(K, q), torch.arange(K)[:, None].expand(K, m))
     batch = mppca_rounds.first(
-        Observations.resident(Y), at, ties, torch.ones(m), Rule(mppca_updates.no_gamma, alpha=0.0)
+        Observations.resident(Y), at, ties, torch.ones(m), MPPCAUpdate(mppca_updates.no_gamma, alpha=0.0)
     )
     path = []
     for _ in range(num_rounds):

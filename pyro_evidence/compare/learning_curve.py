@@ -1,7 +1,6 @@
 """What an engine for mixtures does round by round: train and test densities, components, evidence."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +10,11 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.fitting.restarts import repeated, warmed
 from pyro_evidence.infer.evidence_em import EvidenceEM
-from pyro_evidence.mixture import rounds as mixture_rows
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, natural_parameters, responsibilities
 from pyro_evidence.mixture.fit import MixtureFit, begin
 from pyro_evidence.mixture.rounds import Journal, MixtureRestarts
+from pyro_evidence.mixture.updates import padded
 from pyro_evidence.program.distributions import Background
 from pyro_evidence.program.log_joint import LogJoint
 
@@ -86,13 +85,13 @@ def learning_curve(
     """
     if wrong := [type(args).__name__ for args in (train, test) if not isinstance(args, tuple)]:
         raise BadInput(f"train and test: got {wrong[0]}; expected a tuple of the model's arguments, such as (Y,).")
-    task = begin(LogJoint(engine.model, train), partial(engine.initial, engine.start), engine.update, engine.curvature)
+    task = begin(LogJoint(engine.model, train), engine)
     unseen = task.unseen(LogJoint(engine.model, test))
 
     def look(batch: MixtureRestarts) -> Look:
         mixture = batch.expected.mixture
         seen, new = (_log_density(task, data, mixture) for data in (batch.expected.data, unseen))
-        whole = mixture_rows.padded(mixture, task.units.standard(task.structure.start))
+        whole = padded(mixture, task.units.standard(task.structure.start))
         return seen, new, batch.log_evidence - task.jacobian, task.units.original(whole)
 
     journal: Journal[Look] = Journal(look)

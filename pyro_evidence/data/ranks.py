@@ -1,6 +1,6 @@
 """What the rows of this process have to do with those of others: a pass is a sum, and sums of all processes add up."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -25,7 +25,6 @@ class Statistics:
 
 
 Sums = TypeVar("Sums", bound=Addable)
-Piece = TypeVar("Piece")
 
 
 class Communicator(Protocol):
@@ -104,19 +103,6 @@ def share(join: Communicator, num_rows: int) -> slice:
     """The part of rows that all processes have which this one adds up."""
     begin, end = (i * num_rows // join.num_ranks for i in (join.rank, join.rank + 1))
     return slice(begin, end)
-
-
-def total(
-    join: Communicator, pieces: Iterable[Piece], of: Callable[[Piece], Sums], nothing: Callable[[], Sums]
-) -> Sums:
-    """One pass: the sum of ``of`` over the pieces of this process and of all others.
-
-    :param nothing: the sum over no rows, for a process that has none.
-    """
-    found: Sums | None = None
-    for piece in pieces:
-        found = of(piece) if found is None else found + of(piece)
-    return join.total(nothing() if found is None else found)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

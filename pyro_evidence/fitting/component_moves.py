@@ -1,23 +1,23 @@
-"""Components of a mixture left out, or split in two, as long as that raises the evidence; whatever the family.
+"""EM for mixtures of any family: restarts, the choice of one, and components left out or split in two.
 
-Candidates are one batch.  Each is re-fitted for some rounds, but those that cannot reach the height of the restart that
-they were taken from are given up on the way.
+A component is left out, or split, as long as that raises the evidence.  Candidates are one batch.  Each is re-fitted
+for some rounds, but those that cannot reach the height of the restart that they were taken from are given up then.
 """
 
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.fitting.iterate import Status
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import restored_global_state
-from pyro_evidence.fitting.restarts import Restarts, advance
+from pyro_evidence.fitting.restarts import Restarts, Step, advance, require_any, run_em, slowly_converging
 from pyro_evidence.numerics.batched import distinct, first_highest
-from pyro_evidence.settings import check_count, stacklevel
+from pyro_evidence.settings import Start, check_count, stacklevel
 
 LOOKING = 5  # rounds of candidates between one look at what is hopeless and the next
 SAFETY = 2.0  # how much faster than in its last round a candidate may rise in those that remain
@@ -246,3 +246,113 @@ def unless_interrupted(move: Callable[[], Result], otherwise: Result) -> Result:
     except KeyboardInterrupt:
         warnings.warn(f"EvidenceEM, deletion: {Status.INTERRUPTED.value}.", stacklevel=stacklevel())
         return otherwise
+
+
+@dataclass(frozen=True)
+class Chosen(Generic[Batch]):
+    """The restart that a posterior is made of.
+
+    :ivar fit: its last state, of one row, and the way there.
+    :ivar number: which of the restarts it was.
+    :ivar heights: log evidence of every restart in the units inside, nats, nan where it failed, ``(R,)``.
+    :ivar reasons: what the restarts that failed say.
+    :ivar limit: what kept it from further splits, if anything did.
+    """
+
+    fit: Fit[Batch]
+    number: int
+    heights: Tensor
+    reasons: tuple[str, ...]
+    limit: str = ""
+
+
+class EMSettings(Protocol):
+    """What an engine is told."""
+
+    start: Start
+    initial: Any  # what a restart begins with; its ``warm_up`` is a number of rounds
+    update: Any
+    curvature: Any
+    deletion: Deletion | None
+    stop: Stop
+
+
+class ComponentFit(Protocol):
+    """A recognised model with all its restarts: what a family of mixtures says of it."""
+
+    @property
+    def batch(self) -> Any:
+        """All restarts, on a sample of the data where these are many."""
+
+    @property
+    def times(self) -> float:
+        """How often the restarts' data would have to be had to be all."""
+
+    def is_closed(self, settings: EMSettings) -> bool:
+        """Whether rounds ask nothing of autograd."""
+
+    def watched(self, step: Step[Any]) -> Step[Any]:
+        """A round that writes down what is seen of it, if anything is."""
+
+    def chosen(self, fit: Fit[Any], deletion: Deletion | None) -> Chosen[Any]:
+        """The best restart alone, after components were left out where that is done with several restarts."""
+
+    def whole(self, alone: Any) -> Any:
+        """The chosen restart on all data."""
+
+    def resized(self, alone: Any, deletion: Deletion) -> tuple[Any, str]:
+        """It with as many components as its evidence wants, on all data, and what kept it from more."""
+
+    def posterior(self, chosen: Chosen[Any]) -> Any:
+        """The posterior in the model's units."""
+
+
+def fit_mixture(task: ComponentFit, settings: EMSettings) -> Any:
+    """Warm-up, rounds of all restarts, the choice of one, deletions and splits, and rounds of that one alone.
+
+    :return: the family's posterior.
+    :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
+    """
+    stop, deletion = settings.stop, settings.deletion
+    together, step = stop, _to_the_end(stop)
+    if deletion is not None:
+        together, step = replace(stop, num_steps=min(stop.num_steps, deletion.after)), advance
+    with torch.inference_mode(task.is_closed(settings)):
+        fit = run_em(task.batch, settings.initial.warm_up, together, task.watched(step))
+        chosen = choose(task, fit, deletion, stop)
+    posterior = task.posterior(chosen)
+    require_convergence("EvidenceEM", chosen.fit.status, posterior, stop)
+    return posterior
+
+
+def _to_the_end(stop: Stop) -> Step[Any]:
+    """Rounds that leap where they crawl, unless their number was asked for."""
+    return advance if stop.counted else slowly_converging
+
+
+def choose(task: ComponentFit, fit: Fit[Any], deletion: Deletion | None, stop: Stop) -> Chosen[Any]:
+    """From all restarts to one, on all data, with as many components as its evidence wants, converged.
+
+    :raises NotConverged: when every restart has failed, with all reasons.
+    """
+    require_any(fit.state, "BoundedInflation(rho=0.05)")
+    if fit.status is Status.INTERRUPTED:
+        return task.chosen(fit, None)
+    chosen = unless_interrupted(lambda: task.chosen(fit, deletion), None)
+    if chosen is None:
+        return task.chosen(replace(fit, status=Status.INTERRUPTED), None)
+    if deletion is None and task.times == 1.0:
+        settled = fit.status is Status.STEP_LIMIT and float(chosen.fit.state.change) <= stop.gradient_tolerance
+        return replace(chosen, fit=replace(chosen.fit, status=Status.CONVERGED)) if settled else chosen
+    alone, limit = task.whole(chosen.fit.state), ""
+    if deletion is not None:
+        alone, limit = unless_interrupted(lambda: task.resized(alone, deletion), (alone, "interrupted"))
+    rest = iterate(task.watched(_to_the_end(stop)), replace(alone, num_rounds=0), stop, "EvidenceEM")
+    before = fit.objectives if task.times == 1.0 else rest.objectives[:1]
+    return replace(chosen, fit=Fit(rest.state, rest.status, before + rest.objectives[1:]), limit=limit)
+
+
+def posterior_by_hand(task: ComponentFit, stop: Stop) -> Any:
+    """The posterior where the best restart stands."""
+    fit = Fit(task.batch, Status.BY_HAND, (task.batch.objective,))
+    return task.posterior(choose(task, fit, None, stop))

@@ -216,7 +216,7 @@ def warmed(batch: Batch, num_rounds: int, step: Step[Batch] = advance) -> Batch:
     return ready(replace(after, update=batch.update))
 
 
-def em(batch: Batch, num_warm: int, stop: Stop, step: Step[Batch] = advance) -> Fit[Batch]:
+def run_em(batch: Batch, num_warm: int, stop: Stop, step: Step[Batch] = advance) -> Fit[Batch]:
     """The warm-up, then rounds until ``stop``."""
     after = batch
     for phase in (p for p in batch.warm_up(num_warm, step) if p.num_rounds):

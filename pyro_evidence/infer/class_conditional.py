@@ -13,10 +13,9 @@ from pyro_evidence.display import Axes
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.mixture.density import MixtureDensity
-from pyro_evidence.numerics.line_search import Backtracking, first_accepted
+from pyro_evidence.numerics import lbfgs
 
-NEWTON_STEPS = 100
-SMALLEST_STEP = 1e-8  # below, a Newton step is lost in rounding
+NUM_STEPS = 200  # of ascent in as many dimensions as there are classes; it ends at the gradient's rounding long before
 
 
 class FittedDensity(Protocol):
@@ -164,36 +163,20 @@ def empirical_class_prior(log_density: Tensor, place: Tensor) -> Tensor:
 def fitted_class_prior(log_density: Tensor, place: Tensor) -> Tensor:
     """Log class probabilities under which the labels of the training data are likeliest given ``x``, shape ``(C,)``.
 
-    They make good for densities that are too high or too low throughout.  The likelihood is concave in them; Newton's
-    method with halved steps, from the shares.  Husmeier (2000), sec. 4.1, optimises them in this sense.
+    They make good for densities that are too high or too low throughout.  The likelihood is concave in them; ascent by
+    L-BFGS, from the shares.  Husmeier (2000), sec. 4.1, optimises them in this sense.
     """
-    log_prior, eye = empirical_class_prior(log_density, place), torch.eye(log_density.shape[-1]).to(log_density)
-    height = _label_likelihood(log_density + log_prior, place)
-    for _ in range(NEWTON_STEPS):
-        proba = (log_density + log_prior).softmax(-1)
-        slope = (eye[place] - proba).sum(0)
-        curvature = proba.sum(0).diag() - proba.mT @ proba
-        step = torch.linalg.pinv(curvature, hermitian=True) @ slope  # adding the same to all changes nothing
-        log_prior = _uphill(log_density, place, log_prior, step, height)
-        before, height = height, _label_likelihood(log_density + log_prior, place)
-        if height - before <= 1e-12 * (1.0 + abs(before)):
-            break
-    return log_prior
+    own = torch.nn.functional.one_hot(place, log_density.shape[-1]).to(log_density)
 
+    def label_likelihood(log_prior: Tensor) -> tuple[Tensor, Tensor]:
+        log_proba = (log_density + log_prior).log_softmax(-1)  # of one row of log_prior, (1, C)
+        return (own * log_proba).sum().reshape(1), (own - log_proba.exp()).sum(0, keepdim=True)
 
-def _uphill(log_density: Tensor, place: Tensor, log_prior: Tensor, step: Tensor, height: float) -> Tensor:
-    """After the first halved step that does not go down, or the same."""
-
-    def trial(scale: float) -> tuple[float, Tensor]:
-        moved = log_prior + scale * step
-        return _label_likelihood(log_density + moved, place), moved
-
-    found = first_accepted(trial, height, search=Backtracking(shortest=SMALLEST_STEP))
-    return log_prior if found is None else found.log_softmax(-1)
-
-
-def _label_likelihood(log_joint: Tensor, place: Tensor) -> float:
-    return float(log_joint.log_softmax(-1).gather(-1, place.unsqueeze(-1)).sum())
+    begin, level = (
+        empirical_class_prior(log_density, place).unsqueeze(0),
+        len(place) * torch.finfo(own.dtype).eps ** 0.5,
+    )
+    return lbfgs.ascend(label_likelihood, begin, tolerance=level, num_steps=NUM_STEPS)[0].log_softmax(-1)
 
 
 @within_memory

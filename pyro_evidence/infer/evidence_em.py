@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
-from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion
+from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion, fit_mixture, posterior_by_hand
 from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.fitting.restarts import advance, warmed
@@ -24,13 +23,14 @@ from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.mixture.evidence import MixtureCurvature
-from pyro_evidence.mixture.fit import RandomWeights, begin, current_posterior
-from pyro_evidence.mixture.posterior import MixturePosterior, without_data
+from pyro_evidence.mixture.fit import RandomWeights
+from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.recognise import joint_of_rows
 from pyro_evidence.mixture.updates import BoundedInflation, Update
-from pyro_evidence.models.wrappers import gaps_explained
+from pyro_evidence.models.wrappers import explain_gaps
 from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca.posterior import MPPCAPosterior
+from pyro_evidence.mppca.recognise import is_mppca
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import Arguments, same_arguments
@@ -179,6 +179,7 @@ class EvidenceEM:
         self.initial = initial
         self.deletion = deletion
         self.stop = stop
+        self._is_mppca = mppca_fit.own_model(model) is not None
         self._task: Any = None  # a MixtureFit or an MPPCAFit
         self._data: Arguments = ((), {})
         self._watched: Arguments | None = None
@@ -215,17 +216,18 @@ class EvidenceEM:
         if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(*args, *kwargs.values())])
         joint = self._joint(args, kwargs)
-        if (found := mppca_fit.begin(joint, self.start, self.initial, self.update)) is not None:
-            self._nothing_watched("a mixture of probabilistic PCA")
-            return mppca_fit.run(found, self)
-        most = mixture_fit.SAMPLE if self.stop.tolerance > 0 else None  # rounds that are counted are made on all data
         try:
-            task = begin(joint, partial(self.initial, self.start), self.update, self.curvature, most)
+            task = self._begun(joint, sampled=self.stop.tolerance > 0)  # rounds that are counted are made on all data
         except UnsupportedModel as why:
+            if is_mppca(joint):
+                raise
             self._nothing_watched(f"a model that takes the generic way ({why})")
             return run_generic(joint, why, self.start, self.stop)
-        unseen = None if self._watched is None else self._joint(*self._watched)
-        return mixture_fit.run(task, self, task.journal(unseen))
+        if isinstance(task, mppca_fit.MPPCAFit):
+            self._nothing_watched("a mixture of probabilistic PCA")
+        elif self._watched is not None:
+            task = task.watching(self._joint(*self._watched))
+        return fit_mixture(task, self)
 
     def run_chunks(self, chunks: Chunks) -> MixturePosterior | MPPCAPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -240,14 +242,10 @@ class EvidenceEM:
         :raises UnsupportedModel: for programs of one's own, and for gaps but in mixtures of probabilistic PCA.
         """
         self._nothing_watched("a fit to chunks")
-        communicator, quiet = COMMUNICATOR.get(), copy.copy(self)  # one process shows a progress bar
-        quiet.stop = replace(self.stop, progress=self.stop.progress and communicator.is_first)
-        if mppca_fit.own_model(self.model) is not None:
-            planes = mppca_fit.begin_chunks(self.model, chunks, communicator, self.start, self.initial, self.update)
-            return mppca_fit.run(planes, quiet)
-        starts = partial(self.initial, self.start)
-        task = mixture_fit.begin_chunks(self.model, chunks, starts, self.update, self.curvature, mixture_fit.SAMPLE)
-        return without_data(mixture_fit.run(task, quiet, task.journal()))
+        quiet = copy.copy(self)  # one process shows a progress bar
+        quiet.stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
+        begin_chunks = mppca_fit.begin_chunks if self._is_mppca else mixture_fit.begin_chunks
+        return fit_mixture(begin_chunks(self.model, chunks, self), quiet)
 
     def _nothing_watched(self, what: str) -> None:
         if self._watched is not None:
@@ -263,12 +261,13 @@ class EvidenceEM:
         """
         if self._task is None or not same_arguments(self._data, (args, kwargs)):
             joint = self._joint(args, kwargs)
-            planes = mppca_fit.begin(joint, self.start, self.initial, self.update)
-            self._task = planes or begin(joint, partial(self.initial, self.start), self.update, self.curvature)
+            task = self._begun(joint)
+            batch = warmed(task.batch, self.initial.warm_up, task.watched(advance))
             self._data = (args, kwargs)
-            self._task = replace(self._task, batch=warmed(self._task.batch, self.initial.warm_up))
         else:
-            self._task = replace(self._task, batch=advance(self._task.batch))
+            task = self._task
+            batch = task.watched(advance)(task.batch)
+        self._task = replace(task, batch=batch)
         return float(self._task.jacobian) - self._task.batch.objective
 
     @property
@@ -279,11 +278,29 @@ class EvidenceEM:
         """
         if self._task is None:
             raise BadInput("nothing is fitted yet; call step(...) with the model's data first.")
-        if isinstance(self._task, mppca_fit.MPPCAFit):
-            return mppca_fit.current_posterior(self._task)
-        return current_posterior(self._task, self.stop)
+        return posterior_by_hand(self._task, self.stop)
 
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
         """The model on its data."""
-        with gaps_explained(self.model, args, kwargs):
-            return joint_of_rows(self.model, args, kwargs) or mppca_fit.log_joint(self.model, args, kwargs)
+        try:
+            if self._is_mppca:
+                return mppca_fit.log_joint(self.model, args, kwargs)
+            return joint_of_rows(self.model, args, kwargs) or LogJoint(self.model, args, kwargs)
+        except BadInput as error:
+            explain_gaps(error, self.model, args, kwargs)
+            raise
+
+    def _begun(self, joint: LogJoint, *, sampled: bool = False) -> Any:
+        """The fit of the family that recognises the model, before its first round.
+
+        :param sampled: whether restarts may run on a sample of the data.
+        :raises UnsupportedModel: where none does, with what keeps it from being a mixture of linear-Gaussian kernels.
+        """
+        if self._is_mppca:
+            return mppca_fit.begin(joint, self, sampled=sampled)
+        try:
+            return mixture_fit.begin(joint, self, sampled=sampled)
+        except UnsupportedModel:
+            if not is_mppca(joint):
+                raise
+            return mppca_fit.begin(joint, self, sampled=sampled)

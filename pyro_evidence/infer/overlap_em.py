@@ -13,7 +13,8 @@ from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
-from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, begin_chunks, message, posterior_of
+from pyro_evidence.prbf.data import rows_in_memory, rows_of_chunks
+from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, held_class_warning, posterior_of
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.rounds import Lost, keep_dead_kernels
 from pyro_evidence.prbf.start import Initial, RandomPoints
@@ -137,14 +138,14 @@ class OverlapEM:
         :param chunks: tuples ``(X, labels)`` of tensors or arrays, ``(X,)`` of one class; gone through once a pass.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
-        task = begin_chunks(self, chunks, COMMUNICATOR.get())
+        task = begin(self, rows_of_chunks(self.model, chunks, COMMUNICATOR.get()))
         return self._finished(task, replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first))
 
     def _finished(self, task: PRBFFit, stop: Stop) -> PRBFPosterior:
-        fit = iterate(prbf_rounds.advance, task.batch, stop, "OverlapEM", "eq. 22")
+        fit = iterate(prbf_rounds.next_round, task.batch, stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
         for held in posterior.held:
-            warnings.warn(message(held, posterior.alpha), stacklevel=stacklevel())
+            warnings.warn(held_class_warning(held, posterior.alpha), stacklevel=stacklevel())
         require_convergence("OverlapEM", fit.status, posterior, self.stop)
         return posterior
 
@@ -156,7 +157,7 @@ class OverlapEM:
         data: Arguments = ((X, labels), {})
         if self._task is None or not same_arguments(self._data, data):
             self._task, self._data = self._begin(X, labels), data
-        self._task = replace(self._task, batch=prbf_rounds.advance(self._task.batch))
+        self._task = replace(self._task, batch=prbf_rounds.next_round(self._task.batch))
         return -self._task.batch.objective
 
     @property
@@ -171,4 +172,4 @@ class OverlapEM:
 
     def _begin(self, X: Tensor, labels: Labels | None) -> PRBFFit:
         (X, labels), _ = as_tensors((X, labels), {})
-        return begin(self, X, labels)
+        return begin(self, rows_in_memory(self.model, X, labels))

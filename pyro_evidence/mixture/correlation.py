@@ -48,7 +48,7 @@ def correlation_gain(structure: MixtureStructure, mixture: Mixture, resp: Tensor
     :param resp: responsibilities of the training data, shape ``(N, K)``.
     """
     Y, G, active = structure.Y, structure.G, mixture.active[0]
-    if mixture.noise.dim() == 4 or len(resp) != len(Y) or not bool(Y.isfinite().all()):
+    if mixture.has_full_noise or len(resp) != len(Y) or not bool(Y.isfinite().all()):
         return None
     means = [w[:, 0] if G is None else G @ w.mT for w in mixture.w[0, active]]
     weights = resp.mT[active] * structure.weight

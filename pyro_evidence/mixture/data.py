@@ -21,7 +21,7 @@ KEPT = 2**22  # numbers in the features of all data that are made once and kept,
 
 
 @dataclass(frozen=True)
-class Layout:
+class FeatureLayout:
     """In which column of the features each product stands."""
 
     present: Tensor  # (m,)      whether output i was observed
@@ -85,7 +85,7 @@ class MixtureData:
     weight: Tensor  # (N,)     how often each datum counts; (R, N) where it differs between restarts
     observed: Tensor | None  # (N, m) bool, None when nothing is missing
     features: Tensor | None  # (..., N, P); None where they are many and made anew for each block
-    layout: Layout
+    layout: FeatureLayout
     floor: Tensor | None = None  # (N,) log of a density that is added to that of the kernels, relative to their share
     log_share: float = 0.0  # log of the share that the kernels have together
     communicator: Communicator = SINGLE_PROCESS  # processes that have the same data, of which each adds up its share
@@ -248,7 +248,7 @@ class Mixture(Batched):
     @property
     def coordinates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weights, noise precisions, prior precisions and shares without bounds, rows in front."""
-        if self.noise.dim() == 3:
+        if not self.has_full_noise:
             noise = self.noise.log()
         else:
             tril = torch.linalg.cholesky_ex(self.noise)[0]
@@ -257,7 +257,7 @@ class Mixture(Batched):
 
     def placed(self, w: Tensor, noise: Tensor, log_alpha: Tensor, shares: Tensor) -> "Mixture":
         """The mixture at these :attr:`coordinates`, with the components of this one that are not pruned."""
-        if noise.dim() == 3:
+        if not self.has_full_noise:
             noise = noise.exp()
         else:
             tril = noise.diagonal_scatter(noise.diagonal(dim1=-2, dim2=-1).exp(), dim1=-2, dim2=-1)
@@ -276,19 +276,24 @@ class Mixture(Batched):
         return bool(self.log_mixing.amin() > -torch.inf)
 
     @property
+    def has_full_noise(self) -> bool:
+        """Whether noise precisions are matrices, not one for each output."""
+        return self.noise.dim() == self.w.dim()
+
+    @property
     def noise_matrix(self) -> Tensor:
         """Noise precisions as matrices, shape ``(R, K, m, m)``."""
-        return self.noise if self.noise.dim() == 4 else self.noise.diag_embed()
+        return self.noise if self.has_full_noise else self.noise.diag_embed()
 
     @property
     def noise_diagonal(self) -> Tensor:
         """Noise precision of each output, the others held, shape ``(R, K, m)``."""
-        return self.noise if self.noise.dim() == 3 else self.noise.diagonal(dim1=-2, dim2=-1)
+        return self.noise if not self.has_full_noise else self.noise.diagonal(dim1=-2, dim2=-1)
 
     @property
     def log_det_noise(self) -> Tensor:
         """Log determinant of the noise precision, shape ``(R, K)``."""
-        if self.noise.dim() == 3:
+        if not self.has_full_noise:
             return self.noise.log().sum(-1)
         tril, info = torch.linalg.cholesky_ex(self.noise)
         log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -348,7 +353,7 @@ def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None, *, products:
     return torch.cat([x.mT for x in blocks], -2).mT
 
 
-def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: bool) -> Layout:
+def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: bool) -> FeatureLayout:
     """The columns that :func:`mixture_data` lays out; shape is ``(m, B)``."""
     m, B = shape
     present = 1 + torch.arange(m) if missing else torch.zeros(m, dtype=torch.long)
@@ -363,7 +368,7 @@ def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: boo
     start += m * B
     square = start + m + _symmetric(m, 1) if products else torch.full((m, m), -1)
     square = square.diagonal_scatter(start + torch.arange(m))
-    return Layout(present, gram, cross, square, int(square.max()) + 1)
+    return FeatureLayout(present, gram, cross, square, int(square.max()) + 1)
 
 
 def _symmetric(size: int, offset: int = 0) -> Tensor:
@@ -397,7 +402,7 @@ class ResponseUnits:
     def _moved(self, mixture: Mixture, factor: Tensor, shift: Tensor) -> Mixture:
         """Weights divided by ``factor`` and shifted, precisions to match."""
         each = factor.unsqueeze(-1)
-        full = mixture.noise.dim() == 4
+        full = mixture.has_full_noise
         noise = mixture.noise * factor * each if full else mixture.noise * factor.square()
         w, loc = mixture.w / each + shift, mixture.loc / each + shift
         return Mixture(w, noise, mixture.log_mixing, mixture.alpha * each.square(), loc)

@@ -89,10 +89,10 @@ class MixtureDensity:
         return (self._resp * each).sum(-2)
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """Marginal quantiles of each output by bisection, shape ``(len(q), N or 1, m)``, to 1e-12 of the range."""
+        """Marginal quantiles of each output by bisection, to rounding, shape ``(len(q), N or 1, m)``."""
         levels = torch.as_tensor(q, dtype=self.loc.dtype, device=self.loc.device).reshape(-1, 1, 1)
         low, high = self._bracket(levels)
-        for _ in range(60):
+        for _ in range(round(-math.log2(torch.finfo(levels.dtype).eps))):  # one for each binary digit
             middle = 0.5 * (low + high)
             below = self.cdf(middle) < levels
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
@@ -138,7 +138,7 @@ class MixtureDensity:
         return MixtureDensity(log_mixing, loc, tril.expand(*loc.shape, loc.shape[-1]))
 
 
-def beside(data: MixtureData, background: Background, Y: Tensor, unit: Tensor | None) -> MixtureData:
+def with_floor(data: MixtureData, background: Background, Y: Tensor, unit: Tensor | None) -> MixtureData:
     """The data of a mixture with a background beside its kernels.
 
     :param Y: the responses, ``(N, m)``, in the units of the background's box; nan where missing.

@@ -18,13 +18,19 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mixture import expectation
-from pyro_evidence.mixture.data import Layout, Mixture, MixtureData, some
-from pyro_evidence.mixture.expectation import Statistics, data_precision, e_step, natural_parameters, responsibilities
+from pyro_evidence.mixture.data import FeatureLayout, Mixture, MixtureData, some
+from pyro_evidence.mixture.expectation import (
+    MixtureStatistics,
+    data_precision,
+    e_step,
+    natural_parameters,
+    responsibilities,
+)
 from pyro_evidence.numerics.evidence import log_evidence as laplace
 
 
 @dataclass(frozen=True)
-class Slopes:
+class LogDetSlopes:
     """Derivatives, one per restart in front."""
 
     noise: Tensor  # (R, K, m) in log beta; or (R, K, m, m) in the noise precision itself, symmetric
@@ -32,9 +38,13 @@ class Slopes:
     logits: Tensor  # (R, K) in the logits of the mixing; sums to zero
 
 
-def log_det_slopes(data: MixtureData, mixture: Mixture) -> Slopes:
+def log_det_slopes(data: MixtureData, mixture: Mixture) -> LogDetSlopes:
     """Total derivatives of ``log |H|`` at the mode: c, d and e, dimensionless."""
-    w, hypers, moved = _moving(mixture)
+    w = mixture.w.detach().requires_grad_()
+    noise = (mixture.noise if mixture.has_full_noise else mixture.noise.log()).detach().requires_grad_()
+    log_alpha, logits = mixture.alpha.log().detach().requires_grad_(), mixture.log_mixing.detach().requires_grad_()
+    precision = noise if mixture.has_full_noise else noise.exp()
+    moved = Mixture(w, precision, logits.log_softmax(-1), log_alpha.exp(), mixture.loc)
     H = full_by_residuals(data, moved, e_step(data, mixture)).squeeze(1) + moved.alpha.flatten(1).diag_embed()
     # cholesky_inverse would refuse an indefinite H, which a point that is not yet a mode may have
     adjoint = torch.linalg.inv(H.detach())
@@ -42,27 +52,11 @@ def log_det_slopes(data: MixtureData, mixture: Mixture) -> Slopes:
     by_w = torch.autograd.grad(log_det, w, retain_graph=True)[0]
     shift = (adjoint @ by_w.flatten(1).unsqueeze(-1)).reshape(w.shape)
     (slope,) = torch.autograd.grad(log_joint(data, moved).sum(), w, create_graph=True)
-    total = log_det + (slope * shift).sum()
-    return _slopes(torch.autograd.grad(total, hypers), mixture)
+    by_noise, by_alpha, by_logits = torch.autograd.grad(log_det + (slope * shift).sum(), (noise, log_alpha, logits))
+    return LogDetSlopes(0.5 * (by_noise + by_noise.mT) if mixture.has_full_noise else by_noise, by_alpha, by_logits)
 
 
-def _moving(mixture: Mixture) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], Mixture]:
-    """The weights, what the hyperparameters are differentiated in, and the mixture made of them."""
-    w = mixture.w.detach().requires_grad_()
-    diagonal = mixture.noise.dim() == 3
-    noise = (mixture.noise.log() if diagonal else mixture.noise).detach().requires_grad_()
-    log_alpha = mixture.alpha.log().detach().requires_grad_()
-    logits = mixture.log_mixing.detach().requires_grad_()
-    parts = (noise.exp() if diagonal else noise, logits.log_softmax(-1), log_alpha.exp())
-    return w, (noise, log_alpha, logits), Mixture(w, *parts, mixture.loc)
-
-
-def _slopes(found: tuple[Tensor, ...], mixture: Mixture) -> Slopes:
-    noise, alpha, logits = (x.detach() for x in found)
-    return Slopes(noise if noise.dim() == 3 else 0.5 * (noise + noise.mT), alpha, logits)
-
-
-MixtureCurvature = Callable[[MixtureData, Mixture, Statistics], Tensor]
+MixtureCurvature = Callable[[MixtureData, Mixture, MixtureStatistics], Tensor]
 
 
 @dataclass(frozen=True)
@@ -97,24 +91,24 @@ class PointwiseJoint:
 
 def pointwise_joint(data: MixtureData, mixture: Mixture) -> PointwiseJoint:
     """Log joint table and its derivative by residuals: no cancellation, and derivatives of every order."""
-    Gt = data.G.unsqueeze(-3).mT  # (..., 1, B, N)
-    e = data.Y.unsqueeze(-3).mT - mixture.w @ Gt
+    Gt = data.G.mT[..., None, :, :]  # (..., 1, B, N)
+    e = data.Y.mT[..., None, :, :] - mixture.w @ Gt
     seen = torch.ones_like(data.Y) if data.observed is None else data.observed.to(data.Y)
-    e = e * seen.unsqueeze(-3).mT
-    full = mixture.noise.dim() == 4
+    e = e * seen.mT[..., None, :, :]
+    full = mixture.has_full_noise
     pull = mixture.noise @ e if full else mixture.noise.unsqueeze(-1) * e
     if full:
         log_norm = 0.5 * (mixture.noise.logdet() - e.shape[-2] * math.log(math.tau)).unsqueeze(-1)
     else:
         log_norm = (0.5 * (mixture.noise / math.tau).log()) @ seen.mT
     log_joint = log_norm + mixture.log_mixing.unsqueeze(-1) - 0.5 * (e * pull).sum(-2)
-    return PointwiseJoint(log_joint, pull.unsqueeze(-2) * Gt.unsqueeze(-3), data.floor, data.log_share)
+    return PointwiseJoint(log_joint, pull.unsqueeze(-2) * Gt[..., None, :, :], data.floor, data.log_share)
 
 
 def log_prior(mixture: Mixture) -> Tensor:
     """Log prior density of the weights, nats, shape ``(R,)``; pruned components included."""
     quadratic = mixture.alpha * (mixture.w - mixture.loc).square()
-    return 0.5 * ((mixture.alpha / math.tau).log() - quadratic).sum((-3, -2, -1))
+    return 0.5 * ((mixture.alpha / math.tau).log() - quadratic).flatten(1).sum(-1)
 
 
 def log_joint(data: MixtureData, mixture: Mixture) -> Tensor:
@@ -131,30 +125,30 @@ def _rows(mixture: Mixture) -> int:
     return max(1, expectation.SHARD // mixture.w.numel())
 
 
-def gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Tensor]:
+def log_joint_gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Tensor]:
     """The log joint, nats, ``(R,)``, and its derivative in the weights, ``(R, K, m, B)``; by residuals."""
     return with_prior(
-        data.total(_rows(mixture), lambda part: gradient_of(pointwise_joint(part, mixture), part)), mixture
+        data.total(_rows(mixture), lambda part: likelihood_gradient(pointwise_joint(part, mixture), part)), mixture
     )
 
 
-def gradient_of(pointwise: PointwiseJoint, part: MixtureData) -> Tensor:
+def likelihood_gradient(pointwise: PointwiseJoint, part: MixtureData) -> Tensor:
     """What some data add to the log likelihood and its derivative in the weights, ``(R, 1 + K m B)``."""
     slope = pointwise.u @ (pointwise.resp * _each(part))[..., None, :, None]
     return torch.cat([_height(pointwise, part).unsqueeze(-1), slope.flatten(1)], -1)
 
 
 def with_prior(both: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """The log joint and its derivative, as :func:`gradient`, from those of the likelihood."""
+    """The log joint and its derivative, as :func:`log_joint_gradient`, from those of the likelihood."""
     slope = mixture.alpha * (mixture.loc - mixture.w)
     return both[:, 0] + log_prior(mixture), both[:, 1:].reshape(slope.shape) + slope
 
 
-def gradient_of_sums(stats: Statistics, layout: Layout, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """Log joint and its derivative in the weights, as :func:`gradient`, from the sums of an E-step."""
+def gradient_of_sums(stats: MixtureStatistics, layout: FeatureLayout, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    """Log joint and its derivative in the weights, as :func:`log_joint_gradient`, from the sums of an E-step."""
     gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
     residual = cross - (gram @ mixture.w.unsqueeze(-1)).squeeze(-1)
-    pull = mixture.noise @ residual if mixture.noise.dim() == 4 else mixture.noise.unsqueeze(-1) * residual
+    pull = mixture.noise @ residual if mixture.has_full_noise else mixture.noise.unsqueeze(-1) * residual
     return stats.log_likelihood + log_prior(mixture), pull + mixture.alpha * (mixture.loc - mixture.w)
 
 
@@ -167,16 +161,16 @@ def _added(of_shard: MixtureCurvature) -> MixtureCurvature:
     """A curvature that is a sum over data, shard by shard."""
 
     @wraps(of_shard)
-    def total(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+    def total(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
         return data.total(_rows(mixture), lambda part: of_shard(part, mixture, stats))
 
     return total
 
 
 @_added
-def full_by_residuals(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def full_by_residuals(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     """The exact Hessian as :func:`full` gives it, from every datum; differentiable."""
-    return hessian_of(pointwise_joint(data, mixture), data, mixture).unsqueeze(-3)
+    return hessian_of(pointwise_joint(data, mixture), data, mixture)[:, None]
 
 
 def hessian_of(pointwise: PointwiseJoint, data: MixtureData, mixture: Mixture) -> Tensor:
@@ -193,7 +187,7 @@ def _responsible(pointwise: PointwiseJoint, data: MixtureData) -> Tensor:
     return v @ v.mT - _block_diagonal(own)
 
 
-def full(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def full(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     """The exact Hessian, couplings between all components and outputs included, shape ``(R, 1, K m B, K m B)``.
 
     What every datum says is in the sums of the E-step; only data that are not certain of their component say more.
@@ -211,10 +205,10 @@ def full(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
         )
 
     size, many = _rows(mixture), expectation.SHARD // (natural.shape[-1] + natural[..., 0].numel())
-    return (_block_diagonal(own) + data.total(max(size, many), of_part)).unsqueeze(-3)
+    return (_block_diagonal(own) + data.total(max(size, many), of_part))[:, None]
 
 
-def coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     """One block per component, couplings between its outputs included, shape ``(R, K, m B, m B)``; eq. A.37."""
     if data.is_constant and data.layout.has_products and data.observed is None:
         return _coordinate_from_sums(data, mixture, stats)
@@ -222,24 +216,24 @@ def coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor
 
 
 @_added
-def _coordinate(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def _coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     pointwise = pointwise_joint(data, mixture)
     u, weighted = pointwise.u.flatten(-3, -2), pointwise.resp * _each(data)
     return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - pointwise.resp)).unsqueeze(-2)) @ u.mT
 
 
-def block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     """One block per component and output, shape ``(R, K m, B, B)``; eq. A.28.
 
     For a constant basis with diagonal noise it comes from the E-step's sums at no further cost.
     """
-    if data.is_constant and mixture.noise.dim() == 3:
+    if data.is_constant and not mixture.has_full_noise:
         return _block_from_sums(data, mixture, stats)
     return _block(data, mixture, stats)
 
 
 @_added
-def _block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def _block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     pointwise = pointwise_joint(data, mixture)
     weighted = pointwise.resp * _each(data)
     expected = (
@@ -252,7 +246,7 @@ def _block(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
 
 def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:
     """``Lambda (x) G Pi G'``, shape ``(R, K, m B, m B)``, from responsibilities ``(R, K, N)``."""
-    G = data.G.unsqueeze(-3).unsqueeze(-3)  # (..., 1, 1, N, B)
+    G = data.G[..., None, None, :, :]  # (..., 1, 1, N, B)
     weighted = weighted.unsqueeze(-2).expand(*weighted.shape[:2], data.Y.shape[-1], -1)
     if data.observed is not None:
         weighted = weighted * data.observed.mT
@@ -260,20 +254,20 @@ def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:
     return data_precision(gram, mixture.noise_matrix)
 
 
-def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     """Coordinate curvature for a constant basis, from ``sum r (1 - r)`` of the features."""
     layout, w = data.layout, mixture.w.squeeze(-1)
     half = layout.cross_of(stats.spread).squeeze(-1) - 0.5 * stats.spread[..., :1] * w
     mixed = w.unsqueeze(-1) * half.unsqueeze(-2)
     products = layout.products_of(stats.spread) - mixed - mixed.mT
-    if mixture.noise.dim() == 3:
+    if not mixture.has_full_noise:
         weights = mixture.noise.unsqueeze(-1) * mixture.noise.unsqueeze(-2)
         return (mixture.noise * stats.counts.unsqueeze(-1)).diag_embed() - weights * products
     noise = mixture.noise
     return noise * stats.counts[..., None, None] - noise @ products @ noise
 
 
-def _block_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> Tensor:
+def _block_from_sums(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     layout, w, beta = data.layout, mixture.w.squeeze(-1), mixture.noise
     cross, present = layout.cross_of(stats.spread).squeeze(-1), layout.presence_of(stats.spread)
     squares = layout.squares_of(stats.spread) + w * (w * present - 2.0 * cross)
@@ -282,7 +276,7 @@ def _block_from_sums(data: MixtureData, mixture: Mixture, stats: Statistics) -> 
 
 def _block_diagonal(blocks: Tensor) -> Tensor:
     """Blocks ``(R, K, d, d)`` on the diagonal of ``(R, K d, K d)``."""
-    num, size = blocks.shape[-3:-1]
+    num, size = blocks.shape[1], blocks.shape[2]
     eye = torch.eye(num, dtype=blocks.dtype, device=blocks.device)
     return (blocks.unsqueeze(-2) * eye[:, None, :, None]).reshape(len(blocks), num * size, num * size)
 
@@ -298,7 +292,7 @@ class WellDetermined:
     @cached_property
     def num_clipped(self) -> Tensor:
         """Negative eigenvalues of the curvature that were taken as zero, beyond rounding, shape ``(R,)``."""
-        least = -1e-10 * self.eigenvalues.abs().amax(-1, keepdim=True)
+        least = -(torch.finfo(self.eigenvalues.dtype).eps ** 0.5) * self.eigenvalues.abs().amax(-1, keepdim=True)
         return (self.eigenvalues < least).sum((1, 2))
 
 
@@ -312,7 +306,7 @@ def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
     :param A: curvature without the prior, shape ``(R, groups, d, d)``.
     :param alpha: prior precision, shape ``(R, K, m, B)``.
     """
-    log_alpha = alpha.log().sum((1, 2, 3))
+    log_alpha = alpha.log().flatten(1).sum(-1)
     if A.shape[-1] == 1:
         ratio = A.squeeze(-1) / alpha.reshape(A.shape[:-1])
         kept = ratio.clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_evidence.mixture.data import Layout as Layout
+from pyro_evidence.data.ranks import Statistics
+from pyro_evidence.mixture.data import FeatureLayout as Layout
 from pyro_evidence.mixture.data import Mixture as Mixture
 from pyro_evidence.mixture.data import MixtureData as MixtureData
 from pyro_evidence.mixture.data import mixture_data as mixture_data
@@ -27,16 +28,12 @@ CERTAIN = 1e-13  # what a responsibility may lack of one for the datum to count 
 
 
 @dataclass(frozen=True)
-class Statistics:
+class MixtureStatistics(Statistics):
     """Expected sufficient statistics of one shard; ``a + b`` are those of both shards."""
 
     moments: Tensor  # (R, K, P)  sum_n r_nk F_n, of the columns that the noise needs
     spread: Tensor  # (R, K, P)   sum_n r_nk (1 - r_nk) F_n; () unless asked for
     log_likelihood: Tensor  # (R,)  sum_n log p(y_n)
-
-    def __add__(self, other: "Statistics") -> "Statistics":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Statistics(*(a + b for a, b in pairs))
 
     @property
     def counts(self) -> Tensor:
@@ -50,7 +47,7 @@ def natural_parameters(mixture: Mixture, layout: Layout) -> Tensor:
     With diagonal noise those of the first ``layout.num_diagonal`` columns only: the others are zero.
     """
     w, noise = mixture.w, mixture.noise
-    if noise.dim() == 4:
+    if mixture.has_full_noise:
         return _full_parameters(mixture, layout)
     weighted = noise.unsqueeze(-1) * w
     log_norm, square = 0.5 * (noise / math.tau).log(), -0.5 * noise
@@ -82,21 +79,21 @@ def _summed(coefficients: Tensor, parts: list[tuple[Tensor, Tensor]], log_mixing
     return coefficients
 
 
-def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> Statistics:
+def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> MixtureStatistics:
     """Responsibilities (Husmeier 2000, eq. 2.14) and the sums that the M-step needs, block by block.
 
     :param spread: whether to sum ``r (1 - r)`` as well, for the curvature.
     """
     natural = natural_parameters(mixture, data.layout)
 
-    def of_rows(rows: Tensor | None) -> Statistics:
+    def of_rows(rows: Tensor | None) -> MixtureStatistics:
         own, these = (natural, data) if rows is None else (natural[rows], rows_of(data, rows))
         return these.total(max(64, BLOCK // own[..., 0].numel()), lambda part: _block(part, own, spread))
 
     return data.by_restarts(len(natural), of_rows)
 
 
-def _block(part: MixtureData, natural: Tensor, spread: bool) -> Statistics:
+def _block(part: MixtureData, natural: Tensor, spread: bool) -> MixtureStatistics:
     F = part.columns(natural.shape[-1])
     resp, log_norm = responsibilities(F, natural, part.floor)
     if part.is_unweighted:
@@ -105,7 +102,7 @@ def _block(part: MixtureData, natural: Tensor, spread: bool) -> Statistics:
         weighted = resp * (part.weight if part.weight.dim() == 1 else part.weight.unsqueeze(-2))
         height = (log_norm * part.weight).sum(-1)
     height = height + part.num_data * part.log_share if part.log_share else height
-    return Statistics(weighted @ F, _around(part, resp, weighted) if spread else torch.zeros(()).to(F), height)
+    return MixtureStatistics(weighted @ F, _around(part, resp, weighted) if spread else torch.zeros(()).to(F), height)
 
 
 def _around(part: MixtureData, resp: Tensor, weighted: Tensor) -> Tensor:
@@ -138,7 +135,7 @@ def responsibilities(F: Tensor, natural: Tensor, floor: Tensor | None = None) ->
     return resp.div_(total), (total.log() + peak).squeeze(-2)
 
 
-def solve_weights(stats: Statistics, layout: Layout, mixture: Mixture) -> Tensor:
+def solve_weights(stats: MixtureStatistics, layout: Layout, mixture: Mixture) -> Tensor:
     r"""Weights that maximise the expected complete log joint, shape ``(R, K, m, B)``.
 
     .. math:: (\beta_{ki} G \Pi_k G^\top + \alpha)\, w_{ki} = \beta_{ki} G \Pi_k y_i + \alpha \mu
@@ -147,7 +144,7 @@ def solve_weights(stats: Statistics, layout: Layout, mixture: Mixture) -> Tensor
     """
     gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
     pull = mixture.alpha * mixture.loc
-    if mixture.noise.dim() == 4:
+    if mixture.has_full_noise:
         A = data_precision(gram, mixture.noise) + mixture.alpha.flatten(-2).diag_embed()
         rhs = (mixture.noise @ cross + pull).flatten(-2)
         return torch.linalg.solve_ex(A, rhs)[0].reshape(cross.shape)  # a singular row gives inf or nan, and fails alone
@@ -169,7 +166,7 @@ def data_precision(gram: Tensor, noise: Tensor) -> Tensor:
     return blocks.reshape(*gram.shape[:2], num_outputs * num_basis, -1)
 
 
-def residual_squares(stats: Statistics, layout: Layout, w: Tensor) -> Tensor:
+def residual_squares(stats: MixtureStatistics, layout: Layout, w: Tensor) -> Tensor:
     """``sum_n r_nk (y_ni - w_ki g_n)^2``, shape ``(R, K, m)``, never below zero."""
     gram, cross, square = (take(stats.moments) for take in (layout.gram_of, layout.cross_of, layout.squares_of))
     if w.shape[-1] == 1:
@@ -179,7 +176,7 @@ def residual_squares(stats: Statistics, layout: Layout, w: Tensor) -> Tensor:
     return (square + both).clamp(min=0.0)  # rounding may leave a tiny negative
 
 
-def residual_products(stats: Statistics, layout: Layout, w: Tensor) -> Tensor:
+def residual_products(stats: MixtureStatistics, layout: Layout, w: Tensor) -> Tensor:
     """``sum_n r_nk e_nk e_nk'`` of the residuals, shape ``(R, K, m, m)``; needs features with products."""
     gram, cross = stats.moments[..., layout.gram[0]], layout.cross_of(stats.moments)
     mixed = w @ cross.mT

@@ -1,8 +1,7 @@
 """One recognised mixture on its way: from the Pyro model to a batch of restarts, and back to a posterior."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,34 +10,27 @@ from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_ro
 from pyro_evidence.data.ranks import COMMUNICATOR, Communicator
 from pyro_evidence.data.rows import Repeated, Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting import restarts
-from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion, settled, unless_interrupted
-from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate, require_convergence
-from pyro_evidence.fitting.restarts import require_any, slowly_converging
+from pyro_evidence.fitting.component_moves import Chosen, Deletion, EMSettings, GreedyDeletion, settled
+from pyro_evidence.fitting.iterate import Fit
+from pyro_evidence.fitting.restarts import Step
 from pyro_evidence.mixture import evidence, mode, rounds
 from pyro_evidence.mixture.data import ResponseUnits, StreamedData, in_pieces, response_units
-from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
-from pyro_evidence.mixture.posterior import MixturePosterior, laplace_state
+from pyro_evidence.mixture.posterior import MixturePosterior, without_data
 from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognise_mixture, recognised
 from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
 from pyro_evidence.mixture.updates import (
     BoundedInflation,
     SharedParameters,
     Unregularised,
-    Update,
     WeightDecay,
     corrected,
     husmeier2000_update,
 )
 from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.batched import first_highest
-from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, check_count, check_positive, seeded
-
-ErrorJournal = Journal[tuple[Tensor, ...]]
-Starting = Callable[[MixtureData, Mixture, SharedParameters], Mixture]
 
 AUTOMATIC = 5  # starts of a mixture
 
@@ -90,7 +82,7 @@ class RandomWeights:
         narrow = torch.arange(R, device=w.device) % 2
         width = torch.where(narrow > 0, self.width * self.narrow_width_ratio, self.width).to(w)[:, None, None]
         noise = torch.where(ties.beta_free, width**-2 * ties.beta_ratio, model.noise_diagonal[0])
-        noise = noise if model.noise.dim() == 3 else noise.diag_embed()
+        noise = noise if not model.has_full_noise else noise.diag_embed()
         return Mixture(w, noise, flat.log_softmax(-1).expand(R, -1), alpha.expand(R, -1, -1, -1), model.loc)
 
 
@@ -107,6 +99,7 @@ class MixtureFit:
     data: MixtureData  # all of it; the restarts may be on a sample
     ties: SharedParameters
     batch: MixtureRestarts
+    journal: Journal[tuple[Tensor, ...]]
 
     @property
     def jacobian(self) -> Tensor:
@@ -118,12 +111,66 @@ class MixtureFit:
         """How often the restarts' data would have to be had to be all."""
         return float(self.data.num_data / self.batch.expected.data.num_data)
 
-    def whole(self, batch: MixtureRestarts) -> MixtureRestarts:
-        """The restarts on all data."""
-        expected = batch.expected
+    def is_closed(self, settings: EMSettings) -> bool:
+        """Whether rounds are formulas of ours on data in memory, which ask nothing of autograd."""
+        given = settings.update, settings.deletion, settings.curvature
+        return self.data.in_one_piece and all(x in FORMULAS or type(x) in KINDS for x in given)
+
+    def watched(self, step: Step[MixtureRestarts]) -> Journal[tuple[Tensor, ...]]:
+        """A round after which the errors are written down."""
+        self.journal.step = step
+        return self.journal
+
+    def chosen(self, fit: Fit[MixtureRestarts], deletion: Deletion | None) -> Chosen[MixtureRestarts]:
+        """The restart that is highest at its mode after deletions in the best ones."""
+        batch = fit.state if deletion is None else deletion(fit.state)
+        modes = batch.modes
+        best = first_highest(torch.where(batch.failed, -torch.inf, modes.occam)).reshape(1)
+        heights = torch.where(batch.failed, torch.nan, self.times * modes.log_evidence)
+        return Chosen(replace(fit, state=batch.selected(best)), int(best), heights, batch.reasons)
+
+    def whole(self, alone: MixtureRestarts) -> MixtureRestarts:
+        """The chosen restart on all data, without its pruned components."""
+        alone = alone.reached(alone.parameters)
+        expected = alone.expected
         if expected.data.num_rows == self.data.num_rows:
-            return batch
-        return rounds.first(self.data, expected.mixture, expected.ties, expected.curvature, batch.update)
+            return alone
+        return rounds.first(self.data, expected.mixture, expected.ties, expected.curvature, alone.update)
+
+    def resized(self, alone: MixtureRestarts, deletion: Deletion) -> tuple[MixtureRestarts, str]:
+        """The chosen restart with components split, and what kept it from further splits."""
+        alone = alone if self.times == 1.0 else settled(alone, deletion.after)
+        loc = self.structure.loc
+        alike = rounds.is_exchangeable(self.ties, loc)
+        room = most_components(self.structure.joint.model, len(loc), self.data.num_rows, alike=alike)
+        return deletion.split(alone, self.ties, room)
+
+    def posterior(self, chosen: Chosen[MixtureRestarts]) -> MixturePosterior:
+        """One mixture in the model's units; without data where these came in chunks."""
+        structure, fit = enlarged(self.structure, chosen.fit.state.parameters.w.shape[1]), chosen.fit
+        with torch.inference_mode(self.data.in_one_piece):
+            at_mode = mode.find_mode(self.data, fit.state.parameters)
+        at_mode = at_mode.rebuilt(lambda _, x: x.clone())  # inference mode may have made it: no derivatives then
+        state, mixture = mode.laplace_state(structure, self.units, self.data, replace(at_mode, loc=at_mode.loc.clone()))
+        found = MixturePosterior(
+            state,
+            fit.status.value,
+            tuple(v - float(self.jacobian) for v in fit.objectives),
+            chosen.heights - self.jacobian,
+            chosen.reasons,
+            recognised=structure,
+            mixture=mixture,
+            num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
+            paths=path_of(self.journal.entries, chosen.number),
+            limit=chosen.limit,
+        )
+        return found if self.data.in_one_piece else without_data(found)
+
+    def watching(self, joint: LogJoint) -> "MixtureFit":
+        """The fit, whose journal has the errors of other data as well."""
+        journal = Journal(Errors(self.units, (self.unseen(joint),)))
+        journal.note(self.batch)
+        return replace(self, journal=journal)
 
     def unseen(self, joint: LogJoint) -> MixtureData:
         """Other data of the same model, in the units inside.
@@ -140,53 +187,46 @@ class MixtureFit:
         data = self.units.data(found.Y, found.G, found.weight, products=products)
         return found.spread(data, self.structure.background, self.units.unit)
 
-    def journal(self, unseen: LogJoint | None = None) -> ErrorJournal:
-        """A journal of the errors of every round."""
-        return Journal(Errors(self.units, () if unseen is None else (self.unseen(unseen),)))
-
 
 def _outputs(shape: tuple[int, int]) -> str:
     return f"{shape[0]} responses and {shape[1]} basis functions"
 
 
-def begin(
-    joint: LogJoint, start: Starting, update: Update, curvature: MixtureCurvature, most: int | None = None
-) -> MixtureFit:
+FORMULAS = (husmeier2000_update, corrected, evidence.full, evidence.coordinate, evidence.block)
+KINDS = (BoundedInflation, Unregularised, WeightDecay, GreedyDeletion, type(None))
+
+
+def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> MixtureFit:
     """The mixture recognised, and all restarts before the first round.
 
-    :param most: data on which the restarts run where there are more, and more than so many for each component.
+    :param sampled: whether restarts run on a sample where data are more than :data:`SAMPLE`, and more than
+        :data:`SAMPLE_EACH` for each component.
     :raises UnsupportedModel: when it is no mixture of linear-Gaussian kernels.
     """
     structure = recognised(joint)
     units = response_units(in_pieces(structure.Y, structure.G, structure.weight))
-    products = curvature is not evidence.block or structure.correlation is not None
+    products = settings.curvature is not evidence.block or structure.correlation is not None
     data = units.data(structure.Y, structure.G, structure.weight, products=products)
-    data = structure.spread(data, structure.background, units.unit)
-    return _begun(structure, units, data, start, update, curvature, most)
+    return _begun(structure, units, structure.spread(data, structure.background, units.unit), settings, sampled)
 
 
 def _begun(
-    structure: MixtureStructure,
-    units: ResponseUnits,
-    data: MixtureData,
-    start: Starting,
-    update: Update,
-    curvature: MixtureCurvature,
-    most: int | None,
+    structure: MixtureStructure, units: ResponseUnits, data: MixtureData, settings: EMSettings, sampled: bool
 ) -> MixtureFit:
     """All restarts before the first round, as :func:`begin`."""
     ties, own = rounds.in_units(structure.ties, units.unit), units.standard(structure.start)
-    few = data if most is None else data.sampled(max(most, SAMPLE_EACH * len(own.loc)))
-    batch = rounds.first(few, start(few, own, ties), ties, curvature, update)
-    return MixtureFit(structure, units, data, ties, batch)
+    few = data.sampled(max(SAMPLE, SAMPLE_EACH * len(own.loc))) if sampled else data
+    start = settings.initial(settings.start, few, own, ties)
+    batch, journal = rounds.first(few, start, ties, settings.curvature, settings.update), Journal(Errors(units))
+    journal.note(batch)
+    _ = data.num_data  # is kept with the data, where autograd may use it later
+    return MixtureFit(structure, units, data, ties, batch, journal)
 
 
 FEW = 64  # rows on which a model is recognised whose data come in chunks
 
 
-def begin_chunks(
-    model: Any, chunks: Chunks, start: Starting, update: Update, curvature: MixtureCurvature, most: int
-) -> MixtureFit:
+def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit:
     """The mixture recognised by a few rows, and all restarts before the first round, on a sample.
 
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or differ in more than their rows.
@@ -222,14 +262,14 @@ def begin_chunks(
     settled_model = model.settled_over(rows)
     structure = recognise_mixture(LogJoint(settled_model, settled_model.few(1, *first)))
     units = response_units(rows)
-    products = curvature is not evidence.block or structure.correlation is not None
+    products = settings.curvature is not evidence.block or structure.correlation is not None
 
     def standard(found: Responses) -> MixtureData:
         part = units.data(found.Y, found.G, found.weight, products=products)
         here = replace(structure, Y=found.Y, offset=structure.offset[:1])
         return here.spread(part, structure.background, units.unit)
 
-    return _begun(structure, units, StreamedData.of(rows.mapped(standard)), start, update, curvature, most)
+    return _begun(structure, units, StreamedData.of(rows.mapped(standard)), settings, sampled=True)
 
 
 def _first(chunks: Chunks, communicator: Communicator) -> tuple[Tensor, ...]:
@@ -241,130 +281,3 @@ def _first(chunks: Chunks, communicator: Communicator) -> tuple[Tensor, ...]:
         if sum(len(x) for x in columns[0]) >= FEW:
             break
     return tuple(communicator.gathered(torch.cat(x)[:FEW])[:FEW] for x in columns)
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The restart that a posterior is made of."""
-
-    fit: Fit[MixtureRestarts]
-    at_mode: Mixture  # one row, its weights at a mode
-    number: int
-    heights: Tensor  # (R,) log evidence of every restart in the engine's units, nan where it failed
-    reasons: tuple[str, ...]  # what those that failed said
-    limit: str  # what kept it from further splits
-
-
-def choose(
-    task: MixtureFit, fit: Fit[MixtureRestarts], deletion: Deletion | None, stop: Stop, journal: ErrorJournal
-) -> Chosen:
-    """From all restarts to one: deletion, choice, and, if anything was deleted, rounds of the chosen one alone.
-
-    :raises NotConverged: when every restart has failed, with all reasons.
-    """
-    require_any(fit.state, "BoundedInflation(rho=0.05)")
-    if deletion is not None and fit.status is not Status.INTERRUPTED:
-        before, stopped = fit, Fit(fit.state, Status.INTERRUPTED, fit.objectives)
-        fit = unless_interrupted(lambda: replace(before, state=deletion(before.state)), stopped)
-    batch, modes, reasons = fit.state, fit.state.modes, fit.state.reasons
-    best = first_highest(torch.where(batch.failed, -torch.inf, modes.occam)).reshape(1)
-    at_mode, limit = modes.mixture[best], ""
-    heights = torch.where(batch.failed, torch.nan, task.times * modes.log_evidence)
-    if (deletion or task.times > 1.0) and fit.status is not Status.INTERRUPTED:
-        alone = batch.selected(best)
-        alone = task.whole(alone.reached(alone.parameters))
-        alone, limit = (alone, "") if deletion is None else _grown(task, alone, deletion)
-        rest = iterate(_leaping(journal, stop), replace(alone, num_rounds=0), stop, "EvidenceEM")
-        objectives = fit.objectives if task.times == 1.0 else rest.objectives[:1]
-        fit = Fit(rest.state, rest.status, objectives + rest.objectives[1:])
-        at_mode = mode.find_mode(task.data, fit.state.expected.mixture)
-    elif fit.status is Status.STEP_LIMIT and float(batch.change[best]) <= stop.gradient_tolerance:
-        fit = Fit(batch, Status.CONVERGED, fit.objectives)  # the others are not
-    return Chosen(fit, at_mode, int(best), heights, reasons, limit)
-
-
-def _leaping(journal: ErrorJournal, stop: Stop) -> ErrorJournal:
-    """The same journal of rounds that leap where they crawl, unless their number was asked for."""
-    return journal if stop.counted else replace(journal, step=slowly_converging)
-
-
-def _grown(task: MixtureFit, chosen: MixtureRestarts, deletion: Deletion) -> tuple[MixtureRestarts, str]:
-    """The chosen restart with components split, and what kept it from further splits."""
-    chosen = chosen if task.times == 1.0 else settled(chosen, deletion.after)
-    loc, alike = task.structure.loc, rounds.is_exchangeable(task.ties, task.structure.loc)
-    room = most_components(task.structure.joint.model, len(loc), task.data.num_rows, alike=alike)
-    return unless_interrupted(lambda: deletion.split(chosen, task.ties, room), (chosen, "interrupted"))
-
-
-def current_posterior(task: MixtureFit, stop: Stop) -> MixturePosterior:
-    """The posterior where the best restart stands."""
-    journal, fit = task.journal(), Fit(task.batch, Status.BY_HAND, (task.batch.objective,))
-    journal.note(task.batch)
-    return posterior_of(task, choose(task, fit, None, stop, journal), journal)
-
-
-def posterior_of(task: MixtureFit, chosen: Chosen, journal: ErrorJournal) -> MixturePosterior:
-    """One mixture in the model's units."""
-    structure, fit = enlarged(task.structure, len(chosen.at_mode.loc)), chosen.fit
-    at_mode = chosen.at_mode.rebuilt(lambda _, x: x.clone())  # inference mode may have made it: no derivatives then
-    at_mode = replace(at_mode, loc=at_mode.loc.clone())
-    state, mixture = laplace_state(structure, task.units, task.data, at_mode)
-    return MixturePosterior(
-        state,
-        fit.status.value,
-        tuple(v - float(task.jacobian) for v in fit.objectives),
-        chosen.heights - task.jacobian,
-        chosen.reasons,
-        recognised=structure,
-        mixture=mixture,
-        num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
-        paths=path_of(journal.entries, chosen.number),
-        limit=chosen.limit,
-    )
-
-
-Found = TypeVar("Found", bound=LaplacePosterior)
-
-
-class Settings(Protocol):
-    """The settings of one run of an engine."""
-
-    update: Update
-    initial: RandomWeights
-    deletion: Deletion | None
-    stop: Stop
-
-
-def run(task: MixtureFit, settings: Settings, journal: ErrorJournal) -> MixturePosterior:
-    """Warm-up, rounds of all restarts, deletion, rounds of the chosen one.
-
-    :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
-    """
-    stop, deletion = settings.stop, settings.deletion
-    together = stop if deletion is None else replace(stop, num_steps=min(stop.num_steps, deletion.after))
-    _ = task.data.num_data  # is kept with the data, where autograd may use it later
-    with torch.inference_mode(is_closed(task, settings)):
-        journal.note(task.batch)
-        step = journal if deletion is not None else _leaping(journal, stop)
-        fit = restarts.em(task.batch, settings.initial.warm_up, together, step)
-        chosen = choose(task, fit, deletion, stop, journal)
-    return warn_unless_converged(posterior_of(task, chosen, journal), stop)
-
-
-FORMULAS = (husmeier2000_update, corrected, evidence.full, evidence.coordinate, evidence.block)
-KINDS = (BoundedInflation, Unregularised, WeightDecay, GreedyDeletion, type(None))
-
-
-def is_closed(task: MixtureFit, settings: Settings) -> bool:
-    """Whether rounds are formulas of ours on data in memory, which ask nothing of autograd."""
-    given = settings.update, settings.deletion, task.batch.expected.curvature
-    return task.data.in_one_piece and all(x in FORMULAS or type(x) in KINDS for x in given)
-
-
-def warn_unless_converged(posterior: Found, stop: Stop) -> Found:
-    """The posterior; where it is not converged, though that was asked for, a warning or an error before.
-
-    :raises NotConverged: with ``stop.throw``.
-    """
-    require_convergence("EvidenceEM", Status(posterior.status), posterior, stop)
-    return posterior

@@ -2,20 +2,28 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import expectation
+from pyro_evidence.mixture.data import ResponseUnits
 from pyro_evidence.mixture.evidence import PointwiseJoint, pointwise_joint
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of, solve_weights
-from pyro_evidence.mixture.updates import EStep, estep
+from pyro_evidence.mixture.recognise import MixtureStructure
+from pyro_evidence.mixture.updates import SMALLEST, EStep, estep, padded
 from pyro_evidence.numerics import newton
 from pyro_evidence.numerics.batched import distinct
 from pyro_evidence.numerics.evidence import log_evidence as laplace
+from pyro_evidence.numerics.linalg import cholesky
+from pyro_evidence.precision.choices import exact_hessian
+from pyro_evidence.precision.dense import Dense
+from pyro_evidence.structure.density import AutogradDensity
+from pyro_evidence.structure.recognise import Structure
 
 LOG_RANGE = math.log(10.0)  # nats: prior range of a log hyperparameter; 1 to 100 lead to the same choices
 TOLERANCE = 1e-14  # nats that a Newton step may still promise
@@ -41,7 +49,7 @@ class _Rows:
         return mixture_evidence.log_joint(*self.unpacked(u))
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        value, slope = mixture_evidence.gradient(*self.unpacked(u))
+        value, slope = mixture_evidence.log_joint_gradient(*self.unpacked(u))
         return value, pad(slope.flatten(1), (0, 1))
 
     def precision(self, u: Tensor) -> Tensor:
@@ -64,7 +72,7 @@ class _InOnePiece(_Rows):
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         data, mixture = self.unpacked(u)
         self.seen = u, pointwise_joint(data, mixture)
-        value, slope = mixture_evidence.with_prior(mixture_evidence.gradient_of(self.seen[1], data), mixture)
+        value, slope = mixture_evidence.with_prior(mixture_evidence.likelihood_gradient(self.seen[1], data), mixture)
         return value, pad(slope.flatten(1), (0, 1))
 
     def curvature(self, u: Tensor, data: MixtureData, mixture: Mixture) -> Tensor:
@@ -128,7 +136,7 @@ def _polished(data: MixtureData, mixture: Mixture, num_newton: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Modes:
+class RestartModes:
     """The rows of a batch at their modes, and how high these are, nats; -inf where there is no mode."""
 
     mixture: Mixture
@@ -136,7 +144,7 @@ class Modes:
     occam: Tensor  # (R,) with :func:`occam_factor` added
 
 
-def modes(expected: EStep, exact: Tensor | None = None) -> Modes:
+def modes(expected: EStep, exact: Tensor | None = None) -> RestartModes:
     """The mode of each row with its evidences, a few rows at a time.
 
     Where data and weights are many, rows are compared in the curvature of the engine and at weights as they are; only
@@ -147,32 +155,32 @@ def modes(expected: EStep, exact: Tensor | None = None) -> Modes:
     evidence = expected.log_evidence
     if expected.mixture.w.numel() * expected.data.num_rows <= MANY:
         exact = torch.arange(len(evidence), device=evidence.device)
-    found = Modes(expected.mixture, evidence, evidence + occam_factor(expected))
+    found = RestartModes(expected.mixture, evidence, evidence + occam_factor(expected))
     found = replace(found, log_evidence=_finite(found.log_evidence), occam=_finite(found.occam))
     chosen = distinct(found.occam, expected.mixture.active.sum(-1), NEAR) if exact is None else exact
     return _exactly(expected, found, chosen) if len(chosen) else found
 
 
-def _exactly(expected: EStep, found: Modes, chosen: Tensor) -> Modes:
+def _exactly(expected: EStep, found: RestartModes, chosen: Tensor) -> RestartModes:
     """Modes with those of the rows ``chosen`` by the full Hessian."""
     own = rows_of(expected.data, chosen)
     mode = find_mode(own, expected.mixture[chosen])
     numbers = []
     for rows in chunks(own, mode):
         here = estep(rows_of(own, rows), mode[rows], expected.ties, mixture_evidence.full)
-        evidence = log_evidence(here)
+        evidence = exact_log_evidence(here)
         numbers.append((evidence, evidence + occam_factor(here)))
     heights = [_finite(torch.cat(x)) for x in zip(*numbers, strict=True)]
     old = (found.log_evidence, found.occam)
     new = (x.index_copy(0, chosen, height) for x, height in zip(old, heights, strict=True))
-    return Modes(replace(found.mixture, w=found.mixture.w.index_copy(0, chosen, mode.w)), *new)
+    return RestartModes(replace(found.mixture, w=found.mixture.w.index_copy(0, chosen, mode.w)), *new)
 
 
 def _finite(height: Tensor) -> Tensor:
     return torch.where(height.isfinite(), height, -torch.inf)
 
 
-def log_evidence(expected: EStep) -> Tensor:
+def exact_log_evidence(expected: EStep) -> Tensor:
     """Laplace log evidence at a mode, nats, shape ``(R,)``, by residuals: exact where sums of squares cancel."""
     log_joint = mixture_evidence.log_joint(expected.data, expected.mixture)
     return laplace(log_joint, expected.well_determined.log_det, expected.mixture.alpha[0].numel())
@@ -187,21 +195,74 @@ def occam_factor(expected: EStep) -> Tensor:
     evidence is not ``log_evidence``.  MacKay (1992), sec. 5.1.
     """
     active = expected.mixture.active
-    if expected.mixture.noise.dim() == 4:
+    if expected.mixture.has_full_noise:
         m = expected.gamma.shape[-1]
-        noise = (_factor(expected.stats.counts) * active.to(expected.gamma)).sum(-1) * m * (m + 1) / 2
+        noise = m * (m + 1) / 2 * precision_factor(expected.stats.counts * active)  # a pruned component has no data
     else:
-        left = (expected.stats.counts.unsqueeze(-1) - expected.gamma) * active.unsqueeze(-1).to(expected.gamma)
-        noise = _factor(expected.ties.beta_pool.per_group(left, expected.ties.beta_free)).sum(-1)
-    gamma, ties = expected.well_determined.gamma, expected.ties
-    alpha = _factor(ties.alpha_pool.per_group(gamma, ties.alpha_free)).sum(-1)
-    num = active.sum(-1).to(gamma)
-    spread = 0.5 * torch.where(active, expected.mixture.log_mixing, 0.0).sum(-1)
-    widths = 0.5 * (num - 1.0) * torch.log(2.0 * math.pi / expected.data.num_data)
-    return noise + alpha + (torch.lgamma(num) + widths + spread + torch.lgamma(num + 1.0))
+        left = (expected.stats.counts.unsqueeze(-1) - expected.gamma) * active.unsqueeze(-1)
+        noise = precision_factor(expected.ties.beta_pool.per_group(left, expected.ties.beta_free))
+    ties = expected.ties
+    alpha = precision_factor(ties.alpha_pool.per_group(expected.well_determined.gamma, ties.alpha_free))
+    return noise + alpha + mixing_factor(expected.mixture, expected.data.num_data)
 
 
-def _factor(amount: Tensor) -> Tensor:
-    """Log of posterior width over prior range of one log precision; 0 where the data say nothing."""
-    width = 0.5 * (4.0 * math.pi / amount.clamp(min=1e-300)).log()  # keeps the logarithm finite
-    return (width - LOG_RANGE).clamp(max=0.0)
+def precision_factor(amount: Tensor) -> Tensor:
+    """Sum of the logs of posterior width over prior range of log precisions, nats, shape ``(R,)``.
+
+    :param amount: of data or parameters that tell each, shape ``(R, groups)``; 0 where they say nothing.
+    """
+    width = 0.5 * (4.0 * math.pi / amount.clamp(min=SMALLEST)).log()  # keeps the logarithm finite
+    return (width - LOG_RANGE).clamp(max=0.0).sum(-1)
+
+
+class Shares(Protocol):
+    """Parameters of a mixture whose components may be pruned."""
+
+    @property
+    def active(self) -> Tensor:
+        """Components that are not pruned, shape ``(R, K)`` bool."""
+
+    @property
+    def log_mixing(self) -> Tensor:
+        """Log shares, shape ``(R, K)``."""
+
+
+def mixing_factor(mixture: Shares, num_data: Tensor) -> Tensor:
+    """Log of the posterior width of the mixing under a uniform prior, and ``log K!`` for the labels, ``(R,)``."""
+    num = mixture.active.sum(-1).to(mixture.log_mixing)
+    spread = 0.5 * torch.where(mixture.active, mixture.log_mixing, 0.0).sum(-1)
+    widths = 0.5 * (num - 1.0) * torch.log(2.0 * math.pi / num_data)
+    return torch.lgamma(num) + widths + spread + torch.lgamma(num + 1.0)
+
+
+def laplace_state(
+    structure: MixtureStructure, units: ResponseUnits, data: MixtureData, inside: Mixture
+) -> tuple[LaplaceState, Mixture]:
+    """Laplace's approximation at a mode, full Hessian in closed form, and the mixture, both in the model's units.
+
+    :param data: in the standard units that ``units`` describes, as is ``inside``, one row.
+    :return: the mixture has pruned components in their place.
+    :raises NotPositiveDefinite: when the weights are not at a mode.
+    """
+    whole = padded(inside, units.standard(structure.start))
+    mixture = structure.consistent(units.original(whole))
+    joint = structure.fixed(structure.params(mixture))
+    u, place = structure.flat(mixture.w[0]), structure.index.flatten().argsort()
+    small = mixture_evidence.full(data, inside, e_step(data, inside))[0, 0]
+    unit = units.unit.unsqueeze(-1).expand(inside.w.shape[1:]).flatten()  # of each weight inside
+    A, num = mixture.alpha.flatten().diag(), len(small)
+    A[:num, :num] += small / (unit * unit.unsqueeze(-1))
+    A = A[place][:, place]  # in the order of the flat latents
+    precision = Dense(cholesky(A, "posterior precision A", joint.latents.label).unsqueeze(0))
+    value, slope = (x[0] for x in mixture_evidence.log_joint_gradient(data, inside))
+    priors = [mixture_evidence.log_prior(x)[0] for x in (mixture, inside)]
+    log_joint = value - units.log_jacobian(data) + priors[0] - priors[1]
+    slopes = torch.zeros_like(mixture.w[0])
+    slopes[: len(slope)] = slope / units.unit.unsqueeze(-1)
+    gradient = structure.flat(slopes)
+    evidence = laplace(log_joint, precision.log_det[0], len(u))
+    density = Structure(None, None, None, AutogradDensity(joint, None))
+    problem = Problem(joint, density, exact_hessian, torch.ones(len(u), dtype=torch.bool))
+    decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
+    parts = (log_joint, precision, decrement, evidence, torch.zeros_like(evidence))
+    return LaplaceState(problem, joint.initial_theta, u, *parts), mixture

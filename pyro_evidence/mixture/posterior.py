@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,60 +12,16 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.process_state import own_random_numbers
-from pyro_evidence.laplace.approximation import LaplaceState, Problem
-from pyro_evidence.mixture import evidence as mixture_evidence
-from pyro_evidence.mixture import rounds
 from pyro_evidence.mixture.correlation import CorrelationGain, correlation_gain
-from pyro_evidence.mixture.data import ResponseUnits
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.evidence import well_determined
-from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step
+from pyro_evidence.mixture.expectation import Mixture
 from pyro_evidence.mixture.recognise import Kernels, MixtureStructure, kernels, recognise_mixture, with_components
-from pyro_evidence.numerics.evidence import log_evidence
-from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.precision.choices import exact_hessian
-from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.checks import as_tensors, new_data, require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, seeded
-from pyro_evidence.structure.density import AutogradDensity
-from pyro_evidence.structure.recognise import Structure
-
-
-def laplace_state(
-    structure: MixtureStructure, units: ResponseUnits, data: MixtureData, inside: Mixture
-) -> tuple[LaplaceState, Mixture]:
-    """Laplace's approximation at a mode, full Hessian in closed form, and the mixture, both in the model's units.
-
-    :param data: in the standard units that ``units`` describes, as is ``inside``, one row.
-    :return: the mixture has pruned components in their place.
-    :raises NotPositiveDefinite: when the weights are not at a mode.
-    """
-    whole = rounds.padded(inside, units.standard(structure.start))
-    mixture = structure.consistent(units.original(whole))
-    joint = structure.fixed(structure.params(mixture))
-    u, place = structure.flat(mixture.w[0]), structure.index.flatten().argsort()
-    small = mixture_evidence.full(data, inside, e_step(data, inside))[0, 0]
-    unit = units.unit.unsqueeze(-1).expand(inside.w.shape[1:]).flatten()  # of each weight inside
-    A, num = mixture.alpha.flatten().diag(), len(small)
-    A[:num, :num] += small / (unit * unit.unsqueeze(-1))
-    A = A[place][:, place]  # in the order of the flat latents
-    precision = Dense(cholesky(A, "posterior precision A", joint.latents.label).unsqueeze(0))
-    value, slope = (x[0] for x in mixture_evidence.gradient(data, inside))
-    priors = [mixture_evidence.log_prior(x)[0] for x in (mixture, inside)]
-    log_joint = value - units.log_jacobian(data) + priors[0] - priors[1]
-    slopes = torch.zeros_like(mixture.w[0])
-    slopes[: len(slope)] = slope / units.unit.unsqueeze(-1)
-    gradient = structure.flat(slopes)
-    evidence = log_evidence(log_joint, precision.log_det[0], len(u))
-    density = Structure(None, None, None, AutogradDensity(joint, None))
-    problem = Problem(joint, density, exact_hessian, torch.ones(len(u), dtype=torch.bool))
-    decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
-    parts = (log_joint, precision, decrement, evidence, torch.zeros_like(evidence))
-    return LaplaceState(problem, joint.initial_theta, u, *parts), mixture
-
 
 MIXTURE = archive.LAPLACE | {"paths": [Array("S")], "num_components": int, "limit": str}
 
@@ -96,16 +52,12 @@ class MixturePosterior(LaplacePosterior):
     _in_blocks: ClassVar[bool] = False
     _maximises_evidence: ClassVar[bool] = False
 
-    recognised: MixtureStructure | None = None
-    mixture: Mixture | None = None
+    _: KW_ONLY
+    recognised: MixtureStructure
+    mixture: Mixture
     num_clipped: int = 0
     paths: tuple[Tensor, ...] = ()
     limit: str = ""
-
-    @property
-    def _mixture(self) -> Mixture:
-        assert self.mixture is not None
-        return self.mixture
 
     @property
     def train_nll(self) -> Tensor:
@@ -131,7 +83,7 @@ class MixturePosterior(LaplacePosterior):
     @property
     def active(self) -> Tensor:
         """Components that are not pruned, shape ``(K,)`` bool."""
-        return self._mixture.active[0]
+        return self.mixture.active[0]
 
     @property
     def num_components(self) -> int:
@@ -152,19 +104,11 @@ class MixturePosterior(LaplacePosterior):
 
         From the full Hessian at the mode.
         """
-        assert self.recognised is not None
-        joint, scaling = self.recognised.joint, self.recognised.alpha
         tril = self.state.precision.tril[0]  # type: ignore[attr-defined]
         place = self.recognised.index.flatten()
-        A = (tril @ tril.mT)[place][:, place] - self._mixture.alpha.flatten().diag()
-        each = well_determined(A[None, None], self._mixture.alpha).gamma[0]
-        total = torch.zeros(joint.hypers.size, dtype=torch.float64)
-        free = scaling.index >= 0
-        total.index_add_(0, scaling.index[free], each[free])
-        named = {p.name: joint.hypers.slices[p.name] for p in joint.hypers}
-        used = set(scaling.index.unique().tolist())
-        shapes = {p.name: p.unconstrained_shape for p in joint.hypers}
-        return {n: total[s].reshape(shapes[n]) for n, s in named.items() if set(range(s.start, s.stop)) & used}
+        A = (tril @ tril.mT)[place][:, place] - self.mixture.alpha.flatten().diag()
+        each = well_determined(A[None, None], self.mixture.alpha).gamma[0]
+        return self.recognised.alpha.totals(self.recognised.joint.hypers, each)
 
     def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
         """The fitted density at the mode; for a conditional model one for each row of the inputs given.
@@ -199,9 +143,8 @@ class MixturePosterior(LaplacePosterior):
 
     def _kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         """The kernels at these arguments; at the training data without any."""
-        assert self.recognised is not None
         structure = self.recognised
-        joint = structure.fixed(structure.params(self._mixture))
+        joint = structure.fixed(structure.params(self.mixture))
         if args or kwargs:
             joint = copy.copy(joint)
             joint.args, joint.kwargs = as_tensors(args, kwargs)
@@ -209,12 +152,11 @@ class MixturePosterior(LaplacePosterior):
             require_kept(joint, "a method without arguments")
         with own_random_numbers():  # a response that is not given is drawn, and not looked at
             with new_data(joint.args, joint.kwargs):
-                trace = joint.trace(structure.flat(self._mixture.w[0]), joint.initial_theta)
+                trace = joint.trace(structure.flat(self.mixture.w[0]), joint.initial_theta)
         return kernels(joint, trace)
 
     def _density(self, found: Kernels) -> MixtureDensity:
-        assert self.recognised is not None
-        loc, noise, background = found.loc.movedim(0, 1).detach(), self._mixture.noise[0], self.recognised.background
+        loc, noise, background = found.loc.movedim(0, 1).detach(), self.mixture.noise[0], self.recognised.background
         tril = noise.rsqrt().diag_embed() if noise.dim() == 2 else torch.linalg.cholesky(torch.linalg.inv(noise))
         tril = tril.to(loc).expand(1, *loc.shape[1:], loc.shape[-1])
         parts = found.probs.detach().log().unsqueeze(0), loc, tril
@@ -222,7 +164,6 @@ class MixturePosterior(LaplacePosterior):
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         """The kernels at arguments with responses, as many as were fitted."""
-        assert self.recognised is not None
         found = self._kernels(args, kwargs)
         if not found.is_observed:
             raise BadInput("the arguments hold no responses; expected them as for run(...).")
@@ -269,10 +210,9 @@ class MixturePosterior(LaplacePosterior):
     @property
     def correlation_gain(self) -> CorrelationGain | None:
         """What correlated noise would gain; None where it is correlated, or the data were not kept or have gaps."""
-        assert self.recognised is not None
         if not self._joint.has_data:
             return None
-        return correlation_gain(self.recognised, self._mixture, self.responsibilities())
+        return correlation_gain(self.recognised, self.mixture, self.responsibilities())
 
     def save(self, path: str | Path) -> None:
         """Tensors and settings, no code.
@@ -306,7 +246,6 @@ class MixturePosterior(LaplacePosterior):
 
 def without_data(posterior: MixturePosterior) -> MixturePosterior:
     """The posterior of a fit whose data were not kept; what needs them asks for them."""
-    assert posterior.recognised is not None
     state, structure = posterior.state, posterior.recognised
     joint, own = copy.copy(structure.joint), copy.copy(state.problem.joint)
     joint.args, joint.has_data = own.args, own.has_data = (), False

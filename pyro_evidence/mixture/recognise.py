@@ -5,20 +5,21 @@ model's own weights and params.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, constraints
 
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.mixture.density import beside
+from pyro_evidence.mixture.density import with_floor
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
 from pyro_evidence.mixture.updates import SharedParameters
-from pyro_evidence.numerics.coordinates import Coordinates
-from pyro_evidence.numerics.derivatives import jacobian
+from pyro_evidence.numerics.coordinates import Coordinates, is_identity
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, jacobian
 from pyro_evidence.program import predictors
 from pyro_evidence.program.distributions import Background, WithBackground, WithGaps
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -26,8 +27,8 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 Trace = Any
 
 
-class NoMixture(ValueError):
-    """Not a mixture of linear-Gaussian kernels, and why."""
+class NotRecognised(ValueError):
+    """Not the mixture that is looked for, and why."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,10 @@ class Kernels:
 def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     """The kernels of one trace.
 
-    :raises NoMixture: when the observed site is not a mixture of Gaussians.
+    :raises NotRecognised: when the observed site is not a mixture of Gaussians.
     """
     if len(joint.observed) != 1 or len(joint.discrete) > 1:
-        raise NoMixture(f"it has {len(joint.observed)} observed and {len(joint.discrete)} discrete sites")
+        raise NotRecognised(f"it has {len(joint.observed)} observed and {len(joint.discrete)} discrete sites")
     node = trace.nodes[joint.observed[0]]
     fn = node["fn"]
     background = fn.background if isinstance(fn, WithBackground) else None
@@ -58,11 +59,11 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     parts = predictors.unwrapped(fn if seen is None else fn.base_dist)
     base, num_event = parts.base, parts.inner
     if not isinstance(base, Normal | MultivariateNormal):
-        raise NoMixture(f"site '{joint.observed[0]}' is {type(base).__name__}")
+        raise NotRecognised(f"site '{joint.observed[0]}' is {type(base).__name__}")
     if seen is not None and isinstance(base, MultivariateNormal):
-        raise NoMixture("elements of its data are missing and its noise is correlated")
+        raise NotRecognised("elements of its data are missing and its noise is correlated")
     if node["mask"] is not None:
-        raise NoMixture("its data are masked")
+        raise NotRecognised("its data are masked")
     value, full = node["value"], isinstance(base, MultivariateNormal)
     if not node["is_observed"]:  # zeros of the data's shape: the trace holds draws for every component
         value = value.new_zeros(node["fn"].batch_shape[-1:] + node["fn"].event_shape)
@@ -70,27 +71,27 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
         value = torch.where(seen, value, torch.nan)
     event = 1 if full else num_event
     if value.dim() - event != 1 or event > 1:
-        raise NoMixture(f"data of shape {tuple(value.shape)} are not in one plate, one datum a number or a vector")
+        raise NotRecognised(f"data of shape {tuple(value.shape)} are not in one plate, one datum a number or a vector")
     value = value if event else value.unsqueeze(-1)
     if joint.discrete:
         choice = trace.nodes[joint.discrete[0]]
         if len(choice["cond_indep_stack"]) != 1:
-            raise NoMixture(f"site '{joint.discrete[0]}' is not in one plate")
+            raise NotRecognised(f"site '{joint.discrete[0]}' is not in one plate")
         position, probs = choice["infer"]["_enumerate_dim"], choice["fn"].probs
     elif parts.mixing is not None:
         position, probs = -1, parts.mixing.probs
     else:
-        raise NoMixture("it has no components")
+        raise NotRecognised("it has no components")
     probs = probs.reshape(-1, probs.shape[-1])
     if not bool((probs == probs[:1]).all()):
-        raise NoMixture("its mixing depends on the datum")
+        raise NotRecognised("its mixing depends on the datum")
     loc, scale = base.loc, base.scale_tril if isinstance(base, MultivariateNormal) else base.scale
     if not event:
         loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
     loc, scale = _laid_out(loc, position, 1), _laid_out(scale, position, 1 + full)
     weight = torch.as_tensor(node["scale"]).to(value.dtype).expand(len(value))
     if joint.discrete and bool((weight != 1).any()):
-        raise NoMixture(
+        raise NotRecognised(
             "poutine.scale around an enumerated site is not a weight of the data; write it as MixtureSameFamily"
         )
     return Kernels(loc, scale, probs[0], value.detach(), weight, bool(node["is_observed"]), background)
@@ -137,10 +138,6 @@ def _joint_of_rows(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return thin.on(args, kwargs, times=step)
 
 
-TOLERANCES = {torch.float64: 1e-9}  # relative: what counts as equal at random points
-SINGLE = 3e-5  # the same in float32
-
-
 @dataclass(frozen=True)
 class Scaling:
     """A group of precisions: log precision is ``power * theta + offset``; index -1 where nothing is learned."""
@@ -148,6 +145,35 @@ class Scaling:
     index: Tensor  # (...) coordinate of theta
     power: Tensor  # (...)
     offset: Tensor  # (...)
+
+    @property
+    def free(self) -> Tensor:
+        """Which of the precisions are learned, shape ``(...)`` bool."""
+        return self.index >= 0
+
+    @property
+    def group(self) -> Tensor:
+        """Number of the group of each precision, shape ``(...)``; what is fixed comes last, grouped by its values."""
+        owner = torch.where(self.free, self.index, self.index.max() + 1)
+        parts = torch.stack([owner.to(self.offset), torch.where(self.free, 0.0, self.offset)], -1).flatten(0, -2)
+        return parts.unique(dim=0, return_inverse=True)[1].reshape(owner.shape)
+
+    def write(self, theta: Tensor, log_precision: Tensor, on: Tensor) -> None:
+        """Put the hyperparameters that give these precisions, where ``on`` ``(...)``, into ``theta``."""
+        chosen = self.free & on
+        theta[self.index[chosen]] = ((log_precision - self.offset)[chosen]) / self.power[chosen]
+
+    def read(self, theta: Tensor) -> Tensor:
+        """The precisions that ``theta`` gives, shape ``(...)``."""
+        padded = torch.cat([theta, theta.new_zeros(1)])  # index -1 reads the zero
+        return (self.power * padded[self.index] + self.offset).exp()
+
+    def totals(self, hypers: Coordinates, each: Tensor) -> dict[str, Tensor]:
+        """Sums of ``each`` ``(...)`` over what a hyperparameter scales, by its name and in its shape."""
+        total = each.new_zeros(hypers.size).index_add_(0, self.index[self.free], each[self.free])
+        used = set(self.index.unique().tolist())
+        places = {p.name: (hypers.slices[p.name], p.unconstrained_shape) for p in hypers}
+        return {n: total[s].reshape(shape) for n, (s, shape) in places.items() if set(range(s.start, s.stop)) & used}
 
 
 @dataclass(frozen=True)
@@ -171,19 +197,18 @@ class MixtureStructure:
     @property
     def ties(self) -> SharedParameters:
         """Which hyperparameters are shared, and which are learned."""
-        alpha, beta = _groups(self.alpha), _groups(self.beta)
-        free = self.alpha.index >= 0, self.beta.index >= 0
-        return SharedParameters(alpha[0], alpha[1], beta[0], beta[1], free[0], free[1], self.mixing is not None)
+        parts = [(x.group, x.offset.exp()) for x in (self.alpha, self.beta)]
+        return SharedParameters(*parts[0], *parts[1], self.alpha.free, self.beta.free, self.mixing is not None)
 
     def spread(self, data: MixtureData, background: Background | None, unit: Tensor | None = None) -> MixtureData:
         """The data, made of this model's responses measured in ``unit`` ``(m,)``, with a background beside."""
-        return data if background is None else beside(data, background, self.Y + self.offset, unit)
+        return data if background is None else with_floor(data, background, self.Y + self.offset, unit)
 
     def theta(self, mixture: Mixture) -> Tensor:
         """Unconstrained hyperparameters of the first row; those of pruned components stay where the model has them."""
-        theta, on = self.joint.initial_theta.clone(), mixture.active[0]
-        _write(theta, self.alpha, mixture.alpha[0].log(), on)
-        _write(theta, self.beta, -_covariance(mixture).diagonal(dim1=-2, dim2=-1).log(), on)
+        theta, on = self.joint.initial_theta.clone(), mixture.active[0].unsqueeze(-1)
+        self.alpha.write(theta, mixture.alpha[0].log(), on.unsqueeze(-1))
+        self.beta.write(theta, -_covariance(mixture).diagonal(dim1=-2, dim2=-1).log(), on)
         return theta
 
     def params(self, mixture: Mixture) -> dict[str, Tensor]:
@@ -200,9 +225,9 @@ class MixtureStructure:
     def consistent(self, mixture: Mixture) -> Mixture:
         """The first row, with pruned components given the hyperparameters that they share with others."""
         theta, off = self.theta(mixture), ~mixture.active
-        alpha = torch.where(off[..., None, None], _read(theta, self.alpha), mixture.alpha)
-        beta = _read(theta, self.beta)
-        if mixture.noise.dim() == 4:
+        alpha = torch.where(off[..., None, None], self.alpha.read(theta), mixture.alpha)
+        beta = self.beta.read(theta)
+        if mixture.has_full_noise:
             return replace(mixture, alpha=alpha)
         return replace(mixture, alpha=alpha, noise=torch.where(off.unsqueeze(-1), beta, mixture.noise))
 
@@ -224,35 +249,11 @@ def held_at(joint: LogJoint, params: Mapping[str, Tensor]) -> LogJoint:
     return held
 
 
-def _groups(scaling: Scaling) -> tuple[Tensor, Tensor]:
-    """Contiguous group numbers, what is fixed last, and the ratio of each member to its group's value."""
-    _, group = scaling.index.unique(return_inverse=True)
-    group = torch.where(scaling.index < 0, group.max() + 1, group)
-    return group.unique(return_inverse=True)[1], scaling.offset.exp()
-
-
 def _covariance(mixture: Mixture) -> Tensor:
     """Noise covariances of the first row, shape ``(K, m, m)``."""
-    if mixture.noise.dim() == 4:
+    if mixture.has_full_noise:
         return torch.linalg.inv(mixture.noise[0])
     return mixture.noise[0].reciprocal().diag_embed()
-
-
-def _write(theta: Tensor, scaling: Scaling, log_precision: Tensor, on: Tensor) -> None:
-    """Put the hyperparameters that give these precisions of the components ``on`` into ``theta``."""
-    chosen = (scaling.index >= 0) & on.reshape(-1, *[1] * (scaling.index.dim() - 1))
-    values = (log_precision - scaling.offset) / torch.where(chosen, scaling.power, 1.0)
-    theta[scaling.index[chosen]] = values[chosen]
-
-
-def _read(theta: Tensor, scaling: Scaling) -> Tensor:
-    """The precisions that ``theta`` gives."""
-    padded = torch.cat([theta, theta.new_zeros(1)])  # index -1 reads the zero
-    return (torch.where(scaling.index >= 0, scaling.power, 0.0) * padded[scaling.index] + scaling.offset).exp()
-
-
-def _tolerance(joint: LogJoint) -> float:
-    return TOLERANCES.get(joint.dtype, SINGLE)
 
 
 def recognise_mixture(joint: LogJoint) -> MixtureStructure:
@@ -262,7 +263,7 @@ def recognise_mixture(joint: LogJoint) -> MixtureStructure:
     """
     try:
         return _recognise(joint)
-    except NoMixture as reason:
+    except NotRecognised as reason:
         raise UnsupportedModel(
             f"the model is not a mixture of linear-Gaussian kernels: {reason}. Expected one local discrete site "
             f"(or a MixtureSameFamily) in one plate, and Normal or MultivariateNormal data, linear in Normal weights."
@@ -320,161 +321,228 @@ def _double(x: Tensor) -> Tensor:
 
 
 def _recognise(joint: LogJoint) -> MixtureStructure:
-    points = [_Point.drawn(joint, seed) for seed in (1, 2)]
+    points = [ModelRun.drawn(joint, kernels, seed) for seed in (1, 2)]
     index = _weight_index(joint, points[0])
-    origin = _Point.drawn(joint, None)
+    origin = ModelRun.drawn(joint, kernels, None)
     G, offset = _basis(joint, index, origin)
     loc, alpha = _prior(joint, points, index)
     beta, correlation = _noise(joint, points)
-    mixing = _mixing(joint, points[0], [alpha, beta], correlation)
-    kernels = points[0].kernels
-    start = _start(origin.kernels, alpha, joint.initial_theta, loc)
-    Y = (kernels.value - offset).double()
+    mixing = held_mixing(joint, points, [p.seen.probs for p in points])
+    require_known(joint, [alpha, beta], {mixing, correlation})
+    seen = points[0].seen
+    Y = (seen.value - offset).double()
+    start = _start(origin.seen, alpha, joint.initial_theta, loc)
     structure = MixtureStructure(
-        joint, index, Y, G, kernels.weight.double(), loc, alpha, beta, correlation, mixing, start,
-        offset.double(), None if kernels.background is None else kernels.background.double(),
+        joint, index, Y, G, seen.weight.double(), loc, alpha, beta, correlation, mixing, start,
+        offset.double(), None if seen.background is None else seen.background.double(),
     )  # fmt: skip
     _verify(structure, points[1])
     return structure
 
 
+Seen = TypeVar("Seen")
+
+
 @dataclass(frozen=True)
-class _Point:
+class ModelRun(Generic[Seen]):
+    """One run of a model, and what the observed site says there."""
+
+    joint: LogJoint
     u: Tensor
     theta: Tensor
     trace: Trace
-    kernels: Kernels
+    seen: Seen
+
+    @property
+    def tolerance(self) -> float:
+        """What counts as equal, relatively: half of the digits of the model's numbers."""
+        return float(torch.finfo(self.joint.dtype).eps ** 0.5)
+
+    @cached_property
+    def params(self) -> dict[str, Tensor]:
+        """The params at this point, held ones among them."""
+        return self.joint.split_hypers(self.theta.detach())[0]
 
     @staticmethod
-    def drawn(joint: LogJoint, seed: int | None, u: Tensor | None = None) -> "_Point":
-        """Random weights and hyperparameters near the start; ``None``: the start itself, at weights of zero."""
-        generator = torch.Generator().manual_seed(seed or 0)
-        scale = 0.0 if seed is None else 1.0
-        noise = [
-            torch.randn(n, generator=generator, dtype=torch.float64) for n in (joint.latents.size, joint.hypers.size)
-        ]
-        u = (scale * noise[0].to(joint.device) if u is None else u).requires_grad_()
-        theta = (joint.initial_theta + 0.1 * scale * noise[1].to(joint.device)).requires_grad_()
+    def drawn(
+        joint: LogJoint, read: Callable[[LogJoint, Trace], Seen], seed: int | None, u: Tensor | None = None
+    ) -> "ModelRun[Seen]":
+        """Random latents and hyperparameters near the start; ``None``: the start itself, at latents of zero.
+
+        Hyperparameters on the whole line move in proportion to what they are, so that they are seen moving.
+        """
+        generator, scale = torch.Generator().manual_seed(seed or 0), float(seed is not None)
+        sizes = (joint.latents.size, joint.hypers.size)
+        noise = [scale * torch.randn(n, generator=generator, dtype=torch.float64).to(joint.device) for n in sizes]
+        width = torch.ones_like(joint.initial_theta)
+        for part in joint.hypers:
+            if is_identity(part.transform):
+                place = joint.hypers.slices[part.name]
+                width[place] = joint.initial_theta[place].abs().clamp(min=1.0)  # about zero by 1, in data's units
+        theta = (
+            joint.initial_theta + 0.1 * width * noise[1]
+        ).requires_grad_()  # a tenth: no precision leaves its range
+        u = (noise[0] if u is None else u).requires_grad_()
         trace = joint.trace(u, theta)
-        return _Point(u, theta, trace, kernels(joint, trace))
+        return ModelRun(joint, u, theta, trace, read(joint, trace))
 
 
-def _weight_index(joint: LogJoint, point: _Point) -> Tensor:
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Whether ``a`` is ``b``, up to ``tolerance`` of each element and of 1."""
+    a, b = a.detach().double(), b.detach().double()
+    return bool(((a - b).abs() <= tolerance * (1.0 + b.abs())).all())
+
+
+def scaling(precisions: Sequence[Tensor], points: Sequence[ModelRun[Any]], what: str) -> Scaling:
+    """Which hyperparameter scales each precision, and to which power: the same at both points.
+
+    Products of the derivatives with ones and with 1, 2, ... give the slope and its place where there is one slope
+    only; a product with a generic vector tells whether that is so.
+
+    :param precisions: at each point.
+    :param what: they are, for the message.
+    :raises NotRecognised: where a precision is something else.
+    """
+    tolerance, theta = points[0].tolerance, points[0].theta.detach()
+    generic, count = generic_directions(1, len(theta), theta)[0], torch.arange(1.0, len(theta) + 1).to(theta)
+    directions, found = torch.stack([torch.ones_like(theta), count, generic]), []
+    for precision, point in zip(precisions, points, strict=True):
+        slope, place, mixed = Forward(precision.log().reshape(-1), point.theta).along(directions).double()
+        used = slope.abs() > tolerance
+        owner = torch.where(used, place / torch.where(used, slope, 1.0), 0.0).round().long().clamp(0, len(theta)) - 1
+        expected = torch.where(used, slope, 0.0) * torch.cat([generic, generic.new_zeros(1)])[owner]
+        if not close(mixed, expected, tolerance):
+            raise NotRecognised(f"the {what} depends on several hyperparameters")
+        found.append((torch.where(used, slope, 0.0), owner))
+    (power, owner), (again, same) = found
+    if not close(power, again, tolerance) or not torch.equal(owner, same):
+        raise NotRecognised(f"the {what} is not one hyperparameter, to some power, times a constant")
+    half = (2.0 * power).round() / 2.0  # precisions, scales and variances of a group, without rounding errors
+    power = torch.where((power - half).abs() <= tolerance, half, power)
+    log_precision = precisions[0].detach().double().log()
+    offset = log_precision.reshape(-1) - power * torch.cat([theta, theta.new_zeros(1)])[owner]
+    return Scaling(*(x.reshape(log_precision.shape) for x in (owner, power, offset)))
+
+
+def holder(values: Sequence[Tensor], points: Sequence[ModelRun[Any]], what: str) -> str | None:
+    """The param that holds these values, at each point; None where they are fixed.
+
+    :param what: they are, for the message.
+    :raises NotRecognised: when they move but are no param.
+    """
+    if close(values[0], values[1], points[0].tolerance):
+        return None
+    for name in points[0].joint.param_constraints:
+        if _holds(name, values, points):
+            return name
+    raise NotRecognised(f"{what} are neither fixed nor one param")
+
+
+def _holds(name: str, values: Sequence[Tensor], points: Sequence[ModelRun[Any]]) -> bool:
+    pairs = [(p.params[name], v, p.tolerance) for p, v in zip(points, values, strict=True)]
+    return all(x.numel() == v.numel() and close(x.reshape(v.shape), v, tolerance) for x, v, tolerance in pairs)
+
+
+def held_mixing(joint: LogJoint, points: Sequence[ModelRun[Any]], probs: Sequence[Tensor]) -> str | None:
+    """The param on the simplex that holds the mixing; None where it is fixed.
+
+    :raises NotRecognised: when it is learned in another way.
+    """
+    shares = [n for n, kind in joint.param_constraints.items() if isinstance(kind, type(constraints.simplex))]
+    name = next((n for n in shares if n in joint.hypers.names and _holds(n, probs, points)), None)
+    if name is None and not close(probs[0], probs[1], points[0].tolerance):
+        raise NotRecognised("its mixing is learned but is not itself one param on the simplex")
+    return name
+
+
+def require_known(joint: LogJoint, scalings: Sequence[Scaling], holders: set[str | None]) -> None:
+    """Refuse hyperparameters that are not accounted for.
+
+    :raises NotRecognised: naming the first.
+    """
+    scaled = {int(i) for s in scalings for i in s.index.unique().tolist()}
+    for name, place in joint.hypers.slices.items():
+        if name not in holders and not set(range(place.start, place.stop)) <= scaled:
+            raise NotRecognised(
+                f"hyperparameter '{name}' is neither a precision of weights or noise nor the mixing, nor holds means "
+                f"or correlations"
+            )
+    if joint.maximised_sites:
+        raise NotRecognised(f"latent sites {list(joint.maximised_sites)} are to be maximised")
+
+
+def _weight_index(joint: LogJoint, point: ModelRun[Kernels]) -> Tensor:
     """The flat coordinates behind each component and output, in order of the basis functions, ``(K, m, B)``."""
-    loc = point.kernels.loc
+    loc = point.seen.loc
     generator = torch.Generator().manual_seed(3)
     blend = torch.rand(loc.shape[1], generator=generator, dtype=torch.float64).to(loc) + 0.5
     slope = jacobian(torch.einsum("knm,n->km", loc, blend).reshape(-1), point.u)
     used = slope != 0
     num_basis = int(used[0].sum())
     if num_basis == 0 or not bool((used.sum(-1) == num_basis).all()):
-        raise NoMixture("components or outputs have different numbers of weights")
+        raise NotRecognised("components or outputs have different numbers of weights")
     values, order = torch.where(used, slope, torch.inf).sort(-1)
     values, order = values[:, :num_basis], order[:, :num_basis]
     if len(order.unique()) != joint.latents.size or order.numel() != joint.latents.size:
-        raise NoMixture("weights are shared between components or outputs, or other latent sites are integrated")
-    if not bool(((values - values[:1]).abs() <= _tolerance(joint) * (1.0 + values[:1].abs())).all()):
-        raise NoMixture("its means are not one set of basis functions times weights")
-    num_components = len(point.kernels.probs)
+        raise NotRecognised("weights are shared between components or outputs, or other latent sites are integrated")
+    if not bool(((values - values[:1]).abs() <= point.tolerance * (1.0 + values[:1].abs())).all()):
+        raise NotRecognised("its means are not one set of basis functions times weights")
+    num_components = len(point.seen.probs)
     if loc.shape[0] != num_components:
-        raise NoMixture("the mean is the same in all components")
+        raise NotRecognised("the mean is the same in all components")
     return order.reshape(num_components, -1, num_basis)
 
 
-def _basis(joint: LogJoint, index: Tensor, at_origin: _Point) -> tuple[Tensor | None, Tensor]:
+def _basis(joint: LogJoint, index: Tensor, at_origin: ModelRun[Kernels]) -> tuple[Tensor | None, Tensor]:
     """Basis functions ``(N, B)``, None for the constant 1, and the mean without weights ``(N or 1, m)``."""
-    zero, origin = at_origin.u.detach(), at_origin.kernels.loc.detach()
-    if not bool((origin - origin[:1]).abs().max() <= _tolerance(joint) * (1.0 + origin.abs().max())):
-        raise NoMixture("its components have different fixed parts of the mean")
+    zero, origin = at_origin.u.detach(), at_origin.seen.loc.detach()
+    if not bool((origin - origin[:1]).abs().max() <= at_origin.tolerance * (1.0 + origin.abs().max())):
+        raise NotRecognised("its components have different fixed parts of the mean")
     columns = []
     for b in range(index.shape[-1]):
         unit = zero.index_fill(0, index[:, :, b].flatten(), 1.0)
-        columns.append((_Point.drawn(joint, None, unit).kernels.loc.detach() - origin)[0, :, 0])
+        columns.append((ModelRun.drawn(joint, kernels, None, unit).seen.loc.detach() - origin)[0, :, 0])
     G = torch.stack(columns, -1).double()
-    if G.shape == (1, 1) and bool((G - 1.0).abs().max() <= _tolerance(joint)):
+    if G.shape == (1, 1) and bool((G - 1.0).abs().max() <= at_origin.tolerance):
         return None, origin[0]
-    return G.expand(len(at_origin.kernels.value), -1).contiguous(), origin[0]
+    return G.expand(len(at_origin.seen.value), -1).contiguous(), origin[0]
 
 
-def _prior(joint: LogJoint, points: list[_Point], index: Tensor) -> tuple[Tensor, Scaling]:
+def _prior(joint: LogJoint, points: list[ModelRun[Kernels]], index: Tensor) -> tuple[Tensor, Scaling]:
     """Prior means of the weights and how their precisions scale."""
     found = [predictors.gaussian_prior(joint, p.trace) for p in points]
     if not bool(found[0][2].all()):
-        raise NoMixture("its weights are not Normal")
+        raise NotRecognised("its weights are not Normal")
     if predictors.depends(found[0][0], points[0].theta) or any(
         predictors.depends(x, points[0].u) for x in found[0][:2]
     ):
-        raise NoMixture("the prior mean of its weights is learned, or depends on other latent sites")
-    logs = [f[1].log()[index] for f in found]
-    return found[0][0].detach()[index], _scaling(logs, points, _tolerance(joint))
+        raise NotRecognised("the prior mean of its weights is learned, or depends on other latent sites")
+    return found[0][0].detach()[index], scaling([f[1][index] for f in found], points, "prior precision of its weights")
 
 
-def _noise(joint: LogJoint, points: list[_Point]) -> tuple[Scaling, str | None]:
+def _noise(joint: LogJoint, points: list[ModelRun[Kernels]]) -> tuple[Scaling, str | None]:
     """How the reciprocal noise variances scale, and the name of the param that holds correlations."""
-    scales = [p.kernels.scale for p in points]
+    scales = [p.seen.scale for p in points]
     if any(s.shape[1] > 1 and bool((s != s[:, :1]).any()) for s in scales):
-        raise NoMixture("its noise depends on the datum")
+        raise NotRecognised("its noise depends on the datum")
     if any(predictors.depends(s, points[0].u) for s in scales[:1]):
-        raise NoMixture("its noise depends on a latent site")
+        raise NotRecognised("its noise depends on a latent site")
     scales = [s[:, 0] for s in scales]
-    shape = (len(points[0].kernels.probs), points[0].kernels.value.shape[-1])
+    shape = (len(points[0].seen.probs), points[0].seen.value.shape[-1])
     full = scales[0].dim() == 3
     deviations = [s.norm(dim=-1) if full else s for s in scales]
-    correlation = _holder(joint, points[0], scales[0] / deviations[0].unsqueeze(-1)) if full else None
-    return _scaling([-2.0 * s.expand(shape).log() for s in deviations], points, _tolerance(joint)), correlation
-
-
-def _holder(joint: LogJoint, point: _Point, value: Tensor) -> str:
-    values = joint.hypers.constrained(point.theta.to(joint.dtype))
-    names = [n for n, v in values.items() if v.shape == value.shape and bool(torch.isclose(v, value).all())]
-    if not names:
-        raise NoMixture("the correlations of its noise are not one param of lower Cholesky factors (K, m, m)")
-    return names[0]
-
-
-def _scaling(log_precision: list[Tensor], points: list[_Point], tolerance: float) -> Scaling:
-    """Which hyperparameter scales each precision, verified at both points."""
-    slopes = [jacobian(x.reshape(-1).double(), p.theta) for x, p in zip(log_precision, points, strict=True)]
-    if not bool(((slopes[0] - slopes[1]).abs() <= tolerance).all()):
-        raise NoMixture("a precision is not one hyperparameter times a constant")
-    used = slopes[0].abs() > tolerance
-    if bool((used.sum(-1) > 1).any()):
-        raise NoMixture("a precision depends on several hyperparameters")
-    shape = log_precision[0].shape
-    if not slopes[0].shape[1]:
-        return Scaling(torch.full(shape, -1), torch.zeros(shape).double(), log_precision[0].detach().double())
-    power, which = slopes[0].abs().max(-1)
-    power = slopes[0].gather(-1, which.unsqueeze(-1)).squeeze(-1)
-    half = (2.0 * power).round() / 2.0  # precisions, scales and variances of a group, without rounding errors
-    power = torch.where((power - half).abs() <= tolerance, half, power)
-    offset = log_precision[0].detach().reshape(-1).double() - power * points[0].theta.detach()[which]
-    index = torch.where(used.any(-1), which, -1)
-    return Scaling(index.reshape(shape), power.reshape(shape), offset.reshape(shape))
-
-
-def _mixing(joint: LogJoint, point: _Point, scalings: list[Scaling], correlation: str | None) -> str | None:
-    """The param that holds the mixing; all other params must be accounted for."""
-    values = joint.hypers.constrained(point.theta.to(joint.dtype))
-    probs = point.kernels.probs
-    learned = [n for n in values if n in joint.param_constraints and values[n].shape == probs.shape]
-    holders = [n for n in learned if bool(torch.isclose(values[n], probs).all())]
-    simplex = type(constraints.simplex)
-    name = next((n for n in holders if isinstance(joint.param_constraints[n], simplex)), None)
-    if predictors.depends(probs, point.theta) and name is None:
-        raise NoMixture("its mixing is learned but is not itself one param on the simplex")
-    known = {n for n in (name, correlation) if n is not None}
-    scaled = {int(i) for s in scalings for i in s.index.unique().tolist() if i >= 0}
-    for part in joint.hypers:
-        where = joint.hypers.slices[part.name]
-        if part.name not in known and not set(range(where.start, where.stop)) <= scaled:
-            raise NoMixture(f"hyperparameter '{part.name}' is neither a precision of weights or noise nor the mixing")
-    if joint.maximised_sites:
-        raise NoMixture(f"latent sites {list(joint.maximised_sites)} are to be maximised")
-    return name
+    correlation = None
+    if full:
+        shapes = [s / d.unsqueeze(-1) for s, d in zip(scales, deviations, strict=True)]
+        correlation = holder(shapes, points, "the correlations of its noise")
+        if correlation is None:
+            raise NotRecognised("the correlations of its noise are not one param of lower Cholesky factors (K, m, m)")
+    precisions = [d.expand(shape).double().pow(-2) for d in deviations]
+    return scaling(precisions, points, "precision of its noise"), correlation
 
 
 def _start(kernels: Kernels, alpha: Scaling, theta: Tensor, loc: Tensor) -> Mixture:
-    precision = _read(theta.detach(), alpha)
+    precision = alpha.read(theta.detach())
     scale = kernels.scale[:, 0].detach().double()
     if scale.dim() == 3:
         noise = torch.cholesky_inverse(scale.expand(len(kernels.probs), -1, -1))
@@ -484,14 +552,12 @@ def _start(kernels: Kernels, alpha: Scaling, theta: Tensor, loc: Tensor) -> Mixt
     return Mixture(loc.unsqueeze(0), noise.unsqueeze(0), log_mixing.unsqueeze(0), precision.unsqueeze(0), loc)
 
 
-def _verify(structure: MixtureStructure, point: _Point) -> None:
+def _verify(structure: MixtureStructure, point: ModelRun[Kernels]) -> None:
     """The means that the arrays give are the model's, at a point that was not used to find them."""
     w = point.u.detach()[structure.index]
     G = torch.ones(1, 1).to(w) if structure.G is None else structure.G
-    expected = torch.einsum("kib,nb->kni", w, G) + (point.kernels.value - structure.Y)
-    actual = point.kernels.loc.detach().double()
-    wrong = (actual - expected).abs() > 10.0 * _tolerance(structure.joint) * (
-        1.0 + expected.abs()
-    )  # False where a value is missing
+    expected = torch.einsum("kib,nb->kni", w, G) + (point.seen.value - structure.Y)
+    actual = point.seen.loc.detach().double()
+    wrong = (actual - expected).abs() > point.tolerance * (1.0 + expected.abs())  # False where a value is missing
     if bool(wrong.any()):
-        raise NoMixture("its means are not linear in the weights")
+        raise NotRecognised("its means are not linear in the weights")

@@ -20,23 +20,24 @@ from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import (
     Mixture,
     MixtureData,
-    Statistics,
+    MixtureStatistics,
     data_precision,
     e_step,
     natural_parameters,
     responsibilities,
     rows_of,
 )
-from pyro_evidence.mixture.mode import Modes
+from pyro_evidence.mixture.mode import RestartModes
 from pyro_evidence.mixture.updates import (
+    SMALLEST,
     BoundedInflation,
     EStep,
     SharedParameters,
     Unregularised,
     Update,
     estep,
+    padded,
     pruned,
-    resized_group,
 )
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.settings import check_result
@@ -74,36 +75,7 @@ def packed(mixture: Mixture, ties: SharedParameters) -> tuple[Mixture, SharedPar
     order = mixture.active.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :num]
     rows = torch.arange(len(order), device=order.device).unsqueeze(-1)
     smaller = mixture.rebuilt(lambda _, x: x[rows, order])
-    return replace(smaller, loc=mixture.loc[:num]), resized(ties, num)
-
-
-def resized(ties: SharedParameters, num: int) -> SharedParameters:
-    """Ties of ``num`` components, more or fewer, for exchangeable ones: what is shared stays shared.
-
-    :param ties: of two components at least if ``num`` is larger, or nobody knows what is shared.
-    """
-
-    def alike(x: Tensor) -> Tensor:
-        return x[:num] if num <= len(x) else x[:1].expand(num, *x.shape[1:])
-
-    alpha = resized_group(ties.alpha_group, num), alike(ties.alpha_ratio)
-    beta = resized_group(ties.beta_group, num), alike(ties.beta_ratio)
-    return SharedParameters(*alpha, *beta, alike(ties.alpha_free), alike(ties.beta_free), ties.mixing_free)
-
-
-def padded(mixture: Mixture, like: Mixture) -> Mixture:
-    """The mixture with pruned components appended, until it has as many as ``like``."""
-    missing = like.w.shape[1] - mixture.w.shape[1]
-    if not missing:
-        return mixture
-
-    def longer(field: str, x: Tensor) -> Tensor:
-        more = getattr(like, field)[:1, -missing:]
-        return torch.cat([x, more.expand(len(x), *more.shape[1:])], 1)
-
-    keep = torch.arange(like.w.shape[1], device=like.w.device) < mixture.w.shape[1]
-    whole = replace(mixture.rebuilt(longer), loc=like.loc)
-    return pruned(whole, keep & whole.active)
+    return replace(smaller, loc=mixture.loc[:num]), ties.resized(num)
 
 
 def in_units(ties: SharedParameters, unit: Tensor) -> SharedParameters:
@@ -155,7 +127,7 @@ class MixtureRestarts(ComponentRestarts):
         return torch.where(found.isfinite(), found, -torch.inf)
 
     @cached_property
-    def modes(self) -> Modes:
+    def modes(self) -> RestartModes:
         """Every restart's mode at its hyperparameters, with the full Hessian where it may be the highest."""
         return mode.modes(self.expected)
 
@@ -193,7 +165,7 @@ class MixtureRestarts(ComponentRestarts):
 
     def selected(self, index: Tensor) -> "MixtureRestarts":
         old = self.expected
-        stats = Statistics(*(x[index] if x.dim() else x for x in vars(old.stats).values()))
+        stats = MixtureStatistics(*(x[index] if x.dim() else x for x in vars(old.stats).values()))
         own = replace(old, data=rows_of(old.data, index), mixture=old.mixture[index], stats=stats)
         return replace(self, expected=own, failed=self.failed[index], change=self.change[index], failures={})
 
@@ -226,10 +198,10 @@ class MixtureRestarts(ComponentRestarts):
         data = data.sampled(min(FEW_FOR_HALVES, MOST // max(DIRECTIONS * len(mixture.loc), data.layout.num_features)))
         natural = natural_parameters(mixture, data.layout)
         resp = responsibilities(data.columns(natural.shape[-1]), natural, data.floor)[0][0]  # (K, n)
-        curvature = evidence.block if mixture.noise.dim() == 3 else evidence.coordinate
+        curvature = evidence.block if not mixture.has_full_noise else evidence.coordinate
 
         def small(resp: Tensor, begun: Mixture) -> MixtureRestarts:
-            few = resized(ties, len(begun.loc))
+            few = ties.resized(len(begun.loc))
             few = replace(few, alpha_free=torch.zeros_like(few.alpha_free), mixing_free=True)
             own = replace(data, weight=data.weight * resp, floor=None, log_share=0.0)
             return settled(first(own, begun, few, curvature, BoundedInflation()), ROUNDS)
@@ -248,7 +220,7 @@ class MixtureRestarts(ComponentRestarts):
     def begun_at(self, parameters: Mixture, ties: SharedParameters) -> "MixtureRestarts":
         num = parameters.w.shape[1]
         mixture = replace(parameters, loc=parameters.loc[:1].expand(num, *parameters.loc.shape[1:]))
-        return first(self.expected.data, mixture, resized(ties, num), self.expected.curvature, self.update)
+        return first(self.expected.data, mixture, ties.resized(num), self.expected.curvature, self.update)
 
     def after_splits(self, deletion: GreedyDeletion) -> "MixtureRestarts":
         """Without what is superfluous beside the new components."""
@@ -269,7 +241,7 @@ def _pairs(data: MixtureData, resp: Tensor, mixture: Mixture) -> Mixture:
     """The starts of all halves: along two directions, and one within the other, ``(K * DIRECTIONS, 2)``."""
     gram = data.layout.gram_of((resp * data.weight) @ data.columns(data.layout.num_diagonal))
     A = data_precision(gram.unsqueeze(0), mixture.noise_matrix)[0]
-    scale = (resp @ data.weight).clamp(min=1e-300)[:, None, None]  # a pruned component has no data
+    scale = (resp @ data.weight).clamp(min=SMALLEST)[:, None, None]  # a pruned component has no data
     each = enumerate(zip(resp, A / scale, strict=True))
     along = torch.stack([_directions(data, r, a, k, mixture) for k, (r, a) in each])
     step = torch.stack([along, -along], 2).flatten(0, 1)  # (K * DIRECTIONS, 2, m, B)
@@ -283,12 +255,6 @@ def _pairs(data: MixtureData, resp: Tensor, mixture: Mixture) -> Mixture:
     return replace(both, w=both.w + step, noise=both.noise * factor, log_mixing=even, loc=loc)
 
 
-def _upright(vector: Tensor) -> Tensor:
-    """The vector or its negative: the sign of an eigenvector is that of its rounding errors."""
-    generic = 1.0 + torch.arange(len(vector)).to(vector).sqrt()
-    return torch.where(vector @ generic < 0, -vector, vector)
-
-
 def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture: Mixture) -> Tensor:
     """Steps of the weights of one component: where they vary most, and where least is in the middle; ``(3, m, B)``.
 
@@ -298,9 +264,11 @@ def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture
     e = data.Y[index] - data.G[index] @ mixture.w[0, number].mT
     pull = (e @ mixture.noise_matrix[0, number]).unsqueeze(-1) * data.G[index].unsqueeze(-2)
     values, vectors = torch.linalg.eigh(A)
-    root = vectors * values.clamp(min=1e-12 * float(values[-1]) + 1e-300).rsqrt() @ vectors.mT  # flat directions
+    root = vectors * values.clamp(min=1e-12 * float(values[-1]) + SMALLEST).rsqrt() @ vectors.mT  # flat directions
     z = pull.flatten(1) @ root
-    most = _upright(torch.linalg.eigh(z.mT @ z)[1][:, -1])
+    most = torch.linalg.eigh(z.mT @ z)[1][:, -1]
+    generic = 1.0 + torch.arange(len(most)).to(most).sqrt()
+    most = most * (1.0 - 2.0 * (most @ generic < 0))  # the sign of an eigenvector is that of its rounding errors
     squares = z.square()
     flat = root[:, (squares.square().mean(0) / squares.mean(0).square()).nan_to_num(torch.inf).argmin()]
     steps = torch.stack([root @ most, flat, torch.zeros_like(flat)])
@@ -310,7 +278,7 @@ def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture
 Entry = TypeVar("Entry")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Journal(Generic[Entry]):
     """Rounds that write down what is seen of each, from the start on.
 

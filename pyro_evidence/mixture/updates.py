@@ -18,7 +18,7 @@ from pyro_evidence.mixture.evidence import MixtureCurvature, WellDetermined, log
 from pyro_evidence.mixture.expectation import (
     Mixture,
     MixtureData,
-    Statistics,
+    MixtureStatistics,
     e_step,
     residual_products,
     residual_squares,
@@ -64,24 +64,34 @@ class Pool:
         return self._axes == tuple(range(-self.group.dim(), 0))
 
 
+SMALLEST = torch.finfo(torch.float64).tiny  # in the place of zero where a component has no data: ratios stay finite
 LARGEST_NOISE = 1e12  # precision in units of the data's: one point, or ties, make the likelihood unbounded
-ALPHA_RANGE = (1e-8, 1e8)  # in units of the data's variance; beyond, the prior is flat or a point
+ALPHA_RANGE = (1e-8, 1e12)  # in units of the data's variance; beyond, the prior is flat or a point
 
 
 @dataclass(frozen=True)
 class SharedParameters:
     """Which weights share a prior precision, which outputs a noise precision, and which of them are learned.
 
-    A precision is its group's value times a ratio.
+    A precision is its group's value times a ratio.  A component's weights are ``(m, B)`` in a mixture of regressions,
+    and the ``q`` columns of its loadings in a mixture of probabilistic PCA.
     """
 
-    alpha_group: Tensor  # (K, m, B) long
-    alpha_ratio: Tensor  # (K, m, B)
+    alpha_group: Tensor  # (K, ...) long
+    alpha_ratio: Tensor  # (K, ...)
     beta_group: Tensor  # (K, m) long
     beta_ratio: Tensor  # (K, m)
-    alpha_free: Tensor  # (K, m, B) bool
+    alpha_free: Tensor  # (K, ...) bool
     beta_free: Tensor  # (K, m) bool
     mixing_free: bool = True
+    mean_free: bool = True  # means that are no weights
+
+    @staticmethod
+    def of(alpha_group: Tensor, beta_group: Tensor, *, free: bool = True) -> "SharedParameters":
+        """Precisions that are those of their groups; all of them, mixing and means are learned if ``free``."""
+        ones = [torch.ones_like(x, dtype=torch.float64) for x in (alpha_group, beta_group)]
+        learned = [torch.full_like(x, free, dtype=torch.bool) for x in (alpha_group, beta_group)]
+        return SharedParameters(alpha_group, ones[0], beta_group, ones[1], learned[0], learned[1], free, free)
 
     @cached_property
     def alpha_pool(self) -> Pool:
@@ -93,21 +103,33 @@ class SharedParameters:
         """Sums over the outputs that share a noise precision."""
         return Pool(self.beta_group)
 
+    @property
+    def columnwise(self) -> bool:
+        """Whether weights of one component have prior precisions of their own."""
+        return bool((self.alpha_group != self.alpha_group[:, :1]).any())
+
     @cached_property
     def all_free(self) -> tuple[bool, bool]:
         """Whether every prior precision and every noise precision is learned."""
         return bool(self.alpha_free.all()), bool(self.beta_free.all())
 
+    def resized(self, num: int) -> "SharedParameters":
+        """The same for ``num`` exchangeable components, more or fewer: what is shared stays shared.
 
-def resized_group(group: Tensor, num: int) -> Tensor:
-    """Groups of ``num`` components, shared by all or each one's own as these are, shape ``(num, ...)``.
+        These are two at least if ``num`` is larger, or nobody knows what is shared.
+        """
 
-    :param group: of at least two components if ``num`` is larger, shape ``(K, ...)``.
-    """
-    if num <= len(group):
-        return group[:num]
-    steps = torch.arange(num, device=group.device) * (group[1] - group[0]).flatten()[0]
-    return group[0] + steps.reshape(-1, *[1] * (group.dim() - 1))
+        def alike(x: Tensor) -> Tensor:
+            return x[:num] if num <= len(x) else x[:1].expand(num, *x.shape[1:])
+
+        def group(x: Tensor) -> Tensor:
+            steps = torch.arange(num, device=x.device) * (x[1] - x[0]).flatten()[0] if num > len(x) else None
+            return x[:num] if steps is None else x[0] + steps.reshape(-1, *[1] * (x.dim() - 1))
+
+        alpha = group(self.alpha_group), alike(self.alpha_ratio)
+        beta = group(self.beta_group), alike(self.beta_ratio)
+        free = alike(self.alpha_free), alike(self.beta_free)
+        return SharedParameters(*alpha, *beta, *free, self.mixing_free, self.mean_free)
 
 
 @dataclass(frozen=True)
@@ -118,7 +140,7 @@ class EStep:
     mixture: Mixture
     ties: SharedParameters
     curvature: MixtureCurvature
-    stats: Statistics
+    stats: MixtureStatistics
 
     @cached_property
     def A(self) -> Tensor:
@@ -195,7 +217,7 @@ def stationary(expected: EStep) -> Mixture:
     """
     w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
     slopes = evidence.log_det_slopes(expected.data, expected.mixture)
-    if expected.mixture.noise.dim() == 4:
+    if expected.mixture.has_full_noise:
         scatter = residual_products(expected.stats, expected.data.layout, w) + slopes.noise
         noise = _inverse(scatter / expected.stats.counts[..., None, None])
     else:
@@ -255,7 +277,7 @@ class BoundedInflation:
     def __call__(self, expected: EStep) -> Mixture:
         w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
         subtracted, num_others = expected.subtracted, w.shape[-2] - 1
-        if self.num_other_outputs < num_others and expected.mixture.noise.dim() == 3:
+        if self.num_other_outputs < num_others and not expected.mixture.has_full_noise:
             subtracted = torch.lerp(expected.gamma, subtracted, self.num_other_outputs / num_others)
         noise = _noise(expected, w, subtracted, self.rho)
         return _next(expected, w, noise, _alpha(expected, (w - expected.mixture.loc).square()), subtracted)
@@ -335,7 +357,7 @@ def _noise(expected: EStep, w: Tensor, subtracted: Tensor, rho: float) -> Tensor
     counts = expected.data.layout.presence_of(expected.stats.moments)
     left = counts - subtracted
     left = torch.where(left > 0, left, counts)  # the last kernel of all is kept, without correction
-    if expected.mixture.noise.dim() == 4:
+    if expected.mixture.has_full_noise:
         scatter = residual_products(expected.stats, expected.data.layout, w)
         ridge = 2.0 * rho * torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
         return _inverse((scatter + ridge) / left[..., :1].unsqueeze(-1))
@@ -369,7 +391,7 @@ def _next(
     """The next mixture: what is held fixed put back, components that have died put out."""
     old, ties = expected.mixture, expected.ties
     counts = expected.stats.counts if shares is None else shares
-    if noise.dim() == 3 and not ties.all_free[1]:
+    if not (old.has_full_noise or ties.all_free[1]):
         noise = torch.where(ties.beta_free, noise, old.noise)
     if not (ties.all_free[0] and (old.all_active or ties.alpha_pool.is_whole)):
         alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
@@ -397,7 +419,22 @@ def pruned(mixture: Mixture, keep: Tensor) -> Mixture:
     log_mixing = torch.where(keep, mixture.log_mixing, -torch.inf).log_softmax(-1)
     on = keep[..., None, None]
     w = torch.where(on, mixture.w, mixture.loc)
-    if mixture.noise.dim() == 3:
+    if not mixture.has_full_noise:
         return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(keep.unsqueeze(-1), mixture.noise, 1.0))
     eye = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
     return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(on, mixture.noise, eye))
+
+
+def padded(mixture: Mixture, like: Mixture) -> Mixture:
+    """The mixture with pruned components appended, until it has as many as ``like``."""
+    missing = like.w.shape[1] - mixture.w.shape[1]
+    if not missing:
+        return mixture
+
+    def longer(field: str, x: Tensor) -> Tensor:
+        more = getattr(like, field)[:1, -missing:]
+        return torch.cat([x, more.expand(len(x), *more.shape[1:])], 1)
+
+    keep = torch.arange(like.w.shape[1], device=like.w.device) < mixture.w.shape[1]
+    whole = replace(mixture.rebuilt(longer), loc=like.loc)
+    return pruned(whole, keep & whole.active)

@@ -31,7 +31,7 @@ class PerColumn(Learned):
 
 
 @dataclass(frozen=True)
-class Parts:
+class MPPCAParts:
     """All parameters of a mixture of probabilistic PCA."""
 
     mixing: Tensor  # (K,)
@@ -92,17 +92,17 @@ def _noise(beta: Precision, shape: Size, variance: Tensor, meaning: str) -> Tens
     return precision_value("beta", Learned(start.detach()), shape, variance)
 
 
-Latents = Callable[[Parts, Tensor], Tensor]
+Latents = Callable[[MPPCAParts, Tensor], Tensor]
 
 
-def marginal(parts: Parts, Y: Tensor) -> Tensor:
+def marginal(parts: MPPCAParts, Y: Tensor) -> Tensor:
     """The data with latent coordinates integrated and components summed out, in closed form; site ``y``."""
     components = dist.LowRankMultivariateNormal(parts.mu, parts.W, parts.variance)
     with pyro.plate("data", len(Y)):
         return pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(parts.mixing), components), obs=Y)
 
 
-def explicit_latents(parts: Parts, Y: Tensor) -> Tensor:
+def explicit_latents(parts: MPPCAParts, Y: Tensor) -> Tensor:
     """Every step of the story: component ``z``, enumerated, latent coordinates ``x`` ``(N, q)``, and data ``y``."""
     with pyro.plate("data", len(Y)):
         z = pyro.sample("z", dist.Categorical(parts.mixing), infer={"enumerate": "parallel"})
@@ -143,7 +143,7 @@ class MPPCA(TensorValue):
         mixing = pyro.param("mixing", Y.new_full((K,), 1.0 / K), constraint=constraints.simplex)
         scale = alpha.rsqrt().reshape(-1, 1, alpha.shape[-1] if alpha.dim() == 2 else 1).expand(K, m, q)
         W = pyro.sample("W", dist.Normal(torch.zeros_like(scale), scale).to_event(3))
-        return self.latents(Parts(mixing, mu, W, variance), Y)
+        return self.latents(MPPCAParts(mixing, mu, W, variance), Y)
 
     def with_components(self, num_components: int) -> "MPPCA | None":
         """This model with another number of components; None where a setting of its own belongs to each."""

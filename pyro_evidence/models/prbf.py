@@ -103,7 +103,7 @@ class PRBF:
         :param X: inputs, shape ``(N, D)``.
         :param labels: whole numbers from 0 to ``K - 1``, shape ``(N,)``; None, nan or -1 where unknown.
         """
-        check_inputs(X)
+        check_network_inputs(X)
         y = class_labels(labels, len(X), self.num_classes)
         mean, unit = self.units(X)
         class_prior = pyro.sample("class_prior", dist.Dirichlet(X.new_ones(self.num_classes)))
@@ -128,7 +128,7 @@ def _mixture(mixing: Tensor, components: Any) -> Any:
     return dist.MixtureSameFamily(dist.Categorical(mixing), components.expand(mixing.shape))
 
 
-def check_inputs(X: Tensor) -> None:
+def check_network_inputs(X: Tensor) -> None:
     """Refuse anything but finite floats of shape ``(N, D)`` that vary.
 
     :raises BadInput: with shape, dtype or the first bad element.

@@ -22,7 +22,7 @@ from pyro_evidence.structure import network
 from pyro_evidence.structure.network import Activation
 
 
-class Network(Kernel):
+class NetworkKernel(Kernel):
     """Kernels that are the mean product of a hidden unit's two outputs."""
 
     weight_variance: Setting
@@ -51,7 +51,7 @@ class Network(Kernel):
 
 
 @dataclass(frozen=True, eq=False)
-class Arcsine(Network):
+class Arcsine(NetworkKernel):
     """Hidden units ``erf(.)``: arcsines.  Williams (1998), eq. 11; Rasmussen and Williams (2006), eq. 4.29.
 
     Units ``tanh(.)`` are within 0.04 of ``erf(sqrt(pi) / 2 .)``, which is this kernel with ``weight_variance`` and
@@ -72,7 +72,7 @@ class Arcsine(Network):
 
 
 @dataclass(frozen=True, eq=False)
-class ArcCosine(Network):
+class ArcCosine(NetworkKernel):
     """Hidden units ``relu(.)``: the arc-cosine kernel of order 1.  Cho and Saul (2009), eqs. 1 and 6.
 
     Its settings are those of :class:`Arcsine`.
@@ -93,7 +93,7 @@ class ArcCosine(Network):
 
 
 @dataclass(frozen=True, eq=False)
-class RandomNetwork(Network):
+class RandomNetwork(NetworkKernel):
     """Hidden units of any smooth kind, by two-dimensional quadrature at evenly spaced nodes.
 
     The trapezium rule converges exponentially for analytic units: for tanh the default has 10 digits while the units'

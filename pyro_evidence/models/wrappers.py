@@ -1,7 +1,5 @@
 """Models around models: data with gaps (nan means not observed), with outliers spread over a box, and with weights."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,19 +90,14 @@ def marginalised(model: Model) -> Marginalised:
     return Marginalised(model)
 
 
-@contextmanager
-def gaps_explained(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+def explain_gaps(error: BadInput, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tell the way out with an error about data that hold nan while these are refused.
 
     :raises BadInput: that error, with a sentence more.
     """
-    try:
-        yield
-    except BadInput as error:
-        gaps = any(x.is_floating_point() and bool(x.isnan().any()) for _, x in tensors(args, kwargs))
-        if gaps and not isinstance(model, Marginalised):
-            raise BadInput(f"{error} If nan means not observed: EvidenceEM(marginalised(model)).") from error
-        raise
+    gaps = any(x.is_floating_point() and bool(x.isnan().any()) for _, x in tensors(args, kwargs))
+    if gaps and not isinstance(model, Marginalised):
+        raise BadInput(f"{error} If nan means not observed: EvidenceEM(marginalised(model)).") from error
 
 
 class _Spread(poutine.messenger.Messenger):

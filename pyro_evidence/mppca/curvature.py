@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.mppca import evidence, expectation, missing
 from pyro_evidence.mppca.data import Observations
-from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
+from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.linalg import cholesky, fix_signs
 
@@ -22,7 +23,7 @@ SLOPE = 1e-4  # nats per standard deviation of a loading, at which L-BFGS stops
 TOLERANCE = 1e-9  # nats that a Newton step may still promise
 
 
-def log_joint(analysers: FactorAnalysers, stats: Statistics) -> Tensor:
+def exact_log_joint(analysers: FactorAnalysers, stats: FactorStatistics) -> Tensor:
     """``log p(D, W)``, nats, shape ``(R,)``."""
     return stats.log_likelihood + expectation.log_prior(analysers)
 
@@ -36,7 +37,7 @@ def find_mode(Y: Observations, analysers: FactorAnalysers, num_steps: int = 100)
     def f(u: Tensor) -> tuple[Tensor, Tensor]:
         there = replace(analysers, W=u.reshape(shape) * scale)
         stats = missing.e_step_of_all(Y, there)
-        return log_joint(there, stats), (slope(there, stats) * scale).flatten(1)
+        return exact_log_joint(there, stats), (loading_slope(there, stats) * scale).flatten(1)
 
     u = lbfgs.ascend(f, (analysers.W / scale).flatten(1), tolerance=SLOPE, num_steps=num_steps)
     analysers = replace(analysers, W=u.reshape(shape) * scale)
@@ -46,14 +47,14 @@ def find_mode(Y: Observations, analysers: FactorAnalysers, num_steps: int = 100)
 def _newton(Y: Observations, analysers: FactorAnalysers, num_steps: int = 10) -> FactorAnalysers:
     for _ in range(num_steps):
         stats = missing.e_step_of_all(Y, analysers)
-        ascent, before = slope(analysers, stats), float(log_joint(analysers, stats))
+        ascent, before = loading_slope(analysers, stats), float(exact_log_joint(analysers, stats))
         try:
-            split = gauge(precision(Y, analysers), analysers)
+            split = gauge(loading_precision(Y, analysers), analysers)
         except ArithmeticError:
             return analysers  # a saddle, or a column about to vanish: the caller looks at the curvature again
         step = torch.cholesky_solve(ascent.reshape(-1, 1), split.tril).reshape(analysers.W.shape)
         new = replace(analysers, W=analysers.W + step)
-        after = float(log_joint(new, missing.e_step_of_all(Y, new)))
+        after = float(exact_log_joint(new, missing.e_step_of_all(Y, new)))
         if not after > before - 1e-9 * abs(before):
             return analysers
         analysers = new
@@ -78,21 +79,22 @@ FULL_SIZE, FULL_SIZE_GAPS = 4000, 600  # loadings up to which the exact curvatur
 DIRECTIONS = 32  # in which the slope of data with gaps is differentiated at once
 
 
-def slope(analysers: FactorAnalysers, stats: expectation.Statistics) -> Tensor:
+def loading_slope(analysers: FactorAnalysers, stats: expectation.FactorStatistics) -> Tensor:
     """Derivative of ``log p(D, W)`` in W, shape ``(R, K, m, q)``; zero in pruned columns."""
-    found = expectation.about_held_means(expectation.moments(analysers, stats), analysers)
+    found = expectation.about_held_means(expectation.latent_moments(analysers, stats), analysers)
     pull = analysers.beta.unsqueeze(-1) * (found.yx - analysers.W @ found.xx)
     return (pull - analysers.alpha.unsqueeze(-2) * analysers.W) * analysers.on.unsqueeze(-2)
 
 
-def precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
+def loading_precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
     """Minus the Hessian of ``log p(D, W)`` in W, flat in the order of ``W``, shape ``(K m q, K m q)``.
 
     Rows and columns of pruned components and columns hold the prior's precision alone.
     """
     if Y.has_gaps:
         return _masked(Y.total(lambda rows: _of_gaps(rows, analysers)), analysers)
-    P, size = _inverse(analysers), analysers.W[0].numel()
+    B, size = analysers.whitener[0], analysers.W[0].numel()
+    P = analysers.beta[0].diag_embed() - B.mT @ B  # C_k^-1, (K, m, m)
     found = Y.total(lambda rows: _spread(rows, analysers, P))
     held = found.held
     for k in range(len(P)):
@@ -101,17 +103,13 @@ def precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Spread:
+class _Spread(Statistics):
     """What a pass adds to the curvature; ``a + b`` is that of both parts."""
 
     held: Tensor  # (K, m q, K, m q)  at held responsibilities
     labels: Tensor  # (K m q, K m q)  the spread of the slopes
     scatter: Tensor  # (K, m, m)
     counts: Tensor  # (K,)
-
-    def __add__(self, other: "_Spread") -> "_Spread":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return _Spread(*(a + b for a, b in pairs))
 
 
 def _spread(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> _Spread:
@@ -120,7 +118,10 @@ def _spread(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> _Spread:
     labels = torch.zeros(K * m * q, K * m * q, dtype=analysers.W.dtype, device=analysers.W.device)
     scatter, counts = analysers.W.new_zeros(K, m, m), analysers.W.new_zeros(K)
     for block in Y.split(ROWS):
-        resp, e, g = _slopes(block, analysers, P)
+        resp = expectation.responsibilities(block, analysers)[0]
+        e = torch.einsum("kij,nkj->nki", P, block.unsqueeze(1) - analysers.mu[0])
+        x = torch.einsum("kij,nki->nkj", analysers.W[0], e)
+        g = (e.unsqueeze(-1) * x.unsqueeze(-2) - P @ analysers.W[0]).flatten(-2)  # (n, K, m q)
         weighted = resp.unsqueeze(-1) * g
         flat = weighted.flatten(1)
         root = resp.sqrt().unsqueeze(-1) * g
@@ -133,7 +134,7 @@ def _spread(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> _Spread:
 
 
 def full_size(Y: Observations) -> int:
-    """Number of loadings up to which :func:`precision` is worth its cost."""
+    """Number of loadings up to which :func:`loading_precision` is worth its cost."""
     return FULL_SIZE_GAPS if Y.has_gaps else FULL_SIZE
 
 
@@ -158,20 +159,6 @@ def _masked(A: Tensor, analysers: FactorAnalysers) -> Tensor:
     prior = analysers.alpha.unsqueeze(-2).expand(analysers.W.shape).reshape(-1)
     A.diagonal().add_(prior)
     return 0.5 * (A + A.mT)
-
-
-def _inverse(analysers: FactorAnalysers) -> Tensor:
-    """``C_k^-1`` of the first row, shape ``(K, m, m)``."""
-    B = analysers.whitener[0]
-    return analysers.beta[0].diag_embed() - B.mT @ B
-
-
-def _slopes(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Responsibilities ``(n, K)``, ``P (y - mu)``, ``(n, K, m)``, and slopes, flat, ``(n, K, m q)``."""
-    resp = expectation.responsibilities(Y, analysers)[0]
-    e = torch.einsum("kij,nkj->nki", P, Y.unsqueeze(1) - analysers.mu[0])
-    x = torch.einsum("kij,nki->nkj", analysers.W[0], e)
-    return resp, e, (e.unsqueeze(-1) * x.unsqueeze(-2) - P @ analysers.W[0]).flatten(-2)
 
 
 def _held(W: Tensor, P: Tensor, E: Tensor, count: Tensor) -> Tensor:
@@ -252,7 +239,7 @@ def _coupling(tril: Tensor, across: Tensor, along: Tensor) -> Tensor:
     return torch.linalg.slogdet(torch.eye(int(held.sum())).to(tril) - back.mT @ back).logabsdet
 
 
-def log_evidence(log_joint: Tensor, split: Gauge, analysers: FactorAnalysers) -> Tensor:
+def orbit_laplace(log_joint: Tensor, split: Gauge, analysers: FactorAnalysers) -> Tensor:
     """Laplace's log evidence over the orbits, all labels' information included, nats, shape ``()``."""
     on, m = analysers.on[0], analysers.W.shape[-2]
     kappa, pairs = _spread_out(split.kappa, on)

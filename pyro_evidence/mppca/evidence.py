@@ -15,10 +15,10 @@ import math
 import torch
 from torch import Tensor
 
+from pyro_evidence.mixture.mode import mixing_factor, precision_factor
+from pyro_evidence.mixture.updates import SMALLEST
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.updates import Iterate
-
-LOG_RANGE = math.log(10.0)  # nats: prior range of a log hyperparameter
 
 
 def log_volume(q: int) -> float:
@@ -78,7 +78,7 @@ def canonical_columns(it: Iterate) -> tuple[Tensor, Tensor, Tensor]:
     tril = analysers.tril
     eye = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device)
     gram = tril @ tril.mT - eye
-    counts = found.counts.clamp(min=1e-300)[..., None, None]  # a pruned component has none; keeps the ratio finite
+    counts = found.counts.clamp(min=SMALLEST)[..., None, None]  # a pruned component has none; keeps the ratio finite
     spread = tril @ (analysers.whitener @ found.yz) @ tril.mT / counts
     if not it.ties.columnwise:
         norms, turn = torch.linalg.eigh(gram)
@@ -100,7 +100,7 @@ def relative_lengths(it: Iterate) -> tuple[Tensor, Tensor]:
     return (2.0 * it.found.counts).sqrt().unsqueeze(-1) * norms / (1.0 + norms), on
 
 
-def block(it: Iterate) -> Tensor:
+def orbit_log_evidence(it: Iterate) -> Tensor:
     """Log evidence at the current parameters, nats, shape ``(R,)``: the orbit formula, one component at a time.
 
     A column shorter than it is uncertain counts as switched off.
@@ -112,7 +112,7 @@ def block(it: Iterate) -> Tensor:
     norms = torch.where(on, norms, 1.0)
     s = torch.where(on, along / norms, 0.0)
     num = on.sum(-1)
-    counts = it.found.counts.clamp(min=1e-300)  # as above
+    counts = it.found.counts.clamp(min=SMALLEST)  # as above
     rest = ((analysers.beta * it.found.scatter).sum(-1) / counts - s.sum(-1)) / (m - num)
     outside, inside = _log_curvatures(counts, norms, s, rest, on)
     pairs = _pairs(on)
@@ -165,27 +165,12 @@ def log_evidence_occam(it: Iterate, gamma: Tensor) -> Tensor:
     :param gamma: of the rule in use, shape ``(R, K, m or 1, q)``.
     """
     analysers, ties = it.analysers, it.ties
-    total = block(it) + _mean_factor(it) + (_mixing_factor(it) if ties.mixing_free else 0.0)
-    outputs = analysers.W.shape[-2] / gamma.shape[-2]
-    if ties.beta_free:
-        left = it.stats.counts.unsqueeze(-1) - gamma.sum(-1)
-        total = total + _precision_factors(
-            left.expand(analysers.beta.shape), ties.beta_group, analysers.active.unsqueeze(-1)
-        )
-    if ties.alpha_free:
-        on = analysers.on
-        total = total + _precision_factors(outputs * gamma.sum(-2), ties.alpha_group, on)
-    return total
-
-
-def _precision_factors(amount: Tensor, group: Tensor, on: Tensor) -> Tensor:
-    """Sum over groups of the log of posterior width over prior range of a log precision, shape ``(R,)``."""
-    size = int(group.max()) + 1
-    on = on.expand(amount.shape).to(amount)
-    flat = torch.stack([amount * on, on]).flatten(-2)
-    sums, used = flat.new_zeros(*flat.shape[:-1], size).index_add_(-1, group.flatten(), flat)
-    width = 0.5 * (4.0 * math.pi / sums.clamp(min=1e-300)).log()  # keeps the logarithm finite
-    return torch.where(used > 0, (width - LOG_RANGE).clamp(max=0.0), 0.0).sum(-1)
+    left = (it.stats.counts.unsqueeze(-1) - gamma.sum(-1)).expand(analysers.beta.shape)
+    determined = analysers.W.shape[-2] / gamma.shape[-2] * gamma.sum(-2)
+    noise = ties.beta_pool.per_group(left * analysers.active.unsqueeze(-1), ties.beta_free)
+    alpha = ties.alpha_pool.per_group(determined * analysers.on, ties.alpha_free)
+    mixing = mixing_factor(analysers, it.stats.counts.sum(-1)) if ties.mixing_free else 0.0
+    return orbit_log_evidence(it) + _mean_factor(it) + mixing + precision_factor(noise) + precision_factor(alpha)
 
 
 def _mean_factor(it: Iterate) -> Tensor:
@@ -198,15 +183,7 @@ def _mean_factor(it: Iterate) -> Tensor:
     return torch.where(it.analysers.active, 0.5 * (volume.clamp(max=0.0) - away), 0.0).sum(-1)
 
 
-def _mixing_factor(it: Iterate) -> Tensor:
-    active = it.analysers.active
-    num = active.sum(-1).to(it.stats.counts)
-    spread = 0.5 * torch.where(active, it.analysers.log_mixing, 0.0).sum(-1)
-    widths = 0.5 * (num - 1.0) * torch.log(2.0 * math.pi / it.stats.counts.sum(-1))
-    return torch.lgamma(num) + widths + spread + torch.lgamma(num + 1.0)
-
-
-def diagonal(it: Iterate) -> Tensor:
+def loading_curvature(it: Iterate) -> Tensor:
     """Curvature of each loading at held responsibilities, others held, flat, first row, shape ``(1, D)``.
 
     ``beta_i N_k l^2 / (1 + l^2)`` plus the prior's precision, l the column's length in units of the noise.

@@ -16,9 +16,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.numerics.batched import Batched
 
 LEAST_LOG_RESP = -230.0  # below 1e-100 a responsibility adds nothing to a sum, and its products may be subnormal: slow
+SMALLEST_BLOCK = 16  # data that are looked at together at least: fewer are slower than what they save
 BLOCK = 2**17  # numbers in one block of whitened coordinates: they stay in the cache
 
 
@@ -77,7 +79,7 @@ class FactorAnalysers(Batched):
 
 
 @dataclass(frozen=True)
-class Statistics:
+class FactorStatistics(Statistics):
     """Sums over data that an M-step needs; those of two shards at the same parameters add up."""
 
     counts: Tensor  # (R, K)         sum_n r_nk
@@ -85,10 +87,6 @@ class Statistics:
     squares: Tensor  # (R, K, m)     sum_n r_nk y_n^2
     cross: Tensor  # (R, K, m, q)    sum_n r_nk y_n z_nk'
     log_likelihood: Tensor  # (R,)
-
-    def __add__(self, other: "Statistics") -> "Statistics":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Statistics(*(a + b for a, b in pairs))
 
 
 @dataclass(frozen=True)
@@ -133,13 +131,13 @@ def _featured(Y: Tensor, num: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield block, F
 
 
-def num_rows(analysers: FactorAnalysers) -> int:
+def rows_at_once(analysers: FactorAnalysers) -> int:
     """Data that are looked at together."""
     R, K, m, q = analysers.W.shape
-    return max(16, min(BLOCK // (R * K * max(q, 1)), 4 * BLOCK // m))
+    return max(SMALLEST_BLOCK, min(BLOCK // (R * K * max(q, 1)), 4 * BLOCK // m))  # features are kept apart: 4 fit
 
 
-def e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
+def e_step(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:
     """Responsibilities and the sums that the M-step needs, block by block; cost ``N m K q``, memory ``K m q``.
 
     :param Y: data, shape ``(N, m)``, nothing missing.
@@ -148,7 +146,7 @@ def e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
     R, K, m, q = natural.shape
     counts, moments = Y.new_zeros(R * K), Y.new_zeros(R * K, 2 * m)
     cross, log_likelihood = Y.new_zeros(m, q * R * K), Y.new_zeros(R)
-    for block, F in _featured(Y, num_rows(analysers)):
+    for block, F in _featured(Y, rows_at_once(analysers)):
         log_joint, z = natural.log_joint(block, F)
         table = log_joint.unflatten(1, (R, K))
         log_norm = table.logsumexp(-1, keepdim=True)
@@ -160,13 +158,13 @@ def e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
         log_likelihood += log_norm.sum((0, 2))
     found = moments.reshape(R, K, 2 * m)
     laid_out = cross.reshape(m, q, R, K).permute(2, 3, 0, 1)
-    return Statistics(counts.reshape(R, K), found[..., :m], found[..., m:], laid_out, log_likelihood)
+    return FactorStatistics(counts.reshape(R, K), found[..., :m], found[..., m:], laid_out, log_likelihood)
 
 
 def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
     """``log p(y_n, k)``, nats, shape ``(R, N, K)``."""
     natural = _Natural.of(analysers)
-    parts = [natural.log_joint(block, F)[0] for block, F in _featured(Y, num_rows(analysers)) if len(block)]
+    parts = [natural.log_joint(block, F)[0] for block, F in _featured(Y, rows_at_once(analysers)) if len(block)]
     if not parts:
         return Y.new_zeros(natural.shape[0], 0, natural.shape[1])
     return torch.cat(parts).reshape(len(Y), *natural.shape[:2]).movedim(0, 1)
@@ -179,7 +177,7 @@ def responsibilities(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Moments:
+class LatentMoments:
     """Expectations about the new means; Husmeier (2000), eqs. 3.11 and 3.19 to 3.23."""
 
     counts: Tensor  # (R, K)         N_k
@@ -190,7 +188,7 @@ class Moments:
     yz: Tensor  # (R, K, m, q)       sum_n r (y - mu) z', in whitened coordinates
 
 
-def moments(analysers: FactorAnalysers, stats: Statistics) -> Moments:
+def latent_moments(analysers: FactorAnalysers, stats: FactorStatistics) -> LatentMoments:
     """The expectations that the M-step is made of; those of a pruned component are zero, its mean stays."""
     seen = (stats.counts > 0).unsqueeze(-1)
     counts = stats.counts.unsqueeze(-1)
@@ -203,10 +201,10 @@ def moments(analysers: FactorAnalysers, stats: Statistics) -> Moments:
     right = torch.linalg.solve_triangular(tril, B @ yz, upper=False, left=False)
     xx = counts.unsqueeze(-1) * inverse + torch.linalg.solve_triangular(tril.mT, right, upper=True)
     scatter = (stats.squares - counts * mean.square()).clamp(min=0.0)  # rounding may leave a tiny negative
-    return Moments(stats.counts, mean, scatter, yx, 0.5 * (xx + xx.mT), yz)
+    return LatentMoments(stats.counts, mean, scatter, yx, 0.5 * (xx + xx.mT), yz)
 
 
-def about_held_means(found: Moments, analysers: FactorAnalysers) -> Moments:
+def about_held_means(found: LatentMoments, analysers: FactorAnalysers) -> LatentMoments:
     """Expectations about the means as they are, where these are held."""
     away = found.mean - analysers.mu
     x = torch.linalg.solve_triangular(analysers.tril.mT, analysers.whitener @ away.unsqueeze(-1), upper=True)
@@ -216,7 +214,7 @@ def about_held_means(found: Moments, analysers: FactorAnalysers) -> Moments:
     return replace(found, mean=analysers.mu, yx=yx, xx=found.xx + counts * x * x.mT, scatter=scatter)
 
 
-def solve_loadings(found: Moments, analysers: FactorAnalysers, alpha: Tensor) -> Tensor:
+def solve_loadings(found: LatentMoments, analysers: FactorAnalysers, alpha: Tensor) -> Tensor:
     """New ``W``, shape ``(R, K, m, q)``; Husmeier (2000), eqs. 3.14 and 3.25, one alpha per column.
 
     :param alpha: prior precisions, shape ``(R, K, q)``; 0 for none.
@@ -236,7 +234,7 @@ def is_isotropic(beta: Tensor) -> bool:
     return bool((beta == beta[..., :1]).all())
 
 
-def residual_squares(found: Moments, W: Tensor) -> Tensor:
+def residual_squares(found: LatentMoments, W: Tensor) -> Tensor:
     """``sum_n r <(y - W x - mu)^2>`` of each output, shape ``(R, K, m)``; Husmeier (2000), below eq. 3.26."""
     fitted = W @ found.xx
     return (found.scatter + (W * (fitted - 2.0 * found.yx)).sum(-1)).clamp(min=0.0)  # rounding may go below

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
-from pyro_evidence.data.ranks import Communicator
+from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting import restarts
-from pyro_evidence.fitting.component_moves import Deletion, unless_interrupted
-from pyro_evidence.fitting.iterate import Fit, Status, iterate
-from pyro_evidence.fitting.restarts import advance, require_any, slowly_converging
-from pyro_evidence.mixture.fit import AUTOMATIC, RandomWeights, Settings, warn_unless_converged
+from pyro_evidence.fitting.component_moves import Chosen, Deletion, EMSettings
+from pyro_evidence.fitting.iterate import Fit
+from pyro_evidence.fitting.restarts import Step
+from pyro_evidence.mixture.fit import AUTOMATIC, RandomWeights
 from pyro_evidence.mixture.recognise import most_components, with_components
+from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
 from pyro_evidence.mppca import rounds
@@ -25,9 +25,8 @@ from pyro_evidence.mppca.data import Observations, has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.orbit import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
-from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, is_mppca, recognise_mppca
+from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, recognise_mppca
 from pyro_evidence.mppca.rounds import MPPCARestarts
-from pyro_evidence.mppca.updates import Rule, SharedParameters
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import Start, seeded
@@ -129,40 +128,86 @@ class MPPCAFit:
     structure: MPPCAStructure
     units: ScalarUnits
     batch: MPPCARestarts
-    Y: Observations  # all data in the units inside
+    Y: Observations  # all data in the units inside; the restarts may be on a sample
 
     @property
     def jacobian(self) -> float:
         """What the log evidence loses by going to the model's units, nats."""
         return self.units.log_jacobian(self.Y)
 
+    @property
+    def times(self) -> float:
+        """How often the restarts' data would have to be had to be all."""
+        return len(self.Y) / len(self.batch.Y)
 
-def current_posterior(task: MPPCAFit) -> MPPCAPosterior:
-    """The posterior where the best restart stands."""
-    batch = task.batch
-    restarts = torch.where(batch.failed, torch.nan, batch.log_evidence) - task.jacobian
-    return posterior_of(task, Fit(_best(batch), Status.BY_HAND, (batch.objective,)), restarts)
+    def is_closed(self, settings: EMSettings) -> bool:
+        """Not known to be."""
+        return False
+
+    def watched(self, step: Step[MPPCARestarts]) -> Step[MPPCARestarts]:
+        """The round as it is."""
+        return step
+
+    def chosen(self, fit: Fit[MPPCARestarts], deletion: Deletion | None) -> Chosen[MPPCARestarts]:
+        """The restart of the highest Occam-corrected log evidence."""
+        batch = fit.state
+        best = first_highest(batch.occam).reshape(1)
+        heights = torch.where(batch.failed, torch.nan, self.times * batch.log_evidence)
+        return Chosen(replace(fit, state=batch.selected(best)), int(best), heights, batch.reasons)
+
+    def whole(self, alone: MPPCARestarts) -> MPPCARestarts:
+        """The chosen restart on all data."""
+        return alone if self.times == 1.0 else alone.on(self.Y, alone.parameters)
+
+    def resized(self, alone: MPPCARestarts, deletion: Deletion) -> tuple[MPPCARestarts, str]:
+        """The chosen restart with components left out and split, on the restarts' data and then on all."""
+        few = alone if self.times == 1.0 else alone.on(self.batch.Y, alone.parameters)
+        after, limit = deletion(few), ""
+        if bool(after.parameters.active.all()):
+            before, ties, num = after, self.structure.ties, self.structure.start.W.shape[1]
+            room = most_components(self.structure.joint.model, num, len(self.Y), alike=ties.mixing_free)
+            after, limit = deletion.split(before, ties, room)
+            after = after if after is before else deletion(after)
+        return (after if self.times == 1.0 else deletion(self.whole(after))), limit
+
+    def posterior(self, chosen: Chosen[MPPCARestarts]) -> MPPCAPosterior:
+        """The chosen restart at its mode, in the model's units."""
+        fit, batch = chosen.fit, chosen.fit.state
+        structure = enlarged(self.structure, batch.parameters.W.shape[1])
+        found = laplace_state(structure, self.units, batch.Y, batch.it)
+        return MPPCAPosterior(
+            found.state,
+            fit.status.value,
+            tuple(v - self.jacobian for v in fit.objectives),
+            chosen.heights - self.jacobian,
+            chosen.reasons,
+            recognised=structure,
+            analysers=found.analysers,
+            refusal=found.refusal,
+            log_evidence_literal=found.literal,
+            log_evidence_occam=float(batch.occam[0]) - self.jacobian,
+            limit=chosen.limit,
+        )
 
 
-def begin(joint: LogJoint, start: Start, initial: RandomWeights, update: object) -> MPPCAFit | None:
-    """All restarts before the first round; None where the model is no mixture of Gaussians of low rank.
+def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> MPPCAFit:
+    """All restarts before the first round.
 
+    :param sampled: whether restarts run on a sample where data are more than :data:`SAMPLE`.
     :raises UnsupportedModel: when it is one that the engine cannot read.
     """
     thin, ours = joint, own_model(joint.model)
     if ours is not None:  # some of its rows tell what it is
         thin = copy.copy(joint)
         thin.args = (some_rows(ours, joint.args[0]),)
-    if not is_mppca(thin):
-        return None
-    rule = rounds.rule_of(update)
+    rounds.rule_of(settings.update)  # which refuses others before the model is read
     structure = recognise_mppca(thin)
     if thin is not joint:
         structure = replace(structure, joint=joint, Y=joint.args[0].double())
-    return begun(structure, Observations.resident(structure.Y), start, initial, rule)
+    return _begun(structure, Observations.resident(structure.Y), settings, sampled)
 
 
-def begun(structure: MPPCAStructure, raw: Observations, start: Start, initial: RandomWeights, rule: Rule) -> MPPCAFit:
+def _begun(structure: MPPCAStructure, raw: Observations, settings: EMSettings, sampled: bool) -> MPPCAFit:
     """All restarts before the first round.
 
     :param raw: data in the caller's units.
@@ -173,18 +218,19 @@ def begun(structure: MPPCAStructure, raw: Observations, start: Start, initial: R
     Y = replace(raw, rows=raw.rows.mapped(lambda y: (y - units.origin).div_(units.unit)))
     whole = Y.filled
     variance = _noise_scale(whole, structure.ties, structure.start)
-    analysers = _start(whole, units.standard(structure.start), structure.ties, start, initial)
-    return MPPCAFit(structure, units, rounds.first(Y, analysers, structure.ties, variance, rule), Y)
+    analysers = _start(whole, units.standard(structure.start), structure.ties, settings.start, settings.initial)
+    few = Y.shared_sample(SAMPLE) if sampled and len(Y) > SAMPLE else Y
+    batch = rounds.first(few, analysers, structure.ties, variance, rounds.rule_of(settings.update))
+    return MPPCAFit(structure, units, batch, Y)
 
 
-def begin_chunks(
-    model: Any, chunks: Chunks, communicator: Communicator, start: Start, initial: RandomWeights, update: object
-) -> MPPCAFit:
+def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MPPCAFit:
     """All restarts before the first round of a model of ours, which a few rows tell, on data in chunks.
 
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or cannot be used.
     """
-    rule, ours, gappy = rounds.rule_of(update), own_model(model), isinstance(model, Marginalised)
+    ours, gappy, communicator = own_model(model), isinstance(model, Marginalised), COMMUNICATOR.get()
+    rounds.rule_of(settings.update)  # which refuses others before the data are read
     assert ours is not None  # others go another way
     agree_on_kind(model, chunks, communicator)
     rows = Rows.of_chunks(
@@ -198,7 +244,7 @@ def begin_chunks(
     marginal = marginalised(ours.marginalised) if gappy else ours.marginalised
     joint = LogJoint(marginal, (some_rows(ours, few),))
     joint.has_data = False
-    return begun(replace(recognise_mppca(joint), Y=rows.example[:0]), Observations.of(rows), start, initial, rule)
+    return _begun(replace(recognise_mppca(joint), Y=rows.example[:0]), Observations.of(rows), settings, sampled=True)
 
 
 def _require_size(Y: Observations, analysers: FactorAnalysers) -> None:
@@ -240,8 +286,8 @@ def _start(
         uniform = torch.rand(R, K, generator=generator, dtype=torch.float64).to(few)
         mu = mppca_start.spread_centres(few[place], uniform)
     mu = mu if ties.mean_free else model.mu.expand(R, K, m)
-    beta = torch.full_like(model.beta, initial.width**-2) if ties.beta_free else model.beta
-    alpha = torch.full_like(model.alpha, initial.alpha) if ties.alpha_free else model.alpha
+    beta = torch.full_like(model.beta, initial.width**-2) if ties.all_free[1] else model.beta
+    alpha = torch.full_like(model.alpha, initial.alpha) if ties.all_free[0] else model.alpha
     flat = torch.zeros_like(model.log_mixing).log_softmax(-1) if ties.mixing_free else model.log_mixing
     W = 0.1 * torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(model.W)  # zero would stay so in EM
     analysers = replace(model, W=W, beta=beta, alpha=alpha, log_mixing=flat)
@@ -250,50 +296,6 @@ def _start(
         for n in ("beta", "alpha", "log_mixing", "columns")
     }
     return replace(analysers, mu=mu, **wide)
-
-
-def run(task: MPPCAFit, settings: Settings) -> MPPCAPosterior:
-    """EM, deletion, and the posterior of the best.
-
-    :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
-    """
-    deletion, stop = settings.deletion, settings.stop
-    few, together = task.batch, stop
-    if deletion is not None and len(few.Y) > SAMPLE:
-        few = few.on(few.Y.shared_sample(SAMPLE), few.parameters)
-        together = replace(stop, num_steps=min(stop.num_steps, deletion.after))
-    fit = restarts.em(few, settings.initial.warm_up, together)
-    require_any(fit.state, "BoundedInflation()")
-    times = len(task.batch.Y) / len(few.Y)
-    heights = torch.where(fit.state.failed, torch.nan, times * fit.state.log_evidence) - task.jacobian
-    batch, limit, structure = _best(fit.state), "", task.structure
-    fit = replace(fit, state=batch)
-    if deletion is not None and fit.status is not Status.INTERRUPTED:
-        batch, limit = unless_interrupted(lambda: _numbered(task, batch, deletion), (batch, "interrupted"))
-        before = fit.objectives if times == 1.0 else (batch.objective,)
-        step = advance if stop.counted else slowly_converging
-        rest = iterate(step, replace(restarts.ready(batch), num_rounds=0), stop, "EvidenceEM, best restart")
-        fit = Fit(rest.state, rest.status, (*before, *rest.objectives))
-        structure = enlarged(structure, rest.state.parameters.W.shape[1])
-    found = replace(posterior_of(replace(task, structure=structure), fit, heights), limit=limit)
-    return warn_unless_converged(found, stop)
-
-
-def _best(batch: MPPCARestarts) -> MPPCARestarts:
-    """The restart of the highest Occam-corrected log evidence, alone."""
-    return batch.selected(first_highest(batch.occam).reshape(1))
-
-
-def _numbered(task: MPPCAFit, batch: MPPCARestarts, deletion: Deletion) -> tuple[MPPCARestarts, str]:
-    """The best restart with as many components as its evidence wants, on all data, and what kept it from more."""
-    after, limit, whole = deletion(batch), "", task.batch.Y
-    if bool(after.parameters.active.all()):
-        before = after
-        ties, num = task.structure.ties, task.structure.start.W.shape[1]
-        room = most_components(task.structure.joint.model, num, len(whole), alike=ties.mixing_free)
-        after, limit = deletion.split(before, ties, room)
-        after = after if after is before else deletion(after)
-    return (after if len(whole) == len(batch.Y) else deletion(after.on(whole, after.parameters))), limit
 
 
 def enlarged(structure: MPPCAStructure, num_components: int) -> MPPCAStructure:
@@ -307,15 +309,3 @@ def enlarged(structure: MPPCAStructure, num_components: int) -> MPPCAStructure:
     whole = copy.copy(found.joint)
     whole.args, whole.has_data = joint.args, joint.has_data
     return replace(found, joint=whole, Y=structure.Y)
-
-
-def posterior_of(task: MPPCAFit, fit: Fit[MPPCARestarts], restarts: Tensor) -> MPPCAPosterior:
-    """One restart at its mode, in the model's units."""
-    batch = fit.state
-    path = tuple(v - task.jacobian for v in fit.objectives)
-    found = laplace_state(task.structure, task.units, batch.Y, batch.it)
-    occam = float(batch.occam[0]) - task.jacobian
-    return MPPCAPosterior(
-        found.state, fit.status.value, path, restarts, (), task.structure, found.analysers, found.refusal,
-        found.literal, occam,
-    )  # fmt: skip

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.data import Observations, has_gaps
-from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
+from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
 
 BLOCK = 2**20  # numbers in one block of latent precisions
 
 
 @dataclass(frozen=True)
-class Latent:
+class LatentPosterior:
     """The posterior of the latent coordinates, given each component."""
 
     log_joint: Tensor  # (R, N, K)          log p(observed part of y_n, k)
@@ -30,10 +30,10 @@ class Latent:
     covariance: Tensor  # (R, N, K, q, q)
 
 
-def latent(Y: Tensor, analysers: FactorAnalysers) -> Latent:
+def latent(Y: Tensor, analysers: FactorAnalysers) -> LatentPosterior:
     """Latent coordinates, entries of ``Y`` ``(N, m)`` that are nan missing."""
     parts = [_latent(block, analysers) for block in _blocks(Y, analysers)]
-    return Latent(*(torch.cat([getattr(p, n) for p in parts], 1) for n in ("log_joint", "mean", "covariance")))
+    return LatentPosterior(*(torch.cat([getattr(p, n) for p in parts], 1) for n in ("log_joint", "mean", "covariance")))
 
 
 def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
@@ -41,12 +41,12 @@ def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
     return latent(Y, analysers).log_joint if has_gaps(Y) else expectation.log_joint(Y, analysers)
 
 
-def e_step_of_all(Y: Observations, analysers: FactorAnalysers) -> Statistics:
+def e_step_of_all(Y: Observations, analysers: FactorAnalysers) -> FactorStatistics:
     """:func:`e_step` of all data, in one pass."""
     return Y.total(lambda rows: e_step(rows, analysers))
 
 
-def e_step(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
+def e_step(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:
     """The sums that the M-step needs; expected ones where data, shape ``(N, m)``, have gaps."""
     if not has_gaps(Y):
         return expectation.e_step(Y, analysers)
@@ -58,7 +58,7 @@ def _blocks(Y: Tensor, analysers: FactorAnalysers) -> Iterator[Tensor]:
     yield from Y.split(max(1, BLOCK // (R * K * max(m, q * q))))
 
 
-def _latent(Y: Tensor, analysers: FactorAnalysers) -> Latent:
+def _latent(Y: Tensor, analysers: FactorAnalysers) -> LatentPosterior:
     seen = ~Y.isnan()
     on, pull = seen.to(analysers.W), analysers.beta.unsqueeze(-1) * analysers.W
     pairs = pull.unsqueeze(-1) * analysers.W.unsqueeze(-2)
@@ -71,10 +71,10 @@ def _latent(Y: Tensor, analysers: FactorAnalysers) -> Latent:
     quadratic = (analysers.beta.unsqueeze(1) * away.square()).sum(-1) - (force * mean).sum((-2, -1))
     log_norm = on.sum(-1, keepdim=True) * math.log(math.tau)
     table = analysers.log_mixing.unsqueeze(1) - 0.5 * (log_norm + log_det + quadratic)
-    return Latent(table, mean.squeeze(-1), torch.cholesky_inverse(tril))
+    return LatentPosterior(table, mean.squeeze(-1), torch.cholesky_inverse(tril))
 
 
-def _sums(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
+def _sums(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:
     found, seen = _latent(Y, analysers), ~Y.isnan()
     log_norm = found.log_joint.logsumexp(-1, keepdim=True)
     resp = (found.log_joint - log_norm).exp()
@@ -88,4 +88,4 @@ def _sums(Y: Tensor, analysers: FactorAnalysers) -> Statistics:
     z = torch.einsum("rkai,rnki->rnka", analysers.whitener, filled - analysers.mu.unsqueeze(1))
     cross = torch.einsum("rnki,rnka->rkia", weighted, z) + within @ analysers.tril
     squares = (weighted * filled).sum(1) + left
-    return Statistics(resp.sum(1), weighted.sum(1), squares, cross, log_norm.sum((1, 2)))
+    return FactorStatistics(resp.sum(1), weighted.sum(1), squares, cross, log_norm.sum((1, 2)))

@@ -44,7 +44,7 @@ def across(d: Tensor, analysers: FactorAnalysers) -> Tensor:
     return d - (d @ V) @ V.mT
 
 
-def well_determined(precision: Precision, analysers: FactorAnalysers) -> Tensor:
+def well_determined_columns(precision: Precision, analysers: FactorAnalysers) -> Tensor:
     """Number of well-determined loadings of each column, ``(K, q)``; turning is none of them."""
     variance = precision.variance[0]
     own = torch.ones_like(variance)
@@ -63,18 +63,13 @@ def turned(W: Tensor, analysers: FactorAnalysers, generator: torch.Generator) ->
 
     Uniformly for columns of one precision; for others by signs and pairwise angles of density exp(-kappa sin^2).
     """
-    free = shares_precision(analysers)
-    uniform = _uniform_rotations(len(W), analysers, generator)
-    held = _held_rotations(len(W), analysers, generator)
-    Q = torch.where(free[:, None, None], uniform, held)
-    return torch.where(analysers.active[0][:, None, None], W @ Q, W)
-
-
-def _uniform_rotations(num: int, analysers: FactorAnalysers, generator: torch.Generator) -> Tensor:
     K, q = analysers.W.shape[1], analysers.W.shape[-1]
-    white = torch.randn(num, K, q, q, generator=generator, dtype=torch.float64).to(analysers.W)
-    Q, R = torch.linalg.qr(white)
-    return Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    white = torch.randn(len(W), K, q, q, generator=generator, dtype=torch.float64).to(analysers.W)
+    uniform, R = torch.linalg.qr(white)
+    uniform = uniform * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    held = _held_rotations(len(W), analysers, generator)
+    Q = torch.where(shares_precision(analysers)[:, None, None], uniform, held)
+    return torch.where(analysers.active[0][:, None, None], W @ Q, W)
 
 
 def _held_rotations(num: int, analysers: FactorAnalysers, generator: torch.Generator) -> Tensor:
@@ -184,11 +179,11 @@ def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Observations
     """
     analysers = curvature.canonical(curvature.find_mode(Y, it.analysers))
     params = structure.params(units.original(analysers))
-    written = structure.prior_precision(params) * units.unit.square()  # what is pruned has the model's precision
-    analysers = replace(analysers, alpha=torch.where(analysers.on, analysers.alpha, written))
+    written = structure.prior_precision(units.original(analysers))  # what is pruned has the model's precision
+    analysers = replace(analysers, alpha=torch.where(analysers.on, analysers.alpha, written * units.unit.square()))
     it = Iterate(analysers, it.ties, missing.e_step_of_all(Y, analysers), it.variance)
     precision, evidence, refusal = _laplace(Y, it)
-    slope = curvature.slope(analysers, it.stats).reshape(1, -1)
+    slope = curvature.loading_slope(analysers, it.stats).reshape(1, -1)
     decrement = float((slope * precision.solve(slope)).sum())
     original, jacobian = units.original(analysers), units.log_jacobian(Y)
     joint, m = structure.fixed(params), analysers.W.shape[-2]
@@ -212,14 +207,14 @@ def _laplace(Y: Observations, it: Iterate) -> tuple[Precision, Tensor, str]:
     refusal = vanishing(it)
     if it.analysers.W.numel() <= curvature.full_size(Y):
         try:
-            split = curvature.gauge(curvature.precision(Y, it.analysers), it.analysers)
-            found = curvature.log_evidence(mppca_evidence.log_joint(it)[0], split, it.analysers)
+            split = curvature.gauge(curvature.loading_precision(Y, it.analysers), it.analysers)
+            found = curvature.orbit_laplace(mppca_evidence.log_joint(it)[0], split, it.analysers)
             return Dense(split.tril.unsqueeze(0)), torch.full_like(found, torch.nan) if refusal else found, refusal
         except ArithmeticError as error:
             refusal = refusal or f"the loadings are not at a mode: {error}"
-    found = mppca_evidence.block(it)[0]
+    found = mppca_evidence.orbit_log_evidence(it)[0]
     found = torch.full_like(found, torch.nan) if refusal else found
-    return Diagonal(mppca_evidence.diagonal(it)), found, refusal
+    return Diagonal(mppca_evidence.loading_curvature(it)), found, refusal
 
 
 def vanishing(it: Iterate) -> str:

@@ -1,7 +1,7 @@
 """What a fit of a mixture of probabilistic PCA returns, its principal subspaces in one form only."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import curvature, expectation, missing, orbit
 from pyro_evidence.mppca.data import Observations, has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.missing import Latent
+from pyro_evidence.mppca.missing import LatentPosterior
 from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
 from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -134,8 +134,9 @@ class MPPCAPosterior(LaplacePosterior):
 
     _maximises_evidence: ClassVar[bool] = False
 
-    recognised: MPPCAStructure | None = None
-    analysers: FactorAnalysers | None = None
+    _: KW_ONLY
+    recognised: MPPCAStructure
+    analysers: FactorAnalysers
     refusal: str = ""
     log_evidence_literal: float = float("nan")
     log_evidence_occam: float = float("nan")
@@ -145,11 +146,6 @@ class MPPCAPosterior(LaplacePosterior):
         evidence = self.refusal or f"log_evidence={float(self.state.log_evidence):.6g}"
         columns = self.num_latents.tolist()
         return f"MPPCAPosterior(num_components={self.num_components}, num_latents={columns}, {evidence})"
-
-    @property
-    def _fitted(self) -> FactorAnalysers:
-        assert self.analysers is not None
-        return self.analysers
 
     @property
     def log_evidence(self) -> Tensor:
@@ -164,19 +160,16 @@ class MPPCAPosterior(LaplacePosterior):
     @property
     def hyperparameters(self) -> dict[str, Tensor]:
         """Constrained values by the model's own names; the precision of a pruned column is ``inf``."""
-        assert self.recognised is not None
-        found, name = super().hyperparameters, self.recognised.alpha.name
-        gone = ~self._fitted.columns[0] & self.active.unsqueeze(-1)
-        if name is not None and bool(gone.any()):
-            values, group = found[name].clone().reshape(-1), self.recognised.alpha.group()
-            out = torch.ones_like(values, dtype=torch.bool).index_fill(0, group[~gone].unique(), False)
-            found[name] = torch.where(out, torch.inf, values).reshape(found[name].shape)
-        return found
+        found, alpha, hypers = super().hyperparameters, self.recognised.alpha, self.recognised.joint.hypers
+        gone = ~self.analysers.columns[0] & self.active.unsqueeze(-1)
+        kept, lost = (alpha.totals(hypers, x.double()) for x in (~gone, gone))
+        pruned = {n: ((lost[n] > 0) & (kept[n] == 0)).reshape(found[n].shape) for n in lost}
+        return found | {n: torch.where(where, torch.inf, found[n]) for n, where in pruned.items()}
 
     @property
     def active(self) -> Tensor:
         """Components that are not pruned, shape ``(K,)`` bool."""
-        return self._fitted.active[0]
+        return self.analysers.active[0]
 
     @property
     def num_components(self) -> int:
@@ -186,7 +179,7 @@ class MPPCAPosterior(LaplacePosterior):
     @property
     def num_latents(self) -> Tensor:
         """Number of columns that are left in each component, shape ``(K,)``; 0 in pruned components."""
-        return (self._fitted.columns[0] & self.active.unsqueeze(-1)).sum(-1)
+        return (self.analysers.columns[0] & self.active.unsqueeze(-1)).sum(-1)
 
     @property
     def gamma(self) -> dict[str, Tensor]:
@@ -194,18 +187,12 @@ class MPPCAPosterior(LaplacePosterior):
 
         From the curvature across the orbit: turning the latent space is not determined, and not counted.
         """
-        assert self.recognised is not None
-        alpha = self.recognised.alpha
-        if alpha.name is None:
-            return {}
-        analysers = self._fitted
-        each = orbit.well_determined(self.state.precision, analysers)
-        total = torch.zeros(alpha.shape.numel(), dtype=torch.float64)
-        return {alpha.name: total.index_add(0, alpha.group().flatten(), each.flatten()).reshape(alpha.shape)}
+        each = orbit.well_determined_columns(self.state.precision, self.analysers)
+        return self.recognised.alpha.totals(self.recognised.joint.hypers, each)
 
     def _checked(self, Y: Tensor | None) -> Tensor:
         """Data, the training data by default, checked."""
-        own = self.recognised.Y if self.recognised is not None else torch.zeros(0, 0)
+        own = self.recognised.Y
         if Y is None:
             require_kept(self._joint, "a method without data")
         Y = own if Y is None else Y
@@ -219,7 +206,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     def _centred(self, Y: Tensor) -> tuple[Tensor, FactorAnalysers]:
         """Data and parameters about the mean of the components: squares of data far from zero would lose digits."""
-        analysers = self._fitted
+        analysers = self.analysers
         origin = analysers.log_mixing[0].exp() @ analysers.mu[0]
         return Y - origin, replace(analysers, mu=analysers.mu - origin)
 
@@ -247,17 +234,17 @@ class MPPCAPosterior(LaplacePosterior):
         found = self._latent(self._checked(Y))
         return LatentCoordinates(found.log_joint[0].softmax(-1), found.mean[0], found.covariance[0])
 
-    def _latent(self, Y: Tensor) -> Latent:
+    def _latent(self, Y: Tensor) -> LatentPosterior:
         Y, analysers = self._centred(Y)
         if has_gaps(Y):
             return missing.latent(Y, analysers)
         mean, covariance = expectation.latent_posterior(Y, analysers)
         wide = covariance.unsqueeze(1).expand(-1, len(Y), -1, -1, -1)
-        return Latent(expectation.log_joint(Y, analysers), mean, wide)
+        return LatentPosterior(expectation.log_joint(Y, analysers), mean, wide)
 
     def reconstruct(self, Y: Tensor | None = None) -> Tensor:
         """Mean of the data without noise, given their observed parts, shape ``(N, m)``; fills what is missing."""
-        found, analysers = self._latent(self._checked(Y)), self._fitted
+        found, analysers = self._latent(self._checked(Y)), self.analysers
         each = torch.einsum("kia,nka->nki", analysers.W[0], found.mean[0]) + analysers.mu[0]
         return torch.einsum("nk,nki->ni", found.log_joint[0].softmax(-1), each)
 
@@ -267,7 +254,7 @@ class MPPCAPosterior(LaplacePosterior):
         :raises BadInput: unless ``num_samples`` is a whole number of at least 1.
         """
         num_samples = check_count("num_samples", num_samples)
-        generator, analysers = seeded(seed), self._fitted
+        generator, analysers = seeded(seed), self.analysers
         z = torch.multinomial(analysers.log_mixing[0].exp().cpu(), num_samples, replacement=True, generator=generator)
         x, noise = (
             torch.randn(num_samples, size, generator=generator, dtype=torch.float64).to(analysers.W)
@@ -281,7 +268,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     def principal_subspaces(self) -> list[PrincipalSubspace | None]:
         """Principal axes of each component in canonical form; None where it is pruned."""
-        analysers = self._fitted
+        analysers = self.analysers
         return [
             principal_subspace(analysers.W[0, k], analysers.beta[0, k]) if on else None
             for k, on in enumerate(self.active)
@@ -290,7 +277,7 @@ class MPPCAPosterior(LaplacePosterior):
     def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
         """Independent draws of the loadings over their whole orbits, ``(S, K, m, q)`` by the site's name."""
         num_samples = check_count("num_samples", num_samples, at_least=0)
-        generator, analysers, precision = generator_of(seed), self._fitted, self.state.precision
+        generator, analysers, precision = generator_of(seed), self.analysers, self.state.precision
         d = precision.unwhiten(self._white(num_samples, generator))
         d = orbit.across(d, analysers) if isinstance(precision, Dense) else d
         W = analysers.W + d.reshape(num_samples, *analysers.W.shape[1:])
@@ -306,13 +293,12 @@ class MPPCAPosterior(LaplacePosterior):
         """
         num_samples = check_count("num_samples", num_samples)
         check_seed(seed)
-        assert self.recognised is not None
         require_kept(self._joint, "importance sampling")
         Y, precision = self.recognised.Y, self.state.precision
         if not isinstance(precision, Dense):
             raise TooLarge(
-                f"{self._fitted.W.numel()} loadings are too many for the dense curvature that importance ratios need. "
-                "Fit fewer components or latents."
+                f"{self.analysers.W.numel()} loadings are too many for the dense curvature that importance ratios "
+                f"need. Fit fewer components or latents."
             )
         return orbit.log_weights(*self._centred(Y), precision, num_samples, seed)
 
@@ -350,7 +336,7 @@ class MPPCAPosterior(LaplacePosterior):
     def save(self, path: str | Path) -> None:
         """Write tensors and settings, no code; see :meth:`LaplacePosterior.save`."""
         own = {
-            "analysers": {f.name: getattr(self._fitted, f.name) for f in fields(FactorAnalysers)},
+            "analysers": {f.name: getattr(self.analysers, f.name) for f in fields(FactorAnalysers)},
             "refusal": self.refusal,
             "other_evidences": [self.log_evidence_literal, self.log_evidence_occam],
             "limit": self.limit,
@@ -378,8 +364,17 @@ class MPPCAPosterior(LaplacePosterior):
                 raise BadInput(
                     f"log_evidence is {float(state.log_evidence):.10g}, refused as {record['refusal']!r:.60}."
                 )
-            rest = (record["refusal"], *record["other_evidences"], record["limit"])
-            return cls(state, *archive.history(record), structure, analysers, *rest)
+            literal, occam = record["other_evidences"]
+            return cls(
+                state,
+                *archive.history(record),
+                recognised=structure,
+                analysers=analysers,
+                refusal=record["refusal"],
+                log_evidence_literal=literal,
+                log_evidence_occam=occam,
+                limit=record["limit"],
+            )
 
 
 def _require_agreement(state: LaplaceState, structure: MPPCAStructure, analysers: FactorAnalysers) -> None:
@@ -394,8 +389,8 @@ def _require_agreement(state: LaplaceState, structure: MPPCAStructure, analysers
             raise BadInput(f"the analysers' {name} is not that of the mode and the hyperparameters in the same file.")
     if not isinstance(state.precision, Dense) or bool(state.log_evidence.isnan()):  # there is none, for a reason
         return
-    split = curvature.gauge(curvature.precision(Observations.resident(structure.Y), analysers), analysers)
+    split = curvature.gauge(curvature.loading_precision(Observations.resident(structure.Y), analysers), analysers)
     width = torch.where(analysers.on, 0.0, (analysers.alpha / math.tau).log()).sum()  # of pruned columns, at zero
     log_joint = state.log_joint - 0.5 * analysers.W.shape[-2] * width
-    found = curvature.log_evidence(log_joint, split, analysers)
+    found = curvature.orbit_laplace(log_joint, split, analysers)
     archive.require_equal("log_evidence", found, state.log_evidence, torch.float64)

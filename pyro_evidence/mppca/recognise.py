@@ -6,49 +6,29 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Size, Tensor
-from torch.distributions import LowRankMultivariateNormal, constraints
+from torch import Tensor
+from torch.distributions import LowRankMultivariateNormal
 
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.mixture.recognise import held_at
+from pyro_evidence.mixture.recognise import (
+    ModelRun,
+    NotRecognised,
+    Scaling,
+    close,
+    held_at,
+    held_mixing,
+    holder,
+    require_known,
+    scaling,
+)
+from pyro_evidence.mixture.updates import Pool, SharedParameters
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import SharedParameters
-from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.program import predictors
 from pyro_evidence.program.distributions import WithGaps
 from pyro_evidence.program.log_joint import LogJoint
 
 Trace = Any
-TOLERANCE, SINGLE = 1e-9, 1e-4  # relative: what counts as equal at random points in double and single precision
-
-
-class NotMPPCA(ValueError):
-    """Not a mixture of probabilistic PCA, and why."""
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """Precisions that are powers of one param times constants: ``param.reshape(view) ** power * exp(offset)``."""
-
-    name: str | None  # of the param; None where the precisions are fixed
-    shape: Size  # of the param
-    view: Size  # broadcasts to the precisions
-    power: float
-    offset: Tensor  # log constants, in the shape of the precisions
-
-    def group(self) -> Tensor:
-        """Which element of the param each precision has; one for each different constant where it is fixed."""
-        if self.name is None:
-            return self.offset.unique(return_inverse=True)[1]
-        return torch.arange(self.shape.numel()).reshape(self.view).expand(self.offset.shape)
-
-    def param(self, precision: Tensor, on: Tensor, like: Tensor) -> Tensor:
-        """The param that gives these precisions where ``on``, and stays ``like`` elsewhere."""
-        values = ((precision.log() - self.offset) / self.power).exp()
-        flat, group = like.detach().double().reshape(-1).clone(), self.group().to(on.device)
-        flat[group[on]] = values[on]
-        return flat.reshape(self.shape).to(like.dtype)
 
 
 @dataclass(frozen=True)
@@ -59,38 +39,36 @@ class MPPCAStructure:
     Y: Tensor  # (N, m)
     mean: str | None  # the param that holds mu; None where it is fixed
     mixing: str | None
-    alpha: Scaled  # (K, q)
-    beta: Scaled  # (K, m)
+    alpha: Scaling  # (K, q)
+    beta: Scaling  # (K, m)
     start: FactorAnalysers  # one row, at the model's own hyperparameters, W at zero
 
     @property
     def ties(self) -> SharedParameters:
         """Which hyperparameters are shared, and which are learned."""
-        free = [x is not None for x in (self.alpha.name, self.beta.name, self.mixing, self.mean)]
-        return SharedParameters(self.alpha.group(), self.beta.group(), *free)
+        found = SharedParameters.of(self.alpha.group, self.beta.group)
+        learned = replace(found, alpha_free=self.alpha.free, beta_free=self.beta.free)
+        return replace(learned, mixing_free=self.mixing is not None, mean_free=self.mean is not None)
+
+    def theta(self, analysers: FactorAnalysers) -> Tensor:
+        """Unconstrained hyperparameters of the first row; those of what is pruned stay where the model has them."""
+        theta = self.joint.initial_theta.clone()
+        self.alpha.write(theta, analysers.alpha[0].log(), analysers.on[0])
+        self.beta.write(theta, analysers.beta[0].log(), analysers.active[0].unsqueeze(-1))
+        return theta
 
     def params(self, analysers: FactorAnalysers) -> dict[str, Tensor]:
         """The model's params at the first row; those of pruned components stay where the model has them."""
-        params, _ = self.joint.split_hypers(self.joint.initial_theta)
-        on, columns = analysers.active[0], analysers.columns[0] & analysers.active[0].unsqueeze(-1)
-        for scaled, value, where in (
-            (self.alpha, analysers.alpha[0], columns),
-            (self.beta, analysers.beta[0], on.unsqueeze(-1)),
-        ):
-            if scaled.name is not None:
-                params[scaled.name] = scaled.param(value, where.expand(value.shape), params[scaled.name])
+        params, _ = self.joint.split_hypers(self.theta(analysers))
         if self.mixing is not None:
             params[self.mixing] = analysers.log_mixing[0].exp()
         if self.mean is not None:
             params[self.mean] = analysers.mu[0]
         return {n: v.to(self.joint.dtype) for n, v in params.items()}
 
-    def prior_precision(self, params: Mapping[str, Tensor]) -> Tensor:
-        """Prior precisions of the columns under these params, shape ``(K, q)``."""
-        if self.alpha.name is None:
-            return self.alpha.offset.exp()
-        log_param = params[self.alpha.name].detach().double().log().reshape(self.alpha.view)
-        return (self.alpha.power * log_param + self.alpha.offset).exp()
+    def prior_precision(self, analysers: FactorAnalysers) -> Tensor:
+        """Prior precisions of the columns under the :meth:`params` of the first row, shape ``(K, q)``."""
+        return self.alpha.read(self.theta(analysers))
 
     def fixed(self, params: Mapping[str, Tensor]) -> LogJoint:
         """The log joint with its hyperparameters held at ``params``."""
@@ -98,7 +76,7 @@ class MPPCAStructure:
 
 
 @dataclass(frozen=True)
-class _Observed:
+class Observed:
     """What one trace says of the observed site."""
 
     probs: Tensor  # (K,)
@@ -107,39 +85,10 @@ class _Observed:
     precision: Tensor  # (K, m)
     value: Tensor  # (N, m)
 
-
-@dataclass(frozen=True)
-class _Point:
-    u: Tensor
-    theta: Tensor
-    trace: Trace
-    seen: _Observed
-    params: dict[str, Tensor]
-
     @property
-    def tolerance(self) -> float:
-        """What counts as equal."""
-        return TOLERANCE if self.seen.value.dtype == torch.float64 else SINGLE
-
-    @staticmethod
-    def drawn(joint: LogJoint, seed: int | None) -> "_Point":
-        """Random latents and hyperparameters near the start; ``None``: the start itself."""
-        generator, scale = torch.Generator().manual_seed(seed or 0), float(seed is not None)
-        sizes = (joint.latents.size, joint.hypers.size)
-        noise = [scale * torch.randn(n, generator=generator, dtype=torch.float64).to(joint.device) for n in sizes]
-        u, theta = noise[0], joint.initial_theta + 0.1 * noise[1] * _sizes(joint)
-        trace = joint.trace(u, theta)
-        return _Point(u, theta, trace, _observed(joint, trace), joint.split_hypers(theta)[0])
-
-
-def _sizes(joint: LogJoint) -> Tensor:
-    """How far hyperparameters have to move to be seen moving: real ones in proportion to what they are, ``(T,)``."""
-    sizes = torch.ones_like(joint.initial_theta)
-    for part in joint.hypers:
-        if is_identity(part.transform):
-            place = joint.hypers.slices[part.name]
-            sizes[place] = joint.initial_theta[place].abs().clamp(min=1.0)  # about zero by 1, in data's units
-    return sizes
+    def detached(self) -> "Observed":
+        """The same without derivatives."""
+        return Observed(*(x.detach() for x in vars(self).values()))
 
 
 def is_mppca(joint: LogJoint) -> bool:
@@ -160,7 +109,7 @@ def recognise_mppca(joint: LogJoint) -> MPPCAStructure:
     """
     try:
         return _recognise(joint)
-    except NotMPPCA as reason:
+    except NotRecognised as reason:
         raise UnsupportedModel(
             f"the model is not a mixture of probabilistic PCA: {reason}. Expected one observed "
             f"LowRankMultivariateNormal, or MixtureSameFamily of such, in one plate, whose cov_factor is a site of "
@@ -169,33 +118,40 @@ def recognise_mppca(joint: LogJoint) -> MPPCAStructure:
 
 
 def _recognise(joint: LogJoint) -> MPPCAStructure:
-    points = [_Point.drawn(joint, seed) for seed in (1, 2)]
+    points = [ModelRun.drawn(joint, _observed, seed) for seed in (1, 2)]
     _check_loadings(joint, points)
-    beta = _scaled([p.seen.precision for p in points], points, "noise precision")
+    beta = _alike(scaling([p.seen.precision for p in points], points, "noise precision"), "noise precision", points)
     alpha = _alpha(joint, points)
-    start = _Point.drawn(joint, None)
-    mean = _holder([p.seen.loc for p in points], points)
-    mixing = _holder([p.seen.probs for p in points], points) or _simplex_of_one(joint)
-    known = {x for x in (mean, mixing, alpha.name, beta.name) if x is not None}
-    _check_known(joint, points, known, mixing)
-    found = MPPCAStructure(joint, start.seen.value.double(), mean, mixing, alpha, beta, _start(start))
-    return replace(found, start=replace(found.start, alpha=found.prior_precision(start.params).unsqueeze(0)))
+    mean = holder([p.seen.loc for p in points], points, "its means")
+    mixing = held_mixing(joint, points, [p.seen.probs for p in points])
+    require_known(joint, [alpha, beta], {mean, mixing})
+    seen = ModelRun.drawn(joint, _observed, None).seen.detached
+    shape = 1, *seen.factor.shape
+    start = FactorAnalysers(
+        W=seen.factor.new_zeros(shape),
+        mu=seen.loc.unsqueeze(0),
+        beta=seen.precision.unsqueeze(0),
+        log_mixing=seen.probs.log().unsqueeze(0),
+        alpha=alpha.read(joint.initial_theta).unsqueeze(0),
+        columns=torch.ones(shape[:2] + shape[3:], dtype=torch.bool, device=seen.loc.device),
+    )
+    return MPPCAStructure(joint, seen.value.double(), mean, mixing, alpha, beta, start)
 
 
-def _observed(joint: LogJoint, trace: Trace) -> _Observed:
+def _observed(joint: LogJoint, trace: Trace) -> Observed:
     """The parameters of the observed site.
 
-    :raises NotMPPCA: when it is something else.
+    :raises NotRecognised: when it is something else.
     """
     if len(joint.observed) != 1 or joint.discrete or len(joint.latents.names) != 1:
-        raise NotMPPCA(f"it has {len(joint.observed)} observed sites and latent sites {list(joint.latents.names)}")
+        raise NotRecognised(f"it has {len(joint.observed)} observed sites and latent sites {list(joint.latents.names)}")
     node = trace.nodes[joint.observed[0]]
     parts = predictors.unwrapped(_whole(node))
     base, value = parts.base, node["value"]
     value = torch.where(node["fn"].seen, value, torch.nan) if isinstance(node["fn"], WithGaps) else value
     plain = node["mask"] is None and bool((torch.as_tensor(node["scale"]) == 1).all())
     if not isinstance(base, LowRankMultivariateNormal) or not plain or value.dim() != 2:
-        raise NotMPPCA(f"site '{joint.observed[0]}' is a {type(base).__name__}, masked or scaled, or not a matrix")
+        raise NotRecognised(f"site '{joint.observed[0]}' is a {type(base).__name__}, masked or scaled, or not a matrix")
     batch = int(parts.mixing is not None)
     loc, factor, variance = (
         _common(x, batch + d) for x, d in ((base.loc, 1), (base.cov_factor, 2), (base.cov_diag, 1))
@@ -203,129 +159,47 @@ def _observed(joint: LogJoint, trace: Trace) -> _Observed:
     if not batch:
         loc, factor, variance = loc.unsqueeze(0), factor.unsqueeze(0), variance.unsqueeze(0)
     probs = loc.new_ones(1) if parts.mixing is None else _common(parts.mixing.probs, 1)
-    return _Observed(probs, loc, factor, variance.reciprocal(), value.detach())
+    return Observed(probs, loc, factor, variance.reciprocal(), value.detach())
 
 
 def _common(x: Tensor, dims: int) -> Tensor:
     """``x`` with its last ``dims`` dims, where it is the same for all data."""
-    flat = x.detach().reshape(-1, *x.shape[x.dim() - dims :]) if x.dim() > dims else x.detach().unsqueeze(0)
+    flat = x.reshape(-1, *x.shape[x.dim() - dims :]) if x.dim() > dims else x.unsqueeze(0)
     if len(flat) > 1 and not bool((flat == flat[:1]).all()):
-        raise NotMPPCA("its parameters depend on the datum")
+        raise NotRecognised("its parameters depend on the datum")
     return flat[0].double()
 
 
-def _check_loadings(joint: LogJoint, points: list[_Point]) -> None:
+def _check_loadings(joint: LogJoint, points: list[ModelRun[Observed]]) -> None:
     """The loadings are the latent site itself."""
     for point in points:
-        W = joint.latents.constrained(point.u.to(joint.dtype))[joint.latents.names[0]]
-        if W.numel() != point.seen.factor.numel() or not _close(
-            W.reshape(point.seen.factor.shape), point.seen.factor, point.tolerance
-        ):
-            raise NotMPPCA(f"cov_factor is not the site '{joint.latents.names[0]}' itself")
+        W, factor = joint.latents.constrained(point.u.to(joint.dtype))[joint.latents.names[0]], point.seen.factor
+        if W.numel() != factor.numel() or not close(W.reshape(factor.shape), factor, point.tolerance):
+            raise NotRecognised(f"cov_factor is not the site '{joint.latents.names[0]}' itself")
 
 
-def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    a, b = a.detach().double(), b.detach().double()
-    return bool(((a - b).abs() <= tolerance * (1.0 + b.abs())).all())
-
-
-def _alpha(joint: LogJoint, points: list[_Point]) -> Scaled:
-    """Prior precisions of the columns."""
-    found = []
+def _alpha(joint: LogJoint, points: list[ModelRun[Observed]]) -> Scaling:
+    """How the prior precisions of the columns scale."""
+    found, what = [], "prior precision of the loadings"
     for point in points:
         loc, precision, known = predictors.gaussian_prior(joint, point.trace)
         if not bool(known.all()) or bool((loc != 0).any()):
-            raise NotMPPCA("its loadings are not Normal about zero")
-        rows = precision.detach().reshape(point.seen.factor.shape)
-        if not _close(rows, rows[:, :1].expand_as(rows), point.tolerance):
-            raise NotMPPCA("the prior precision of its loadings differs from output to output")
+            raise NotRecognised("its loadings are not Normal about zero")
+        rows = precision.reshape(point.seen.factor.shape)
+        if not close(rows, rows[:, :1].expand_as(rows), point.tolerance):
+            raise NotRecognised(f"the {what} differs from output to output")
         found.append(rows[:, 0])
-    return _scaled(found, points, "prior precision of the loadings")
+    return _alike(scaling(found, points, what), what, points)
 
 
-def _scaled(precision: list[Tensor], points: list[_Point], what: str) -> Scaled:
-    """Which param scales these precisions, ``(K, n)`` at each point, and how."""
-    logs, tolerance = [x.detach().double().log() for x in precision], points[0].tolerance
-    if _close(logs[0], logs[1], tolerance):
-        return Scaled(None, Size(), Size(), 1.0, logs[0])
-    K, n = logs[0].shape
-    for name, first in points[0].params.items():
-        values = [p.params[name].detach().double() for p in points]
-        if not bool((values[0] > 0).all()) or first.numel() == 0:
-            continue
-        views = [Size([K, n]), Size([K, 1]), Size([1, n]), Size([1, 1])]  # in which the param can broadcast
-        for view in (v for v in views if v.numel() == first.numel()):
-            found = _power(logs, [v.log().reshape(view).expand(K, n) for v in values], tolerance)
-            if found is not None:
-                offset = logs[0] - found * values[0].log().reshape(view)
-                return _uniform(Scaled(name, first.shape, view, found, offset), what)
-    raise NotMPPCA(f"the {what} is not one param, to some power, times a constant")
-
-
-def _power(logs: list[Tensor], values: list[Tensor], tolerance: float) -> float | None:
-    """The power that ``log precision`` is of the values; None where there is none."""
-    moved = values[1] - values[0]
-    power = float(((logs[1] - logs[0]) * moved).sum() / moved.square().sum())
-    power, found = 0.5 * round(2.0 * power), power  # a single number follows any other to some odd power
-    exact = abs(power - found) < 10.0 * tolerance and _close(logs[1] - logs[0], power * moved, tolerance)
-    return power if exact and power != 0.0 else None
-
-
-def _uniform(scaled: Scaled, what: str) -> Scaled:
-    """Refuse groups whose members are different multiples of their param."""
-    group = scaled.group().reshape(-1)
-    flat = scaled.offset.reshape(-1)
-    mean = torch.zeros(int(group.max()) + 1).to(flat).index_add(0, group, flat) / group.bincount()
-    if not bool(((flat - mean[group]).abs() <= SINGLE).all()):
-        raise NotMPPCA(f"the {what} is not the same multiple of its param for all that share it")
-    return scaled
-
-
-def _holder(values: list[Tensor], points: list[_Point]) -> str | None:
-    """The param that holds these values; None where they are fixed.
-
-    :raises NotMPPCA: when they move but are no param.
-    """
-    tolerance = points[0].tolerance
-    if _close(values[0], values[1], tolerance):
-        return None
-    for name, param in points[0].params.items():
-        same = param.numel() == values[0].numel()
-        pairs = zip(points, values, strict=True)
-        if same and all(_close(p.params[name].reshape(v.shape), v, tolerance) for p, v in pairs):
-            return name
-    raise NotMPPCA("its means or its mixing are neither fixed nor one param")
-
-
-def _simplex_of_one(joint: LogJoint) -> str | None:
-    """A mixing of a single component, which is 1 whatever happens."""
-    of_one = (p.name for p in joint.hypers if p.shape == Size([1]) and p.name in joint.param_constraints)
-    return next((n for n in of_one if isinstance(joint.param_constraints[n], type(constraints.simplex))), None)
-
-
-def _check_known(joint: LogJoint, points: list[_Point], known: set[str], mixing: str | None) -> None:
-    others = [n for n in joint.hypers.names if n not in known]
-    if others or joint.maximised_sites:
-        raise NotMPPCA(
-            f"hyperparameters {others or list(joint.maximised_sites)} are none of alpha, beta, mu and mixing"
-        )
-    if mixing is not None and not isinstance(joint.param_constraints[mixing], type(constraints.simplex)):
-        raise NotMPPCA(f"param '{mixing}' holds the mixing but is not constrained to the simplex")
-
-
-def _start(point: _Point) -> FactorAnalysers:
-    seen = point.seen
-    K, m, q = seen.factor.shape
-    columns = torch.ones(1, K, q, dtype=torch.bool, device=seen.loc.device)
-    W = torch.zeros(1, K, m, q, dtype=torch.float64, device=seen.loc.device)
-    return FactorAnalysers(
-        W,
-        seen.loc.unsqueeze(0),
-        seen.precision.unsqueeze(0),
-        seen.probs.log().unsqueeze(0),
-        torch.ones(1, K, q, dtype=torch.float64, device=seen.loc.device),
-        columns,
-    )
+def _alike(found: Scaling, what: str, points: list[ModelRun[Observed]]) -> Scaling:
+    """Refuse precisions of which some are learned and some fixed, or learned ones that are not one multiple."""
+    if bool(found.free.any()) and not bool(found.free.all()):
+        raise NotRecognised(f"the {what} is learned for some and fixed for others")
+    pool, offset = Pool(found.group), found.offset.unsqueeze(0)
+    if not close(pool(offset) / pool(torch.ones_like(offset)), offset, points[0].tolerance):
+        raise NotRecognised(f"the {what} is not the same multiple of its param for all that share it")
+    return found
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.component_moves import ComponentRestarts, SplitProposals
 from pyro_evidence.fitting.restarts import Phase, Step, moved_to, repeated, warmed
 from pyro_evidence.mixture import updates as mixture_updates
+from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.mppca import evidence, missing, start
 from pyro_evidence.mppca.data import Observations
-from pyro_evidence.mppca.expectation import FactorAnalysers, Statistics
+from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
 from pyro_evidence.mppca.updates import (
     Iterate,
-    Rule,
-    SharedParameters,
+    MPPCAUpdate,
     best_within_span,
     literal_gamma,
     no_gamma,
@@ -31,19 +31,19 @@ from pyro_evidence.numerics.linalg import fix_signs
 DIRECT = 5  # rounds of the warm-up that take loadings straight from covariances; Husmeier (2000), footnote 14
 
 
-RULES: dict[object, Rule] = {
-    mixture_updates.husmeier2000_update: Rule(literal_gamma),
-    mixture_updates.corrected: Rule(orbit_gamma),
+RULES: dict[object, MPPCAUpdate] = {
+    mixture_updates.husmeier2000_update: MPPCAUpdate(literal_gamma),
+    mixture_updates.corrected: MPPCAUpdate(orbit_gamma),
 }
-RULES_WITH_SETTINGS: dict[type, Callable[[Any], Rule]] = {
-    mixture_updates.BoundedInflation: lambda update: Rule(orbit_gamma, rho=update.rho, prepare=best_within_span),
-    mixture_updates.Unregularised: lambda update: Rule(no_gamma, alpha=0.0, rho=update.rho),
-    mixture_updates.WeightDecay: lambda update: Rule(no_gamma, alpha=update.alpha, rho=update.rho),
-    Rule: lambda rule: rule,
+RULES_WITH_SETTINGS: dict[type, Callable[[Any], MPPCAUpdate]] = {
+    mixture_updates.BoundedInflation: lambda update: MPPCAUpdate(orbit_gamma, rho=update.rho, prepare=best_within_span),
+    mixture_updates.Unregularised: lambda update: MPPCAUpdate(no_gamma, alpha=0.0, rho=update.rho),
+    mixture_updates.WeightDecay: lambda update: MPPCAUpdate(no_gamma, alpha=update.alpha, rho=update.rho),
+    MPPCAUpdate: lambda rule: rule,
 }
 
 
-def rule_of(update: object) -> Rule:
+def rule_of(update: object) -> MPPCAUpdate:
     """What an update of a mixture means for the loadings of a mixture of probabilistic PCA.
 
     :raises BadInput: for an update that has no such meaning.
@@ -55,7 +55,8 @@ def rule_of(update: object) -> Rule:
             return rule_with(update)
     raise BadInput(
         f"update={update!r} has no form for a mixture of probabilistic PCA; expected BoundedInflation(), "
-        f"husmeier2000_update, corrected, Unregularised(), WeightDecay(alpha), or a pyro_evidence.mppca.updates.Rule."
+        f"husmeier2000_update, corrected, Unregularised(), WeightDecay(alpha), or a "
+        f"pyro_evidence.mppca.updates.MPPCAUpdate."
     )
 
 
@@ -86,7 +87,7 @@ class MPPCARestarts(ComponentRestarts):
     @cached_property
     def log_evidence(self) -> Tensor:
         """Log evidence at the current loadings, responsibilities held, standard units, nats, ``(R,)``."""
-        found = evidence.block(self.it)
+        found = evidence.orbit_log_evidence(self.it)
         return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
 
     @cached_property
@@ -125,13 +126,13 @@ class MPPCARestarts(ComponentRestarts):
 
     def warm_up(self, num_rounds: int, step: Step["MPPCARestarts"]) -> list[Phase]:
         """Rounds without a prior on the loadings, with the rule's gamma prior if it has one: direct ones, then EM."""
-        free = self.it.ties.beta_free and not self.Y.has_gaps  # whose covariances are not known
+        free = self.it.ties.all_free[1] and not self.Y.has_gaps  # whose covariances are not known
         num_direct = min(DIRECT, num_rounds) if free else 0
-        plain = Rule(no_gamma, alpha=0.0, rho=self.update.rho)
+        plain = MPPCAUpdate(no_gamma, alpha=0.0, rho=self.update.rho)
         return [Phase(self.update, directly, num_direct), Phase(plain, step, num_rounds - num_direct)]
 
     def selected(self, index: Tensor) -> "MPPCARestarts":
-        stats = Statistics(*(x[index] for x in vars(self.it.stats).values()))
+        stats = FactorStatistics(*(x[index] for x in vars(self.it.stats).values()))
         own = Iterate(self.parameters[index], self.it.ties, stats, self.it.variance)
         return replace(self, it=own, failed=self.failed[index], change=self.change[index], failures={})
 
@@ -143,7 +144,7 @@ class MPPCARestarts(ComponentRestarts):
         out = places if len(places) > 1 and ties.mixing_free else places[:0]
         keep = active.expand(len(out), -1).scatter(-1, out.unsqueeze(-1), False)
         kept = analysers.columns[0].expand(len(out), *columns.shape)
-        if ties.columnwise and ties.alpha_free:
+        if ties.columnwise and ties.all_free[0]:
             norms = torch.where(columns, analysers.W[0].square().sum(-2), torch.inf)
             some = columns.any(-1).nonzero().flatten()
             shortest = norms[some].argmin(-1)
@@ -170,9 +171,7 @@ class MPPCARestarts(ComponentRestarts):
                 halves.append(starts.rebuilt(lambda _, x: x[:1]))
                 gains.append(variance.new_full((1,), -torch.inf))
                 continue
-            single, double = (
-                first(its, x, resized(ties, n), variance, self.update) for x, n in ((one, 1), (starts, 2))
-            )
+            single, double = (first(its, x, ties.resized(n), variance, self.update) for x, n in ((one, 1), (starts, 2)))
             single, double = repeated(single, ROUNDS), repeated(warmed(double, ROUNDS), ROUNDS)
             height = torch.where(double.parameters.active.all(-1), double.occam, -torch.inf)
             best = first_highest(height).reshape(1)
@@ -182,17 +181,11 @@ class MPPCARestarts(ComponentRestarts):
         return SplitProposals(together, torch.cat(gains))
 
     def begun_at(self, parameters: FactorAnalysers, ties: SharedParameters) -> "MPPCARestarts":
-        return first(self.Y, parameters, resized(ties, parameters.W.shape[1]), self.it.variance, self.update)
-
-
-def resized(ties: SharedParameters, num: int) -> SharedParameters:
-    """The ties of ``num`` components as alike as these are, which are at least two."""
-    groups = [mixture_updates.resized_group(group, num) for group in (ties.alpha_group, ties.beta_group)]
-    return replace(ties, alpha_group=groups[0], beta_group=groups[1])
+        return first(self.Y, parameters, ties.resized(parameters.W.shape[1]), self.it.variance, self.update)
 
 
 def first(
-    Y: Observations, analysers: FactorAnalysers, ties: SharedParameters, variance: Tensor, rule: Rule
+    Y: Observations, analysers: FactorAnalysers, ties: SharedParameters, variance: Tensor, rule: MPPCAUpdate
 ) -> MPPCARestarts:
     """The batch at its start."""
     failed = torch.zeros(len(analysers.W), dtype=torch.bool, device=variance.device)
@@ -214,7 +207,7 @@ def _starts(own: Tensor, one: FactorAnalysers, ties: SharedParameters) -> Factor
     wide = {n: getattr(one, n).expand(PAIRS, 2, *getattr(one, n).shape[2:]) for n in ("beta", "alpha", "columns")}
     W = torch.randn(PAIRS, 2, m, q, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(one.W)
     mu = one.mu[0, 0] + _centres((own - one.mu[0, 0]).nan_to_num(0.0))
-    if ties.alpha_free:
+    if ties.all_free[0]:
         wide |= {"alpha": torch.full_like(wide["alpha"], ALPHA), "columns": torch.ones_like(wide["columns"])}
     W = SMALL * W * wide["columns"].unsqueeze(-2)
     mu = mu if ties.mean_free else one.mu.expand(PAIRS, 2, m)

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.ranks import Statistics
+from pyro_evidence.mixture.updates import LARGEST_NOISE, SMALLEST
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import LARGEST_NOISE
 from pyro_evidence.numerics.linalg import fix_signs
 
 DENSE = 512  # outputs up to which covariances are formed
@@ -48,7 +49,7 @@ def direct(Y: Observations, analysers: FactorAnalysers, added: Tensor | float = 
     q, m = analysers.W.shape[-1], analysers.W.shape[-2]
     counts, mean, trace, values, vectors = (_by_covariance if m <= DENSE else _by_subspace)(Y, analysers)
     rest = ((trace - values.sum(-1)) / (m - q)).clamp(min=0.0)  # rounding may leave a tiny negative
-    weight = counts.clamp(min=1e-300)  # a component without data gets the largest noise there is: the data's variance
+    weight = counts.clamp(min=SMALLEST)  # a component without data gets the largest noise there is: the data's variance
     v = (rest + added / weight).clamp(min=1.0 / LARGEST_NOISE, max=1.0)  # zero for data of low rank
     gain = torch.maximum(values - v.unsqueeze(-1), LEAST * v.unsqueeze(-1))
     W = vectors * gain.sqrt().unsqueeze(-2) * analysers.on.unsqueeze(-2)
@@ -61,7 +62,7 @@ Leading = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # counts, mean, trace, 
 
 
 @dataclass(frozen=True)
-class _Products:
+class _Products(Statistics):
     """What a pass adds up at some responsibilities; ``a + b`` are those of both parts."""
 
     counts: Tensor  # (R K,)
@@ -69,16 +70,12 @@ class _Products:
     products: Tensor  # (R K, m, m) of data; or (m, R K q) of data and their products with a basis
     squares: Tensor  # (R K,)
 
-    def __add__(self, other: "_Products") -> "_Products":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return _Products(*(a + b for a, b in pairs))
-
 
 def _products(Y: Tensor, analysers: FactorAnalysers) -> _Products:
     R, K, m, _ = analysers.W.shape
     counts, products = analysers.W.new_zeros(R * K), analysers.W.new_zeros(R * K, m, m)
     sums = analysers.W.new_zeros(R * K, m)
-    for block in Y.split(max(16, 8 * expectation.BLOCK // (R * K * m))):
+    for block in Y.split(max(expectation.SMALLEST_BLOCK, 8 * expectation.BLOCK // (R * K * m))):
         resp = expectation.responsibilities(block, analysers).permute(0, 2, 1).reshape(R * K, -1)
         counts, sums = counts + resp.sum(-1), sums + resp @ block
         products += (resp.unsqueeze(1) * block.mT) @ block
@@ -91,7 +88,7 @@ def _by_covariance(Y: Observations, analysers: FactorAnalysers) -> Leading:
     counts, sums, products = found.counts, found.sums, found.products
     counts = counts.reshape(R, K)
     mean = _mean(counts, sums.reshape(R, K, m), analysers)
-    S = products.reshape(R, K, m, m) / counts.clamp(min=1e-300)[..., None, None]  # no data: zero
+    S = products.reshape(R, K, m, m) / counts.clamp(min=SMALLEST)[..., None, None]  # no data: zero
     S = S - mean.unsqueeze(-1) * mean.unsqueeze(-2) * (counts > 0)[..., None, None]
     values, vectors = torch.linalg.eigh(0.5 * (S + S.mT))
     vectors = fix_signs(vectors)
@@ -121,7 +118,7 @@ def _image(Y: Tensor, analysers: FactorAnalysers, basis: Tensor) -> _Products:
     counts, sums, squares = analysers.W.new_zeros(R * K), analysers.W.new_zeros(R * K, m), analysers.W.new_zeros(R * K)
     cross = analysers.W.new_zeros(m, R * K * q)
     laid_out = basis.permute(2, 0, 1, 3).reshape(m, -1)
-    for block in Y.split(expectation.num_rows(analysers)):
+    for block in Y.split(expectation.rows_at_once(analysers)):
         resp = expectation.responsibilities(block, analysers).permute(1, 0, 2).reshape(len(block), R * K)
         counts, sums = counts + resp.sum(0), sums + resp.mT @ block
         squares = squares + resp.mT @ block.square().sum(-1)
@@ -138,7 +135,7 @@ def _times_covariance(
     found = Y.total(lambda rows: _image(rows, analysers, basis))
     counts, sums, cross, squares = found.counts, found.sums, found.products, found.squares
     shaped = counts.reshape(R, K)
-    mean, weight = _mean(shaped, sums.reshape(R, K, m), analysers), shaped.clamp(min=1e-300)  # no data: zero
+    mean, weight = _mean(shaped, sums.reshape(R, K, m), analysers), shaped.clamp(min=SMALLEST)  # no data: zero
     on = (shaped > 0).to(mean)
     image = cross.reshape(m, R, K, q).permute(1, 2, 0, 3) / weight[..., None, None]
     image = image - on[..., None, None] * mean.unsqueeze(-1) * (mean.unsqueeze(-2) @ basis)

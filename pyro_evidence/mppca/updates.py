@@ -1,4 +1,4 @@
-r"""Rounds of EM for mixtures of probabilistic PCA: a :class:`Rule` maps an :class:`Iterate` to the next parameters.
+r"""Rounds of EM for mixtures of probabilistic PCA: each maps an :class:`Iterate` to the next parameters.
 
 In all, data are in units in which their mean variance is 1; :math:`\gamma_k` is the number of well-determined
 parameters, N_k the expected number of data, m the number of outputs.
@@ -11,30 +11,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyro_evidence.mixture.updates import ALPHA_RANGE, LARGEST_NOISE, SMALLEST, SharedParameters
 from pyro_evidence.mppca import expectation
-from pyro_evidence.mppca.expectation import FactorAnalysers, Moments, Statistics
+from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics, LatentMoments
 from pyro_evidence.numerics.linalg import fix_signs
 
-LARGEST_NOISE = 1e12  # precision in units of the data's: a component on a subspace makes the likelihood unbounded
-ALPHA_RANGE = (1e-8, 1e12)  # in units of the data's variance; beyond, the prior is flat or a point
 LEAST_DETERMINED = 1e-2  # columns are out when the data determine less than this share of those of one precision
-
-
-@dataclass(frozen=True)
-class SharedParameters:
-    """Which columns share a prior precision, which outputs a noise precision, and what is learned."""
-
-    alpha_group: Tensor  # (K, q) long
-    beta_group: Tensor  # (K, m) long
-    alpha_free: bool = True
-    beta_free: bool = True
-    mixing_free: bool = True
-    mean_free: bool = True
-
-    @property
-    def columnwise(self) -> bool:
-        """Whether columns of one component have precisions of their own."""
-        return bool((self.alpha_group != self.alpha_group[:, :1]).any())
 
 
 @dataclass(frozen=True)
@@ -43,13 +25,13 @@ class Iterate:
 
     analysers: FactorAnalysers
     ties: SharedParameters
-    stats: Statistics
+    stats: FactorStatistics
     variance: Tensor  # (m,) scale of the noise in the gamma prior
 
     @cached_property
-    def found(self) -> Moments:
+    def found(self) -> LatentMoments:
         """Expectations about the new means."""
-        found = expectation.moments(self.analysers, self.stats)
+        found = expectation.latent_moments(self.analysers, self.stats)
         return found if self.ties.mean_free else expectation.about_held_means(found, self.analysers)
 
     @cached_property
@@ -104,7 +86,7 @@ def unchanged(it: Iterate) -> Iterate:
 
 
 @dataclass(frozen=True)
-class Rule:
+class MPPCAUpdate:
     r"""One round; Husmeier (2000), eqs. 3.11, 3.13, 3.16, 3.25 and 3.26.
 
     .. math:: 1/\beta_k = (s_k + 2\rho m \bar v) / (m N_k - \gamma_k), \qquad \alpha_j = \gamma_j / \|w_j\|^2
@@ -126,7 +108,7 @@ class Rule:
         used = analysers.alpha if self.alpha is None else torch.full_like(analysers.alpha, self.alpha)
         W = expectation.solve_loadings(it.found, analysers, used) * analysers.columns.unsqueeze(-2)
         gamma = self.gamma(it)
-        beta = self._noise(it, W, gamma) if ties.beta_free else analysers.beta
+        beta = torch.where(ties.beta_free, self._noise(it, W, gamma), analysers.beta)
         alpha = self._alpha(it, W, gamma, used)
         mixing = it.stats.counts / it.stats.counts.sum(-1, keepdim=True)
         log_mixing = mixing.log() if ties.mixing_free else analysers.log_mixing
@@ -136,25 +118,21 @@ class Rule:
     def _noise(self, it: Iterate, W: Tensor, gamma: Tensor) -> Tensor:
         """Noise precisions, ties kept, shape ``(R, K, m)``."""
         squares = expectation.residual_squares(it.found, W) + 2.0 * self.rho * it.variance
+        on, pool = it.analysers.active.unsqueeze(-1), it.ties.beta_pool
         counts = it.found.counts.unsqueeze(-1).expand_as(squares)
-        left = counts - gamma.sum(-1)
-        on = it.analysers.active.unsqueeze(-1)
-        group = it.ties.beta_group
-        tops = _tied(torch.stack([left * on, counts * on, squares * on]), group)
-        top = torch.where(tops[0] > 0, tops[0], tops[1])  # the last component of all is kept, without correction
-        some = tops[1] > 0
-        ratio = top / torch.where(some, tops[2], 1.0)
-        return torch.where(some, ratio.clamp(max=LARGEST_NOISE), 1.0)
+        whole, left = pool(counts * on), pool((counts - gamma.sum(-1)) * on)
+        top = torch.where(left > 0, left, whole)  # the last component of all is kept, without correction
+        ratio = top / torch.where(whole > 0, pool(squares * on), 1.0)
+        return torch.where(whole > 0, ratio.clamp(max=LARGEST_NOISE), 1.0).expand_as(squares)
 
     def _alpha(self, it: Iterate, W: Tensor, gamma: Tensor, used: Tensor) -> Tensor:
-        if self.alpha is not None or not it.ties.alpha_free:
+        if self.alpha is not None or not it.ties.all_free[0]:
             return it.analysers.alpha if self.alpha == 0.0 else used
-        outputs = W.shape[-2] / gamma.shape[-2]
-        on = it.analysers.on.to(W)
-        parts = torch.stack([outputs * gamma.sum(-2) * on, W.square().sum(-2) * on])
-        top, bottom = _tied(parts, it.ties.alpha_group)
+        outputs, pool = W.shape[-2] / gamma.shape[-2], it.ties.alpha_pool
+        on = it.analysers.on
+        top, bottom = pool(outputs * gamma.sum(-2) * on), pool(W.square().sum(-2) * on)
         alpha = (top / bottom).clamp(*ALPHA_RANGE)
-        return torch.where((bottom > 0) & (top > 0), alpha, torch.where(on > 0, ALPHA_RANGE[1], it.analysers.alpha))
+        return torch.where((bottom > 0) & (top > 0), alpha, torch.where(on, ALPHA_RANGE[1], it.analysers.alpha))
 
     def _survivors(self, it: Iterate, gamma: Tensor) -> Tensor:
         """Components with more data than well-determined parameters, at least one, shape ``(R, K)`` bool."""
@@ -166,18 +144,11 @@ class Rule:
 
     def _columns(self, it: Iterate) -> Tensor:
         """Columns that stay: those of a precision by which the data determine something, shape ``(R, K, q)`` bool."""
-        if self.alpha is not None or not it.ties.alpha_free:
+        if self.alpha is not None or not it.ties.all_free[0]:
             return it.analysers.columns
-        on = it.analysers.on.to(it.analysers.W)
-        parts = torch.stack([it.literal_gamma.mean(-2) * on, on])
-        gamma, num = _tied(parts, it.ties.alpha_group)
+        on, pool = it.analysers.on.to(it.analysers.W), it.ties.alpha_pool
+        gamma, num = pool(it.literal_gamma.mean(-2) * on), pool(on)
         return it.analysers.columns & ((gamma > LEAST_DETERMINED * num) | (num == 0))
-
-
-def _tied(values: Tensor, group: Tensor) -> Tensor:
-    """Sums over groups of the last two dims, expanded again, shape of ``values``."""
-    sums = values.new_zeros(*values.shape[:-2], int(group.max()) + 1)
-    return sums.index_add_(-1, group.flatten(), values.flatten(-2))[..., group]
 
 
 def pruned(analysers: FactorAnalysers, keep: Tensor, columns: Tensor) -> FactorAnalysers:
@@ -212,7 +183,7 @@ def _turn(it: Iterate) -> Tensor:
     some = norms > 1e-10 * (1.0 + norms[..., -1:])  # rounding leaves pruned columns a norm
     inverse = torch.where(some, torch.where(some, norms, 1.0).rsqrt(), 0.0)
     Q = V * inverse.unsqueeze(-2)  # W Q has orthonormal columns in units of the noise, and zeros
-    counts = found.counts.clamp(min=1e-300)[..., None, None]  # a pruned component has none; keeps the ratio finite
+    counts = found.counts.clamp(min=SMALLEST)[..., None, None]  # a pruned component has none; keeps the ratio finite
     spread = analysers.tril @ (analysers.whitener @ found.yz) @ analysers.tril.mT / counts
     s, E = torch.linalg.eigh(Q.mT @ spread @ Q)
     s, E = s.flip(-1).clamp(min=0.0), E.flip(-1)  # rounding may leave a tiny negative

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import within_memory
-from pyro_evidence.models.prbf import Labels, Shared
+from pyro_evidence.models.prbf import PRBF, Labels, Shared
+from pyro_evidence.prbf.data import DataTotals, Labelled, rows_in_memory
 from pyro_evidence.prbf.densities import Network, Point, column_variance, log_density, parts_of, stacked_data
-from pyro_evidence.prbf.fit import AlphaPerKernel, first, labelled_data, require_survivors
+from pyro_evidence.prbf.fit import AlphaPerKernel, first, require_survivors
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.rounds import rounds
 from pyro_evidence.prbf.start import StartFrom, Training
@@ -113,7 +114,7 @@ def choose_alpha(
     _check_engine(engine)
     check_function("score", score, "error_rate")
     multiples, given = _checked(multiples), (X, labels)
-    X, y = labelled_data(engine.model, X, labels)
+    X, y = _labelled(engine.model, X, labels)
     X, y = X[y >= 0], y[y >= 0]
     fold = _folds(y, num_folds, seed)
     trains = [(X[fold != f], y[fold != f]) for f in range(num_folds)]
@@ -148,6 +149,13 @@ def _checked(multiples: Sequence[float]) -> tuple[float, ...]:
             f"multiples={multiples!r}; expected one or more finite numbers of at least 0, such as (0.0, 5.0, 20.0)."
         )
     return found
+
+
+def _labelled(model: PRBF, X: Tensor, labels: Labels) -> Labelled:
+    """Inputs in float64 and labels as int64, all checked."""
+    rows = rows_in_memory(model, X, labels)
+    DataTotals.of(rows, model.num_classes)
+    return rows.example
 
 
 def _folds(y: Tensor, num_folds: int, seed: int | None) -> Tensor:
@@ -285,7 +293,7 @@ def add_kernels(
     num_candidates = check_count("num_candidates", num_candidates)
     if not isinstance(engine.model.sharing, Shared):
         raise BadInput(f"add_kernels with {engine.model.sharing}; expected kernels that all classes share: Shared().")
-    Z, y = labelled_data(engine.model, X, labels)
+    Z, y = _labelled(engine.model, X, labels)
     generator = seeded(seed)
     start, found = StartFrom(Z.mean(0, keepdim=True)), []
     for M in range(1, most + 1):

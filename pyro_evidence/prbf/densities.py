@@ -6,18 +6,20 @@ All classes share the kernels.  Data are laid out class by class, so that each d
 alone; rows without a label meet all of them.  Constantinopoulos, Titsias and Likas (2001), eqs. 2 to 5, 11 to 16, 22.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.mixture.expectation import responsibilities
 from pyro_evidence.models.covariances import Covariance, mahalanobis
 from pyro_evidence.numerics.batched import Batched
 
 BLOCK = 2**18  # numbers in one block of responsibilities: they stay in the cache
+BHATTACHARYYA = 1.0 / 8.0  # of the squared distance of two Gaussians of one covariance, eq. 14
 TINY = 1e-290  # a count below it is a sum of subnormal numbers, and a mean over it means nothing
 
 
@@ -41,64 +43,75 @@ class ClassBlock:
         weight = self.weight if self.weight is None or self.weight.dim() == 1 else self.weight[index]
         return ClassBlock(self.features if self.features.dim() == 2 else self.features[index], weight)
 
-    @property
-    def num_data(self) -> Tensor:
-        """Total weight, shape ``()`` or ``(B,)``."""
-        return self.features.new_tensor(self.features.shape[-2]) if self.weight is None else self.weight.sum(-1)
+
+Piece = tuple[tuple[int, ClassBlock], ...]  # data with their class; -1 without a label
 
 
 @dataclass(frozen=True)
 class ClassData:
-    """Labelled data by class, and those without a label.  Built by :func:`class_data` or :func:`stacked_data`."""
+    """Labelled data by class, and those without a label, in memory or read anew in every pass."""
 
-    blocks: tuple[ClassBlock, ...]  # one for each class
-    unlabelled: ClassBlock | None
+    source: Rows[Piece]
     kind: Covariance
     unit: Tensor  # (D,) or (B, 1, D)  smallest variance of each input
-    size: int = 4096  # most data in one piece
-    keeps = True  # whether the responsibilities of a point are kept beside the data
+    per_class: Tensor  # (1 + K,) or (B, 1 + K)  number of data without a label, then of each class
+    size: int = 4096  # most data in one block
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the responsibilities of a point are kept beside the data."""
+        return isinstance(self.source.pieces, tuple)
 
     def total(self, here: Tensor) -> Tensor:
-        """The sum over all data of what was added up over the pieces that are here."""
-        return here
+        """The sum over the data of all processes of what was added up over the blocks that are here."""
+        return self.source.communicator.total(here)
 
     def sized(self, num_kernels: int, num_rows: int) -> "ClassData":
-        """These data, cut so that the responsibilities of one piece fit the cache."""
+        """These data, cut so that the responsibilities of one block fit the cache."""
         return replace(self, size=max(64, BLOCK // (num_kernels * num_rows)))
 
-    @cached_property
-    def pieces(self) -> Iterable[tuple[int, ClassBlock]]:
-        """Data with their class; -1 without a label."""
-        found = [(k, part) for k, block in enumerate(self.blocks) for part in block.split(self.size)]
-        hidden = [] if self.unlabelled is None else self.unlabelled.split(max(64, self.size // len(self.blocks)))
-        return found + [(-1, part) for part in hidden]
+    @property
+    def blocks(self) -> Iterator[tuple[int, ClassBlock]]:
+        """The data that are here with their class, -1 without a label, a block at a time."""
+        hidden = max(64, self.size // self.num_classes)  # which meet the mixing of every class
+        for piece in self.source.pieces:
+            for k, block in piece:
+                yield from ((k, part) for part in block.split(self.size if k >= 0 else hidden))
 
-    @cached_property
+    @property
+    def num_classes(self) -> int:
+        """Number of classes ``K``."""
+        return self.per_class.shape[-1] - 1
+
+    @property
     def class_counts(self) -> Tensor:
         """Labelled data of each class, ``N_k``, shape ``(K,)`` or ``(B, K)``."""
-        return torch.stack(torch.broadcast_tensors(*(b.num_data for b in self.blocks)), -1)
+        return self.per_class[..., 1:]
 
     @cached_property
     def num_data(self) -> Tensor:
         """All data, labelled or not, shape ``()`` or ``(B,)``."""
-        total = self.class_counts.sum(-1)
-        return total if self.unlabelled is None else total + self.unlabelled.num_data
+        return self.per_class.sum(-1)
 
-    @property
+    @cached_property
     def is_labelled(self) -> bool:
         """Whether every datum has a label."""
-        return self.unlabelled is None
+        return not bool((self.per_class[..., 0] > 0).any())
 
     @property
     def dim(self) -> int:
         """Number of inputs ``D``."""
         return self.unit.shape[-1]
 
-    def rows(self, index: Tensor) -> "ClassData":
+    def __getitem__(self, index: Tensor) -> "ClassData":
         """Some rows of the batch."""
-        hidden = None if self.unlabelled is None else self.unlabelled.rows(index)
-        unit = self.unit if self.unit.dim() == 1 else self.unit[index]
-        return ClassData(tuple(b.rows(index) for b in self.blocks), hidden, self.kind, unit, self.size)
+        if self.per_class.dim() == 1 and self.unit.dim() == 1:
+            return self  # all rows have the same data
+        source = self.source.mapped(lambda piece: tuple((k, block.rows(index)) for k, block in piece))
+        unit, per_class = self.unit, self.per_class
+        unit = unit if unit.dim() == 1 else unit[index]
+        per_class = per_class if per_class.dim() == 1 else per_class[index]
+        return replace(self, source=source, unit=unit, per_class=per_class)
 
 
 def class_data(
@@ -111,22 +124,21 @@ def class_data(
     :param weight: how often each datum counts, shape ``(N,)``, or ``(B, N)`` for other data in each row.
     """
     unit = kind.floor * column_variance(X)
-    blocks, hidden = blocks_of(kind.features(X), labels, num_classes, weight)
+    piece = by_class(kind.features(X), labels, num_classes, weight)
+    owner = torch.nn.functional.one_hot(labels + 1, num_classes + 1).to(X)
+    per_class = owner.sum(0) if weight is None else weight @ owner
     unit = unit if unit.dim() == 1 else unit.unsqueeze(-2)
-    return ClassData(blocks, hidden, kind, unit)
+    return ClassData(Rows.resident(piece, X.shape[-2]), kind, unit, per_class)
 
 
-def blocks_of(
-    features: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None
-) -> tuple[tuple[ClassBlock, ...], ClassBlock | None]:
-    """The data of each class, and those without a label, None where there are none."""
-
-    def block(k: int) -> ClassBlock:
+def by_class(features: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None) -> Piece:
+    """The data of each class, and those without a label where there are any."""
+    found = []
+    for k in [*range(num_classes), *([-1] if bool((labels == -1).any()) else [])]:
         place = (labels == k).nonzero().squeeze(-1)
-        return ClassBlock(features.index_select(-2, place), None if weight is None else weight.index_select(-1, place))
-
-    hidden = block(-1) if bool((labels == -1).any()) else None
-    return tuple(block(k) for k in range(num_classes)), hidden
+        own = None if weight is None else weight.index_select(-1, place)
+        found.append((k, ClassBlock(features.index_select(-2, place), own)))
+    return tuple(found)
 
 
 def stacked_data(Xs: Sequence[Tensor], labels: Sequence[Tensor], num_classes: int, kind: Covariance) -> ClassData:
@@ -135,14 +147,15 @@ def stacked_data(Xs: Sequence[Tensor], labels: Sequence[Tensor], num_classes: in
     :param Xs: inputs, shape ``(N_b, D)`` each.
     :param labels: shape ``(N_b,)`` each, all known.
     """
-    blocks = []
+    blocks, counts = [], [torch.zeros(len(Xs)).to(Xs[0])]
     for k in range(num_classes):
         parts = [X[t == k] for X, t in zip(Xs, labels, strict=True)]
         weight = torch.nn.utils.rnn.pad_sequence([p.new_ones(len(p)) for p in parts], batch_first=True)
         X = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-        blocks.append(ClassBlock(kind.features(X), None if bool((weight == 1).all()) else weight))
+        blocks.append((k, ClassBlock(kind.features(X), None if bool((weight == 1).all()) else weight)))
+        counts.append(weight.sum(-1))
     unit = kind.floor * torch.stack([column_variance(X) for X in Xs]).unsqueeze(-2)
-    return ClassData(tuple(blocks), None, kind, unit)
+    return ClassData(Rows.resident(tuple(blocks), max(map(len, Xs))), kind, unit, torch.stack(counts, -1))
 
 
 def column_variance(X: Tensor) -> Tensor:
@@ -241,7 +254,7 @@ class Point:
 
         Nats, shape ``(B, M)``.
         """
-        return 0.125 * (self.net.ownership * self.distance).sum(-2)
+        return BHATTACHARYYA * (self.net.ownership * self.distance).sum(-2)
 
     @cached_property
     def objective(self) -> Tensor:
@@ -255,18 +268,18 @@ class Point:
     def shared_out(self) -> Iterator[tuple[int, ClassBlock, Tensor]]:
         """The data piece by piece with their class and responsibilities, which are found anew where none are kept."""
         if self.data.keeps:
-            for (k, part), resp in zip(self.data.pieces, self.resp, strict=True):
+            for (k, part), resp in zip(self.data.blocks, self.resp, strict=True):
                 yield k, part, resp
             return
         base, log_mixing = natural(self.net, self.kind), self.net.mixing.log()
-        for k, part in self.data.pieces:
+        for k, part in self.data.blocks:
             joint = _joint(base, log_mixing, self.net.class_prior, k)
             yield k, part, responsibilities(part.features, joint)[0]
 
     def __getitem__(self, index: Tensor) -> "Point":
         lag = None if self.lag is None else self.lag[index]
         parts = (self.alpha[index], self.moments[index], self.log_likelihood[index], tuple(r[index] for r in self.resp))
-        return Point(self.data.rows(index), self.net[index], *parts, lag)
+        return Point(self.data[index], self.net[index], *parts, lag)
 
     def with_rows(self, rows: Tensor, new: "Point") -> "Point":
         """This point with ``rows`` replaced by those of ``new``; ``alpha`` and ``lag`` stay."""
@@ -295,7 +308,7 @@ def evaluate(data: ClassData, net: Network, alpha: Tensor, lag: Tensor | None = 
     base, log_mixing = natural(net, data.kind), net.mixing.log()
     moments = base.new_zeros(B, K, *base.shape[1:])
     log_likelihood, kept = base.new_zeros(B), []
-    for k, part in data.pieces:
+    for k, part in data.blocks:
         resp, log_norm = responsibilities(part.features, _joint(base, log_mixing, net.class_prior, k))
         weighted = resp if part.weight is None else resp * part.weight.unsqueeze(-2)
         sums = weighted @ part.features
@@ -331,7 +344,7 @@ def tilted(point: Point) -> Tensor:
     present = point.counts > TINY
     rate = torch.where(present, net.ownership / torch.where(present, point.counts, 1.0), 0.0)
     pull = kind.solve(net.covariance.unsqueeze(1), point.offset)
-    slope = (-0.25 * point.alpha[:, None, None] * rate).unsqueeze(-1) * pull
+    slope = (-2.0 * BHATTACHARYYA * point.alpha[:, None, None] * rate).unsqueeze(-1) * pull
     plane = torch.cat([-(slope * point.centres).sum(-1, keepdim=True), slope], -1)  # (B, K, M, 1 + D): alpha w
     total = torch.zeros_like(point.moments)
     for k, part, resp in point.shared_out:

@@ -8,26 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import Chunks
-from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit
-from pyro_evidence.models.prbf import PRBF, Labels, check_inputs
+from pyro_evidence.models.prbf import PRBF
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.prbf import rounds
-from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, evaluate
+from pyro_evidence.prbf.data import DataTotals, Labelled, centred_data, training_of
+from pyro_evidence.prbf.densities import ClassData, Network, Point, evaluate
 from pyro_evidence.prbf.posterior import ClassWithoutKernels, DeadKernel, PRBFPosterior, Rejection
-from pyro_evidence.prbf.rounds import PRBFRestarts, effective, vanishing
-from pyro_evidence.prbf.start import Training
-from pyro_evidence.prbf.streamed import (
-    StreamedClassData,
-    Totals,
-    labelled,
-    require_present,
-    rows_of_chunks,
-    training_of,
-)
+from pyro_evidence.prbf.rounds import PRBFRestarts, effective, vanishing_classes
 from pyro_evidence.prbf.updates import em
 from pyro_evidence.settings import check_object, check_result
 
@@ -99,7 +89,7 @@ def require_survivors(point: Point) -> None:
     if not bool((point.alpha > HEAVY * point.data.num_data).any()):
         return
     looked = em(em(point))  # distances at the start are those of random centres
-    if bool((gone := vanishing(looked, looked.distance)).any()):
+    if bool((gone := vanishing_classes(looked, looked.distance)).any()):
         row, k = gone.nonzero()[0].tolist()
         raise BadInput(
             f"alpha={float(point.alpha[row]):.4g} is so large that class {k} would vanish: every kernel would reject "
@@ -108,57 +98,28 @@ def require_survivors(point: Point) -> None:
         )
 
 
-def labelled_data(model: PRBF, X: Tensor, labels: Labels | None) -> tuple[Tensor, Tensor]:
-    """Inputs in float64 and labels as int64, all checked.
-
-    :raises BadInput: on inputs that are not finite or do not vary, labels that do not fit, and absent classes.
-    """
-    check_inputs(X)
-    X, y = labelled(model, (X, labels))
-    require_present(torch.bincount(y[y >= 0], minlength=model.num_classes))
-    if not bool((X != X[:1]).any()):
-        raise BadInput(f"all {len(X)} rows of X are the same; expected data that vary, or no kernel has a width.")
-    return X, y
-
-
-def begin(engine: Any, X: Tensor, labels: Labels | None) -> PRBFFit:
+def begin(engine: Any, rows: Rows[Labelled]) -> PRBFFit:
     """All restarts after the warm-up.
 
     :param engine: whose model, alpha, start, initial, update and lost are used.
-    :raises BadInput: see :func:`labelled_data` and the start; when ``alpha`` outweighs the data and leaves a class no
-        kernel.
+    :raises BadInput: see :class:`~pyro_evidence.prbf.data.DataTotals` and the start; when ``alpha`` outweighs the data
+        and leaves a class no kernel.
     """
-    model = engine.model
-    X, y = labelled_data(model, X, labels)
-    rows, shift = Rows.resident((X, y), len(X)), X.mean(0)
-    training = training_of(model, rows, Totals.of(rows, model.num_classes))
-    data = class_data(X - shift, y, model.num_classes, model.kernels)
-    return _begun(engine, training, data, shift, (X, y))
-
-
-def begin_chunks(engine: Any, chunks: Chunks, communicator: Communicator) -> PRBFFit:
-    """All restarts after the warm-up, on data in chunks, those of other processes counted.
-
-    :raises BadInput: see :func:`~pyro_evidence.prbf.streamed.rows_of_chunks` and :func:`begin`.
-    """
-    rows = rows_of_chunks(engine.model, chunks, communicator)
-    totals = Totals.of(rows, engine.model.num_classes)
-    data = StreamedClassData.of(engine.model, rows, totals)
-    return _begun(engine, training_of(engine.model, rows, totals), data, totals.mean, None)
-
-
-def _begun(
-    engine: Any, training: Training, data: ClassData, shift: Tensor, kept: tuple[Tensor, Tensor] | None
-) -> PRBFFit:
+    totals = DataTotals.of(rows, engine.model.num_classes)
+    training, data, shift = (
+        training_of(engine.model, rows, totals),
+        centred_data(engine.model, rows, totals),
+        totals.mean,
+    )
     net = engine.initial(training, start=engine.start)
     net = check_result("initial", net, Network, "a Network, such as RandomPoints() gives")
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
     point = first(data, net, alpha_of(engine.alpha, float(data.num_data), engine.model))
     require_finite(point)
-    batch = rounds.begin(point, engine.update, engine.lost)
+    batch = rounds.warmed_up(point, engine.update, engine.lost)
     require_survivors(batch.point)
     warm_up = getattr(engine.update, "warm_up", 0) if bool((point.alpha > 0).any()) else 0
-    return PRBFFit(engine.model, kept, shift, point, batch, warm_up)
+    return PRBFFit(engine.model, rows.example if data.keeps else None, shift, point, batch, warm_up)
 
 
 def require_finite(point: Point) -> None:
@@ -188,7 +149,7 @@ def held_classes(events: tuple[tuple[int, int, int], ...], row: int) -> tuple[Cl
     return tuple(ClassWithoutKernels(k, found[0], found[-1], len(found)) for k, found in steps.items())
 
 
-def message(held: ClassWithoutKernels, alpha: float) -> str:
+def held_class_warning(held: ClassWithoutKernels, alpha: float) -> str:
     """What to do about a class that was held."""
     return (
         f"class {held.label} would have vanished: every kernel rejected it (eq. 29) in round {held.step}, and in "

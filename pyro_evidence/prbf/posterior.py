@@ -17,7 +17,7 @@ from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.process_state import within_memory
-from pyro_evidence.models.prbf import PRBF, Labels, check_inputs, class_labels
+from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.posterior import archive
 from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
@@ -218,7 +218,7 @@ class PRBFPosterior:
         return (kernels + mixing.log()).softmax(-1)
 
     def _features(self, X: Tensor) -> Tensor:
-        check_inputs(X)
+        check_network_inputs(X)
         if X.shape[-1] != self.loc.shape[-1]:
             raise BadInput(
                 f"X has {X.shape[-1]} columns; the network was fitted to {self.loc.shape[-1]}. Pass those, in the "

@@ -29,7 +29,7 @@ Events = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True)
 class PRBFRestarts(Restarts):
-    """Where all rows are, and what happened on the way.  Built by :func:`begin`."""
+    """Where all rows are, and what happened on the way.  Built by :func:`warmed_up`."""
 
     point: Point
     lost: Lost
@@ -76,7 +76,7 @@ class PRBFRestarts(Restarts):
             since=torch.where(low, torch.where(self.since < 0, step, self.since), -1),
             gone=gone,
             losses=self.losses + events(step, gone & ~self.gone),
-            held=self.held if old.lag is None else self.held + events(step, vanishing(old, old.lag)),
+            held=self.held if old.lag is None else self.held + events(step, vanishing_classes(old, old.lag)),
         )
 
     def change_to(self, parameters: Point) -> Tensor:
@@ -87,7 +87,7 @@ class PRBFRestarts(Restarts):
         return "the penalised log likelihood left the finite numbers"
 
 
-def begin(point: Point, update: Update, lost: Lost) -> PRBFRestarts:
+def warmed_up(point: Point, update: Update, lost: Lost) -> PRBFRestarts:
     """All rows after the warm-up that ``update`` asks for, in which :func:`em` runs where ``alpha`` is not 0."""
     if bool((point.alpha > 0).any()):
         for _ in range(getattr(update, "warm_up", 0)):
@@ -98,7 +98,7 @@ def begin(point: Point, update: Update, lost: Lost) -> PRBFRestarts:
     return PRBFRestarts(point, lost, (point.objective,), since, nothing, update=update, failed=none, change=change)
 
 
-def advance(now: PRBFRestarts) -> PRBFRestarts:
+def next_round(now: PRBFRestarts) -> PRBFRestarts:
     """One round; rows that become non-finite keep their last good state.
 
     :raises ArithmeticError: when that is all of them.
@@ -133,7 +133,7 @@ def is_lost(point: Point, before: Network) -> Tensor:
 
 def rounds(point: Point, update: Update, num_steps: int, lost: Lost = keep_dead_kernels) -> PRBFRestarts:
     """A fixed number of rounds from ``point``, after the warm-up."""
-    return restarts.repeated(begin(point, update, lost), num_steps, advance)
+    return restarts.repeated(warmed_up(point, update, lost), num_steps, next_round)
 
 
 def effective(alpha: Tensor, net: Network) -> Tensor:
@@ -142,7 +142,7 @@ def effective(alpha: Tensor, net: Network) -> Tensor:
     return torch.where(shared, alpha, 0.0)
 
 
-def vanishing(point: Point, distance: Tensor) -> Tensor:
+def vanishing_classes(point: Point, distance: Tensor) -> Tensor:
     """Classes that eq. 29 would leave no kernel, as none of their numerators is positive; shape ``(B, K)``.
 
     :param distance: squared distances for eq. 29, shape ``(B, K, M)``; a single kernel stays whatever they are.

@@ -13,8 +13,19 @@ from torch import Tensor
 from pyro_evidence.models.covariances import Covariance, Full, mahalanobis
 from pyro_evidence.numerics.batched import Batched, along
 from pyro_evidence.numerics.line_search import Backtracking, Line, any_rise
-from pyro_evidence.prbf.densities import Network, Point, between_classes, column_variance, evaluate, parts_of, tilted
+from pyro_evidence.prbf.densities import (
+    BHATTACHARYYA,
+    Network,
+    Point,
+    between_classes,
+    column_variance,
+    evaluate,
+    parts_of,
+    tilted,
+)
 
+ROUNDING = 64 * torch.finfo(torch.float64).eps  # relative: sums over data and kernels are no more exact
+MOST = 60  # rounds of inner iterations, which converge in a few: only rounding keeps them from it
 SLOWEST = 0.1  # a mixing falls at most to this share of itself in one step, so it never becomes zero or negative
 
 
@@ -32,7 +43,7 @@ class Slopes:
         return torch.stack([(a * b).flatten(1).sum(-1) for a, b in pairs]).sum(0)
 
 
-def slopes(point: Point) -> Slopes:
+def uphill(point: Point) -> Slopes:
     r"""The exact gradient of eq. 22 and a step uphill.
 
     The subkernel means move with the parameters; :func:`~pyro_evidence.prbf.densities.tilted` responsibilities carry
@@ -44,7 +55,7 @@ def slopes(point: Point) -> Slopes:
     tail = (-1, 1, *[1] * kind.event_dim)
     moments = tilted(point)
     shares, total = moments[..., 0] + correction(point, point.distance), moments.sum(1)
-    weight = 0.25 * point.alpha
+    weight = 2.0 * BHATTACHARYYA * point.alpha
     draw = (net.ownership.unsqueeze(-1) * point.offset).sum(1)
     pull = total[..., 1 : dim + 1] - total[..., :1] * net.loc - weight[:, None, None] * draw
     mass = total[..., 0].reshape(*total.shape[:2], *[1] * kind.event_dim)
@@ -88,18 +99,18 @@ def stepped(point: Point, step: Network, size: Tensor) -> Network:
     )
 
 
-def climb(point: Point) -> Point:
+def climb_penalised(point: Point) -> Point:
     """One step uphill in every row, halved until eq. 22 rises; a row that is at its top stays there."""
-    found = slopes(point)
+    found = uphill(point)
 
     def trial(rows: Tensor, scale: Tensor) -> Point:
         whole = len(rows) == len(point.alpha)
         here, step = (point, found.step) if whole else (point[rows], found.step[rows])
         return evaluate(here.data, stepped(here, step, scale), here.alpha)
 
-    rising = found.gain > 1e-14 * (1.0 + point.objective.abs())
+    rising = found.gain > ROUNDING * (1.0 + point.objective.abs())
     line = Line(found.gain, torch.zeros_like(found.gain))
-    return Backtracking(any_rise, num_trials=20)(point, rising.nonzero().squeeze(-1), line, trial)[0]
+    return Backtracking(any_rise)(point, rising.nonzero().squeeze(-1), line, trial)[0]
 
 
 @dataclass(frozen=True)
@@ -122,7 +133,7 @@ class Ascent:
     warm_up: int = 50
 
     def __call__(self, point: Point) -> Point:
-        return climb(point)
+        return climb_penalised(point)
 
 
 Update = Callable[[Point], Point]
@@ -147,7 +158,7 @@ def _estimated(point: Point, alpha: Tensor) -> Network:
 
 def _centres(point: Point, alpha: Tensor, full: Tensor) -> Tensor:
     """Eq. 27: the mean of the data, drawn towards the subkernels' expected centre; shape ``(B, M, D)``."""
-    weight = 0.25 * alpha[:, None, None]
+    weight = 2.0 * BHATTACHARYYA * alpha[:, None, None]
     target = (point.net.ownership.unsqueeze(-1) * point.centres).sum(1)
     sums = point.moments[..., 1 : point.data.dim + 1].sum(1) + weight * target
     mass = point.counts.sum(1).unsqueeze(-1) + weight
@@ -195,7 +206,7 @@ def correction(point: Point, distance: Tensor) -> Tensor:
     """``alpha / 8 P_jk (sum_l P_jl d_jl - d_jk)``, eq. 29: sums to zero over classes, shape ``(B, K, M)``."""
     P = point.net.ownership
     mean = (P * distance).sum(1, keepdim=True)
-    return 0.125 * point.alpha[:, None, None] * P * (mean - distance)
+    return BHATTACHARYYA * point.alpha[:, None, None] * P * (mean - distance)
 
 
 def prbf2001_update(point: Point) -> Point:
@@ -224,15 +235,15 @@ def exact_m_step(point: Point) -> Point:
     full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
     loc = _centres(point, point.alpha, full)
     moved = replace(point, net=Network(net.mixing, loc, net.covariance, net.class_prior))  # subkernels are held
-    tail = (-1, 1, *[1] * point.kind.event_dim)
-    scatter = point.kind.scatter(point.moments.sum(1), loc) + 0.25 * point.alpha.reshape(tail) * between_classes(moved)
+    weight = (2.0 * BHATTACHARYYA * point.alpha).reshape(-1, 1, *[1] * point.kind.event_dim)
+    scatter = point.kind.scatter(point.moments.sum(1), loc) + weight * between_classes(moved)
     covariance = _covariances(point, scatter, torch.where(full, mass, 1.0), full)
     distance = mahalanobis(point.kind, covariance.unsqueeze(1), moved.offset)
     mixing = exact_mixing(point, distance)
     return evaluate(point.data, Network(mixing, loc, covariance, class_prior(point)), point.alpha)
 
 
-def exact_mixing(point: Point, distance: Tensor, num_rounds: int = 50) -> Tensor:
+def exact_mixing(point: Point, distance: Tensor, num_rounds: int = MOST) -> Tensor:
     """Mixing that maximises eq. 26 at given distances, shape ``(B, K, M)``; positive wherever it was.
 
     Rounds of the stationary equation, each shortened until eq. 26 does not fall.
@@ -241,7 +252,7 @@ def exact_mixing(point: Point, distance: Tensor, num_rounds: int = 50) -> Tensor
     for _ in range(num_rounds):
         before, target = here.value, stationary_mixing(point, here.value, distance)
         here = _uphill(point, here, target, distance)
-        if float((here.value - before).abs().max()) < 1e-13:
+        if float((here.value - before).abs().max()) < ROUNDING:
             break
     return here.value
 
@@ -263,15 +274,16 @@ def _uphill(point: Point, here: _Mixing, target: Tensor, distance: Tensor) -> _M
         mixing = old.value + along(scale, target) * (target[rows] - old.value)
         return _Mixing(mixing, expected(own, mixing, distance[rows]))
 
-    line = Line(torch.zeros_like(here.objective), 1e-13 * here.objective.abs())
+    line = Line(torch.zeros_like(here.objective), ROUNDING * here.objective.abs())
     rows = torch.arange(len(here.objective), device=here.objective.device)
-    return Backtracking(num_trials=30)(here, rows, line, trial)[0]
+    return Backtracking()(here, rows, line, trial)[0]
 
 
 def expected(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:
     """The part of eq. 26 that depends on the mixing, nats, shape ``(B,)``."""
     P = Network(mixing, point.net.loc, point.net.covariance, point.net.class_prior).ownership
-    return (torch.xlogy(point.counts, mixing) - 0.125 * point.alpha[:, None, None] * P * distance).sum((-1, -2))
+    penalty = BHATTACHARYYA * point.alpha[:, None, None] * P * distance
+    return (torch.xlogy(point.counts, mixing) - penalty).sum((-1, -2))
 
 
 def stationary_mixing(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:
@@ -280,11 +292,11 @@ def stationary_mixing(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:
     use = (mixing * net.class_prior.unsqueeze(-1)).sum(1, keepdim=True)
     mean = (net.ownership * distance).sum(1, keepdim=True)
     share = torch.where(use > 0, net.class_prior.unsqueeze(-1) / torch.where(use > 0, use, 1.0), 0.0)
-    g = 0.125 * point.alpha[:, None, None] * share * (distance - mean)
+    g = BHATTACHARYYA * point.alpha[:, None, None] * share * (distance - mean)
     return shares(point.counts, g, mixing)
 
 
-def shares(R: Tensor, g: Tensor, old: Tensor, num_rounds: int = 60) -> Tensor:
+def shares(R: Tensor, g: Tensor, old: Tensor, num_rounds: int = MOST) -> Tensor:
     """``R_j / (lambda + g_j)`` with the one ``lambda`` above all ``-g_j`` at which they sum to 1, shape ``(..., M)``.
 
     Newton's method on the reciprocal of the sum, which is concave: monotone from the left end.  Everything is
@@ -301,12 +313,12 @@ def shares(R: Tensor, g: Tensor, old: Tensor, num_rounds: int = 60) -> Tensor:
         total = (R / below).sum(-1, keepdim=True)
         step = (total - 1.0) * total / (R / below.square()).sum(-1, keepdim=True)
         root = torch.where(used.any(-1, keepdim=True), root + step, 1.0)
-        if bool((step <= 1e-15 * root.abs()).all()):
+        if bool((step <= ROUNDING * root.abs()).all()):
             break
     return _normalised(R / torch.where(used, root + above, 1.0), old)
 
 
-FOLDS = 3
+FOLDS = 3  # the fewest in which a covariance is estimated from most of the data
 NOTABLE_GAIN = 10.0  # nats
 ERRORS = 3.0  # standard errors that it must exceed as well
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 
 from pyro_evidence.mixture import expectation as mixture_expectation
-from pyro_evidence.mixture.expectation import Mixture, MixtureData, Statistics, mixture_data
+from pyro_evidence.mixture.expectation import Mixture, MixtureData, MixtureStatistics, mixture_data
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
@@ -103,7 +103,7 @@ def test_statistics_of_two_shards_add_up_and_blocks_do_not_matter() -> None:
         assert_exact(actual, expected)
 
 
-def rows(stats: Statistics, row: int) -> list[Tensor]:
+def rows(stats: MixtureStatistics, row: int) -> list[Tensor]:
     return [v[row : row + 1] for v in vars(stats).values()]
 
 

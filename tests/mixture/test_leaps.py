@@ -1,7 +1,6 @@
 """Rounds that crawl, accelerated: leaps never lower the log evidence, and save passes over the data."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from pyro_evidence import EvidenceEM, Start, Stop
 from pyro_evidence.fitting import restarts
 from pyro_evidence.fitting.restarts import CRAWLING, advance, extrapolated
-from pyro_evidence.mixture import RandomWeights, evidence, updates
+from pyro_evidence.mixture import updates
 from pyro_evidence.mixture.fit import begin
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.rounds import MixtureRestarts
@@ -31,14 +30,13 @@ def overlapping(num: int = 2000, clusters: int = 3, columns: int = 2) -> Tensor:
 
 def on_the_way(noise: DiagonalNoise | FullNoise, num_rounds: int) -> MixtureRestarts:
     joint = LogJoint(gaussian_mixture(3, noise=noise), (overlapping(500),))
-    task = begin(joint, partial(RandomWeights(), Start(restarts=4)), updates.BoundedInflation(), evidence.coordinate)
+    task = begin(joint, EvidenceEM(joint.model, start=Start(restarts=4)))
     return restarts.repeated(task.batch, num_rounds)
 
 
 def planes_on_the_way(num_rounds: int) -> MPPCARestarts:
     Y = overlapping(400, 2, 4) @ torch.diag(torch.tensor([3.0, 1.0, 0.3, 0.3], dtype=torch.float64))
-    task = begin_planes(LogJoint(mppca(2, 1), (Y,)), Start(restarts=3), RandomWeights(), updates.BoundedInflation())
-    assert task is not None
+    task = begin_planes(LogJoint(mppca(2, 1), (Y,)), EvidenceEM(mppca(2, 1), start=Start(restarts=3)))
     return restarts.repeated(task.batch, num_rounds)
 
 
@@ -99,8 +97,7 @@ def test_a_number_of_rounds_that_was_asked_for_is_of_plain_ones() -> None:
         return engine.run(overlapping(300)).log_evidences[-1]  # type: ignore[attr-defined]
 
     joint = LogJoint(gaussian_mixture(3), (overlapping(300),))
-    starts = partial(RandomWeights(), Start(restarts=1))
-    task = begin(joint, starts, updates.BoundedInflation(), evidence.coordinate)
+    task = begin(joint, EvidenceEM(joint.model, start=Start(restarts=1)))
     after = restarts.warmed(task.batch, 10)
     plain = restarts.repeated(after, 40).objective - float(task.jacobian)
     assert ended(40) == pytest.approx(plain, rel=1e-12)

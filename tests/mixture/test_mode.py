@@ -74,7 +74,7 @@ def test_gradient_is_autograds() -> None:
     w = at.w.clone().requires_grad_()
     value = log_joint(data, at, w)
     expected = torch.autograd.grad(value.sum(), w)[0]
-    actual = mixture_evidence.gradient(data, at)
+    actual = mixture_evidence.log_joint_gradient(data, at)
     assert_exact(actual[0], value.detach())
     assert_exact(actual[1], expected)
 
@@ -95,10 +95,12 @@ def test_a_search_measures_the_curvature_where_it_stands(separate: bool) -> None
 @pytest.mark.parametrize("kind", [mixture_evidence.block, mixture_evidence.coordinate, mixture_evidence.full])
 def test_shards_do_not_matter(kind: mixture_evidence.MixtureCurvature, monkeypatch: pytest.MonkeyPatch) -> None:
     data, at = case((3, 1, 3))
-    whole = kind(data, at, e_step(data, at)), *mixture_evidence.gradient(data, at)
+    whole = kind(data, at, e_step(data, at)), *mixture_evidence.log_joint_gradient(data, at)
     monkeypatch.setattr(mixture_expectation, "SHARD", at.w.numel() * 7)
     assert len(list(data.parts(7))) == 6
-    for a, b in zip((kind(data, at, e_step(data, at)), *mixture_evidence.gradient(data, at)), whole, strict=True):
+    for a, b in zip(
+        (kind(data, at, e_step(data, at)), *mixture_evidence.log_joint_gradient(data, at)), whole, strict=True
+    ):
         assert_exact(a, b)
 
 

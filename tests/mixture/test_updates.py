@@ -81,16 +81,16 @@ def test_fixed_points_on_ripley(label: int, update: Update, expected: float, dat
     assert float(evidence(data, at).max()) == pytest.approx(expected, abs=0.006)
 
 
-def log_evidence_slopes(data: MixtureData, mixture: Mixture) -> mixture_evidence.Slopes:
+def log_evidence_slopes(data: MixtureData, mixture: Mixture) -> mixture_evidence.LogDetSlopes:
     """Total derivatives of the Laplace log evidence, nats, at the mode ``mixture.w``: the part that the updates use
     beside that of the log joint at fixed weights."""
-    _, hypers, moved = mixture_evidence._moving(mixture)
-    partly = mixture_evidence._slopes(
-        torch.autograd.grad(mixture_evidence.log_joint(data, moved).sum(), hypers), mixture
-    )
+    hypers = [x.detach().requires_grad_() for x in (mixture.noise.log(), mixture.alpha.log(), mixture.log_mixing)]
+    noise, alpha, mixing = hypers[0].exp(), hypers[1].exp(), hypers[2].log_softmax(-1)
+    moved = replace(mixture, noise=noise, alpha=alpha, log_mixing=mixing)
+    partly = torch.autograd.grad(mixture_evidence.log_joint(data, moved).sum(), hypers)
     log_det = mixture_evidence.log_det_slopes(data, mixture)
-    pairs = ((getattr(partly, f), getattr(log_det, f)) for f in ("noise", "alpha", "logits"))
-    return mixture_evidence.Slopes(*(a - 0.5 * b for a, b in pairs))
+    whole = (log_det.noise, log_det.alpha, log_det.logits)
+    return mixture_evidence.LogDetSlopes(*(a - 0.5 * b for a, b in zip(partly, whole, strict=True)))
 
 
 @pytest.mark.parametrize(("label", "expected"), [(0, -19.5917), (1, 3.9619)])

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from pyro_evidence.fitting.component_moves import GreedyDeletion
 from pyro_evidence.fitting.restarts import advance, repeated, warmed
-from pyro_evidence.mixture.updates import BoundedInflation
+from pyro_evidence.mixture.updates import BoundedInflation, SharedParameters
 from pyro_evidence.mppca import expectation as kernels
 from pyro_evidence.mppca import rounds as mppca_rounds
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import SharedParameters
 from tests.mppca.test_fit import planes
 
 RULE = mppca_rounds.rule_of(BoundedInflation())
@@ -29,7 +28,7 @@ def settled(Y: Tensor, K: int, q: int, *, columnwise: bool, restarts: int = 1) -
     """After 60 rounds, nothing deleted; centres among the data of both planes in turn."""
     m, on = Y.shape[1], torch.ones(restarts, K, q, dtype=torch.bool)
     group = torch.arange(K * q).reshape(K, q) if columnwise else torch.arange(K)[:, None].expand(K, q)
-    ties = SharedParameters(group, torch.arange(K)[:, None].expand(K, m))
+    ties = SharedParameters.of(group, torch.arange(K)[:, None].expand(K, m))
     generator = torch.Generator().manual_seed(0)
     W = 0.1 * torch.randn(restarts, K, m, q, generator=generator)
     mu = torch.stack([Y[r : r + K] for r in range(restarts)])
@@ -57,7 +56,7 @@ def test_columns_that_the_data_do_not_need_are_deleted() -> None:
         alpha=torch.cat([at.alpha, 50.0 + 0.0 * spare], -1),
         columns=torch.cat([at.columns, ~spare], -1),
     )
-    ties = SharedParameters(torch.arange(8).reshape(2, 4), done.it.ties.beta_group)
+    ties = SharedParameters.of(torch.arange(8).reshape(2, 4), done.it.ties.beta_group)
     before = mppca_rounds.first(done.Y, wide, ties, done.it.variance, RULE)
     after = GreedyDeletion(num_steps=25)(before)
     assert after.it.analysers.columns[0].sum(-1).tolist() == [2, 2]
@@ -84,7 +83,7 @@ def test_candidates_are_every_component_and_the_shortest_column_of_each() -> Non
 
 def test_a_fixed_mixing_keeps_its_components() -> None:
     batch = settled(standard(), 5, 2, columnwise=False)
-    held = SharedParameters(batch.it.ties.alpha_group, batch.it.ties.beta_group, mixing_free=False)
+    held = replace(batch.it.ties, mixing_free=False)
     fixed = mppca_rounds.first(batch.Y, batch.it.analysers, held, batch.it.variance, RULE)
     assert GreedyDeletion(num_steps=5)(fixed) is fixed
 

@@ -10,6 +10,7 @@ from torch.autograd.functional import hessian, jacobian
 from torch.distributions import MultivariateNormal
 
 from benchmarks.papers.mppca_evidence import exact_curvature, gaps, one_kernel, sampled_log_evidence
+from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.mppca import curvature as mppca_curvature
 from pyro_evidence.mppca import evidence as mppca_evidence
 from pyro_evidence.mppca import expectation as mppca_expectation
@@ -18,8 +19,7 @@ from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import (
     Iterate,
-    Rule,
-    SharedParameters,
+    MPPCAUpdate,
     best_within_span,
     literal_gamma,
     no_gamma,
@@ -56,7 +56,7 @@ def analysers(Y: Tensor, *, diagonal: bool = False, rows: int = 1, alpha: float 
 
 def ties(*, free: bool, m: int = M, columnwise: bool = False) -> SharedParameters:
     alpha = torch.arange(K * Q).reshape(K, Q) if columnwise else torch.arange(K)[:, None].expand(K, Q)
-    return SharedParameters(alpha, torch.arange(K)[:, None].expand(K, m), free, free, free, free)
+    return SharedParameters.of(alpha, torch.arange(K)[:, None].expand(K, m), free=free)
 
 
 def iterate_at(Y: Tensor, at: FactorAnalysers, tied: SharedParameters) -> Iterate:
@@ -77,7 +77,7 @@ def test_fifty_rounds_are_tipping_and_bishops(alpha: float) -> None:
     at = analysers(Y)
     params = (at.log_mixing[0].exp(), at.mu[0], at.W[0], at.beta[0, :, 0].reciprocal())
     theirs: oracle.Params = tuple(x.numpy() for x in params)  # type: ignore[assignment]
-    rule = Rule(no_gamma, alpha=alpha)
+    rule = MPPCAUpdate(no_gamma, alpha=alpha)
     for _ in range(50):
         near(mppca_expectation.e_step(Y, at).log_likelihood[0], torch.tensor(oracle.log_likelihood(Y.numpy(), theirs)))
         at, theirs = rule(iterate_at(Y, at, ties(free=True))), oracle.em_step(Y.numpy(), theirs, alpha)
@@ -92,20 +92,20 @@ def test_penalised_likelihood_never_falls(alpha: float, diagonal: bool) -> None:
     Y = blobs()
     at, tied = analysers(Y, diagonal=diagonal, alpha=alpha), ties(free=True)
     if diagonal:
-        tied = SharedParameters(tied.alpha_group, torch.arange(K * M).reshape(K, M))
+        tied = SharedParameters.of(tied.alpha_group, torch.arange(K * M).reshape(K, M))
     before = -math.inf
     for _ in range(60):
         it = iterate_at(Y, at, tied)
         value = float(it.stats.log_likelihood - 0.5 * alpha * at.W.square().sum())
         assert value >= before - 1e-10 * abs(value)
-        before, at = value, Rule(no_gamma, alpha=alpha)(it)
+        before, at = value, MPPCAUpdate(no_gamma, alpha=alpha)(it)
 
 
 def test_fixed_point_is_a_maximum_of_the_penalised_likelihood() -> None:
     Y = blobs(60)
     at = analysers(Y)
     for _ in range(1000):
-        at = Rule(no_gamma, alpha=0.7)(iterate_at(Y, at, ties(free=True)))
+        at = MPPCAUpdate(no_gamma, alpha=0.7)(iterate_at(Y, at, ties(free=True)))
     leaves = [x.clone().requires_grad_() for x in (at.W, at.mu, at.beta[..., :1], at.log_mixing)]
     W, mu, beta, logits = leaves
     free = FactorAnalysers(W, mu, beta.expand_as(at.beta), logits.log_softmax(-1), at.alpha, at.columns)
@@ -123,8 +123,8 @@ def test_slope_and_curvature_are_those_of_autograd(diagonal: bool) -> None:
             Y, FactorAnalysers(w.reshape(at.W.shape), at.mu, at.beta, at.log_mixing, at.alpha, at.columns)
         )
 
-    near(mppca_curvature.slope(at, mppca_expectation.e_step(Y, at)).flatten(), jacobian(f, at.W.flatten()))
-    near(mppca_curvature.precision(Observations.resident(Y), at), -hessian(f, at.W.flatten()))
+    near(mppca_curvature.loading_slope(at, mppca_expectation.e_step(Y, at)).flatten(), jacobian(f, at.W.flatten()))
+    near(mppca_curvature.loading_precision(Observations.resident(Y), at), -hessian(f, at.W.flatten()))
 
 
 def test_statistics_of_two_shards_add_up() -> None:
@@ -144,7 +144,7 @@ def test_blocks_of_data_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     at = analysers(Y, rows=2)
     whole, table = mppca_expectation.e_step(Y, at), mppca_expectation.log_joint(Y, at)
     monkeypatch.setattr(mppca_expectation, "BLOCK", 48 * 2 * K * Q)
-    assert mppca_expectation.num_rows(at) == 48
+    assert mppca_expectation.rows_at_once(at) == 48
     near(mppca_expectation.log_joint(Y, at), table)
     for name, value in vars(mppca_expectation.e_step(Y, at)).items():
         near(value, getattr(whole, name))
@@ -164,7 +164,7 @@ def test_what_is_next_to_nothing_is_nothing() -> None:
 def test_a_batch_of_restarts_is_a_loop() -> None:
     Y = blobs()
     many, tied = analysers(Y, rows=3), ties(free=True)
-    rule = Rule(orbit_gamma, rho=0.05)
+    rule = MPPCAUpdate(orbit_gamma, rho=0.05)
     batch = rule(iterate_at(Y, many, tied))
     for row in range(3):
         one = FactorAnalysers(*(getattr(many, n)[row : row + 1] for n in many.__dataclass_fields__))
@@ -185,7 +185,7 @@ def test_nothing_is_lost_with_the_origin_or_the_order() -> None:
         at.alpha[:, order],
         at.columns[:, order],
     )
-    rule = Rule(literal_gamma)
+    rule = MPPCAUpdate(literal_gamma)
     one, other = rule(iterate_at(Y, at, tied)), rule(iterate_at(Y + 5.0, moved, tied))
     near(other.W, one.W[:, order])
     near(other.mu, one.mu[:, order] + 5.0)
@@ -196,7 +196,7 @@ def test_literal_gamma_counts_the_rotations_and_the_other_does_not() -> None:
     Y = blobs(3000)
     at, tied = analysers(Y), ties(free=False)
     for _ in range(300):
-        at = Rule(no_gamma, alpha=0.7)(iterate_at(Y, at, tied))
+        at = MPPCAUpdate(no_gamma, alpha=0.7)(iterate_at(Y, at, tied))
     it = iterate_at(Y, at, tied)
     near((it.literal_gamma * M).sum((-2, -1)), torch.full((1, K), 1.0 * M * Q), 1e-2)
     near((it.gamma * M).sum((-2, -1)), torch.full((1, K), M * Q - 1.0), 1e-2)
@@ -250,7 +250,7 @@ def test_evidence_of_more_columns_and_of_one() -> None:
         Y, it = one_kernel(num, m, q, seed=1)
         truth, se = sampled_log_evidence(Y, it, 20_000)
         assert exact_curvature(Y, it) == pytest.approx(truth, abs=4.0 * se + 0.12)
-        values = torch.linalg.eigvalsh(mppca_curvature.precision(Observations.resident(Y), it.analysers))
+        values = torch.linalg.eigvalsh(mppca_curvature.loading_precision(Observations.resident(Y), it.analysers))
         assert int((values < 1e-6 * values[-1]).sum()) == q * (q - 1) // 2
 
 
@@ -267,16 +267,16 @@ def test_pruned_columns_and_components_leave_the_evidence_alone() -> None:
         torch.tensor([[[1.0, 1.0, 1e12], [3.0, 3.0, 3.0]]]),
         columns,
     )
-    tied = SharedParameters(torch.zeros(2, 3).long(), torch.zeros(2, 4).long(), False, False, False, False)
+    tied = SharedParameters.of(torch.zeros(2, 3).long(), torch.zeros(2, 4).long(), free=False)
     other = iterate_at(Y, wide, tied)
-    near(mppca_evidence.block(other), mppca_evidence.block(it), 1e-9)
+    near(mppca_evidence.orbit_log_evidence(other), mppca_evidence.orbit_log_evidence(it), 1e-9)
     near(mppca_evidence.literal(other), mppca_evidence.literal(it), 1e-9)
     both = []
     for each in (it, other):
         split = mppca_curvature.gauge(
-            mppca_curvature.precision(Observations.resident(Y), each.analysers), each.analysers
+            mppca_curvature.loading_precision(Observations.resident(Y), each.analysers), each.analysers
         )
-        both.append(mppca_curvature.log_evidence(mppca_evidence.log_joint(each)[0], split, each.analysers))
+        both.append(mppca_curvature.orbit_laplace(mppca_evidence.log_joint(each)[0], split, each.analysers))
     near(both[0], both[1], 1e-9)
 
 
@@ -307,7 +307,7 @@ def test_the_best_within_the_span_is_faster_than_em_and_ends_where_it_ends() -> 
         for _ in range(120):
             it = iterate_at(Y, at, ties(free=True))
             path.append(it.stats.log_likelihood - 0.35 * at.W.square().sum())
-            at = Rule(no_gamma, alpha=0.7, prepare=prepare)(it)
+            at = MPPCAUpdate(no_gamma, alpha=0.7, prepare=prepare)(it)
         ends.append(torch.cat([x.reshape(1) for x in path]))
         assert float(ends[-1].diff().min()) > -1e-9
     assert bool((ends[1][3:10] > ends[0][3:10]).all())

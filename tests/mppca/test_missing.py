@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 from torch.distributions import MultivariateNormal
 
+from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.mppca import curvature as mppca_curvature
 from pyro_evidence.mppca import expectation as mppca_expectation
 from pyro_evidence.mppca import missing as mppca_missing
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.updates import Iterate, Rule, SharedParameters, no_gamma
+from pyro_evidence.mppca.updates import Iterate, MPPCAUpdate, no_gamma
 from tests.mppca.test_expectation import K, M, analysers, blobs, near, ties
 
 
@@ -54,8 +55,8 @@ def test_slope_and_curvature_are_those_of_what_was_seen(diagonal: bool, monkeypa
     stats = mppca_missing.e_step(Y, at)
     norm = 0.5 * M * (at.alpha / math.tau).log().sum()
     near(stats.log_likelihood[0] + mppca_expectation.log_prior(at)[0] - norm, f(at.W[0]))
-    near(mppca_curvature.slope(at, stats).flatten(), jacobian(f, at.W.flatten()))
-    near(mppca_curvature.precision(Observations.resident(Y), at), -hessian(f, at.W.flatten()))
+    near(mppca_curvature.loading_slope(at, stats).flatten(), jacobian(f, at.W.flatten()))
+    near(mppca_curvature.loading_precision(Observations.resident(Y), at), -hessian(f, at.W.flatten()))
     assert mppca_curvature.full_size(Observations.resident(Y)) < mppca_curvature.FULL_SIZE
 
 
@@ -83,9 +84,9 @@ def test_penalised_likelihood_of_what_was_seen_never_falls(diagonal: bool) -> No
     Y, alpha, before = gappy(60), 0.5, -math.inf
     at, tied = analysers(Y.nan_to_num(0.0), diagonal=diagonal, alpha=alpha), ties(free=True)
     if diagonal:
-        tied = SharedParameters(tied.alpha_group, torch.arange(K * M).reshape(K, M))
+        tied = SharedParameters.of(tied.alpha_group, torch.arange(K * M).reshape(K, M))
     for _ in range(40):
         it = Iterate(at, tied, mppca_missing.e_step(Y, at), torch.ones(M))
         value = float(it.stats.log_likelihood - 0.5 * alpha * at.W.square().sum())
         assert value >= before - 1e-10 * abs(value)
-        before, at = value, Rule(no_gamma, alpha=alpha)(it)
+        before, at = value, MPPCAUpdate(no_gamma, alpha=alpha)(it)

@@ -13,7 +13,8 @@ from torch import Tensor
 from pyro_evidence import BadInput, OverlapEM, Start, Stop
 from pyro_evidence.models import prbf as kernels
 from pyro_evidence.models.prbf import PRBF, Kernels, prbf
-from pyro_evidence.prbf import KMeans, streamed
+from pyro_evidence.prbf import KMeans
+from pyro_evidence.prbf import data as prbf_data
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.updates import Ascent, Update, em, exact_m_step, prbf2001_update
 
@@ -58,7 +59,7 @@ def test_any_cut_gives_the_fit_of_all_rows(updates: Update, sizes: list[int]) ->
 @pytest.mark.parametrize("kind", [kernels.Diagonal(), kernels.Full()])
 def test_a_start_sees_a_sample_of_many_rows_in_either_way(monkeypatch: pytest.MonkeyPatch, kind: Kernels) -> None:
     """A sample of each class, and a small class whole; class shares and covariance are those of all."""
-    monkeypatch.setattr("pyro_evidence.prbf.streamed.SAMPLE", 100)
+    monkeypatch.setattr("pyro_evidence.prbf.data.SAMPLE", 100)
     seen = []
 
     def initial(training: Any, start: Start) -> Any:
@@ -112,4 +113,4 @@ def test_what_is_refused(chunks: Callable[[Tensor, Tensor], Any], message: str) 
 
 
 def test_the_sample_of_a_start_is_stated() -> None:
-    assert streamed.SAMPLE == 2**14
+    assert prbf_data.SAMPLE == 2**14

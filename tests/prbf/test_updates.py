@@ -13,13 +13,13 @@ from pyro_evidence.prbf import updates as prbf_updates
 from pyro_evidence.prbf.densities import ClassData, Network, Point, class_data, evaluate
 from pyro_evidence.prbf.updates import (
     clamped_mixing,
-    climb,
+    climb_penalised,
     correction,
     em,
     exact_m_step,
     prbf2001_update,
-    slopes,
     stepped,
+    uphill,
 )
 from tests.models_for_tests.prbf_cases import random_network, three_classes
 from tests.oracles import prbf as naive
@@ -149,7 +149,7 @@ def test_negative_numerators_are_clamped_before_the_sum() -> None:
 
 
 @each_kind
-@pytest.mark.parametrize("step", [prbf2001_update, exact_m_step, climb])
+@pytest.mark.parametrize("step", [prbf2001_update, exact_m_step, climb_penalised])
 def test_mixing_stays_on_the_simplex_after_every_round(kind: Covariance, step: Step) -> None:
     at = start(kind, 60.0)
     for _ in range(30):
@@ -172,7 +172,7 @@ def by_autograd(at: Point, b: int) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("alpha", [0.0, 5.0, 80.0])
 def test_gradient_of_equation_22_is_exact(kind: Covariance, alpha: float) -> None:
     at = start(kind, alpha)
-    found = slopes(at).gradient
+    found = uphill(at).gradient
     for b in range(2):
         for a, e in zip((found.mixing[b], found.loc[b], found.covariance[b]), by_autograd(at, b), strict=True):
             torch.testing.assert_close(a, e, rtol=1e-9, atol=1e-9)
@@ -183,7 +183,7 @@ def test_gradient_with_unlabelled_rows_is_the_slope_of_the_objective() -> None:
     X, y = three_classes()
     data = class_data(X, torch.where(torch.arange(len(y)) % 2 == 0, -1, y), 3, Diagonal())
     at = evaluate(data, random_network(Diagonal()), torch.full((2,), 20.0))
-    found, h = slopes(at), torch.full((2,), 1e-5)
+    found, h = uphill(at), torch.full((2,), 1e-5)
     up, down = (evaluate(data, stepped(at, found.step, s), at.alpha).objective for s in (h, -h))
     torch.testing.assert_close((up - down) / 2e-5, found.gain, rtol=1e-6, atol=1e-6)
     assert float(found.step.class_prior.abs().max()) > 1e-3
@@ -191,7 +191,7 @@ def test_gradient_with_unlabelled_rows_is_the_slope_of_the_objective() -> None:
 
 @each_kind
 def test_without_alpha_a_step_of_the_ascent_is_one_of_em(kind: Covariance) -> None:
-    a, b = climb(start(kind, 0.0)).net, em(start(kind, 0.0)).net
+    a, b = climb_penalised(start(kind, 0.0)).net, em(start(kind, 0.0)).net
     for name in ("mixing", "loc", "covariance"):
         torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=1e-9, atol=1e-9)
 
@@ -201,14 +201,14 @@ def test_without_alpha_a_step_of_the_ascent_is_one_of_em(kind: Covariance) -> No
 def test_ascent_never_falls(kind: Covariance, alpha: float) -> None:
     at = rounds(em, start(kind, alpha), 20)
     for _ in range(40):
-        new = climb(at)
+        new = climb_penalised(at)
         assert bool((new.objective >= at.objective).all())
         at = new
 
 
 def test_ascent_ends_where_the_gradient_vanishes() -> None:
-    at = rounds(climb, rounds(em, start(Diagonal(), 40.0), 20), 200)
-    assert float(slopes(at).gain.max()) < 1e-6
+    at = rounds(climb_penalised, rounds(em, start(Diagonal(), 40.0), 20), 200)
+    assert float(uphill(at).gain.max()) < 1e-6
 
 
 @each_kind
@@ -217,7 +217,7 @@ def test_ascent_with_unlabelled_rows_never_falls(kind: Covariance) -> None:
     data = class_data(X, torch.where(torch.arange(len(y)) % 3 == 0, -1, y), 3, kind)
     at = evaluate(data, random_network(kind), torch.full((2,), 20.0))
     for _ in range(40):
-        new = climb(at)
+        new = climb_penalised(at)
         assert bool((new.objective >= at.objective).all())
         at = new
     torch.testing.assert_close(at.net.class_prior.sum(-1), torch.ones(2))
@@ -265,7 +265,7 @@ def test_exact_shares_sum_to_one_with_one_and_the_same_multiplier() -> None:
         assert torch.equal(used, R[b] > 0)
 
 
-@pytest.mark.parametrize("step", [prbf2001_update, exact_m_step, climb])
+@pytest.mark.parametrize("step", [prbf2001_update, exact_m_step, climb_penalised])
 def test_data_that_are_given_twice_make_the_same_way(step: Step) -> None:
     X, y = three_classes()
     net = random_network(Spherical(), rows=1)
@@ -280,7 +280,7 @@ def test_data_that_are_given_twice_make_the_same_way(step: Step) -> None:
     torch.testing.assert_close(2 * a.objective, b.objective, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("step", [em, prbf2001_update, exact_m_step, climb])
+@pytest.mark.parametrize("step", [em, prbf2001_update, exact_m_step, climb_penalised])
 def test_a_batch_of_rows_is_a_loop(step: Step) -> None:
     whole = rounds(step, start(Diagonal(), 15.0), 10)
     for b in range(2):
@@ -288,7 +288,7 @@ def test_a_batch_of_rows_is_a_loop(step: Step) -> None:
         torch.testing.assert_close(whole.objective[b], one.objective[0], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("step", [em, prbf2001_update, exact_m_step, climb])
+@pytest.mark.parametrize("step", [em, prbf2001_update, exact_m_step, climb_penalised])
 @each_kind
 def test_a_kernel_without_data_stays_and_breaks_nothing(step: Step, kind: Covariance) -> None:
     at = start(kind, 15.0)

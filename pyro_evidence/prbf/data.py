@@ -1,7 +1,6 @@
-"""The network's data in chunks, pass by pass, from this process and from others; and starts that see a sample."""
+"""The network's data, in memory or in chunks, of this process and of others; and starts that see a sample."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,13 +10,22 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.data.rows import Rows, scattered
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.prbf import PRBF, check_inputs, class_labels
-from pyro_evidence.prbf.densities import ClassBlock, ClassData, blocks_of, varied
+from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
+from pyro_evidence.prbf.densities import ClassData, Piece, by_class, varied
 from pyro_evidence.prbf.start import Training, Whole
 
 SAMPLE = 2**14  # data that a start sees where there are more, as many of each class
 
 Labelled = tuple[Tensor, Tensor]  # X (n, D) float64 and labels (n,) int64 of some of the data
+
+
+def rows_in_memory(model: PRBF, X: Tensor, labels: Labels | None) -> Rows[Labelled]:
+    """The rows of data that are all in memory, checked.
+
+    :raises BadInput: on inputs or labels that cannot be used.
+    """
+    check_network_inputs(X)
+    return Rows.resident(labelled(model, (X, labels)), len(X))
 
 
 def rows_of_chunks(model: PRBF, chunks: Chunks, communicator: Communicator) -> Rows[Labelled]:
@@ -30,18 +38,17 @@ def rows_of_chunks(model: PRBF, chunks: Chunks, communicator: Communicator) -> R
         if len(args) > 2:
             raise BadInput(f"chunk {number} has {len(args)} arguments; expected (X, labels), or (X,) of one class.")
         try:
-            check_inputs(args[0])
+            check_network_inputs(args[0])
             labelled(model, args)
         except BadInput as error:
             raise BadInput(f"chunk {number}: {error}") from error
 
-    def read(number: int, args: tuple[Any, ...]) -> Labelled:
-        return labelled(model, args)
+    return Rows.of_chunks(
+        model, chunks, lambda number, args: labelled(model, args), check=check, communicator=communicator
+    )
 
-    return Rows.of_chunks(model, chunks, read, check=check, communicator=communicator)
 
-
-def training_of(model: PRBF, rows: Rows[Labelled], totals: "Totals") -> Training:
+def training_of(model: PRBF, rows: Rows[Labelled], totals: "DataTotals") -> Training:
     """What a start sees: all data, or where they are many about as many of each class, chosen by their numbers."""
     num_present = int((totals.per_class > 0).sum())
     each = 2.0**32 * SAMPLE / (num_present * totals.per_class.clamp(min=1.0))  # no matter in absent classes
@@ -52,7 +59,7 @@ def training_of(model: PRBF, rows: Rows[Labelled], totals: "Totals") -> Training
 
 
 @dataclass(frozen=True)
-class Totals:
+class DataTotals:
     """What is known of all data.
 
     :ivar per_class: number of data without a label, then of each class, shape ``(1 + K,)``.
@@ -63,7 +70,7 @@ class Totals:
     scatter: Tensor  # (D, D) covariance
 
     @staticmethod
-    def of(rows: Rows[Labelled], num_classes: int) -> "Totals":
+    def of(rows: Rows[Labelled], num_classes: int) -> "DataTotals":
         """What must be known before the first round; three passes.
 
         :raises BadInput: on an absent class, or where no input varies.
@@ -74,17 +81,13 @@ class Totals:
         require_present(per_class[1:])
         if not bool((scatter.diagonal() > 1e-20 * mean.square()).any()):
             raise BadInput("all rows of X are the same; expected data that vary, or no kernel has a width.")
-        return Totals(per_class, mean, scatter)
+        return DataTotals(per_class, mean, scatter)
 
     @property
     def variance(self) -> Tensor:
         """Of each input; a constant input gets the mean of the others."""
         variance = self.scatter.diagonal()
         return varied(variance, variance + self.mean.square())
-
-    def unit(self, floor: float) -> Tensor:
-        """Smallest variance of each input."""
-        return floor * self.variance
 
     @property
     def whole(self) -> Whole:
@@ -107,51 +110,14 @@ def require_present(per_class: Tensor) -> None:
         )
 
 
-@dataclass(frozen=True)
-class StreamedClassData(ClassData):
-    """Data that are never together: every pass reads the pieces anew, and adds up what all processes found."""
+def centred_data(model: PRBF, rows: Rows[Labelled], totals: DataTotals) -> ClassData:
+    """The data about their mean, by class; read anew in every pass where they are not in memory."""
+    kind = model.kernels
 
-    rows_of_all: Rows[Labelled] = field(kw_only=True)  # inputs about their mean
-    per_class: Tensor = field(kw_only=True)  # (1 + K,) number of data without a label, then of each class
-    keeps = False
+    def piece(here: Labelled) -> Piece:
+        return by_class(kind.features(here[0] - totals.mean), here[1], model.num_classes)
 
-    @staticmethod
-    def of(model: PRBF, rows: Rows[Labelled], totals: Totals) -> "StreamedClassData":
-        """The data about their mean."""
-        kind, mean = model.kernels, totals.mean
-        centred = rows.mapped(lambda piece: (piece[0] - mean, piece[1]))
-        unit = totals.unit(kind.floor)
-        return StreamedClassData((), None, kind, unit, rows_of_all=centred, per_class=totals.per_class)
-
-    def total(self, here: Tensor) -> Tensor:
-        """The sum over all processes."""
-        return self.rows_of_all.communicator.total(here)
-
-    @property
-    def pieces(self) -> Iterator[tuple[int, ClassBlock]]:
-        """Data of this process with their class, one chunk after the other."""
-        for X, y in self.rows_of_all.pieces:
-            blocks, hidden = blocks_of(self.kind.features(X), y, len(self.per_class) - 1)
-            yield from ClassData(blocks, hidden, self.kind, self.unit, self.size).pieces
-
-    @property
-    def class_counts(self) -> Tensor:
-        """Labelled data of each class, ``N_k``, shape ``(K,)``."""
-        return self.per_class[1:]
-
-    @property
-    def num_data(self) -> Tensor:
-        """All data, labelled or not, shape ``()``."""
-        return self.per_class.sum()
-
-    @property
-    def is_labelled(self) -> bool:
-        """Whether every datum of every process has a label."""
-        return not bool(self.per_class[0] > 0)
-
-    def rows(self, index: Tensor) -> "StreamedClassData":
-        """Some rows of the batch: all have the same data."""
-        return self
+    return ClassData(rows.mapped(piece), kind, kind.floor * totals.variance, totals.per_class)
 
 
 def labelled(model: PRBF, args: tuple[Any, ...]) -> Labelled:
