@@ -86,6 +86,7 @@ class LatentFunction(TensorValue):
 
         :raises LinAlgError: for a covariance that is numerically singular, as torch has it.
         """
+        check_inputs(X)
         settings: list[Tensor] = []
 
         def read(name: str, setting: Setting) -> Tensor:
@@ -100,7 +101,6 @@ class LatentFunction(TensorValue):
         return self.last.recall(X, [*settings, mean], lambda: self._made(kernel, mean, X))
 
     def _made(self, kernel: Kernel, mean: Tensor, X: Tensor) -> Any:
-        check_inputs(X)
         if not bool(X.isfinite().all()):
             raise BadInput(f"X, shape {tuple(X.shape)}, holds inf or nan; expected finite numbers. Fill them in first.")
         X = X.double()

@@ -101,7 +101,8 @@ def gaps_explained(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     try:
         yield
     except BadInput as error:
-        gaps = any(x.is_floating_point() and bool(x.isnan().any()) for _, x in tensors(args, kwargs))
+        dense = (x for _, x in tensors(args, kwargs) if x.layout is torch.strided and not x.is_meta)
+        gaps = any(x.is_floating_point() and bool(x.isnan().any()) for x in dense)
         if gaps and not isinstance(model, Marginalised):
             raise BadInput(f"{error} If nan means not observed: EvidenceEM(marginalised(model)).") from error
         raise
