@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: baseline benchmarks clean coverage demo docs durations equations format help lint lock metrics picture portable quick reach recipe serve test test-oldest tests thresholds tutorials types
+.PHONY: baseline benchmarks clean coverage demo docs durations equations format fuzz help lint lock metrics picture portable quick reach recipe serve test test-oldest tests thresholds tutorials types
 
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
@@ -85,6 +85,9 @@ docs: $(VENV)/.docs  ## the site, in build/site; fails on a warning or a broken 
 
 serve: $(VENV)/.docs  ## the site, at localhost, rebuilt as its sources change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+fuzz: $(READY)  ## ten thousand cases of bad data over all engines; ARGS='--seed 1 --only RVM'
+	$(ONE_THREAD) $(BIN)/python -m tests.fuzz $(ARGS)
 
 thresholds: $(READY)  ## which fits each number in capitals moves, at three times and a third: ARGS=laplace/type2.py
 	$(BIN)/python benchmarks/thresholds.py $(ARGS)

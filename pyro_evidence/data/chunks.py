@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import files
+from pyro_evidence.data.arrays import as_tensor, require_dense
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, Communicator
 from pyro_evidence.errors import BadInput
 
@@ -39,13 +40,11 @@ def arguments(number: int, chunk: Any) -> tuple[Any, ...]:
     """
     if not isinstance(chunk, tuple | list) or not chunk:
         raise BadInput(f"chunk {number} is a {type(chunk).__name__}; expected a tuple of the model's arguments.")
-    return tuple(as_tensor(x) for x in chunk)
-
-
-def as_tensor(value: Any) -> Any:
-    """A copy of an array of numbers as a tensor; anything else as it is."""
-    kind = getattr(getattr(value, "dtype", None), "kind", "")
-    return torch.tensor(value) if hasattr(value, "__array__") and kind in tuple("fiub") else value
+    found = tuple(as_tensor(x) for x in chunk)
+    for place, x in enumerate(found):
+        if isinstance(x, Tensor):
+            require_dense(f"argument {place} of chunk {number}", x)
+    return found
 
 
 def num_rows(args: Sequence[Any]) -> int:

@@ -4,10 +4,11 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import as_tensor
+from pyro_evidence.data.arrays import as_tensor, require_dense, require_rows
 from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count
@@ -20,7 +21,7 @@ class Groups:
 
     A chunk is ``(number of each row's group, *arrays)``.  The rows of a chunk are copied when it is its turn.
 
-    :param labels: the group of each row, whole numbers in any order, ``(N,)``.
+    :param labels: the group of each row, whole numbers in any order, or words, ``(N,)``.
     :param arrays: the model's further arguments, of the same length; tensors, NumPy's arrays, or mapped ones.
     :param size: rows of a chunk, more where a group has more.
     :raises BadInput: for arrays of different lengths.
@@ -32,13 +33,12 @@ class Groups:
     """
 
     def __init__(self, labels: Any, *arrays: Any, size: int = 100_000) -> None:
-        lengths = [len(a) for a in (labels, *arrays)]
-        if len(set(lengths)) != 1:
-            raise BadInput(f"Groups was given arrays of {lengths} rows; expected all of one length.")
+        found = labels_as_tensor(labels)
+        require_rows("Groups", found, *arrays)
         self.arrays = arrays
         self.size: int = check_count("size", size)
         self.groups: Tensor
-        self.groups, self._of_row, counts = torch.unique(as_tensor(labels), return_inverse=True, return_counts=True)
+        self.groups, self._of_row, counts = torch.unique(found, return_inverse=True, return_counts=True)
         self._order, self._ends = self._of_row.argsort(stable=True), counts.cumsum(0)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
@@ -50,6 +50,29 @@ class Groups:
             taken = (a[rows if isinstance(a, Tensor) else rows.numpy()] for a in self.arrays)
             yield self._of_row[rows] - first, *map(as_tensor, taken)
             begin, first = end, last
+
+
+def labels_as_tensor(labels: Any) -> Tensor:
+    """Which group each row belongs to, as numbers, ``(N,)``; words are numbered in their order.
+
+    :raises BadInput: for labels of another shape, missing ones and what is no label.
+    """
+    found = as_tensor(labels)
+    if isinstance(found, Tensor):
+        require_dense("labels", found)
+    if not isinstance(found, Tensor):
+        words = np.asarray(labels) if isinstance(labels, list | tuple) or hasattr(labels, "__array__") else None
+        if words is not None and words.dtype.kind in "biufU":
+            found = torch.tensor(np.unique(words, return_inverse=True)[1] if words.dtype.kind == "U" else words)
+        elif words is not None and words.ndim == 1 and all(isinstance(w, str) for w in words):
+            found = torch.tensor(np.unique(words.astype(str), return_inverse=True)[1])
+    if not isinstance(found, Tensor) or found.dim() != 1 or found.is_complex() or bool(found.isnan().any()):
+        given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(labels).__name__}"
+        raise BadInput(
+            f"labels of Groups are {given}, or some are missing; expected the group of each row, numbers or words of "
+            f"shape (N,). For a column take labels[:, 0]; codes, names = pandas.factorize(labels) numbers others."
+        )
+    return found
 
 
 Labels = dict[int, Tensor]  # by place among the arguments, the distinct ones of a chunk

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import as_tensor
+from pyro_evidence.data.arrays import as_tensor, require_rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count
 
@@ -27,9 +27,7 @@ class Slices:
     """
 
     def __init__(self, *arrays: Any, size: int = 100_000) -> None:
-        lengths = [len(a) for a in arrays]
-        if len(set(lengths)) != 1:
-            raise BadInput(f"Slices was given arrays of {lengths} rows; expected some, all of one length.")
+        require_rows("Slices", *arrays)
         self.arrays = arrays
         self.size: int = check_count("size", size)
 

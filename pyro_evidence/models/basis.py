@@ -15,6 +15,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack  # None outside vmap, grad and the like
 
+from pyro_evidence.data.arrays import require_tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count, check_numbers, check_tensor
 
@@ -311,6 +312,7 @@ def _columns(blocks: list[Tensor], bias: bool) -> Tensor:
 
 def _inputs(X: Tensor, num_inputs: int | None = None, who: str = "") -> Tensor:
     """``X`` itself, once it is known to be a matrix of floats with ``num_inputs`` columns."""
+    require_tensor("X", X)
     if X.dim() < 2 or not X.is_floating_point():
         raise BadInput(
             f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, D), one row per "

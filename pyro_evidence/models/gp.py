@@ -78,6 +78,7 @@ class LatentFunction(TensorValue):
 
         :raises LinAlgError: for a covariance that is numerically singular, as torch has it.
         """
+        check_kernel_inputs(X)
         settings: list[Tensor] = []
 
         def read(name: str, setting: Setting) -> Tensor:
@@ -92,7 +93,6 @@ class LatentFunction(TensorValue):
         return self.last.recall(X, [*settings, mean], lambda: self._made(kernel, mean, X))
 
     def _made(self, kernel: Kernel, mean: Tensor, X: Tensor) -> Any:
-        check_kernel_inputs(X)
         if not bool(X.isfinite().all()):
             raise BadInput(f"X, shape {tuple(X.shape)}, holds inf or nan; expected finite numbers. Fill them in first.")
         X = X.double()

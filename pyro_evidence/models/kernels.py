@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.arrays import require_tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED, Learned, TensorValue
 
@@ -127,6 +128,7 @@ def check_kernel_inputs(X: Tensor, Z: Tensor | None = None) -> None:
     :raises BadInput: with the shapes and dtypes.
     """
     for name, value in (("X", X), ("Z", X if Z is None else Z)):
+        require_tensor(name, value)
         if value.dim() < 2 or not value.is_floating_point() or value.shape[-1] == 0:
             raise BadInput(
                 f"{name} has shape {tuple(value.shape)} and dtype {value.dtype}; expected floats of shape (N, D), one "

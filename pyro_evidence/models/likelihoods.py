@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import pyro.distributions as dist
 from torch import Tensor
 
+from pyro_evidence.data.arrays import require_tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED, Precision, TensorValue
 
@@ -111,6 +112,7 @@ class Counts(WithoutNoise):
 
     def data(self, t: Tensor, eta: Tensor) -> Tensor:
         """The counts in the dtype of the outputs."""
+        require_tensor("t", t)
         if not bool(((t >= 0) & (t == t.round())).all()):
             raise BadInput("t holds numbers that are no counts; expected whole numbers from 0.")
         return _shaped(t, eta)
@@ -122,6 +124,7 @@ def classes(num_classes: int) -> Binary | Softmax:
 
 
 def _check_labels(t: Tensor, num_classes: int) -> None:
+    require_tensor("t", t)
     wrong = t[(t != t.long()) | (t < 0) | (t >= num_classes)]
     if len(wrong):
         raise BadInput(f"t holds the label {float(wrong[0]):g}; expected whole numbers from 0 to {num_classes - 1}.")
@@ -129,6 +132,7 @@ def _check_labels(t: Tensor, num_classes: int) -> None:
 
 def _shaped(t: Tensor, eta: Tensor, event: tuple[int, ...] = ()) -> Tensor:
     """``t`` in the dtype of the predictions, once its shape is known to be ``(N,) + event``."""
+    require_tensor("t", t)
     shape = (eta.shape[-2], *event)
     if t.shape != shape:
         outputs = f" and the model {eta.shape[-1]} outputs" if event else ""

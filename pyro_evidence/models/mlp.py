@@ -16,6 +16,7 @@ import torch
 from pyro.nn import PyroModule
 from torch import Size, Tensor
 
+from pyro_evidence.data.arrays import require_tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.likelihoods import Binary as Binary
 from pyro_evidence.models.likelihoods import Output as Output
@@ -226,6 +227,7 @@ class MLP(PyroModule):
         return self.log_symmetries() - sum(held)
 
     def _check_inputs(self, X: Tensor) -> None:
+        require_tensor("X", X)
         if X.dim() != 2 or not X.is_floating_point() or X.shape[-1] != self.num_inputs:
             raise BadInput(
                 f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, {self.num_inputs}), "

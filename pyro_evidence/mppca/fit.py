@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.arrays import require_dense
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.data.rows import Rows
@@ -98,6 +99,7 @@ def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) 
             f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, float32 or float64; got {got}. Write "
             f"run(torch.as_tensor(Y).double())."
         )
+    require_dense("Y", Y)
     if has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory
         _require_numbers(Y, gappy=gappy)
     whole, largest = Y.nan_to_num(0.0) if has_gaps(Y) else Y, torch.finfo(Y.dtype).max ** 0.25

@@ -12,6 +12,7 @@ from torch.distributions import biject_to
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pyro_evidence.data.arrays import as_tensor, require_dense
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics.coordinates import is_identity, unconstrained_shape
 from pyro_evidence.numerics.derivatives import takes_part
@@ -62,7 +63,10 @@ def as_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[An
     """
     floats = (t.dtype for _, t in tensors(args, kwargs) if t.is_floating_point())
     dtype = next(floats, torch.get_default_dtype())
-    return tuple(_converted(a, dtype) for a in args), {k: _converted(v, dtype) for k, v in kwargs.items()}
+    found = tuple(_converted(a, dtype) for a in args), {k: _converted(v, dtype) for k, v in kwargs.items()}
+    for name, value in tensors(*found):
+        require_dense(name, value)
+    return found
 
 
 def column_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -76,14 +80,7 @@ def _converted(value: Any, dtype: torch.dtype) -> Any:
         return tuple(_converted(v, dtype) for v in value)
     if isinstance(value, dict):
         return {k: _converted(v, dtype) for k, v in value.items()}
-    if isinstance(value, Tensor) or not hasattr(value, "__array__"):
-        return value
-    array = value.__array__()
-    kind = getattr(getattr(array, "dtype", None), "kind", "O")
-    if kind not in "fiub":
-        return value
-    wanted = {"f": dtype, "b": torch.bool}.get(kind, torch.int64)
-    return torch.tensor(array.tolist() if kind == "u" else array, dtype=wanted)
+    return as_tensor(value, dtype)
 
 
 def require_kept(joint: Any, what: str) -> None:

@@ -310,7 +310,10 @@ class LogJoint:
 
         :raises BadInput: naming the site.
         """
-        hypers = {n: v.detach().requires_grad_() for n, v in self.hypers.constrained(self.initial_theta).items()}
+        hypers = {
+            n: v.detach().requires_grad_()
+            for n, v in self.hypers.constrained(self.initial_theta.to(self.dtype)).items()
+        }
         if hypers:
             trace = self.trace_at(self.latents.constrained(self.initial_u.to(self.dtype)), hypers)
             checks.check_varies({n: trace.nodes[n] for n in self.observed}, [*hypers.values()])

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.arrays import require_dense
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.models.wrappers import weighted
@@ -63,6 +64,14 @@ def as_counted(model: Model, weight: Tensor | None) -> Model:
     return model if weight is None else weighted(model, weight)
 
 
+def _from_torch(name: str, values: Array) -> Array:
+    """A NumPy array of a tensor's numbers; anything else as it is."""
+    if not isinstance(values, Tensor):
+        return values
+    require_dense(name, values)
+    return (values.double() if values.is_floating_point() else values).detach().cpu().numpy()
+
+
 def array(values: Tensor) -> Any:
     """A NumPy array of the values."""
     return values.detach().cpu().double().numpy()
@@ -87,7 +96,10 @@ class Estimator(BaseEstimator):
         """Validated arrays of numbers; names and number of columns are kept at the fit and compared afterwards.
 
         By scikit-learn's own validation, a function since 1.6 and a method of the estimator before.
+
+        :raises BadInput: for tensors without numbers, sparse ones say.
         """
+        X, y = _from_torch("X", X), tuple(_from_torch("y", each) for each in y)
         try:
             from sklearn.utils.validation import validate_data
         except ImportError:

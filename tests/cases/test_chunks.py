@@ -148,13 +148,11 @@ def test_a_column_that_has_gone_is_refused(tmp_path: Path) -> None:
     says(refusal(lambda: list(source)), str(path), "no column b")
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: labels of two axes are taken")
 def test_labels_of_groups_have_one_axis() -> None:
     labels = torch.tensor([[0], [1], [0], [1]])
     says(refusal(lambda: list(Groups(labels, torch.arange(4.0), size=10))), "(4, 1)", "(N,)")
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="issue 2: labels that are no tensor end in an error of torch")
 @pytest.mark.parametrize("labels", [[0, 1, 0, 1], ["a", "b", "a", "b"]], ids=["numbers", "words"])
 def test_labels_of_groups_may_be_a_list(labels: list[Any]) -> None:
     """Four rows in two groups, the first and the third in one."""
