@@ -17,7 +17,6 @@ from pyro_evidence.evidence_check.target import estimated
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.diagnostics import MANY
-from pyro_evidence.program.sites import is_improper
 
 Estimates = Mapping[str, EvidenceEstimate]
 NESTED_DRAWS = 2_000  # of a posterior whose marginalised sites were integrated
@@ -303,9 +302,7 @@ def flat_priors(posteriors: Mapping[str, Posterior]) -> list[str]:
     """
     found = []
     for n, posterior in posteriors.items():
-        joint = posterior._joint
-        nodes = joint.trace(joint.initial_u, posterior._mode_at[1]).nodes
-        flat = [site for site in joint.latents.names if is_improper(nodes[site])]
+        flat = posterior.flat_sites
         if flat:
             found.append(
                 f"{n} has a flat prior for {', '.join(flat)}, which has no integral: its log evidence has an arbitrary "

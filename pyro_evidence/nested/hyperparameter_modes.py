@@ -16,6 +16,7 @@ from pyro_evidence.nested.skewness import HILL, beyond_valleys
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, chart
+from pyro_evidence.program.sites import is_improper
 
 ROUNDS = 8  # of any search, each around the mode that the last has found
 NUM_STEPS = 200  # of each, in the hyperparameters
@@ -193,15 +194,25 @@ def _elsewhere(found: OuterMode) -> Tensor:
 
 
 def _prior_draws(found: OuterMode) -> Tensor:
-    """Marginalised coordinates drawn from the prior of each marginalised site, the others at the mode, ``(S, d)``."""
+    """Marginalised coordinates drawn from the prior of each marginalised site, the others at the mode, ``(S, d)``.
+
+    A flat prior has no draws: a site under one is looked at as far around the mode as other modes may be.
+    """
     joint, state = found.state.problem.joint, found.state
-    nodes = joint.trace(state.u, state.theta).nodes
+    nodes, slices = joint.trace(state.u, state.theta).nodes, joint.hypers.slices
     parts = [p for p in joint.hypers if p.name in found.names]
+    spread = torch.ones_like(state.theta)  # a log unit at least
+    spread[found.marginalised] = found.straight.basis.norm(dim=1).clamp(min=1.0).to(spread)
+    draws = []
     with own_random_numbers():
         torch.manual_seed(0)
-        draws = [
-            p.transform.inv(nodes[p.name]["fn"].sample((NUM_DRAWS,))).reshape(NUM_DRAWS, -1).double() for p in parts
-        ]
+        for part in parts:
+            if is_improper(nodes[part.name]):
+                own, width = state.theta[slices[part.name]], spread[slices[part.name]]
+                drawn = own + PROBES[0] * width * (2.0 * torch.rand(NUM_DRAWS, len(own)).to(own) - 1.0)
+            else:
+                drawn = part.transform.inv(nodes[part.name]["fn"].sample((NUM_DRAWS,))).reshape(NUM_DRAWS, -1).double()
+            draws.append(drawn)
     rows = torch.cat(draws, -1)
     return rows[torch.isfinite(rows).all(-1)]
 

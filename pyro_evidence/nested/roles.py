@@ -294,12 +294,10 @@ def marginalised_sites(joint: LogJoint, marginalise: Sequence[str] | None) -> tu
 
     :param joint: the log joint with all of these sites among its latents.
     :param marginalise: names; None for those that :func:`sites_to_marginalise` finds.
-    :raises BadInput: for names that are no continuous latent sites of ``joint``, for improper priors, for too many
-        coordinates.
+    :raises BadInput: for names that are no continuous latent sites of ``joint``, for too many coordinates.
     """
     chosen = sites_to_marginalise(joint) if marginalise is None else _named(joint, marginalise)
     if chosen:
-        _check_proper(joint, chosen)
         _check_size(joint, chosen)
     return chosen
 
@@ -330,21 +328,6 @@ def _named(joint: LogJoint, marginalise: Sequence[str]) -> tuple[str, ...]:
             "out, or pass marginalise=() for one Gaussian over all of them."
         )
     return tuple(sorted(set(marginalise)))
-
-
-def _check_proper(joint: LogJoint, chosen: Sequence[str]) -> None:
-    """Refuse a prior that does not integrate to one."""
-    nodes = joint.trace(joint.initial_u, joint.initial_theta).nodes
-    for name in chosen:
-        try:
-            with own_random_numbers():
-                nodes[name]["fn"].sample()
-        except NotImplementedError as error:
-            raise BadInput(
-                f"site '{name}' is to be integrated, but its prior, {type(nodes[name]['fn']).__name__}, is improper: "
-                f"there is no evidence to speak of. Give it a proper prior, such as HalfNormal or HalfCauchy of a "
-                f"generous scale, or maximise it: maximise=['{name}']."
-            ) from error
 
 
 def _check_size(joint: LogJoint, chosen: Sequence[str]) -> None:

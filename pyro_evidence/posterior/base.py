@@ -15,6 +15,7 @@ from pyro_evidence.program.checks import Arguments, as_tensors, new_data, requir
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.simulate import NewLevels, largest_row, rows_at_once
+from pyro_evidence.program.sites import is_improper
 from pyro_evidence.settings import check_count, quantile_levels
 
 Values = dict[str, Tensor]
@@ -37,6 +38,19 @@ class Posterior:
     def _joint(self) -> LogJoint:
         """The density, with the data of the fit."""
         raise NotImplementedError
+
+    @property
+    def flat_sites(self) -> tuple[str, ...]:
+        """Latent sites under a flat prior, which has no integral.
+
+        The log evidence is then the integral with a prior density of one in the sites' own units, and no evidence to
+        weigh models by.  Empty where the data of the fit were not kept.
+        """
+        joint, theta = self._joint, self._mode_at[1]
+        if not joint.has_data:
+            return ()
+        nodes = joint.trace(joint.initial_u, theta).nodes
+        return tuple(site for site in joint.latents.names if is_improper(nodes[site]))
 
     @property
     def _mode_at(self) -> tuple[Tensor, Tensor]:

@@ -318,9 +318,17 @@ class LaplacePosterior(Posterior, Tabulated):
             "curvature": getattr(curvature, "__name__", str(curvature)),
             "num_coordinates": int(self.state.problem.active.sum()),
             "num_pruned": int((~self.state.problem.active).sum()),
-            "notes": rounded_inside(self._joint, self.state.u, self.state.theta),
+            "notes": [*rounded_inside(self._joint, self.state.u, self.state.theta), *self._flat_note],
             **self._importance_check(num_samples, seed),
         }
+
+    @property
+    def _flat_note(self) -> list[str]:
+        """The sentence on flat priors, where there are any."""
+        if not self.flat_sites:
+            return []
+        said = "the log evidence is the integral in the units of these sites, and no evidence to weigh models by"
+        return [f"flat prior for {', '.join(self.flat_sites)}: {said}"]
 
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
         """Importance sampling of the whole, or block by block where joint weights of many coordinates say little."""

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from pyro_evidence.precision.layout import layout
 from torch import Tensor
 
 from pyro_evidence.precision.elimination import Fronts, Order
-from pyro_evidence.precision.layout import layout
 
 
 def long(*rows: list[int]) -> Tensor:

@@ -55,12 +55,12 @@ def groups(g: Tensor, y: Tensor) -> None:
 
 
 def flat_scale(proper: bool) -> Any:
-    def model(g: Tensor, y: Tensor) -> None:
+    """One group: the density of its spread falls as 1 / tau, unless the prior does."""
+
+    def model(y: Tensor) -> None:
         flat = dist.ImproperUniform(constraints.positive, (), ())
         tau = pyro.sample("tau", dist.HalfNormal(T) if proper else flat)
-        with pyro.plate("groups", 5):
-            a = pyro.sample("a", dist.Normal(T * 0.0, tau))
-        observed("y", dist.Normal(a[g], 0.5), y)
+        observed("y", dist.Normal(pyro.sample("a", dist.Normal(T * 0.0, tau)), 0.5), y)
 
     return model
 
@@ -178,16 +178,16 @@ ENGINES: dict[str, Remedy] = {
         lambda: EvidenceEM(marginalised(gaussian_mixture(2))).run(gaps()),
     ),
     "an improper scale": Remedy(
-        BadInput,
-        "Give it a proper prior, such as HalfNormal",
-        lambda: fit(flat_scale(False), GROUPS, Y),
-        lambda: fit(flat_scale(True), GROUPS, Y),
+        ImproperPosterior,
+        "Give them proper priors, such as HalfNormal",
+        lambda: fit(flat_scale(False), Y),
+        lambda: fit(flat_scale(True), Y),
     ),
     "the same scale, maximised": Remedy(
-        BadInput,
-        r"or maximise it: maximise=\['tau'\]",
-        lambda: fit(flat_scale(False), GROUPS, Y),
-        lambda: fit(flat_scale(False), GROUPS, Y, maximise=["tau"]),
+        ImproperPosterior,
+        "or maximise them by maximise=",
+        lambda: fit(flat_scale(False), Y),
+        lambda: fit(flat_scale(False), Y, maximise=["tau"]),
     ),
     "nothing inside": Remedy(
         BadInput,

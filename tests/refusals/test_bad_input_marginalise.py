@@ -7,7 +7,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.errors import BadInput, NotAMode
@@ -23,24 +22,11 @@ def message(model, *data: Tensor, **settings: object) -> str:
     return " ".join(str(caught.value).split())
 
 
-def improper(y: Tensor) -> None:
-    mu, tau = (
-        pyro.sample("mu", dist.Normal(0.0, 5.0)),
-        pyro.sample("tau", dist.ImproperUniform(constraints.positive, (), ())),
-    )
-    with pyro.plate("units", 8):
-        pyro.sample("y", dist.Normal(pyro.sample("theta", dist.Normal(mu, tau)), 10.0), obs=y)
-
-
 def discrete(y: Tensor) -> None:
     tau = pyro.sample("tau", dist.HalfNormal(5.0))
     z = pyro.sample("z", dist.Bernoulli(0.5))
     with pyro.plate("units", 8):
         pyro.sample("y", dist.Normal(pyro.sample("theta", dist.Normal(z, tau)), 10.0), obs=y)
-
-
-def test_an_improper_prior_has_no_evidence() -> None:
-    says(message(improper, SCHOOLS), "'tau'", "ImproperUniform", "no evidence", "HalfNormal", "maximise=['tau']")
 
 
 def test_a_site_cannot_be_maximised_and_integrated() -> None:
