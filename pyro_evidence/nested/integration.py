@@ -28,6 +28,7 @@ MOVES = 5.0  # the log evidence may move by this part of the tolerance
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
 SHALLOW = 12.0  # nats below the top at which a lattice ends
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
+BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond the nodes than a smooth curve has it
 NUM_DRAWS = 600  # of importance sampling
 STEP = 1e-3  # of differences of slopes, in units of the coordinates
 NEAR = 5.0  # unconstrained units that a mode is followed to first order
@@ -203,7 +204,9 @@ def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Inte
             (mean, sd), (new_mean, new_sd) = before.moments, now.moments
             moved = torch.maximum((new_mean - mean).abs() / new_sd, (sd / new_sd).log().abs()).max()
             if now.error <= tolerance / MOVES and float(moved) <= SD_PER_NAT * tolerance / MOVES:
-                return replace(next(products, now), error=now.error) if where.num_dims == 1 else now  # for its tails
+                best = replace(next(products, now), error=now.error) if where.num_dims == 1 else now  # for its tails
+                assert isinstance(best.density, Interpolated)
+                return best if best.density.mass_error <= BETWEEN else None
         before = now
     return None
 

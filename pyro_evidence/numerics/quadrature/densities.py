@@ -123,6 +123,22 @@ class Interpolated(AxisByAxis):
     rule: Rule  # of one axis
     log_ratio: Tensor  # (k,) * d: log density over standard normal at the nodes, nats
 
+    @property
+    def mass_error(self) -> float:
+        """The largest difference from one of the mass of a marginal density, as far as it can be integrated.
+
+        Large where the curve rings beside a sharp edge, or has heavy tails beyond the outermost nodes, as under a
+        Gamma(.001, .001) prior of a precision.
+        """
+        largest = 0.0
+        for axis in range(self.num_dims):
+            rest = self.log_ratio.movedim(axis, 0).unsqueeze(0)
+            grid = self._conditional(rest)
+            log_height = grid.log_density[0] - 0.5 * math.log(math.tau)
+            mass = float((log_height.logsumexp(0) + (grid.points[1] - grid.points[0]).log()).exp())
+            largest = max(largest, abs(mass - 1.0))
+        return largest
+
     def _values(self) -> Tensor:
         return self.log_ratio.unsqueeze(0)
 
