@@ -18,7 +18,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED, Learned, OneEntryCache, TensorValue
-from pyro_evidence.models.kernels import Kernel, Setting, check_kernel_inputs
+from pyro_evidence.models.kernels import Kernel, Setting, check_inputs
 from pyro_evidence.models.likelihoods import Counts, Output, Regression, classes
 from pyro_evidence.models.regression import check_precision, precision_value, start_of
 from pyro_evidence.settings import check_count
@@ -70,7 +70,7 @@ class LatentFunction(TensorValue):
         return self.last.recall(X, [*settings, mean], lambda: self._made(kernel, mean, X))
 
     def _made(self, kernel: Kernel, mean: Tensor, X: Tensor) -> Any:
-        check_kernel_inputs(X)
+        check_inputs(X)
         if not bool(X.isfinite().all()):
             raise BadInput(f"X, shape {tuple(X.shape)}, holds inf or nan; expected finite numbers. Fill them in first.")
         X = X.double()
