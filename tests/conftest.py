@@ -57,6 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(
+        key=lambda item: item.path.name != "test_tutorials.py"
+    )  # the longest first: no process ends on one alone
     if config.getoption("--quick"):
         longer = set(LONGER.read_text(encoding="utf-8").splitlines())
         folders = tuple(name for name in longer if "::" not in name)

@@ -18,7 +18,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED, Learned, OneEntryCache, TensorValue
-from pyro_evidence.models.kernels import Kernel, Setting, check_kernel_inputs
+from pyro_evidence.models.kernels import Kernel, Setting, check_inputs
 from pyro_evidence.models.likelihoods import Counts, Output, Regression, classes
 from pyro_evidence.models.regression import check_precision, precision_value, start_of
 from pyro_evidence.settings import check_count

@@ -87,7 +87,7 @@ class Kernel(TensorValue):
 
         :raises BadInput: for anything but floats of shapes ``(N, D)`` and ``(M, D)``, ``D >= 1``.
         """
-        check_kernel_inputs(X, Z)
+        check_inputs(X, Z)
         return self.covariance(X, X if Z is None else Z)
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Kernel(TensorValue):
 
     def diagonal(self, X: Tensor) -> Tensor:
         """Variances of the function's values at ``X``, shape ``(N,)``."""
-        check_kernel_inputs(X)
+        check_inputs(X)
         return torch.stack([self.covariance(x, x).reshape(()) for x in X.split(1)])
 
     def resolved(self: Self, read: Read, name: str = "kernel") -> Self:
@@ -122,7 +122,7 @@ class Kernel(TensorValue):
         return self * other
 
 
-def check_kernel_inputs(X: Tensor, Z: Tensor | None = None) -> None:
+def check_inputs(X: Tensor, Z: Tensor | None = None) -> None:
     """Refuse what is not a matrix of floats with at least one column, the same number in both.
 
     :raises BadInput: with the shapes and dtypes.
@@ -235,7 +235,7 @@ class Stationary(Kernel):
 
     def diagonal(self, X: Tensor) -> Tensor:
         """``variance`` everywhere, shape ``(N,)``."""
-        check_kernel_inputs(X)
+        check_inputs(X)
         return value_of(self.variance, X).expand(X.shape[:-1])
 
 

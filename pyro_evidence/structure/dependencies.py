@@ -124,8 +124,6 @@ class Follow(TorchDispatchMode):
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, tracked: list[Tensor]) -> None:
         packet = func.overloadpacket
         floats = (x.is_floating_point() if isinstance(x, Tensor) else isinstance(x, float) for x in _listed(result))
-        if packet is aten._local_scalar_dense:
-            raise Lost("a number taken out of a tensor (.item(), float(...))", self._some(tracked))
         if packet in CONSTANT or not any(floats):
             return
         if packet in MOVES:
@@ -135,7 +133,9 @@ class Follow(TorchDispatchMode):
         elif torch.Tag.pointwise in func.tags or packet in ELEMENTWISE:
             found = [united(*(self.of(x) for x in tracked))] * len(_listed(result))
         else:
-            raise Lost(f"torch's {packet.__name__}", self._some(tracked))
+            number = packet is aten._local_scalar_dense
+            name = "a number taken out of a tensor (.item(), float(...))" if number else f"torch's {packet.__name__}"
+            raise Lost(name, self._some(tracked))
         self._write(func, args, result, found)
 
     def _ruled(self, packet: Any, args: Any, kwargs: Any, result: Any) -> Groups:

@@ -121,15 +121,18 @@ def test_every_engine_throws_by_default() -> None:
     assert all(stop.throw and not stop.counted for stop in stops)
 
 
-@pytest.mark.parametrize(("progress", "disabled", "shown"), [(True, "", True), (True, "1", False), (False, "", False)])
-def test_bars_obey_the_setting_and_tqdms_own_variable(progress: bool, disabled: str, shown: bool) -> None:
+@pytest.mark.parametrize(("disabled", "shown"), [("", "True False"), ("1", "False False")])
+def test_bars_obey_the_setting_and_tqdms_own_variable(disabled: str, shown: str) -> None:
     """In a process of its own, for tqdm looks at the variable when it is imported."""
-    program = f"from pyro_evidence.fitting.iterate import bar_of; print(not bar_of('fit', {progress}).disable)"
+    program = (
+        "from pyro_evidence.fitting.iterate import bar_of; "
+        "print(*(not bar_of('fit', progress).disable for progress in (True, False)))"
+    )
     env = {n: v for n, v in os.environ.items() if n != "TQDM_DISABLE"} | (
         {"TQDM_DISABLE": disabled} if disabled else {}
     )
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(shown)
+    assert done.stdout.strip() == shown
 
 
 def test_a_bar_tells_the_time_left_only_of_counted_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,15 @@
 """The numbers of a summary's row against closed forms."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch.distributions import Normal
 
-from pyro_evidence.posterior.summary import Layout, correlations, of_draws, of_normal
-from pyro_evidence.structure.names import Names
+from pyro_evidence.posterior.summary import correlations, of_draws, of_normal
 
-LAYOUT = Layout(Names({}, {}), (0.05, 0.95), None)
+LAYOUT: Any = SimpleNamespace(levels=(0.05, 0.95), ends=("5%", "95%"))  # what is read of a table's layout
 
 
 def test_correlations_are_those_of_the_covariance() -> None:

@@ -53,7 +53,7 @@ class OfTwoClasses(estimators.PyroClassifier):
 
 
 FAST = {
-    "EvidenceMixture": (estimators.EvidenceMixture(3, random_state=0), 40),
+    "EvidenceMixture": (estimators.EvidenceMixture(3, n_init=1, random_state=0), 40),
     "PRBFClassifier": (estimators.PRBFClassifier(4), 54),
     "REVMRegressor": (estimators.REVMRegressor(), 51),
 }

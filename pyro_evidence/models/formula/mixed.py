@@ -134,8 +134,13 @@ def _sketch(formula: str, design: FrameDesign, response: Response, priors: Prior
     for ending in endings:
         shape = (len(coefficients),)
         b = _quantity(f"b{ending}", shape, "real", coefficients, stated) if coefficients else None
-        effects = tuple(_effects(block, block.label + ending, stated) for block in blocks)
-        predictors.append(Predictor(f"eta{ending}", b, effects))
+        effects = []
+        for block in blocks:
+            label, names, size = block.label + ending, block.coefficients, len(block.coefficients)
+            sd = _quantity(f"sd_{label}", () if block.plain else (size,), "positive", names, stated)
+            L = _quantity(f"L_{label}", (size, size), "corr_cholesky", names, stated) if block.correlated else None
+            effects.append(Effects(block, label, sd, L))
+        predictors.append(Predictor(f"eta{ending}", b, tuple(effects)))
     sketch = Sketch(
         f"{formula}  ({design.family}, {family.link} link{classes})".replace('"', "'").replace("\\", "/"),
         design.family,
@@ -147,13 +152,6 @@ def _sketch(formula: str, design: FrameDesign, response: Response, priors: Prior
     )
     check_names(stated, {n for n in sketch.names.keys() | {general(n) for n in sketch.names} if n[0] != "u"})
     return sketch
-
-
-def _effects(block: Grouping, label: str, priors: Priors) -> Effects:
-    names, size = block.coefficients, len(block.coefficients)
-    sd = _quantity(f"sd_{label}", () if block.plain else (size,), "positive", names, priors)
-    L = _quantity(f"L_{label}", (size, size), "corr_cholesky", names, priors) if block.correlated else None
-    return Effects(block, label, sd, L)
 
 
 def _quantity(name: str, shape: tuple[int, ...], constraint: str, labels: tuple[str, ...], priors: Priors) -> Quantity:

@@ -231,9 +231,14 @@ def log_normaliser_at(
     return 0.5 * unit_log_det - (size - rank) * level.log() - 0.5 * size * LOG_TWO_PI
 
 
-def anchor_precision(level: Tensor | None, like: Tensor) -> Tensor:
-    """Precision of the values that fix the level; zero where nothing fixes it."""
-    return torch.zeros_like(like) if level is None else level.to(like) ** -2
+def repeated(x: Tensor, count: int) -> Tensor:
+    """``x`` for each of ``count`` factors, ``(..., count)``."""
+    return x.unsqueeze(-1).expand(*x.shape, count)
+
+
+def anchor_precision(level: Tensor | None, like: Tensor, count: int) -> Tensor:
+    """Precision of the ``count`` values that fix the level, ``(..., count)``; zero where nothing fixes it."""
+    return repeated(torch.zeros_like(like) if level is None else level.to(like) ** -2, count)
 
 
 def parameters(*values: Any) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from pyro_evidence.models.gmrf.field import (
     log_normaliser_at,
     only_first,
     parameters,
+    repeated,
 )
 from pyro_evidence.precision.dense import StructuredPrecision
 from pyro_evidence.precision.elimination import components
@@ -139,8 +140,7 @@ class ICAR(GaussianField):
         self.level: Any
         self.scale, self.level = parameters(scale, level)
         rank, parts = graph.size - len(graph.members), len(graph.members)
-        of_edges = (self.scale**-2).unsqueeze(-1).expand(*self.scale.shape, len(graph.edges))
-        anchors = anchor_precision(self.level, self.scale).unsqueeze(-1).expand(*self.scale.shape, parts)
+        of_edges, anchors = repeated(self.scale**-2, len(graph.edges)), anchor_precision(self.level, self.scale, parts)
         unit = log_normaliser_at(rank, graph.size, graph.unit_log_det, graph.null_log_det, self.level)
         factors = (graph.coefficients.to(self.scale), torch.cat([of_edges, anchors], -1))
         normaliser = unit - rank * self.scale.log()
@@ -188,19 +188,14 @@ class BYM2(GaussianField):
         """Coefficients of edges, of effects given the field, and of anchors."""
         shape, (edges, size) = self.scale.shape, (len(graph.edges), graph.size)
         fixed = graph.coefficients.to(self.scale).expand(*shape, -1, 2)
-        effect = (
-            torch.stack([torch.ones_like(self.scale), -self.scale * self.mixing.sqrt()], -1)
-            .unsqueeze(-2)
-            .expand(*shape, size, 2)
-        )
+        effect = torch.stack([torch.ones_like(self.scale), -self.scale * self.mixing.sqrt()], -1)
+        effect = effect.unsqueeze(-2).expand(*shape, size, 2)
         return torch.cat([fixed[..., :edges, :], effect, fixed[..., edges:, :]], -2)
 
     def _precisions(self, graph: Neighbours, typical: Tensor, noise: Tensor) -> Tensor:
-        shape = self.scale.shape
-        edges = typical[graph.part[graph.edges[:, 0]]].expand(*shape, -1)
-        effect = noise.reciprocal().unsqueeze(-1).expand(*shape, graph.size)
-        anchors = anchor_precision(self.level, self.scale).unsqueeze(-1).expand(*shape, len(typical))
-        return torch.cat([edges, effect, anchors], -1)
+        edges = typical[graph.part[graph.edges[:, 0]]].expand(*self.scale.shape, -1)
+        anchors = anchor_precision(self.level, self.scale, len(typical))
+        return torch.cat([edges, repeated(noise.reciprocal(), graph.size), anchors], -1)
 
     def _unseen(self, coefficients: Tensor) -> Tensor:
         field = self._skeleton.null[self._skeleton.size // 2 :]
@@ -242,8 +237,7 @@ class RandomWalk(GaussianField):
         skeleton, steps = _walk(size, order, self.scale.device), size - order
         weights = torch.tensor([[-1.0, 1.0], [1.0, -2.0, 1.0]][order - 1], device=self.scale.device)
         coefficients = torch.cat([weights.expand(steps, -1), only_first(order, order + 1, weights)]).to(self.scale)
-        of_steps = (self.scale**-2).unsqueeze(-1).expand(*self.scale.shape, steps)
-        anchors = anchor_precision(self.level, self.scale).unsqueeze(-1).expand(*self.scale.shape, order)
+        of_steps, anchors = repeated(self.scale**-2, steps), anchor_precision(self.level, self.scale, order)
         spread = 0.5 * math.log((size**3 - size) / 12.0) if order == 2 else 0.0
         unit = log_normaliser_at(steps, size, 0.0, -0.5 * math.log(size) - spread, self.level)
         super().__init__(
@@ -294,8 +288,7 @@ class AR1(GaussianField):
         steps = torch.stack([-self.coefficient, one], -1).unsqueeze(-2).expand(*shape, size - 1, 2)
         start = torch.stack([one, 0.0 * one], -1).unsqueeze(-2)
         shrunk = 1.0 - self.coefficient.square()
-        precision = torch.cat([one.unsqueeze(-1).expand(*shape, size - 1), shrunk.unsqueeze(-1)], -1)
-        precision = precision * self.scale.unsqueeze(-1) ** -2
+        precision = torch.cat([repeated(one, size - 1), shrunk.unsqueeze(-1)], -1) * self.scale.unsqueeze(-1) ** -2
         normaliser = 0.5 * shrunk.log() - size * (self.scale.log() + 0.5 * LOG_TWO_PI)
         factors = (torch.cat([steps, start], -2), precision)
         super().__init__(skeleton, factors, normaliser, torch.Size([size]), validate_args)
