@@ -276,6 +276,9 @@ Engine = TypeVar("Engine")
 def resumed(engine: Engine, path: str | Path) -> Engine:
     """A copy of the engine whose next ``run`` goes on where the checkpoint's fit was.
 
+    Data and model must be those of the fit, states of the kinds that the loops begin with, and the last objective that
+    of the last state; other numbers of a state are believed.
+
     :raises BadInput: for a file that is no checkpoint of such an engine.
     :raises FileNotFoundError: where there is none.
     """

@@ -411,7 +411,10 @@ class AxesPosterior(Posterior):
 
     @classmethod
     def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "AxesPosterior":
-        """A saved posterior, over the same model; its log evidence is computed anew.
+        """A saved posterior, over the same model.
+
+        The log evidence at the saved mode is computed anew; a variational lower bound is believed, and so are a ridge
+        and the axes that it leads to.
 
         :param map_location: a device, or a dict of devices: ``"cpu"`` for a file that was written with a GPU.
         :raises BadInput: when the file is not one of ours, or the model is another.
