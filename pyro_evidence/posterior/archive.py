@@ -255,7 +255,7 @@ def require_equal(name: str, found: Tensor, saved: Any, dtype: torch.dtype, advi
     :raises BadInput: with both numbers.
     """
     expected = torch.as_tensor(saved).to(found).expand_as(found)
-    tolerance = 1e-6 if dtype == torch.float64 else 1e-3
+    tolerance = 1e-6 if dtype == torch.float64 else 1e-3  # rounding of a sum over the data
     equal = torch.isclose(found, expected, rtol=tolerance, atol=tolerance)
     if not bool(equal.all()):
         one, other = float(expected[~equal][0]), float(found[~equal][0])

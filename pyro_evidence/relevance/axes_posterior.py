@@ -404,7 +404,7 @@ class AxesPosterior(Posterior):
     def _log_joint_beside(self) -> Tensor:
         """Log joint one posterior standard deviation beside the mode, in a direction without symmetry, nats, ``()``."""
         white = (1.7 * torch.arange(1.0, len(self.state.x) + 1.0)).sin().to(self.state.x).unsqueeze(0)
-        x = self.state.x + self._unwhiten(white / white.norm().clamp(min=1.0))
+        x = self.state.x + self._unwhiten(white / white.norm())
         alpha = self.state.alpha[self.state.active]
         prior = self.state.prior.distribution(alpha).log_prob(x[0, : len(alpha)]).sum()
         return prior + self.of.target.along(self.state.embedding).value(x)[0]
