@@ -27,12 +27,15 @@ from pyro_evidence import files
 from pyro_evidence.data.chunks import digest_of_chunks, heard_by_all
 from pyro_evidence.data.passes import each_pass_compared
 from pyro_evidence.data.ranks import COMMUNICATOR
-from pyro_evidence.errors import BadInput, NotWritten
-from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, taken_up
+from pyro_evidence.errors import BadInput, NotConverged, NotWritten, TooLarge, UnsupportedModel
+from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, require_alike, taken_up
 from pyro_evidence.fitting.process_state import exclusive, within_memory
 from pyro_evidence.settings import check_path, stacklevel
 
 FORMAT = "pyro_evidence checkpoint 2"
+PROGRESS = {"tuple": [[int, object], [int, object], [int, {"list": [[int, float]]}], [int, object]]}
+LOOP = {"name": str, "start": float, "done": bool, "progress": PROGRESS}
+CHECKPOINT = {"format": str, "engine": str, "data": str, "loops": [LOOP]}
 TAKEN = "It is no checkpoint, and is not overwritten: give another name, or remove it."
 SAME = 1e-6  # relative difference between two objectives that may be rounding on two machines
 
@@ -153,9 +156,11 @@ class Recorder:
             )
         try:
             step, state, objectives, status = taken_up(earlier["progress"], root)
-            for one, other in zip((step, state), root, strict=True):
-                if type(one) is not type(other):
-                    raise ValueError(f"it holds a {type(one).__name__} where a {type(other).__name__} belongs")
+            require_alike((step, state), root)
+            if not math.isclose(state.objective, objectives[-1], rel_tol=SAME, abs_tol=SAME):
+                raise ValueError(
+                    f"its last objective is {objectives[-1]:.10g}, that of its state {state.objective:.10g}"
+                )
         except files.UNFIT as error:
             raise files.unreadable(self.path, error, "checkpoint", "Stop(checkpoint=path)") from error
         if step is not root[0]:  # a step that keeps a journal goes on with it
@@ -272,6 +277,9 @@ Engine = TypeVar("Engine")
 def resumed(engine: Engine, path: str | Path) -> Engine:
     """A copy of the engine whose next ``run`` goes on where the checkpoint's fit was.
 
+    Data and model must be those of the fit, states of the kinds that the loops begin with, and the last objective that
+    of the last state; other numbers of a state are believed.
+
     :raises BadInput: for a file that is no checkpoint of such an engine.
     :raises FileNotFoundError: where there is none.
     """
@@ -283,6 +291,7 @@ def resumed(engine: Engine, path: str | Path) -> Engine:
             f"{path} holds a {str(kind)[:60]}; expected a checkpoint of {type(engine).__name__}, which "
             f"Stop(checkpoint=path) writes while it runs."
         )
+    files.check(content, CHECKPOINT, str(path), {})
     found = copy.copy(engine)
     found._earlier = dict(content) | {"path": path}  # type: ignore[attr-defined]
     return found
@@ -328,7 +337,17 @@ def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Ca
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         with exclusive(self):
             recorder = None if known_by is None else recorder_of(self, lambda: known_by(args, kwargs))
-            with recording(recorder):
-                return fit(self, *args, **kwargs)
+            try:
+                with recording(recorder):
+                    return fit(self, *args, **kwargs)
+            except (BadInput, UnsupportedModel, NotConverged, TooLarge):
+                raise
+            except files.UNFIT as error:
+                if recorder is None or not recorder.earlier:
+                    raise
+                raise BadInput(
+                    f"the fit that went on from {recorder.path} failed ({type(error).__name__}: {error}): either that "
+                    f"file was damaged or changed, or the model fails there. Fit anew, without resume(...)."
+                ) from error
 
     return wrapped

@@ -78,7 +78,7 @@ class LatentFunction(TensorValue):
 
         :raises LinAlgError: for a covariance that is numerically singular, as torch has it.
         """
-        check_kernel_inputs(X)
+        check_inputs(X)
         settings: list[Tensor] = []
 
         def read(name: str, setting: Setting) -> Tensor:
