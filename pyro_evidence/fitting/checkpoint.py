@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from pyro_evidence import files
-from pyro_evidence.data.chunks import digest_of_chunks
+from pyro_evidence.data.chunks import digest_of_chunks, heard_by_all
 from pyro_evidence.data.passes import each_pass_compared
-from pyro_evidence.data.ranks import COMMUNICATOR
+from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, require_same_settings
 from pyro_evidence.errors import BadInput, NotWritten
 from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, taken_up
 from pyro_evidence.fitting.process_state import exclusive, within_memory
@@ -260,18 +260,20 @@ def engine(kind: Kind) -> Kind:
     All passes over chunks are of the same rows.
     """
     for name in FITS.keys() & vars(kind).keys():
-        setattr(kind, name, _guarded(vars(kind)[name], FITS[name]))
-    if "run_chunks" in vars(kind):
-        kind.run_chunks = _over_same_rows(vars(kind)["run_chunks"])
+        fit = _guarded(vars(kind)[name], FITS[name])
+        setattr(kind, name, _over_same_rows(fit) if name == "run_chunks" else fit)
     return kind
 
 
 def _over_same_rows(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """A method whose passes over chunks are compared."""
+    """A method whose passes over chunks are compared, as are processes that share out rows, before it and after it."""
 
     @wraps(fit)
     def wrapped(self: Any, chunks: Any, *args: Any, **kwargs: Any) -> Any:
-        with each_pass_compared(chunks) as compared:
+        communicator = COMMUNICATOR.get()
+        with heard_by_all(communicator), each_pass_compared(chunks) as compared:
+            if communicator is not SINGLE_PROCESS:
+                require_same_settings(self, communicator)
             return fit(self, compared, *args, **kwargs)
 
     return wrapped
