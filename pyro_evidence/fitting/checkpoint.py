@@ -28,6 +28,7 @@ from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, require_same_
 from pyro_evidence.errors import BadInput, NotWritten
 from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, taken_up
 from pyro_evidence.fitting.process_state import exclusive, within_memory
+from pyro_evidence.numerics.threads import PER_NUMBER, expect, one_thread_if_small
 from pyro_evidence.settings import stacklevel
 
 FORMAT = "pyro_evidence checkpoint 2"
@@ -288,7 +289,8 @@ def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Ca
     @within_memory
     @wraps(fit)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with exclusive(self):
+        with exclusive(self), one_thread_if_small():
+            expect(PER_NUMBER * max((x.numel() for x in args if isinstance(x, Tensor)), default=0))
             recorder = None if known_by is None else recorder_of(self, lambda: known_by(args, kwargs))
             with recording(recorder):
                 return fit(self, *args, **kwargs)
