@@ -115,7 +115,8 @@ class Ranks:
         asking = threading.Thread(target=ask, daemon=True)  # a store whose process is stopped never answers
         asking.start()
         asking.join(until - time.monotonic())
-        names = ", ".join(str(i) for i, rank in enumerate(members) if rank in silent - {own})
+        gone = {0} if own in silent else silent  # nobody answers without the store, which process 0 keeps
+        names = ", ".join(str(i) for i, rank in enumerate(members) if rank in gone)
         return (
             f"rank {names or '(unknown)'} has left the fit, or was silent for longer than shards(timeout=...) allows, "
             f"{self.timeout.total_seconds():g} s: expected every rank to stay. Its own output may say why: it may have "
