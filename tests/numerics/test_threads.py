@@ -90,7 +90,7 @@ def test_other_threads_keep_their_number_while_one_fits() -> None:
     workers = [threading.Thread(target=work, args=(model,)) for model in models]
     workers[0].start()
     models[0].inside.wait(60)
-    assert torch.get_num_threads() == CALLERS  # this one
+    assert torch.get_num_threads() == CALLERS and in_new_thread() == 2  # this one, and those that begin now
     torch.set_num_threads(4)
     assert in_new_thread() == 4
     workers[1].start()
