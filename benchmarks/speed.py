@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/speed.py
 
-One thread, double precision.  Everything is run once unmeasured before it is measured; times are medians of
-processor time, and only their ratios carry over to another machine.  The Pima rows need PYRO_EVIDENCE_DATA.
+Double precision, and one thread but in the last rows.  Everything is run once unmeasured before it is measured; times
+are medians of processor time, and only their ratios carry over to another machine.  The Pima rows and sleepstudy need
+PYRO_EVIDENCE_DATA.
 The rows of 1000 dense weights time the problem of bench_linear_predictor.py, which also shows where that time
 and the memory go.
 """
@@ -11,6 +12,7 @@ and the memory go.
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import bench_linear_predictor as dense
@@ -18,16 +20,19 @@ import pyro
 import pyro.distributions as dist
 import timing
 import torch
+from pandas import read_csv
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoLaplaceApproximation
 from pyro.optim import Adam
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, Start, Stop
+from pyro_evidence import EvidenceEM, LaplaceEvidence, Start, Stop
 from pyro_evidence.datasets import pima, standardised
 from pyro_evidence.laplace.approximation import laplace_problem as problem_of
 from pyro_evidence.laplace.approximation import laplace_state
+from pyro_evidence.models.formula import mixed
+from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
 from pyro_evidence.program import LogJoint
 
 NUM_RESTARTS = 64
@@ -151,6 +156,24 @@ def dense_rows() -> Iterator[Row]:
     yield Row("the same: all of run(), finding the predictor included", whole, product, 1 / 25)
 
 
+def threads_rows() -> Iterator[Row]:
+    """Small fits where torch has as many threads as there are cores, against one thread."""
+    generator = torch.Generator().manual_seed(0)
+    centres = 6.0 * torch.randn(8, 3, generator=generator)
+    Y = centres[torch.arange(20_000) % 8] + torch.randn(20_000, 3, generator=generator)
+    fits = {"mixture, N=20,000 x 3, K=8": lambda: EvidenceEM(gaussian_mixture(8, noise=FullNoise()), stop=QUIET).run(Y)}
+    if "PYRO_EVIDENCE_DATA" in os.environ:
+        model, args = mixed(
+            "Reaction ~ Days + (Days | Subject)", read_csv(Path(os.environ["PYRO_EVIDENCE_DATA"]) / "sleepstudy.csv")
+        )
+        fits["sleepstudy"] = lambda: LaplaceEvidence(model, stop=QUIET).run(*args)
+    for case, fit in fits.items():
+        alone = seconds(fit, 3)
+        torch.set_num_threads(os.cpu_count() or 1)
+        yield Row(f"{case}: {torch.get_num_threads()} threads, against one", seconds(fit, 3), alone, 1 / 1.3)
+        torch.set_num_threads(1)
+
+
 def threads() -> str:
     """What decides how fast the linear algebra below everything runs."""
     variables = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE"]
@@ -170,7 +193,7 @@ def main() -> None:
     else:
         print("| Pima: left out, PYRO_EVIDENCE_DATA is not set | | | | | |")
     print(restarts_row())
-    for row in dense_rows():
+    for row in [*dense_rows(), *threads_rows()]:
         print(row)
 
 

@@ -15,10 +15,8 @@ from torch.distributions import MultivariateNormal
 from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 
-ASKED = (
-    "pyro-evidence pyro-ppl torch numpy opt_einsum safetensors tqdm "
-    "scipy pandas formulae scikit-learn arviz arviz-base matplotlib xarray"
-).split()
+OPTIONAL = ["scipy", "pandas", "formulae", "scikit-learn", "arviz", "arviz-base", "matplotlib", "xarray"]
+ASKED = ["pyro-evidence", "pyro-ppl", "torch", "numpy", "opt_einsum", "safetensors", "tqdm", *OPTIONAL]
 CLOSE = 1e-8  # nats
 ALPHA, BETA = 0.5, 4.0  # precisions of weights and noise
 
@@ -37,7 +35,7 @@ def versions() -> list[str]:
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found.append(f"{name} is not installed")
+            found.append(f"{name} is not installed{', and optional' if name in OPTIONAL else ''}")
     threads = f"{torch.get_num_threads()} threads, default dtype {torch.get_default_dtype()}"
     return [*found, f"torch computes with {threads}, CUDA {'is' if torch.cuda.is_available() else 'is not'} there"]
 

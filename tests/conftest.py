@@ -1,10 +1,16 @@
 """Every test starts from the same state: float64, one thread, an empty param store, validation on, seed 0."""
 
+import atexit
 import os
 import re
+import shutil
 from pathlib import Path
 
-os.environ["MPLBACKEND"] = "Agg"  # before anything imports matplotlib
+# Before anything imports matplotlib or ArviZ: what they keep is kept in the tree.  ArviZ writes a stamp once a day
+# without a lock, so that each process has a folder of its own; matplotlib locks its list of fonts, which takes seconds.
+os.environ["MPLBACKEND"] = "Agg"
+os.environ["MPLCONFIGDIR"] = str(Path(__file__).resolve().parents[1] / "build/cache/matplotlib")
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parents[1] / f"build/cache/{os.getpid()}")
 
 import pyro
 import pytest
@@ -17,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LONGER = ROOT / "tests/longer_tests.txt"
 
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)  # also for tensors that a module makes while it is imported
 

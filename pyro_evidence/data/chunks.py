@@ -139,6 +139,18 @@ def agree_on_kind(
     join.check_equal("models, columns or dtypes", first)
 
 
+def require_same_density(joint: Any, join: Communicator) -> None:
+    """Refuse processes whose models are others on the same first rows: their sites, or their density at one point.
+
+    :param joint: the model's :class:`~pyro_evidence.program.log_joint.LogJoint` on :func:`first_rows`.
+    :raises BadInput: on all of them.
+    """
+    if join is not SINGLE_PROCESS:
+        value = float(joint.log_joint(joint.initial(1, seed=0)[0], joint.initial_theta))
+        sites = ", ".join([*joint.latents.names, *joint.observed])
+        join.check_equal("models", f"sites {sites} with log density {value:.6g} at one point of the first rows")
+
+
 def first_rows(chunks: Chunks, join: Communicator) -> tuple[Any, ...]:
     """The first chunk that has rows; among several processes the first few rows of all, the same on each.
 

@@ -7,14 +7,18 @@
 
 ``torch.distributed`` does the work, gloo on processors and nccl on GPUs.  There is one exchange a pass: the small sums
 of all ranks are gathered and added in the order of the ranks on each of them, so that timing changes nothing, and every
-rank comes to the same posterior.
+rank comes to the same posterior.  Before it a few bytes say what each rank is about to do, or that it has failed.
 """
 
+import contextlib
 import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +29,11 @@ from pyro_evidence.data.ranks import COMMUNICATOR, Sums, tensors_of, with_tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count
 
-TIMEOUT = timedelta(minutes=30)  # that a rank waits for the others
+TIMEOUT = timedelta(minutes=30)  # that a rank waits for the others, by default
+GRACE = 10.0  # seconds at most for others to say that their exchange failed too: one that computes says nothing
+LOOK = 0.05  # seconds between two looks whether they did
+HEADER = 64  # bytes in which a rank says what it is about to do
+FAILED = "has failed"
 
 
 @dataclass(frozen=True)
@@ -34,10 +42,14 @@ class Ranks:
 
     :ivar group: None for all.
     :ivar restarts: the processes that have the same rows as this one; None where nobody has.
+    :ivar timeout: that a rank waits for the others.
+    :ivar left: the message on ranks that have left; no exchange is possible afterwards.
     """
 
     group: Any = None
     restarts: "Ranks | None" = None
+    timeout: timedelta = TIMEOUT
+    left: list[str] = field(default_factory=list, compare=False)
 
     @property
     def rank(self) -> int:
@@ -65,23 +77,92 @@ class Ranks:
         return found
 
     def _added(self, here: Tensor) -> Tensor:
-        parts = [torch.empty_like(here, memory_format=torch.contiguous_format) for _ in range(self.num_ranks)]
-        dist.all_gather(parts, here.contiguous(), group=self.group)
+        self._meet(f"adds up {here.numel()} numbers, {here.dtype}")
+        parts = self._all_gather(here)
         found = parts[0]
         for part in parts[1:]:
             found = found + part
         return found
 
+    def _all_gather(self, here: Tensor) -> list[Tensor]:
+        """A tensor of every rank, all of one shape and dtype.
+
+        :raises RuntimeError: naming the ranks that have left, or fell silent.
+        """
+        if self.left:
+            raise RuntimeError(self.left[0])
+        parts = [torch.empty_like(here, memory_format=torch.contiguous_format) for _ in range(self.num_ranks)]
+        try:
+            dist.all_gather(parts, here.contiguous(), group=self.group)
+        except RuntimeError as error:
+            self.left.append(self._who_left(error))
+            raise RuntimeError(self.left[0]) from error
+        return parts
+
+    def _who_left(self, error: RuntimeError) -> str:
+        """The message on an exchange that failed: it names the ranks that do not say that theirs has failed as well."""
+        members = dist.get_process_group_ranks(self.group or dist.group.WORLD)
+        store, own, silent = dist.distributed_c10d._get_default_store(), dist.get_rank(), set(members)
+        until = time.monotonic() + min(self.timeout.total_seconds(), GRACE)
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):  # where the process that keeps the store has left
+                store.set(f"pyro_evidence/failed/{own}", "")
+                while silent and time.monotonic() < until:
+                    silent.difference_update([i for i in silent if store.check([f"pyro_evidence/failed/{i}"])])
+                    time.sleep(LOOK)
+
+        asking = threading.Thread(target=ask, daemon=True)  # a store whose process is stopped never answers
+        asking.start()
+        asking.join(until - time.monotonic())
+        gone = {0} if own in silent else silent  # nobody answers without the store, which process 0 keeps
+        names = ", ".join(str(i) for i, rank in enumerate(members) if rank in gone)
+        return (
+            f"rank {names or '(unknown)'} has left the fit, or was silent for longer than shards(timeout=...) allows, "
+            f"{self.timeout.total_seconds():g} s: expected every rank to stay. Its own output may say why: it may have "
+            f"been killed for memory, or stopped; raise timeout where a step takes that long. ({error})"
+        )
+
+    def _meet(self, what: str, wrong: BaseException | None = None) -> None:
+        """The beginning of every exchange: a few bytes, in which each rank says what it is about to do.
+
+        A rank that has failed says so here, whatever the others are about to do, so that all of them hear its reason.
+
+        :param wrong: what this rank has failed with.
+        :raises BadInput: on every rank, where one has failed, or ranks are not at the same place.  Where all of them
+            have failed with the same words it is the error itself.
+        """
+        text = (FAILED if wrong is not None else what).encode()[:HEADER].ljust(HEADER)
+        said = [
+            bytes(x.tolist()).decode().strip() for x in self._all_gather(torch.tensor(list(text), dtype=torch.uint8))
+        ]
+        if FAILED in said:
+            reasons = self._texts("" if wrong is None else f"{type(wrong).__name__}: {wrong}")
+            error: BaseException = BadInput("; ".join(f"rank {i}: {x}" for i, x in enumerate(reasons) if x))
+            if wrong is not None and len(set(reasons)) == 1:
+                error = wrong
+        elif len(set(said)) > 1:
+            other = next(i for i, x in enumerate(said) if x != said[0])
+            error = BadInput(
+                f"ranks are at different places of a fit: rank 0 {said[0]}; rank {other} {said[other]}. Expected the "
+                f"same engine, settings and number of fits on each, with other rows."
+            )
+        else:
+            return
+        vars(error).setdefault("known_to", []).append(self)
+        raise error from (None if error is wrong else wrong)
+
     def gathered(self, rows: Tensor) -> Tensor:
         """Rows of all processes, one after the other."""
-        sizes = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(self.num_ranks)]
-        dist.all_gather(sizes, torch.tensor([len(rows)], device=rows.device), group=self.group)
-        counts = [int(size) for size in sizes]
+        self._meet(f"gathers rows {tuple(rows.shape[1:])}, {rows.dtype}")
+        return torch.cat(self._parts(rows))
+
+    def _parts(self, rows: Tensor) -> list[Tensor]:
+        """The rows of each process."""
+        counts = [int(size) for size in self._all_gather(torch.tensor([len(rows)], device=rows.device))]
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
-        parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(parts, padded, group=self.group)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        return [part[:count] for part, count in zip(self._all_gather(padded), counts, strict=True)]
 
     def check_equal(self, what: str, here: str) -> None:
         """Refuse processes that say different things of themselves.
@@ -91,35 +172,40 @@ class Ranks:
         said = self.gather_str(here)
         different = [i for i, text in enumerate(said) if text != said[0]]
         if different:
-            raise BadInput(
+            error = BadInput(
                 f"ranks have different {what}: rank 0 {said[0]}; rank {different[0]} {said[different[0]]}. Expected "
                 f"the same, with other rows."
             )
+            vars(error)["known_to"] = [self]
+            raise error
 
-    def raise_together(self, wrong: Exception | None) -> None:
+    def raise_together(self, wrong: BaseException | None) -> None:
         """Raise on every process what is wrong on one of them.
 
         :raises BadInput: that names the rank; on the rank itself with its own error as the cause.
         """
-        said = self.gather_str("" if wrong is None else f"{type(wrong).__name__}: {wrong}")
-        bad = [f"rank {i}: {text}" for i, text in enumerate(said) if text]
-        if bad:
-            raise BadInput("; ".join(bad)) from wrong
+        for ranks in (self, self.restarts):
+            if ranks is not None and not ranks.left and ranks not in getattr(wrong, "known_to", ()):
+                try:
+                    ranks._meet("goes on", wrong)
+                except Exception as error:
+                    wrong = error
+        if wrong is not None:
+            raise wrong
 
     def gather_str(self, here: str) -> list[str]:
-        """What every rank says, as bytes: nothing is unpickled."""
-        text = torch.tensor(list(here.encode()), dtype=torch.uint8)
-        parts = self.gathered(torch.cat([torch.tensor([len(text)]), text.long()]))
-        found, place = list[str](), 0
-        for _ in range(self.num_ranks):
-            size = int(parts[place])
-            found.append(bytes(parts[place + 1 : place + 1 + size].tolist()).decode())
-            place += 1 + size
-        return found
+        """What every rank says."""
+        self._meet("says a word")
+        return self._texts(here)
+
+    def _texts(self, here: str) -> list[str]:
+        """The same as bytes: nothing is unpickled."""
+        own = torch.tensor(list(here.encode()), dtype=torch.uint8)
+        return [bytes(x.tolist()).decode() for x in self._parts(own)]
 
 
 @contextmanager
-def shards(group: Any = None, *, restarts: int = 1) -> Iterator[Ranks]:
+def shards(group: Any = None, *, restarts: int = 1, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
     """Inside, ``run`` and ``run_chunks`` of an engine fit to the rows of all processes; each passes its own.
 
     Ranks may hold different numbers of rows, or none.  Rows are numbered through in the order of the ranks, and samples
@@ -130,16 +216,27 @@ def shards(group: Any = None, *, restarts: int = 1) -> Iterator[Ranks]:
     :param restarts: among how many processes the restarts of a mixture are shared out: ranks 0 to ``restarts - 1`` pass
         the same first rows, the next ones the next, and each takes every ``restarts``-th start.  Worth it where there
         are many starts and rows enough on each machine; other engines repeat themselves.
-    :raises BadInput: without a group, outside ``torchrun``; or where the processes cannot be shared out so.
+    :param timeout: how long a rank waits for the others before it says which of them is silent.
+    :raises BadInput: without a group, outside ``torchrun``; where the processes cannot be shared out so; and on every
+        rank what is wrong on one, naming it.
+    :raises RuntimeError: where a rank has left, or is silent for longer than ``timeout``, naming it.
     """
     begun = group is None and not dist.is_initialized()
     if begun:
-        _begin()
+        _begin(timeout)
     token = None
     try:
-        ranks = Ranks(group) if check_count("restarts", restarts) == 1 else _grid(group, restarts)
+        ranks = _grid(group, check_count("restarts", restarts), timeout)
         token = COMMUNICATOR.set(ranks)
-        yield ranks
+        try:
+            yield ranks
+        except Exception as error:
+            ranks.raise_together(error)
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                ranks.raise_together(error)
+            raise
+        ranks.raise_together(None)
     finally:
         if token is not None:
             COMMUNICATOR.reset(token)
@@ -147,7 +244,7 @@ def shards(group: Any = None, *, restarts: int = 1) -> Iterator[Ranks]:
             dist.destroy_process_group()
 
 
-def _grid(group: Any, restarts: int) -> Ranks:
+def _grid(group: Any, restarts: int, timeout: timedelta) -> Ranks:
     """Processes with other rows, and those with the same.
 
     :raises BadInput: where they are not a multiple of ``restarts``.
@@ -155,18 +252,19 @@ def _grid(group: Any, restarts: int) -> Ranks:
     whole, own = dist.get_process_group_ranks(group or dist.group.WORLD), dist.get_rank()
     if len(whole) % restarts:
         raise BadInput(f"shards(restarts={restarts}) of {len(whole)} processes; expected a divisor of their number.")
-    others = [whole[i::restarts] for i in range(restarts)]
-    alike = [whole[i : i + restarts] for i in range(0, len(whole), restarts)]
-    made = [(members, dist.new_group(members)) for members in others + alike]  # all processes make all groups
-    rows, same = (found for members, found in made if own in members)
-    return Ranks(rows, Ranks(same))
+    place = whole.index(own)
+    first = place - place % restarts
+    make = partial(dist.new_group, timeout=timeout, use_local_synchronization=True)
+    rows = make(whole[place - first :: restarts])
+    same = Ranks(make(whole[first : first + restarts]), timeout=timeout) if restarts > 1 else None
+    return Ranks(rows, same, timeout)
 
 
-def _begin() -> None:
+def _begin(timeout: timedelta) -> None:
     if "RANK" not in os.environ:
         raise BadInput(
             "shards() found no processes to work with: expected a start by torchrun, or torch.distributed with an "
             "initialised process group. Write torchrun --nproc-per-node=2 fit.py."
         )
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=TIMEOUT)
+    dist.init_process_group(backend, timeout=timeout)

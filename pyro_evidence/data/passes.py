@@ -72,10 +72,11 @@ def columns_of(args: Sequence[Any]) -> list[Tensor]:
     A number that comes with a chunk counts once for each of its rows.
     """
     size, found = num_rows(args), []
+    device = next(x.device for x in args if isinstance(x, Tensor) and x.dim())
     for x in args:
         x = torch.tensor(x, dtype=torch.float64) if isinstance(x, int | float) else x
         if isinstance(x, Tensor) and x.layout is torch.strided and not x.is_meta:
-            x = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
+            x = (torch.view_as_real(x) if x.is_complex() else x).detach().to(device)
             x = x if x.is_floating_point() else x.double()
             found.append(x.reshape(size, -1) if has_rows(x, size) else x.reshape(1, -1).expand(size, -1))
     return found
@@ -114,8 +115,8 @@ class SameRows:
             kinds = [shape_of(x) for x in args]
             if self.all is not None and kinds != self.kinds:
                 self._refuse(f"columns {', '.join(self.kinds)}", f"{', '.join(kinds)} in chunk {place}", number)
-            if num_rows(args):
-                columns = columns_of(args)
+            columns = columns_of(args) if num_rows(args) else []
+            if columns:
                 if self.all is None and each is None:
                     self._begin(kinds, columns)
                 if kinds == self.kinds:  # else whoever goes through these chunks first refuses them
@@ -174,7 +175,7 @@ def _difference(
     ``s (eps sqrt(n) + 2.2e-16 n^1.5)``, as errors of either sign do (Higham and Mary, 2019); twice that counts as none.
     """
     n = there.rows
-    size = (there.squares / n).sqrt().clamp(min=floor)
+    size = (there.squares / n).sqrt().clamp(min=floor)  # rounding is of the numbers that a sum may cancel
     rounding = 2.0 * size * (eps * n.sqrt() + DOUBLE * n**1.5)
     limits = {"rows": 0.0 * n, "missing": 0.0 * n, "sums": rounding, "squares": 2.0 * size * rounding}
     for what, limit in limits.items():

@@ -1,8 +1,13 @@
 """What the rows of this process have to do with those of others: a pass is a sum, and sums of all processes add up."""
 
+import hashlib
+import platform
+import re
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib.metadata import version
+from types import CodeType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -61,7 +66,7 @@ class Communicator(Protocol):
     def gather_str(self, here: str) -> list[str]:
         """What every process says."""
 
-    def raise_together(self, wrong: Exception | None) -> None:
+    def raise_together(self, wrong: BaseException | None) -> None:
         """Raise on every process what is wrong on one of them."""
 
 
@@ -89,7 +94,7 @@ class SingleProcess:
         """What this process says."""
         return [here]
 
-    def raise_together(self, wrong: Exception | None) -> None:
+    def raise_together(self, wrong: BaseException | None) -> None:
         """Raise what is wrong here."""
         if wrong is not None:
             raise wrong
@@ -97,6 +102,36 @@ class SingleProcess:
 
 SINGLE_PROCESS = SingleProcess()
 COMMUNICATOR: ContextVar[Communicator] = ContextVar("join", default=SINGLE_PROCESS)
+
+
+def require_same_settings(engine: Any, join: Communicator) -> None:
+    """Refuse processes with other versions, engines, models or settings; what their functions close over may differ.
+
+    :raises BadInput: on all of them, naming the first setting that differs.
+    """
+    packages = [f"{name} {version(name)}" for name in ("torch", "pyro-ppl")]
+    join.check_equal("versions", ", ".join([f"Python {platform.python_version()}", *packages]))
+    settings = {name: value for name, value in vars(engine).items() if not name.startswith("_")}
+    settings["resumed"] = getattr(engine, "_earlier", None) is not None
+    join.check_equal("models", f"{type(engine).__name__} of {_described(settings.pop('model'))}")
+    for name, value in settings.items():
+        join.check_equal("settings", f"{name}={_described(value)}")
+
+
+def _described(value: Any) -> str:
+    """A setting in words that are the same in every process, with a hash of the code where it is a function."""
+    text = re.sub(r" at 0x[0-9a-f]+|, progress=\w+", "", repr(value))
+    while hasattr(value, "func"):
+        value = value.func
+    code = getattr(value, "__code__", None)
+    return text if code is None else f"{text} (code {hashlib.sha256(_source(code).encode()).hexdigest()[:8]})"
+
+
+def _source(code: CodeType) -> str:
+    """What a function does, wherever its file is: instructions, names and constants."""
+    constants = [_source(x) if isinstance(x, CodeType) else str(type(x)) for x in code.co_consts]
+    numbers = [repr(x) for x in code.co_consts if isinstance(x, int | float | str)]
+    return repr([code.co_code, code.co_names, constants, numbers])
 
 
 def share(join: Communicator, num_rows: int) -> slice:

@@ -88,8 +88,11 @@ class Rows(Generic[Piece]):
     def total(self, of: Callable[[Piece], Sums]) -> Sums:
         """One pass: the sum of ``of`` over the pieces of this process and of all others."""
         found: Sums | None = None
-        for piece in self.pieces:
-            found = of(piece) if found is None else found + of(piece)
+        try:
+            for piece in self.pieces:
+                found = of(piece) if found is None else found + of(piece)
+        except Exception as error:  # the others must not wait for this pass
+            self.communicator.raise_together(error)
         return self.communicator.total(zeros_like(of(self.example)) if found is None else found)
 
     def selected(

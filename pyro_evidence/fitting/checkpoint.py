@@ -26,10 +26,11 @@ from torch import Tensor
 from pyro_evidence import files
 from pyro_evidence.data.chunks import digest_of_chunks, heard_by_all
 from pyro_evidence.data.passes import each_pass_compared
-from pyro_evidence.data.ranks import COMMUNICATOR
+from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, require_same_settings
 from pyro_evidence.errors import BadInput, NotConverged, NotWritten, TooLarge, UnsupportedModel
 from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, require_alike, taken_up
 from pyro_evidence.fitting.process_state import exclusive, within_memory
+from pyro_evidence.numerics.threads import PER_NUMBER, expect, one_thread_if_small
 from pyro_evidence.settings import check_path, stacklevel
 
 FORMAT = "pyro_evidence checkpoint 2"
@@ -316,11 +317,14 @@ def engine(kind: Kind) -> Kind:
 
 
 def _over_same_rows(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """A method whose passes over chunks are compared."""
+    """A method whose passes over chunks are compared, as are processes that share out rows, before it and after it."""
 
     @wraps(fit)
     def wrapped(self: Any, chunks: Any, *args: Any, **kwargs: Any) -> Any:
-        with each_pass_compared(chunks) as compared:
+        communicator = COMMUNICATOR.get()
+        with heard_by_all(communicator), each_pass_compared(chunks) as compared:
+            if communicator is not SINGLE_PROCESS:
+                require_same_settings(self, communicator)
             return fit(self, compared, *args, **kwargs)
 
     return wrapped
@@ -335,7 +339,8 @@ def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Ca
     @within_memory
     @wraps(fit)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with exclusive(self):
+        with exclusive(self), one_thread_if_small():
+            expect(PER_NUMBER * max((x.numel() for x in args if isinstance(x, Tensor)), default=0))
             recorder = None if known_by is None else recorder_of(self, lambda: known_by(args, kwargs))
             try:
                 with recording(recorder):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pyro_evidence.blocks.block_density import check_nodes, require_blocks
-from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
+from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, require_same_density
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
@@ -260,6 +260,7 @@ class LaplaceEvidence:
         make = partial(LogJoint, self.model, maximise=self.maximise, values=self.start.values)
         agree_on_kind(self.model, chunks, joining, make)
         first = make(first_rows(chunks, joining))
+        require_same_density(first, joining)
         sites = local_sites(first, chunks, joining, own)
         self._full, self._integrated, self._groups = None, {}, None
         if sites:

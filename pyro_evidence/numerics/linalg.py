@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite, TooLarge
+from pyro_evidence.numerics.threads import expect_square
 
 SMALL = 2**22  # bytes that nobody need ask for
 CONTROL_GROUP = Path("/sys/fs/cgroup")
@@ -32,6 +33,7 @@ def cholesky(A: Tensor, name: str, label: Label = coordinate) -> Tensor:
     :param label: names a row, so that the error message can say where the trouble lies.
     :raises NotPositiveDefinite: with the smallest eigenvalue and the row it points at.
     """
+    expect_square(A)
     tril, info = torch.linalg.cholesky_ex(A.double())
     failed = bool(info) if info.dim() == 0 else bool(info.any())  # one number is looked at without an operation
     if failed or not math.isfinite(float(tril.detach().diagonal(dim1=-2, dim2=-1).sum())):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_evidence.numerics.derivatives import generic_directions, measured, passes, pullback
 from pyro_evidence.numerics.linalg import relative_rounding
+from pyro_evidence.numerics.threads import expect
 
 LogLikelihood = Callable[[Tensor], Tensor]  # eta (R,) + shape -> (R,)
 
@@ -135,6 +136,7 @@ def gram(J: Tensor, B: Tensor) -> Tensor:
     :param J: ``(N, C, D)``.
     :param B: ``(R, N, C, C)``.
     """
+    expect(2.0 * J.numel() * J.shape[-1])
     if J.requires_grad:
         return J.flatten(0, 1).mT @ (B @ J).flatten(1, 2)
     return _Gram.apply(J, B, None) if B.requires_grad else _Gram.forward(J, B, None)

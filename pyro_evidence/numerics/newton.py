@@ -19,6 +19,7 @@ from pyro_evidence.numerics.line_search import (
     clear_rise,
     no_callback,
 )
+from pyro_evidence.numerics.threads import expect_square
 
 SEARCH = Backtracking(clear_rise)
 CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions
@@ -150,6 +151,7 @@ def by_absolute_value(A: Tensor, slope: Tensor) -> Direction:
         step = torch.where(finite.unsqueeze(-1), slope / torch.where(A == 0, 1.0, A.abs()), 0.0)
         lowest = zero.scatter(-1, A.argmin(-1, keepdim=True), 1.0)
         return Direction(A, step, (slope * step).sum(-1), finite & (A > 0).all(-1), lowest)
+    expect_square(A)
     tril, info = torch.linalg.cholesky_ex(A)
     finite = torch.isfinite(A).all(-1).all(-1)
     if not bool((info != 0).any()) and bool(finite.all()):

@@ -19,6 +19,7 @@ from pyro_evidence.numerics.newton import (
     own,
     search,
 )
+from pyro_evidence.numerics.threads import expect_square
 
 FIRST = 1.0  # radius, in units of each coordinate's own curvature scale
 LARGEST = 1e6
@@ -66,6 +67,7 @@ def ascend(
 
     def direction(u: Tensor, rows: Tensor, gradient: Tensor) -> Direction:
         A = curvature(u, *own(theta, rows)).detach()
+        expect_square(A)
         tril, info = torch.linalg.cholesky_ex(A)
         definite = (info == 0) & torch.isfinite(tril).all(-1).all(-1)
         tril = torch.where(definite[:, None, None], tril, torch.eye(A.shape[-1]).to(A))

@@ -19,6 +19,7 @@ from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.line_search import Watch, first_accepted, no_callback
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, curvature_graph, slope_and_curvature
 from pyro_evidence.numerics.newton import Limits
+from pyro_evidence.numerics.threads import expect_square
 
 Sloped = Callable[[Tensor], tuple[Tensor, Tensor, Callable[[], Tensor]]]  # as of slope_and_curvature
 LEAST_SHARE = 1e-3  # W times a posterior variance, below which one minus it has lost three digits
@@ -207,6 +208,7 @@ def root_of(W: Tensor) -> tuple[Tensor, bool]:
 
 def factorise_predictor(latent: LatentPredictor, W: Tensor) -> tuple[Factor, bool]:
     """The factor, and whether it is of ``W``: where the posterior precision is indefinite, of its positive part."""
+    expect_square(latent.covariance)
     S, complete = root_of(W)
     if not complete:
         L = latent.root()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
+from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, require_same_density
 from pyro_evidence.data.ranks import Communicator, Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
@@ -140,6 +140,7 @@ def linear_rows(
     """
     agree_on_kind(model, chunks, communicator, make)
     joint = make(first_rows(chunks, communicator))
+    require_same_density(joint, communicator)
     joint.has_data = False
     if look is not None:
         look(joint)

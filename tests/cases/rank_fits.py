@@ -28,7 +28,7 @@ from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture
 
 ROWS = 1200
-PATIENCE = 5.0  # seconds that a rank waits for the others
+PATIENCE = timedelta(seconds=5)  # that a rank waits for the others
 LIMIT = 40.0  # seconds after which a rank counts as hanging
 FIXED = Stop(num_steps=30, tolerance=0.0, progress=False, throw=False)
 
@@ -148,11 +148,10 @@ def worker(name: str, rank: int, size: int, say: Any) -> None:
     """One rank, from its beginning to its end."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    distributed.TIMEOUT = timedelta(seconds=PATIENCE)
     fit = prepared(name, rank, size)
     with contextlib.suppress(SystemExit):
         try:
-            with distributed.shards():
+            with distributed.shards(timeout=PATIENCE):
                 print("began", file=say, flush=True)
                 said: dict[str, Any] = {"log_evidence": float(fit().log_evidence)}
         except Exception as error:

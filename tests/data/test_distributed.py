@@ -5,13 +5,15 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyro_evidence import BadInput, EvidenceEM, Start, Stop
+from pyro_evidence import BadInput, EvidenceEM, LaplaceEvidence, Start, Stop
 from pyro_evidence.data.distributed import shards
+from pyro_evidence.data.ranks import SingleProcess, require_same_settings
 from pyro_evidence.mixture import fit
 from pyro_evidence.models.mixture import gaussian_mixture
 from tests.mixture.test_number import clusters
@@ -112,3 +114,42 @@ def test_without_processes_there_is_a_letter(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(BadInput, match="torchrun --nproc-per-node=2"), shards():
         pass
+
+
+class Listening(SingleProcess):
+    """One process that notes what it would compare with others."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "said", [])
+
+    def check_equal(self, what: str, here: str) -> None:
+        vars(self)["said"].append((what, here))
+
+
+def scaled(by: float) -> Callable[[float], float]:
+    def model(x: float) -> float:
+        return by * x
+
+    return model
+
+
+def added(to: float) -> Callable[[float], float]:
+    def model(x: float) -> float:
+        return to + x
+
+    return model
+
+
+def compared(model: Any, stop: Stop) -> list[tuple[str, str]]:
+    found = Listening()
+    require_same_settings(LaplaceEvidence(model, stop=stop), found)
+    return [(what, text.replace("added", "scaled")) for what, text in vars(found)["said"]]
+
+
+def test_what_ranks_compare_is_code_and_settings() -> None:
+    """Not what a function closes over, which may be a rank's own, nor whether it shows a bar."""
+    first = compared(scaled(1.0), Stop())
+    assert first == compared(scaled(2.0), Stop(progress=False))
+    other_code, other_stop = compared(added(1.0), Stop()), compared(scaled(1.0), Stop(num_steps=7))
+    assert [what for (what, _), here in zip(first, other_code, strict=True) if here not in first] == ["models"]
+    assert next(here for here in other_stop if here not in first)[1].startswith("stop=Stop(")
