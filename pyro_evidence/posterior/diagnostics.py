@@ -93,13 +93,18 @@ def shifts(draws: Mapping[str, Tensor], weights: Tensor) -> dict[str, float | st
     }
 
 
+def varies(draws: Tensor) -> Tensor:
+    """Which numbers differ among draws ``(S, ...)`` by more than rounding, whatever their unit, bool ``(...)``."""
+    return draws.std(0) > 1e-12 * draws.abs().amax(0)
+
+
 def _moved(x: Tensor, weights: Tensor) -> tuple[float, float]:
     """Largest shift of a mean and ratio of standard deviations among columns of ``x`` ``(S, K)``, constants aside."""
     before, sd = x.mean(0), x.std(0, correction=0)
-    varies = torch.isfinite(sd) & (sd > 1e-12 * before.abs())  # more than rounding
-    if not bool(varies.any()):
+    kept = torch.isfinite(sd) & varies(x)
+    if not bool(kept.any()):
         return 0.0, 1.0
-    away = (x - before)[:, varies] / sd[varies]
+    away = (x - before)[:, kept] / sd[kept]
     shift = weights @ away
     ratio = (weights @ (away - shift).square()).sqrt()
     return float(shift.abs().max()), float(torch.maximum(ratio, 1.0 / ratio).max())
