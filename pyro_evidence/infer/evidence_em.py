@@ -239,14 +239,13 @@ class EvidenceEM:
         :raises UnsupportedModel: for programs of one's own, and for gaps but in mixtures of probabilistic PCA.
         """
         self._nothing_watched("a fit to chunks")
-        communicator, quiet = COMMUNICATOR.get(), copy.copy(self)  # one process shows a progress bar
-        quiet.stop = replace(self.stop, progress=self.stop.progress and communicator.is_first)
+        communicator = COMMUNICATOR.get()
         if mppca_fit.own_model(self.model) is not None:
             planes = mppca_fit.begin_chunks(self.model, chunks, communicator, self.start, self.initial, self.update)
-            return mppca_fit.run(planes, quiet)
+            return mppca_fit.run(planes, self)
         starts = partial(self.initial, self.start)
         task = mixture_fit.begin_chunks(self.model, chunks, starts, self.update, self.curvature, mixture_fit.SAMPLE)
-        return without_data(mixture_fit.run(task, quiet, task.journal()))
+        return without_data(mixture_fit.run(task, self, task.journal()))
 
     def _nothing_watched(self, what: str) -> None:
         if self._watched is not None:

@@ -128,7 +128,7 @@ class OverlapEM:
         """
         if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(X,) if labels is None else (X, labels)])
-        return self._finished(self._begin(X, labels), self.stop)
+        return self._finished(self._begin(X, labels))
 
     def run_chunks(self, chunks: Chunks) -> PRBFPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -139,10 +139,10 @@ class OverlapEM:
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
         task = begin_chunks(self, chunks, COMMUNICATOR.get())
-        return self._finished(task, replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first))
+        return self._finished(task)
 
-    def _finished(self, task: PRBFFit, stop: Stop) -> PRBFPosterior:
-        fit = iterate(prbf_rounds.advance, task.batch, stop, "OverlapEM", "eq. 22")
+    def _finished(self, task: PRBFFit) -> PRBFPosterior:
+        fit = iterate(prbf_rounds.advance, task.batch, self.stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
         for held in posterior.held:
             warnings.warn(message(held, posterior.alpha), stacklevel=stacklevel())
