@@ -17,7 +17,7 @@ from pyro_evidence.compare.runs import EngineRun, run_engine
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import within_memory
-from pyro_evidence.posterior.diagnostics import varies
+from pyro_evidence.posterior.base import varies
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import seed_of, seeded
 

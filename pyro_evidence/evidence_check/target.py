@@ -11,8 +11,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.posterior.base import ROWS, Posterior
-from pyro_evidence.posterior.diagnostics import varies
+from pyro_evidence.posterior.base import ROWS, Posterior, varies
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint

@@ -183,6 +183,11 @@ class Posterior:
         return torch.stack(list(parts.values())).sum(0)
 
 
+def varies(draws: Tensor) -> Tensor:
+    """Which numbers differ among draws ``(S, ...)`` by more than rounding, whatever their unit, bool ``(...)``."""
+    return draws.std(0) > 1e-12 * draws.abs().amax(0)
+
+
 def equal_weights(num: int) -> Tensor:
     """Weights of draws, ``(S,)``."""
     return torch.ones(num, dtype=torch.float64)

@@ -18,7 +18,7 @@ from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.evidence_error import COMPARED, by_laplace, element_names
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.importance import pareto_shapes
-from pyro_evidence.posterior.base import NUM_DRAWS
+from pyro_evidence.posterior.base import NUM_DRAWS, varies
 from pyro_evidence.program.failed_run import require_kept
 from pyro_evidence.settings import check_count, check_seed, seeded
 
@@ -91,11 +91,6 @@ def shifts(draws: Mapping[str, Tensor], weights: Tensor) -> dict[str, float | st
         "largest_sd_ratio": moved[sd][1] if sd else 1.0,
         "largest_sd_ratio_site": sd,
     }
-
-
-def varies(draws: Tensor) -> Tensor:
-    """Which numbers differ among draws ``(S, ...)`` by more than rounding, whatever their unit, bool ``(...)``."""
-    return draws.std(0) > 1e-12 * draws.abs().amax(0)
 
 
 def _moved(x: Tensor, weights: Tensor) -> tuple[float, float]:

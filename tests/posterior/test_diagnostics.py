@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start, Stop, damped, diagonal, exact_hessian
-from pyro_evidence.posterior.diagnostics import importance_check, varies
+from pyro_evidence.posterior.base import varies
+from pyro_evidence.posterior.diagnostics import importance_check
 from tests.models_for_tests.posterior_models import (
     class_data,
     fitted_linear,
