@@ -17,6 +17,7 @@ from pyro_evidence.compare.runs import EngineRun, run_engine
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.posterior.base import varies
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import seed_of, seeded
 
@@ -278,7 +279,7 @@ def _shared(a: Draws, b: Draws) -> tuple[list[str], list[str]]:
     """Sites to compare: in both, of one shape, not constant in ``b``; and what to say of the others."""
     both = sorted(set(a) & set(b))
     other = [s for s in both if a[s].shape[2:] != b[s].shape[2:]]
-    fixed = [s for s in both if s not in other and not bool(_moves(b[s]).any())]
+    fixed = [s for s in both if s not in other and not bool(varies(flattened(b[s])).any())]
     missing = sorted(set(a) ^ set(b))
     messages = [
         (missing, f"site(s) {missing} are not in both posteriors and not compared."),
@@ -286,12 +287,6 @@ def _shared(a: Draws, b: Draws) -> tuple[list[str], list[str]]:
         (fixed, f"site(s) {fixed} do not vary in the reference and are not compared."),
     ]
     return [s for s in both if s not in other + fixed], [text for names, text in messages if names]
-
-
-def _moves(draws: Tensor) -> Tensor:
-    """Which elements vary by more than rounding, bool ``(E,)``."""
-    flat = flattened(draws)
-    return flat.std(0) > 1e-12 * (1.0 + flat.abs().amax(0))  # below that a standard deviation is rounding
 
 
 def flattened(draws: Tensor) -> Tensor:
@@ -329,7 +324,7 @@ def _predictive(each: HeldOut | None, reference: HeldOut | None) -> dict[str, fl
 
 
 def _distances(a: EngineRun, b: EngineRun, sites: list[str], seed: int) -> dict[str, float]:
-    keep = [_moves(b.draws[s]) for s in sites]
+    keep = [varies(flattened(b.draws[s])) for s in sites]
     x, y = (torch.cat([flattened(r.draws[s])[:, k] for s, k in zip(sites, keep, strict=True)], -1) for r in (a, b))
     generator = seeded(seed)
     directions = torch.randn(NUM_DIRECTIONS, x.shape[1], generator=generator, dtype=torch.float64).to(x)

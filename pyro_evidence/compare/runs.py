@@ -16,6 +16,7 @@ from pyro.infer.mcmc.util import diagnostics as chain_diagnostics
 from torch import Tensor
 
 from pyro_evidence.compare.chains import (
+    FEWEST,
     Chains,
     ChainSettings,
     Data,
@@ -73,7 +74,7 @@ class EngineRun:
 
     def chain_numbers(self) -> tuple[float, float]:
         """Smallest effective sample size and largest R-hat over all elements that vary; nan for too few draws."""
-        if self.num_draws < 8 or next(iter(self.draws.values())).shape[1] < 4:
+        if self.num_draws < 2 * FEWEST or next(iter(self.draws.values())).shape[1] < FEWEST:
             return math.nan, math.nan
         varying = {n: moving(v) for n, v in self.draws.items()}
         found = chain_diagnostics({n: v for n, v in varying.items() if v.numel()})

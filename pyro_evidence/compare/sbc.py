@@ -15,6 +15,8 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import from_prior, with_data
 from pyro_evidence.settings import check_count, seed_of
 
+FEWEST_IN_A_BIN = 5  # expected ranks, below which Pearson's statistic is not chi-square: Cochran (1954)
+
 
 def rank(truth: Tensor, draws: Tensor) -> Tensor:
     """How many of the draws ``(L, ...)`` are below the truth ``(...)``: 0 to L."""
@@ -124,10 +126,11 @@ def sbc(
     num_simulations = check_count("num_simulations", num_simulations)
     num_samples, num_bins = check_count("num_samples", num_samples), check_count("num_bins", num_bins)
     seed = seed_of(seed)
-    if (num_samples + 1) % num_bins or num_simulations < 5 * num_bins:
+    if (num_samples + 1) % num_bins or num_simulations < FEWEST_IN_A_BIN * num_bins:
         raise BadInput(
             f"num_samples={num_samples}, num_bins={num_bins}, num_simulations={num_simulations}; expected "
-            f"num_samples + 1 to be a multiple of num_bins, and at least {5 * num_bins} simulations, five in each bin."
+            f"num_samples + 1 to be a multiple of num_bins, and at least {FEWEST_IN_A_BIN * num_bins} simulations, "
+            f"{FEWEST_IN_A_BIN} in each bin."
         )
     if not callable(engine):
         raise BadInput(

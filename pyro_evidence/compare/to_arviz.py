@@ -15,7 +15,7 @@ from pyro_evidence.compare.runs import coordinates
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.posterior.base import NUM_DRAWS
+from pyro_evidence.posterior.base import NUM_DRAWS, ROWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.program.log_joint import LogJoint
@@ -172,7 +172,7 @@ def _groups(chains: GroupedDraws, num_samples: int, seed: int) -> Groups:
     sites, u = joint.latents.names, coordinates(joint, chains.draws)
     prior = _or_nothing(lambda: from_prior(joint, theta, num_samples, seed))
     with torch.no_grad():
-        parts = u.split(min(512, rows_at_once(joint)))
+        parts = u.split(min(ROWS, rows_at_once(joint)))
         log_joint = torch.cat([joint.log_joint(part, theta) for part in parts])
     groups = {
         "posterior": {n: _array(chains.draws[n]) for n in sites},

@@ -11,7 +11,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.posterior.base import Posterior
+from pyro_evidence.posterior.base import ROWS, Posterior, varies
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
@@ -125,7 +125,6 @@ def rounding(log_evidence: float) -> float:
 Draws = Mapping[str, Tensor]
 Doubt = tuple[bool, str]  # whether it holds, and a sentence
 Source = Posterior | LogJoint
-ROWS = 512  # evaluated at a time: keeps a (rows, N) table of predictors in the cache
 
 
 @dataclass(frozen=True)
@@ -253,9 +252,9 @@ def check_halves(target: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
             f"{chains.shape[0]} chain(s) of {chains.shape[1]} draws; expected at least {8 * target.size + 20} draws in "
             f"all for {target.size} unconstrained coordinates, half of them for a covariance. Run the chains longer."
         )
-    spread = first.std(1).amin(0)
-    if not bool((spread > 1e-12 * (1.0 + first.abs().amax((0, 1)))).all()):
-        stuck = target.joint.latents.label(int(target.active.nonzero()[int(spread.argmin())]))
+    moves = varies(first.transpose(0, 1)).all(0)
+    if not bool(moves.all()):
+        stuck = target.joint.latents.label(int(target.active.nonzero()[int(moves.long().argmin())]))
         raise BadInput(
             f"the draws do not vary in {stuck}; expected chains that move. Warm up longer, or reparametrise."
         )

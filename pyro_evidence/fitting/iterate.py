@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tqdm.auto import tqdm
 
+from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.process_state import restored_global_state
@@ -19,9 +20,9 @@ from pyro_evidence.settings import check_count, check_flag, check_instance, chec
 def bar_of(name: str, progress: bool, total: int | None = None) -> Any:
     """A progress bar on one line, after a second; it tells the time left where the number of steps is known.
 
-    Silent without ``progress``, and where tqdm's own ``TQDM_DISABLE`` is set.
+    Silent without ``progress``, where tqdm's own ``TQDM_DISABLE`` is set, and in all processes but the first.
     """
-    silent = {} if progress else {"disable": True}  # left out, the environment decides
+    silent = {} if progress and COMMUNICATOR.get().is_first else {"disable": True}  # left out, the environment decides
     shape = {} if total else {"bar_format": "{desc}: step {n_fmt}, {elapsed}{postfix}"}
     return tqdm(total=total, desc=name, delay=1.0, leave=False, **silent, **shape)
 

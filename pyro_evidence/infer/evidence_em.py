@@ -242,10 +242,8 @@ class EvidenceEM:
         :raises UnsupportedModel: for programs of one's own, and for gaps but in mixtures of probabilistic PCA.
         """
         self._nothing_watched("a fit to chunks")
-        quiet = copy.copy(self)  # one process shows a progress bar
-        quiet.stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
         begin_chunks = mppca_fit.begin_chunks if self._is_mppca else mixture_fit.begin_chunks
-        return fit_mixture(begin_chunks(self.model, chunks, self), quiet)
+        return fit_mixture(begin_chunks(self.model, chunks, self), self)
 
     def _nothing_watched(self, what: str) -> None:
         if self._watched is not None:

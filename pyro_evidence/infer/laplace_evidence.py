@@ -182,28 +182,23 @@ class LaplaceEvidence:
         elif num > 1 and (laplace_restarts.has_params_alone(problem.joint) or self.start.restarts is not None):
             self._found = laplace_restarts.search_apart(problem, places, thetas(problem.joint, num, seed))
         else:
-            self._found = search(problem, places, theta, self._shown.progress)
+            self._found = search(problem, places, theta, self.stop.progress)
         states = [type2.type2_state(state) for state in self._found.states]
         self._fits = self._begun = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
-
-    @property
-    def _shown(self) -> Stop:
-        """The stopping rule; of several processes the first alone shows a progress bar."""
-        return replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
 
     def _maximise(self) -> Fit[TypeII]:
         """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one; the best."""
         if len(self._fits) > 1 and can_batch(self._fits[0].state.laplace.problem):
-            self._fits = type2_rows.climb(self._fits, self._shown)
+            self._fits = type2_rows.climb(self._fits, self.stop)
         for i, fit in enumerate(self._fits):
-            fit = iterate(type2.step, fit.state, self._shown, "LaplaceEvidence", before=fit.objectives)
+            fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives)
             self._fits = (*self._fits[:i], fit, *self._fits[i + 1 :])
             if fit.status is Status.INTERRUPTED:
                 break
         best = without_repeats(self._fits)[0]
         while best.status is Status.CONVERGED and (off := type2.off_saddle(best.state)) is not None:
             before = (*best.objectives, off.objective)
-            left = iterate(type2.step, off, self._shown, "LaplaceEvidence", before=before)
+            left = iterate(type2.step, off, self.stop, "LaplaceEvidence", before=before)
             self._fits = tuple(left if fit is best else fit for fit in self._fits)
             best = without_repeats(self._fits)[0]
         return best

@@ -128,7 +128,7 @@ class OverlapEM:
         """
         if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(X,) if labels is None else (X, labels)])
-        return self._finished(self._begin(X, labels), self.stop)
+        return self._finished(self._begin(X, labels))
 
     def run_chunks(self, chunks: Chunks) -> PRBFPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -138,11 +138,10 @@ class OverlapEM:
         :param chunks: tuples ``(X, labels)`` of tensors or arrays, ``(X,)`` of one class; gone through once a pass.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
-        task = begin(self, rows_of_chunks(self.model, chunks, COMMUNICATOR.get()))
-        return self._finished(task, replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first))
+        return self._finished(begin(self, rows_of_chunks(self.model, chunks, COMMUNICATOR.get())))
 
-    def _finished(self, task: PRBFFit, stop: Stop) -> PRBFPosterior:
-        fit = iterate(prbf_rounds.next_round, task.batch, stop, "OverlapEM", "eq. 22")
+    def _finished(self, task: PRBFFit) -> PRBFPosterior:
+        fit = iterate(prbf_rounds.next_round, task.batch, self.stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
         for held in posterior.held:
             warnings.warn(held_class_warning(held, posterior.alpha), stacklevel=stacklevel())

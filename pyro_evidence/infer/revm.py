@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -169,10 +168,7 @@ class REVM:
         return float(check_result("ridge", self.ridge(weights, self.settings), float, "a prior precision, a float"))
 
     def _fitted(self, weights: Weights, start: torch.Tensor) -> REVMPosterior:
-        stop = self.settings.stop
-        shown = replace(stop, progress=stop.progress and COMMUNICATOR.get().is_first)
-        settings = replace(self.settings, stop=shown)
-        state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), settings)
+        state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), self.settings)
         if not callable(self.ridge):  # one that the evidence has chosen may say that there is nothing
             refuse_if_outweighed(state)
         warn_if_meaningless(state)

@@ -1,7 +1,6 @@
 """The relevance vector machine for any Pyro model with a linear predictor."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +116,9 @@ class RVM:
 
     def _climbed(self, rows: Rows[Weights]) -> RVMPosterior:
         start = self._start(rows)
-        stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
         _ = start.gradient_norm  # what is kept of the design is made here, where autograd may use it later
         with torch.inference_mode(start.is_closed):
-            self._fit = iterate(fast_marginal.step, start, stop, "RVM")
+            self._fit = iterate(fast_marginal.step, start, self.stop, "RVM")
         posterior = self.posterior
         require_convergence("RVM", self._fit.status, posterior, self.stop)
         return posterior

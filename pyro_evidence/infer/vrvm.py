@@ -1,7 +1,6 @@
 """The variational relevance vector machine for Pyro models with a linear predictor."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +104,7 @@ class VRVM:
         self._of = of_all_rows(rows)
         self._noise = None if self.noise is None else noise_of_rows(rows, self.noise)
         start = variational.start(rows, self._noise.num_data if self._noise else 0.0)
-        stop = replace(self.stop, progress=self.stop.progress and COMMUNICATOR.get().is_first)
-        self._fit = iterate(variational.step, start, stop, "VRVM")
+        self._fit = iterate(variational.step, start, self.stop, "VRVM")
         posterior = self.posterior
         require_convergence("VRVM", self._fit.status, posterior, self.stop)
         return posterior

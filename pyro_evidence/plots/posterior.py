@@ -87,7 +87,8 @@ def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
     found = posterior.marginal(site)
     values = found.values.flatten(1) if found.values.dim() > 1 else found.values.unsqueeze(-1)
     density, mean = found.density.reshape(values.shape), found.mean.reshape(-1)
-    levels = found.quantiles([SHOWN, *CENTRAL, 1.0 - SHOWN]).flatten(1)
+    levels = found.quantiles([SHOWN, *CENTRAL, 1.0 - SHOWN])
+    levels = levels.reshape(len(levels), -1)
     for number, label in enumerate(element_labels(site, found.mean)):
         x, y = values[:, number], density[:, number]
         first, low, high, last = levels[:, number]

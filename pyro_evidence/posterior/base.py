@@ -20,6 +20,7 @@ from pyro_evidence.settings import check_count, quantile_levels
 
 Values = dict[str, Tensor]
 NUM_DRAWS = 1_000  # of a posterior, where nobody says how many: means are known to a thirtieth of a deviation
+ROWS = 512  # evaluated at a time: keeps a (rows, N) table of predictors in the cache
 SHARED = 16  # torch makes as many normal numbers together: their values do not hang on how draws are shared out
 
 
@@ -193,6 +194,11 @@ class Posterior:
                 f"observed sites have different shapes, {shapes}; use log_likelihood(...), an entry per site."
             )
         return torch.stack(list(parts.values())).sum(0)
+
+
+def varies(draws: Tensor) -> Tensor:
+    """Which numbers differ among draws ``(S, ...)`` by more than rounding, whatever their unit, bool ``(...)``."""
+    return draws.std(0) > 1e-12 * draws.abs().amax(0)
 
 
 def equal_weights(num: int) -> Tensor:

@@ -18,7 +18,7 @@ from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.evidence_error import COMPARED, by_laplace, element_names
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.importance import pareto_shapes
-from pyro_evidence.posterior.base import NUM_DRAWS
+from pyro_evidence.posterior.base import NUM_DRAWS, varies
 from pyro_evidence.program.checks import require_kept
 from pyro_evidence.settings import check_count, check_seed, seeded
 
@@ -96,10 +96,10 @@ def shifts(draws: Mapping[str, Tensor], weights: Tensor) -> dict[str, float | st
 def _moved(x: Tensor, weights: Tensor) -> tuple[float, float]:
     """Largest shift of a mean and ratio of standard deviations among columns of ``x`` ``(S, K)``, constants aside."""
     before, sd = x.mean(0), x.std(0, correction=0)
-    varies = torch.isfinite(sd) & (sd > 1e-12 * before.abs())  # more than rounding
-    if not bool(varies.any()):
+    kept = torch.isfinite(sd) & varies(x)
+    if not bool(kept.any()):
         return 0.0, 1.0
-    away = (x - before)[:, varies] / sd[varies]
+    away = (x - before)[:, kept] / sd[kept]
     shift = weights @ away
     ratio = (weights @ (away - shift).square()).sqrt()
     return float(shift.abs().max()), float(torch.maximum(ratio, 1.0 / ratio).max())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from pyro_evidence import RVM, VRVM, EvidenceEM, LaplaceEvidence, OverlapEM
+from pyro_evidence.data.ranks import COMMUNICATOR, SingleProcess
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.fitting.iterate import Status, Stop, bar_of, iterate, require_convergence
 
@@ -139,3 +140,14 @@ def test_a_bar_tells_the_time_left_only_of_counted_steps(monkeypatch: pytest.Mon
     monkeypatch.setattr("pyro_evidence.fitting.iterate.tqdm", lambda **settings: settings)
     assert "remaining" not in bar_of("fit", True)["bar_format"] and bar_of("fit", True)["total"] is None
     assert "bar_format" not in bar_of("fit", True, total=9)
+
+
+def test_of_several_processes_the_first_alone_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    said: list[bool] = []
+    monkeypatch.setattr("pyro_evidence.fitting.iterate.tqdm", lambda disable=False, **_: said.append(disable))
+    for is_first in (True, False):
+        token = COMMUNICATOR.set(SingleProcess(is_first=is_first))
+        bar_of("fit", True)
+        COMMUNICATOR.reset(token)
+    assert said == [False, True]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start, Stop, damped, diagonal, exact_hessian
+from pyro_evidence.posterior.base import varies
 from pyro_evidence.posterior.diagnostics import importance_check
 from tests.models_for_tests.posterior_models import (
     class_data,
@@ -192,3 +193,10 @@ def test_one_weight_far_out_is_not_the_whole_of_the_evidence() -> None:
     found = torch.tensor([importance_check(row)["log_evidence_importance"] for row in log_weights])
     raw = log_weights.logsumexp(-1) - math.log(4000)
     assert float(found.square().mean()) < 0.1 * float(raw.square().mean())
+
+
+def test_whether_draws_vary_does_not_hang_on_their_unit() -> None:
+    draws = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    assert varies(1e-20 * draws).all() and varies(1e20 + 1e10 * draws).all()
+    same = torch.tensor([0.1, 0.0, -1e9]).expand(50, 3)
+    assert not varies(same * (1.0 + 1e-15 * draws)).any()
