@@ -18,6 +18,7 @@ from pyro_evidence.program.log_joint import LogJoint, Trace
 from pyro_evidence.program.parameters import check_kind
 from pyro_evidence.program.sites import bijection
 from pyro_evidence.settings import seeded
+from pyro_evidence.structure.observed import CLOSE
 
 NUM_DRAWS = 48  # of each density that is looked at
 NUM_NUMBERS = 2**22  # of all draws together
@@ -282,7 +283,7 @@ def _is_symmetric(fn: Any) -> bool:
     shape = fn.shape()
     x = (torch.arange(1.0, shape.numel() + 1, dtype=torch.float64).cos() + 0.3).reshape(shape)
     pairs = [(fn.log_prob(p).double(), fn.log_prob(-p).double()) for p in (x, 1.7 * x)]
-    return all(bool(torch.isclose(p, q, rtol=1e-9, atol=1e-9).all()) for p, q in pairs)
+    return all(bool(torch.isclose(p, q, rtol=CLOSE, atol=CLOSE).all()) for p, q in pairs)
 
 
 def marginalised_sites(joint: LogJoint, marginalise: Sequence[str] | None) -> tuple[str, ...]:

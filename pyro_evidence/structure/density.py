@@ -3,7 +3,7 @@
 Both satisfy :class:`pyro_evidence.precision.choices.Density`, and must agree: the second is only a faster way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -180,7 +180,7 @@ class Derivatives:
         others = self.slot.others(trace)
         if any(isinstance(x, Tensor) and x.requires_grad for x in others):
             return None
-        if known is not None and _are_equal(known[1], others):
+        if known is not None and are_equal(known[1], others):
             found = known[2]
         elif others[2] == [self.slot.parameter]:  # the predictor is the only parameter
             blocks = in_blocks(self.slot.log_likelihood(trace), self.slot.layout, eta.dtype)
@@ -192,18 +192,19 @@ class Derivatives:
         return found
 
 
-def _are_equal(first: list[Any], second: list[Any]) -> bool:
-    """Whether two readings of a site are the same, to the last digit."""
-    if len(first) != len(second):
-        return False
-    for a, b in zip(first, second, strict=True):
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            same = a is b or (a.shape == b.shape and torch.equal(a, b))
-        else:
-            same = a is b or (type(a) is type(b) and bool(a == b))
-        if not same:
-            return False
-    return True
+def are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float = 0.0) -> bool:
+    """Whether two readings are the same; up to rounding where it is given, and then but for what is not finite."""
+    return len(first) == len(second) and all(
+        a is b or _is_equal(a, b, tolerance) for a, b in zip(first, second, strict=True)
+    )
+
+
+def _is_equal(a: Any, b: Any, tolerance: float) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return type(a) is type(b) and bool(a == b)
+    if a.shape != b.shape or torch.equal(a, b) or not tolerance:
+        return a.shape == b.shape and torch.equal(a, b)
+    return bool(((a - b).abs() <= tolerance * b.abs()).logical_or(~torch.isfinite(b)).all())
 
 
 @dataclass(frozen=True)

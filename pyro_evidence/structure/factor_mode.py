@@ -12,9 +12,9 @@ from pyro_evidence.numerics.lbfgs import ascend, no_callback
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.precision.dense import Elements, Precision, StructuredPrecision
 from pyro_evidence.structure.factor_density import FactorPoint, Structured
+from pyro_evidence.structure.observed import CLOSE
 from pyro_evidence.structure.pruned import Pruned
 
-CLOSE = 1e-9  # relative: rounding of two orders of summation, not a coupling
 FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
 SOON = 15  # steps that Newton takes at most where the density is concave all the way
 SHIFTS = 12  # tenfold ones that are tried where the curvature is not positive definite

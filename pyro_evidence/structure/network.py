@@ -19,6 +19,7 @@ from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import Layout, curvature_graph, slope_and_curvature
 from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.structure.density import JointDensity
+from pyro_evidence.structure.observed import CLOSE
 
 Activation = Callable[[Tensor], Tensor]  # elementwise
 Layer = tuple[Tensor, Tensor]
@@ -53,7 +54,7 @@ def is_odd(activation: Activation) -> bool:
     x = torch.linspace(0.0, 4.0, 33, dtype=torch.float64)
     with torch.no_grad():
         ahead, behind = activation(x), activation(-x)
-    return torch.allclose(ahead, -behind, rtol=1e-9, atol=1e-9)
+    return torch.allclose(ahead, -behind, rtol=CLOSE, atol=CLOSE)
 
 
 def log_symmetries(num_units: int, odd: bool) -> float:
@@ -232,15 +233,10 @@ class NetworkDensity(JointDensity):
         """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
         precisions = self._precisions(theta)
         eta = outputs(self.wiring.X, self._layers(u), self.wiring.activation)
-        return self._log_prior(u, precisions) + self._log_likelihood(eta, precisions)
+        return self._log_prior(u, self._prior_precision(u, precisions)) + self._log_likelihood(eta, precisions)
 
-    def _log_prior(self, u: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
-        total = u.new_zeros(len(u))
-        for name, w in self.joint.latents.unconstrained(u.to(self.joint.dtype)).items():
-            alpha = _spread(precisions[self.wiring.alpha[name]], w)
-            half = 0.5 * ((alpha / math.tau).log() - alpha * w.square())
-            total = total + half.flatten(1).sum(-1).double()
-        return total
+    def _log_prior(self, u: Tensor, alpha: Tensor) -> Tensor:
+        return 0.5 * ((alpha / math.tau).log() - alpha * u.square()).sum(-1)
 
     def _log_likelihood(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
         noise = {k: precisions[n] for k, n in self.wiring.noise.items()}
@@ -255,8 +251,7 @@ class NetworkDensity(JointDensity):
         value, g = derivatives.gradient(lambda e, _: self._log_likelihood(e, precisions), passed.outputs, theta)
         slope = self._flat(back(passed, g), 1)
         alpha = self._prior_precision(u, precisions)
-        log_prior = 0.5 * ((alpha / math.tau).log() - alpha * u.square()).sum(-1)
-        return value + log_prior, slope.double() - alpha * u
+        return value + self._log_prior(u, alpha), slope.double() - alpha * u
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, shape ``(R, D, D)``.
