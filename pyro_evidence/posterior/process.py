@@ -19,7 +19,7 @@ from pyro_evidence.posterior.base import Posterior, Values, equal_weights, in_pa
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, new_data, same_arguments
-from pyro_evidence.program.links import gauss_hermite, hermite
+from pyro_evidence.program.links import hermite, normal_nodes
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import in_parts, node_at, rows_at_once
 from pyro_evidence.settings import check_count
@@ -110,7 +110,7 @@ class LatentPrediction:
 
     def expected(self, function: Callable[[Tensor], Tensor], num_nodes: int = 64) -> Tensor:
         """``E function(f)`` of each value, elementwise, by Gauss-Hermite quadrature, in the shape of the mean."""
-        nodes, weights = gauss_hermite(num_nodes, self.mean)
+        nodes, weights = normal_nodes(num_nodes, self.mean)
         return function(self.mean.unsqueeze(-1) + self.variance.sqrt().unsqueeze(-1) * nodes) @ weights
 
 
@@ -292,7 +292,7 @@ def latents_at(
         if found.mean.dim() == 2:
             points = found.at_each_input(num_samples, seed, at_once)
             return (({name: part}, equal_weights(len(part))) for part in points)
-        nodes, weights = gauss_hermite(NUM_NODES, found.mean)
+        nodes, weights = normal_nodes(NUM_NODES, found.mean)
         sd = found.variance.clamp(min=0.0).sqrt()  # rounding below 0
         return iter([({name: found.mean + nodes.unsqueeze(-1) * sd}, weights)])
     drawn = ProcessGuide(state).values(num_samples, generator_of(seed), new)

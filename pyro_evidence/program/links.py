@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_evidence.numerics.quadrature.rules import gauss_hermite
+
 
 @dataclass(frozen=True)
 class Link:
@@ -141,12 +143,11 @@ def moderated_output(mean: Tensor, variance: Tensor) -> Tensor:
 
 def hermite(mean: Tensor, variance: Tensor) -> Tensor:
     """``E sigmoid(eta)`` under ``N(mean, variance)`` by 40 Gauss-Hermite nodes, shape ``(...)``."""
-    nodes, weights = gauss_hermite(40, mean)
+    nodes, weights = normal_nodes(40, mean)
     return torch.sigmoid(mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes) @ weights
 
 
-def gauss_hermite(num_nodes: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes ``(Q,)`` and weights of the expectation under ``N(0, 1)``.  Golub and Welsch (1969)."""
-    k = torch.arange(1, num_nodes, dtype=torch.float64, device=like.device).sqrt()
-    nodes, vectors = torch.linalg.eigh(torch.diag(k, 1) + torch.diag(k, -1))
-    return nodes, vectors[0].square()
+def normal_nodes(num: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes ``(Q,)`` of Gauss and Hermite's rule, and weights of the expectation under ``N(0, 1)``."""
+    rule = gauss_hermite(num)
+    return rule.nodes[:, 0].to(like.device), rule.log_weights.exp().to(like.device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_evidence.errors import NotConverged, UnsupportedModel
 from pyro_evidence.numerics.derivatives import hessian, pullback
 from pyro_evidence.numerics.linear_predictor import gram
-from pyro_evidence.program.links import gauss_hermite
+from pyro_evidence.program.links import normal_nodes
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Local, Target, exact
 from pyro_evidence.structure.observed import LogisticPart, Part
 
@@ -215,7 +215,7 @@ class LeastKL:
                 "approximation=laplace_at_base."
             )
         part, J = parts[0], parts[0].J[:, 0]
-        nodes = gauss_hermite(self.num_nodes, y)
+        nodes = normal_nodes(self.num_nodes, y)
         mean, B = y, part.curvature(part.eta(y.unsqueeze(0)))[0, :, 0, 0]
         marginal = _ridged(J, B, torch.zeros_like(B), ridge)[1]  # of none, a mode would stand still
         for _ in range(self.num_steps):

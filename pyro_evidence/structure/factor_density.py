@@ -35,9 +35,7 @@ class Structured(JointDensity):
     families: tuple[FactorFamily, ...]  # of these
     wide: tuple[FactorFamily, ...]  # of these, few that depend on many coordinates
     quadratic: bool  # whether the second derivatives of the families are the same at all latents
-    terms: RecordedTerms | None = (
-        None  # recorded, of very many sites, or of sums that families see after all coordinates
-    )
+    terms: RecordedTerms | None = None  # of very many sites, or of sums that families see after all coordinates
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
@@ -109,11 +107,6 @@ class Structured(JointDensity):
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``, detached."""
         return super().gradient(u, theta) if self.linear is None else self.linear.gradient(u, theta)
-
-    def point(self, u: Tensor, theta: Tensor) -> "FactorPoint":
-        """Value, gradient and curvature at ``u`` ``(D,)``."""
-        value, gradient = self.gradient(u.unsqueeze(0), theta)
-        return FactorPoint(self, u, theta, value[0], gradient[0])
 
     def elements(self, u: Tensor, theta: Tensor) -> Elements:
         """Minus the Hessian at ``u`` ``(D,)`` in the layout of :attr:`pattern`."""
@@ -233,18 +226,3 @@ class Structured(JointDensity):
         truth = -torch.stack([derivatives.pullback(slope, u, row) for row in v])
         found = self._back(pattern_product(self.pattern, elements, torch.cat([v, v @ self.B.mT], -1)))
         return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)
-
-
-@dataclass(frozen=True)
-class FactorPoint:
-    """One point of a density; its curvature when it is asked for."""
-
-    density: Structured
-    u: Tensor  # (D,)
-    theta: Tensor
-    log_joint: Tensor  # ()
-    gradient: Tensor  # (D,)
-
-    def elements(self) -> Elements:
-        """Minus the Hessian in the layout of the density's pattern."""
-        return self.density.elements(self.u, self.theta)

@@ -189,17 +189,17 @@ def _affordable(density: Structured) -> bool:
     return few and COPIES * FLOAT * numbers <= available_bytes(device)
 
 
-def refuse_edges(origin: TestPoint, unseen: Sequence[str]) -> None:
+def refuse_edges(origin: TestPoint, zeros: Sequence[str]) -> None:
     """Refuse a field on a graph that is written as differences observed to be zero, with a scale that is learned.
 
     Normals for ``E`` edges normalise by ``scale^-E``; a field of ``n`` values on ``c`` components of a graph by
     ``scale^-(n - c)``, which is the same for a forest only.
 
     :param origin: a run with derivatives.
-    :param unseen: the observed sites whose data are all zero.
+    :param zeros: the observed sites whose data are all zero.
     :raises UnsupportedModel: with the site and what to write instead.
     """
-    for name in unseen:
+    for name in zeros:
         edges = _edges(origin, name)
         cycles = 0 if edges is None else num_cycles(edges)
         if edges is not None and cycles:

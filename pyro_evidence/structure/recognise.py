@@ -132,9 +132,9 @@ def _recognised(joint: LogJoint, look_for_factors: bool) -> Structure:
     if found is None:
         return Structure(None, None, None, AutogradDensity(joint, None))
     origin, typical = found.origin, found.typical
-    unseen = [n for n in joint.observed if not bool(torch.as_tensor(origin.trace.nodes[n]["value"]).any())]
-    if unseen:
-        factors.refuse_edges(origin, unseen)
+    zeros = [n for n in joint.observed if not bool(torch.as_tensor(origin.trace.nodes[n]["value"]).any())]
+    if zeros:
+        factors.refuse_edges(origin, zeros)
     guess = groups.propose(found)
     theta = origin.theta.detach()
     wide: list[TestPoint | None] = [origin, origin]

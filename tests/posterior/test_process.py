@@ -16,7 +16,7 @@ from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Stop, Uns
 from pyro_evidence.models.gp import gp_classifier, gp_regression
 from pyro_evidence.models.kernels import RBF
 from pyro_evidence.precision.gaussian_process import LatentPrecision
-from pyro_evidence.program.links import gauss_hermite, moderated_output
+from pyro_evidence.program.links import moderated_output, normal_nodes
 
 QUIET = Stop(progress=False)
 
@@ -106,7 +106,7 @@ def test_predicted_classes_are_averages_by_quadrature() -> None:
     new = torch.tensor([[0.3, -0.2], [2.0, 1.0]])
     posterior = fitted(gp_classifier(RBF(1.0, 2.0), num_classes=3), X, t.long() + (X[:, 0] > 1.0))
     found = predict_latent(posterior, new)
-    nodes, weights = gauss_hermite(40, found.mean)
+    nodes, weights = normal_nodes(40, found.mean)
     grid, volume = torch.cartesian_prod(nodes, nodes, nodes), torch.cartesian_prod(weights, weights, weights).prod(-1)
     for i, probability in enumerate(posterior.predict(new, num_samples=4096)):
         each = torch.arange(3) * 2 + i

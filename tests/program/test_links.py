@@ -131,7 +131,7 @@ def test_candidates_follow_the_constraint(constraint, normalised, first) -> None
 def test_an_averaged_softmax_is_the_integral() -> None:  # oracle: a product of Gauss-Hermite rules
     mean = torch.tensor([[0.3, -1.2], [2.0, 0.5]])
     root = torch.tensor([[[1.0, 0.0], [0.6, 0.8]], [[2.0, 0.0], [-1.0, 0.5]]])
-    nodes, weights = links.gauss_hermite(60, mean)
+    nodes, weights = links.normal_nodes(60, mean)
     grid, volume = torch.cartesian_prod(nodes, nodes), torch.cartesian_prod(weights, weights).prod(-1)
     exact = volume @ links.baseline_softmax.forward(mean.unsqueeze(1) + grid @ root.mT)
     found = links.softmax_average(mean, root @ root.mT, quasi_normal(4096, 2))
