@@ -57,10 +57,10 @@ class AutogradDensity(JointDensity):
     """Any model, by reverse-mode derivatives of its log joint."""
 
     slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
-    steps: RecordedTerms | None = None  # the log joint, where equal operations of many steps run as one
+    terms: RecordedTerms | None = None  # of the log joint, where equal operations of many steps run as one
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        return (self.joint if self.steps is None or u.dim() == 1 else self.steps).log_joint(u, theta)
+        return (self.joint if self.terms is None or u.dim() == 1 else self.terms).log_joint(u, theta)
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, shape ``(R, D, D)``.

@@ -145,7 +145,8 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     found = families(mine, followed.shapes)
     narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
     wide = tuple(family for family in found if family.index.shape[-1] > NARROW)
-    density = Structured(followed.joint, linear, names, narrow, wide, False)
+    slots = None if linear is None else linear.slots
+    density = Structured(joint, slots, linear=linear, names=names, families=narrow, wide=wide)
     widths = [index.shape[-1] for index in density.pattern.index]
     most, widest_plate = max(widths), max(widths[: len(widths) - len(wide)])  # of all, of one of many terms
     if sum(family.index.numel() for family in wide) > min(WIDE_TERMS, size // 2) or widest_plate > max(
@@ -168,7 +169,7 @@ def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> Structured | None:
     if found is None:
         return None
     names = (*joint.latents.names, *joint.discrete, *joint.observed)
-    density = Structured(joint, None, names, found[1], (), False, terms=found[0])
+    density = Structured(joint, None, found[0], names=names, families=found[1], wide=())
     if not _affordable(density):
         return None
     return replace(density, quadratic=_is_quadratic(density, u, theta))
