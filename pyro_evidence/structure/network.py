@@ -18,7 +18,7 @@ from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import Layout, curvature_graph, slope_and_curvature
 from pyro_evidence.precision.dense import FLOAT
-from pyro_evidence.structure.density import JointDensity
+from pyro_evidence.structure.density import JointDensity, wants_graph
 from pyro_evidence.structure.observed import CLOSE
 
 Activation = Callable[[Tensor], Tensor]  # elementwise
@@ -260,12 +260,10 @@ class NetworkDensity(JointDensity):
         """
         if len(self.wiring.layers) == 2:
             return self._curvature(u, theta, bent=True)
-        graph = u.requires_grad or theta.requires_grad
-        return -derivatives.hessian(self.log_joint, u, theta, create_graph=graph)
+        return -derivatives.hessian(self.log_joint, u, theta, create_graph=wants_graph(u, theta))
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        graph = u.requires_grad or theta.requires_grad
-        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=graph)
+        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=wants_graph(u, theta))
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         """Prior precision plus ``J' diag(-l'') J``, shape ``(R, D, D)``.
@@ -284,7 +282,7 @@ class NetworkDensity(JointDensity):
             return self._log_likelihood(e, precisions)
 
         layout = Layout(eta.shape[1:], (1,))
-        if u.requires_grad or theta.requires_grad:
+        if wants_graph(u, theta):
             _, g, B = curvature_graph(log_likelihood, layout, eta)
         else:
             _, g, blocks = slope_and_curvature(log_likelihood, layout, eta)
