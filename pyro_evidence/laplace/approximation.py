@@ -230,7 +230,7 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
         return lbfgs.ascend(slope, u, tolerance=tolerance, num_steps=num_steps, watch=watch)
 
     def climb(u: Tensor, curvature: Curvature, before: newton.Mode | None = None) -> newton.Mode:
-        of = Climbing(density.joint, density.slots, density.steps) if isinstance(density, AutogradDensity) else density
+        of = Climbing(density.joint, density.slots, density.terms) if isinstance(density, AutogradDensity) else density
         method = trust_region.climb if network else newton.climb
         mode = method(of, lambda v: curvature(of, v, theta), u, theta, limits)
         return mode if before is None else replace(mode, left_saddle=before.left_saddle | mode.left_saddle)

@@ -285,10 +285,6 @@ def _is_symmetric(fn: Any) -> bool:
     return bool(((here - there).abs() <= relative_rounding(here.dtype) * (1.0 + here.abs())).all())
 
 
-NUM_POINTS = 2  # random places at which the densities are looked at
-MOST = 30  # coordinates that are integrated numerically
-
-
 def marginalised_sites(joint: LogJoint, marginalise: Sequence[str] | None) -> tuple[str, ...]:
     """The sites to integrate numerically around Laplace: those that are named, or those that are found.
 

@@ -101,17 +101,21 @@ class StandIns:
         self.results.append(result)
 
 
-class Tape(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """Sees every operation of a run, below autograd."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: the wrapper that it would bring imports torch's compiler, which takes longer than most fits."""
+        return False
+
+
+class Tape(DispatchMode):
     """A run of a function that writes down every operation on what is made of its arguments.
 
     :param arguments: vectors.
     :param stand_ins: what later operations see in place of some results, noted while the function runs.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: the wrapper that it would bring imports torch's compiler."""
-        return False
 
     def __init__(self, arguments: Sequence[Tensor], stand_ins: "StandIns") -> None:
         super().__init__()
@@ -133,7 +137,7 @@ class Tape(TorchDispatchMode):
 
     def _write(self, func: Any, taken: tuple[list[Any], Form], result: Any, *, alone: bool) -> None:
         given, form = taken
-        made = list(result) if isinstance(result, tuple | list) else [result]
+        made = listed(result)
         if func.overloadpacket in VALUES or torch.Tag.data_dependent_output in func.tags:
             raise Unrecordable("a number taken out of a tensor")
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
@@ -230,8 +234,8 @@ class OperationBatch:
                 own.append(x.reshape(len(x), *ones, *x.shape[1:]) if ones else x)
             return [self._called(given, own)]
         if self.count == 1:
-            return [x.unsqueeze(0) for x in _listed(self._called(given, [given[i][0] for i in self._many]))]
-        return _listed(torch.vmap(lambda *own: self._called(given, own))(*(given[i] for i in self._many)))
+            return [x.unsqueeze(0) for x in listed(self._called(given, [given[i][0] for i in self._many]))]
+        return listed(torch.vmap(lambda *own: self._called(given, own))(*(given[i] for i in self._many)))
 
     @cached_property
     def _many(self) -> tuple[int, ...]:
@@ -255,7 +259,8 @@ class OperationBatch:
         self.__dict__.update(state, func=getattr(getattr(getattr(torch.ops, namespace), packet), overload))
 
 
-def _listed(value: Any) -> list[Tensor]:
+def listed(value: Any) -> list[Any]:
+    """A list of results, or of the only one."""
     return list(value) if isinstance(value, tuple | list) else [value]
 
 

@@ -366,15 +366,10 @@ def _by_column(size: int, families: Sequence[Tensor]) -> Tensor:
             fresh = column[colours[column] < 0]
             if len(fresh):
                 taken = colours[index[colours[column] < 0]]
-                colours[fresh] = _free(taken, num)
+                used = set(taken.unique().tolist())  # by neighbours
+                colours[fresh] = next(c for c in range(num + 1) if c not in used)
                 num = max(num, int(colours.max()) + 1)
     return colours
-
-
-def _free(taken: Tensor, num: int) -> int:
-    """The first colour that none of the neighbours has."""
-    used = set(taken[taken >= 0].unique().tolist())
-    return next(c for c in range(num + 1) if c not in used)
 
 
 def _greedy(size: int, families: Sequence[Tensor]) -> Tensor:

@@ -157,7 +157,7 @@ class _VonMises3D(dist.VonMises3D):
 
     def log_prob(self, value: Tensor) -> Tensor:
         square = self.concentration.square().sum(-1)
-        return (self.concentration * value).sum(-1) - math.log(4.0 * math.pi) - _log_sinh_over(square)
+        return (self.concentration * value).sum(-1) - math.log(2.0 * math.tau) - _log_sinh_over(square)
 
 
 def _log_sinh_over(square: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from pyro_evidence.program.sites import is_observation, sample_nodes
 Values = dict[str, Tensor]
 ROWS = 512  # evaluated at a time
 MOST_DRAWS, FEWEST_DRAWS = 4_000, 100  # of a check
-AFFORDABLE = 10**8  # latents and data, of all draws of a check
+AFFORDABLE = 100_000_000  # latents and data, of all draws of a check
 NUMBERS = 2**24  # of latents or data, in all rows that are evaluated at a time
 
 

@@ -101,4 +101,4 @@ def central_value(fn: Any) -> Tensor | None:
         like = torch.zeros(())
     shape = unconstrained_shape(transform, fn.shape())
     uniform = torch.rand(shape, dtype=like.dtype, device=like.device)
-    return cast(Tensor, transform(4.0 * uniform - 2.0)).detach()
+    return cast(Tensor, transform(2.0 * (2.0 * uniform - 1.0))).detach()

@@ -3,7 +3,7 @@
 Both satisfy :class:`pyro_evidence.precision.choices.Density`, and must agree: the second is only a faster way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -57,10 +57,10 @@ class AutogradDensity(JointDensity):
     """Any model, by reverse-mode derivatives of its log joint."""
 
     slots: tuple[LikelihoodTerm, ...] | None  # where observed sites see the latents, for Gauss-Newton
-    steps: RecordedTerms | None = None  # the log joint, where equal operations of many steps run as one
+    terms: RecordedTerms | None = None  # of the log joint, where equal operations of many steps run as one
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        return (self.joint if self.steps is None or u.dim() == 1 else self.steps).log_joint(u, theta)
+        return (self.joint if self.terms is None or u.dim() == 1 else self.terms).log_joint(u, theta)
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, shape ``(R, D, D)``.
@@ -68,7 +68,7 @@ class AutogradDensity(JointDensity):
         :raises TooLarge: when it and its Cholesky factor would not fit into memory.
         """
         self.require_dense(u)
-        A = derivatives.hessian(self.log_joint, u, theta, create_graph=_wants_graph(u, theta))
+        A = derivatives.hessian(self.log_joint, u, theta, create_graph=wants_graph(u, theta))
         return -A if A.requires_grad else A.neg_()
 
     def require_dense(self, u: Tensor) -> None:
@@ -88,7 +88,7 @@ class AutogradDensity(JointDensity):
         return Orders(value, slope, -A)
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=_wants_graph(u, theta))
+        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=wants_graph(u, theta))
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         """Prior precision plus ``J' diag(-l'') J`` at each row, shape ``(R, D, D)``.
@@ -104,7 +104,7 @@ class AutogradDensity(JointDensity):
         return torch.stack([self._gauss_newton(*row) for row in zip(u, theta, strict=True)])
 
     def _gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
-        graph = _wants_graph(u, theta)
+        graph = wants_graph(u, theta)
         u = u if u.requires_grad else u.detach().requires_grad_()
         prior = partial(predictors.log_prior_rows, self.joint)
         A = -derivatives.hessian(prior, u.unsqueeze(0), theta, create_graph=graph)[0]
@@ -136,7 +136,7 @@ class Climbing(AutogradDensity):
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, shape ``(R, D, D)``, from the graph of the gradient where that was taken."""
         here = self._last and self._last[0][1] is theta and torch.equal(self._last[0][0], u)
-        if not here or _wants_graph(u, theta):
+        if not here or wants_graph(u, theta):
             return super().precision(u, theta)
         self.require_dense(u)
         return self._last.pop()[2](False).neg_()
@@ -180,7 +180,7 @@ class Derivatives:
         others = self.slot.others(trace)
         if any(isinstance(x, Tensor) and x.requires_grad for x in others):
             return None
-        if known is not None and _are_equal(known[1], others):
+        if known is not None and are_equal(known[1], others):
             found = known[2]
         elif others[2] == [self.slot.parameter]:  # the predictor is the only parameter
             blocks = in_blocks(self.slot.log_likelihood(trace), self.slot.layout, eta.dtype)
@@ -192,18 +192,19 @@ class Derivatives:
         return found
 
 
-def _are_equal(first: list[Any], second: list[Any]) -> bool:
-    """Whether two readings of a site are the same, to the last digit."""
-    if len(first) != len(second):
-        return False
-    for a, b in zip(first, second, strict=True):
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            same = a is b or (a.shape == b.shape and torch.equal(a, b))
-        else:
-            same = a is b or (type(a) is type(b) and bool(a == b))
-        if not same:
-            return False
-    return True
+def are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float = 0.0) -> bool:
+    """Whether two readings are the same; up to rounding where it is given, and then but for what is not finite."""
+    return len(first) == len(second) and all(
+        a is b or _is_equal(a, b, tolerance) for a, b in zip(first, second, strict=True)
+    )
+
+
+def _is_equal(a: Any, b: Any, tolerance: float) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return type(a) is type(b) and bool(a == b)
+    if a.shape != b.shape or torch.equal(a, b) or not tolerance:
+        return a.shape == b.shape and torch.equal(a, b)
+    return bool(((a - b).abs() <= tolerance * b.abs()).logical_or(~torch.isfinite(b)).all())
 
 
 @dataclass(frozen=True)
@@ -372,7 +373,7 @@ class LinearPredictors(JointDensity):
 
     def curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
         """Minus the second derivatives of the likelihoods in their predictors, ``(R, N, C, C)`` each."""
-        graph, parts = _wants_graph(u, theta), self.parts(theta)
+        graph, parts = wants_graph(u, theta), self.parts(theta)
         if self._last and not graph and self._last[0][1] is parts and torch.equal(self._last[0][0], u):
             return [block().double() for block in self._last.pop()[2]]
         etas = [e if e.requires_grad else e.requires_grad_() for e in self._etas(u, theta)]
@@ -436,14 +437,14 @@ class LinearDensity(LinearPredictors):
         prior = self.parts(theta).prior
         if prior is not None:
             return prior[1]
-        return -derivatives.hessian(self._log_prior, u, theta, create_graph=_wants_graph(u, theta))
+        return -derivatives.hessian(self._log_prior, u, theta, create_graph=wants_graph(u, theta))
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
         parts = [gram_diagonal(p.J, B) for p, B in zip(self.linear, self.curvatures(u, theta), strict=True)]
         prior = self.parts(theta).prior
         if prior is not None:
             return sum(parts, prior[1])
-        graph = _wants_graph(u, theta)
+        graph = wants_graph(u, theta)
         return sum(parts, -derivatives.hessian_diagonal(self._log_prior, u, theta, self.blocks, create_graph=graph))
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -465,5 +466,6 @@ def _require_dense(u: Tensor, what: str, extra: int = 0) -> None:
     require_memory(FLOAT * (2 * num_rows * size**2 + extra), what, u.device)
 
 
-def _wants_graph(u: Tensor, theta: Tensor) -> bool:
-    return u.requires_grad or theta.requires_grad
+def wants_graph(u: Tensor, theta: Tensor) -> bool:
+    """Whether what is made of points and hyperparameters is to be differentiated in them."""
+    return torch.is_grad_enabled() and (u.requires_grad or theta.requires_grad)

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from pyro_evidence.numerics.recorded import DispatchMode, listed
 
 aten = torch.ops.aten
 
@@ -57,10 +58,6 @@ def _full(group: Tensor, shape: Sequence[int]) -> Tensor:
     return group.expand(*shape, group.shape[-1])
 
 
-def _listed(value: Any) -> list[Tensor]:
-    return list(value) if isinstance(value, tuple | list) else [value]
-
-
 def gathered(group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: bool, op: str) -> Tensor:
     """The coordinates of a group, united over ``dims`` of its tensor."""
     if _is_global(group):
@@ -79,16 +76,11 @@ def gathered(group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: 
     return laid
 
 
-class Follow(TorchDispatchMode):
+class Follow(DispatchMode):
     """A run of the model in which coordinates are followed.
 
     :param origin: the flat coordinates ``(D,)`` that the run starts from.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: the wrapper that it would bring imports torch's compiler, which takes longer than most fits."""
-        return False
 
     def __init__(self, origin: Tensor) -> None:
         super().__init__()
@@ -123,15 +115,15 @@ class Follow(TorchDispatchMode):
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, tracked: list[Tensor]) -> None:
         packet = func.overloadpacket
-        floats = (x.is_floating_point() if isinstance(x, Tensor) else isinstance(x, float) for x in _listed(result))
+        floats = (x.is_floating_point() if isinstance(x, Tensor) else isinstance(x, float) for x in listed(result))
         if packet in CONSTANT or not any(floats):
             return
         if packet in MOVES:
             found = self._moves(func, args, kwargs, tracked)
         elif packet in RULES:
-            found = [self._ruled(packet, args, kwargs, result)] * len(_listed(result))
+            found = [self._ruled(packet, args, kwargs, result)] * len(listed(result))
         elif torch.Tag.pointwise in func.tags or packet in ELEMENTWISE:
-            found = [united(*(self.of(x) for x in tracked))] * len(_listed(result))
+            found = [united(*(self.of(x) for x in tracked))] * len(listed(result))
         else:
             number = packet is aten._local_scalar_dense
             name = "a number taken out of a tensor (.item(), float(...))" if number else f"torch's {packet.__name__}"
@@ -144,7 +136,7 @@ class Follow(TorchDispatchMode):
     def _write(self, func: Any, args: Any, result: Any, found: Sequence[Groups]) -> None:
         if func._schema.is_mutable and isinstance(args[0], Tensor) and args[0]._is_view():
             self._write_behind(args[0], found[0])
-        for value, groups in zip(_listed(result), found, strict=True):
+        for value, groups in zip(listed(result), found, strict=True):
             if isinstance(value, Tensor) and value.is_floating_point():
                 self.notes[value] = groups
 
@@ -189,11 +181,11 @@ class Follow(TorchDispatchMode):
             if _is_global(group):
                 each.append(None)
             else:
-                columns = [_listed(move(column)) for column in _full(group, value.shape).unbind(-1)]
+                columns = [listed(move(column)) for column in _full(group, value.shape).unbind(-1)]
                 each.append([torch.stack(parts, -1) for parts in zip(*columns, strict=True)])
         num = next((len(e) for e in each if e is not None), 0)
         if not num:
-            num = len(_listed(move(torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape))))
+            num = len(listed(move(torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape))))
         lists = [[g.reshape(-1)] * num if e is None else e for g, e in zip(groups, each, strict=True)]
         return [tuple(parts) for parts in zip(*lists, strict=True)]
 

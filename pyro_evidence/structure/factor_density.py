@@ -11,33 +11,31 @@ from pyro_evidence.numerics import derivatives
 from pyro_evidence.precision.blocks import BlockPlan, elimination
 from pyro_evidence.precision.dense import Elements, Pattern, Plan, pattern_product
 from pyro_evidence.precision.low_rank import LowRankPlan
-from pyro_evidence.structure.density import AutogradDensity, JointDensity
+from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factor_cells import FactorFamily, cells
 from pyro_evidence.structure.factor_derivatives import Second, hessians_of_few, slopes_of_few
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
-from pyro_evidence.structure.factor_terms import RecordedTerms
 
 Solve = Callable[[Tensor], Tensor]
 
 NAMED = 8  # sites that the sentence names
 
 
-@dataclass(frozen=True)
-class Structured(JointDensity):
+@dataclass(frozen=True, kw_only=True)
+class Structured(AutogradDensity):
     """A density by its factors; one row at a time where second derivatives are meant.
 
     The first family of its pattern is every coordinate by itself; the next are the data that linear predictors join,
     then the factors of the sites ``names``.
+
+    :ivar terms: recorded, of very many sites, or of sums that families see after all coordinates.
     """
 
-    linear: SparsePredictors | None
+    linear: SparsePredictors | None = None
     names: tuple[str, ...]  # sites whose factors are differentiated as they stand
     families: tuple[FactorFamily, ...]  # of these
     wide: tuple[FactorFamily, ...]  # of these, few that depend on many coordinates
-    quadratic: bool  # whether the second derivatives of the families are the same at all latents
-    terms: RecordedTerms | None = (
-        None  # recorded, of very many sites, or of sums that families see after all coordinates
-    )
+    quadratic: bool = False  # whether the second derivatives of the families are the same at all latents
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
@@ -88,32 +86,13 @@ class Structured(JointDensity):
         return () if self.linear is None else self.linear.linear
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        return (self.linear or (None if len(self.B) else self.terms) or self.joint).log_joint(u, theta)
-
-    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Minus the Hessian as a dense matrix, ``(R, D, D)``."""
-        return self._dense.precision(u, theta)
-
-    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Its diagonal, ``(R, D)``."""
-        return self._dense.precision_diagonal(u, theta)
-
-    def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Precision without the second derivatives of the predictor, ``(R, D, D)``."""
-        return self._dense.gauss_newton(u, theta)
-
-    @property
-    def _dense(self) -> AutogradDensity:
-        return AutogradDensity(self.joint, None if self.linear is None else self.linear.slots)
+        if self.linear is not None:
+            return self.linear.log_joint(u, theta)
+        return self.joint.log_joint(u, theta) if len(self.B) else super().log_joint(u, theta)
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``, detached."""
         return super().gradient(u, theta) if self.linear is None else self.linear.gradient(u, theta)
-
-    def point(self, u: Tensor, theta: Tensor) -> "FactorPoint":
-        """Value, gradient and curvature at ``u`` ``(D,)``."""
-        value, gradient = self.gradient(u.unsqueeze(0), theta)
-        return FactorPoint(self, u, theta, value[0], gradient[0])
 
     def elements(self, u: Tensor, theta: Tensor) -> Elements:
         """Minus the Hessian at ``u`` ``(D,)`` in the layout of :attr:`pattern`."""
@@ -233,18 +212,3 @@ class Structured(JointDensity):
         truth = -torch.stack([derivatives.pullback(slope, u, row) for row in v])
         found = self._back(pattern_product(self.pattern, elements, torch.cat([v, v @ self.B.mT], -1)))
         return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)
-
-
-@dataclass(frozen=True)
-class FactorPoint:
-    """One point of a density; its curvature when it is asked for."""
-
-    density: Structured
-    u: Tensor  # (D,)
-    theta: Tensor
-    log_joint: Tensor  # ()
-    gradient: Tensor  # (D,)
-
-    def elements(self) -> Elements:
-        """Minus the Hessian in the layout of the density's pattern."""
-        return self.density.elements(self.u, self.theta)

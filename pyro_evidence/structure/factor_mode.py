@@ -12,10 +12,10 @@ from pyro_evidence.numerics.lbfgs import ascend
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.line_search import no_callback
 from pyro_evidence.precision.dense import Elements, Precision, StructuredPrecision
-from pyro_evidence.structure.factor_density import FactorPoint, Structured
+from pyro_evidence.structure.factor_density import Structured
+from pyro_evidence.structure.observed import CLOSE
 from pyro_evidence.structure.pruned import Pruned
 
-CLOSE = 1e-9  # relative: rounding of two orders of summation, not a coupling
 FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
 SOON = 15  # steps that Newton takes at most where the density is concave all the way
 SHIFTS = 12  # tenfold ones that are tried where the curvature is not positive definite
@@ -52,17 +52,9 @@ class StructuredProblem:
     value: Structured | Pruned  # the density whose log joint counts
     label: Label
 
-    def point(self, u: Tensor, theta: Tensor) -> FactorPoint:
-        """Value, gradient and curvature at ``u`` ``(D,)``, pruned coordinates held."""
-        found = self.density.point(self._held(u, theta), theta)
-        if not isinstance(self.value, Pruned):
-            return found
-        left_out = self.value.left_out(theta)
-        return replace(found, log_joint=found.log_joint - left_out, gradient=found.gradient * self.active)
-
-    def elements(self, point: FactorPoint) -> Elements:
-        """Minus the Hessian in the active coordinates, the identity on the others."""
-        elements = point.elements()
+    def elements(self, u: Tensor, theta: Tensor) -> Elements:
+        """Minus the Hessian at ``u`` ``(D,)`` in the active coordinates, the identity on the others."""
+        elements = self.density.elements(self._held(u, theta), theta)
         return elements if bool(self.active.all()) else self._masked(elements, 1.0)
 
     def _held(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -82,7 +74,7 @@ class StructuredProblem:
 
         :raises NotPositiveDefinite: when it is not positive definite.
         """
-        return self.density.plan.factorise(self.elements(self.point(u, theta)), self.label)
+        return self.density.plan.factorise(self.elements(u, theta), self.label)
 
     def slope(self, precision: Precision, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``."""
@@ -160,13 +152,10 @@ class StructuredProblem:
 
     def _climb(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, shifted: bool = True) -> StructuredMode:
         """Newton from one start ``(D,)``; the curvature of a point is made of what its gradient has computed."""
-        last: list[FactorPoint] = []
-
-        def gradient(u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            last[:] = [self.point(u[0], theta)]
-            return last[0].log_joint.detach().reshape(1), last[0].gradient.detach().unsqueeze(0)
-
-        return self._search(gradient, lambda u, rows: [self.elements(last[0])], u.unsqueeze(0), limits, shifted=shifted)
+        gradient = newton.gradient_of(self.value, theta)
+        return self._search(
+            gradient, lambda v, rows: [self.elements(v[0], theta)], u.unsqueeze(0), limits, shifted=shifted
+        )
 
     def _search(
         self,

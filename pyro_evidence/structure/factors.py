@@ -145,7 +145,8 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     found = families(mine, followed.shapes)
     narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
     wide = tuple(family for family in found if family.index.shape[-1] > NARROW)
-    density = Structured(followed.joint, linear, names, narrow, wide, False)
+    slots = None if linear is None else linear.slots
+    density = Structured(joint, slots, linear=linear, names=names, families=narrow, wide=wide)
     widths = [index.shape[-1] for index in density.pattern.index]
     most, widest_plate = max(widths), max(widths[: len(widths) - len(wide)])  # of all, of one of many terms
     if sum(family.index.numel() for family in wide) > min(WIDE_TERMS, size // 2) or widest_plate > max(
@@ -168,7 +169,7 @@ def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> Structured | None:
     if found is None:
         return None
     names = (*joint.latents.names, *joint.discrete, *joint.observed)
-    density = Structured(joint, None, names, found[1], (), False, terms=found[0])
+    density = Structured(joint, None, found[0], names=names, families=found[1], wide=())
     if not _affordable(density):
         return None
     return replace(density, quadratic=_is_quadratic(density, u, theta))
@@ -189,17 +190,17 @@ def _affordable(density: Structured) -> bool:
     return few and COPIES * FLOAT * numbers <= available_bytes(device)
 
 
-def refuse_edges(origin: TestPoint, unseen: Sequence[str]) -> None:
+def refuse_edges(origin: TestPoint, zeros: Sequence[str]) -> None:
     """Refuse a field on a graph that is written as differences observed to be zero, with a scale that is learned.
 
     Normals for ``E`` edges normalise by ``scale^-E``; a field of ``n`` values on ``c`` components of a graph by
     ``scale^-(n - c)``, which is the same for a forest only.
 
     :param origin: a run with derivatives.
-    :param unseen: the observed sites whose data are all zero.
+    :param zeros: the observed sites whose data are all zero.
     :raises UnsupportedModel: with the site and what to write instead.
     """
-    for name in unseen:
+    for name in zeros:
         edges = _edges(origin, name)
         cycles = 0 if edges is None else num_cycles(edges)
         if edges is not None and cycles:

@@ -239,11 +239,9 @@ class GaussianLatent(LinearDensity):
         point, value, slope, decrement, converged, definite = (
             torch.stack(x) for x in zip(*(row[0] for row in rows), strict=True)
         )
-        none = torch.zeros_like(point)
-        numbers = {"u": point, "log_joint": value, "gradient": slope, "precision": torch.empty(0), "step": none}
-        flags = {"decrement": decrement, "converged": converged, "definite": definite, "lowest": none}
-        flags["left_saddle"] = torch.zeros_like(converged)
-        return LatentMode(**numbers, **flags, found=tuple(row[1] for row in rows))
+        none, never = torch.zeros_like(point), torch.zeros_like(converged)
+        flags = (decrement, converged, definite, none, none, never)
+        return LatentMode(point, value, slope, torch.empty(0), *flags, found=tuple(row[1] for row in rows))
 
     def _mode(
         self, reading: Reading, u: Tensor, tolerance: float, watch: Watch

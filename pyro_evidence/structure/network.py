@@ -18,7 +18,8 @@ from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import Layout, curvature_graph, slope_and_curvature
 from pyro_evidence.precision.dense import FLOAT
-from pyro_evidence.structure.density import JointDensity
+from pyro_evidence.structure.density import JointDensity, wants_graph
+from pyro_evidence.structure.observed import CLOSE
 
 Activation = Callable[[Tensor], Tensor]  # elementwise
 Layer = tuple[Tensor, Tensor]
@@ -53,7 +54,7 @@ def is_odd(activation: Activation) -> bool:
     x = torch.linspace(0.0, 4.0, 33, dtype=torch.float64)
     with torch.no_grad():
         ahead, behind = activation(x), activation(-x)
-    return torch.allclose(ahead, -behind, rtol=1e-9, atol=1e-9)
+    return torch.allclose(ahead, -behind, rtol=CLOSE, atol=CLOSE)
 
 
 def log_symmetries(num_units: int, odd: bool) -> float:
@@ -265,12 +266,10 @@ class NetworkDensity(JointDensity):
         """
         if len(self.wiring.layers) == 2:
             return self._curvature(u, theta, bent=True)
-        graph = u.requires_grad or theta.requires_grad
-        return -derivatives.hessian(self.log_joint, u, theta, create_graph=graph)
+        return -derivatives.hessian(self.log_joint, u, theta, create_graph=wants_graph(u, theta))
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        graph = u.requires_grad or theta.requires_grad
-        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=graph)
+        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=wants_graph(u, theta))
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         """Prior precision plus ``J' diag(-l'') J``, shape ``(R, D, D)``.
@@ -289,7 +288,7 @@ class NetworkDensity(JointDensity):
             return self._log_likelihood(e, precisions)
 
         layout = Layout(eta.shape[1:], (1,))
-        if u.requires_grad or theta.requires_grad:
+        if wants_graph(u, theta):
             _, g, B = curvature_graph(log_likelihood, layout, eta)
         else:
             _, g, blocks = slope_and_curvature(log_likelihood, layout, eta)

@@ -19,6 +19,7 @@ from pyro_evidence.numerics.linear_predictor import (
 Function = Callable[[Tensor], Tensor]  # rows (R, D) -> (R,)
 EPS = torch.finfo(torch.float64).eps
 PLACES = (0.0, 0.7, -2.9, 6.1)  # predictors at which a likelihood is looked at
+CLOSE = 1e-9  # relative difference of two ways to compute a number
 KEPT = 2**24  # numbers of a design whose transpose and squares may be kept beside it: 128 MiB each
 
 
@@ -134,7 +135,7 @@ def logistic(part: Part) -> Part:
     closed = LogisticPart(log_likelihood, part.J, part.c, half, trials)
     found = (*closed.slope(places), closed.curvature(places))
     pairs = zip(found, (value, slope, curvature), strict=True)
-    return closed if all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in pairs) else part
+    return closed if all(torch.allclose(a, b, rtol=CLOSE, atol=CLOSE) for a, b in pairs) else part
 
 
 def part_of(log_likelihood: Function, layout: Layout, predictor: tuple[Tensor, Tensor], dtype: torch.dtype) -> Part:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm, Sites
 from pyro_evidence.structure import factors, gaussian_process, groups, probes
-from pyro_evidence.structure.density import AutogradDensity, DenseLinear, LinearDensity, LinearPredictors
+from pyro_evidence.structure.density import AutogradDensity, DenseLinear, LinearDensity, LinearPredictors, are_equal
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
 from pyro_evidence.structure.factor_terms import SITES, terms_of_steps
@@ -132,9 +132,9 @@ def _recognised(joint: LogJoint, look_for_factors: bool) -> Structure:
     if found is None:
         return Structure(None, None, None, AutogradDensity(joint, None))
     origin, typical = found.origin, found.typical
-    unseen = [n for n in joint.observed if not bool(torch.as_tensor(origin.trace.nodes[n]["value"]).any())]
-    if unseen:
-        factors.refuse_edges(origin, unseen)
+    zeros = [n for n in joint.observed if not bool(torch.as_tensor(origin.trace.nodes[n]["value"]).any())]
+    if zeros:
+        factors.refuse_edges(origin, zeros)
     guess = groups.propose(found)
     theta = origin.theta.detach()
     wide: list[TestPoint | None] = [origin, origin]
@@ -364,30 +364,17 @@ def _matches(slot: LikelihoodTerm, probe: TestPoint, eta: Tensor, size: Tensor) 
 
 def _explains(linear: LinearPredictors, base: TestPoint, probe: TestPoint) -> bool:
     """Whether the linear density, its parts read at ``base``, has the prior, predictors and likelihoods of a run."""
+    rounding = linear.joint.rounding
     with torch.no_grad():
         before, after = ([predictors.log_prob_sum(p.trace, linear.free)] for p in (base, probe))
-        if linear.gaussian and not _same(base.prior[:2], probe.prior[:2], probe):
+        if linear.gaussian and not are_equal(base.prior[:2], probe.prior[:2], rounding):
             return False
-        if not _same(before, after, probe):
+        if not are_equal(before, after, rounding):
             return False
         for part in linear.linear:  # each site sees the latents through its predictor alone, and that as expected
-            if not _same(part.slot.others(base.trace), part.slot.others(probe.trace), probe):
+            if not are_equal(part.slot.others(base.trace), part.slot.others(probe.trace), rounding):
                 return False
             u, offset = probe.u, part.slot.blocks(base.trace).double()
             if not _matches(part.slot, probe, part.eta(u.unsqueeze(0), offset)[0], part.reach(u) + offset.abs()):
                 return False
     return True
-
-
-def _same(first: Sequence[Any], second: Sequence[Any], probe: TestPoint) -> bool:
-    """Whether two readings are the same up to rounding; what is not finite in the second cannot be judged."""
-    pairs = zip(first, second, strict=False)  # of a length, or their first items differ
-    return all(a is b or _alike(a, b, probe.joint.rounding) for a, b in pairs)
-
-
-def _alike(a: Any, b: Any, tolerance: float) -> bool:
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return type(a) is type(b) and bool(a == b)
-    if a.shape != b.shape or torch.equal(a, b):
-        return a.shape == b.shape
-    return bool(((a - b).abs() <= tolerance * b.abs()).logical_or(~torch.isfinite(b)).all())

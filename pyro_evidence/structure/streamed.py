@@ -21,7 +21,7 @@ from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import Orders, generic_directions
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.density import LinearDensity
+from pyro_evidence.structure.density import LinearDensity, wants_graph
 from pyro_evidence.structure.groups import PrecisionGroups
 from pyro_evidence.structure.probes import Unreadable
 from pyro_evidence.structure.recognise import Structure, read_again, recognise
@@ -187,7 +187,7 @@ class StreamedDensity(LinearDensity):
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``; differentiable, by a pass for each derivative."""
         prior = self._log_prior(u, theta)
-        if _wants_graph(u, theta):
+        if wants_graph(u, theta):
             return prior + added_up(self.rows, self.of.value, self._totals(u, theta).value, u, theta)
         if len(u) > MANY:
             return prior + self.rows.total(lambda d: self.of.value(d, u, theta))
@@ -215,7 +215,7 @@ class StreamedDensity(LinearDensity):
 
     def _with_prior(self, prior: Tensor, u: Tensor, theta: Tensor) -> Tensor:
         prior = prior if prior.dim() > 2 else prior.diag_embed()
-        if _wants_graph(u, theta):
+        if wants_graph(u, theta):
             return prior + added_up(self.rows, self.of.precision, self._totals(u, theta).precision, u, theta)
         if len(u) > MANY:
             return prior + self.rows.total(lambda d: self.of.precision(d, u, theta).detach())
@@ -247,10 +247,6 @@ LINEAR: Summands = Summands(LinearDensity.log_likelihood, LinearDensity.likeliho
 def _slope(value: "OfChunk", piece: Any, u: Tensor, theta: Tensor) -> Tensor:
     """The derivative of a value in ``u``, which requires a gradient, in its graph, ``(R, D)``."""
     return derivatives.pullback(value(piece, u, theta).sum(), u, create_graph=True)
-
-
-def _wants_graph(u: Tensor, theta: Tensor) -> bool:
-    return torch.is_grad_enabled() and (u.requires_grad or theta.requires_grad)
 
 
 OfChunk = Callable[..., Tensor]  # of a chunk's density and of tensors

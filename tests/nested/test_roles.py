@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence
-from pyro_evidence.nested.roles import sites_to_marginalise
+from pyro_evidence.nested.roles import NUM_POINTS, sites_to_marginalise
 from pyro_evidence.program.log_joint import LogJoint
 from tests.models_for_tests.sampled_scales import CASES, SCHOOLS, Case, schools_centred
 
@@ -21,6 +21,19 @@ def test_sites_that_spread_others_are_found(case: Case) -> None:
 
 def test_a_maximised_site_is_not_integrated() -> None:
     assert sites_to_marginalise(LogJoint(schools_centred, (SCHOOLS,), maximise=["tau"])) == ()
+
+
+def test_one_run_of_the_model_at_each_point_tells_the_roles_of_all_sites() -> None:
+    runs = []
+
+    def counted(y: Tensor) -> None:
+        runs.append(1)
+        schools_centred(y)
+
+    joint = LogJoint(counted, (SCHOOLS,))
+    runs.clear()
+    assert sites_to_marginalise(joint) == ("tau",)
+    assert len(runs) == NUM_POINTS
 
 
 def test_the_scale_of_a_scale_goes_with_it() -> None:

@@ -107,6 +107,22 @@ def test_nothing_pruned_is_the_density_itself() -> None:
     assert density.blocks == density.density.blocks
 
 
+def test_rows_with_masks_of_their_own_are_each_pruned_by_its_own() -> None:
+    joint, found = seen("network")
+    num = len(joint.initial_u)
+    masks = torch.ones(3, num, dtype=torch.bool)
+    masks[0, :2], masks[2, 4:6] = False, False  # rows of W: two groups, and none in between
+    u, theta = torch.randn(3, num), joint.initial_theta + 0.3 * torch.randn(3, len(joint.initial_theta))
+    together, handed_over = Pruned(found.density, found.groups), torch.cat([theta, masks.to(theta)], -1)
+    for name in ("log_joint", "gradient", "precision", "precision_diagonal", "gauss_newton"):
+        rows = getattr(together, name)(u, handed_over)
+        for row, mask in enumerate(masks):
+            alone = Pruned(found.density, found.groups, mask)
+            expected = getattr(alone, name)(u[row : row + 1], theta[row])
+            for got, one in zip(*(x if name == "gradient" else (x,) for x in (rows, expected)), strict=True):
+                assert_exact(got[row], one[0])
+
+
 def test_derivatives_in_the_hyperparameters_are_those_of_autograd() -> None:
     u = torch.randn(1, 3)
     slopes = []

@@ -84,15 +84,15 @@ def test_loops_over_sites_that_are_summed_out_or_observed(
     y = torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
     found = LaplaceEvidence(model).run(y)
     density = found.state.problem.structure.density
-    assert density.steps is not None and 2 * len(density.steps.replay.batches) < density.steps.replay.num_operations
+    assert density.terms is not None and 2 * len(density.terms.replay.batches) < density.terms.replay.num_operations
     u = torch.randn(3, len(found.state.u), generator=torch.Generator().manual_seed(1)).double()
     theta = found.state.theta
     torch.testing.assert_close(density.log_joint(u, theta), density.joint.log_joint(u, theta), rtol=1e-10, atol=1e-10)
-    copied = pickle.loads(pickle.dumps(density.steps))
-    assert torch.equal(copied.log_joint(u, theta), density.steps.log_joint(u, theta))
+    copied = pickle.loads(pickle.dumps(density.terms))
+    assert torch.equal(copied.log_joint(u, theta), density.terms.log_joint(u, theta))
     monkeypatch.setattr(factor_terms, "SITES", 1000)
     expected = LaplaceEvidence(model).run(y)
-    assert expected.state.problem.structure.density.steps is None
+    assert expected.state.problem.structure.density.terms is None
     torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-9, atol=1e-8)
 
 
@@ -164,7 +164,7 @@ def test_a_running_state_is_a_product_with_a_matrix() -> None:
     found, expected = (LaplaceEvidence(model).run(y) for model in (running, run_at_once))
     torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-9, atol=1e-8)
     structure = found.state.problem.structure
-    assert structure.factors is None and structure.density.steps is not None
+    assert structure.factors is None and structure.density.terms is not None
 
 
 def drifting(y: Tensor) -> None:
