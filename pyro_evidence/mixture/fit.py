@@ -11,7 +11,7 @@ from pyro_evidence.data.ranks import COMMUNICATOR, Communicator
 from pyro_evidence.data.rows import Repeated, Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.component_moves import Chosen, Deletion, EMSettings, GreedyDeletion, settled
-from pyro_evidence.fitting.iterate import Fit, Status
+from pyro_evidence.fitting.iterate import Fit, Status, Stop
 from pyro_evidence.fitting.restarts import Step
 from pyro_evidence.mixture import evidence, mode, rounds
 from pyro_evidence.mixture.data import ResponseUnits, StreamedData, in_pieces, response_units
@@ -115,6 +115,10 @@ class MixtureFit:
         """Whether rounds are formulas of ours on data in memory, which ask nothing of autograd."""
         given = settings.update, settings.deletion, settings.curvature
         return self.data.in_one_piece and all(x in FORMULAS or type(x) in KINDS for x in given)
+
+    def together(self, stop: Stop, deletion: Deletion) -> Stop:
+        """Restarts are compared at their modes, settled or not."""
+        return replace(stop, num_steps=min(stop.num_steps, deletion.after))
 
     def watched(self, step: Step[MixtureRestarts]) -> Journal[tuple[Tensor, ...]]:
         """A round after which the errors are written down."""
