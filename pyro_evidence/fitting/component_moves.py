@@ -291,6 +291,9 @@ class ComponentFit(Protocol):
     def is_closed(self, settings: EMSettings) -> bool:
         """Whether rounds ask nothing of autograd."""
 
+    def together(self, stop: Stop, deletion: Deletion) -> Stop:
+        """When rounds of all restarts end, where deletions and splits of the chosen one follow."""
+
     def watched(self, step: Step[Any]) -> Step[Any]:
         """A round that writes down what is seen of it, if anything is."""
 
@@ -316,7 +319,7 @@ def fit_mixture(task: ComponentFit, settings: EMSettings) -> Any:
     stop, deletion = settings.stop, settings.deletion
     together, step = stop, _to_the_end(stop)
     if deletion is not None:
-        together, step = replace(stop, num_steps=min(stop.num_steps, deletion.after)), advance
+        together, step = task.together(stop, deletion), advance
     with torch.inference_mode(task.is_closed(settings)):
         fit = run_em(task.batch, settings.initial.warm_up, together, task.watched(step))
         chosen = choose(task, fit, deletion, stop)

@@ -260,11 +260,11 @@ class EvidenceEM:
         if self._task is None or not same_arguments(self._data, (args, kwargs)):
             joint = self._joint(args, kwargs)
             task = self._begun(joint)
-            batch = warmed(task.batch, self.initial.warm_up, task.watched(advance))
+            batch = warmed(task.batch, self.initial.warm_up)
             self._data = (args, kwargs)
         else:
             task = self._task
-            batch = task.watched(advance)(task.batch)
+            batch = advance(task.batch)
         self._task = replace(task, batch=batch)
         return float(self._task.jacobian) - self._task.batch.objective
 

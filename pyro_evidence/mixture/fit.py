@@ -11,7 +11,7 @@ from pyro_evidence.data.ranks import COMMUNICATOR, Communicator
 from pyro_evidence.data.rows import Repeated, Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.component_moves import Chosen, Deletion, EMSettings, GreedyDeletion, settled
-from pyro_evidence.fitting.iterate import Fit
+from pyro_evidence.fitting.iterate import Fit, Status, Stop
 from pyro_evidence.fitting.restarts import Step
 from pyro_evidence.mixture import evidence, mode, rounds
 from pyro_evidence.mixture.data import ResponseUnits, StreamedData, in_pieces, response_units
@@ -116,6 +116,10 @@ class MixtureFit:
         given = settings.update, settings.deletion, settings.curvature
         return self.data.in_one_piece and all(x in FORMULAS or type(x) in KINDS for x in given)
 
+    def together(self, stop: Stop, deletion: Deletion) -> Stop:
+        """Restarts are compared at their modes, settled or not."""
+        return replace(stop, num_steps=min(stop.num_steps, deletion.after))
+
     def watched(self, step: Step[MixtureRestarts]) -> Journal[tuple[Tensor, ...]]:
         """A round after which the errors are written down."""
         self.journal.step = step
@@ -151,6 +155,8 @@ class MixtureFit:
         with torch.inference_mode(self.data.in_one_piece):
             at_mode = mode.find_mode(self.data, fit.state.parameters)
         at_mode = at_mode.rebuilt(lambda _, x: x.clone())  # inference mode may have made it: no derivatives then
+        by_hand = fit.status is Status.BY_HAND  # rounds that nobody watched: their end alone is known
+        entries = [self.journal.look(fit.state)] if by_hand else self.journal.entries
         state, mixture = mode.laplace_state(structure, self.units, self.data, replace(at_mode, loc=at_mode.loc.clone()))
         found = MixturePosterior(
             state,
@@ -161,7 +167,7 @@ class MixtureFit:
             recognised=structure,
             mixture=mixture,
             num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
-            paths=path_of(self.journal.entries, chosen.number),
+            paths=path_of(entries, chosen.number),
             limit=chosen.limit,
         )
         return found if self.data.in_one_piece else without_data(found)

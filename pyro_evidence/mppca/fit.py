@@ -13,7 +13,7 @@ from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.component_moves import Chosen, Deletion, EMSettings
-from pyro_evidence.fitting.iterate import Fit
+from pyro_evidence.fitting.iterate import Fit, Stop
 from pyro_evidence.fitting.restarts import Step
 from pyro_evidence.mixture.fit import AUTOMATIC, RandomWeights
 from pyro_evidence.mixture.recognise import most_components, with_components
@@ -145,6 +145,10 @@ class MPPCAFit:
     def is_closed(self, settings: EMSettings) -> bool:
         """Not known to be."""
         return False
+
+    def together(self, stop: Stop, deletion: Deletion) -> Stop:
+        """Restarts are compared where they converge, for they overtake one another late; on a sample, before."""
+        return stop if self.times == 1.0 else replace(stop, num_steps=min(stop.num_steps, deletion.after))
 
     def watched(self, step: Step[MPPCARestarts]) -> Step[MPPCARestarts]:
         """The round as it is."""
