@@ -35,7 +35,7 @@ class Groups:
     def __init__(self, labels: Any, *arrays: Any, size: int = 100_000) -> None:
         found = labels_as_tensor(labels)
         require_rows("Groups", found, *arrays)
-        self.arrays = arrays
+        self.arrays = tuple(as_tensor(a) if hasattr(a, "iloc") else a for a in arrays)  # whose index is no number
         self.size: int = check_count("size", size)
         self.groups: Tensor
         self.groups, self._of_row, counts = torch.unique(found, return_inverse=True, return_counts=True)

@@ -58,3 +58,8 @@ def test_a_bare_error_is_seen(raised: Exception, said: str, monkeypatch: pytest.
 
     monkeypatch.setitem(fuzz.ENGINES, "broken", broken)
     assert fuzz.outcome("broken", "good", "good").startswith("bare")
+
+
+@pytest.mark.parametrize(("engine", "inputs"), [("groups", "pandas"), ("EvidenceEM planes in chunks", "no columns")])
+def test_cases_that_were_found(engine: str, inputs: str) -> None:
+    assert fuzz.outcome(engine, inputs, "good") in ("fit", "refused")
