@@ -97,8 +97,8 @@ def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) 
         kinds = ", ".join(f"{n}a {type(a).__name__}" for n, a in named) or "no argument"
         got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else kinds
         raise BadInput(
-            f"run(Y) expects the data alone, a tensor of shape (N, m), N, m >= 1, float32 or float64; got {got}. Write "
-            f"run(torch.as_tensor(Y).double())."
+            f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, m >= 1, float32 or float64; got {got}. "
+            f"Write run(torch.as_tensor(Y).double())."
         )
     require_dense("Y", Y)
     if has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory

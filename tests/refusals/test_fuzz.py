@@ -60,6 +60,14 @@ def test_a_bare_error_is_seen(raised: Exception, said: str, monkeypatch: pytest.
     assert fuzz.outcome("broken", "good", "good").startswith("bare")
 
 
-@pytest.mark.parametrize(("engine", "inputs"), [("groups", "pandas"), ("EvidenceEM planes in chunks", "no columns")])
-def test_cases_that_were_found(engine: str, inputs: str) -> None:
-    assert fuzz.outcome(engine, inputs, "good") in ("fit", "refused")
+@pytest.mark.parametrize(
+    ("engine", "inputs", "targets"),
+    [
+        ("groups", "pandas", "good"),
+        ("groups", "pandas with words", "good"),
+        ("groups", "good", "ragged list"),
+        ("EvidenceEM planes in chunks", "no columns", "good"),
+    ],
+)
+def test_cases_that_were_found(engine: str, inputs: str, targets: str) -> None:
+    assert fuzz.outcome(engine, inputs, targets) in ("fit", "refused")
