@@ -68,6 +68,33 @@ def test_classes_may_have_numbers_for_names() -> None:
     assert numbers == pytest.approx(words, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["", " ", "a", "b"],
+        ["\u00e9", "\u00e8", "\u65e5", "e"],
+        ["\ufb01", "fi", "x", "y"],  # equal to Python's names, once they are normalised
+        ["1", "01", "1.0", "a"],
+        ["a b", "a_b", "a.b", "a-b"],
+        ["None", "nan", "NaN", "none"],
+        [0.5, 1.5, -1.5, 2.5],
+        [True, False, 2, 3],
+    ],
+)
+def test_classes_may_have_any_names(names: list[object]) -> None:
+    found = evidence("k ~ x", table(k=[names[i] for i in KINDS]), family="categorical")
+    assert found == pytest.approx(evidence("k ~ x", table(k=KINDS), family="categorical"), abs=1e-6)
+    levels = mixed("y ~ x + (1 | k)", table(k=[str(names[i]) for i in KINDS]))[1][2]
+    assert levels == 4
+
+
+@pytest.mark.parametrize("formula", ["y ~ x + (1 | k)", "k ~ x"])
+def test_numbers_beside_the_same_as_words_are_refused(formula: str) -> None:
+    frame, family = table(k=[1, "1"] * 30), "categorical" if formula[0] == "k" else "gaussian"
+    says(refusal(lambda: mixed(formula, frame, family=family)), "several types", "astype(str)")
+    mixed(formula, frame.assign(k=["one", "two"] * 30), family=family)
+
+
 def test_levels_may_hold_a_colon() -> None:
     """Two groups of thirty rows, whose joined names are equal: 'a:b' with 'c', and 'a' with 'b:c'."""
     ambiguous = table(p=["a:b", "a"] * 30, q=["c", "b:c"] * 30)
