@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ class Groups:
     def __init__(self, labels: Any, *arrays: Any, size: int = 100_000) -> None:
         found = labels_as_tensor(labels)
         require_rows("Groups", found, *arrays)
-        self.arrays = arrays
+        self.arrays = tuple(a.to_numpy() if hasattr(a, "iloc") else a for a in arrays)  # no names
         self.size: int = check_count("size", size)
         self.groups: Tensor
         self.groups, self._of_row, counts = torch.unique(found, return_inverse=True, return_counts=True)
@@ -61,7 +62,10 @@ def labels_as_tensor(labels: Any) -> Tensor:
     if isinstance(found, Tensor):
         require_dense("labels", found)
     if not isinstance(found, Tensor):
-        words = np.asarray(labels) if isinstance(labels, list | tuple) or hasattr(labels, "__array__") else None
+        words = None
+        if isinstance(labels, list | tuple) or hasattr(labels, "__array__"):
+            with suppress(ValueError, TypeError):  # a ragged list, or a class
+                words = np.asarray(labels)
         if words is not None and words.dtype.kind in "biufU":
             found = torch.tensor(np.unique(words, return_inverse=True)[1] if words.dtype.kind == "U" else words)
         elif words is not None and words.ndim == 1 and all(isinstance(w, str) for w in words):

@@ -91,13 +91,13 @@ def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) 
     :raises BadInput: where they are not.
     """
     Y = args[0] if len(args) == 1 and not kwargs else kwargs.get("Y") if not args and len(kwargs) == 1 else None
-    if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.dtype not in (torch.float32, torch.float64) or not len(Y):
+    if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.dtype not in (torch.float32, torch.float64) or not Y.numel():
         named = [("", a) for a in args] + [(f"{n}=", a) for n, a in kwargs.items()]
         kinds = ", ".join(f"{n}a {type(a).__name__}" for n, a in named) or "no argument"
         got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else kinds
         raise BadInput(
-            f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, float32 or float64; got {got}. Write "
-            f"run(torch.as_tensor(Y).double())."
+            f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, m >= 1, float32 or float64; got {got}. "
+            f"Write run(torch.as_tensor(Y).double())."
         )
     require_dense("Y", Y)
     if has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory

@@ -176,10 +176,12 @@ def predictions(
     alone, bare = len(joint.observed) == 1 and not kept, copy.copy(joint)
     bare.model = poutine.uncondition(joint.model)
     shapes = {part.name: part.shape for part in joint.latents}
-    model = _Observed(joint.observed, not alone)(NewLevels(shapes)(bare.substituted(posterior._mode_at[1])))
+    levels = NewLevels(shapes)
+    model = _Observed(joint.observed, not alone)(levels(bare.substituted(posterior._mode_at[1])))
     classes: dict[str, bool] = {}
 
     def run(latents: Values) -> Values:
+        levels.noise = {n: latents[f"{n}/noise"] for n in levels.fresh if f"{n}/noise" in latents}
         with without_validation_or_params():
             trace = poutine.trace(poutine.condition(model, data=latents)).get_trace(*args, **kwargs)
         found: Values = {}
@@ -194,6 +196,9 @@ def predictions(
 
     def over(latents: Values, weights: Tensor) -> dict[str, SitePrediction]:
         found = vectorised(run, latents)
+        if levels.fresh and not kept:  # once more, in pairs of opposite effects: means linear in them are then exact
+            noise = {n: _in_pairs(len(weights), shape).to(joint.initial_u) for n, shape in levels.fresh.items()}
+            found = vectorised(run, latents | {f"{n}/noise": white for n, white in noise.items()})
         parts = {}
         for name, has in classes.items():
             mean = found[f"{name}/mean"]
@@ -211,6 +216,12 @@ def predictions(
         with without_validation():
             parts = (over(*part) for part in latents)
             return reduce(lambda found, more: {n: found[n] + more[n] for n in found}, parts)
+
+
+def _in_pairs(num: int, shape: torch.Size) -> Tensor:
+    """White noise for some rows, ``(num,) + shape``; the second half is minus the first."""
+    half = torch.randn((num + 1) // 2, *shape, dtype=torch.float64)
+    return torch.cat([half, -half])[:num]
 
 
 def completed(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

@@ -322,6 +322,7 @@ def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
     shape = node["log_prob"].shape
     _check_event(name, node)
     _check_pairs(name, node, node["fn"].batch_shape)
+    _check_event_of_plate(name, node)
     plates = {f.dim for f in node["cond_indep_stack"] if f.vectorized}
     loose = [d for d in range(-len(shape), 0) if shape[d] > 1 and d not in plates]
     if plates and loose and (is_observation(node) or not node["is_observed"]):
@@ -332,6 +333,22 @@ def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
             f"{shape[loose[-1]]}, which a discrete site of this model could then take for its own. Put the "
             f"site into a pyro.plate, or call .to_event({len(shape)})."
         )
+
+
+def _check_event_of_plate(name: str, node: Node) -> None:
+    """Refuse data that are one datum by ``to_event`` and again as many as the plate around the site has cells."""
+    event = tuple(node["fn"].event_shape)
+    given = tuple(torch.as_tensor(node["value"]).shape)
+    cells = given[: len(given) - len(event)]
+    for plate in node["cond_indep_stack"]:
+        repeated = len(cells) < -plate.dim or cells[plate.dim] == 1 if plate.vectorized else False
+        if node["is_observed"] and repeated and plate.size > 1 and plate.size in event:
+            raise BadInput(
+                f"site '{name}' has data of shape {given}, of which one datum has shape {event}, in plate "
+                f"'{plate.name}' of size {plate.size}: all of them would count {plate.size} times. Expected either: "
+                f"take .to_event away, so that each cell of the plate has a datum, or the plate. If it is meant, "
+                f"observe {(plate.size, *given)}: obs=data.expand({plate.size}, ...)."
+            )
 
 
 def _check_counted_once(name: str, node: Node, axis: int) -> None:

@@ -3,12 +3,13 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch.distributions import MultivariateNormal, Normal
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.fitting.process_state import (
@@ -20,7 +21,7 @@ from pyro_evidence.fitting.process_state import (
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.sites import is_observation, sample_nodes
+from pyro_evidence.program.sites import innermost, is_observation, sample_nodes
 
 Values = dict[str, Tensor]
 ROWS = 512  # evaluated at a time
@@ -224,6 +225,8 @@ class NewLevels(Messenger):
 
     :param shapes: of each latent site in the fit.
     :param drawn: whether the elements beyond are drawn, or are their prior's mean.
+    :ivar fresh: shape of each site of which a run has drawn elements that can be made of white noise.
+    :ivar noise: that noise, standard normal numbers of these shapes; a site without any is drawn.
 
     >>> import pyro.distributions as dist
     >>> from pyro import condition, plate, sample
@@ -239,6 +242,8 @@ class NewLevels(Messenger):
         super().__init__()
         self.shapes: dict[str, torch.Size] = dict(shapes)
         self.drawn = drawn
+        self.fresh: dict[str, torch.Size] = {}
+        self.noise: Values = {}
 
     def _pyro_post_sample(self, msg: Any) -> None:
         fitted, value = self.shapes.get(msg["name"]), msg["value"]
@@ -250,7 +255,17 @@ class NewLevels(Messenger):
         wanted = torch.Size(fn.shape())
         plates = len(fitted) - fn.event_dim
         if wanted != fitted and len(wanted) == len(fitted) and wanted[plates:] == fitted[plates:]:
-            new = (fn.sample() if self.drawn else fn.mean.expand(wanted)).clone()
+            new = (self._drawn(msg["name"], fn) if self.drawn else fn.mean.expand(wanted)).clone()
             common = tuple(slice(0, min(a, b)) for a, b in zip(fitted, new.shape, strict=True))
             new[common] = value.reshape(fitted)[common]
             msg["value"] = new
+
+    def _drawn(self, name: str, fn: Any) -> Tensor:
+        base, white = innermost(fn), self.noise.get(name)
+        if isinstance(base, Normal | MultivariateNormal):
+            self.fresh[name] = torch.Size(fn.shape())
+        if white is None or name not in self.fresh:
+            return cast(Tensor, fn.sample())
+        if isinstance(base, Normal):
+            return cast(Tensor, fn.mean + fn.stddev * white)
+        return cast(Tensor, base.loc + (base.scale_tril @ white.unsqueeze(-1)).squeeze(-1))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyro
 import pytest
@@ -67,6 +68,33 @@ def test_classes_may_have_numbers_for_names() -> None:
     assert numbers == pytest.approx(words, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["", " ", "a", "b"],
+        ["\u00e9", "\u00e8", "\u65e5", "e"],
+        ["\ufb01", "fi", "x", "y"],  # equal to Python's names, once they are normalised
+        ["1", "01", "1.0", "a"],
+        ["a b", "a_b", "a.b", "a-b"],
+        ["None", "nan", "NaN", "none"],
+        [0.5, 1.5, -1.5, 2.5],
+        [True, False, 2, 3],
+    ],
+)
+def test_classes_may_have_any_names(names: list[object]) -> None:
+    found = evidence("k ~ x", table(k=[names[i] for i in KINDS]), family="categorical")
+    assert found == pytest.approx(evidence("k ~ x", table(k=KINDS), family="categorical"), abs=1e-6)
+    levels = mixed("y ~ x + (1 | k)", table(k=[str(names[i]) for i in KINDS]))[1][2]
+    assert levels == 4
+
+
+@pytest.mark.parametrize("formula", ["y ~ x + (1 | k)", "k ~ x"])
+def test_numbers_beside_the_same_as_words_are_refused(formula: str) -> None:
+    frame, family = table(k=[1, "1"] * 30), "categorical" if formula[0] == "k" else "gaussian"
+    says(refusal(lambda: mixed(formula, frame, family=family)), "several types", "astype(str)")
+    mixed(formula, frame.assign(k=["one", "two"] * 30), family=family)
+
+
 def test_levels_may_hold_a_colon() -> None:
     """Two groups of thirty rows, whose joined names are equal: 'a:b' with 'c', and 'a' with 'b:c'."""
     ambiguous = table(p=["a:b", "a"] * 30, q=["c", "b:c"] * 30)
@@ -123,7 +151,6 @@ def sleep(data_dir) -> tuple[object, object, object]:
     return posterior, model, model.arguments(new)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 2: effects of new groups are drawn")
 def test_the_mean_of_a_new_group_is_that_of_the_fixed_effects(sleep) -> None:
     """Their effects have mean zero: 251.405 + 10.467 days, the coefficients of lme4 for this table."""
     posterior, _, new = sleep
@@ -153,6 +180,32 @@ def test_quantiles_of_a_new_group_are_those_of_the_normal(sleep) -> None:
     of_means = torch.tensor([[6.632**2, -0.138 * 6.632 * 1.502], [-0.138 * 6.632 * 1.502, 1.502**2]])
     variance = 25.592**2 + ((z @ (of_groups + of_means)) * z).sum(-1)
     torch.testing.assert_close((high - low) / 2, 1.6449 * variance.sqrt(), rtol=0.05, atol=0.0)
+
+
+@pytest.mark.filterwarnings("ignore:LaplaceEvidence. ran out of steps:UserWarning")
+@pytest.mark.parametrize("random", ["(1 | g)", "(x || g)", "(x | g)"])
+@pytest.mark.parametrize("num_samples", [1, 999, 1000])
+def test_means_of_known_and_new_groups_in_one_table(random: str, num_samples: int) -> None:
+    """Linear predictors: whatever is drawn for the new groups, the means are those of the fixed effects."""
+    model, args = mixed(f"y ~ x + {random}", table())
+    posterior = LaplaceEvidence(model, stop=Stop(num_steps=5, throw=False, progress=False)).run(*args)
+    new = model.arguments(pd.DataFrame({"x": [0.0, 1.0, 2.0], "g": ["g0", "new", "newer"]}))
+    b, sigma = posterior.hyperparameters["b"], posterior.hyperparameters["sigma"]
+    mean, sd = posterior.predict(*new, num_samples=num_samples, return_std=True)
+    torch.testing.assert_close(mean[1:], b[0] + b[1] * torch.tensor([1.0, 2.0]), rtol=0.0, atol=1e-9)
+    assert bool((sd > 0.999 * sigma).all())
+
+
+def test_variances_of_new_groups_are_those_of_their_effects() -> None:
+    """At maximised params the variance of a new row is that of the noise and of z' u, z = (1, x)."""
+    frame = table(y=Y.numpy() + np.repeat(np.arange(6.0), 10), g=np.repeat([f"g{i}" for i in range(6)], 10))
+    model, args = mixed("y ~ x + (1 | g)", frame)
+    posterior = LaplaceEvidence(model, stop=QUIET).run(*args)
+    h = posterior.hyperparameters
+    _, sd = posterior.predict(*model.arguments(frame[:1].assign(g="new")), num_samples=20_000, return_std=True)
+    variance = h["sd_g"] ** 2 + h["sigma"] ** 2
+    reached(float(h["sd_g"]) > 1.0, "the groups do not differ")
+    torch.testing.assert_close(sd[0] ** 2, variance.reshape(()), rtol=0.05, atol=0.0)
 
 
 # --- evidences that cannot be compared ---

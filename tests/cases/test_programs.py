@@ -54,6 +54,23 @@ def test_a_column_against_a_vector_without_a_plate_is_refused() -> None:
     says(refusal(lambda: fit(column, draws(8))), "site 't'", "(8,)", "(8, 1)", "(8, 8)")
 
 
+@pytest.mark.parametrize("way", ["to_event", "vector"])
+def test_an_event_as_long_as_its_plate_is_refused(way: str) -> None:
+    """Eight data that a plate of eight would count eight times each; Pyro accepts it."""
+
+    def model(t: Tensor) -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 2.0))
+        likelihood = dist.Normal(m * torch.ones(8), 1.0).to_event(1)
+        if way == "vector":
+            likelihood = dist.MultivariateNormal(m * torch.ones(8), torch.eye(8))
+        with pyro.plate("data", 8):
+            pyro.sample("t", likelihood, obs=t)
+
+    says(refusal(lambda: fit(model, draws(8))), "site 't'", "shape (8,)", "plate 'data' of size 8", "8 times")
+    assert fit(model, draws(8, 8)).log_evidence.isfinite()  # eight data of eight numbers
+    assert fit(model, draws(8).expand(8, 8)).log_evidence.isfinite()  # as the message advises, where it is meant
+
+
 def test_complex_targets_of_a_process_are_refused() -> None:
     X, t = draws(20, 3), draws(20, seed=1)
     says(refusal(lambda: fit(gp_regression(RBF()), X, t + 5j * t)), "complex")

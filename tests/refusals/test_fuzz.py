@@ -58,3 +58,16 @@ def test_a_bare_error_is_seen(raised: Exception, said: str, monkeypatch: pytest.
 
     monkeypatch.setitem(fuzz.ENGINES, "broken", broken)
     assert fuzz.outcome("broken", "good", "good").startswith("bare")
+
+
+@pytest.mark.parametrize(
+    ("engine", "inputs", "targets"),
+    [
+        ("groups", "pandas", "good"),
+        ("groups", "pandas with words", "good"),
+        ("groups", "good", "ragged list"),
+        ("EvidenceEM planes in chunks", "no columns", "good"),
+    ],
+)
+def test_cases_that_were_found(engine: str, inputs: str, targets: str) -> None:
+    assert fuzz.outcome(engine, inputs, targets) in ("fit", "refused")

@@ -1,6 +1,8 @@
 """A data frame as the tensors of a mixed model: fixed effects, what varies by group, groups, response."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
@@ -108,7 +110,9 @@ class FrameDesign:
     def _groups(self, varying: Varying) -> list[tuple[str, ...]]:
         """The groups, sorted, each as the values of its columns."""
         if varying.columns not in self._built:
-            rows = self.frame[list(varying.columns)].drop_duplicates().sort_values(list(varying.columns))
+            columns = list(varying.columns)
+            with _of_one_kind(f"group(s) {', '.join(columns)}"):
+                rows = self.frame[columns].drop_duplicates().sort_values(columns)
             self._built[varying.columns] = list(dict.fromkeys(_group_of_rows(rows, varying)))
         return list(self._built[varying.columns])
 
@@ -237,7 +241,8 @@ def _classes(column: Any, level: str, kind: str, seen: Any) -> Response:
     """Codes of classes; of two, the second is 1, or the one that was named."""
     categories = getattr(getattr(seen, "cat", None), "categories", None)
     if categories is None:
-        categories = sorted(set(np.asarray(seen).reshape(-1).tolist()))
+        with _of_one_kind("the response"):
+            categories = sorted(set(np.asarray(seen).reshape(-1).tolist()))
     names = tuple(_word(v) for v in categories)
     if level and level not in names:
         raise BadInput(f"the response has no class '{level}'; expected one of {list(names)}.")
@@ -247,6 +252,21 @@ def _classes(column: Any, level: str, kind: str, seen: Any) -> Response:
         _require(len(names) == 2, f"the response with {len(names)} values", "of two values, or named: y['yes']")
     codes = [names.index(_word(c)) for c in column]
     return Response(torch.tensor(codes, dtype=torch.float64 if kind == "binary" else torch.long), classes=names)
+
+
+@contextmanager
+def _of_one_kind(what: str) -> Iterator[None]:
+    """Inside, values are brought into an order.
+
+    :raises BadInput: for those of several types, such as ``1`` and ``"1"``.
+    """
+    try:
+        yield
+    except TypeError as error:
+        raise BadInput(
+            f"{what}: values of several types, which have no order ({error}); expected words or numbers. Are 1 and '1' "
+            f"one value? Then write frame[...].astype(str) into the column first."
+        ) from error
 
 
 def _word(value: Any) -> str:
