@@ -10,10 +10,11 @@ from torch.distributions.transforms import IndependentTransform
 from pyro_evidence.errors import BadInput
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.numerics.quadrature.densities import CELLS
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Standardisation
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 
-NUM_POINTS = 513
+NUM_POINTS = CELLS + 1
 NUM_OTHERS = 256  # values of the other axes that a density is averaged over
 END = 7.0  # standard deviations from each node's mode at which its density ends: beyond there is 3e-12
 
