@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.numerics import batched
+from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import LinearPart, LinearPredictors, ModelParts
 from pyro_evidence.structure.factor_cells import cells
@@ -55,7 +56,7 @@ class BlockDensity:
     def explains(self, theta: Tensor) -> bool:
         """Whether linear predictors and terms of the model, block by block, are the same at a point without pattern."""
         p = self.partition
-        draw = 0.3 * torch.arange(1.0, p.size + 1.0).double().sin().to(self.joint.device)
+        draw = 0.5 * generic_directions(1, p.size, self.joint.initial_u)[0]
         rows, shared = draw[p.own].unsqueeze(0), draw[p.shared]
         with torch.no_grad():
             try:

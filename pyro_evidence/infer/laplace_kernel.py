@@ -73,10 +73,7 @@ class LaplaceKernel(MCMCKernel):
                 f"warmup_steps={warmup_steps}: LaplaceKernel draws independently and has nothing to warm up; "
                 f"pass MCMC(..., warmup_steps=0)."
             )
-        own, sent = (
-            pyro.get_param_store().get_state(),
-            self._sent,
-        )  # of this process, and of the one that sent the kernel
+        own, sent = pyro.get_param_store().get_state(), self._sent  # of this process, and of the one that sent it
         both: Any = {part: {**sent[part], **own[part]} for part in ("params", "constraints")}
         with pyro.get_param_store().scope(both):
             self.posterior = copy.copy(self.engine).run(*args, **kwargs)

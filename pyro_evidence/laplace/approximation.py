@@ -79,7 +79,7 @@ class Problem:
 
     def by_quadrature(self, num: int) -> blocks.Marginal | None:
         """The density of what blocks share, these integrated by ``num`` nodes on each axis; None without blocks."""
-        return marginal_of(self.joint, self.structure, self.active, num, self.limits)
+        return marginal_of(self.joint, self.structure, self.active, num, replace(self.limits, slack=self.slack))
 
     @property
     def density(self) -> Density:
@@ -106,8 +106,8 @@ class Problem:
 
     @property
     def limits(self) -> newton.Limits:
-        """When a search for the mode ends."""
-        return newton.Limits(self.tolerance, slack=self.slack)
+        """When a search for the mode ends; of a sum over data, whose rounding is a tenth of the log evidence's."""
+        return newton.Limits(self.tolerance, slack=0.1 * self.slack)
 
     @property
     def sentence(self) -> str:
@@ -201,7 +201,8 @@ def search_modes(problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watc
     if problem.latent is not None:
         return problem.latent.find_modes(u, theta, problem.tolerance, watch)
     if problem.factors is not None:
-        return problem.factors.find_modes(u, theta, replace(problem.limits, watch=watch), cold=cold)
+        limits = replace(problem.limits, watch=watch, slack=problem.slack)
+        return problem.factors.find_modes(u, theta, limits, cold=cold)
     try:
         return _dense_modes(problem, u, theta, cold, watch)
     except TooLarge as error:

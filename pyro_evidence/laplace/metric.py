@@ -153,7 +153,7 @@ def _newton(f: Callable[[Tensor], Tensor], x: Tensor, farthest: float) -> Tensor
         new = (x.detach() + scale * step).clamp(-farthest, farthest)
         return float(f(new).detach()), new
 
-    found = first_accepted(trial, float(height.detach()), search=Backtracking(any_rise))
+    found = first_accepted(trial, float(height.detach()), search=Backtracking(any_rise, num_trials=6))
     return x.detach() if found is None else found
 
 

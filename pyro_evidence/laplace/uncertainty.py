@@ -11,7 +11,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.gradient import exact_curvature, slope
 from pyro_evidence.laplace.metric import inverted, log_units, natural_metric
 from pyro_evidence.laplace.type2 import reached
-from pyro_evidence.numerics.line_search import first_accepted
+from pyro_evidence.numerics.line_search import Backtracking, first_accepted
 
 FALL = 1.9207  # nats: half the 95 % quantile of chi squared with one degree of freedom
 UNSURE = 0.5  # log units: a standard deviation above which a hyperparameter may sit at an end of its range
@@ -186,7 +186,7 @@ def _uphill(state: LaplaceState, free: Tensor, step: Tensor) -> LaplaceState:
         found = reached(state.problem, state.theta.index_add(0, free, scale * step), state.u)
         return None if found is None else (found.objective, found)
 
-    return first_accepted(trial, state.objective) or state
+    return first_accepted(trial, state.objective, search=Backtracking(num_trials=6)) or state
 
 
 def message(edge: Edge) -> str:

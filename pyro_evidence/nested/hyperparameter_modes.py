@@ -69,9 +69,7 @@ def maximised(state: LaplaceState, marginalised: Tensor) -> OuterMode:
     :param marginalise: positions of the marginalised coordinates in ``theta``.
     """
     found = outer_mode(state, marginalised)
-    inside = torch.tensor(
-        [i for i in range(len(state.theta)) if i not in marginalised.tolist()], device=marginalised.device
-    )
+    inside = torch.ones_like(state.theta).index_fill(0, marginalised, 0.0).nonzero().flatten()
     for _ in range(ROUNDS if len(inside) else 0):
         before = found.state.theta[inside]
         nodes = _nodes(found, inside)

@@ -1,7 +1,7 @@
 """Laplace inside, at many values of what is outside."""
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -104,12 +104,10 @@ def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState |
                 with suppress(ArithmeticError):  # its curvature may be no mode's
                     found[row] = state_of_blocks(problem, theta[row], place, prior[row])
     elif problem.factors is not None and problem.nodes == 1:
-        prior, size = (
-            log_priors(problem, theta),
-            max(1, batched.BATCH_BYTES // (problem.joint.row_bytes or batched.BATCH_BYTES)),
-        )
+        prior, limits = log_priors(problem, theta), replace(problem.limits, slack=problem.slack)
+        size = max(1, batched.BATCH_BYTES // (problem.joint.row_bytes or batched.BATCH_BYTES))
         parts = zip(start.split(size), theta.split(size), strict=True)
-        modes = [mode for part in parts for mode in problem.factors.near_modes(*part, problem.limits)]
+        modes = [mode for part in parts for mode in problem.factors.near_modes(*part, limits)]
         for row, mode in enumerate(modes):
             if mode is not None:
                 found[row] = state_at(problem, theta[row], mode, 0, log_hyperprior=prior[row])

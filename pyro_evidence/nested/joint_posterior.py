@@ -50,17 +50,9 @@ def whole_state(full: Problem, integral: Integral) -> LaplaceState:
     u = place.whole(found.centre, found.state.u)
     with torch.no_grad():
         log_joint = full.density.log_joint(u.unsqueeze(0), theta)[0]
-    return LaplaceState(
-        full,
-        theta,
-        u,
-        log_joint,
-        joint_precision(found, place),
-        0.0,
-        integral.log_evidence,
-        joint.log_hyperprior(theta).detach(),
-        found.state.left_saddle,
-    )
+    log_hyperprior = joint.log_hyperprior(theta).detach()
+    numbers = (log_joint, joint_precision(found, place), 0.0, integral.log_evidence, log_hyperprior)
+    return LaplaceState(full, theta, u, *numbers, left_saddle=found.state.left_saddle)
 
 
 DENSE = 1000  # coordinates up to which the precision over all sites is a matrix

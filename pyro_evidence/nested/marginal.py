@@ -10,10 +10,11 @@ from torch.distributions.transforms import IndependentTransform
 from pyro_evidence.errors import BadInput
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
-from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Standardisation
+from pyro_evidence.numerics.quadrature.densities import CELLS
+from pyro_evidence.numerics.quadrature.reparameterise import AxisMap
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 
-NUM_POINTS = 513
+NUM_POINTS = CELLS + 1
 NUM_OTHERS = 256  # values of the other axes that a density is averaged over
 END = 7.0  # standard deviations from each node's mode at which its density ends: beyond there is 3e-12
 
@@ -121,7 +122,8 @@ def marginalised_density(integral: Integral, index: int) -> tuple[Tensor, Tensor
     where = integral.chart
     axis = int(where.basis[index].abs().argmax())
     order = (*(a for a in range(where.num_dims) if a != axis), axis)
-    density, turned = integral.density.permuted(order), _turned(where, order)
+    axes = AxisMap(*(part[list(order)] for part in vars(where.axes).values()))
+    density, turned = integral.density.permuted(order), replace(where, basis=where.basis[:, list(order)], axes=axes)
     white = quasi_normal(NUM_OTHERS if where.num_dims > 1 else 2, where.num_dims).to(where.centre)
     wide = turned.forward(density.unwhiten(quasi_normal(2048, where.num_dims).to(where.centre)))[:, index]
     margin = 0.3 * (wide.max() - wide.min())
@@ -134,9 +136,3 @@ def marginalised_density(integral: Integral, index: int) -> tuple[Tensor, Tensor
     along = own.inverse(t.unsqueeze(-1))
     slope = own.log_slope(along).exp() * turned.basis[index, -1].abs()
     return x, (last.prob(along.squeeze(-1)) / slope).mean(0)
-
-
-def _turned(where: Standardisation, order: tuple[int, ...]) -> Standardisation:
-    """The chart with its axes in another order."""
-    axes = AxisMap(*(part[list(order)] for part in vars(where.axes).values()))
-    return replace(where, basis=where.basis[:, list(order)], axes=axes)

@@ -11,7 +11,6 @@ from pyro_evidence.laplace.approximation import Problem, laplace_problem
 from pyro_evidence.precision.choices import Curvature
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Declaration
-from pyro_evidence.structure.groups import PrecisionGroups
 
 
 class MarginalisedJoint(LogJoint):
@@ -63,20 +62,15 @@ class MarginalisedJoint(LogJoint):
 
 def marginalised_problem(joint: MarginalisedJoint, curvature: Curvature | None) -> Problem:
     """The inner problem; marginalised coordinates are no precisions to be re-estimated or pruned."""
-    found = laplace_problem(joint, curvature)
-    groups = _without(found.structure.groups, joint.is_marginalised)
+    found, marginalise = laplace_problem(joint, curvature), joint.is_marginalised
+    groups = found.structure.groups
+    if groups is not None:
+        power = torch.where(marginalise, 0.0, groups.power)
+        member = _owned(groups.member, marginalise)
+        noise = {n: _owned(owner, marginalise) for n, owner in groups.noise.items()}
+        left = bool((power != 0).any())
+        groups = replace(groups, power=power, member=member, noise=noise) if left else None
     return replace(found, structure=replace(found.structure, groups=groups))
-
-
-def _without(groups: PrecisionGroups | None, marginalise: Tensor) -> PrecisionGroups | None:
-    if groups is None:
-        return None
-    power = torch.where(marginalise, 0.0, groups.power)
-    if not bool((power != 0).any()):
-        return None
-    member = _owned(groups.member, marginalise)
-    noise = {n: _owned(owner, marginalise) for n, owner in groups.noise.items()}
-    return replace(groups, power=power, member=member, noise=noise)
 
 
 def _owned(member: Tensor, marginalise: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ def multiplying(joint: LogJoint, candidates: Sequence[Coordinate], theta: Tensor
     real = [p for p in joint.latents if is_identity(p.transform)]
     if not real or not candidates:
         return set()
-    shape = (2 * len(real) + 6, joint.latents.size)
+    shape = (2 * (len(real) + 2), joint.latents.size)  # twice as many places as are needed to tell
     u = torch.randn(shape, generator=seeded(2), dtype=torch.float64).to(joint.device)
     slope = _slopes(joint, u, theta, _log_likelihood)
     rates = {p.name: _scaling(joint, p, u, slope) for p in (*real, *candidates)}

@@ -219,15 +219,10 @@ def _third_order(one: Profile) -> SkewnessCorrection:
     both = before.unsqueeze(-1) & before.unsqueeze(-2)
     own = third.diagonal(dim1=0, dim2=1).mT  # (D, D): c, c, a
     zero = torch.zeros(1, size).to(tril)
-    axes = _sections(one).unsqueeze(0)
+    points = one.u.new_tensor(POINTS)  # of the section along each white coordinate, through the mode
+    rows = one.u + (points.unsqueeze(-1) * tril.mT.unsqueeze(1)).reshape(-1, size)
+    axes = fitted(points.expand(size, -1), one.log_joint(rows).reshape(size, -1)).params.unsqueeze(0)
     return SkewnessCorrection(zero, zero, axes, (0.5 * own * before).unsqueeze(0), (0.5 * third * both).unsqueeze(0))
-
-
-def _sections(one: Profile) -> Tensor:
-    """Maps of the sections along each white coordinate through the mode, ``(D, 4)``."""
-    size, points = len(one.u), one.u.new_tensor(POINTS)
-    rows = one.u + (points.unsqueeze(-1) * one.covariance_root.mT.unsqueeze(1)).reshape(-1, size)
-    return fitted(points.expand(size, -1), one.log_joint(rows).reshape(size, -1)).params
 
 
 def _matched(one: Profile, raw: SkewnessCorrection, white: Tensor) -> SkewnessCorrection:

@@ -18,7 +18,7 @@ from pyro_evidence.numerics.line_search import (
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 MEMORY = 10  # pairs of steps and changes of the gradient that are kept
-SEARCH = Backtracking(shorter=to_peak)
+SEARCH = Backtracking(shorter=to_peak, num_trials=20)
 
 
 def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, watch: Watch = no_callback) -> Tensor:

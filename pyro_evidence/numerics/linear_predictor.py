@@ -125,7 +125,7 @@ def is_even(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor) -> bool:
     most = relative_rounding(eta.dtype) * one
     if not bool((one > 0.0) & ((here - here.flatten()[0]).abs() <= most).all()):
         return False
-    away = eta.detach() + 3.0 * generic_directions(1, eta.numel(), eta).reshape(eta.shape) * one.rsqrt()
+    away = eta.detach() + 2.0 * generic_directions(1, eta.numel(), eta).reshape(eta.shape) * one.rsqrt()
     there = curvature_blocks(log_likelihood, layout, away.requires_grad_(), create_graph=False)
     return bool(((there - here).abs() <= most).all())
 

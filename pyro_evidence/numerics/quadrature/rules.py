@@ -155,7 +155,9 @@ def block_rule(num: int, num_dims: int) -> Rule:
     radii, mass = _radii((num + 1) // 2, num_dims)
     corners = factorial_corners(num_dims)
     directions, share = _sphere(torch.cat([corners, -corners]).unique(dim=0))  # no product of five axes is left
-    turned = torch.cat([directions @ turn.mT for turn in _turns(2 ** max(0, (num - 6) // 2), num_dims)])
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(2 ** max(0, (num - 6) // 2), num_dims, num_dims, generator=generator, dtype=torch.float64)
+    turned = torch.cat([directions, *(directions @ turn.mT for turn in torch.linalg.qr(normal).Q[1:])])
     share = share.repeat(len(turned) // len(directions)) * (len(directions) / len(turned))
     nodes = (radii[:, None, None] * turned).reshape(-1, num_dims)
     return Rule(nodes, (mass.unsqueeze(-1) * share).reshape(-1).log())
@@ -167,13 +169,6 @@ def _radii(num: int, num_dims: int) -> tuple[Tensor, Tensor]:
     beside = (n[1:] * (n[1:] + alpha)).sqrt()
     values, vectors = torch.linalg.eigh((2.0 * n + 1.0 + alpha).diag() + beside.diag(1) + beside.diag(-1))
     return (2.0 * values).sqrt(), vectors[0].square()
-
-
-def _turns(num: int, num_dims: int) -> list[Tensor]:
-    """The identity and random rotations, ``num`` together."""
-    generator = torch.Generator().manual_seed(0)
-    normal = torch.randn(num, num_dims, num_dims, generator=generator, dtype=torch.float64)
-    return [torch.eye(num_dims, dtype=torch.float64), *torch.linalg.qr(normal).Q[1:]]
 
 
 def padded(rules: list[Rule]) -> tuple[list[Tensor], list[Tensor]]:
