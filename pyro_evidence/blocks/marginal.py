@@ -125,7 +125,7 @@ class Marginal:
 
     def enough(self, here: Place) -> Tensor:
         """The decrement that counts as none, nats, ``(...)``: the tolerance, or rounding, if that is more."""
-        return (self.limits.slack * (1.0 + here.value.abs())).clamp(min=self.limits.tolerance)
+        return (self.limits.slack * (1.0 + here.value.abs())).clamp(min=self.limits.tolerance)  # rounding, if more
 
     def find(self, theta: Tensor, u: Tensor) -> Place:
         """The mode over shared coordinates, searched from ``u`` ``(D,)``.

@@ -13,7 +13,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace.mode_checks import certify_sites
-from pyro_evidence.program.checks import Arguments, same_arguments
+from pyro_evidence.program.checks import Arguments, check_varies, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance import fast_marginal
 from pyro_evidence.relevance.fast_marginal import FastState
@@ -101,7 +101,7 @@ class RVM:
         """
         if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(*args, *kwargs.values())])
-        return self._climbed(linear_weights(self.model, self.site, args, kwargs))
+        return self._climbed(linear_weights(self.model, self.site, args, kwargs, self.noise))
 
     def run_chunks(self, chunks: Chunks) -> RVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -138,7 +138,10 @@ class RVM:
         :return: minus the log evidence, nats.
         """
         if self._fit is None or not same_arguments(self._data, (args, kwargs)):
-            self._data, state = (args, kwargs), self._start(linear_weights(self.model, self.site, args, kwargs))
+            self._data, state = (
+                (args, kwargs),
+                self._start(linear_weights(self.model, self.site, args, kwargs, self.noise)),
+            )
             self._fit = Fit(state, Status.STEP_LIMIT, (state.objective,))
         state = fast_marginal.step(self._fit.state)
         self._fit = Fit(state, state.stop_reason or Status.STEP_LIMIT, (*self._fit.objectives, state.objective))
@@ -159,10 +162,16 @@ class RVM:
 
 
 def linear_weights(
-    model: Model, site: str | Sequence[str] | None, args: Sequence[Any], kwargs: dict[str, Any]
+    model: Model,
+    site: str | Sequence[str] | None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    noise: str | None = None,
 ) -> Rows[Weights]:
     """The weights of a model in which they are all that is latent, behind a linear predictor.
 
+    :param noise: the param that sets the precision of the noise, where it is to be found.
+    :raises BadInput: for targets that are one constant, where it is.
     :raises UnsupportedModel: for any other model.
     :raises NotSmooth: for a likelihood with a corner at weights of zero, where the search starts.
     """
@@ -180,6 +189,10 @@ def linear_weights(
             "models."
         )
     require_search(weights)
+    if noise is not None:
+        joint = weights.joint
+        nodes = joint.trace(joint.initial_u, joint.initial_theta).nodes
+        check_varies({n: nodes[n] for n in joint.observed}, None)
     return Rows.resident(weights, len(weights.target.parts[0].c))
 
 

@@ -11,7 +11,6 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.infer.rvm import linear_weights, linear_weights_in_chunks
-from pyro_evidence.program.checks import check_varies
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.relevance import variational
 from pyro_evidence.relevance.axis_priors import GaussianFit
@@ -83,12 +82,7 @@ class VRVM:
         """
         if COMMUNICATOR.get() is not SINGLE_PROCESS:
             return self.run_chunks([(*args, *kwargs.values())])
-        rows = linear_weights(self.model, self.site, args, kwargs)
-        if self.noise is not None:
-            joint = rows.example.joint
-            nodes = joint.trace(joint.initial_u, joint.initial_theta).nodes
-            check_varies({n: nodes[n] for n in joint.observed}, None)
-        return self._climbed(rows)
+        return self._climbed(linear_weights(self.model, self.site, args, kwargs, self.noise))
 
     def run_chunks(self, chunks: Chunks) -> RVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.

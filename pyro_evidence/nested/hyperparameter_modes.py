@@ -199,8 +199,8 @@ def _prior_draws(found: OuterMode) -> Tensor:
     joint, state = found.state.problem.joint, found.state
     nodes, slices = joint.trace(state.u, state.theta).nodes, joint.hypers.slices
     parts = [p for p in joint.hypers if p.name in found.names]
-    spread = torch.ones_like(state.theta)  # a log unit at least
-    spread[found.marginalised] = found.straight.basis.norm(dim=1).clamp(min=1.0).to(spread)
+    spread = torch.ones_like(state.theta)
+    spread[found.marginalised] = found.straight.basis.norm(dim=1).clamp(min=1.0).to(spread)  # a log unit at least
     draws = []
     with own_random_numbers():
         torch.manual_seed(0)

@@ -61,7 +61,8 @@ class OuterMode:
         """
         if start is None:
             moved = (phi - self.centre) @ self.follows.mT
-            start = self.state.u + moved * (NEAR / moved.abs().amax(-1, keepdim=True).clamp(min=NEAR))
+            far = moved.abs().amax(-1, keepdim=True).clamp(min=NEAR)  # first order is not to be trusted beyond that
+            start = self.state.u + moved * (NEAR / far)
         return solve_inner(self.state.problem, self.theta(phi), start, thorough=thorough)
 
     @property

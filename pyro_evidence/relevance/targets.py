@@ -224,9 +224,8 @@ def summarised(target: LinearTarget) -> LinearTarget | QuadraticTarget:
     """The target by its sums at zero, where it is quadratic, as two more points tell; otherwise itself."""
     zero, eps = torch.zeros_like(target.parts[0].J[0, 0]), target.eps**0.75
     found = QuadraticTarget(target.sums(zero), eps=target.eps)
-    step = (
-        found.origin.precision.diagonal().clamp(min=torch.finfo(zero.dtype).tiny).rsqrt()
-    )  # a column of zeros may move by anything
+    least = torch.finfo(zero.dtype).tiny
+    step = found.origin.precision.diagonal().clamp(min=least).rsqrt()  # a column of zeros may move by anything
     for move in step * generic_directions(2, len(zero), zero) * zero.new_tensor([[1.0], [AWAY]]):
         foretold, there = found.sums(move), target.sums(move)
         scale = 1.0 + foretold.value.abs(), found.origin.precision.abs().amax()

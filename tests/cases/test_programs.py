@@ -1,6 +1,7 @@
 """Programs that other people write: shapes, jumps, constants, starts, mirror modes, kernels, labels without a mean."""
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from pyro.distributions.transforms import OrderedTransform
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import VRVM, LaplaceEvidence, NotAMode, Start, Stop, find_modes, to_inference_data
+from pyro_evidence import RVM, VRVM, LaplaceEvidence, NotAMode, Start, Stop, find_modes, to_inference_data
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.gp import gp_regression
 from pyro_evidence.models.kernels import RBF, Periodic
@@ -119,7 +120,7 @@ def test_constant_targets_are_named_soon() -> None:
 
 
 @pytest.mark.parametrize("targets", [0.0, 3.0])
-@pytest.mark.parametrize("engine", [LaplaceEvidence, lambda model, stop: VRVM(model, noise="beta", stop=stop)])
+@pytest.mark.parametrize("engine", [LaplaceEvidence, partial(RVM, noise="beta"), partial(VRVM, noise="beta")])
 def test_constant_targets_are_named_by_each_engine_that_finds_the_noise(engine: Any, targets: float) -> None:
     attempt = engine(regression(Linear()), stop=QUIET)
     says(refusal(lambda: attempt.run(draws(24, 2), torch.full((24,), targets))), "site 't'", "constant", "24 times")
