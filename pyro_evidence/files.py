@@ -196,7 +196,10 @@ def check(value: Any, schema: Any, where: str, sizes: dict[str, int]) -> None:
         each = dict.fromkeys(value, schema[str]) if str in schema else schema
         missing, unknown = sorted(each.keys() - value.keys()), sorted(map(repr, value.keys() - each.keys()))
         if missing or unknown or not all(isinstance(name, str) for name in value):
-            raise BadInput(f"{where} lacks entries {missing} and has unknown ones [{', '.join(unknown)}]. {OTHER}")
+            raise BadInput(
+                f"{where} lacks entries {missing} and has unknown ones [{', '.join(unknown)}]; expected those that are "
+                f"written here. {OTHER}"
+            )
         for name, inside in each.items():
             check(value[name], inside, f"{where}[{name!r}]", sizes)
     elif isinstance(schema, list) and isinstance(value, list | tuple) and len(schema) in (1, len(value)):

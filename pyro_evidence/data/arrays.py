@@ -56,7 +56,8 @@ def require_tensor(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise BadInput(
             f"{name} is a {type(value).__name__}; expected a tensor of numbers, one row per datum, such as "
-            f"torch.tensor(rows, dtype=torch.float64). NumPy's arrays and pandas' tables of numbers go to run(...)."
+            f"torch.tensor(rows, dtype=torch.float64). NumPy's arrays and pandas' tables of numbers go to run(...); "
+            f"words become numbers by codes, levels = pandas.factorize({name})."
         )
 
 

@@ -24,7 +24,7 @@ def require_repeatable(chunks: Any) -> None:
 
     :raises BadInput: naming its type.
     """
-    if not isinstance(chunks, Iterable):
+    if not isinstance(chunks, Iterable) or (isinstance(chunks, Tensor) and not chunks.dim()):
         raise BadInput(f"chunks is a {type(chunks).__name__}; expected a list of tuples of the model's arguments.")
     if iter(chunks) is chunks:
         raise BadInput(

@@ -199,7 +199,7 @@ class Ranks:
         return self._texts(here)
 
     def _texts(self, here: str) -> list[str]:
-        """The same as bytes: nothing is unpickled."""
+        """What every rank says, sent as bytes: nothing is unpickled."""
         own = torch.tensor(list(here.encode()), dtype=torch.uint8)
         return [bytes(x.tolist()).decode() for x in self._parts(own)]
 

@@ -82,7 +82,7 @@ class Parquet:
         except ImportError as error:
             raise ImportError("Parquet needs pyarrow: pip install 'pyro_evidence[parquet]'.") from error
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise BadInput(f"{path} cannot be read as a Parquet file: it is no regular file.")
+            raise BadInput(f"{path} cannot be read as a Parquet file: it is no regular file; expected one on disk.")
         try:
             with parquet.ParquetFile(path) as file:
                 there = file.schema_arrow.names
@@ -131,8 +131,8 @@ class Parquet:
         try:  # Arrow refuses to round whole numbers, and to cut fractions off
             column.cast("float32" if dtype.itemsize == 2 else str(dtype).removeprefix("torch."))
             if column.null_count and not dtype.is_floating_point:
-                raise ArrowInvalid("nothing at all in some rows")
-        except ArrowInvalid as error:
+                raise ValueError("nothing at all in some rows")
+        except (ArrowInvalid, ValueError) as error:
             raise BadInput(
                 f"column {name} of {path} holds numbers ({error}) which {dtype} would round; expected some that it "
                 f"holds. Pass dtype=None or dtype=torch.int64 for whole numbers, subtract an offset from them, or drop "

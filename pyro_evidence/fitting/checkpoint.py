@@ -182,7 +182,7 @@ class Recorder:
         except BadInput as error:
             raise BadInput(f"{taken}: {error} {TAKEN}") from error
         if kind != FORMAT:
-            raise BadInput(f"{taken}: the file holds a {kind}. {TAKEN}")
+            raise BadInput(f"{taken}: the file holds a {kind}; expected a checkpoint, or none. {TAKEN}")
         if not os.access(folder, os.W_OK):
             raise NotWritten(f"{taken}: the folder {folder} may not be written to. Give the name of a file elsewhere.")
 

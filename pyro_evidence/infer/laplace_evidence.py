@@ -24,7 +24,16 @@ from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_p
 from pyro_evidence.laplace.approximation_rows import can_batch
 from pyro_evidence.laplace.evidence_error import refined, with_nodes
 from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
-from pyro_evidence.laplace.restarts import NO_MAXIMUM, Restarts, rescaled_start, search, starts, thetas, without_repeats
+from pyro_evidence.laplace.restarts import (
+    NO_MAXIMUM,
+    Restarts,
+    rescaled_start,
+    same_height,
+    search,
+    starts,
+    thetas,
+    without_repeats,
+)
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
 from pyro_evidence.nested.roles import marginalised_sites
@@ -336,7 +345,8 @@ class LaplaceEvidence:
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
         ranked = without_repeats(self._fits)
         apart = [f.status in NO_MAXIMUM and f.status is not ranked[0].status for f in self._fits]  # no modes to count
-        heights = [float(f.state.laplace.log_evidence) for f in self._fits]
+        modes = [next((other for other in ranked if same_height(other, f)), f) for f in self._fits]
+        heights = [float(f.state.laplace.log_evidence) for f in modes]
         heights = [math.nan if no_mode else height for height, no_mode in zip(heights, apart, strict=True)] + [math.nan]
         reached = self._found.reached.clone()
         reached[reached >= len(self._fits)] = -1

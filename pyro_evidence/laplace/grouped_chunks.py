@@ -112,7 +112,7 @@ def _seen(first: LogJoint, chunks: Chunks, join: Communicator) -> list[LocalSite
         counted = num_rows(args) in sizes or any(isinstance(x, int) and x in sizes for x in args)
         labels = labels_of(args, sizes).values()
         other = any(not torch.equal(x, torch.arange(len(x)).to(x)) for x in labels)
-        here.append((shapes, counted, other or hasattr(chunks, "groups")))
+        here.append((shapes, counted, other or getattr(chunks, "groups", None) is not None))
 
     looked_through(first.model, chunks, join, look)
     return [LocalSite(*one) for said in join.gather_str(json.dumps(here)) for one in json.loads(said)]

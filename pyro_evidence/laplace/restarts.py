@@ -193,9 +193,14 @@ def without_repeats(fits: Sequence[Fit[TypeII]]) -> list[Fit[TypeII]]:
     ordered = sorted(fits, key=lambda f: (f.status in NO_MAXIMUM, f.status is Status.SINGULAR, -f.state.objective))
     found: list[Fit[TypeII]] = []
     for fit in ordered:
-        if not any(_same_height(fit.state.laplace, other.state.laplace) for other in found):
+        if not any(same_height(fit, other) for other in found):
             found.append(fit)
     return found
+
+
+def same_height(a: Fit[TypeII], b: Fit[TypeII]) -> bool:
+    """Whether two fits ended at one height, which counts as one mode."""
+    return _same_height(a.state.laplace, b.state.laplace)
 
 
 ROUNDS = 30  # of MacKay's, at most, before modes are found exactly, and steps towards the mode in each

@@ -362,7 +362,8 @@ class MPPCAPosterior(LaplacePosterior):
             _require_agreement(state, structure, analysers)
             if bool(record["refusal"]) != bool(state.log_evidence.isnan()):
                 raise BadInput(
-                    f"log_evidence is {float(state.log_evidence):.10g}, refused as {record['refusal']!r:.60}."
+                    f"log_evidence is {float(state.log_evidence):.10g}, expected "
+                    f"nan with a refusal, not {record['refusal']!r:.60}."
                 )
             literal, occam = record["other_evidences"]
             return cls(
@@ -386,7 +387,7 @@ def _require_agreement(state: LaplaceState, structure: MPPCAStructure, analysers
     pairs |= {name: (value, state.problem.joint.held[name]) for name, value in structure.params(analysers).items()}
     for name, (own, of_state) in pairs.items():
         if own.shape != of_state.shape or not torch.allclose(own, of_state.to(own), equal_nan=True):
-            raise BadInput(f"the analysers' {name} is not that of the mode and the hyperparameters in the same file.")
+            raise BadInput(f"the analysers' {name} is not that of the mode in the same file; expected one fit's.")
     if not isinstance(state.precision, Dense) or bool(state.log_evidence.isnan()):  # there is none, for a reason
         return
     split = curvature.gauge(curvature.loading_precision(Observations.resident(structure.Y), analysers), analysers)

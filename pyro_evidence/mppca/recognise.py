@@ -87,7 +87,7 @@ class Observed:
 
     @property
     def detached(self) -> "Observed":
-        """The same without derivatives."""
+        """The parameters of the observed site without derivatives."""
         return Observed(*(x.detach() for x in vars(self).values()))
 
 

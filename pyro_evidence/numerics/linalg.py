@@ -68,9 +68,12 @@ def relative_rounding(dtype: torch.dtype) -> float:
     return 1e3 * torch.finfo(dtype).eps
 
 
+ROUNDED = 1e-12  # of the largest; with a fifth of it a network's fit to labels of one class ends at another mode
+
+
 def floored(size: Tensor) -> Tensor:
     """Sizes ``(..., n)`` to divide by, none so small beside the largest that rounding may have made it."""
-    least = relative_rounding(size.dtype) * size.amax(-1, keepdim=True)
+    least = ROUNDED * size.amax(-1, keepdim=True)
     return torch.maximum(size, least + torch.finfo(size.dtype).tiny)
 
 

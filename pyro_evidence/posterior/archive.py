@@ -260,7 +260,8 @@ def require_equal(name: str, found: Tensor, saved: Any, dtype: torch.dtype, advi
     if not bool(equal.all()):
         one, other = float(expected[~equal][0]), float(found[~equal][0])
         raise BadInput(
-            f"{name} is {one:.10g} in the file, and {other:.10g} by this model and the file's other entries. {advice}"
+            f"{name} is {one:.10g} in the file, and {other:.10g} by this model and the file's other entries; expected "
+            f"one number. {advice}"
         )
 
 
@@ -275,7 +276,7 @@ def restore(content: Record, model: Model) -> LaplaceState:
     joint = _joint(content, model)
     if (len(content["theta"]), len(content["u"])) != (joint.hypers.size, joint.latents.size):
         raise BadInput(
-            f"theta and u do not have the {joint.hypers.size} and {joint.latents.size} elements of the sites"
+            f"expected theta and u of {joint.hypers.size} and {joint.latents.size} elements, as the sites have"
         )
     theta, u = content["theta"].to(joint.initial_theta), content["u"].to(joint.initial_theta)
     stored, curvature = content["precision"], _curvature(content["curvature"])
@@ -311,7 +312,7 @@ def require_laplace(state: LaplaceState, content: Record) -> None:
         decrement = (slope * state.precision.solve(slope)).sum()
     else:  # blocks were integrated, and the mode is that of what they share
         assert problem.marginal is not None
-        found, decrement = problem.marginal.log_evidence(state.place), torch.tensor(state.place.decrement)
+        found, decrement = problem.marginal.log_evidence(state.place), torch.as_tensor(state.place.decrement)
     require_equal("log_evidence", found, content["log_evidence"], dtype)
     require_equal("decrement", decrement, content["decrement"], dtype)
 

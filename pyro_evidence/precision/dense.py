@@ -249,7 +249,7 @@ def pattern_product(pattern: Pattern, elements: Elements, v: Tensor) -> Tensor:
     """``A v`` for each row of ``v``, shape ``(..., D)``; no matrix is assembled.
 
     >>> pattern = Pattern(3, (torch.tensor([[0, 1], [1, 2]]),))
-    >>> product(pattern, (torch.ones(2, 2, 2),), torch.tensor([1.0, 0.0, 0.0]))
+    >>> pattern_product(pattern, (torch.ones(2, 2, 2),), torch.tensor([1.0, 0.0, 0.0]))
     tensor([1., 1., 0.])
     """
     out = torch.zeros_like(v)

@@ -433,7 +433,9 @@ class AxesPosterior(Posterior):
         with archive.checked(record, AXES_POSTERIOR | {"state": cls.schema}):
             joint = LogJoint(model, record["args"], record["kwargs"], maximise=())
             if joint.held.keys() != record["held"].keys():
-                raise BadInput(f"it holds params {sorted(record['held'])}; this model has {sorted(joint.held)}.")
+                raise BadInput(
+                    f"it holds params {sorted(record['held'])}; expected {sorted(joint.held)}, as this model."
+                )
             joint.held = dict(record["held"])
             of = weights_of(joint, record["sites"])
             name, *settings = record["prior"]
@@ -452,7 +454,7 @@ class AxesPosterior(Posterior):
         """
         state, of = self.state, self.of
         if len(state.x) != state.num_active + of.num_others or len(state.directions) != of.num_weights:
-            raise BadInput(f"the mode has {len(state.x)} elements, and {state.num_active} axes are active.")
+            raise BadInput(f"the mode has {len(state.x)} elements, expected them of {state.num_active} active axes.")
         another = "It is another density: load it with the model that it was fitted to."
         for name, found in (("log_evidence", self.log_evidence), ("log_joint_beside", self._log_joint_beside)):
             archive.require_equal(name, found, record[name], torch.float64, another)
@@ -593,9 +595,11 @@ class REVMPosterior(AxesPosterior):
         super()._require_agreement(record)
         state, of = self.state, self.of
         if len(state.quadratic.y) != len(of.order):
-            raise BadInput(f"the ridge mode has {len(state.quadratic.y)} elements; the model has {len(of.order)}.")
+            raise BadInput(
+                f"the ridge mode has {len(state.quadratic.y)} elements; expected {len(of.order)}, as the model."
+            )
         if not torch.allclose(state.prior.alpha(state.axes.h, state.axes.u), state.alpha):
-            raise BadInput("alpha is not that of the axes' curvatures and centres.")
+            raise BadInput("alpha is another; expected that of the axes' curvatures and centres.")
         if not 0.0 <= state.ridge < torch.inf:
             raise BadInput(f"ridge is {state.ridge}; expected a precision of at least 0.")
         null = state.quadratic.y.index_fill(0, torch.arange(of.num_weights).to(of.order.device), 0.0)

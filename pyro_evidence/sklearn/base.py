@@ -64,7 +64,7 @@ def as_counted(model: Model, weight: Tensor | None) -> Model:
     return model if weight is None else weighted(model, weight)
 
 
-def _from_torch(name: str, values: Array) -> Array:
+def from_torch(name: str, values: Array) -> Array:
     """A NumPy array of a tensor's numbers; anything else as it is."""
     if not isinstance(values, Tensor):
         return values
@@ -99,7 +99,7 @@ class Estimator(BaseEstimator):
 
         :raises BadInput: for tensors without numbers, sparse ones say.
         """
-        X, y = _from_torch("X", X), tuple(_from_torch("y", each) for each in y)
+        X, y = from_torch("X", X), tuple(from_torch("y", each) for each in y)
         try:
             from sklearn.utils.validation import validate_data
         except ImportError:

@@ -21,6 +21,7 @@ from pyro_evidence.sklearn.base import (
     WeighingClassifier,
     WeighingRegressor,
     as_counted,
+    from_torch,
     type_of_target,
 )
 
@@ -124,7 +125,7 @@ class VRVMClassifier(_SparseClassifier):
 
         :raises BadInput: for more than two.
         """
-        if type_of_target(y) == "multiclass":
+        if type_of_target(from_torch("y", y)) == "multiclass":
             raise BadInput(
                 "Only binary classification is supported. The type of the target is multiclass; expected two labels. "
                 "Use OneVsRestClassifier(VRVMClassifier()), or RVMClassifier."

@@ -468,16 +468,6 @@ def rounded_down(t: Tensor) -> None:
     pyro.sample("t", dist.Normal(w.floor(), 0.5), obs=t)
 
 
-def pair_density() -> float:
-    return float(normal(1.0, 0, math.sqrt(1.25)))
-
-
-@known("a latent without slope, detach()", pair_density, T(1.0))
-def detached(t: Tensor) -> None:
-    w = pyro.sample("w", dist.Normal(0.0, 1.0))
-    pyro.sample("t", dist.Normal(w.detach(), 0.5), obs=t)
-
-
 @known(
     "if on a latent",
     lambda: integral(lambda w: normal(w, 0, 2) + normal(1.0, np.where(w > 0, w, 10.0), 0.5), -20, 20),

@@ -34,6 +34,7 @@ from pyro_evidence.models.mppca import mppca
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.models.regression import Learned, regression
 from pyro_evidence.precision.choices import diagonal
+from pyro_evidence.relevance import fast_marginal
 from tests.models_for_tests.engine_models import logistic_ard
 from tests.models_for_tests.grouped_models import groups, intercepts
 
@@ -165,7 +166,7 @@ def test_a_resumed_fit_repeats_no_step(tmp_path: Path) -> None:
     make, args = FITS["RVM"]
     assert killed_at(make(), args(), tmp_path / "file", 6)
     engine, steps = make().resume(tmp_path / "file"), 0
-    step = engine._step
+    step = fast_marginal.step
 
     def counting(state: Any) -> Any:
         nonlocal steps
@@ -173,7 +174,7 @@ def test_a_resumed_fit_repeats_no_step(tmp_path: Path) -> None:
         return step(state)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(engine), "_step", property(lambda self: counting))
+        patch.setattr(fast_marginal, "step", counting)
         posterior = run(engine, *args())
     assert steps == len(posterior.log_evidences) - 1 - 6
 
@@ -181,7 +182,7 @@ def test_a_resumed_fit_repeats_no_step(tmp_path: Path) -> None:
 def test_an_interrupt_is_written_down(tmp_path: Path) -> None:
     make, args = FITS["RVM"]
     engine, expected = make(), run(make(), *args())
-    step, count = engine._step, 0
+    step, count = fast_marginal.step, 0
 
     def interrupted(state: Any) -> Any:
         nonlocal count
@@ -191,7 +192,7 @@ def test_an_interrupt_is_written_down(tmp_path: Path) -> None:
         return step(state)
 
     with pytest.MonkeyPatch.context() as patch, pytest.warns(UserWarning, match="interrupted"):
-        patch.setattr(type(engine), "_step", property(lambda self: interrupted))
+        patch.setattr(fast_marginal, "step", interrupted)
         with_stop(engine, checkpoint=tmp_path / "file").run(*args())
     again = run(make().resume(tmp_path / "file"), *args())
     assert again.log_evidences == expected.log_evidences

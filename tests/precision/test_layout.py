@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from pyro_evidence.precision.layout import layout
 from torch import Tensor
 
+from pyro_evidence.precision.blocks import layout
 from pyro_evidence.precision.elimination import Fronts, Order
 
 

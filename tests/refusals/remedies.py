@@ -214,7 +214,7 @@ def process(jitter: float) -> Model:
 
 
 def unbounded(prior: bool) -> Model:
-    """Data that are all equal: a noise scale as a param has no best value; as a maximised site it has a prior."""
+    """Data that are met exactly: a noise scale as a param has no best value; as a maximised site it has a prior."""
 
     def model(y: Tensor) -> None:
         sigma = (
@@ -222,12 +222,13 @@ def unbounded(prior: bool) -> Model:
             if prior
             else pyro.param("sigma", lambda: torch.tensor(1.0), constraint=constraints.positive)
         )
-        pyro.sample("y", dist.Normal(normal("mu"), sigma).expand([5]).to_event(1), obs=y)
+        pyro.sample("y", dist.Normal(normal("mu") * RAMP, sigma).to_event(1), obs=y)
 
     return model
 
 
 TWICE = torch.tensor([0.0, 0.0, 1.0, 2.0]).double()
+RAMP = torch.arange(1.0, 6.0).double()
 SAME = torch.full((5,), 0.3).double()
 SEPARATED = (X[:, 0] > 0).double()
 LAPLACE, SOFT = (
@@ -366,11 +367,17 @@ REMEDIES: dict[str, Remedy] = {
         lambda: fit(process(0.0), TWICE, TWICE),
         lambda: fit(process(1e-6), TWICE, TWICE),
     ),
-    "equal data": Remedy(
+    "data that are met exactly": Remedy(
         NotConverged,
         "runs to infinity",
+        lambda: fit(unbounded(False), 0.3 * RAMP),
+        lambda: fit(unbounded(True), 0.3 * RAMP, maximise=["sigma"]),
+    ),
+    "equal data": Remedy(
+        BadInput,
+        r"observes one constant, 0.3, 5 times.*or pass maximise=\(\)",
         lambda: fit(unbounded(False), SAME),
-        lambda: fit(unbounded(True), SAME, maximise=["sigma"]),
+        lambda: fit(unbounded(False), SAME, maximise=()),
     ),
     "too few steps": Remedy(
         NotConverged,

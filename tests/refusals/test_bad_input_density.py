@@ -36,7 +36,7 @@ def test_data_that_are_not_finite(bad: float) -> None:
     t[1] = bad
     with pyro.validation_enabled(False):
         message = refused(BadInput, regression, X, t)
-    says(message, "not finite at site(s) t (shape (4,), 1", "argument 1: shape (4,)", str(bad), "Remove")
+    says(message, "not finite at site(s) 't' (shape (4,), 1", "argument 1: shape (4,)", str(bad), "Remove")
 
 
 def test_data_that_are_not_finite_with_validation() -> None:
@@ -52,7 +52,7 @@ def test_inputs_that_are_not_finite() -> None:
     bad = X.clone()
     bad[0, 0] = NAN
     with pyro.validation_enabled(False):
-        says(refused(BadInput, regression, bad, T), "site(s) t", "argument 0: shape (4, 2)", "1 nan")
+        says(refused(BadInput, regression, bad, T), "site(s) 't'", "argument 0: shape (4, 2)", "1 nan")
 
 
 def test_missing_data_behind_a_mask() -> None:
