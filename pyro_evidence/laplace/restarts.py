@@ -182,6 +182,7 @@ def _same_height(a: LaplaceState, b: LaplaceState) -> bool:
     return gap <= tolerance
 
 
+LEVEL = 1e-3  # nats
 NO_MAXIMUM = (Status.VANISHING, Status.SINGULAR, Status.UNBOUNDED, Status.STUCK)
 
 
@@ -199,8 +200,13 @@ def without_repeats(fits: Sequence[Fit[TypeII]]) -> list[Fit[TypeII]]:
 
 
 def same_height(a: Fit[TypeII], b: Fit[TypeII]) -> bool:
-    """Whether two fits ended at one height, which counts as one mode."""
-    return _same_height(a.state.laplace, b.state.laplace)
+    """Whether two fits ended at one height, which counts as one mode.
+
+    The log joint density at the mode goes with the hyperparameters, which are where the slope is small, not zero.
+    """
+    one, other = a.state.laplace, b.state.laplace
+    tolerance = one.problem.tolerance**0.5 * (1.0 + abs(one.objective))
+    return abs(one.objective - other.objective) <= tolerance and abs(float(one.log_joint - other.log_joint)) <= LEVEL
 
 
 ROUNDS = 30  # of MacKay's, at most, before modes are found exactly, and steps towards the mode in each
