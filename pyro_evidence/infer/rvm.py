@@ -13,7 +13,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace.mode_checks import certify_sites
-from pyro_evidence.program.checks import Arguments, check_varies, same_arguments
+from pyro_evidence.program.checks import Arguments, constant_targets, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.relevance import fast_marginal
 from pyro_evidence.relevance.fast_marginal import FastState
@@ -192,7 +192,9 @@ def linear_weights(
     if noise is not None:
         joint = weights.joint
         nodes = joint.trace(joint.initial_u, joint.initial_theta).nodes
-        check_varies({n: nodes[n] for n in joint.observed}, None)
+        constant = constant_targets({n: nodes[n] for n in joint.observed}, None)
+        if constant is not None:
+            raise BadInput(constant)
     return Rows.resident(weights, len(weights.target.parts[0].c))
 
 

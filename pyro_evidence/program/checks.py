@@ -465,25 +465,25 @@ def check_reads(before: Mapping[str, Node], after: Mapping[str, Node], observed:
         )
 
 
-def check_varies(observed: Mapping[str, Node], noise: Sequence[Tensor] | None) -> None:
-    """Refuse targets that are one constant, where the scale of their noise is to be found.
+def constant_targets(observed: Mapping[str, Node], noise: Sequence[Tensor] | None) -> str | None:
+    """The error message for targets that are one constant, where the scale of their noise is to be found; else None.
 
     :param observed: the observed nodes of a run.
     :param noise: what is maximised, in the graph of that run; None: the scale of the noise, whatever it is.
-    :raises BadInput: naming the site.
     """
     fns = [innermost(node["fn"]) for node in observed.values()]
-    if not all(hasattr(fn, "loc") and hasattr(fn, "scale") for fn in fns):
-        return
+    if not fns or not all(hasattr(fn, "loc") and hasattr(fn, "scale") for fn in fns):
+        return None
     data = torch.cat([torch.as_tensor(node["value"]).reshape(-1) for node in observed.values()])
     if len(data) < 2 or not bool((data == data[0]).all()):
-        return
+        return None
     if noise is None or any(any(takes_part(fn.scale, noise)) for fn in fns):
-        raise BadInput(
+        return (
             f"site '{next(iter(observed))}' observes one constant, {float(data[0]):g}, {len(data):,} times: a constant "
             f"is met exactly, and the log evidence grows without a bound as the scale of the noise goes to 0. Expected "
             f"data that vary; or hold the scale at a number (beta=1.0), or pass maximise=()."
         )
+    return None
 
 
 def check_same(first: float, second: float) -> None:

@@ -15,7 +15,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import (
     empty_store,
     global_lock,
@@ -33,6 +33,7 @@ from pyro_evidence.program.parameters import Constants, Declaration, FirstRun, W
 from pyro_evidence.program.sites import (
     Node,
     bijection,
+    innermost,
     is_discrete,
     is_empty,
     is_integrated,
@@ -224,12 +225,11 @@ class LogJoint:
         """
         self._row_bytes: tuple[int | None, int] | None = None
         self._writes = False  # into tensors that it makes
+        self.begins_at_origin = True  # not where the model has matrices without a factor there
         try:
             with own_random_numbers():
-                self._begins_at_origin = True
                 places, first = self._drawn(1, seed=0)
                 self._first = places
-                self._begins_at_origin = bool(self.log_joint(self.initial_u, self.initial_theta).isfinite())
                 second = float(self.log_joint(places[0], self.initial_theta).detach())
                 checks.check_same(float(first), second)
                 self._check_dependence(places[0], continuous)
@@ -254,6 +254,7 @@ class LogJoint:
                 f"the same data in every run: pass tensors or lists, not a generator, which can be read only once."
             )
         checks.check_supports(continuous, trace.nodes)
+        self._constant = checks.constant_targets({n: trace.nodes[n] for n in self.observed}, [*hypers.values()])
         params = [n for n in hypers if n not in self.maximised_sites]
         density = self.total(trace) if params else theta
         felt = takes_part(density, [hypers[n] for n in params]) if density.requires_grad else [False] * len(params)
@@ -279,14 +280,26 @@ class LogJoint:
             return name in self.observed
 
         with without_validation():
+            is_seen = takes_part(self._reading(trace), [*latents.values()])
+            if all(is_seen):
+                return
             trace.compute_log_prob(is_observed)
-            seen = torch.stack([trace.nodes[n]["log_prob"].sum() for n in self.observed]).sum()
-            is_seen = takes_part(seen, [*latents.values()])
-            elsewhere = self.latents.constrained((0.5 * u + 0.3).to(self.dtype)) if not all(is_seen) else {}
+            elsewhere = self.latents.constrained((0.5 * u + 0.3).to(self.dtype))
             for name in (n for n, here in zip(latents, is_seen, strict=True) if not here):
                 after = self.trace_at({n: v.detach() for n, v in latents.items()} | {name: elsewhere[name]}, hypers)
                 after.compute_log_prob(is_observed)
                 checks.check_reads(trace.nodes, after.nodes, self.observed, name)
+
+    def _reading(self, trace: Trace) -> Tensor:
+        """Some number in which all parameters of the observed sites take part, and all latents that they see."""
+        total = torch.zeros((), dtype=self.dtype, device=self.device)
+        for node in (trace.nodes[n] for n in self.observed):
+            own = [x for x in vars(innermost(node["fn"])).values() if isinstance(x, Tensor) and x.requires_grad]
+            if not own:  # a factor, a mixture of distributions, or what sees no latent
+                trace.compute_log_prob(lambda _, other, node=node: other is node)
+                own = [node["log_prob"]]
+            total = total + sum(x.sum() for x in own)
+        return total
 
     def _check_hyperprior(self, u: Tensor, continuous: Mapping[str, Node]) -> None:
         u = u.clone().requires_grad_()
@@ -310,13 +323,8 @@ class LogJoint:
 
         :raises BadInput: naming the site.
         """
-        hypers = {
-            n: v.detach().requires_grad_()
-            for n, v in self.hypers.constrained(self.initial_theta.to(self.dtype)).items()
-        }
-        if hypers:
-            trace = self.trace_at(self.latents.constrained(self.initial_u.to(self.dtype)), hypers)
-            checks.check_varies({n: trace.nodes[n] for n in self.observed}, [*hypers.values()])
+        if self._constant is not None:
+            raise BadInput(self._constant)
 
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], times: int) -> "LogJoint":
         """This model on all the data of which the present ones are every ``times``-th row."""
@@ -384,9 +392,9 @@ class LogJoint:
     def initial_u(self) -> Tensor:
         """The origin of the unconstrained latent space, shape ``(D,)``, but for sites with a value of their own.
 
-        The first random start, where the density is not finite at the origin.
+        The first random start, where the origin was found to be no place to begin at.
         """
-        if not self._begins_at_origin:
+        if not self.begins_at_origin:
             return self._first[0].clone()
         return self._at_values(torch.zeros(self.latents.size, dtype=torch.float64, device=self.device))
 
