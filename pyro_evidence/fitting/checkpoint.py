@@ -22,12 +22,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence import files
 from pyro_evidence.data.chunks import digest_of_chunks, heard_by_all
 from pyro_evidence.data.passes import each_pass_compared
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, require_same_settings
-from pyro_evidence.errors import BadInput, NotConverged, NotWritten, TooLarge, UnsupportedModel
+from pyro_evidence.errors import BadInput, NotConverged, NotPositiveDefinite, NotWritten, TooLarge, UnsupportedModel
 from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, require_alike, taken_up
 from pyro_evidence.fitting.process_state import exclusive, within_memory
 from pyro_evidence.numerics.threads import PER_NUMBER, expect, one_thread_if_small
@@ -298,6 +299,16 @@ def resumed(engine: Engine, path: str | Path) -> Engine:
     return found
 
 
+def _no_factor(error: Exception) -> str:
+    """The error message for a matrix of the model's that cannot be factorised at a place to which a search has come."""
+    said = " ".join(str(error).split("Trace Shapes:")[0].split())
+    return (
+        f"a matrix of the model has no factor where the search has come to ({said}); expected a covariance that is "
+        f"positive definite for all settings that its prior allows. Add more to its diagonal, as in "
+        f"K + 1e-6 * torch.eye(len(K)), compute in double precision, or give its settings priors that say more."
+    )
+
+
 Kind = TypeVar("Kind", bound=type)
 # Methods that fit, and what tells their data from other data; None where no checkpoint is kept.
 FITS: dict[str, Callable[..., str] | None] = {"run": digest, "run_chunks": digest_of_chunks, "step": None}
@@ -349,6 +360,8 @@ def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Ca
                 raise
             except files.UNFIT as error:
                 if recorder is None or not recorder.earlier:
+                    if isinstance(error, LinAlgError):
+                        raise NotPositiveDefinite(_no_factor(error)) from error
                     raise
                 raise BadInput(
                     f"the fit that went on from {recorder.path} failed ({type(error).__name__}: {error}): either that "

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Start, Stop, UnsupportedModel
+from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.models.basis import LEARNED, Learned
 from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
 from pyro_evidence.models.kernels import RBF, Constant, Linear, Periodic
@@ -210,3 +211,13 @@ def test_several_starts_of_a_kernel_under_a_prior() -> None:
         gp_regression(RBF(dist.LogNormal(0.0, 0.1)), beta=10.0), marginalise=(), start=Start(restarts=2), stop=stop
     )
     assert engine.run(SEASONS[:12], WAVE[:12]).log_evidence.isfinite()
+
+
+def test_a_covariance_without_a_factor_ends_in_a_message() -> None:
+    """A period under a prior, one Gaussian over everything: the search comes where the kernel's settings run away."""
+    generator = torch.Generator().manual_seed(0)
+    X = 10.0 * torch.rand(40, 1, generator=generator)
+    t = torch.sin(2.0 * X[:, 0]) + 0.1 * torch.randn(40, generator=generator)
+    engine = LaplaceEvidence(gp_regression(Periodic(period=dist.LogNormal(1.0, 1.0))), marginalise=(), stop=QUIET)
+    with pytest.raises(NotPositiveDefinite, match=r"has no factor.*Add more to its diagonal"):
+        engine.run(X, t)
