@@ -280,10 +280,11 @@ class LogJoint:
             return name in self.observed
 
         with without_validation():
-            is_seen = takes_part(self._reading(trace), [*latents.values()])
-            if all(is_seen):
+            if all(takes_part(self._reading(trace), [*latents.values()])):
                 return
             trace.compute_log_prob(is_observed)
+            seen = torch.stack([trace.nodes[n]["log_prob"].sum() for n in self.observed]).sum()
+            is_seen = takes_part(seen, [*latents.values()])
             elsewhere = self.latents.constrained((0.5 * u + 0.3).to(self.dtype))
             for name in (n for n, here in zip(latents, is_seen, strict=True) if not here):
                 after = self.trace_at({n: v.detach() for n, v in latents.items()} | {name: elsewhere[name]}, hypers)
@@ -291,15 +292,10 @@ class LogJoint:
                 checks.check_reads(trace.nodes, after.nodes, self.observed, name)
 
     def _reading(self, trace: Trace) -> Tensor:
-        """Some number in which all parameters of the observed sites take part, and all latents that they see."""
-        total = torch.zeros((), dtype=self.dtype, device=self.device)
-        for node in (trace.nodes[n] for n in self.observed):
-            own = [x for x in vars(innermost(node["fn"])).values() if isinstance(x, Tensor) and x.requires_grad]
-            if not own:  # a factor, a mixture of distributions, or what sees no latent
-                trace.compute_log_prob(lambda _, other, node=node: other is node)
-                own = [node["log_prob"]]
-            total = total + sum(x.sum() for x in own)
-        return total
+        """Some number in which the parameters of the observed sites take part, as far as they are plain tensors."""
+        own = [x for n in self.observed for x in vars(innermost(trace.nodes[n]["fn"])).values()]
+        parts = [x.sum() for x in own if isinstance(x, Tensor) and x.requires_grad]
+        return torch.stack(parts).sum() if parts else torch.zeros((), dtype=self.dtype, device=self.device)
 
     def _check_hyperprior(self, u: Tensor, continuous: Mapping[str, Node]) -> None:
         u = u.clone().requires_grad_()
