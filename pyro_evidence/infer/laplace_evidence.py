@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.blocks.block_density import check_nodes, require_blocks
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, require_same_density
@@ -171,22 +170,11 @@ class LaplaceEvidence:
         joint = LogJoint(self.model, args, kwargs, **given)
         joint.refuse_constant_targets()
         refuse_orbits(joint)
-        try:
-            return self._around(joint, args, kwargs, given)
-        except LinAlgError:  # of a covariance of the model's at the origin
-            joint.begins_at_origin = False
-            return self._around(joint, args, kwargs, given)
-
-    def _around(
-        self, joint: LogJoint, args: tuple[Any, ...], kwargs: dict[str, Any], given: Mapping[str, Any]
-    ) -> Problem:
-        """The same, once the model is known."""
         problem = laplace_problem(joint, self.curvature)
         marginalise = tuple(sorted((*marginalised_sites(joint, self.marginalise), *self._more)))
         self._full, self._integrated, self._groups = None, {}, None
         if marginalise:
             inside = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)
-            inside.begins_at_origin = joint.begins_at_origin
             full, problem = problem, marginalised_problem(inside, self.curvature)
             self._full = replace(full, curvature=problem.curvature)
         if self.nodes != 1:

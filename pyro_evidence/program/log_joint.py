@@ -10,6 +10,7 @@ from typing import Any, cast
 import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import LowRankMultivariateNormal, MultivariateNormal, MultivariateStudentT
 from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
@@ -145,7 +146,8 @@ class LogJoint:
             self._enumerated = _Enumerate(min(dims, default=0) - 1)(self.model)
         free = self._hold(declared, everything=maximise is not None and len(maximise) == 0)
         self._choose(free, continuous)
-        self._check_density(continuous)
+        covariances = (MultivariateNormal, LowRankMultivariateNormal, MultivariateStudentT)
+        self._check_density(continuous, any(isinstance(innermost(s["fn"]), covariances) for s in nodes.values()))
 
     def _prototype(self, maximise: bool) -> tuple[Trace, dict[str, Declaration]]:
         """A validated run, and the params that it declares; a model of params alone gets a latent beside them."""
@@ -217,19 +219,22 @@ class LogJoint:
         flat = self.hypers.flat({n: d.value for n, d in free.items()} | origin)
         self.initial_theta: Tensor = flat.detach().to(self.device, torch.float64)
 
-    def _check_density(self, continuous: Mapping[str, Node]) -> None:
+    def _check_density(self, continuous: Mapping[str, Node], has_covariances: bool) -> None:
         """Finite somewhere, the same twice, of fixed structure, dependent on every param.
 
+        :param has_covariances: whether matrices may have no factor at some places.
         :raises BadInput: not finite at any of 100 random starts.
         :raises UnsupportedModel: otherwise.
         """
         self._row_bytes: tuple[int | None, int] | None = None
         self._writes = False  # into tensors that it makes
-        self.begins_at_origin = True  # not where the model has matrices without a factor there
+        self._begins_at_origin = True
         try:
             with own_random_numbers():
                 places, first = self._drawn(1, seed=0)
                 self._first = places
+                if has_covariances:
+                    self._begins_at_origin = bool(self.log_joint(self.initial_u, self.initial_theta).isfinite())
                 second = float(self.log_joint(places[0], self.initial_theta).detach())
                 checks.check_same(float(first), second)
                 self._check_dependence(places[0], continuous)
@@ -388,9 +393,9 @@ class LogJoint:
     def initial_u(self) -> Tensor:
         """The origin of the unconstrained latent space, shape ``(D,)``, but for sites with a value of their own.
 
-        The first random start, where the origin was found to be no place to begin at.
+        The first random start, where a covariance of the model's has no factor at the origin.
         """
-        if not self.begins_at_origin:
+        if not self._begins_at_origin:
             return self._first[0].clone()
         return self._at_values(torch.zeros(self.latents.size, dtype=torch.float64, device=self.device))
 
