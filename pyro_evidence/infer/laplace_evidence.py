@@ -351,10 +351,8 @@ class LaplaceEvidence:
         reached = self._found.reached.clone()
         reached[reached >= len(self._fits)] = -1
         restarts = torch.tensor(heights, dtype=torch.float64)[reached]
-        posteriors, failures = (
-            [],
-            (*self._found.failures, *(f"no maximum: {f.status.value}" for f in compress(self._fits, apart))),
-        )
+        failures = (*self._found.failures, *(f"no maximum: {f.status.value}" for f in compress(self._fits, apart)))
+        posteriors = []
         for fit in ranked[:most]:
             state = fit.state.laplace
             found = LaplacePosterior(state, fit.status.value, fit.objectives, restarts, failures)

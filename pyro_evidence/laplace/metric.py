@@ -86,6 +86,12 @@ def information(laplace: LaplaceState, index: Tensor) -> Tensor:
     return -(held + mixed @ moved.to(mixed).mT).double()
 
 
+def measures(problem: Problem, metric: Tensor) -> Tensor:
+    """The unit of each hyperparameter, its standard deviation by the metric, at most one in log units, ``(T,)``."""
+    measure = metric.diagonal().sqrt()
+    return torch.where(log_units(problem), measure.clamp(max=1.0), measure)  # beyond a factor e it is not normal
+
+
 def inverted(curvature: Tensor, gradient: Tensor) -> Tensor:
     """A positive inverse of a symmetric matrix, ``(P, P)``: a gradient step in it is Newton's, or away from a saddle.
 

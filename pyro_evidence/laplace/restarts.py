@@ -176,10 +176,11 @@ def _all_failed(said: Sequence[str]) -> str:
     return "\n".join(["all restarts failed.", *lines])
 
 
-def _same_height(a: LaplaceState, b: LaplaceState) -> bool:
+def _same_height(a: LaplaceState, b: LaplaceState, level: float = 0.0) -> bool:
+    """Whether log evidence and log joint of two modes are equal, the latter up to ``level`` nats if that is more."""
     tolerance = a.problem.tolerance**0.5 * (1.0 + abs(a.objective))
-    gap = max(abs(a.objective - b.objective), abs(float(a.log_joint - b.log_joint)))
-    return gap <= tolerance
+    gap = abs(float(a.log_joint - b.log_joint))
+    return abs(a.objective - b.objective) <= tolerance and gap <= max(tolerance, level)
 
 
 LEVEL = 1e-3  # nats
@@ -204,9 +205,7 @@ def same_height(a: Fit[TypeII], b: Fit[TypeII]) -> bool:
 
     The log joint density at the mode goes with the hyperparameters, which are where the slope is small, not zero.
     """
-    one, other = a.state.laplace, b.state.laplace
-    tolerance = one.problem.tolerance**0.5 * (1.0 + abs(one.objective))
-    return abs(one.objective - other.objective) <= tolerance and abs(float(one.log_joint - other.log_joint)) <= LEVEL
+    return _same_height(a.state.laplace, b.state.laplace, LEVEL)
 
 
 ROUNDS = 30  # of MacKay's, at most, before modes are found exactly, and steps towards the mode in each

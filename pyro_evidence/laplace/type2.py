@@ -11,7 +11,7 @@ from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
 from pyro_evidence.laplace.gradient import Slope, curvature, finite_slope
-from pyro_evidence.laplace.metric import inverted, log_units, natural_metric, rescaled, round_of_all, updated
+from pyro_evidence.laplace.metric import inverted, log_units, measures, natural_metric, rescaled, round_of_all, updated
 from pyro_evidence.laplace.pruning import AWAY, PruningTried, either_way, predicted_gain, prune, reactivated
 from pyro_evidence.laplace.remedies import interpolates_data, is_singular, near_fold, not_identified
 from pyro_evidence.numerics.derivatives import generic_directions
@@ -165,8 +165,7 @@ def off_saddle(state: TypeII) -> TypeII | None:
     free = state.metric.diagonal() > 0 if groups is None else (state.metric.diagonal() > 0) & (groups.power == 0)
     if laplace.problem.structure.network is not None or not 0 < int(free.sum()) <= FEW:
         return None
-    measure = torch.where(free, state.metric.diagonal().sqrt(), 0.0)
-    measure = torch.where(log_units(laplace.problem), measure.clamp(max=1.0), measure)
+    measure = torch.where(free, measures(laplace.problem, state.metric), 0.0)
     try:
         found = curvature(laplace, state.slope, measure)
     except ArithmeticError:
@@ -322,8 +321,7 @@ def _rounds(state: TypeII, logs: Tensor, real: Tensor) -> Tensor:
 
 def _with_refreshed_curvature(state: TypeII) -> TypeII:
     """With the curvature by differences for its metric, where that is cheap, and the end is near."""
-    measure, log = state.metric.diagonal().sqrt(), log_units(state.laplace.problem)
-    measure = torch.where(log, measure.clamp(max=1.0), measure)
+    measure = measures(state.laplace.problem, state.metric)
     most = BROAD if state.laplace.problem.latent is None else HIGH
     if int((measure > 0).sum()) > FEW or not SHARP <= state.promised <= most:
         return state

@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.gradient import exact_curvature, slope
-from pyro_evidence.laplace.metric import inverted, log_units, natural_metric
+from pyro_evidence.laplace.metric import inverted, log_units, measures, natural_metric
 from pyro_evidence.laplace.type2 import reached
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted
 
@@ -89,8 +89,7 @@ def _measure(state: LaplaceState) -> Tensor:
     """The unit of each hyperparameter, zero where only pruned weights feel it, ``(T,)``."""
     if not len(state.theta):
         return state.theta
-    measure = natural_metric(state, slope(state)).diagonal().sqrt()
-    return torch.where(log_units(state.problem), measure.clamp(max=1.0), measure)
+    return measures(state.problem, natural_metric(state, slope(state)))
 
 
 def _inverse(state: LaplaceState, curvature: Tensor, index: Tensor) -> Tensor:

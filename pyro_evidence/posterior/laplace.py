@@ -325,10 +325,11 @@ class LaplacePosterior(Posterior, Tabulated):
     @property
     def _flat_note(self) -> list[str]:
         """The sentence on flat priors, where there are any."""
-        if not self.flat_sites:
+        flat = self.flat_sites
+        if not flat:
             return []
         said = "the log evidence is the integral in the units of these sites, and no evidence to weigh models by"
-        return [f"flat prior for {', '.join(self.flat_sites)}: {said}"]
+        return [f"flat prior for {', '.join(flat)}: {said}"]
 
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
         """Importance sampling of the whole, or block by block where joint weights of many coordinates say little."""
