@@ -20,8 +20,14 @@ from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
-from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, problem_of, require_proper
-from pyro_evidence.laplace.approximation_rows import can_batch
+from pyro_evidence.laplace.approximation import (
+    Problem,
+    can_batch,
+    is_certified,
+    laplace_problem,
+    problem_of,
+    require_proper,
+)
 from pyro_evidence.laplace.evidence_error import refined, with_nodes
 from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
 from pyro_evidence.laplace.restarts import (

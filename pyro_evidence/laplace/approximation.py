@@ -1,4 +1,4 @@
-"""Laplace's approximation of one log joint at one setting of its hyperparameters, and its evidence's exact gradient."""
+"""Laplace's approximation of one log joint: at one setting of its hyperparameters, and at many as a batch of rows."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,23 +12,25 @@ from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
 from pyro_evidence.laplace import mode_checks
 from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
+from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.line_search import Watch, no_callback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
-from pyro_evidence.precision.dense import Precision, precision_of
+from pyro_evidence.precision.dense import Dense, Precision, precision_of
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity, Climbing
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_mode import StructuredProblem
-from pyro_evidence.structure.factors import NotSparse
+from pyro_evidence.structure.factors import SMALL, NotSparse
 from pyro_evidence.structure.gaussian_process import GaussianLatent
-from pyro_evidence.structure.pruned import Pruned
+from pyro_evidence.structure.groups import Pruned
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.structure.symmetries import has_hidden_units
 
 PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
 NEARLY = 1e-3  # nats, twice what a step promises to a row that is nearly there
 FAR_STEPS = 300  # of a search from far away
+LIGHT = 2**13  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
 
 
@@ -88,6 +90,11 @@ class Problem:
         if groups is None or bool(self.active.all()):
             return fastest
         return Pruned(fastest, groups, self.active)
+
+    @property
+    def density_by_rows(self) -> Pruned:
+        """The density of rows whose mask stands behind their hyperparameters."""
+        return Pruned(self.structure.by_rows, self.structure.groups)
 
     @property
     def eps(self) -> float:
@@ -341,3 +348,98 @@ def require_proper(state: LaplaceState, *, last: bool = True) -> None:
     if problem.curvature is exact_hessian:
         products = mode_checks.of_precision(state.precision, problem.active)
         mode_checks.certify(problem.joint, problem.density, state.u, state.theta, products, last=last)
+
+
+INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
+INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
+
+
+def is_singular(laplace: LaplaceState) -> bool:
+    """Whether the posterior variance of some latent exceeds its prior variance by far: a mode about to merge or split.
+
+    There the exact Hessian becomes singular and Laplace's log evidence goes to infinity for no good reason.
+    """
+    groups = laplace.problem.structure.groups
+    if groups is None:
+        return False
+    alone = (groups.member >= 0) & torch.isfinite(groups.loc)  # elsewhere other latents add to the prior variance
+    alone = alone & laplace.problem.active
+    if not bool(alone.any()):
+        return False
+    inflation = (laplace.precision.variance[0] * groups.log_precision(laplace.theta).exp())[alone]
+    return bool((inflation > largest_inflation(laplace.problem)).any())
+
+
+def largest_inflation(problem: Problem) -> float:
+    """The largest ratio of a latent's posterior variance to its prior variance."""
+    return INFLATED if problem.structure.network is None else INFLATED_NETWORK
+
+
+@dataclass(frozen=True)
+class LaplaceRows(Batched):
+    """Laplace's approximation of many rows at once, each at hyperparameters and with pruned weights of its own."""
+
+    theta: Tensor  # (R, T)
+    active: Tensor  # (R, D) bool
+    u: Tensor  # (R, D)
+    tril: Tensor  # (R, D, D) Cholesky factor of the posterior precision
+    objective: Tensor  # (R,) log evidence, -inf where no mode was found
+    left_saddle: Tensor  # (R,) bool: whether the search left a saddle on the way
+
+
+def can_batch(problem: Problem) -> bool:
+    """Whether climbing the rows of this problem together, each at its own hyperparameters, is worth it."""
+    return problem.structure.linear is None and can_compare(problem)
+
+
+def can_compare(problem: Problem) -> bool:
+    """Whether the rows of this problem can be evaluated together, each at its own hyperparameters."""
+    structure, joint = problem.structure, problem.joint
+    parts = () if structure.linear is None else structure.linear.linear
+    return (
+        joint.has_data  # else the rows are elsewhere
+        and joint.latents.size <= (SMALL if structure.network is None else DENSE_SEARCH)
+        and structure.factors is None
+        and problem.latent is None
+        and sum(part.J.numel() for part in parts) <= LIGHT
+        and problem.curvature in (exact_hessian, gauss_newton)
+        and joint.hypers.size > 0
+        and not joint.maximised_sites
+    )
+
+
+def laplace_rows(
+    problem: Problem, theta: Tensor, active: Tensor, start: Tensor, num_steps: int | None = None
+) -> LaplaceRows:
+    """The modes from ``start`` and what follows from them.
+
+    :param num_steps: of the search; by default those of the problem's limits.
+    """
+    rows, log_joint = torch.cat([theta, active.to(theta)], -1), problem.density_by_rows
+    climb = newton.climb if problem.structure.network is None else trust_region.climb
+    limits = problem.limits if num_steps is None else replace(problem.limits, num_steps=num_steps)
+    mode = climb(log_joint, partial(exact_hessian, log_joint), start, rows, limits)
+    known = problem.curvature is exact_hessian  # where the last step of a search that has arrived took it
+    A = mode.precision if known else problem.curvature(log_joint, mode.u, rows)
+    return at_modes(theta, active, mode, A, mode.converged)
+
+
+def at_modes(theta: Tensor, active: Tensor, mode: newton.Mode, A: Tensor, sound: Tensor) -> LaplaceRows:
+    """The rows with the log evidence of modes where the precision is ``A`` ``(R, D, D)``.
+
+    :param sound: which are modes, as far as the search knows, ``(R,)`` bool.
+    """
+    tril, info = torch.linalg.cholesky_ex(A.detach().double())
+    sound = sound & (info == 0) & torch.isfinite(mode.log_joint)
+    tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(tril))
+    log_evidence = evidence.log_evidence(mode.log_joint, Dense(tril).log_det, active.sum(-1))
+    return LaplaceRows(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf), mode.left_saddle)
+
+
+def single(problem: Problem, points: LaplaceRows, row: int) -> LaplaceState:
+    """The state of one row, its mode found by itself.
+
+    :raises ArithmeticError: where there is none.
+    """
+    own = replace(problem, active=points.active[row])
+    return replace(laplace_state(own, points.theta[row], points.u[row]), left_saddle=bool(points.left_saddle[row]))

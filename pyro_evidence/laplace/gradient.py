@@ -9,7 +9,7 @@ from torch import Tensor
 from pyro_evidence.blocks import marginal as blocks
 from pyro_evidence.errors import NotSmooth
 from pyro_evidence.fitting.process_state import own_warnings
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceRows, LaplaceState, Problem, laplace_state
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import Orders, generic_directions, pullback, pullbacks
 from pyro_evidence.precision.choices import exact_hessian
@@ -104,6 +104,32 @@ def _orders(problem: Problem, u: Tensor, theta: Tensor) -> Orders:
         return density.orders(u, theta)
     log_joint = density.log_joint(u, theta)
     return Orders(log_joint, pullback(log_joint.sum(), u, create_graph=True), curvature(density, u, theta))
+
+
+def slopes(problem: Problem, points: LaplaceRows) -> Slope:
+    """Exact derivatives of each row's log evidence in its hyperparameters, as :func:`slope` has them."""
+    theta, u = points.theta.clone().requires_grad_(), points.u.clone().requires_grad_()
+    rows, by_rows = torch.cat([theta, points.active.to(theta)], -1), problem.density_by_rows
+    half_log_det = 0.5 * (torch.cholesky_inverse(points.tril) * problem.curvature(by_rows, u, rows)).sum()
+    by_u, by_theta = pullback(half_log_det, u), pullback(half_log_det, theta)
+    log_joint = by_rows.log_joint(u, rows).sum()
+    direct = pullback(log_joint, theta)
+    tril = points.tril
+    if problem.curvature is not exact_hessian:  # by which modes move all the same; nan where there is none
+        tril, info = torch.linalg.cholesky_ex(by_rows.precision(points.u, rows.detach()).double())
+        tril = torch.where((info == 0)[:, None, None], tril, torch.nan)
+    moved = torch.cholesky_solve(by_u.unsqueeze(-1), tril).squeeze(-1)
+    mixed = pullback(pullback(log_joint, u, create_graph=True), theta, moved)
+    return Slope((direct - by_theta - mixed).double(), direct.double())
+
+
+def slopes_at_fixed_mode(problem: Problem, points: LaplaceRows) -> Slope:
+    """Slopes without the modes' and the curvatures' dependence on the hyperparameters, as MacKay has them."""
+    theta = points.theta.clone().requires_grad_()
+    rows, by_rows = torch.cat([theta, points.active.to(theta)], -1), problem.density_by_rows
+    half_log_det = 0.5 * (torch.cholesky_inverse(points.tril) * problem.curvature(by_rows, points.u, rows)).sum()
+    direct = pullback(by_rows.log_joint(points.u, rows).sum(), theta)
+    return Slope((direct - pullback(half_log_det, theta)).double(), direct.double())
 
 
 FORWARD = 0.2  # power of the rounding that a one-sided difference steps, in a hyperparameter's own measure

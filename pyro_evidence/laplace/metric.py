@@ -9,15 +9,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.numerics.derivatives import passes, pullback
 from pyro_evidence.numerics.evidence import reestimated_log_precision
 from pyro_evidence.numerics.line_search import Backtracking, any_rise, curves, first_accepted
 from pyro_evidence.precision.gaussian_process import LatentPrecision
-from pyro_evidence.structure.recognise import PrecisionGroups
+from pyro_evidence.structure.groups import PrecisionGroups
 
 LEAST_EIGENVALUE = 1e-10  # of a curvature whose diagonal is one, below which a direction counts as undetermined
+NOTHING = 1e-12  # nats by a move as large as the hyperparameter, and of the information at the start
 ROUNDS = 20  # Newton steps towards the end of one round of all log units
 LONGEST_ROUND = 1.5  # of one such step, in log units
 
@@ -84,6 +85,30 @@ def information(laplace: LaplaceState, index: Tensor) -> Tensor:
     held, mixed = passes(first, theta, eye, False)[:, index], passes(first, u, eye, False)[:, 0]
     moved = torch.cat([laplace.precision.solve(row.unsqueeze(0)) for row in mixed.to(laplace.u)])
     return -(held + mixed @ moved.to(mixed).mT).double()
+
+
+def not_identified(state: LaplaceState) -> Tensor:
+    """Which hyperparameters, not in log units, move nothing any more, though they did at the start, ``(T,)`` bool.
+
+    A scale may be felt no longer because it is best at the end of its range; a real number has no such end.  For means
+    and trends of Gaussian processes: benchmarks/gp_speed.py.
+    """
+    found = torch.zeros_like(state.theta, dtype=torch.bool)
+    real = (~log_units(state.problem)).nonzero().flatten()
+    if not len(real):
+        return found
+    joint, theta = state.problem.joint, state.theta
+    size = torch.maximum(theta.abs(), (theta - joint.initial_theta).abs())[real]
+    here = information(state, real).diagonal().abs()
+    faint = here * size.square() < NOTHING
+    if bool(faint.any()):
+        try:
+            begin = laplace_state(state.problem, joint.initial_theta, state.u, cold=True)
+        except ArithmeticError:
+            return found
+        faint &= here < NOTHING * information(begin, real).diagonal().abs()
+    found[real] = faint
+    return found
 
 
 def measures(problem: Problem, metric: Tensor) -> Tensor:

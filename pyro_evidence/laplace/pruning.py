@@ -12,7 +12,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_s
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.structure.density import LinearDensity
-from pyro_evidence.structure.recognise import PrecisionGroups
+from pyro_evidence.structure.groups import PrecisionGroups
 
 AWAY = (2.5, 5.0, 8.0, 12.0, 20.0, 40.0)  # log units from a precision at which it may be better, either way
 MANY = 32  # weights of a group above which its covariance is not worth the matrix

@@ -1,43 +1,16 @@
-"""Checks of the search for hyperparameters beside the plain step: a mode, a noise or a parameter that is being lost.
+"""Checks of the search for a network's hyperparameters beside the plain step: a mode or a noise that is being lost.
 
-Where one is for a few models only, its docstring names the benchmark that pays for it.
+The docstring of each names the benchmark that pays for it.
 """
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.gradient import Slope
-from pyro_evidence.laplace.metric import information, log_units
+from pyro_evidence.laplace.metric import log_units
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
-
-NOTHING = 1e-12  # nats by a move as large as the hyperparameter, and of the information at the start
-
-
-def not_identified(state: LaplaceState) -> Tensor:
-    """Which hyperparameters, not in log units, move nothing any more, though they did at the start, ``(T,)`` bool.
-
-    A scale may be felt no longer because it is best at the end of its range; a real number has no such end.  For means
-    and trends of Gaussian processes: benchmarks/gp_speed.py.
-    """
-    found = torch.zeros_like(state.theta, dtype=torch.bool)
-    real = (~log_units(state.problem)).nonzero().flatten()
-    if not len(real):
-        return found
-    joint, theta = state.problem.joint, state.theta
-    size = torch.maximum(theta.abs(), (theta - joint.initial_theta).abs())[real]
-    here = information(state, real).diagonal().abs()
-    faint = here * size.square() < NOTHING
-    if bool(faint.any()):
-        try:
-            begin = laplace_state(state.problem, joint.initial_theta, state.u, cold=True)
-        except ArithmeticError:
-            return found
-        faint &= here < NOTHING * information(begin, real).diagonal().abs()
-    found[real] = faint
-    return found
-
 
 EXACT = 14.0  # log units of a noise precision from the start: a standard deviation of a thousandth
 
@@ -65,30 +38,7 @@ def noise_precisions(problem: Problem) -> Tensor:
     return scale if groups is None else scale & ~groups.is_weight
 
 
-INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular
-INFLATED_NETWORK = 30.0  # the same for a network, where that is how modes merge
 SOFT = 1e-2  # share of Gauss-Newton's curvature that the exact one has left, below which a mode is about to vanish
-
-
-def is_singular(laplace: LaplaceState) -> bool:
-    """Whether the posterior variance of some latent exceeds its prior variance by far: a mode about to merge or split.
-
-    There the exact Hessian becomes singular and Laplace's log evidence goes to infinity for no good reason.
-    """
-    groups = laplace.problem.structure.groups
-    if groups is None:
-        return False
-    alone = (groups.member >= 0) & torch.isfinite(groups.loc)  # elsewhere other latents add to the prior variance
-    alone = alone & laplace.problem.active
-    if not bool(alone.any()):
-        return False
-    inflation = (laplace.precision.variance[0] * groups.log_precision(laplace.theta).exp())[alone]
-    return bool((inflation > largest_inflation(laplace.problem)).any())
-
-
-def largest_inflation(problem: Problem) -> float:
-    """The largest ratio of a latent's posterior variance to its prior variance."""
-    return INFLATED if problem.structure.network is None else INFLATED_NETWORK
 
 
 def near_fold(laplace: LaplaceState) -> bool:

@@ -14,20 +14,17 @@ from pyro_evidence.errors import NotAMode
 from pyro_evidence.fitting.iterate import Fit, Status, bar_of
 from pyro_evidence.laplace.approximation import (
     FAR_STEPS,
+    LaplaceRows,
     LaplaceState,
     Problem,
+    at_modes,
+    laplace_rows,
     require_proper,
     search_modes,
+    single,
     state_at,
 )
-from pyro_evidence.laplace.approximation_rows import (
-    LaplaceRows,
-    at_modes,
-    density,
-    laplace_rows,
-    single,
-    slopes_at_fixed_mode,
-)
+from pyro_evidence.laplace.gradient import slopes_at_fixed_mode
 from pyro_evidence.laplace.remedies import vanishing_noise
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural_metrics
@@ -238,7 +235,7 @@ def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
 
 def near_mode(problem: Problem, theta: Tensor, u: Tensor) -> LaplaceRows:
     """Rows with their weights near the mode, and the log evidence there, by Gauss-Newton."""
-    by_rows, limits = density(problem), replace(problem.limits, tolerance=1e-2, num_steps=ROUNDS)
+    by_rows, limits = problem.density_by_rows, replace(problem.limits, tolerance=1e-2, num_steps=ROUNDS)
     active = torch.ones_like(u, dtype=torch.bool)
     rows = torch.cat([theta, active.to(theta)], -1)
     near = trust_region.ascend(by_rows, lambda v, own: gauss_newton(by_rows, v, own), u, rows, limits)

@@ -8,12 +8,27 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.fitting.iterate import Status
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
-from pyro_evidence.laplace.approximation_rows import can_compare, laplace_rows
+from pyro_evidence.laplace.approximation import (
+    LaplaceState,
+    Problem,
+    can_compare,
+    is_singular,
+    laplace_rows,
+    laplace_state,
+)
 from pyro_evidence.laplace.gradient import Slope, curvature, finite_slope
-from pyro_evidence.laplace.metric import inverted, log_units, measures, natural_metric, rescaled, round_of_all, updated
+from pyro_evidence.laplace.metric import (
+    inverted,
+    log_units,
+    measures,
+    natural_metric,
+    not_identified,
+    rescaled,
+    round_of_all,
+    updated,
+)
 from pyro_evidence.laplace.pruning import AWAY, PruningTried, either_way, predicted_gain, prune, reactivated
-from pyro_evidence.laplace.remedies import interpolates_data, is_singular, near_fold, not_identified
+from pyro_evidence.laplace.remedies import interpolates_data, near_fold
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted, to_peak_or_half, to_peak_or_quarter
 
@@ -100,7 +115,8 @@ def step(state: TypeII) -> TypeII:
     learned, and looks once beyond plateaus.  The other branches are for networks whose mode is about to vanish, for
     processes on a long way, for rounding, and for steps that lead nowhere.
     """
-    if not state.trusted and near_fold(state.laplace):
+    network = state.laplace.problem.structure.network is not None
+    if network and not state.trusted and near_fold(state.laplace):
         return _at_higher_mode(state)
     logs = log_units(state.laplace.problem)
     natural = _directions(state, logs)

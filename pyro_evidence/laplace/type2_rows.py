@@ -12,12 +12,11 @@ from torch import Tensor
 
 from pyro_evidence.fitting.iterate import Fit, Stop, bar_of
 from pyro_evidence.laplace import type2
-from pyro_evidence.laplace.approximation import Problem
-from pyro_evidence.laplace.approximation_rows import LaplaceRows, density, laplace_rows, single, slopes
-from pyro_evidence.laplace.gradient import Slope
+from pyro_evidence.laplace.approximation import LaplaceRows, Problem, laplace_rows, largest_inflation, single
+from pyro_evidence.laplace.gradient import Slope, slopes
 from pyro_evidence.laplace.metric import metric_of, updated
 from pyro_evidence.laplace.pruning import UNDETERMINED, to_insignificance
-from pyro_evidence.laplace.remedies import largest_inflation, near_folds
+from pyro_evidence.laplace.remedies import near_folds
 from pyro_evidence.laplace.type2 import FARTHEST, LARGEST_STEP, LONGER, SHARP, TypeII
 from pyro_evidence.numerics import evidence, trust_region
 from pyro_evidence.numerics.batched import Batched
@@ -131,7 +130,7 @@ def _needs_care(problem: Problem, points: LaplaceRows, found: Slope) -> Tensor:
     """Rows on their way to infinity, to a singular curvature or to where there is no mode, or without a derivative."""
     far = ((points.theta - problem.joint.initial_theta).abs() > FARTHEST).any(-1)
     rows = torch.cat([points.theta, points.active.to(points.theta)], -1)
-    lost = far | ~torch.isfinite(found.total).all(-1) | near_folds(problem, density(problem), points.u, rows)
+    lost = far | ~torch.isfinite(found.total).all(-1) | near_folds(problem, problem.density_by_rows, points.u, rows)
     groups = problem.structure.groups
     if groups is None:
         return lost

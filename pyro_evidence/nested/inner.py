@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.blocks.marginal import near_places
-from pyro_evidence.laplace import approximation_rows
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, state_at, state_of_blocks
+from pyro_evidence.laplace.approximation import (
+    LaplaceState,
+    Problem,
+    laplace_rows,
+    laplace_state,
+    state_at,
+    state_of_blocks,
+)
 from pyro_evidence.nested.skewness import Profiles
 from pyro_evidence.numerics import batched
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
@@ -72,7 +78,7 @@ def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) ->
     parts = []
     for t, s in zip(theta.split(size), start.split(size), strict=True):
         active = problem.active.expand(len(t), -1)
-        parts.append(approximation_rows.laplace_rows(problem, t, active, s))
+        parts.append(laplace_rows(problem, t, active, s))
     u, tril = torch.cat([p.u for p in parts]), torch.cat([p.tril for p in parts])
     log_evidence = torch.cat([p.objective for p in parts])
     for row in torch.nonzero(log_evidence == -torch.inf).flatten().tolist() if thorough else []:
@@ -146,4 +152,4 @@ def profiles(problem: Problem, inner: ConditionalModes) -> Profiles | None:
     num, size = inner.u.shape
     rows = torch.cat([inner.theta, problem.active.expand(num, -1).to(inner.theta)], -1)
     unwhiten = [inner.precision.unwhiten(white.expand(num, -1)) for white in torch.eye(size).to(inner.u)]
-    return Profiles(approximation_rows.density(problem), rows, inner.u, torch.stack(unwhiten, -1))
+    return Profiles(problem.density_by_rows, rows, inner.u, torch.stack(unwhiten, -1))

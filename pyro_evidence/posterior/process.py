@@ -20,8 +20,8 @@ from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, new_data, same_arguments
-from pyro_evidence.program.links import hermite
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import hermite
 from pyro_evidence.program.simulate import in_parts, node_at, rows_at_once
 from pyro_evidence.settings import check_count
 from pyro_evidence.structure.gaussian_process import function_blocks
@@ -72,7 +72,8 @@ class LatentPrediction:
 
         Rasmussen and Williams (2006), eq. 3.25.
 
-        :param integral: of the sigmoid under a Gaussian, such as :func:`~pyro_evidence.program.links.moderated_output`.
+        :param integral: of the sigmoid under a Gaussian, such as
+            :func:`~pyro_evidence.program.predictors.moderated_output`.
         :raises BadInput: for several functions.
         """
         if self.mean.dim() == 2:

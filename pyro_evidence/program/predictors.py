@@ -1,6 +1,10 @@
-"""Where observed sites see the latents: one parameter, behind a fixed link, found by derivative, not by name."""
+"""Where observed sites see the latents: one parameter, behind a fixed link, found by derivative, not by name.
 
-from collections.abc import Mapping, Sequence
+Below: probabilities averaged over a normal predictor.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -9,20 +13,126 @@ import torch
 from pyro.distributions import Poisson, Unit
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Tensor
-from torch.distributions import Independent, MixtureSameFamily, MultivariateNormal, Normal
+from torch.distributions import Independent, MixtureSameFamily, MultivariateNormal, Normal, constraints
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood
 from pyro_evidence.numerics.log_sum_exp import log_sum_exp
-from pyro_evidence.program import links
+from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.program.exact import exact
-from pyro_evidence.program.links import Link
 from pyro_evidence.program.log_joint import LogJoint
 
 Trace = Any
 Node = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Link:
+    """``parameter = forward(eta)``, ``eta = inverse(parameter)``, element by element."""
+
+    name: str
+    forward: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+
+    def explains(self, parameter: Tensor, eta: Tensor, error: Tensor) -> Tensor:
+        """Whether ``parameter`` lies between ``forward(eta - error)`` and ``forward(eta + error)``, up to rounding.
+
+        Behind the link, because far out its inverse is rounding only; what is nan cannot be judged and passes.
+        """
+        ends = torch.stack([self.forward(eta - error), self.forward(eta + error)])
+        slack = _rounding(ends.abs().amax(0))
+        inside = (parameter >= ends.amin(0) - slack) & (parameter <= ends.amax(0) + slack)
+        return inside | (parameter == ends[0]) | parameter.isnan()  # equal: both infinite
+
+
+@dataclass(frozen=True)
+class LogitsAgainstFirst(Link):
+    """Logits of all classes, up to a common constant, from those of all but the first."""
+
+    def explains(self, parameter: Tensor, eta: Tensor, error: Tensor) -> Tensor:
+        """Whether the normalised logits are those of ``eta``, up to rounding."""
+        expected = self.forward(eta).log_softmax(-1)
+        worst = 2.0 * error.amax(-1, keepdim=True) + _rounding(expected.abs())
+        return ((parameter - expected).abs() <= worst) | parameter.isnan()
+
+
+@dataclass(frozen=True)
+class SoftmaxAgainstFirst(Link):
+    """Probabilities of all classes from the logits of all but the first."""
+
+    def explains(self, parameter: Tensor, eta: Tensor, error: Tensor) -> Tensor:
+        """Whether the probabilities are those of ``eta``, up to rounding."""
+        expected = self.forward(eta)
+        worst = (2.0 * error.amax(-1, keepdim=True)).expm1() * expected + _rounding(expected)
+        return ((parameter - expected).abs() <= worst) | parameter.isnan()
+
+
+def _rounding(size: Tensor) -> Tensor:
+    """Rounding error of a few operations on numbers of this size."""
+    return 16.0 * torch.finfo(size.dtype).eps * size.nan_to_num(posinf=0.0)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _against_first(logits: Tensor) -> Tensor:
+    return logits[..., 1:] - logits[..., :1]
+
+
+def _with_first(eta: Tensor) -> Tensor:
+    return torch.cat([torch.zeros_like(eta[..., :1]), eta], -1)
+
+
+def _log_odds_against_first(probs: Tensor) -> Tensor:
+    return _against_first(probs.log())
+
+
+def _softmax_with_first(eta: Tensor) -> Tensor:
+    return _with_first(eta).softmax(-1)
+
+
+def _complementary(x: Tensor) -> Tensor:
+    return -torch.expm1(-x.exp())
+
+
+def _complementary_inverse(p: Tensor) -> Tensor:
+    return (-torch.log1p(-p)).log()
+
+
+def _softplus_inverse(x: Tensor) -> Tensor:
+    return x + torch.log(-torch.expm1(-x))
+
+
+IDENTITY: Link = Link("identity", _same, _same)
+LOG: Link = Link("log", torch.exp, torch.log)
+SQUARE_ROOT: Link = Link("square root", torch.square, torch.sqrt)
+INVERSE_SOFTPLUS: Link = Link("inverse softplus", torch.nn.functional.softplus, _softplus_inverse)
+LOGIT: Link = Link("logit", torch.sigmoid, torch.logit)
+PROBIT: Link = Link("probit", torch.special.ndtr, torch.special.ndtri)
+COMPLEMENTARY_LOG_LOG: Link = Link("complementary log-log", _complementary, _complementary_inverse)
+BASELINE_LOGITS: Link = LogitsAgainstFirst("logits against the first class", _with_first, _against_first)
+BASELINE_SOFTMAX: Link = SoftmaxAgainstFirst(
+    "softmax against the first class", _softmax_with_first, _log_odds_against_first
+)
+
+
+def candidate_links(constraint: Any, normalised_logits: bool) -> tuple[Link, ...]:
+    """The links worth trying for a parameter under ``constraint``, likeliest first.
+
+    :param normalised_logits: whether the distribution stores logits minus their logsumexp (a Categorical).
+    """
+    if normalised_logits:
+        return (BASELINE_LOGITS,)
+    if isinstance(constraint, type(constraints.simplex)):
+        return (BASELINE_SOFTMAX,)
+    if constraint is constraints.unit_interval:
+        return (LOGIT, PROBIT, COMPLEMENTARY_LOG_LOG, IDENTITY)
+    if constraint in (constraints.positive, constraints.nonnegative):
+        return (LOG, INVERSE_SOFTPLUS, SQUARE_ROOT, IDENTITY)
+    return (IDENTITY,)
 
 
 @dataclass(frozen=True)
@@ -100,7 +210,7 @@ class LikelihoodTerm:
         value = node["value"] if parts.mixing is None else node["value"].unsqueeze(component)
 
         def cells_at(eta: Tensor) -> Tensor:
-            if type(parts.base) is Poisson and self.link is links.log and not parts.base.is_sparse:
+            if type(parts.base) is Poisson and self.link is LOG and not parts.base.is_sparse:
                 return self._of_counts(_in_dtype(value, eta), eta)
             given = {k: _in_dtype(v, eta) for k, v in fixed.items()} | {self.parameter: self.link.forward(eta)}
             with without_validation():
@@ -219,7 +329,7 @@ def _slot(joint: LogJoint, name: str, trace: Trace, parts: Unwrapped, dependent:
     if len(dependent) != 1 or isinstance(parts.base, Unit) or len(parents) + (parts.mixing is not None) > 1:
         return None
     mixture = "" if parts.mixing is not None else parents[0] if parents else None
-    slot = LikelihoodTerm(name, dependent[0], links.identity, Layout(torch.Size(), ()), mixture)
+    slot = LikelihoodTerm(name, dependent[0], IDENTITY, Layout(torch.Size(), ()), mixture)
     node, link = trace.nodes[name], links_of(slot, trace)[0]
     shape = link.inverse(slot.value(trace)).shape
     num_event = max(0, len(shape) - len(parts.base.batch_shape))
@@ -240,7 +350,7 @@ def links_of(slot: LikelihoodTerm, trace: Trace) -> list[Link]:
     base = unwrapped(trace.nodes[slot.site]["fn"]).base
     value = getattr(base, slot.parameter)
     normalised = slot.parameter == "logits" and value.dim() > len(base.batch_shape)
-    return list(links.candidate_links(base.arg_constraints[slot.parameter], normalised))
+    return list(candidate_links(base.arg_constraints[slot.parameter], normalised))
 
 
 def depends(value: Any, u: Tensor) -> bool:
@@ -343,3 +453,31 @@ def no_predictor(joint: LogJoint) -> UnsupportedModel:
         f"{', '.join(joint.observed)} one sees them otherwise (through two parameters, a pyro.factor, its mask or "
         f"value, or the mixing of a discrete site), or none does. Use curvature=exact_hessian."
     )
+
+
+LOGISTIC: tuple[Link, ...] = (IDENTITY, LOGIT)  # of a Bernoulli's parameter, seen in log odds
+SOFTMAX: tuple[Link, ...] = (BASELINE_LOGITS, BASELINE_SOFTMAX)
+NUMBERS = 2**22  # of predictors at all points, for the rows that are averaged at a time
+
+
+def softmax_average(mean: Tensor, covariance: Tensor, points: Tensor) -> Tensor:
+    """``E softmax`` of logits against the first class under normal distributions, one for each row, ``(N, C)``.
+
+    :param mean: ``(N, C - 1)``, and covariances ``(N, C - 1, C - 1)``.
+    :param points: standard normal, of equal weight, the same for all rows, ``(S, C - 1)``.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    root = (vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)) @ vectors.mT  # the symmetric one does not turn
+    rows = zip(*(x.split(max(1, NUMBERS // points.numel())) for x in (mean, root)), strict=True)
+    return torch.cat([_softmax_with_first(m.unsqueeze(1) + points @ r).mean(1) for m, r in rows])
+
+
+def moderated_output(mean: Tensor, variance: Tensor) -> Tensor:
+    r"""``E sigmoid(eta)`` by :math:`\sigma(\mu / \sqrt{1 + \pi v / 8})`.  MacKay (1992), eq. 10."""
+    return torch.sigmoid(mean / (1.0 + math.pi * variance / 8.0).sqrt())
+
+
+def hermite(mean: Tensor, variance: Tensor) -> Tensor:
+    """``E sigmoid(eta)`` under ``N(mean, variance)`` by 40 Gauss-Hermite nodes, shape ``(...)``."""
+    nodes, weights = nodes_and_weights(40, mean)
+    return torch.sigmoid(mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes) @ weights

@@ -30,9 +30,8 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.posterior.summary import LISTED
 from pyro_evidence.program.checks import new_data
-from pyro_evidence.program.links import LOGISTIC, SOFTMAX, hermite, moderated_output, softmax_average
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.predictors import unwrapped
+from pyro_evidence.program.predictors import LOGISTIC, SOFTMAX, hermite, moderated_output, softmax_average, unwrapped
 from pyro_evidence.relevance.axis_evidence import EigenAxes
 from pyro_evidence.relevance.axis_priors import (
     AXES,

@@ -25,8 +25,6 @@ from pyro_evidence.structure.groups import PrecisionGroups
 from pyro_evidence.structure.network import NetworkDensity
 from pyro_evidence.structure.probes import NearbyPoints, TestPoint
 
-__all__ = ["PrecisionGroups", "Structure", "recognise"]
-
 Pair = tuple[TestPoint, TestPoint]  # a run at u = 0 and one elsewhere, at the same hyperparameters
 
 FEW_PASSES = 32  # that are as fast as looking for the model's own design matrix

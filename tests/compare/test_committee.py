@@ -12,7 +12,7 @@ from pyro_evidence.compare import linearised
 from pyro_evidence.models.mlp import MLP, Binary, Regression, Softmax
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.plots import posterior as plots_posterior
-from pyro_evidence.program.links import hermite
+from pyro_evidence.program.predictors import hermite
 from pyro_evidence.structure import network
 from pyro_evidence.structure.network import tangent_at
 

@@ -16,7 +16,7 @@ from pyro_evidence.datasets import ripley_test, ripley_train
 from pyro_evidence.errors import BadInput, NotAMode
 from pyro_evidence.fitting.iterate import Status, Stop
 from pyro_evidence.infer.revm import REVM, isotropic_evidence
-from pyro_evidence.program.links import hermite, moderated_output
+from pyro_evidence.program.predictors import hermite, moderated_output
 from pyro_evidence.relevance import mode as relevance_mode
 from pyro_evidence.relevance.axis_priors import GaussianPrior, GroupPrior, L1Prior, climbed
 from pyro_evidence.relevance.eigen_state import score_centre

@@ -11,8 +11,14 @@ from torch import Tensor
 from pyro_evidence import LaplaceEvidence, Start, Status, Stop, exact_hessian, gauss_newton
 from pyro_evidence.compare import linearised
 from pyro_evidence.laplace import remedies, restarts, type2, type2_rows
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_problem, laplace_state
-from pyro_evidence.laplace.approximation_rows import LaplaceRows, laplace_rows
+from pyro_evidence.laplace.approximation import (
+    LaplaceRows,
+    LaplaceState,
+    Problem,
+    laplace_problem,
+    laplace_rows,
+    laplace_state,
+)
 from pyro_evidence.models.mlp import MLP
 from pyro_evidence.program import LogJoint
 

@@ -13,7 +13,7 @@ from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Start, Status, Stop
 from pyro_evidence.laplace import approximation, gradient, pruning, type2
-from pyro_evidence.laplace.remedies import is_singular
+from pyro_evidence.laplace.approximation import is_singular
 from pyro_evidence.program import LogJoint
 from tests.models_for_tests.engine_models import (
     classes,

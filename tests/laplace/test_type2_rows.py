@@ -22,9 +22,8 @@ from pyro_evidence import (
     gauss_newton,
 )
 from pyro_evidence.fitting.iterate import Fit, iterate
-from pyro_evidence.laplace import approximation, approximation_rows, gradient, type2, type2_rows
-from pyro_evidence.laplace.approximation_rows import LaplaceRows
-from pyro_evidence.laplace.remedies import is_singular
+from pyro_evidence.laplace import approximation, gradient, type2, type2_rows
+from pyro_evidence.laplace.approximation import LaplaceRows, is_singular
 from pyro_evidence.models.mlp import MLP, Regression, ard
 from pyro_evidence.numerics import newton, trust_region
 from pyro_evidence.program import LogJoint
@@ -51,8 +50,8 @@ def test_rows_have_the_numbers_and_slopes_of_single_states() -> None:
     assert at.structure.groups is not None
     active[1, at.structure.groups.member == 2] = False  # a row with pruned weights
     start = torch.randn(3, 7, generator=generator)
-    points = approximation_rows.laplace_rows(at, theta, active, start, 200)
-    found = approximation_rows.slopes(at, points)
+    points = approximation.laplace_rows(at, theta, active, start, 200)
+    found = gradient.slopes(at, points)
     for row in range(3):
         single = approximation.laplace_state(approximation.replace(at, active=active[row]), theta[row], points.u[row])
         torch.testing.assert_close(points.objective[row], single.log_evidence, rtol=1e-10, atol=1e-9)
@@ -84,7 +83,7 @@ def test_a_row_that_rises_by_no_more_than_rounding_stands_still(monkeypatch: pyt
     start = type2.type2_state(approximation.laplace_state(at, at.joint.initial_theta, weights, cold=True))
     top = iterate(type2.step, start, LOOSE, "x").state.laplace
     near_and_far = top.theta + torch.tensor([[0.01], [0.3]])
-    points = approximation_rows.laplace_rows(at, near_and_far, at.active.expand(2, -1), top.u.expand(2, -1), 200)
+    points = approximation.laplace_rows(at, near_and_far, at.active.expand(2, -1), top.u.expand(2, -1), 200)
     before = type2_rows.started(at, points)
     never = Stop(tolerance=0.0, gradient_tolerance=0.0, progress=False)
     after = type2_rows.step(at, before, never)

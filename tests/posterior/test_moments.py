@@ -16,8 +16,8 @@ from pyro_evidence.models.regression import regression
 from pyro_evidence.posterior.base import pairs_in_parts
 from pyro_evidence.posterior.predict import PredictiveMoments
 from pyro_evidence.program import simulate
-from pyro_evidence.program.links import hermite
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import hermite
 
 QUIET = Stop(progress=False)
 

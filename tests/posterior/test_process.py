@@ -17,7 +17,7 @@ from pyro_evidence.models.gp import gp_classifier, gp_regression
 from pyro_evidence.models.kernels import RBF
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.precision.gaussian_process import LatentPrecision
-from pyro_evidence.program.links import moderated_output
+from pyro_evidence.program.predictors import moderated_output
 
 QUIET = Stop(progress=False)
 

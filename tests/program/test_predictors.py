@@ -9,7 +9,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_evidence.program import links, predictors
+from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import (
     Sites,
@@ -169,7 +169,7 @@ def test_sites_that_no_slot_describes(name: str) -> None:
 def test_every_link_of_a_constraint_is_a_candidate() -> None:
     _, trace, sites = sites_of("probit")
     found = predictors.links_of(sites.slots[0], trace)
-    assert found == [links.logit, links.probit, links.complementary_log_log, links.identity]
+    assert found == [predictors.LOGIT, predictors.PROBIT, predictors.COMPLEMENTARY_LOG_LOG, predictors.IDENTITY]
 
 
 def test_what_else_a_likelihood_is_made_of() -> None:

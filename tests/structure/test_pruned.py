@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.pruned import Pruned
+from pyro_evidence.structure.groups import Pruned
 from pyro_evidence.structure.recognise import Structure, recognise
 from tests.models_for_tests.recognised_models import X, binary, positive, real
 
