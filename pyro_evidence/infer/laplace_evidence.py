@@ -177,7 +177,9 @@ class LaplaceEvidence:
         joint.refuse_constant_targets()
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
-        marginalise = tuple(sorted((*marginalised_sites(joint, self.marginalise), *self._more)))
+        found = self.marginalise is None and problem.structure.has_weights_alone  # none of them sets a spread
+        sites = () if found else marginalised_sites(joint, self.marginalise)
+        marginalise = tuple(sorted((*sites, *self._more)))
         self._full, self._integrated, self._groups = None, {}, None
         if marginalise:
             inside = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)

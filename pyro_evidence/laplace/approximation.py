@@ -163,7 +163,9 @@ def laplace_problem(joint: LogJoint, curvature: Curvature | None = None) -> Prob
     :param curvature: None for Gauss-Newton where the latents are the weights of a network, else the exact Hessian.
     """
     structure = recognise(joint, factors=curvature in (None, exact_hessian))
-    return problem_of(joint, structure, curvature or (gauss_newton if has_hidden_units(structure) else exact_hessian))
+    if curvature is None:
+        curvature = gauss_newton if structure.linear is None and has_hidden_units(structure) else exact_hessian
+    return problem_of(joint, structure, curvature)
 
 
 @dataclass(frozen=True)

@@ -107,11 +107,11 @@ Axis = tuple[str, int]  # a site, and one of its dims
 
 
 def has_hidden_units(structure: Structure) -> bool:
-    """Whether observed sites see the latents through a network of at least two hidden units."""
+    """Whether observed sites whose predictors are not linear see the latents through two hidden units at least."""
     if structure.network is not None:
         return True
     density = structure.density
-    if not structure.slots or structure.linear is not None or structure.factors is not None:
+    if not structure.slots or structure.factors is not None:
         return False
     try:
         by_size: dict[int, list[Axis]] = defaultdict(list)  # units of one layer, or of several layers as wide
