@@ -64,7 +64,7 @@ class BlockDensity:
             except (RuntimeError, KeyError, ValueError):
                 return False
             expected = Terms(self, theta, None)(rows, shared)
-        tolerance = 10.0 * torch.finfo(self.joint.dtype).eps ** 0.64
+        tolerance = 10.0 * self.joint.rounding
         return bool(((found - expected).abs() <= tolerance * (1.0 + expected.abs())).all())
 
 

@@ -15,6 +15,7 @@ from pyro_evidence.evidence_check.target import (
     check_halves,
     estimated,
     moment_normal,
+    rounding,
     target_of,
     undefined,
 )
@@ -54,7 +55,7 @@ def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float) -> tuple
     :param posterior_share: the posterior's share of all independent draws; affects the variance only.
     """
     value, step, change = posterior.median(), 0, math.inf
-    while step < MOST_STEPS and change > 1e-12 * (1.0 + abs(float(value))):
+    while step < MOST_STEPS and change > rounding(float(value)):
         above, below = bridge_terms(value, posterior, proposal, posterior_share)
         after = importance.log_mean(above) - importance.log_mean(below)
         value, change, step = after, abs(float(after - value)), step + 1
@@ -124,7 +125,7 @@ def effective_draws(chains: Tensor) -> float:
 
     Geyer (1992), initial monotone sequence, with the variance between chains.
     """
-    if float(chains.std()) <= 1e-12 * (1.0 + float(chains.abs().max())):  # constant to rounding: no error to speak of
+    if float(chains.std()) <= rounding(float(chains.abs().max())):  # constant to rounding: no error to speak of
         return float(chains.numel())
     found = float(effective_sample_size(chains, chain_dim=0, sample_dim=1))
     return min(max(found, 1.0), float(chains.numel())) if math.isfinite(found) else 1.0

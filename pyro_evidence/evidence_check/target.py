@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.nested.joint_posterior import Proposal
+from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.posterior.base import ROWS, Posterior, varies
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -119,7 +120,7 @@ class EvidenceEstimate:
 
 def rounding(log_evidence: float) -> float:
     """Size of the rounding errors in a log evidence, nats: a sum of about a thousand terms of its size."""
-    return 1000.0 * torch.finfo(torch.float64).eps * (1.0 + abs(log_evidence))
+    return relative_rounding(torch.float64) * (1.0 + abs(log_evidence))
 
 
 Draws = Mapping[str, Tensor]
@@ -247,9 +248,10 @@ def check_halves(target: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
     """
     half = chains.shape[1] // 2
     first, second = chains[:, :half], chains[:, half : 2 * half]
-    if chains.shape[0] * half < 4 * target.size + 10:
+    fewest = 4 * target.size + 10
+    if chains.shape[0] * half < fewest:
         raise BadInput(
-            f"{chains.shape[0]} chain(s) of {chains.shape[1]} draws; expected at least {8 * target.size + 20} draws in "
+            f"{chains.shape[0]} chain(s) of {chains.shape[1]} draws; expected at least {2 * fewest} draws in "
             f"all for {target.size} unconstrained coordinates, half of them for a covariance. Run the chains longer."
         )
     moves = varies(first.transpose(0, 1)).all(0)

@@ -29,7 +29,6 @@ from pyro_evidence.structure.symmetries import has_hidden_units
 
 PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
 NEARLY = 1e-3  # nats, twice what a step promises to a row that is nearly there
-FAR_STEPS = 300  # of a search from far away
 LIGHT = 2**13  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
 
@@ -104,7 +103,7 @@ class Problem:
     @property
     def slack(self) -> float:
         """Relative rounding of the log evidence: 1e-13 in float64."""
-        return 450.0 * self.eps
+        return 10.0 * newton.SLACK * self.eps
 
     @property
     def tolerance(self) -> float:
@@ -113,8 +112,8 @@ class Problem:
 
     @property
     def limits(self) -> newton.Limits:
-        """When a search for the mode ends; of a sum over data, whose rounding is a tenth of the log evidence's."""
-        return newton.Limits(self.tolerance, slack=0.1 * self.slack)
+        """When a search for the mode ends."""
+        return newton.Limits(self.tolerance, slack=newton.SLACK * self.eps)
 
     @property
     def sentence(self) -> str:
@@ -231,13 +230,9 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
     """
     density, network = problem.density, problem.structure.network is not None
     exact = exact_hessian if u.shape[-1] <= DENSE_SEARCH else problem.curvature
-    limits = replace(problem.limits, watch=watch)
+    limits, slope = replace(problem.limits, watch=watch), partial(density.gradient, theta=theta)
     if network:
-        limits = replace(limits, num_steps=FAR_STEPS if cold else trust_region.FOLLOWED)
-
-    def approach(u: Tensor, tolerance: float, num_steps: int) -> Tensor:
-        slope = partial(density.gradient, theta=theta)
-        return lbfgs.ascend(slope, u, tolerance=tolerance, num_steps=num_steps, watch=watch)
+        limits = replace(limits, num_steps=lbfgs.FAR_STEPS if cold else trust_region.FOLLOWED)
 
     def climb(u: Tensor, curvature: Curvature, before: newton.Mode | None = None) -> newton.Mode:
         of = Climbing(density.joint, density.slots, density.terms) if isinstance(density, AutogradDensity) else density
@@ -250,12 +245,12 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
             density.require_dense(u[:1].detach())
         else:
             exact(density, u[:1].detach(), theta)
-        u = approach(u, tolerance=1e-3 * (1.0 + len(u[0]) ** 0.5), num_steps=FAR_STEPS)
+        u = lbfgs.from_far(slope, u, watch)
     mode = climb(u, exact)
     if network and bool((~mode.converged & (mode.decrement < NEARLY)).any()):
         mode = climb(mode.u, exact, mode)
     elif not network and not bool(mode.converged.all()):
-        mode = climb(approach(mode.u, tolerance=problem.tolerance**0.5, num_steps=1000), exact, mode)
+        mode = climb(lbfgs.onwards(slope, mode.u, problem.tolerance, watch), exact, mode)
     if exact is problem.curvature:
         return mode
     if bool(mode.converged.all()):

@@ -13,7 +13,6 @@ from torch import Tensor
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.fitting.iterate import Fit, Status, bar_of
 from pyro_evidence.laplace.approximation import (
-    FAR_STEPS,
     LaplaceRows,
     LaplaceState,
     Problem,
@@ -28,7 +27,7 @@ from pyro_evidence.laplace.gradient import slopes_at_fixed_mode
 from pyro_evidence.laplace.remedies import vanishing_noise
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural_metrics
-from pyro_evidence.numerics import trust_region
+from pyro_evidence.numerics import lbfgs, trust_region
 from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diagonal
 from pyro_evidence.precision.choices import gauss_newton
 from pyro_evidence.program.log_joint import LogJoint
@@ -75,7 +74,7 @@ def thetas(joint: LogJoint, num: int, seed: int) -> Tensor:
     free = [p for p in joint.hypers if p.name not in joint.values and p.name not in joint.maximised_sites]
     generator = seeded(seed)
     for part in free:
-        draw = 4.0 * torch.rand(num - 1, part.size, generator=generator, dtype=torch.float64) - 2.0
+        draw = 2.0 * (2.0 * torch.rand(num - 1, part.size, generator=generator, dtype=torch.float64) - 1.0)
         found[1:, joint.hypers.slices[part.name]] += draw.to(found)
     return found
 
@@ -248,7 +247,7 @@ def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts
     :raises NotAMode: when every restart failed.
     """
     own, u = warm_up(problem, theta.expand(len(starts), -1).clone(), starts)
-    points = laplace_rows(problem, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=FAR_STEPS)
+    points = laplace_rows(problem, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=lbfgs.FAR_STEPS)
     return distinct_modes([partial(single, problem, points, row) for row in range(len(u))])
 
 

@@ -14,10 +14,9 @@ from torch import Tensor
 from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums, share
 from pyro_evidence.data.rows import Rows, scattered
 from pyro_evidence.models.mixture import Responses
-from pyro_evidence.numerics.batched import Batched
+from pyro_evidence.numerics.batched import BATCH_NUMBERS, COPIED_ROWS, Batched
 
-ROWS = 2**16  # of the data that are copied together
-KEPT = 2**22  # numbers in the features of all data that are made once and kept, not anew in every pass
+KEPT = BATCH_NUMBERS  # in the features of all data, which are then made once and not anew in every pass
 
 
 @dataclass(frozen=True)
@@ -436,9 +435,9 @@ def response_units(rows: Rows[Responses]) -> ResponseUnits:
 
 
 def in_pieces(Y: Tensor, G: Tensor | None, weight: Tensor) -> Rows[Responses]:
-    """Responses in memory as rows, :data:`ROWS` of them in a piece."""
-    Gs = [None] * len(Y.split(ROWS)) if G is None else G.split(ROWS)
-    pieces = tuple(map(Responses, Y.split(ROWS), Gs, weight.split(ROWS)))
+    """Responses in memory as rows, :data:`COPIED_ROWS` of them in a piece."""
+    Gs = [None] * len(Y.split(COPIED_ROWS)) if G is None else G.split(COPIED_ROWS)
+    pieces = tuple(map(Responses, Y.split(COPIED_ROWS), Gs, weight.split(COPIED_ROWS)))
     return Rows(pieces, pieces[0], (len(Y),))
 
 

@@ -39,7 +39,8 @@ from pyro_evidence.mixture.updates import (
     padded,
     pruned,
 )
-from pyro_evidence.numerics.batched import first_highest
+from pyro_evidence.numerics.batched import BATCH_NUMBERS, first_highest
+from pyro_evidence.numerics.linalg import floored
 from pyro_evidence.settings import check_result
 
 ALIKE = 1e-5  # relative: what counts as the same prior mean or ratio, those of models in float32 included
@@ -93,7 +94,7 @@ def _centred(ratio: Tensor, group: Tensor) -> Tensor:
 FEW = 2048  # data on which candidates are screened
 SCREENING = 5  # rounds of it
 FEW_FOR_HALVES = 2**15  # data on which components are looked at
-MOST = 2**22  # numbers of their weights, one set for each component and direction, and of their features
+MOST = BATCH_NUMBERS  # of their weights, one set for each component and direction, and of their features
 DIRECTIONS = 3  # in which each component is split
 ROUNDS = 10  # of the small mixtures
 SURE = 0.5  # responsibility above which a datum shows what a component looks like
@@ -264,7 +265,7 @@ def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture
     e = data.Y[index] - data.G[index] @ mixture.w[0, number].mT
     pull = (e @ mixture.noise_matrix[0, number]).unsqueeze(-1) * data.G[index].unsqueeze(-2)
     values, vectors = torch.linalg.eigh(A)
-    root = vectors * values.clamp(min=1e-12 * float(values[-1]) + SMALLEST).rsqrt() @ vectors.mT  # flat directions
+    root = vectors * floored(values).rsqrt() @ vectors.mT
     z = pull.flatten(1) @ root
     most = torch.linalg.eigh(z.mT @ z)[1][:, -1]
     generic = 1.0 + torch.arange(len(most)).to(most).sqrt()

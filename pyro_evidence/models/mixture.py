@@ -22,16 +22,16 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.models.basis import Basis, TensorValue, check_basis, design_matrix
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value, start_of
+from pyro_evidence.numerics.batched import COPIED_ROWS
 from pyro_evidence.settings import check_count, check_function, check_tensors
 
 Units = Callable[[Tensor], tuple[Tensor, Tensor]]
-ROWS = 2**16  # that are copied together
 
 
 def data_units(Y: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and population standard deviation of each column, ``(m,)`` each; 1 for a constant one; nan is left out."""
     mean = Y.nanmean(-2)
-    parts = [((part - mean).square().nansum(-2), (~part.isnan()).sum(-2)) for part in Y.split(ROWS, -2)]
+    parts = [((part - mean).square().nansum(-2), (~part.isnan()).sum(-2)) for part in Y.split(COPIED_ROWS, -2)]
     squares, seen = (torch.stack(x).sum(0) for x in zip(*parts, strict=True))
     scale = (squares / seen).sqrt()
     return mean, torch.where(scale > 0, scale, 1.0)

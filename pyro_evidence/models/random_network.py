@@ -17,6 +17,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED
 from pyro_evidence.models.kernels import Kernel, Read, Setting, per_input, root, value_of
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.settings import check_count, seeded
 from pyro_evidence.structure import network
 from pyro_evidence.structure.network import Activation
@@ -128,9 +129,6 @@ class RandomNetwork(NetworkKernel):
         return super().resolved(lambda n, setting: keep.get(n.rpartition(".")[2]) or read(n, setting), name)
 
 
-CHUNK = 2**22  # numbers of hidden units' outputs that may be held at a time
-
-
 @dataclass(frozen=True)
 class PriorScales:
     """Standard deviations of the weights of a network with one hidden layer.
@@ -181,7 +179,7 @@ def random_functions(
     if X.dim() != 2 or not X.is_floating_point():
         raise BadInput(f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, D).")
     generator = seeded(seed)
-    at_once = max(1, CHUNK // (num_units * len(X) + 1))
+    at_once = max(1, BATCH_NUMBERS // (num_units * len(X) + 1))
     sizes = [min(at_once, num_samples - done) for done in range(0, num_samples, at_once)]
     functions = []
     for num in sizes:

@@ -105,7 +105,9 @@ class WithOwnConstants(TorchFunctionMode):
 
 ROW_BY_ROW = ".*not yet implemented the batching rule"  # derivatives then take memory by the square of the rows
 BATCH_BYTES = 2**28  # what autograd may keep for the rows that are evaluated together
-BATCH_NUMBERS = 2**22  # of the largest tensors of a batch that is not made by autograd
+BATCH_NUMBERS = 2**22  # of the largest tensors of what is worked on at a time where autograd does not keep it
+HELD_NUMBERS = 4 * BATCH_NUMBERS  # that may be held beside the data: 128 MiB
+COPIED_ROWS = 2**16  # of the data, that are copied together
 
 RowFunction = Callable[..., Tensor]  # vectors to a scalar
 

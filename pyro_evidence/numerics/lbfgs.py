@@ -19,6 +19,8 @@ from pyro_evidence.numerics.line_search import (
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 MEMORY = 10  # pairs of steps and changes of the gradient that are kept
 SEARCH = Backtracking(shorter=to_peak, num_trials=20)
+FAR_STEPS = 300  # of a search from far away
+STEPS_ON = 1000  # of one that goes on where Newton's method cannot
 
 
 def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, watch: Watch = no_callback) -> Tensor:
@@ -40,6 +42,16 @@ def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, 
         here = new
         watch(here.objective)
     return here.u
+
+
+def from_far(f: ValueAndGradient, u: Tensor, watch: Watch = no_callback) -> Tensor:
+    """Rows as near to a mode as Newton's method wants them: to slopes of a thousandth, ``(R, D)``."""
+    return ascend(f, u, tolerance=1e-3 * (1.0 + u.shape[-1] ** 0.5), num_steps=FAR_STEPS, watch=watch)
+
+
+def onwards(f: ValueAndGradient, u: Tensor, tolerance: float, watch: Watch = no_callback) -> Tensor:
+    """Rows from where Newton's method has not arrived; its ``tolerance`` is a squared slope, ``(R, D)``."""
+    return ascend(f, u, tolerance=tolerance**0.5, num_steps=STEPS_ON, watch=watch)
 
 
 def _moved(f: ValueAndGradient, here: SearchPoint, step: Tensor) -> SearchPoint:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.derivatives import generic_directions, measured, passes, pullback
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.threads import expect
 
 LogLikelihood = Callable[[Tensor], Tensor]  # eta (R,) + shape -> (R,)
 
-CHUNK = 2**21  # numbers of a second, weighted J that may be held at a time
+CHUNK = BATCH_NUMBERS // 2  # numbers of a second, weighted J that may be held at a time
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from pyro_evidence.numerics.line_search import (
 from pyro_evidence.numerics.threads import expect_square
 
 SEARCH = Backtracking(clear_rise)
+RESTING = 100.0  # units of rounding, below which twice the rise that a step promises is none
+SLACK = 45.0  # units of rounding that a log joint, a sum over data, may have lost: 1e-14 in double precision
 CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions
 
 
@@ -94,7 +96,7 @@ DirectionAt = Callable[[Tensor, Tensor, Tensor], Direction]  # of points, rows, 
 
 def tolerance_of(dtype: torch.dtype) -> float:
     """Twice the rise of a log joint, in nats, that counts as none."""
-    return 100.0 * torch.finfo(dtype).eps
+    return RESTING * torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Limits:
     tolerance: float  # nats
     num_steps: int = 60
     watch: Watch = no_callback  # told every row's log joint
-    slack: float = 1e-14  # relative rounding of the log joint, a sum over data
+    slack: float = SLACK * torch.finfo(torch.float64).eps  # relative rounding of the log joint, a sum over data
 
     def is_small(self, decrement: Real, before: Real) -> Real:
         """Whether decrements are far below the tolerance, or below it and no longer falling for rounding."""

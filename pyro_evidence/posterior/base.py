@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import generator_of, within_memory
+from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.program import simulate
 from pyro_evidence.program.checks import Arguments, as_tensors, new_data, require_targets
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
@@ -228,11 +228,11 @@ def in_pairs(num_samples: int, size: int, generator: torch.Generator) -> Tensor:
 def pairs_in_parts(num_samples: int, size: int, generator: torch.Generator, numbers: int) -> Iterator[Tensor]:
     """The rows of :func:`in_pairs`, each beside its mirror image, part by part.
 
-    :param numbers: that are made for each draw, of which :data:`~pyro_evidence.program.simulate.NUMBERS` are held.
+    :param numbers: that are made for each draw, of which :data:`~pyro_evidence.numerics.batched.HELD_NUMBERS` are held.
     :raises TooLarge: when not even a weight for each draw fits into memory.
     """
     what = f"{num_samples:,} draws of {size:,} coordinates"
     require_memory(8 * num_samples, what, torch.device("cpu"), "Ask for fewer at a time.")
-    half, at_once = (num_samples + 1) // 2, max(1, simulate.NUMBERS // (2 * numbers * SHARED)) * SHARED
+    half, at_once = (num_samples + 1) // 2, max(1, HELD_NUMBERS // (2 * numbers * SHARED)) * SHARED
     for start in range(0, half, at_once):
         yield in_pairs(2 * min(at_once, half - start), size, generator)

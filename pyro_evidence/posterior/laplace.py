@@ -21,6 +21,7 @@ from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.posterior import archive, diagnostics, predict
 from pyro_evidence.posterior.base import NUM_DRAWS, ROWS, Posterior, Values, white_noise
 from pyro_evidence.posterior.diagnostics import MANY, NUM_WEIGHTED, Blocks, check_weighted
@@ -280,7 +281,7 @@ class LaplacePosterior(Posterior, Tabulated):
     def _rows(self) -> int:
         """Draws per batch: about 32 MB of a tensor as large as the data."""
         largest = max((t.numel() for _, t in tensors(self._joint.args, self._joint.kwargs)), default=1)
-        return max(1, min(ROWS, 2**22 // max(largest, len(self.state.u), 1)))
+        return max(1, min(ROWS, BATCH_NUMBERS // max(largest, len(self.state.u), 1)))
 
     def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
         """Diagnostics by name: why the fit stopped, the curvature, and importance sampling of the log evidence.

@@ -16,6 +16,7 @@ from torch.distributions import Bernoulli, Categorical, Normal, OneHotCategorica
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation, without_validation_or_params
+from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.posterior.base import Posterior, Values
 from pyro_evidence.program.checks import Arguments, new_data
@@ -24,8 +25,6 @@ from pyro_evidence.program.predictors import unwrapped
 from pyro_evidence.program.simulate import NewLevels, vectorised
 from pyro_evidence.settings import check_count, check_seed, quantile_levels
 from pyro_evidence.structure.network import tangent_at
-
-NUMBERS = 2**24  # whose quantiles are taken at a time
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class SitePrediction:
         """Quantiles of a new datum; for classes of the probability; ``(len(q),) + shape``, or ``shape`` for one."""
         rows = torch.cat(self.values).to(self.moments.mean)
         flat = rows.flatten(1)
-        found = [part.quantile(q.to(part), 0) for part in flat.split(max(1, NUMBERS // len(flat)), 1)]
+        found = [part.quantile(q.to(part), 0) for part in flat.split(max(1, HELD_NUMBERS // len(flat)), 1)]
         return torch.cat(found, -1).reshape(*q.shape, *rows.shape[1:])
 
     def __add__(self, other: "SitePrediction") -> "SitePrediction":

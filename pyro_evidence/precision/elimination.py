@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.precision.dense import Pattern
 
 LARGEST_REST = 5000  # coordinates that may be left for one dense matrix
@@ -20,7 +21,7 @@ MOST_PAIRS = 100_000_000  # of neighbours, over all blocks: what is left is then
 # Seconds of one thread, for choices between ways of the same result: an entry scattered, a multiplication in a product,
 # the cube of a dense matrix' size with a share of its inverse, a batch of blocks.
 SCATTER, MULTIPLY, CUBE, BATCH = 4e-9, 3.5e-11, 2e-11, 4e-4
-PORTION = 4_000_000  # entries that are held, or looked up, at a time
+PORTION = BATCH_NUMBERS  # entries that are held, or looked up, at a time
 KEY = 2**62  # beyond it numbers of rows and random keys would run over
 
 

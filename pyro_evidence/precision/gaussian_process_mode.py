@@ -18,7 +18,7 @@ from torch import Tensor
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.line_search import Watch, first_accepted, no_callback
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, curvature_graph, slope_and_curvature
-from pyro_evidence.numerics.newton import Limits
+from pyro_evidence.numerics.newton import RESTING, SLACK, Limits
 from pyro_evidence.numerics.threads import expect_square
 
 Sloped = Callable[[Tensor], tuple[Tensor, Tensor, Callable[[], Tensor]]]  # as of slope_and_curvature
@@ -317,7 +317,7 @@ def _moved(
         new = _point(latent, point.dual + scale * step[0], point.away + scale * step[1])
         return new.value, new
 
-    slack = 0.45 * tolerance * (1.0 + abs(point.value))  # rounding of the sum over data
+    slack = SLACK / RESTING * tolerance * (1.0 + abs(point.value))  # rounding of the sum over data
     return first_accepted(trial, point.value, decrement, slack)
 
 

@@ -22,7 +22,7 @@ COUNTED = tuple(
     getattr(torch.distributions, name)
     for name in ("Bernoulli", "Binomial", "Geometric", "Multinomial", "NegativeBinomial", "Poisson")
 )
-SMALL = 0.03  # below which a series of ten terms is exact to rounding
+SMALL, TERMS = 0.03, 10  # below which a series of ten terms is exact to rounding
 
 
 def exact(fn: Any) -> Any:
@@ -115,7 +115,7 @@ def _log1p_over(x: Tensor) -> Tensor:
     far = torch.where(small, 1.0, x)
     near = torch.where(small, x, 0.0)
     series = torch.zeros_like(x)
-    for power in range(10, -1, -1):
+    for power in range(TERMS, -1, -1):
         series = 1.0 / (power + 1) - near * series
     return torch.where(small, series, torch.log1p(far) / far)
 
@@ -164,9 +164,12 @@ def _log_sinh_over(square: Tensor) -> Tensor:
     """``log(sinh k / k)`` as a function of ``k^2``, with derivatives at 0."""
     small = square < SMALL
     near = torch.where(small, square, 0.0)
-    series = near / 6.0 - near**2 / 180.0 + near**3 / 2835.0 - near**4 / 37800.0 + near**5 / 467775.0
+    term, series = torch.ones_like(near), torch.zeros_like(near)
+    for n in range(1, TERMS):  # sinh k / k = sum of k^2n / (2n + 1)!
+        term = term * near / (2 * n * (2 * n + 1))
+        series = series + term
     k = torch.where(small, 1.0, square).sqrt()
-    return torch.where(small, series, k + torch.log1p(-torch.exp(-2.0 * k)) - (2.0 * k).log())
+    return torch.where(small, series.log1p(), k + torch.log1p(-torch.exp(-2.0 * k)) - (2.0 * k).log())
 
 
 class _Multinomial(dist.Multinomial):
@@ -184,18 +187,18 @@ class _DiscreteHMM(dist.DiscreteHMM):
     def log_prob(self, value: Tensor) -> Tensor:
         value = value.unsqueeze(-1 - self.observation_dist.event_dim)
         steps = self.transition_logits + self.observation_dist.log_prob(value).unsqueeze(-2)
-        after = log_sum_exp(_log_product(steps), -1)
+        after = log_sum_exp(_log_product(steps.movedim(-3, 0)), -1)
         return log_sum_exp(self.initial_logits + after, -1)
 
 
 def _log_product(steps: Tensor) -> Tensor:
-    """The product of matrices ``(..., T, S, S)`` given by their logarithms, neighbours first, shape ``(..., S, S)``."""
-    while steps.shape[-3] > 1:
-        even = steps.shape[-3] // 2 * 2
-        left, right = steps[..., 0:even:2, :, :], steps[..., 1:even:2, :, :]
+    """The product of matrices ``(T, ..., S, S)`` given by their logarithms, neighbours first, shape ``(..., S, S)``."""
+    while len(steps) > 1:
+        even = len(steps) // 2 * 2
+        left, right = steps[0:even:2], steps[1:even:2]
         pairs = log_sum_exp(left.unsqueeze(-1) + right.unsqueeze(-3), -2)
-        steps = torch.cat([pairs, steps[..., even:, :, :]], -3)
-    return steps.squeeze(-3)
+        steps = torch.cat([pairs, steps[even:]])
+    return steps.squeeze(0)
 
 
 REWRITTEN: tuple[Any, ...] = (_SoftLaplace, _SoftAsymmetricLaplace, _VonMises3D, _Multinomial, _DiscreteHMM)

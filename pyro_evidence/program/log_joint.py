@@ -356,7 +356,7 @@ class LogJoint:
         bad = torch.ones(num, dtype=torch.bool, device=self.device)
         for _ in range(100):
             draw = torch.rand(num, self.latents.size, generator=generator, dtype=torch.float64)
-            u = self._at_values(torch.where(bad.unsqueeze(-1), 4.0 * draw.to(self.device) - 2.0, u))
+            u = self._at_values(torch.where(bad.unsqueeze(-1), 2.0 * (2.0 * draw.to(self.device) - 1.0), u))
             point = u.clone().requires_grad_()
             value = self.log_joint(point, self.initial_theta)
             slope = torch.autograd.grad(value.sum(), point)[0]

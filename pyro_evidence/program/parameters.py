@@ -132,11 +132,12 @@ def started(name: str, declared: Declaration) -> Declaration:
     inside = bool(constraint.check(moved).all()) and bool(torch.isfinite(moved).all())
     if not inside or not bool(torch.isfinite(transform_of(constraint).inv(moved)).all()):
         free = transform_of(constraint)
-        inner = free(value.new_zeros(unconstrained_shape(free, value.shape))).reshape(-1)[:5].tolist()
+        inner = free(value.new_zeros(unconstrained_shape(free, value.shape)))
+        given, inner = (x.reshape(-1)[:5].tolist() for x in (value, inner))
         raise BadInput(
-            f"hyperparameter '{name}', shape {tuple(value.shape)}, starts at "
-            f"{value.reshape(-1)[:5].tolist()}; expected finite values strictly inside {constraint}. Start "
-            f"it elsewhere, for example at {inner if len(inner) > 1 else f'{inner[0]:g}'}."
+            f"hyperparameter '{name}', shape {tuple(value.shape)}, starts at {given}; expected finite values "
+            f"strictly inside {constraint}. Start it elsewhere, for example at "
+            f"{inner if len(inner) > 1 else f'{inner[0]:g}'}."
         )
     return replace(declared, value=moved)
 

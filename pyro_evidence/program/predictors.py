@@ -379,7 +379,7 @@ def log_prior_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
         _, log_det = joint.latents.constrained_with_log_det(row.to(joint.dtype))
         return (log_prob_sum(joint.trace(row, theta), joint.latents.names) + log_det).double()
 
-    return batched.apply(one, (u,), 2**20, one)
+    return batched.apply(one, (u,), joint.row_bytes if len(u) > 1 else None, one)
 
 
 def gaussian_prior(joint: LogJoint, trace: Trace) -> tuple[Tensor, Tensor, Tensor]:
@@ -413,7 +413,8 @@ def gaussian_site(node: Node, size: int) -> tuple[Tensor, Tensor, Tensor]:
     if plain and is_like(parts.base, MultivariateNormal, value.shape[:-1]):
         tril = parts.base.scale_tril  # diagonal where the precision is
         diagonal = tril.diagonal(dim1=-2, dim2=-1)
-        separate = bool((tril.detach().tril(-1).abs().amax((-2, -1)) <= 1e-12 * diagonal.abs().amax(-1)).all())
+        most = torch.finfo(tril.dtype).eps * diagonal.detach().abs().amax(-1)
+        separate = bool((tril.detach().tril(-1).abs().amax((-2, -1)) <= most).all())
         known = torch.full((size,), separate, device=value.device)
         precision = diagonal.pow(-2) if separate else torch.ones_like(diagonal)  # no derivative of a dense factor's
         return parts.base.loc.expand_as(value).reshape(-1), precision.expand_as(value).reshape(-1), known
@@ -457,7 +458,6 @@ def no_predictor(joint: LogJoint) -> UnsupportedModel:
 
 LOGISTIC: tuple[Link, ...] = (IDENTITY, LOGIT)  # of a Bernoulli's parameter, seen in log odds
 SOFTMAX: tuple[Link, ...] = (BASELINE_LOGITS, BASELINE_SOFTMAX)
-NUMBERS = 2**22  # of predictors at all points, for the rows that are averaged at a time
 
 
 def softmax_average(mean: Tensor, covariance: Tensor, points: Tensor) -> Tensor:
@@ -468,7 +468,7 @@ def softmax_average(mean: Tensor, covariance: Tensor, points: Tensor) -> Tensor:
     """
     values, vectors = torch.linalg.eigh(covariance)
     root = (vectors * values.clamp(min=0.0).sqrt().unsqueeze(-2)) @ vectors.mT  # the symmetric one does not turn
-    rows = zip(*(x.split(max(1, NUMBERS // points.numel())) for x in (mean, root)), strict=True)
+    rows = zip(*(x.split(max(1, batched.BATCH_NUMBERS // points.numel())) for x in (mean, root)), strict=True)
     return torch.cat([_softmax_with_first(m.unsqueeze(1) + points @ r).mean(1) for m, r in rows])
 
 

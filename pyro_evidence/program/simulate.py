@@ -18,6 +18,7 @@ from pyro_evidence.fitting.process_state import (
     without_validation,
     without_validation_or_params,
 )
+from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -27,7 +28,6 @@ Values = dict[str, Tensor]
 ROWS = 512  # evaluated at a time
 MOST_DRAWS, FEWEST_DRAWS = 4_000, 100  # of a check
 AFFORDABLE = 100_000_000  # latents and data, of all draws of a check
-NUMBERS = 2**24  # of latents or data, in all rows that are evaluated at a time
 
 
 def unobserved(joint: LogJoint, theta: Tensor) -> Model:
@@ -181,12 +181,12 @@ def affordable_draws(joint: LogJoint, most: int = MOST_DRAWS) -> int:
 
 
 def rows_at_once(joint: LogJoint) -> int:
-    """Number of rows that :data:`NUMBERS` allow."""
-    return max(1, NUMBERS // largest_row(joint))
+    """Number of rows that :data:`HELD_NUMBERS` allow."""
+    return max(1, HELD_NUMBERS // largest_row(joint))
 
 
 def in_parts(rows: Mapping[str, Tensor], joint: LogJoint) -> Iterator[Values]:
-    """Rows of values, as many at a time as :data:`NUMBERS` allow."""
+    """Rows of values, as many at a time as :data:`HELD_NUMBERS` allow."""
     parts = zip(*(value.split(rows_at_once(joint)) for value in rows.values()), strict=True)
     return (dict(zip(rows, part, strict=True)) for part in parts)
 

@@ -22,11 +22,9 @@ from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance import mode as relevance_mode
 from pyro_evidence.relevance.mode import MOST_STEPS
-from pyro_evidence.relevance.targets import SLACK, LinearTarget, Penalised, Target
+from pyro_evidence.relevance.targets import LinearTarget, Penalised, Target
 from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.settings import check_count
-
-RESTING = 100.0  # units of rounding of the log joint, below which a decrement or a slope is none
 
 
 class SearchStopped(NotAMode):
@@ -161,8 +159,9 @@ class L1Prior:
         value = float(density.log_joint(start.unsqueeze(0), theta)[0])
         slope = float((density.precision(start.unsqueeze(0), theta)[0].abs() @ start.abs()).max())
         # what rounding of the density and of the weights leaves of the conditions, nats per unit of weight
-        tolerance = max(1e-9, RESTING * target.eps * (1.0 + abs(value)), 10.0 * target.eps * slope)
-        found = relevance_mode.maximise(density, rate, start, orthant, tolerance=tolerance, slack=SLACK * target.eps)
+        tolerance = max(1e-9, newton.RESTING * target.eps * (1.0 + abs(value)), 10.0 * target.eps * slope)
+        slack = newton.SLACK * target.eps
+        found = relevance_mode.maximise(density, rate, start, orthant, tolerance=tolerance, slack=slack)
         if not found.converged:
             raise SearchStopped(
                 f"the L1 search stopped with optimality residual {found.residual:.2e}; expected below "
@@ -193,7 +192,7 @@ def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
         lambda u: density.precision(u, theta),
         start.unsqueeze(0),
         theta,
-        newton.Limits(RESTING * target.eps, MOST_STEPS, slack=SLACK * target.eps),
+        newton.Limits(newton.RESTING * target.eps, MOST_STEPS, slack=newton.SLACK * target.eps),
     )
     if not bool(found.converged[0]):
         raise SearchStopped(

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from pyro_evidence.numerics.line_search import first_accepted
 from pyro_evidence.numerics.linear_predictor import gram
-from pyro_evidence.relevance.targets import SLACK, LinearTarget, Penalised
+from pyro_evidence.numerics.newton import SLACK
+from pyro_evidence.relevance.targets import LinearTarget, Penalised
 from pyro_evidence.structure.observed import EPS
 
 MOST_STEPS = 200  # of Newton's method

@@ -10,6 +10,7 @@ from torch import Tensor
 from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.program.parameters import transform_of
 from pyro_evidence.relevance.targets import (
     AWAY,
@@ -67,7 +68,7 @@ class Noise:
         """
         if log_scale == 0.0:
             return self.weights
-        tolerance = 64.0 * torch.finfo(self.weights.joint.dtype).eps * (1.0 + abs(log_scale))
+        tolerance = relative_rounding(self.weights.joint.dtype) * (1.0 + abs(log_scale))
         (before, low), (here, height) = (self.start, 0.0), (self.start + STEP, self.rise(self.start + STEP))
         for _ in range(50):
             if abs(height - log_scale) <= tolerance:

@@ -16,6 +16,9 @@ from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Local, Target, exact_derivatives
 from pyro_evidence.structure.observed import LogisticPart, Part
 
+MOST_STEPS = 500  # of a fixed point
+SETTLED = 1e-8  # change of its numbers in one step that counts as none
+
 
 @dataclass(frozen=True)
 class Quadratic:
@@ -122,7 +125,7 @@ class JaakkolaJordan:
     1
     """
 
-    num_steps: int = 500
+    num_steps: int = MOST_STEPS
 
     def __call__(self, target: Target, ridge: float, y: Tensor) -> Quadratic:
         """The bound at its best.
@@ -138,7 +141,7 @@ class JaakkolaJordan:
             B = 2.0 * trials * bound_curvature(xi)
             mean, marginal = _ridged(J, B, half - B * part.c[:, 0], ridge)
             new = ((J @ mean + part.c[:, 0]).square() + marginal).sqrt()
-            settled = bool(((new - xi).abs() <= 1e-8 * (1.0 + new)).all())
+            settled = bool(((new - xi).abs() <= SETTLED * (1.0 + new)).all())
             xi = new
             if settled:
                 break
@@ -148,9 +151,8 @@ class JaakkolaJordan:
 
 def bound_curvature(xi: Tensor) -> Tensor:
     r""":math:`\lambda(\xi) = \tanh(\xi/2) / 4\xi`, shape ``(...)``.  Jaakkola and Jordan (2000), eq. 3."""
-    small = xi < 1e-4
-    safe = torch.where(small, 1.0, xi)
-    return torch.where(small, 0.125 - xi.square() / 96.0, (0.5 * safe).tanh() / (4.0 * safe))
+    xi = xi.clamp(min=torch.finfo(xi.dtype).eps)  # where the limit is reached
+    return (0.5 * xi).tanh() / (4.0 * xi)
 
 
 def _ridged(J: Tensor, B: Tensor, b: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
@@ -197,7 +199,7 @@ class LeastKL:
     1
     """
 
-    num_steps: int = 500
+    num_steps: int = MOST_STEPS
     damping: float = 0.5
     num_nodes: int = 20
 
@@ -224,7 +226,7 @@ class LeastKL:
             step, marginal = _ridged(J, B, slope + B * (J @ mean), ridge)
             change = step - mean
             mean = mean + (1.0 - self.damping) * change
-            if float((J @ change).abs().max()) <= 1e-8 and bool(((new - B).abs() <= 1e-8).all()):
+            if float((J @ change).abs().max()) <= SETTLED and bool(((new - B).abs() <= SETTLED).all()):
                 slope, B = _expected(part, J @ mean + part.c[:, 0], marginal, nodes)
                 return Quadratic(mean, parts, (B[:, None, None],), (slope.unsqueeze(-1),), None)
         raise NotConverged(

@@ -18,7 +18,6 @@ from pyro_evidence.structure.observed import EPS, Function, Part
 
 Parts = tuple[Part, ...]  # the observed sites of some rows
 AWAY = 3.0  # units of a predictor, at which a likelihood that is not quadratic has another curvature than at 0
-SLACK = 45.0  # units of rounding that a log joint, a sum over data, may have lost: 1e-14 in double precision
 Local = Callable[
     [Part, Tensor], tuple[Tensor, Tensor]
 ]  # part, eta (1, N, C) -> (1, N, C) slopes, (1, N, C, C) curvatures

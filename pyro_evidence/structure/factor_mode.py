@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
-from pyro_evidence.numerics import derivatives, newton
-from pyro_evidence.numerics.lbfgs import ascend
+from pyro_evidence.numerics import derivatives, lbfgs, newton
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.line_search import no_callback
 from pyro_evidence.precision.dense import Elements, Precision, StructuredPrecision
@@ -81,14 +81,14 @@ class StructuredProblem:
         adjoint = tuple(x.detach() for x in precision.adjoint)
         adjoint = adjoint if bool(self.active.all()) else self._masked(adjoint, 0.0)
         u = self._held(u, theta)
-        total, partial = self.density.slope(
+        total, direct = self.density.slope(
             adjoint, u, theta, lambda b: precision.solve((b * self.active).unsqueeze(0))[0]
         )
         if not isinstance(self.value, Pruned):
-            return total, partial
+            return total, direct
         theta = theta.detach().clone().requires_grad_()
         left_out = derivatives.pullback(self.value.left_out(theta).sum(), theta)  # which does not count
-        return total - left_out, partial - left_out
+        return total - left_out, direct - left_out
 
     def is_certified(self, u: Tensor, theta: Tensor) -> bool:
         """Whether two products with the elements at ``u`` ``(D,)`` are those with the true Hessian.
@@ -131,24 +131,16 @@ class StructuredProblem:
 
     def _mode(self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool) -> StructuredMode:
         """The mode that one start ``(D,)`` leads to."""
+        slope = partial(self.value.gradient, theta=theta)
         if far:  # Newton at once where the density is concave all the way, and that is not far
             mode = self._climb(u, theta, replace(limits, num_steps=min(SOON, limits.num_steps)), shifted=False)
             if bool(mode.converged):
                 return mode
-            u = self._nearer(u, theta, 1e-3 * (1.0 + len(u) ** 0.5), 300, limits)
+            u = lbfgs.from_far(slope, u.unsqueeze(0), limits.watch)[0]
         mode = self._climb(u, theta, limits)
         if not bool(mode.converged):
-            near = self._nearer(mode.u[0], theta, limits.tolerance**0.5, 1000, limits)
-            mode = self._climb(near, theta, limits)
+            mode = self._climb(lbfgs.onwards(slope, mode.u, limits.tolerance, limits.watch)[0], theta, limits)
         return mode
-
-    def _nearer(self, u: Tensor, theta: Tensor, tolerance: float, num_steps: int, limits: newton.Limits) -> Tensor:
-        """Where L-BFGS arrives, ``(D,)``."""
-        value = self.value
-        rows = u.unsqueeze(0)
-        return ascend(
-            lambda v: value.gradient(v, theta), rows, tolerance=tolerance, num_steps=num_steps, watch=limits.watch
-        )[0]
 
     def _climb(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, shifted: bool = True) -> StructuredMode:
         """Newton from one start ``(D,)``; the curvature of a point is made of what its gradient has computed."""

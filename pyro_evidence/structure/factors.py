@@ -9,7 +9,7 @@ from torch.distributions import Normal
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.derivatives import Forward, generic_directions
-from pyro_evidence.numerics.linalg import Label, available_bytes, require_memory
+from pyro_evidence.numerics.linalg import Label, available_bytes, relative_rounding, require_memory
 from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.precision.elimination import coloured, num_cycles
 from pyro_evidence.program import predictors
@@ -179,7 +179,7 @@ def _is_quadratic(density: Structured, u: Tensor, theta: Tensor) -> bool:
     """Whether the families have the same second derivatives at the point that was followed and at a generic one."""
     first, second = (replace(density, _kept=[])._factors(v, theta) for v in (u, generic_directions(3, len(u), u)[2]))
     pairs = zip(first, second, strict=True)
-    return all(bool(((a - b).abs() <= 1e-12 * (1.0 + a.abs())).all()) for a, b in pairs)
+    return all(bool(((a - b).abs() <= relative_rounding(a.dtype) * (1.0 + a.abs())).all()) for a, b in pairs)
 
 
 def _affordable(density: Structured) -> bool:

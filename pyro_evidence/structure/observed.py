@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
+from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.linear_predictor import (
     Layout,
     curvature_blocks,
@@ -20,7 +21,6 @@ Function = Callable[[Tensor], Tensor]  # rows (R, D) -> (R,)
 EPS = torch.finfo(torch.float64).eps
 PLACES = (0.0, 0.7, -2.9, 6.1)  # predictors at which a likelihood is looked at
 CLOSE = 1e-9  # relative difference of two ways to compute a number
-KEPT = 2**24  # numbers of a design whose transpose and squares may be kept beside it: 128 MiB each
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Part:
     def columns(self) -> Tensor:
         """``J`` with a row for each weight, ``(D, N C)``; a small one is copied, so that each is in one piece."""
         transposed = self.J.flatten(0, 1).mT
-        return transposed.contiguous() if self.J.numel() <= KEPT else transposed
+        return transposed.contiguous() if self.J.numel() <= HELD_NUMBERS else transposed
 
     def weighted(self, B: Tensor) -> Tensor:
         """``J' B`` for curvatures ``(N, C, C)``, shape ``(D, N C)``."""
@@ -75,7 +75,7 @@ class Part:
 
     def precision_diagonal(self, B: Tensor) -> Tensor:
         """Diagonal of ``J' B J`` for curvatures ``(N, C, C)``, shape ``(D,)``; keeps the squares of a small ``J``."""
-        if self.c.shape[1] > 1 or self.J.numel() > KEPT:
+        if self.c.shape[1] > 1 or self.J.numel() > HELD_NUMBERS:
             return gram_diagonal(self.J, B.unsqueeze(0))[0]
         return B.flatten() @ self.squares
 

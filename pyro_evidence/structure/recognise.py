@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.derivatives import Forward
 from pyro_evidence.numerics.linalg import available_bytes
 from pyro_evidence.numerics.linear_predictor import is_even, is_separable
@@ -30,7 +31,7 @@ Pair = tuple[TestPoint, TestPoint]  # a run at u = 0 and one elsewhere, at the s
 FEW_PASSES = 32  # that are as fast as looking for the model's own design matrix
 HEAVY_HESSIAN = 2**23  # bytes that one reverse pass for each coordinate writes
 MANY_SITES = 16  # that observe something: where the prior is no diagonal Gaussian, one run of the model is faster
-SMALL_JACOBIAN = 2**24  # numbers that are never too many
+SMALL_JACOBIAN = HELD_NUMBERS  # that are never too many
 MANY_COUPLED = 64  # elements of one datum that a discrete site or an event ties together
 DENSER_THAN_DATA = 4  # times as many numbers as the data have: beyond that a Jacobian is mostly zeros
 
@@ -105,8 +106,9 @@ class Structure:
             return True
         # rounding of the point: under a stiff prior it makes more of the gradient than a mode leaves of it
         signs = 1.0 - 2.0 * (torch.arange(u.shape[-1], device=u.device) % 2)
-        moved = self.density.gradient(u + 1e-4 * u * signs, theta)[1] - exact
-        return apart <= allowed + 64.0 * torch.finfo(joint.dtype).eps * 1e4 * float(moved.abs().amax())
+        step = 1e-4
+        moved = (self.density.gradient(u + step * u * signs, theta)[1] - exact).abs().amax() / step
+        return apart <= allowed + 64.0 * torch.finfo(joint.dtype).eps * float(moved)
 
 
 def recognition_error(joint: LogJoint) -> BaseException | None:

@@ -115,7 +115,7 @@ def test_the_diagonal_of_the_precision_with_and_without_kept_squares(monkeypatch
     B = torch.rand(100, 1, 1)
     expected = (Phi.T @ (B[:, 0] * Phi)).diagonal()
     torch.testing.assert_close(part.precision_diagonal(B), expected)
-    monkeypatch.setattr("pyro_evidence.structure.observed.KEPT", 0)
+    monkeypatch.setattr("pyro_evidence.structure.observed.HELD_NUMBERS", 0)
     torch.testing.assert_close(part.precision_diagonal(B), expected)
 
 
