@@ -27,6 +27,7 @@ ONE_AND_HUNDREDTH = (1.0, 0.01)
 # Of differences: a bend as narrow as the first step is none at a tenth of it; the rounding of an ill-conditioned slope
 # is little at thirty and a thousand times the step, an eighth of a standard deviation, where a corner still shows.
 STEPS = (1.0, 0.1, 30.0, 1000.0)
+JUMPS = 0.3  # of a change at a hundred times the distance: what is smooth has a hundredth of it left
 MOST_LOOKED_AT = 64  # coordinates along which a corner is looked for
 
 
@@ -157,7 +158,7 @@ def nondifferentiable_message(
     ways[torch.arange(len(index)), index] = reach
     changes = [_differences(density, u, theta, s * ways, 1.0) for s in ONE_AND_HUNDREDTH]
     far, near = (2.0 * each.gather(1, index.unsqueeze(-1)).squeeze(-1).abs() for each in changes)
-    jumps = torch.where(near > 0.3 * far, near, 0.0)
+    jumps = torch.where(near > JUMPS * far, near, 0.0)
     worst = int(jumps.argmax())
     if not float(jumps[worst]) > 0.1 * float(gradient.abs().max()):
         return None
@@ -183,7 +184,7 @@ def jump_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, gr
     far, near = (torch.nan_to_num(ahead - behind).abs() for ahead, behind in (each.chunk(2) for each in ends))
     rounding = 1e3 * torch.finfo(joint.dtype).eps * (1.0 + ends[0].nan_to_num().abs().amax())
     smooth = 20.0 * REACH[1] * gradient[index].abs() * (1.0 + u[index].abs())  # ten times what the slope says
-    jumps = torch.where((near > 0.3 * far) & (near > smooth) & (near > rounding), near, 0.0)
+    jumps = torch.where((near > JUMPS * far) & (near > smooth) & (near > rounding), near, 0.0)
     worst = int(jumps.argmax())
     if not float(jumps[worst]) > 0.0:
         return None

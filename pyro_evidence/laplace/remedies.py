@@ -12,7 +12,7 @@ from pyro_evidence.laplace.metric import log_units
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 
-EXACT = 14.0  # log units of a noise precision from the start: a standard deviation of a thousandth
+A_MILLION = 14.0  # log units from the start: of a noise precision, a thousandth of the standard deviation
 
 
 def interpolates_data(laplace: LaplaceState, slope: Slope) -> bool:
@@ -29,7 +29,7 @@ def interpolates_data(laplace: LaplaceState, slope: Slope) -> bool:
 
 def vanishing_noise(problem: Problem, theta: Tensor) -> Tensor:
     """Which hyperparameters ``(..., T)`` of a network are noise precisions a million times what they began with."""
-    return noise_precisions(problem) & (theta - problem.joint.initial_theta > EXACT)
+    return noise_precisions(problem) & (theta - problem.joint.initial_theta > A_MILLION)
 
 
 def noise_precisions(problem: Problem) -> Tensor:

@@ -28,12 +28,12 @@ from pyro_evidence.laplace.metric import (
     updated,
 )
 from pyro_evidence.laplace.pruning import AWAY, PruningTried, either_way, predicted_gain, prune, reactivated
-from pyro_evidence.laplace.remedies import interpolates_data, near_fold
+from pyro_evidence.laplace.remedies import A_MILLION, interpolates_data, near_fold
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted, to_peak_or_half, to_peak_or_quarter
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
-FAR, FARTHEST = 14.0, 120.0  # log units from the start: a factor of a million; one on its way to infinity
+FARTHEST = 120.0  # log units from the start, of one on its way to infinity
 TINY = 1e-6  # log units, by which nothing but rounding should change the objective
 SCALES_FIRST = 5  # rounds of the scales alone, where a fit begins again
 FEW = 12  # hyperparameters up to which their curvature is taken by differences, once they are near
@@ -396,7 +396,7 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
         return replace(state, stop_reason=Status.UNBOUNDED)
     moves = TINY * generic_directions(6, len(state.laplace.theta), state.slope.total)
     allowed = 100.0 * (TINY * float(state.slope.total.abs().sum()) + _rounding(state))
-    lost = bool((state.away > FAR).any()) and max(_change(state, move) for move in moves) > allowed
+    lost = bool((state.away > A_MILLION).any()) and max(_change(state, move) for move in moves) > allowed
     return replace(state, stop_reason=Status.UNBOUNDED if lost else Status.STUCK)
 
 

@@ -69,6 +69,11 @@ class PointwiseJoint:
     log_share: float = 0.0
 
     @property
+    def by_weights(self) -> Tensor:
+        """``u`` with all weights of a component in one axis, ``(R, K, m B, N)``."""
+        return self.u.flatten(-3, -2)
+
+    @property
     def _log_norm(self) -> Tensor:
         total = self.log_joint.logsumexp(-2)
         if self.floor is None:
@@ -181,9 +186,9 @@ def hessian_of(pointwise: PointwiseJoint, data: MixtureData, mixture: Mixture) -
 
 def _responsible(pointwise: PointwiseJoint, data: MixtureData) -> Tensor:
     """What comes of not knowing the component, shape ``(R, K m B, K m B)``."""
-    u, weight = pointwise.u.flatten(-3, -2), _each(data)
+    u, weight = pointwise.by_weights, _each(data)
     own = (u * (pointwise.resp * weight).unsqueeze(-2)) @ u.mT
-    v = (u * (pointwise.resp * weight.sqrt()).unsqueeze(-2)).flatten(-3, -2)
+    v = (u * (pointwise.resp * weight.sqrt()).unsqueeze(-2)).flatten(1, 2)
     return v @ v.mT - _block_diagonal(own)
 
 
@@ -218,7 +223,7 @@ def coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) ->
 @_added
 def _coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     pointwise = pointwise_joint(data, mixture)
-    u, weighted = pointwise.u.flatten(-3, -2), pointwise.resp * _each(data)
+    u, weighted = pointwise.by_weights, pointwise.resp * _each(data)
     return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - pointwise.resp)).unsqueeze(-2)) @ u.mT
 
 
@@ -236,9 +241,8 @@ def block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tens
 def _block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
     pointwise = pointwise_joint(data, mixture)
     weighted = pointwise.resp * _each(data)
-    expected = (
-        _expected(data, mixture, weighted).unflatten(-1, pointwise.u.shape[2:4]).unflatten(-3, pointwise.u.shape[2:4])
-    )
+    sizes = pointwise.u.shape[2:4]
+    expected = _expected(data, mixture, weighted).unflatten(-1, sizes).unflatten(2, sizes)
     diagonal = expected.diagonal(dim1=2, dim2=4).movedim(-1, 2)
     spread = (weighted * (1.0 - pointwise.resp))[..., None, None, :]
     return (diagonal - (pointwise.u * spread) @ pointwise.u.mT).flatten(1, 2)

@@ -17,7 +17,14 @@ from pyro_evidence.mixture import evidence, mode, rounds
 from pyro_evidence.mixture.data import ResponseUnits, StreamedData, in_pieces, response_units
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
 from pyro_evidence.mixture.posterior import MixturePosterior, without_data
-from pyro_evidence.mixture.recognise import MixtureStructure, enlarged, most_components, recognise_mixture, recognised
+from pyro_evidence.mixture.recognise import (
+    FEW,
+    MixtureStructure,
+    enlarged,
+    most_components,
+    recognise_mixture,
+    recognised,
+)
 from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
 from pyro_evidence.mixture.updates import (
     BoundedInflation,
@@ -227,9 +234,6 @@ def _begun(
     journal.note(batch)
     _ = data.num_data  # is kept with the data, where autograd may use it later
     return MixtureFit(structure, units, data, ties, batch, journal)
-
-
-FEW = 64  # rows on which a model is recognised whose data come in chunks
 
 
 def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit:

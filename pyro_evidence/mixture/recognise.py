@@ -116,7 +116,7 @@ def _unrepeated(x: Tensor) -> Tensor:
     return base.as_strided((len(x), 1, *x.shape[2:]), x.stride(), x.storage_offset())
 
 
-FEW = 64  # rows on which a model of ours is recognised
+FEW = 64  # rows on which a model of ours is recognised, or one whose data come in chunks
 
 
 def joint_of_rows(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint | None:

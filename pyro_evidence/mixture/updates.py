@@ -65,6 +65,7 @@ class Pool:
 
 
 SMALLEST = torch.finfo(torch.float64).tiny  # in the place of zero where a component has no data: ratios stay finite
+LEAST_LEFT = 1e-6  # data that a component has beyond its well-determined parameters
 LARGEST_NOISE = 1e12  # precision in units of the data's: one point, or ties, make the likelihood unbounded
 ALPHA_RANGE = (1e-8, 1e12)  # in units of the data's variance; beyond, the prior is flat or a point
 
@@ -406,7 +407,7 @@ def _next(
 def _survivors(expected: EStep, subtracted: Tensor) -> Tensor | None:
     """Components with more data than well-determined parameters; at least one, shape ``(R, K)`` bool; None for all."""
     margin = expected.stats.counts - subtracted.amax(-1)
-    above = margin - 1e-6  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
+    above = margin - LEAST_LEFT  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
     whole = expected.mixture.all_active
     if whole and float(above.amin()) > 0.0:
         return None

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_evidence.mixture.updates import ALPHA_RANGE, LARGEST_NOISE, SMALLEST, SharedParameters
+from pyro_evidence.mixture.updates import ALPHA_RANGE, LARGEST_NOISE, LEAST_LEFT, SMALLEST, SharedParameters
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics, LatentMoments
 from pyro_evidence.numerics.linalg import fix_signs
@@ -137,7 +137,7 @@ class MPPCAUpdate:
     def _survivors(self, it: Iterate, gamma: Tensor) -> Tensor:
         """Components with more data than well-determined parameters, at least one, shape ``(R, K)`` bool."""
         margin = it.stats.counts - gamma.mean(-2).sum(-1)
-        above = margin - 1e-6  # Husmeier (2000), below eq. 3.26: N_k <= gamma_k / m is pruned
+        above = margin - LEAST_LEFT  # Husmeier (2000), below eq. 3.26: N_k <= gamma_k / m is pruned
         keep = it.analysers.active & (above > 0.0)
         best = torch.where(it.analysers.active, margin, -torch.inf).argmax(-1, keepdim=True)
         return keep.scatter(-1, best, True)

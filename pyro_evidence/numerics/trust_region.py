@@ -26,6 +26,7 @@ LARGEST = 1e6
 FOLLOWED = 20  # steps in which a mode is found again near hyperparameters where it is known, unless it is lost
 LOST = 1.0  # nats, twice what a step still promises: too much to be at a mode soon
 TRIALS = 15  # radii, each a quarter of the last, before a row is given up
+QUARTER = 0.25  # of a promise, less of which shortens the radius, and all but which lengthens it
 ENOUGH = 0.1  # of what a step promises: corrections that gain less are not worth a gradient
 SECULAR = 6  # Newton steps for the shift that belongs to a radius
 CORRECTIONS = 8  # of one trial, each a gradient's work, at most
@@ -144,8 +145,9 @@ class TrustRegion:
         good = finite(trial) & armijo(gain, 1.0, line) & (trial.u != found.u[rows]).any(-1)
         length = (scale * step).norm(dim=-1)
         wider = torch.maximum(radius, 2.0 * length).clamp(max=LARGEST)
-        kept = torch.where(gain > 0.75 * promised, wider, torch.where(gain < 0.25 * promised, 0.5 * length, radius))
-        self.radius[rows] = torch.where(good, kept, 0.25 * torch.minimum(length, radius))
+        kept = torch.where(gain < QUARTER * promised, 0.5 * length, radius)
+        kept = torch.where(gain > (1.0 - QUARTER) * promised, wider, kept)
+        self.radius[rows] = torch.where(good, kept, QUARTER * torch.minimum(length, radius))
         moved = rows[good]
         new = trial[good]
         found.u[moved], found.log_joint[moved], found.gradient[moved] = new.u, new.objective, new.gradient

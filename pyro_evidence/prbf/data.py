@@ -11,7 +11,7 @@ from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.data.rows import Rows, scattered
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
-from pyro_evidence.prbf.densities import ClassData, Piece, by_class, varied
+from pyro_evidence.prbf.densities import ROUNDED, ClassData, Piece, by_class, varied
 from pyro_evidence.prbf.start import Training, Whole
 
 SAMPLE = 2**14  # data that a start sees where there are more, as many of each class
@@ -79,7 +79,7 @@ class DataTotals:
         mean = rows.total(lambda piece: piece[0].sum(0)) / len(rows)
         scatter = rows.total(lambda piece: (piece[0] - mean).mT @ (piece[0] - mean)) / len(rows)
         require_present(per_class[1:])
-        if not bool((scatter.diagonal() > 1e-20 * mean.square()).any()):
+        if not bool((scatter.diagonal() > ROUNDED * mean.square()).any()):
             raise BadInput("all rows of X are the same; expected data that vary, or no kernel has a width.")
         return DataTotals(per_class, mean, scatter)
 

@@ -20,6 +20,7 @@ from pyro_evidence.numerics.batched import Batched
 
 BLOCK = 2**18  # numbers in one block of responsibilities: they stay in the cache
 BHATTACHARYYA = 1.0 / 8.0  # of the squared distance of two Gaussians of one covariance, eq. 14
+ROUNDED = 1e-20  # of a mean square: the variance that rounding leaves of a constant
 TINY = 1e-290  # a count below it is a sum of subnormal numbers, and a mean over it means nothing
 
 
@@ -168,7 +169,7 @@ def varied(variance: Tensor, squares: Tensor) -> Tensor:
 
     :param squares: mean square of each input, shape ``(..., D)``.
     """
-    flat = variance <= 1e-20 * squares  # constant up to rounding
+    flat = variance <= ROUNDED * squares
     spread = torch.where(flat, 0.0, variance)
     number = (~flat).sum(-1, keepdim=True).clamp(min=1)  # 1 where all are constant, so that 0 / 1 is left
     return torch.where(flat, spread.sum(-1, keepdim=True) / number, variance)

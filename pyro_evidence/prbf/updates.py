@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.models.covariances import Covariance, Full, mahalanobis
+from pyro_evidence.mixture.correlation import NOTABLE_GAIN
+from pyro_evidence.models.covariances import SLOWEST, Covariance, Full, mahalanobis
 from pyro_evidence.numerics.batched import Batched, along
 from pyro_evidence.numerics.line_search import Backtracking, Line, any_rise
 from pyro_evidence.prbf.densities import (
@@ -26,7 +27,6 @@ from pyro_evidence.prbf.densities import (
 
 ROUNDING = 64 * torch.finfo(torch.float64).eps  # relative: sums over data and kernels are no more exact
 MOST = 60  # rounds of inner iterations, which converge in a few: only rounding keeps them from it
-SLOWEST = 0.1  # a mixing falls at most to this share of itself in one step, so it never becomes zero or negative
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def uphill(point: Point) -> Slopes:
 
 def _shifted(share: Tensor, rate: Tensor, total: Tensor) -> Tensor:
     """Step of proportions towards those with the larger derivative, shape as ``share``."""
-    target = share * torch.maximum(rate, SLOWEST * total.unsqueeze(-1))
+    target = share * torch.maximum(rate, SLOWEST * total.unsqueeze(-1))  # so it never becomes zero or negative
     return target / target.sum(-1, keepdim=True) - share
 
 
@@ -319,7 +319,6 @@ def shares(R: Tensor, g: Tensor, old: Tensor, num_rounds: int = MOST) -> Tensor:
 
 
 FOLDS = 3  # the fewest in which a covariance is estimated from most of the data
-NOTABLE_GAIN = 10.0  # nats
 ERRORS = 3.0  # standard errors that it must exceed as well
 
 

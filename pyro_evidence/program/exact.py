@@ -45,10 +45,9 @@ def exact(fn: Any) -> Any:
 
     # the right derivatives where a formula changes branches, and some that torch can batch
     if isinstance(fn, torch.distributions.Binomial):
-        return _with(fn, {"logits": off_zero(fn.logits, 1e-30)})
+        return _with(fn, {"logits": off_zero(fn.logits)})
     if isinstance(fn, dist.SineBivariateVonMises):
-        tiny = torch.finfo(fn.correlation.dtype).tiny
-        return _with(fn, {"correlation": off_zero(fn.correlation, 1e3 * math.sqrt(tiny))})
+        return _with(fn, {"correlation": off_zero(fn.correlation)})
     for ours in REWRITTEN:
         family = ours.__mro__[1]
         if isinstance(fn, family) and type(fn).log_prob is family.log_prob:
@@ -75,13 +74,14 @@ class WholeNumbers(Messenger):
             msg["value"] = value.to(base.mean.dtype)
 
 
-def off_zero(x: Tensor, amount: float) -> Tensor:
-    """``x``, and ``amount`` more where it is exactly zero: a number that no sum can tell from zero, but a branch can.
+def off_zero(x: Tensor) -> Tensor:
+    """``x``, and a little more where it is exactly zero: a number that no sum can tell from zero, but a branch can.
 
-    >>> float(off_zero(torch.zeros(()), 1e-30) + 1.0)
+    >>> float(off_zero(torch.zeros(())) + 1.0)
     1.0
     """
-    return x + amount * (x.detach() == 0).to(x.dtype)
+    least = 1e3 * math.sqrt(torch.finfo(x.dtype).tiny)  # whose square is a number
+    return x + least * (x.detach() == 0).to(x.dtype)
 
 
 def _with(fn: Any, values: dict[str, Any]) -> Any:

@@ -283,13 +283,13 @@ def _stiff(a: Tensor, z: Tensor) -> _Score:
 def _root(z: Tensor, score: Callable[[Tensor, Tensor], _Score]) -> Tensor:
     """Newton in ``log a`` inside the bracket ``1/z < a < 2 / sqrt(z^2 - 1)``, bisecting when it leaves."""
     low, high = -z.log(), math.log(2.0) - 0.5 * ((z - 1.0) * (z + 1.0)).log()
-    log_a = 0.25 * low + 0.75 * high
+    log_a = low.lerp(high, 0.75)
     for _ in range(60):
         value, slope = score(log_a.exp(), z)
         low, high = torch.where(value > 0, log_a, low), torch.where(value > 0, high, log_a)
         newton = log_a - value / slope
         new = torch.where((newton > low) & (newton < high), newton, 0.5 * (low + high))
-        if bool(((new - log_a).abs() <= 4e-16 * (1.0 + log_a.abs())).all()):
+        if bool(((new - log_a).abs() <= 2.0 * torch.finfo(log_a.dtype).eps * (1.0 + log_a.abs())).all()):
             break
         log_a = new
     return log_a.exp()

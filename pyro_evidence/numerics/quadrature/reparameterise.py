@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+NUM_PARAMS = 4  # of each axis
 NUM_STEPS = 60
 LEAST_RISE = 1e-10
+CHANGE = 5.0  # of the damping, after a step that helps and one that does not
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def map_of(params: Tensor) -> AxisMap:
 
 def identity(num_dims: int) -> AxisMap:
     """The map that changes nothing."""
-    return map_of(torch.zeros(num_dims, 4, dtype=torch.float64))
+    return map_of(torch.zeros(num_dims, NUM_PARAMS, dtype=torch.float64))
 
 
 def fitted(t: Tensor, log_density: Tensor) -> AxisMap:
@@ -68,7 +70,7 @@ def fitted(t: Tensor, log_density: Tensor) -> AxisMap:
     drop = log_density - log_density.amax(-1, keepdim=True)
     weight = torch.where(torch.isfinite(drop), (0.5 * drop).exp(), 0.0)
     target = torch.where(torch.isfinite(drop), drop, 0.0)
-    params = torch.zeros(len(t), 4, dtype=torch.float64, device=t.device)
+    params = torch.zeros(len(t), NUM_PARAMS, dtype=torch.float64, device=t.device)
     return map_of(_levenberg_marquardt(params, t, target, weight))
 
 
@@ -103,7 +105,7 @@ def _levenberg_marquardt(params: Tensor, *data: Tensor) -> Tensor:
             (better | (damping > 1e6)).all()
         )
         params, cost = torch.where(better, trial, params), torch.where(better, trial_cost, cost)
-        damping = torch.where(better, 0.2 * damping, 5.0 * damping)
+        damping = damping * torch.where(better, 1.0 / CHANGE, CHANGE)
         if done:
             break
     return params
