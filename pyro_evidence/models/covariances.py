@@ -30,6 +30,27 @@ class _Variances:
         """Numbers of each input ``(..., D)`` in the shape of the kind."""
         raise NotImplementedError
 
+    def features(self, X: Tensor) -> Tensor:
+        """The columns 1, ``x`` and ``x^2``, summed over inputs that share a variance, shape ``(..., N, P)``."""
+        squares = self.pooled(X.square())
+        return torch.cat([torch.ones_like(X[..., :1]), X, squares * (X.shape[-1] // squares.shape[-1])], -1)
+
+    def natural(self, loc: Tensor, covariance: Tensor) -> Tensor:
+        """Coefficients of the features in ``log N(x | loc, covariance)``, shape ``(..., P)``."""
+        norm = (loc.square() / covariance + (math.tau * covariance).log()).sum(-1, keepdim=True)
+        return torch.cat([-0.5 * norm, loc / covariance, -0.5 / covariance], -1)
+
+    def scatter(self, moments: Tensor, loc: Tensor) -> Tensor:
+        """``sum_n w_n (x_n - loc)^2``, in the shape of the kind, from ``sum_n w_n F_n``, shape ``(..., P)``."""
+        D = loc.shape[-1]
+        squares = moments[..., D + 1 :]
+        about = moments[..., :1] * loc - 2.0 * moments[..., 1 : D + 1]
+        return squares / (D // squares.shape[-1]) + self.pooled(about * loc)
+
+    def slope(self, covariance: Tensor, excess: Tensor, dim: int) -> Tensor:
+        """``excess / 2 covariance^2`` as derivative in each variance, which may count for all ``dim`` inputs."""
+        return 0.5 * (dim // covariance.shape[-1]) * excess / covariance.square()
+
     def outer(self, v: Tensor) -> Tensor:
         """``v v'`` in the shape of the kind; ``v`` has shape ``(..., D)``."""
         return self.pooled(v.square())
@@ -83,25 +104,6 @@ class Spherical(_Variances):
         """The mean over inputs, shape ``(..., 1)``."""
         return x.mean(-1, keepdim=True)
 
-    def features(self, X: Tensor) -> Tensor:
-        """The columns 1, ``x`` and ``|x|^2``, shape ``(..., N, P)``."""
-        return torch.cat([torch.ones_like(X[..., :1]), X, X.square().sum(-1, keepdim=True)], -1)
-
-    def natural(self, loc: Tensor, covariance: Tensor) -> Tensor:
-        """Coefficients of the features in ``log N(x | loc, covariance)``, shape ``(..., P)``."""
-        norm = loc.square().sum(-1, keepdim=True) / covariance + loc.shape[-1] * (math.tau * covariance).log()
-        return torch.cat([-0.5 * norm, loc / covariance, -0.5 / covariance], -1)
-
-    def scatter(self, moments: Tensor, loc: Tensor) -> Tensor:
-        """``sum_n w_n |x_n - loc|^2 / D``, shape ``(..., 1)``, from ``sum_n w_n F_n``, shape ``(..., P)``."""
-        about = moments[..., :1] * loc - 2.0 * moments[..., 1:-1]
-        total = moments[..., -1:] + (about * loc).sum(-1, keepdim=True)
-        return total / loc.shape[-1]
-
-    def slope(self, covariance: Tensor, excess: Tensor, dim: int) -> Tensor:
-        """``excess / 2 covariance^2`` as derivative in the one number, which counts for all ``dim`` inputs."""
-        return 0.5 * dim * excess / covariance.square()
-
 
 @dataclass(frozen=True)
 class Diagonal(_Variances):
@@ -125,24 +127,6 @@ class Diagonal(_Variances):
     def pooled(self, x: Tensor) -> Tensor:
         """One number for each input, shape ``(..., D)``."""
         return x
-
-    def features(self, X: Tensor) -> Tensor:
-        """The columns 1, ``x`` and ``x^2``, shape ``(..., N, P)``."""
-        return torch.cat([torch.ones_like(X[..., :1]), X, X.square()], -1)
-
-    def natural(self, loc: Tensor, covariance: Tensor) -> Tensor:
-        """Coefficients of the features in ``log N(x | loc, covariance)``, shape ``(..., P)``."""
-        norm = (loc.square() / covariance + (math.tau * covariance).log()).sum(-1, keepdim=True)
-        return torch.cat([-0.5 * norm, loc / covariance, -0.5 / covariance], -1)
-
-    def scatter(self, moments: Tensor, loc: Tensor) -> Tensor:
-        """``sum_n w_n (x_n - loc)^2``, shape ``(..., D)``, from ``sum_n w_n F_n``, shape ``(..., P)``."""
-        D = loc.shape[-1]
-        return moments[..., D + 1 :] + (moments[..., :1] * loc - 2.0 * moments[..., 1 : D + 1]) * loc
-
-    def slope(self, covariance: Tensor, excess: Tensor, dim: int) -> Tensor:
-        """``excess / 2 covariance^2``, shape ``(..., D)``."""
-        return 0.5 * excess / covariance.square()
 
 
 @dataclass(frozen=True)
