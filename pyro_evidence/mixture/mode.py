@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -203,7 +203,7 @@ def occam_factor(expected: EStep) -> Tensor:
         noise = precision_factor(expected.ties.beta_pool.per_group(left, expected.ties.beta_free))
     ties = expected.ties
     alpha = precision_factor(ties.alpha_pool.per_group(expected.well_determined.gamma, ties.alpha_free))
-    return noise + alpha + mixing_factor(expected.mixture, expected.data.num_data)
+    return noise + alpha + mixing_factor(expected.mixture.active, expected.mixture.log_mixing, expected.data.num_data)
 
 
 def precision_factor(amount: Tensor) -> Tensor:
@@ -215,22 +215,13 @@ def precision_factor(amount: Tensor) -> Tensor:
     return (width - LOG_RANGE).clamp(max=0.0).sum(-1)
 
 
-class Shares(Protocol):
-    """Parameters of a mixture whose components may be pruned."""
+def mixing_factor(active: Tensor, log_mixing: Tensor, num_data: Tensor) -> Tensor:
+    """Log of the posterior width of the mixing under a uniform prior, and ``log K!`` for the labels, ``(R,)``.
 
-    @property
-    def active(self) -> Tensor:
-        """Components that are not pruned, shape ``(R, K)`` bool."""
-
-    @property
-    def log_mixing(self) -> Tensor:
-        """Log shares, shape ``(R, K)``."""
-
-
-def mixing_factor(mixture: Shares, num_data: Tensor) -> Tensor:
-    """Log of the posterior width of the mixing under a uniform prior, and ``log K!`` for the labels, ``(R,)``."""
-    num = mixture.active.sum(-1).to(mixture.log_mixing)
-    spread = 0.5 * torch.where(mixture.active, mixture.log_mixing, 0.0).sum(-1)
+    :param active: components that are not pruned, ``(R, K)`` bool.
+    """
+    num = active.sum(-1).to(log_mixing)
+    spread = 0.5 * torch.where(active, log_mixing, 0.0).sum(-1)
     widths = 0.5 * (num - 1.0) * torch.log(2.0 * math.pi / num_data)
     return torch.lgamma(num) + widths + spread + torch.lgamma(num + 1.0)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyro.distributions as dist
 from torch import Tensor
@@ -10,27 +10,6 @@ from torch import Tensor
 from pyro_evidence.data.arrays import require_tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED, Precision, TensorValue
-
-
-class Output(Protocol):
-    """What stands behind a prediction: how many numbers it takes, and how data come out of them."""
-
-    @property
-    def num_outputs(self) -> int:
-        """Numbers ``C`` that are predicted for each datum."""
-
-    @property
-    def precisions(self) -> Mapping[str, Precision]:
-        """Noise precisions by the name of their param."""
-
-    def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
-        """Of one datum, given predictions ``(..., N, C)``; precisions ``()``, ``(..., 1)`` or ``(..., C)``."""
-
-    def data(self, t: Tensor, eta: Tensor) -> Tensor:
-        """``t`` as the distribution wants it.
-
-        :raises BadInput: when its shape or its values are impossible.
-        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,16 +25,21 @@ class Regression(TensorValue):
 
     @property
     def precisions(self) -> Mapping[str, Precision]:
+        """Noise precisions by the name of their param."""
         return {"beta": self.beta}
 
     def distribution(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Any:
-        """Normal about the outputs."""
+        """Normal about the outputs ``(..., N, C)``; precisions ``()``, ``(..., 1)`` or ``(..., C)``."""
         scale = precisions["beta"].rsqrt()
         if self.num_outputs == 1:
             return dist.Normal(loc=eta.squeeze(-1), scale=scale.squeeze(-1))
         return dist.Normal(loc=eta, scale=scale).to_event(1)
 
     def data(self, t: Tensor, eta: Tensor) -> Tensor:
+        """``t`` as the distribution wants it.
+
+        :raises BadInput: when its shape or its values are impossible; so of all likelihoods.
+        """
         return _shaped(t, eta, eta.shape[-1:] if self.num_outputs > 1 else ())
 
 
@@ -116,6 +100,9 @@ class Counts(WithoutNoise):
         if not bool(((t >= 0) & (t == t.round())).all()):
             raise BadInput("t holds numbers that are no counts; expected whole numbers from 0.")
         return _shaped(t, eta)
+
+
+Output = Regression | Binary | Softmax | Counts  # how many numbers a datum takes, and how it comes out of them
 
 
 def classes(num_classes: int) -> Binary | Softmax:

@@ -169,7 +169,7 @@ def log_evidence_occam(it: Iterate, gamma: Tensor) -> Tensor:
     determined = analysers.W.shape[-2] / gamma.shape[-2] * gamma.sum(-2)
     noise = ties.beta_pool.per_group(left * analysers.active.unsqueeze(-1), ties.beta_free)
     alpha = ties.alpha_pool.per_group(determined * analysers.on, ties.alpha_free)
-    mixing = mixing_factor(analysers, it.stats.counts.sum(-1)) if ties.mixing_free else 0.0
+    mixing = mixing_factor(analysers.active, analysers.log_mixing, it.stats.counts.sum(-1)) if ties.mixing_free else 0.0
     return orbit_log_evidence(it) + _mean_factor(it) + mixing + precision_factor(noise) + precision_factor(alpha)
 
 

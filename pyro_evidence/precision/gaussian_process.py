@@ -2,27 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.precision.dense import Precision
 from pyro_evidence.precision.gaussian_process_mode import PredictorMode, scaled
-
-
-class ObservationMap(Protocol):
-    """The matrix ``J`` through which predictors see the latents."""
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether each predictor is the latent of its own place."""
-
-    def apply(self, M: Tensor) -> Tensor:
-        """``J M``, shape ``(n, k)``."""
-
-    def adjoint(self, v: Tensor) -> Tensor:
-        """``J' v``, shape ``(D, k)``."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +20,7 @@ class Selection:
 
     @cached_property
     def is_identity(self) -> bool:
+        """Whether each predictor is the latent of its own place."""
         return torch.equal(self.index, torch.arange(self.size, device=self.index.device))
 
     def apply(self, M: Tensor) -> Tensor:
@@ -51,9 +38,7 @@ class DesignMap:
 
     J: Tensor  # (n, D)
 
-    @property
-    def is_identity(self) -> bool:
-        return False
+    is_identity: ClassVar[bool] = False
 
     def apply(self, M: Tensor) -> Tensor:
         """``J u``."""
@@ -62,6 +47,9 @@ class DesignMap:
     def adjoint(self, v: Tensor) -> Tensor:
         """``J' v``."""
         return self.J.mT @ v
+
+
+ObservationMap = Selection | DesignMap  # the matrix J through which predictors see the latents
 
 
 def seen_by(J: Tensor) -> ObservationMap:

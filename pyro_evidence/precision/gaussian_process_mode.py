@@ -10,7 +10,6 @@ Rasmussen and Williams (2006), sec. 3.4 and 5.5.1: algorithms 3.1 and 5.1, here 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -49,47 +48,47 @@ class LatentPredictor:
         return value[0].double(), slope.reshape(-1).double(), curvature
 
 
-class Factor(Protocol):
+class Factor:
     """``I + K W``, factorised; ``R = (K + W^-1)^-1`` is what it leaves of ``W``."""
+
+    curvature: Tensor  # (N, C, C) W
+    tril: Tensor  # a lower Cholesky factor with the determinant of I + K W
 
     @property
     def log_det(self) -> Tensor:
         """``log |I + K W|``, shape ``()``."""
-
-    @property
-    def curvature(self) -> Tensor:
-        """``W``, blocks ``(N, C, C)``."""
+        return 2.0 * self.tril.diagonal().log().sum()
 
     def matrix(self) -> Tensor:
         """``R``, shape ``(n, n)``, made anew at each call."""
+        raise NotImplementedError
 
     def apply(self, v: Tensor) -> Tensor:
         """``R v``, shape ``(n, k)``."""
+        raise NotImplementedError
 
     def explained(self, cross: Tensor) -> Tensor:
         """``cross' R cross``, shape ``(m, m)``, for covariances ``(n, m)`` of the predictor with something else."""
+        return cross.mT @ self.apply(cross)
 
     def explained_diagonal(self, cross: Tensor) -> Tensor:
         """Diagonal of :meth:`explained`, shape ``(m,)``."""
+        return (cross * self.apply(cross)).sum(0)
 
     def variance(self, K: Tensor) -> Tensor:
         """The predictor's own posterior variances, the diagonal of ``K - K R K``, shape ``(n,)``."""
+        return K.diagonal() - self.explained_diagonal(K)
 
 
 @dataclass(frozen=True)
-class RootFactor:
+class RootFactor(Factor):
     """By ``B = I + S K S``, ``W = S S``: for ``W`` without negative eigenvalues."""
 
     S: Tensor  # (N, C, C) symmetric
     tril: Tensor  # (n, n) lower Cholesky factor of B
 
     @property
-    def log_det(self) -> Tensor:
-        """``log |B|``."""
-        return 2.0 * self.tril.diagonal().log().sum()
-
-    @property
-    def curvature(self) -> Tensor:
+    def curvature(self) -> Tensor:  # type: ignore[override]
         """``S S``."""
         return self.S @ self.S
 
@@ -122,7 +121,7 @@ class RootFactor:
     def variance(self, K: Tensor) -> Tensor:
         """From ``B^-1``, whose diagonal is ``1 - W variance``; by columns where a datum's share is lost in that."""
         if self.S.shape[-1] > 1:
-            return K.diagonal() - self.explained_diagonal(K)
+            return super().variance(K)
         share = 1.0 - self._inverse.diagonal()
         found = share / self.S[:, 0, 0].square()
         lost = (~(share > LEAST_SHARE)).nonzero().flatten()
@@ -132,17 +131,12 @@ class RootFactor:
 
 
 @dataclass(frozen=True)
-class WhitenedFactor:
+class WhitenedFactor(Factor):
     """By ``I + L' W L``, ``K = L L'``: for any ``W`` that leaves the posterior precision positive definite."""
 
     curvature: Tensor  # (N, C, C) W
     L: Tensor  # (n, r)
     tril: Tensor  # (r, r)
-
-    @property
-    def log_det(self) -> Tensor:
-        """``log |I + L' W L|``."""
-        return 2.0 * self.tril.diagonal().log().sum()
 
     @cached_property
     def _half(self) -> Tensor:
@@ -156,18 +150,6 @@ class WhitenedFactor:
     def apply(self, v: Tensor) -> Tensor:
         """``W v - W Sigma W v``."""
         return scaled(self.curvature, v) - self._half.mT @ (self._half @ v)
-
-    def explained(self, cross: Tensor) -> Tensor:
-        """``cross' (W - W Sigma W) cross``."""
-        return cross.mT @ self.apply(cross)
-
-    def explained_diagonal(self, cross: Tensor) -> Tensor:
-        """Diagonal of :meth:`explained`."""
-        return (cross * self.apply(cross)).sum(0)
-
-    def variance(self, K: Tensor) -> Tensor:
-        """``K`` less what is explained."""
-        return K.diagonal() - self.explained_diagonal(K)
 
 
 def scaled(blocks: Tensor, v: Tensor) -> Tensor:

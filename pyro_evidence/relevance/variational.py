@@ -5,7 +5,6 @@ Bishop and Tipping (2000), "Variational relevance vector machines".
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,19 +23,6 @@ UNFELT = 1e-4  # curvature of the data beside a unit precision, below which weig
 SHAPE = RATE = 1e-6  # of the Gamma prior on every precision: Bishop and Tipping (2000), section 5
 
 
-class LocalBound(Protocol):
-    """A likelihood's quadratic lower bound for given moments of ``eta``."""
-
-    def tightest(self, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Curvature and slope at ``eta = 0``, ``(N,)``, of the tightest bound; ``second`` is ``E eta^2``."""
-
-    def expected(self, mean: Tensor, second: Tensor) -> Tensor:
-        """The tightest bound's expected value, nats, shape ``()``."""
-
-    def squares(self, mean: Tensor, second: Tensor) -> Tensor:
-        """Expected squared residuals in units of the noise, shape ``()``; 0 where there is none."""
-
-
 @dataclass(frozen=True)
 class LogisticBound:
     """Jaakkola and Jordan's bound for labels in log odds; ``trials`` counts a datum's weight."""
@@ -46,15 +32,16 @@ class LogisticBound:
     constant: Tensor  # () what the log likelihood at eta = 0 has beyond -log 2 each
 
     def tightest(self, second: Tensor) -> tuple[Tensor, Tensor]:
-        """Bishop and Tipping (2000), eq. 24 to 26."""
+        """Curvature and slope at ``eta = 0``, ``(N,)``, for ``second = E eta^2``.  Bishop and Tipping, eq. 24 to 26."""
         return 2.0 * self.trials * bound_curvature(second.sqrt()), self.half
 
     def expected(self, mean: Tensor, second: Tensor) -> Tensor:
-        """At its best ``xi^2 = E eta^2`` the quadratic term vanishes."""
+        """Expected value, nats, ``()``: at its best ``xi^2 = E eta^2`` the quadratic term vanishes."""
         xi = second.sqrt()
         return self.constant + self.half @ mean + self.trials @ (torch.nn.functional.logsigmoid(xi) - 0.5 * xi)
 
     def squares(self, mean: Tensor, second: Tensor) -> Tensor:
+        """0, for there is no noise."""
         return torch.zeros_like(self.constant)
 
 
@@ -73,10 +60,12 @@ class GaussianBound:
         return self.constant + self.slope @ mean - 0.5 * self.curvature @ second
 
     def squares(self, mean: Tensor, second: Tensor) -> Tensor:
+        """Expected squared residuals in units of the noise, shape ``()``."""
         at_zero = self.slope.square() @ torch.where(self.curvature > 0, 1.0 / self.curvature, 0.0)
         return self.curvature @ second - 2.0 * self.slope @ mean + at_zero
 
 
+LocalBound = LogisticBound | GaussianBound  # quadratic and below the likelihood, for given moments of eta
 Piece = tuple[Part, LocalBound]  # some rows and what their likelihood allows
 
 

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations_with_replacement
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,22 +14,6 @@ EDGE = 8.0  # standard deviations beyond which nothing is drawn
 CELLS = 512
 NOTHING = -100.0  # nats below the top
 MOST_LAGRANGE = 11  # nodes through which one polynomial is laid
-
-
-class MarginalisedDensity(Protocol):
-    """A normalised density over ``z``, ``(..., d)``."""
-
-    def unwhiten(self, white: Tensor) -> Tensor:
-        """Draws ``(S, d)`` from standard normal numbers ``(S, d)``."""
-
-    def log_prob(self, z: Tensor) -> Tensor:
-        """Log density, nats, ``(S,)``."""
-
-    def permuted(self, order: tuple[int, ...]) -> "MarginalisedDensity":
-        """The same density with its axes in another order."""
-
-    def last_given_others(self, others: Tensor) -> "Grid":
-        """The density of the last coordinate given the others ``(S, d - 1)``, one row each."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +181,9 @@ class Lattice(AxisByAxis):
         """Of the first axis that ``rest`` still has."""
         first = self.first[self.num_dims - (rest.dim() - 1)]
         return first + self.step * torch.arange(rest.shape[1], device=first.device).to(first)
+
+
+MarginalisedDensity = Normal | Interpolated | Lattice  # normalised, over z (..., d)
 
 
 def _cell(place: Tensor, num: int) -> tuple[Tensor, Tensor]:
