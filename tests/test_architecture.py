@@ -42,7 +42,6 @@ EQUATIONS = {  # files of published equations: torch, one another and errors onl
     "mppca": "expectation missing updates start evidence curvature",
     "prbf": "densities",
     "relevance": "axis_evidence",
-    "structure": "observed",
 }
 
 Rule = Callable[[Path], list[str]]

@@ -41,7 +41,7 @@ from pyro_evidence.laplace.restarts import (
     without_repeats,
 )
 from pyro_evidence.laplace.type2 import TypeII
-from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
+from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.posterior.groups import with_groups
 from pyro_evidence.posterior.laplace import LaplacePosterior

@@ -12,9 +12,9 @@ from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.nested.integration import NODES, OuterMode, outer_mode
-from pyro_evidence.nested.skewness import HILL, beyond_valleys
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.quadrature import rules
+from pyro_evidence.numerics.quadrature.densities import HILL, beyond_valleys
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, chart
 from pyro_evidence.program.sites import is_improper
 

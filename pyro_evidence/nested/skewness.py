@@ -8,6 +8,7 @@ from torch import Tensor
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.newton import Density
+from pyro_evidence.numerics.quadrature.densities import beyond_valleys
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, fitted, map_of
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 
@@ -245,9 +246,6 @@ def _log_weights(one: Profile, bent: Tensor, log_slope: Tensor, white: Tensor) -
     return (log_joint + log_slope + 0.5 * white.square().sum(-1)).nan_to_num(nan=-torch.inf)
 
 
-HILL = 0.5  # nats that a log density must rise again by, on the way out, to have another mode
-
-
 @dataclass(frozen=True)
 class Margins:
     """Maps of every inner coordinate, from standard normal to its standardised marginal.
@@ -276,11 +274,3 @@ def margins(profiles: Profiles, z: Tensor) -> Margins | None:
     axes = fitted(points.expand(log_density[..., 0].numel(), -1), log_density.flatten(0, 1))
     params = axes.params.unflatten(0, log_density.shape[:2])
     return Margins(torch.linalg.solve(follow(z, len(z)), params.flatten(1)).reshape(params.shape))
-
-
-def beyond_valleys(log_density: Tensor) -> Tensor:
-    """Points of each axis ``(..., J)`` at which a log density has risen again on the way from the middle, bool."""
-    middle = log_density.shape[-1] // 2
-    left, right = log_density[..., : middle + 1].flip(-1), log_density[..., middle:]
-    risen = [way - way.cummin(-1).values > HILL for way in (left, right)]
-    return torch.cat([risen[0].flip(-1)[..., :-1], risen[1]], -1)

@@ -16,10 +16,15 @@ from pyro_evidence.files import Array, Record
 from pyro_evidence.fitting import codec
 from pyro_evidence.fitting.process_state import empty_store, without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
-from pyro_evidence.nested.inner import ConditionalModes, log_priors, solve_inner
+from pyro_evidence.nested.inner import (
+    ConditionalModes,
+    MarginalisedJoint,
+    log_priors,
+    marginalised_problem,
+    solve_inner,
+)
 from pyro_evidence.nested.integration import Integral, OuterMode
 from pyro_evidence.nested.joint_posterior import index_map
-from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.numerics.quadrature import rules

@@ -16,11 +16,10 @@ from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
 from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimodality, has_arrived, maximised
-from pyro_evidence.nested.inner import is_batched, log_priors
+from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, log_priors
 from pyro_evidence.nested.integration import Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, JointDraws, Proposal
 from pyro_evidence.nested.marginal import Marginal
-from pyro_evidence.nested.marginalised_joint import MarginalisedJoint
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.posterior import archive

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.numerics.newton import Density
+from pyro_evidence.numerics.newton import exact_hessian as exact_hessian
 
 Curvature = Callable[[Density, Tensor, Tensor], Tensor]
 
@@ -27,11 +28,6 @@ def asked_for(curvature: Curvature, density: Density, u: Tensor, theta: Tensor) 
         given = f"shape {tuple(A.shape)}" if isinstance(A, Tensor) else repr(A)
         raise BadInput(f"curvature gave {given}; expected a precision, dense {dense} or diagonal {tuple(u.shape)}.")
     return A
-
-
-def exact_hessian(density: Density, u: Tensor, theta: Tensor) -> Tensor:
-    """Minus the exact Hessian of the log joint density: the default, and the only one for an exact Laplace evidence."""
-    return density.precision(u, theta)
 
 
 def gauss_newton(density: Density, u: Tensor, theta: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Discrete sites summed out of one trace: own logsumexp ring under Pyro's tensor variable elimination.
+"""Discrete sites summed out of one trace: sums of exponentials that keep their derivatives, as a ring of Pyro's.
 
 Pyro's own ring takes the logarithm of a clamped sum, whose derivatives are wrong where a component's
 probability is below the machine epsilon; this one is right there, and where it is exactly zero.
@@ -13,7 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import or_
+from operator import add, or_
+from string import ascii_letters
 from typing import Any, TypeVar, cast
 
 import torch
@@ -25,7 +26,6 @@ from pyro.ops.rings import LogRing
 from torch import Tensor
 
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.numerics.log_sum_exp import aligned, einsum
 
 T = TypeVar("T")
 Trace = Any  # pyro.poutine.Trace
@@ -50,10 +50,65 @@ class SiteFactor:
 SiteFactors = dict[str, SiteFactor]
 
 
-class LogSumExpRing(LogRing):
-    """Log-space ring whose sums are :func:`pyro_evidence.numerics.log_sum_exp.einsum`."""
+def log_sum_exp(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """``log sum exp x`` over ``dim``; a slice that is -inf throughout gives -inf and zero derivatives."""
+    possible = (x != -torch.inf).any(dim, keepdim=True)
+    total = torch.where(possible, x, 0.0).logsumexp(dim, keepdim=True)
+    return torch.where(possible, total, -torch.inf).squeeze(dim)
 
-    _backend = "pyro_evidence.numerics.log_sum_exp"
+
+def safe_log(probability: Tensor) -> Tensor:
+    """``log probability``; -inf and zero derivatives where it is exactly 0."""
+    possible = probability != 0
+    return torch.where(possible, torch.where(possible, probability, 1.0).log(), -torch.inf)
+
+
+def transpose(a: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """``a`` with its axes permuted."""
+    return a.permute(axes)
+
+
+def einsum(equation: str, *operands: Tensor) -> Tensor:
+    """``log sum exp sum operands``: an einsum in which + is log-add-exp and * is +.
+
+    Every operand is broadcast to all symbols before the sum, so no factor underflows on its own.
+    """
+    inputs, output = equation.split("->")
+    terms = inputs.split(",")
+    summed = sorted(set(inputs) - {",", *output})
+    symbols = "".join(summed) + output
+    total = reduce(add, (aligned(t, d, symbols) for t, d in zip(operands, terms, strict=True)))
+    return log_sum_exp(total, tuple(range(len(summed)))) if summed else total[...]
+
+
+def aligned(term: Tensor, dims: str, symbols: str) -> Tensor:
+    """``term``, whose axes are called ``dims``, with one axis per symbol, of size one where it has none."""
+    if dims == symbols:
+        return term
+    present = [s for s in symbols if s in dims]
+    term = term.permute([dims.index(s) for s in present])
+    shape = iter(term.shape)
+    return term.reshape([next(shape) if s in dims else 1 for s in symbols])
+
+
+def tensordot(a: Tensor, b: Tensor, axes: tuple[list[int], list[int]]) -> Tensor:
+    """The two-operand :func:`einsum` that contracts ``axes[0]`` of ``a`` with ``axes[1]`` of ``b``."""
+    left, right = (list(x) for x in axes)
+    names_a, names_b = list(ascii_letters[: a.dim()]), list(ascii_letters[a.dim() : a.dim() + b.dim()])
+    for i, j in zip(left, right, strict=True):
+        names_b[j] = names_a[i]
+    kept_a = [s for i, s in enumerate(names_a) if i not in left]
+    kept_b = [s for j, s in enumerate(names_b) if j not in right]
+    return einsum(f"{''.join(names_a)},{''.join(names_b)}->{''.join(kept_a + kept_b)}", a, b)
+
+
+class LogSumExpRing(LogRing):
+    """Log-space ring whose sums are :func:`einsum`.
+
+    This module has the three names (``einsum``, ``tensordot``, ``transpose``) that ``opt_einsum`` asks of a backend.
+    """
+
+    _backend = __name__
 
     def sumproduct(self, terms: Sequence[Tensor], dims: Iterable[str]) -> Tensor:
         """Sum of products; at once where no pairwise order could be cheaper."""

@@ -14,7 +14,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_evidence.numerics.log_sum_exp import log_sum_exp, safe_log
+from pyro_evidence.program.enumeration import log_sum_exp, safe_log
 
 INSIDE = ("base_dist", "observation_dist", "component0", "component1")  # where wrappers keep what they wrap
 INSIDE_MIXTURES = ("_mixture_distribution", "_component_distribution", "_categorical")

@@ -19,8 +19,8 @@ from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood
-from pyro_evidence.numerics.log_sum_exp import log_sum_exp
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
+from pyro_evidence.program.enumeration import log_sum_exp
 from pyro_evidence.program.exact import exact
 from pyro_evidence.program.log_joint import LogJoint
 

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.line_search import first_accepted
-from pyro_evidence.numerics.linear_predictor import gram
+from pyro_evidence.numerics.linear_predictor import EPS, gram
 from pyro_evidence.numerics.newton import SLACK
 from pyro_evidence.relevance.targets import LinearTarget, Penalised
-from pyro_evidence.structure.observed import EPS
 
 MOST_STEPS = 200  # of Newton's method
 NEAR = 1e-4  # nats: a decrement from which Newton's steps converge quadratically

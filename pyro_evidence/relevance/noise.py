@@ -11,6 +11,7 @@ from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics.linalg import relative_rounding
+from pyro_evidence.numerics.linear_predictor import Part, part_of
 from pyro_evidence.program.parameters import transform_of
 from pyro_evidence.relevance.targets import (
     AWAY,
@@ -21,7 +22,6 @@ from pyro_evidence.relevance.targets import (
     sums_of,
 )
 from pyro_evidence.relevance.weights import Weights
-from pyro_evidence.structure.observed import Part, part_of
 
 STEP = 0.1  # of the unconstrained param, to see how the noise follows
 

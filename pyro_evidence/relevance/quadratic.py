@@ -11,10 +11,9 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotConverged, UnsupportedModel
 from pyro_evidence.numerics.derivatives import hessian, pullback
-from pyro_evidence.numerics.linear_predictor import gram
+from pyro_evidence.numerics.linear_predictor import LogisticPart, Part, gram
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Local, Target, exact_derivatives
-from pyro_evidence.structure.observed import LogisticPart, Part
 
 MOST_STEPS = 500  # of a fixed point
 SETTLED = 1e-8  # change of its numbers in one step that counts as none

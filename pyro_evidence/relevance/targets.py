@@ -13,8 +13,7 @@ from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import generic_directions
-from pyro_evidence.numerics.linear_predictor import gram
-from pyro_evidence.structure.observed import EPS, Function, Part
+from pyro_evidence.numerics.linear_predictor import EPS, Function, Part, gram
 
 Parts = tuple[Part, ...]  # the observed sites of some rows
 AWAY = 3.0  # units of a predictor, at which a likelihood that is not quadratic has another curvature than at 0

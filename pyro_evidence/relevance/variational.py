@@ -14,10 +14,10 @@ from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.linalg import cholesky, require_memory
+from pyro_evidence.numerics.linear_predictor import Part
 from pyro_evidence.relevance.quadratic import bound_curvature, logistic_part
 from pyro_evidence.relevance.targets import AWAY, LinearTarget, Target
 from pyro_evidence.relevance.weights import Weights
-from pyro_evidence.structure.observed import Part
 
 UNFELT = 1e-4  # curvature of the data beside a unit precision, below which weights would never leave their prior
 SHAPE = RATE = 1e-6  # of the Gamma prior on every precision: Bishop and Tipping (2000), section 5

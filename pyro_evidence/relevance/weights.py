@@ -16,12 +16,12 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import require_memory
+from pyro_evidence.numerics.linear_predictor import Part, in_blocks, part_of
 from pyro_evidence.program.checks import check_offset
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Parts, Target
 from pyro_evidence.structure.density import LinearDensity
-from pyro_evidence.structure.observed import Part, in_blocks, part_of
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.structure.streamed import linear_rows
 

@@ -18,10 +18,14 @@ from pyro_evidence.numerics.linear_predictor import (
     CHUNK,
     Gram,
     Layout,
+    LogisticPart,
+    Part,
     curvature_blocks,
     curvature_graph,
     gram,
     gram_diagonal,
+    in_blocks,
+    logistic,
     slope_and_curvature,
 )
 from pyro_evidence.precision.dense import FLOAT
@@ -29,7 +33,6 @@ from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.factor_terms import RecordedTerms
-from pyro_evidence.structure.observed import LogisticPart, Part, in_blocks, logistic
 
 
 @dataclass(frozen=True)

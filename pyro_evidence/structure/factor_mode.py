@@ -11,10 +11,10 @@ from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, lbfgs, newton
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.line_search import no_callback
+from pyro_evidence.numerics.linear_predictor import CLOSE
 from pyro_evidence.precision.dense import Elements, Precision, StructuredPrecision
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.groups import Pruned
-from pyro_evidence.structure.observed import CLOSE
 
 FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
 SOON = 15  # steps that Newton takes at most where the density is concave all the way

@@ -185,9 +185,10 @@ class Guess:
 
 
 def propose(found: NearbyPoints) -> Guess | None:
-    """The groups that derivatives at the origin suggest and a typical point does not contradict; None for none."""
-    if not found.origin.joint.hypers.size:
-        return None
+    """The groups that derivatives at the origin suggest and a typical point does not contradict; None for none.
+
+    :param found: of a model with hyperparameters.
+    """
     guess = _from_slopes(found.origin)
     guess = guess.without(guess.columns(_surprising(guess, found.origin, found.typical)))
     if not bool((guess.power != 0).any()):

@@ -16,10 +16,9 @@ from torch import Tensor
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.numerics.linear_predictor import Layout, curvature_graph, slope_and_curvature
+from pyro_evidence.numerics.linear_predictor import CLOSE, Layout, curvature_graph, slope_and_curvature
 from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.structure.density import JointDensity, wants_graph
-from pyro_evidence.structure.observed import CLOSE
 
 Activation = Callable[[Tensor], Tensor]  # elementwise
 Layer = tuple[Tensor, Tensor]

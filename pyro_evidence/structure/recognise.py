@@ -140,8 +140,8 @@ def _recognised(joint: LogJoint, look_for_factors: bool) -> Structure:
     zeros = [n for n in joint.observed if not bool(torch.as_tensor(origin.trace.nodes[n]["value"]).any())]
     if zeros:
         factors.refuse_edges(origin, zeros)
-    guess = groups.propose(found)
     theta = origin.theta.detach()
+    guess = groups.propose(found) if len(theta) else None
     wide: list[TestPoint | None] = [origin, origin]
     if len(theta):  # the hyperparameters far up and far down, those outside groups a little
         step = torch.ones_like(theta) if guess is None else guess.step(origin)

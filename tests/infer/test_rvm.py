@@ -115,7 +115,7 @@ def test_the_diagonal_of_the_precision_with_and_without_kept_squares(monkeypatch
     B = torch.rand(100, 1, 1)
     expected = (Phi.T @ (B[:, 0] * Phi)).diagonal()
     torch.testing.assert_close(part.precision_diagonal(B), expected)
-    monkeypatch.setattr("pyro_evidence.structure.observed.HELD_NUMBERS", 0)
+    monkeypatch.setattr("pyro_evidence.numerics.linear_predictor.HELD_NUMBERS", 0)
     torch.testing.assert_close(part.precision_diagonal(B), expected)
 
 
@@ -124,7 +124,7 @@ def test_formulas_and_derivatives_take_the_same_steps(monkeypatch: pytest.Monkey
     t = labels(Phi, w)
     by_formulas = RVM(models.logistic).run(Phi, t)
     assert by_formulas.of.target.parts[0].is_closed  # type: ignore[attr-defined]
-    monkeypatch.setattr("pyro_evidence.structure.observed.logistic", lambda part: part)
+    monkeypatch.setattr("pyro_evidence.numerics.linear_predictor.logistic", lambda part: part)
     by_derivatives = RVM(models.logistic).run(Phi, t)
     assert not by_derivatives.of.target.parts[0].is_closed  # type: ignore[attr-defined]
     expected = torch.tensor(by_derivatives.log_evidences)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.linear_predictor import Part
 from pyro_evidence.relevance import axis_evidence, mode
 from pyro_evidence.relevance.targets import LinearTarget, Penalised
-from pyro_evidence.structure.observed import Part
 
 
 @dataclass(frozen=True)

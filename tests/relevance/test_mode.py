@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.linear_predictor import Part
 from pyro_evidence.relevance import mode
 from pyro_evidence.relevance.targets import LinearTarget
-from pyro_evidence.structure.observed import Part
 
 
 def logistic_target(Phi: Tensor, t: Tensor) -> LinearTarget:

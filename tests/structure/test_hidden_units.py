@@ -14,7 +14,7 @@ from torch.distributions import constraints
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start, exact_hessian, gauss_newton
 from pyro_evidence.laplace.approximation import laplace_problem
 from pyro_evidence.models.mlp import MLP
-from pyro_evidence.nested.marginalised_joint import MarginalisedJoint
+from pyro_evidence.nested.inner import MarginalisedJoint
 from pyro_evidence.program.log_joint import LogJoint
 
 

@@ -264,6 +264,17 @@ class Grid:
         return torch.where((z >= self.points[0]) & (z <= self.points[-1]), value, 0.0)
 
 
+HILL = 0.5  # nats that a log density must rise again by, on the way out, to have another mode
+
+
+def beyond_valleys(log_density: Tensor) -> Tensor:
+    """Points of each axis ``(..., J)`` at which a log density has risen again on the way from the middle, bool."""
+    middle = log_density.shape[-1] // 2
+    left, right = log_density[..., : middle + 1].flip(-1), log_density[..., middle:]
+    risen = [way - way.cummin(-1).values > HILL for way in (left, right)]
+    return torch.cat([risen[0].flip(-1)[..., :-1], risen[1]], -1)
+
+
 HIGHEST = 4  # degree
 NODES_PER_TERM = 2
 

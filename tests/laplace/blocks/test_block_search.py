@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_evidence.blocks import local
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_problem, laplace_state
-from pyro_evidence.nested.marginalised_joint import MarginalisedJoint, marginalised_problem
+from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.program.log_joint import LogJoint
 from tests.models_for_tests.sampled_scales import COUNTS, beta_binomial
 

@@ -9,8 +9,8 @@ from opt_einsum import contract
 from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 
-from pyro_evidence.numerics import log_sum_exp as numerics_log_sum_exp
-from pyro_evidence.numerics.log_sum_exp import aligned, einsum, log_sum_exp, safe_log, tensordot, transpose
+from pyro_evidence.program import enumeration
+from pyro_evidence.program.enumeration import aligned, einsum, log_sum_exp, safe_log, tensordot, transpose
 
 INF = math.inf
 assert_exact = partial(torch.testing.assert_close, rtol=1e-13, atol=1e-13)
@@ -102,7 +102,7 @@ def test_transpose_and_aligned() -> None:
 def test_module_is_a_backend_of_opt_einsum() -> None:
     a, b, c = torch.randn(2, 3), torch.randn(3, 4), torch.randn(4, 2)
     expected = torch.einsum("ab,bc,cd->ad", a.exp(), b.exp(), c.exp()).log()
-    found = contract("ab,bc,cd->ad", a, b, c, backend=numerics_log_sum_exp.__name__)
+    found = contract("ab,bc,cd->ad", a, b, c, backend=enumeration.__name__)
     assert isinstance(found, Tensor)
     assert_exact(found, expected)
 
