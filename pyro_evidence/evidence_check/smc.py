@@ -24,17 +24,17 @@ from pyro_evidence.program.simulate import latents_from_prior
 from pyro_evidence.settings import check_count, seed_of, seeded
 
 
-def next_temperature(log_ratio: Tensor, before: float, share: float = 0.5) -> float:
-    """The inverse temperature at which the pooled effective sample size has fallen to ``share``; at most 1.
+def next_temperature(log_ratio: Tensor, before: float) -> float:
+    """The inverse temperature at which the pooled effective sample size has fallen to a half; at most 1.
 
     :param log_ratio: ``log p(u, D) - log reference(u)`` of all particles, any shape.
     """
-    if _effective_share((1.0 - before) * log_ratio) >= share:
+    if _effective_share((1.0 - before) * log_ratio) >= 0.5:
         return 1.0
     low, high = before, 1.0
     for _ in range(60):  # halvings, to the last digit
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if _effective_share((middle - before) * log_ratio) >= share else (low, middle)
+        low, high = (middle, high) if _effective_share((middle - before) * log_ratio) >= 0.5 else (low, middle)
     return high
 
 

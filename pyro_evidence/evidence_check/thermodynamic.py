@@ -18,12 +18,12 @@ from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, estima
 from pyro_evidence.fitting.process_state import within_memory, without_validation
 
 
-def powers(num_temperatures: int, exponent: float = 5.0) -> Tensor:
+def powers(num_temperatures: int) -> Tensor:
     """``(k / K)^5`` for ``k = 0 ... K``, shape ``(K + 1,)``: dense where the mean rises steeply.
 
     Friel and Pettitt (2008), section 2.2.
     """
-    return (torch.arange(num_temperatures + 1, dtype=torch.float64) / num_temperatures) ** exponent
+    return (torch.arange(num_temperatures + 1, dtype=torch.float64) / num_temperatures) ** 5
 
 
 def corrected_trapezoid(power: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -174,9 +174,9 @@ def by_laplace(here: Place) -> Tensor:
     return here.modes.here.value[:-1] + torch.cat(parts)
 
 
-def messages(error: EvidenceError, nodes: int, most: float = 1.0) -> list[str]:
-    """Sentences about an error that is above ``most`` nats, with the setting to pass; none below."""
-    if not (error > most or abs(error.shared) > most):
+def messages(error: EvidenceError, nodes: int) -> list[str]:
+    """Sentences about an error that is above a nat, with the setting to pass; none below."""
+    if not (error > 1.0 or abs(error.shared) > 1.0):
         return []
     where = f"; most from {error.block}: {error.of_block:.2g}" if error.block else ""
     said = f"the log evidence is off by about {error.signed:+.3g} nats ({error.method}{where})"

@@ -19,6 +19,7 @@ from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.linalg import cholesky, fix_signs
 
 NEWTON_SIZE = 1200  # loadings up to which Newton's method finishes what L-BFGS began
+MOST_STEPS, MOST_NEWTON_STEPS = 100, 10
 SLOPE = 1e-4  # nats per standard deviation of a loading, at which L-BFGS stops
 TOLERANCE = 1e-9  # nats that a Newton step may still promise
 
@@ -28,7 +29,7 @@ def exact_log_joint(analysers: FactorAnalysers, stats: FactorStatistics) -> Tens
     return stats.log_likelihood + expectation.log_prior(analysers)
 
 
-def find_mode(Y: Observations, analysers: FactorAnalysers, num_steps: int = 100) -> FactorAnalysers:
+def find_mode(Y: Observations, analysers: FactorAnalysers) -> FactorAnalysers:
     """One row at a mode: quasi-Newton from where it stands, then Newton with the exact curvature across the orbit."""
     shape = analysers.W.shape
     information = analysers.beta * analysers.log_mixing.exp().unsqueeze(-1) * len(Y)
@@ -39,13 +40,13 @@ def find_mode(Y: Observations, analysers: FactorAnalysers, num_steps: int = 100)
         stats = missing.e_step_of_all(Y, there)
         return exact_log_joint(there, stats), (loading_slope(there, stats) * scale).flatten(1)
 
-    u = lbfgs.ascend(f, (analysers.W / scale).flatten(1), tolerance=SLOPE, num_steps=num_steps)
+    u = lbfgs.ascend(f, (analysers.W / scale).flatten(1), tolerance=SLOPE, num_steps=MOST_STEPS)
     analysers = replace(analysers, W=u.reshape(shape) * scale)
     return _newton(Y, analysers) if analysers.W.numel() <= min(NEWTON_SIZE, full_size(Y)) else analysers
 
 
-def _newton(Y: Observations, analysers: FactorAnalysers, num_steps: int = 10) -> FactorAnalysers:
-    for _ in range(num_steps):
+def _newton(Y: Observations, analysers: FactorAnalysers) -> FactorAnalysers:
+    for _ in range(MOST_NEWTON_STEPS):
         stats = missing.e_step_of_all(Y, analysers)
         ascent, before = loading_slope(analysers, stats), float(exact_log_joint(analysers, stats))
         try:

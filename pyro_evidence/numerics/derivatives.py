@@ -257,9 +257,9 @@ class Forward:
         return _filled(lambda i: self.along(_one_hot(index[i], self.x)), into[0], self.at_once, into.mT).mT
 
 
-def jacobian(value: Tensor, x: Tensor, *, create_graph: bool = False) -> Tensor:
+def jacobian(value: Tensor, x: Tensor) -> Tensor:
     """``d value / d x`` for vectors ``(n,)`` and ``(D,)``, shape ``(n, D)``."""
-    return Forward(value, x, create_graph=create_graph).matrix()
+    return Forward(value, x).matrix()
 
 
 def _row_scale(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor | None:

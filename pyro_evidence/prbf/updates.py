@@ -243,13 +243,13 @@ def exact_m_step(point: Point) -> Point:
     return evaluate(point.data, Network(mixing, loc, covariance, class_prior(point)), point.alpha)
 
 
-def exact_mixing(point: Point, distance: Tensor, num_rounds: int = MOST) -> Tensor:
+def exact_mixing(point: Point, distance: Tensor) -> Tensor:
     """Mixing that maximises eq. 26 at given distances, shape ``(B, K, M)``; positive wherever it was.
 
     Rounds of the stationary equation, each shortened until eq. 26 does not fall.
     """
     here = _Mixing(point.net.mixing, expected(point, point.net.mixing, distance))
-    for _ in range(num_rounds):
+    for _ in range(MOST):
         before, target = here.value, stationary_mixing(point, here.value, distance)
         here = _uphill(point, here, target, distance)
         if float((here.value - before).abs().max()) < ROUNDING:
@@ -296,7 +296,7 @@ def stationary_mixing(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:
     return shares(point.counts, g, mixing)
 
 
-def shares(R: Tensor, g: Tensor, old: Tensor, num_rounds: int = MOST) -> Tensor:
+def shares(R: Tensor, g: Tensor, old: Tensor) -> Tensor:
     """``R_j / (lambda + g_j)`` with the one ``lambda`` above all ``-g_j`` at which they sum to 1, shape ``(..., M)``.
 
     Newton's method on the reciprocal of the sum, which is concave: monotone from the left end.  Everything is
@@ -308,7 +308,7 @@ def shares(R: Tensor, g: Tensor, old: Tensor, num_rounds: int = MOST) -> Tensor:
     used = R > 0
     above = torch.where(used, g - torch.where(used, g, torch.inf).amin(-1, keepdim=True), 1.0)  # from the pole
     root = torch.where(used, R - above, 0.0).amax(-1, keepdim=True)
-    for _ in range(num_rounds):
+    for _ in range(MOST):
         below = torch.where(used, root + above, 1.0)
         total = (R / below).sum(-1, keepdim=True)
         step = (total - 1.0) * total / (R / below.square()).sum(-1, keepdim=True)

@@ -273,17 +273,8 @@ class ModelParts:
     offsets: tuple[Tensor, ...]  # of each linear predictor
     prior: tuple[Tensor, Tensor] | None  # loc (D,), precision (D,) of an all-Gaussian prior
     rest: Tensor | float  # log likelihood of the observed sites that do not see the latents
-    stamp: tuple[int, bool]  # of theta's contents, and whether a graph was made
-
-    def are_of(self, theta: Tensor) -> bool:
-        """Whether ``theta`` is the very tensor, with a graph if one is wanted, or as good where none is."""
-        if self.stamp != (self.theta._version, _stamp(theta)[1]):
-            return False
-        return self.theta is theta or (not self.stamp[1] and torch.equal(self.theta, theta))
-
-
-def _stamp(theta: Tensor) -> tuple[int, bool]:
-    return theta._version, theta.requires_grad and torch.is_grad_enabled()
+    version: int  # of theta's contents
+    graph: bool  # whether one was made
 
 
 @dataclass(frozen=True)
@@ -309,19 +300,22 @@ class LinearPredictors(JointDensity):
 
     def parts(self, theta: Tensor) -> ModelParts:
         """The model's parts at ``theta``, ``(T,)`` or rows of one, run once with a graph and once without."""
+        graph = theta.requires_grad and torch.is_grad_enabled()
         for parts in self._cache:
-            if parts.are_of(theta):
-                return parts
+            if parts.version == parts.theta._version and parts.graph == graph:
+                if parts.theta is theta or (not graph and torch.equal(parts.theta, theta)):
+                    return parts
         trace = self.joint.trace(self.joint.initial_u, theta[0] if theta.dim() == 2 else theta)
         parts = self.parts_at(theta, trace)
-        self._cache[:] = [parts, *(other for other in self._cache if other.stamp[1] != parts.stamp[1])]
+        self._cache[:] = [parts, *(other for other in self._cache if other.graph != graph)]
         return parts
 
     def parts_at(self, theta: Tensor, trace: Any) -> ModelParts:
         """The parts as a trace at ``u = 0`` and ``theta`` shows them."""
         prior = predictors.gaussian_prior(self.joint, trace)[:2] if self.gaussian else None
         offsets = tuple(part.slot.blocks(trace).double() for part in self.linear)
-        return ModelParts(theta, trace, offsets, prior, predictors.log_prob_sum(trace, self.free), _stamp(theta))
+        rest, graph = predictors.log_prob_sum(trace, self.free), theta.requires_grad and torch.is_grad_enabled()
+        return ModelParts(theta, trace, offsets, prior, rest, theta._version, graph)
 
     def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
         prior = self.parts(theta).prior

@@ -235,18 +235,11 @@ ELEMENTWISE = {
 }  # fmt: skip
 
 
-def _dims(args: Any, kwargs: Any, position: int = 1) -> tuple[list[int], bool]:
-    """The dims that a reduction runs over, and whether they stay."""
-    x = args[0]
-    given = args[position] if len(args) > position else kwargs.get("dim")
-    keep = bool(args[position + 1]) if len(args) > position + 1 else bool(kwargs.get("keepdim", False))
-    if given is None or (isinstance(given, list | tuple) and not given):
-        return list(range(x.dim())), keep
-    return (list(given) if isinstance(given, list | tuple) else [int(given)]), keep
-
-
 def _reduction(follow: Follow, args: Any, kwargs: Any) -> Groups:
-    dims, keep = _dims(args, kwargs)
+    given = args[1] if len(args) > 1 else kwargs.get("dim")
+    keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
+    dims = list(given) if isinstance(given, list | tuple) else [] if given is None else [int(given)]
+    dims = dims or list(range(args[0].dim()))
     return tuple(follow.gathered(g, args[0].shape, dims, keep, "a sum") for g in follow.of(args[0]))
 
 
