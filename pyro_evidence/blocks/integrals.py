@@ -73,7 +73,7 @@ def is_linear(density: BlockDensity, num_nodes: int) -> bool:
     if density.linear is None or not density.linear.gaussian or not len(p.shared):
         return False
     largest = max(num_nodes * p.num_blocks, *(view.num_data for view in views)) * len(p.shared)
-    return largest <= MOST_NUMBERS and all(view.part.layout.num_coupled == 1 for view in views)
+    return largest <= MOST_NUMBERS and all(view.part.slot.layout.num_coupled == 1 for view in views)
 
 
 def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> Integrals:
@@ -85,7 +85,7 @@ def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> In
         eta = view.eta(nodes.rows, shared, density.kept, offset)
         eta = eta if create_graph else eta.detach().requires_grad_()
         value = view.part.slot.log_likelihoods(read.trace)(
-            view.part.layout.natural(eta.to(density.joint.dtype))
+            view.part.slot.layout.natural(eta.to(density.joint.dtype))
         ).double()
         first = pullback(value.sum(), eta, create_graph=True)
         second = pullback(first.sum(), eta, create_graph=create_graph)

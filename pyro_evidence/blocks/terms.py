@@ -87,7 +87,7 @@ class Terms:
         total = self.prior(rows, shared, self.read)
         for view, owner, offset in zip(self.density.views, self.density.data_owner, self.read.offsets, strict=True):
             eta = view.eta(rows, shared, self.density.kept, offset).to(self.density.joint.dtype)
-            each = view.part.slot.log_likelihoods(self.read.trace)(view.part.layout.natural(eta))
+            each = view.part.slot.log_likelihoods(self.read.trace)(view.part.slot.layout.natural(eta))
             total = total.index_add(1, owner, each.double())
         rest = torch.as_tensor(self.read.rest).to(total)
         return torch.cat([total[:, :-1], total[:, -1:] + rest], 1)

@@ -288,7 +288,7 @@ def _of_the_data(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
     parts, total = density.parts(theta), torch.zeros_like(u[0])
     for part, offset in zip(density.linear, parts.offsets, strict=True):
         eta = part.eta(u, offset).to(density.joint.dtype).detach().requires_grad_()
-        B = curvature_blocks(part.slot.log_likelihood(parts.trace), part.layout, eta, create_graph=False)
+        B = curvature_blocks(part.slot.log_likelihood(parts.trace), part.slot.layout, eta, create_graph=False)
         total = total + gram_diagonal(part.J.double(), B.double())[0]
     return total.detach()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -247,15 +247,11 @@ class Part:
     J: Tensor  # (N, C, D)
     c: Tensor  # (N, C)
     eps: float = field(default=EPS, kw_only=True)  # relative rounding of the log likelihood
+    is_closed: ClassVar[bool] = False  # whether derivatives are formulas, which ask nothing of autograd
 
     def eta(self, y: Tensor) -> Tensor:
         """Predictors of rows ``(R, D)``, shape ``(R, N, C)``."""
         return (y @ self.J.flatten(0, 1).mT).view(-1, *self.c.shape) + self.c
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether derivatives are formulas, which ask nothing of autograd."""
-        return False
 
     def predictor(self, y: Tensor) -> Tensor:
         """Predictors of one row ``(D,)``, shape ``(1, N, C)``."""
@@ -311,10 +307,7 @@ class LogisticPart(Part):
 
     half: Tensor  # (N, 1) t - 1/2, times the datum's weight
     trials: Tensor  # (N, 1) the datum's weight
-
-    @property
-    def is_closed(self) -> bool:
-        return True
+    is_closed: ClassVar[bool] = True
 
     def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """Log likelihood ``(R,)`` and its derivative in ``eta``."""

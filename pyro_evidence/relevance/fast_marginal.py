@@ -105,23 +105,18 @@ class FastState:
         """Mode of the active weights, shape ``(K,)``."""
         return self.mode.x
 
-    @property
-    def tril(self) -> Tensor:
-        """Cholesky factor of the posterior precision, ``(K, K)``."""
-        return self.mode.tril
-
     @cached_property
     def objective(self) -> float:
         """Laplace log evidence, nats."""
         alpha = self.alpha[self.index]
         log_joint = self.mode.local.value() + 0.5 * ((alpha / math.tau).log().sum() - alpha @ self.x.square())
-        return float(log_evidence(log_joint, 2.0 * self.tril.diagonal().log().sum(), len(alpha)))
+        return float(log_evidence(log_joint, 2.0 * self.mode.tril.diagonal().log().sum(), len(alpha)))
 
     @cached_property
     def factors(self) -> Factors:
         """``S``, ``Q`` of every column.  Tipping and Faul (2003), eq. 24 and 25."""
         S, Q, cross = self.mode.local.columns()
-        white = torch.linalg.solve_triangular(self.tril, cross, upper=False)
+        white = torch.linalg.solve_triangular(self.mode.tril, cross, upper=False)
         return Factors(S - white.square().sum(0), Q, white)
 
     def excess(self, m: int) -> Tensor:
@@ -160,7 +155,7 @@ class FastState:
     @cached_property
     def _balance(self) -> tuple[float, float]:
         """``N - gamma`` and the sum of squared residuals in units of the noise; ``N`` counts as 0 where it is held."""
-        variance = torch.cholesky_inverse(self.tril).diagonal() if len(self.x) else self.x
+        variance = torch.cholesky_inverse(self.mode.tril).diagonal() if len(self.x) else self.x
         gamma = float((1.0 - self.alpha[self.index] * variance).sum())
         num_data = self.source.num_data if isinstance(self.source, Noise) else 0.0
         return num_data - gamma, float(self.mode.local.squares())
@@ -187,7 +182,7 @@ class FastState:
         """All weights ``(M,)`` to first order when the prior variance of one has moved: where Newton starts."""
         S, Q, white = self.factors
         shift = Q[chosen] * move / (1.0 + S[chosen] * move)
-        side = torch.linalg.solve_triangular(self.tril.mT, white[:, chosen].unsqueeze(-1), upper=True).squeeze(-1)
+        side = torch.linalg.solve_triangular(self.mode.tril.mT, white[:, chosen].unsqueeze(-1), upper=True).squeeze(-1)
         w = torch.zeros_like(self.start).index_copy(0, self.index, self.x - shift * side)
         w[chosen] += shift
         return w

@@ -5,6 +5,7 @@ Bishop and Tipping (2000), "Variational relevance vector machines".
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -122,16 +123,12 @@ class VariationalState:
     log_scale: float  # log of the noise precision over the starting one
     objective: float  # lower bound on log p(t), nats
     gradient_norm: float  # its last rise, nats
+    stop_reason: ClassVar[Status | None] = None  # a further step can always be made
 
     @property
     def alpha(self) -> Tensor:
         """Expected prior precisions, shape ``(M,)``."""
         return (SHAPE + 0.5) / self.rate
-
-    @property
-    def stop_reason(self) -> Status | None:
-        """None: a further step can always be made."""
-        return None
 
 
 def start(rows: Rows[Weights], num_data: float = 0.0) -> VariationalState:

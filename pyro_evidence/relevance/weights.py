@@ -211,10 +211,11 @@ def linear_parts(density: LinearDensity, order: Tensor) -> tuple[Part, ...]:
     joint = density.joint
     parts = density.parts(joint.initial_theta)
     same = bool((order == torch.arange(len(order))).all())
-    return tuple(
-        part_of(p.slot.log_likelihood(parts.trace), p.layout, (p.J if same else p.J[..., order], offset), joint.dtype)
-        for p, offset in zip(density.linear, parts.offsets, strict=True)
-    )
+    found = []
+    for p, offset in zip(density.linear, parts.offsets, strict=True):
+        J = p.J if same else p.J[..., order]
+        found.append(part_of(p.slot.log_likelihood(parts.trace), p.slot.layout, (J, offset), joint.dtype))
+    return tuple(found)
 
 
 def _tangents(joint: LogJoint, structure: Structure, y: Tensor, inverse: Tensor) -> tuple[Part, ...]:

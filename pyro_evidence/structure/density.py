@@ -17,7 +17,6 @@ from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import (
     CHUNK,
     Gram,
-    Layout,
     LogisticPart,
     Part,
     curvature_blocks,
@@ -216,11 +215,6 @@ class LinearPart:
 
     slot: LikelihoodTerm  # where it sees them
 
-    @property
-    def layout(self) -> Layout:
-        """How the elements of ``eta`` couple."""
-        return self.slot.layout
-
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
         raise NotImplementedError
@@ -337,7 +331,7 @@ class LinearPredictors(JointDensity):
         parts = self.parts(theta)
         total = u.new_zeros(len(u)) + parts.rest
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
-            total = total + part.slot.log_likelihood(parts.trace)(part.layout.natural(eta)).double()
+            total = total + part.slot.log_likelihood(parts.trace)(part.slot.layout.natural(eta)).double()
         return total
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -375,7 +369,7 @@ class LinearPredictors(JointDensity):
             return [block().double() for block in self._last.pop()[2]]
         etas = [e if e.requires_grad else e.requires_grad_() for e in self._etas(u, theta)]
         return [
-            curvature_blocks(p.slot.log_likelihood(parts.trace), p.layout, eta, create_graph=graph).double()
+            curvature_blocks(p.slot.log_likelihood(parts.trace), p.slot.layout, eta, create_graph=graph).double()
             for p, eta in zip(self.linear, etas, strict=True)
         ]
 

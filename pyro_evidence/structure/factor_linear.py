@@ -121,7 +121,7 @@ class SparsePredictors(LinearPredictors):
             value, sloped, spread = torch.as_tensor(read.rest).double(), [], u.new_zeros(())
             for part, offset, weights in zip(self.linear, read.offsets, adjoint, strict=True):
                 eta = part.eta(u.unsqueeze(0), offset).to(self.joint.dtype)
-                found, slope, B = curvature_graph(part.slot.log_likelihood(read.trace), part.layout, eta)
+                found, slope, B = curvature_graph(part.slot.log_likelihood(read.trace), part.slot.layout, eta)
                 value = value + found.sum().double()
                 spread = spread + (part.rows.sandwiched(weights) * B[0].double()).sum()
                 sloped.append(slope)

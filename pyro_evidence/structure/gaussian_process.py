@@ -215,7 +215,7 @@ class GaussianLatent(LinearDensity):
 
         def log_likelihood(eta: Tensor) -> Tensor:
             pieces = zip(self.linear, each, eta.to(self.joint.dtype).split(sizes, 1), strict=True)
-            return torch.stack([f(part.layout.natural(piece)).double() for part, f, piece in pieces]).sum(0)
+            return torch.stack([f(part.slot.layout.natural(piece)).double() for part, f, piece in pieces]).sum(0)
 
         return log_likelihood
 
