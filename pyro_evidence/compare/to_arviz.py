@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -170,14 +171,14 @@ def _groups(chains: GroupedDraws, num_samples: int, seed: int) -> Groups:
     remedy = f"Take fewer draws (num_samples={NUM_CHAINS * 25})."
     require_memory(8 * numbers, f"{num_samples} draws of the latents and of the data", joint.device, remedy)
     sites, u = joint.latents.names, coordinates(joint, chains.draws)
-    prior = _or_nothing(lambda: from_prior(joint, theta, num_samples, seed))
+    prior = _or_nothing(partial(from_prior, joint, theta, num_samples, seed))
     with torch.no_grad():
         parts = u.split(min(ROWS, rows_at_once(joint)))
         log_joint = torch.cat([joint.log_joint(part, theta) for part in parts])
     groups = {
         "posterior": {n: _array(chains.draws[n]) for n in sites},
-        "posterior_predictive": chains.grouped(_or_nothing(lambda: from_predictive(joint, theta, u, seed))),
-        "log_likelihood": chains.grouped(_or_nothing(lambda: pointwise_rows(joint, u, theta))),
+        "posterior_predictive": chains.grouped(_or_nothing(partial(from_predictive, joint, theta, u, seed))),
+        "log_likelihood": chains.grouped(_or_nothing(partial(pointwise_rows, joint, u, theta))),
         "sample_stats": {n: _array(v) for n, v in chains.stats.items()} | chains.grouped({"lp": log_joint}),
         "observed_data": observed,
         "prior": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in sites},

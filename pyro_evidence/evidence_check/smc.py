@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -80,10 +81,7 @@ class Particles:
 
 
 def _prior(target: Target, x: Tensor) -> tuple[Tensor, Tensor]:
-    parts = [
-        derivatives.gradient(lambda v, theta: log_prior_rows(target.joint, v, theta), part, target.theta)
-        for part in x.split(ROWS)
-    ]
+    parts = [derivatives.gradient(partial(log_prior_rows, target.joint), part, target.theta) for part in x.split(ROWS)]
     value, slope = (torch.cat(p) for p in zip(*parts, strict=True))
     return value, slope
 

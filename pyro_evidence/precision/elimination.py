@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ def elimination_order(pattern: Pattern) -> Order:
     columns = [column for index in pattern.index if index.shape[-1] > 1 for column in index.unbind(-1)]
     while len(graph.weight):
         choices = [_Choice(graph, chosen) for chosen in (independent(graph), *plates(graph, columns))]
-        best = min(choices, key=lambda choice: choice.seconds)
+        best = min(choices, key=attrgetter("seconds"))
         if graph.size <= LARGEST_REST and CUBE * graph.size**3 <= best.seconds:
             break
         spent += best.pairs

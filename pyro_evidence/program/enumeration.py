@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import add, or_
+from operator import add, attrgetter, or_
 from string import ascii_letters
 from typing import Any, TypeVar, cast
 
@@ -245,7 +245,7 @@ def _refuse_stray_axes(trace: Trace, names: Sequence[str]) -> None:
 
 def _frames(node: Node) -> list[Any]:
     """The vectorized plates of a site, leftmost axis first."""
-    return sorted((f for f in node["cond_indep_stack"] if f.vectorized), key=lambda f: f.dim)
+    return sorted((f for f in node["cond_indep_stack"] if f.vectorized), key=attrgetter("dim"))
 
 
 def _sum_dims(trace: Trace) -> set[str]:

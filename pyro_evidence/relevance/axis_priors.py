@@ -6,7 +6,7 @@ Each says how its hyperparameter ``alpha`` is chosen, where its mode is, and whi
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import pyro
@@ -189,7 +189,7 @@ def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
     density, theta = Penalised(target, padded), start.new_zeros(0)
     found = newton.climb(
         density,
-        lambda u: density.precision(u, theta),
+        partial(density.precision, theta=theta),
         start.unsqueeze(0),
         theta,
         newton.Limits(newton.RESTING * target.eps, MOST_STEPS, slack=newton.SLACK * target.eps),

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,7 +116,7 @@ def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) ->
         if isinstance(target, AutogradTarget):  # L-BFGS first, where the likelihood is not concave in the weights
             density = Penalised(target, torch.cat([alpha, start.new_zeros(len(start) - num_weights)]))
             theta, points = start.new_zeros(0), start.unsqueeze(0)
-            start = lbfgs.ascend(lambda u: density.gradient(u, theta), points, tolerance=1e-4, num_steps=500)[0]
+            start = lbfgs.ascend(partial(density.gradient, theta=theta), points, tolerance=1e-4, num_steps=500)[0]
         y = climbed(target, alpha, start)
     except (NotAMode, RuntimeError) as error:
         raise _improper() if ridge == 0.0 else error from error
