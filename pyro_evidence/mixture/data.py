@@ -310,7 +310,7 @@ def rows_of(data: MixtureData, rows: Tensor) -> MixtureData:
     """The data of some rows of a batch, where each row has its own."""
     if data.Y.dim() == 2 and data.G.dim() == 2 and data.weight.dim() == 1:
         return data
-    own = {n: v for n in ("Y", "G", "features") if (v := getattr(data, n)) is not None and v.dim() == 3}
+    own = {n: v for n in ("Y", "G", "features") if (v := getattr(data, n)) is not None and v.dim() > 2}
     weight = data.weight[rows] if data.weight.dim() == 2 else data.weight
     return replace(data, weight=weight, **{n: v[rows] for n, v in own.items()})
 

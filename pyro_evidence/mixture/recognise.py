@@ -529,7 +529,7 @@ def _noise(joint: LogJoint, points: list[ModelRun[Kernels]]) -> tuple[Scaling, s
         raise NotRecognised("its noise depends on a latent site")
     scales = [s[:, 0] for s in scales]
     shape = (len(points[0].seen.probs), points[0].seen.value.shape[-1])
-    full = scales[0].dim() == 3
+    full = scales[0].dim() > 2
     deviations = [s.norm(dim=-1) if full else s for s in scales]
     correlation = None
     if full:
@@ -544,7 +544,7 @@ def _noise(joint: LogJoint, points: list[ModelRun[Kernels]]) -> tuple[Scaling, s
 def _start(kernels: Kernels, alpha: Scaling, theta: Tensor, loc: Tensor) -> Mixture:
     precision = alpha.read(theta.detach())
     scale = kernels.scale[:, 0].detach().double()
-    if scale.dim() == 3:
+    if scale.dim() > 2:
         noise = torch.cholesky_inverse(scale.expand(len(kernels.probs), -1, -1))
     else:
         noise = scale.expand(len(kernels.probs), loc.shape[1]).pow(-2)

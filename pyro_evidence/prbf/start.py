@@ -249,7 +249,7 @@ class StartFrom:
         K, M = training.allowed.shape
         dim, event = training.X.shape[-1], training.kind.event_dim
         loc = self._part("loc", self.loc, training, (M, dim))
-        loc = loc if loc.dim() == 3 else loc.unsqueeze(0)
+        loc = loc if loc.dim() > 2 else loc.unsqueeze(0)
         shape, given = _covariance(training).shape, self.covariance
         covariance = _covariance(training).expand(M, *shape) if given is None else given
         covariance = self._part("covariance", covariance, training, (M, *shape))
