@@ -232,7 +232,15 @@ class NetworkDensity(JointDensity):
         """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
         precisions = self._precisions(theta)
         eta = outputs(self.wiring.X, self._layers(u), self.wiring.activation)
-        return _log_prior(u, self._prior_precision(u, precisions)) + self._log_likelihood(eta, precisions)
+        return self._log_prior(u, precisions) + self._log_likelihood(eta, precisions)
+
+    def _log_prior(self, u: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
+        total = u.new_zeros(len(u))
+        for name, w in self.joint.latents.unconstrained(u.to(self.joint.dtype)).items():
+            alpha = _spread(precisions[self.wiring.alpha[name]], w)
+            half = 0.5 * ((alpha / math.tau).log() - alpha * w.square())
+            total = total + half.flatten(1).sum(-1).double()
+        return total
 
     def _log_likelihood(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
         noise = {k: precisions[n] for k, n in self.wiring.noise.items()}
@@ -247,7 +255,8 @@ class NetworkDensity(JointDensity):
         value, g = derivatives.gradient(lambda e, _: self._log_likelihood(e, precisions), passed.outputs, theta)
         slope = self._flat(back(passed, g), 1)
         alpha = self._prior_precision(u, precisions)
-        return value + _log_prior(u, alpha), slope.double() - alpha * u
+        log_prior = 0.5 * ((alpha / math.tau).log() - alpha * u.square()).sum(-1)
+        return value + log_prior, slope.double() - alpha * u
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, shape ``(R, D, D)``.
@@ -333,10 +342,6 @@ class NetworkDensity(JointDensity):
             back = into.unsqueeze(-1) + out.unsqueeze(-2) * D
             self._places.append(torch.cat([within.flatten(), ahead.flatten(), back.flatten()]))
         return self._places[0]
-
-
-def _log_prior(u: Tensor, alpha: Tensor) -> Tensor:
-    return 0.5 * ((alpha / math.tau).log() - alpha * u.square()).sum(-1)
 
 
 def _spread(alpha: Tensor, w: Tensor) -> Tensor:
