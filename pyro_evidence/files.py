@@ -40,6 +40,7 @@ DTYPES = (
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
 WORDS = (bool, int, str, type(None))  # what JSON keeps as it is
+MADE_OF: dict[str, Any] = {"float": float, "device": torch.device, "tuple": tuple, "size": torch.Size}
 OTHER = "It is damaged or changed, or of another release."
 LONGEST_HEADER = 100_000_000  # bytes: the library refuses longer ones
 UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError)
@@ -71,7 +72,7 @@ def write(content: Content, path: str | Path) -> None:
     :raises NotWritten: when the disk is full or the folder is not to be written to; what was there before is as it was.
     """
     tensors: list[Tensor] = []
-    text = json.dumps(_encoded(content, tensors), allow_nan=False)
+    text = json.dumps(encoded(content, tensors), allow_nan=False)
     metadata = {"writer": WRITER, "content": text, "sha256": digest(text, tensors)}
     with replacing(path) as part:
         save_file({str(i): tensor for i, tensor in enumerate(tensors)}, part, metadata)
@@ -232,34 +233,41 @@ def _expected(schema: Any, sizes: Mapping[str, int]) -> str:
     return "None" if schema is None else f"a {(schema if isinstance(schema, type) else type(schema)).__name__}"
 
 
-def _encoded(value: Any, tensors: list[Tensor], where: str = "the content") -> Any:
-    """A value as JSON holds it; tensors go into the list."""
+def encoded(value: Any, tensors: list[Tensor], where: str = "the content", whose: str = "") -> Any:
+    """A value as JSON holds it; tensors go into the list, as real pairs where they are complex.
+
+    :param where: the place of the value, for the error message, and ``whose`` it is.
+    :raises BadInput: for what a file without code cannot hold.
+    """
     if type(value) in WORDS or (type(value) is float and math.isfinite(value)):
         return value
     if isinstance(value, Tensor):
-        return _encoded_tensor(value, tensors, where)
-    if isinstance(value, Mapping):
-        pairs = [[_encoded(k, tensors, where), _encoded(v, tensors, f"{where}[{k!r}]")] for k, v in value.items()]
-        return {"dict": pairs}
+        return _encoded_tensor(value, tensors, where + whose)
+    if isinstance(value, Mapping) and all(type(key) in (*WORDS, float, tuple) for key in value):
+        pairs = [(encoded(k, tensors, where, whose), v, f"{where}[{k!r}]") for k, v in value.items()]
+        return {"dict": [[key, encoded(inside, tensors, place, whose)] for key, inside, place in pairs]}
     if type(value) in (list, tuple, torch.Size):
-        items = [_encoded(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]
+        items = [encoded(item, tensors, f"{where}[{i}]", whose) for i, item in enumerate(value)]
         return items if type(value) is list else {type(value).__name__.lower(): items}
     if type(value) in (float, torch.dtype, torch.device):
         return {type(value).__name__: str(value).removeprefix("torch.")}
     raise BadInput(
-        f"{where} is a {type(value).__name__}, which a file without code cannot hold; expected tensors, numbers, "
-        f"strings, or lists, tuples and dicts of them."
+        f"{where}{whose} is a {type(value).__name__}, which a file without code cannot hold; expected tensors, "
+        f"numbers, strings, or lists, tuples and dicts of them."
     )
 
 
 def _encoded_tensor(value: Tensor, tensors: list[Tensor], where: str) -> Any:
-    """Its number in the list, as real pairs where it is complex, and the device it was on.
+    """Its number in the list, and the device it was on.
 
     The library takes contiguous tensors on the processor, no two of which share memory.
     """
-    if value.layout != torch.strided or (value.dtype not in DTYPES and not value.is_complex()):
+    if value.layout != torch.strided or value.is_meta or (value.dtype not in DTYPES and not value.is_complex()):
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise BadInput(f"{where} is a tensor of {value.dtype}, {value.layout}; expected a dense one of {names}.")
+        raise BadInput(
+            f"{where} is a tensor of {value.dtype}, {value.layout}, on {value.device}; expected a dense one with "
+            f"numbers, of {names}."
+        )
     real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     real = real.detach().resolve_neg().cpu().contiguous()
     memory = {t.untyped_storage().data_ptr() for t in tensors}
@@ -308,9 +316,13 @@ def _places(map_location: MapLocation) -> Place:
 
 
 def _decoded(value: Any, tensors: Sequence[Tensor], place: Place, path: str | Path) -> Any:
-    """The value that :func:`_encoded` has put down."""
+    """The value that :func:`encoded` has put down."""
+
+    def decoded(inside: Any) -> Any:
+        return _decoded(inside, tensors, place, path)
+
     if isinstance(value, list):
-        return [_decoded(item, tensors, place, path) for item in value]
+        return [decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
@@ -318,22 +330,13 @@ def _decoded(value: Any, tensors: Sequence[Tensor], place: Place, path: str | Pa
         return torch.view_as_complex(found) if value.get("complex") else found
     ((kind, inner),) = value.items()
     if kind == "dict":
-        return Record([(_decoded(k, tensors, place, path), _decoded(v, tensors, place, path)) for k, v in inner], path)
-    if kind in ("tuple", "size"):
-        items = (_decoded(item, tensors, place, path) for item in inner)
-        return tuple(items) if kind == "tuple" else torch.Size(items)
-    return _decoded_word(kind, inner)
-
-
-def _decoded_word(kind: str, text: str) -> Any:
-    if kind == "float":
-        return float(text)
-    if kind == "device":
-        return torch.device(text)
-    found = getattr(torch, text) if kind == "dtype" else None
-    if not isinstance(found, torch.dtype):
+        return Record([(decoded(k), decoded(v)) for k, v in inner], path)
+    if kind in MADE_OF:
+        return MADE_OF[kind](decoded(inner))
+    dtype = getattr(torch, inner) if kind == "dtype" else None
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"it holds a {kind[:60]}")
-    return found
+    return dtype
 
 
 @contextmanager
