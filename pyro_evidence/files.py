@@ -14,7 +14,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -359,7 +359,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             part.chmod(permissions)  # those of the file before; of a new one as open() would have made it
             os.replace(part, target)
-        _settle(target.parent)
+        with _handle(target.parent) as handle, suppress(OSError):  # the new name too, where folders can be synchronised
+            os.fsync(handle)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise NotWritten(
@@ -379,13 +380,14 @@ def _own_folder(target: Path) -> Iterator[Path]:
     stem = f"{target.name[:50]}."  # names have a limit
     for entry in os.scandir(target.parent):
         if re.fullmatch(re.escape(stem) + "[0-9a-f]{16}[.]part", entry.name):
-            with _locked(entry.path, wait=False) as abandoned:
-                if abandoned:
+            with _handle(entry.path) as handle:
+                if _locked(handle, wait=False):  # whoever wrote there is gone
                     shutil.rmtree(entry.path, ignore_errors=True)
     while True:
         folder = target.parent / f"{stem}{secrets.token_hex(8)}.part"
         folder.mkdir()
-        with _locked(folder, wait=True):
+        with _handle(folder) as handle:
+            _locked(handle, wait=True)
             if folder.exists():
                 try:
                     yield folder
@@ -395,39 +397,25 @@ def _own_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: str | Path, wait: bool) -> Iterator[bool]:
-    """Whether the folder is ours alone inside, or until the process ends; False where there are no locks."""
+def _handle(folder: str | Path) -> Iterator[int]:
+    """A handle of a folder; -1, which no system call takes, where folders have none."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
-        yield False
+        yield -1
         return
     try:
-        yield _lock(handle, wait)
+        yield handle
     finally:
         os.close(handle)
 
 
-def _lock(handle: int, wait: bool) -> bool:
-    try:
+def _locked(handle: int, *, wait: bool) -> bool:
+    """Whether a folder is ours alone, as long as its handle lives; False where there are no locks."""
+    with suppress(OSError, ValueError, AttributeError):
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except (OSError, AttributeError):
-        return False
-    return True
-
-
-def _settle(folder: Path) -> None:
-    """Have the new name on the disk as well, where folders can be synchronised."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:  # of a file system that cannot
-        pass
-    finally:
-        os.close(handle)
+        return True
+    return False
 
 
 def _room(folder: Path) -> str:

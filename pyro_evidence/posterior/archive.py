@@ -334,6 +334,8 @@ def restore(content: Record, model: Model) -> LaplaceState:
     place = None  # the mode of what blocks share, where these are integrated
     if problem.factors is not None and problem.nodes == 1:  # whose point may be the mode of another density
         precision = problem.factors.precision(content["u"], content["theta"])
+    elif stored is None and problem.form is None:
+        raise BadInput(f"precision is None; expected the factor of one, or its diagonal. {files.OTHER}")
     elif stored is None or problem.latent is not None:
         found = laplace_state(problem, content["theta"], content["u"])
         precision, place = found.precision, found.place

@@ -108,7 +108,7 @@ class PRBFPosterior(archive.Saved):
 
     schema: ClassVar[Mapping[str, Any]] = NETWORK | {
         "model": str,
-        "network": [Array("1 K M"), Array("1 M D"), Array(), Array("1 K")],
+        "network": [Array("1 K M"), Array("1 M D"), (Array("1 M 1"), Array("1 M D"), Array("1 M D D")), Array("1 K")],
     }
 
     model: PRBF

@@ -16,7 +16,7 @@ from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array, Record
 from pyro_evidence.fitting.iterate import Status
-from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store
+from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store, without_validation
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
@@ -51,14 +51,14 @@ from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count, check_probability
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
-AXES_POSTERIOR = archive.MODEL | {"prior": list, "sites": [str], "log_evidence": Array("")}
+AXES_POSTERIOR = archive.MODEL | {"prior": list, "sites": [str], "log_evidence": archive.NUMBER}
 EIGEN_STATE = {  # entries that are called as in REVMState
     "ridge": float,
-    "alpha": Array("K", finite=False),
+    "alpha": Array("K", torch.float64, finite=False),
     "active": Array("K", torch.bool),
-    "x": Array("A"),
-    "base_log_likelihood": Array(""),
-    "null_log_likelihood": Array(""),
+    "x": Array("A", torch.float64),
+    "base_log_likelihood": archive.NUMBER,
+    "null_log_likelihood": archive.NUMBER,
 }
 NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
 CHECKS = (
@@ -391,12 +391,16 @@ class AxesPosterior(Posterior, archive.Saved):
 
     @property
     def _log_joint_beside(self) -> Tensor:
-        """Log joint one posterior standard deviation beside the mode, in a direction without symmetry, nats, ``()``."""
+        """Log joint one posterior standard deviation beside the mode, in a direction without symmetry, nats, ``()``.
+
+        With the learned prior beside the model's own, so that params of either count.
+        """
         white = (1.7 * torch.arange(1.0, len(self.state.x) + 1.0)).sin().to(self.state.x).unsqueeze(0)
-        x = self.state.x + self._unwhiten(white / white.norm())
+        x, joint = self.state.x + self._unwhiten(white / white.norm()), self.of.joint
         alpha = self.state.alpha[self.state.active]
         prior = self.state.prior.distribution(alpha).log_prob(x[0, : len(alpha)]).sum()
-        return prior + self.of.target.along(self.state.embedding).value(x)[0]
+        with torch.no_grad(), without_validation():
+            return prior + joint.log_joint(self.of.flat(x @ self.state.embedding.mT), joint.initial_theta)[0]
 
     @classmethod
     def _restored(cls, content: Record, model: Model, sizes: Mapping[str, int]) -> "AxesPosterior":
@@ -421,8 +425,9 @@ class AxesPosterior(Posterior, archive.Saved):
         if len(state.x) != state.num_active + of.num_others or len(state.directions) != of.num_weights:
             raise BadInput(f"the mode has {len(state.x)} elements, expected them of {state.num_active} active axes.")
         another = "It is another density: load it with the model that it was fitted to."
-        for name, found in (("log_evidence", self.log_evidence), ("log_joint_beside", self._log_joint_beside)):
-            archive.require_equal(name, found, record[name], torch.float64, another)
+        archive.require_equal("log_evidence", self.log_evidence, record["log_evidence"], torch.float64, another)
+        beside = record["log_joint_beside"]
+        archive.require_equal("log_joint_beside", self._log_joint_beside, beside, of.joint.dtype, another)
 
 
 @dataclass(frozen=True)
@@ -468,8 +473,8 @@ class RVMPosterior(AxesPosterior):
     """
 
     schema: ClassVar[Mapping[str, Any]] = AXES_POSTERIOR | {
-        "alpha": Array("M", finite=False),
-        "x": Array("A"),
+        "alpha": Array("M", torch.float64, finite=False),
+        "x": Array("A", torch.float64),
         "fit": (None, [Array("A A"), Array("")]),
     }
     state: RVMState
