@@ -145,12 +145,18 @@ class LaplaceEvidence:
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         """Modes at the first hyperparameters, hyperparameters of the highest log evidence, posterior."""
-        self._start(args, kwargs)
-        best = self._maximise()
-        if not is_certified(best.state.laplace):
-            self._start(args, kwargs, factors=False)
+        self._constant: str | None = None
+        try:
+            self._start(args, kwargs)
             best = self._maximise()
-        return self._checked(best)
+            if not is_certified(best.state.laplace):
+                self._start(args, kwargs, factors=False)
+                best = self._maximise()
+            return self._checked(best)
+        except ArithmeticError as error:
+            if self._constant is None:
+                raise
+            raise BadInput(f"{self._constant} The fit has ended so: {error}") from error
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, factors: bool = True) -> None:
         """The modes at the hyperparameters that the model begins with.
@@ -169,6 +175,7 @@ class LaplaceEvidence:
         given: Any = {"maximise": self.maximise, "values": self.start.values}
         joint = LogJoint(self.model, args, kwargs, **given)
         joint.refuse_constant_targets()
+        self._constant = joint.constant_under_latents
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
         marginalise = tuple(sorted((*marginalised_sites(joint, self.marginalise), *self._more)))

@@ -465,11 +465,14 @@ def check_reads(before: Mapping[str, Node], after: Mapping[str, Node], observed:
         )
 
 
-def constant_targets(observed: Mapping[str, Node], noise: Sequence[Tensor] | None) -> str | None:
+def constant_targets(
+    observed: Mapping[str, Node], noise: Sequence[Tensor] | None, otherwise: str = "pass maximise=()"
+) -> str | None:
     """The error message for targets that are one constant, where the scale of their noise is to be found; else None.
 
     :param observed: the observed nodes of a run.
-    :param noise: what is maximised, in the graph of that run; None: the scale of the noise, whatever it is.
+    :param noise: what is found, in the graph of that run; None: the scale of the noise, whatever it is.
+    :param otherwise: what else to do about that scale.
     """
     fns = [innermost(node["fn"]) for node in observed.values()]
     if not fns or not all(hasattr(fn, "loc") and hasattr(fn, "scale") for fn in fns):
@@ -481,7 +484,7 @@ def constant_targets(observed: Mapping[str, Node], noise: Sequence[Tensor] | Non
         return (
             f"site '{next(iter(observed))}' observes one constant, {float(data[0]):g}, {len(data):,} times: a constant "
             f"is met exactly, and the log evidence grows without a bound as the scale of the noise goes to 0. Expected "
-            f"data that vary; or hold the scale at a number (beta=1.0), or pass maximise=()."
+            f"data that vary; or hold the scale at a number (beta=1.0), or {otherwise}."
         )
     return None
 

@@ -259,7 +259,10 @@ class LogJoint:
                 f"the same data in every run: pass tensors or lists, not a generator, which can be read only once."
             )
         checks.check_supports(continuous, trace.nodes)
-        self._constant = checks.constant_targets({n: trace.nodes[n] for n in self.observed}, [*hypers.values()])
+        observed = {n: trace.nodes[n] for n in self.observed}
+        self._constant = checks.constant_targets(observed, [*hypers.values()])
+        prior = "give it a prior that has no mass near 0, such as LogNormal"
+        self.constant_under_latents = checks.constant_targets(observed, [*latents.values()], prior)
         params = [n for n in hypers if n not in self.maximised_sites]
         density = self.total(trace) if params else theta
         felt = takes_part(density, [hypers[n] for n in params]) if density.requires_grad else [False] * len(params)
