@@ -47,24 +47,6 @@ UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeErr
 UNREADABLE = (*UNFIT, RecursionError, OSError, SafetensorError)
 
 
-class Record(dict[Any, Any]):
-    """What a file holds; an entry that is missing is an error message."""
-
-    def __init__(self, items: Any, path: str | Path) -> None:
-        super().__init__(items)
-        self.path = path
-
-    def __missing__(self, key: Any) -> Any:
-        """Refuse.
-
-        :raises BadInput: always, naming the entry.
-        """
-        raise BadInput(
-            f"{self.path} lacks its entry {key!r}: it is of another kind, or of another release; expected a file that "
-            f"this release's save(path) wrote. It has {sorted(map(str, self))}."
-        )
-
-
 def write(content: Content, path: str | Path) -> None:
     """Put ``content`` into a file: tensors, numbers, strings, and lists, tuples and dicts of them.
 
@@ -78,7 +60,7 @@ def write(content: Content, path: str | Path) -> None:
         save_file({str(i): tensor for i, tensor in enumerate(tensors)}, part, metadata)
 
 
-def read(path: str | Path, map_location: MapLocation = None) -> Record:
+def read(path: str | Path, map_location: MapLocation = None) -> dict[Any, Any]:
     """The content of a file that :func:`write` wrote.
 
     :param map_location: device on which the tensors are wanted, or device of the file -> device wanted; by default each
@@ -97,7 +79,7 @@ def read(path: str | Path, map_location: MapLocation = None) -> Record:
             raise ValueError(f"it holds tensors of {strange}")
         if digest(metadata["content"], tensors) != metadata["sha256"]:
             raise ValueError("the check sum does not fit")
-        return _decoded(json.loads(metadata["content"]), tensors, place, path)
+        return dict(_decoded(json.loads(metadata["content"]), tensors, place))
     except FileNotFoundError:
         raise
     except BadInput as error:
@@ -315,11 +297,11 @@ def _places(map_location: MapLocation) -> Place:
     return place
 
 
-def _decoded(value: Any, tensors: Sequence[Tensor], place: Place, path: str | Path) -> Any:
+def _decoded(value: Any, tensors: Sequence[Tensor], place: Place) -> Any:
     """The value that :func:`encoded` has put down."""
 
     def decoded(inside: Any) -> Any:
-        return _decoded(inside, tensors, place, path)
+        return _decoded(inside, tensors, place)
 
     if isinstance(value, list):
         return [decoded(item) for item in value]
@@ -330,7 +312,7 @@ def _decoded(value: Any, tensors: Sequence[Tensor], place: Place, path: str | Pa
         return torch.view_as_complex(found) if value.get("complex") else found
     ((kind, inner),) = value.items()
     if kind == "dict":
-        return Record([(decoded(k), decoded(v)) for k, v in inner], path)
+        return {decoded(k): decoded(v) for k, v in inner}
     if kind in MADE_OF:
         return MADE_OF[kind](decoded(inner))
     dtype = getattr(torch, inner) if kind == "dtype" else None

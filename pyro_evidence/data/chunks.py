@@ -98,7 +98,11 @@ def looked_through(
             if here != first:
                 raise BadInput(f"chunk {number} is {here}, the first {first}: expected the same.")
             if rows:
-                check(number, args)
+                try:
+                    check(number, args)
+                except BadInput as error:
+                    said = str(error).split("Trace Shapes:")[0].strip()  # which Pyro appends to what a model raises
+                    raise BadInput(said if f"chunk {number}" in said else f"chunk {number}: {said}") from error
             num += rows
     join.check_equal("models, columns or dtypes", first or NO_CHUNK)
     counts = tuple(int(x) for x in join.gathered(torch.tensor([float(num)], dtype=torch.float64)))

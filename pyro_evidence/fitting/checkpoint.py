@@ -277,7 +277,7 @@ def resumed(engine: Engine, path: str | Path) -> Engine:
     """
     check_path("path", path)
     content = files.read(path)
-    if content.get("format") != FORMAT or content["engine"] != type(engine).__name__:
+    if content.get("format") != FORMAT or content.get("engine") != type(engine).__name__:
         kind = content.get("engine" if content.get("format") == FORMAT else "format")
         raise BadInput(
             f"{path} holds a {str(kind)[:60]}; expected a checkpoint of {type(engine).__name__}, which "

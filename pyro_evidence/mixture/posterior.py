@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.files import Array, Record
+from pyro_evidence.files import Array
 from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.mixture.correlation import CorrelationGain, correlation_gain
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
@@ -220,7 +220,7 @@ class MixturePosterior(LaplacePosterior):
         return super()._record() | {"paths": self.paths, "num_components": len(self.active), "limit": self.limit}
 
     @classmethod
-    def _restored(cls, content: Record, model: Model, sizes: Mapping[str, int]) -> "MixturePosterior":
+    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "MixturePosterior":
         num = content["num_components"]
         if not 0 < num <= sizes["D"]:
             raise BadInput(f"num_components is {num:.4g}; expected 1 to {sizes['D']}, one weight each at least.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
-from pyro_evidence.files import Array, Record
+from pyro_evidence.files import Array
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.mixture.recognise import with_components
@@ -342,7 +342,7 @@ class MPPCAPosterior(LaplacePosterior):
         return super()._record() | {name: getattr(self, name) for name in BY_NAME} | {"analysers": analysers}
 
     @classmethod
-    def _restored(cls, content: Record, model: Model, sizes: Mapping[str, int]) -> "MPPCAPosterior":
+    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "MPPCAPosterior":
         model = with_components(model, sizes["K"])
         state, analysers = archive.restore(content, model), FactorAnalysers(**content["analysers"])
         structure = recognise_mppca(LogJoint(model, content["args"], content["kwargs"]))

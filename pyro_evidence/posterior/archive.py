@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_evidence import files
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.files import Array, Record
+from pyro_evidence.files import Array
 from pyro_evidence.fitting.codec import encoded_arguments
 from pyro_evidence.fitting.process_state import empty_store, within_memory, without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
@@ -135,7 +135,7 @@ class Saved:
         kind = str(content.pop("kind", "posterior"))[:60]
         if kind != cls.__name__:
             raise BadInput(f"{path} holds a {kind}; expected a {cls.__name__}: load it with {kind}.load.")
-        with _checked(content, {"format": str} | dict(cls.schema)) as sizes:
+        with _checked(content, {"format": str} | dict(cls.schema), str(path)) as sizes:
             return cls._restored(content, model, sizes)
 
     def _record(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Saved:
         raise NotImplementedError
 
     @classmethod
-    def _restored(cls: type[Kind], content: Record, model: Any, sizes: Mapping[str, int]) -> Kind:
+    def _restored(cls: type[Kind], content: Mapping[str, Any], model: Any, sizes: Mapping[str, int]) -> Kind:
         """The object again, from entries that are as the schema says.
 
         :param sizes: lengths by the schema's letters.
@@ -152,7 +152,7 @@ class Saved:
 
 
 @contextmanager
-def _checked(content: Record, schema: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+def _checked(content: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Iterator[dict[str, int]]:
     """Inside, what a file holds is as its schema says; whatever is wrong with it still is an error that names the file.
 
     Lengths by the schema's letters are given.  The model runs inside, on data of the file's, and may raise anything.
@@ -160,13 +160,13 @@ def _checked(content: Record, schema: Mapping[str, Any]) -> Iterator[dict[str, i
     :raises BadInput: saying what is wrong, and where.
     """
     sizes: dict[str, int] = {}
-    files.check(content, schema, str(content.path), sizes)
+    files.check(content, schema, path, sizes)
     try:
         yield sizes
     except (BadInput, UnsupportedModel) as error:
-        raise BadInput(str(error) if str(content.path) in str(error) else f"{content.path}: {error}") from error
+        raise BadInput(f"{path}: {error}") from error
     except Exception as error:
-        raise files.unreadable(content.path, error, "saved posterior", "posterior.save(path)") from error
+        raise files.unreadable(path, error, "saved posterior", "posterior.save(path)") from error
 
 
 def require_equal(name: str, found: Tensor, saved: Any, dtype: torch.dtype, advice: str = files.OTHER) -> None:
@@ -313,7 +313,7 @@ def history(content: Mapping[str, Any]) -> tuple[str, tuple[float, ...], Tensor,
     return content["status"], tuple(content["log_evidences"]), content["restarts"], tuple(content["failures"])
 
 
-def restore(content: Record, model: Model) -> LaplaceState:
+def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
     """The saved state over ``model``; nothing is fitted.
 
     Log joint and log hyperprior are evaluated anew at the saved mode; other numbers of the state are those of the file.

@@ -12,7 +12,6 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.files import Record
 from pyro_evidence.fitting.process_state import generator_of, own_random_numbers, put_into_store, without_validation
 from pyro_evidence.laplace import uncertainty
 from pyro_evidence.laplace.approximation import LaplaceState
@@ -487,7 +486,7 @@ class LaplacePosterior(Posterior, Tabulated, archive.Saved):
         return archive.record(self.state) | {name: getattr(self, name) for name in archive.HISTORY}
 
     @classmethod
-    def _restored(cls, content: Record, model: Model, sizes: Mapping[str, int]) -> "LaplacePosterior":
+    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "LaplacePosterior":
         state = archive.restore(content, model)
         archive.require_laplace(state)
         return cls(state, *archive.history(content))

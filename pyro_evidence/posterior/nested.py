@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.files import Record
 from pyro_evidence.fitting.iterate import Fit, Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.evidence_error import EvidenceError
@@ -189,7 +188,7 @@ class NestedPosterior(LaplacePosterior):
         return super()._record() | {"nested": archive.record_integral(self.integral)}
 
     @classmethod
-    def _restored(cls, content: Record, model: Model, sizes: Mapping[str, int]) -> "NestedPosterior":
+    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "NestedPosterior":
         state = archive.restore(content, model)
         integral = archive.restore_integral(content["nested"], state, model)
         return cls(state, *archive.history(content), integral=integral)

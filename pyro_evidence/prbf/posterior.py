@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_evidence import display
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
-from pyro_evidence.files import Array, Record
+from pyro_evidence.files import Array
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
 from pyro_evidence.numerics.linalg import cholesky
@@ -232,7 +232,7 @@ class PRBFPosterior(archive.Saved):
         return own | {"model": repr(self.model), "network": parts_of(self.network)}
 
     @classmethod
-    def _restored(cls, content: Record, model: PRBF, sizes: Mapping[str, int]) -> "PRBFPosterior":
+    def _restored(cls, content: Mapping[str, Any], model: PRBF, sizes: Mapping[str, int]) -> "PRBFPosterior":
         # settings without units, a function whose name is a place in memory
         saved, found = (text.partition(", units=")[0] + ")" for text in (content["model"], repr(model)))
         if saved != found:

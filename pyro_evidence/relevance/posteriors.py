@@ -14,7 +14,7 @@ from torch.distributions import Bernoulli, Categorical
 from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
-from pyro_evidence.files import Array, Record
+from pyro_evidence.files import Array
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store, without_validation
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
@@ -403,7 +403,7 @@ class AxesPosterior(Posterior, archive.Saved):
             return prior + joint.log_joint(self.of.flat(x @ self.state.embedding.mT), joint.initial_theta)[0]
 
     @classmethod
-    def _restored(cls, content: Record, model: Model, sizes: Mapping[str, int]) -> "AxesPosterior":
+    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "AxesPosterior":
         of = weights_of(archive.restore_model(content, model, ()), content["sites"])
         name, *settings = content["prior"]
         if name not in OURS:
@@ -413,10 +413,10 @@ class AxesPosterior(Posterior, archive.Saved):
         return posterior
 
     @staticmethod
-    def _restored_state(content: Record, prior: AxisPrior) -> SparseState:
+    def _restored_state(content: Mapping[str, Any], prior: AxisPrior) -> SparseState:
         raise NotImplementedError
 
-    def _require_agreement(self, record: Record) -> None:
+    def _require_agreement(self, record: Mapping[str, Any]) -> None:
         """Refuse numbers of a file that do not follow from the mode, the model and its data.
 
         :raises BadInput: with the number of the file and the one that follows.
@@ -520,7 +520,7 @@ class RVMPosterior(AxesPosterior):
         return super()._record() | {"alpha": self.alpha, "x": self.state.x, "fit": fit}
 
     @staticmethod
-    def _restored_state(content: Record, prior: AxisPrior) -> RVMState:
+    def _restored_state(content: Mapping[str, Any], prior: AxisPrior) -> RVMState:
         fit = None if content["fit"] is None else GaussianFit(*content["fit"])
         return RVMState(content["alpha"], content["x"], fit)
 
@@ -547,7 +547,7 @@ class REVMPosterior(AxesPosterior):
     )
     state: REVMState
 
-    def _require_agreement(self, record: Record) -> None:
+    def _require_agreement(self, record: Mapping[str, Any]) -> None:
         super()._require_agreement(record)
         state, of = self.state, self.of
         if len(state.quadratic.y) != len(of.order):
@@ -617,7 +617,7 @@ class REVMPosterior(AxesPosterior):
         return super()._record() | own | others
 
     @staticmethod
-    def _restored_state(content: Record, prior: AxisPrior) -> REVMState:
+    def _restored_state(content: Mapping[str, Any], prior: AxisPrior) -> REVMState:
         settings = REVMSettings(prior, base_centre, laplace_at_base)
         return REVMState(
             settings,
