@@ -64,7 +64,7 @@ def encoded_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], advice: st
     try:
         found = {name: files.encoded(value, tensors, name, " of the model") for name, value in named.items()}
     except BadInput as error:
-        raise BadInput(f"{error} Or bind it to the model by functools.partial{advice}.") from None
+        raise BadInput(f"{error} Pass such, or bind it to the model by functools.partial{advice}.") from None
     return json.dumps(found), tensors
 
 

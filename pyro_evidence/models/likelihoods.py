@@ -130,8 +130,10 @@ def _check_labels(t: Tensor, num_classes: int) -> None:
         return
     wrong = (t != t.long()) | (t < 0) | (t >= num_classes)
     if bool(wrong.any()):
-        first = f"{float(t[wrong][0]):g}; expected whole numbers from 0 to {num_classes - 1}"
-        raise BadInput(f"t holds the label {first}. It stands at {wrong.nonzero()[0].tolist()}.")
+        raise BadInput(
+            f"t holds the label {float(t[wrong][0]):g}; expected whole numbers from 0 to {num_classes - 1}. Look at "
+            f"t{wrong.nonzero()[0].tolist()}."
+        )
 
 
 def _shaped(t: Tensor, eta: Tensor, event: tuple[int, ...] = ()) -> Tensor:

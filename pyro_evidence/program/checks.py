@@ -15,7 +15,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from pyro_evidence.data.arrays import as_tensor, require_dense
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics.coordinates import is_identity, unconstrained_shape
-from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.program.sites import (
     Node,
     Trace,
@@ -451,28 +450,33 @@ def check_reads(before: Mapping[str, Node], after: Mapping[str, Node], observed:
         )
 
 
-def constant_targets(
-    observed: Mapping[str, Node], noise: Sequence[Tensor] | None, otherwise: str = "pass maximise=()"
-) -> str | None:
-    """The error message for targets that are one constant, where the scale of their noise is to be found; else None.
+Constant = tuple[str, float, int]  # the first observed site, its one number, and how many times it is observed
 
-    :param observed: the observed nodes of a run.
-    :param noise: what is found, in the graph of that run; None: the scale of the noise, whatever it is.
+
+def constant_data(observed: Mapping[str, Node]) -> Constant | None:
+    """The one number that all data are, where their distributions have a scale; else None."""
+    data = torch.cat([torch.as_tensor(node["value"]).reshape(-1) for node in observed.values()] or [torch.empty(0)])
+    scaled = all(hasattr(fn, "loc") and hasattr(fn, "scale") for fn in scaled_by(observed))
+    is_constant = scaled and len(data) > 1 and bool((data == data[0]).all())
+    return (next(iter(observed)), float(data[0]), len(data)) if is_constant else None
+
+
+def scaled_by(observed: Mapping[str, Node]) -> list[Any]:
+    """The distributions of observed sites, without what is around them."""
+    return [innermost(node["fn"]) for node in observed.values()]
+
+
+def constant_targets(constant: Constant, otherwise: str = "pass maximise=()") -> BadInput:
+    """The error message for targets that are one constant, where the scale of their noise is to be found.
+
     :param otherwise: what else to do about that scale.
     """
-    fns = [innermost(node["fn"]) for node in observed.values()]
-    if not fns or not all(hasattr(fn, "loc") and hasattr(fn, "scale") for fn in fns):
-        return None
-    data = torch.cat([torch.as_tensor(node["value"]).reshape(-1) for node in observed.values()])
-    if len(data) < 2 or not bool((data == data[0]).all()):
-        return None
-    if noise is None or any(any(takes_part(fn.scale, noise)) for fn in fns):
-        return (
-            f"site '{next(iter(observed))}' observes one constant, {float(data[0]):g}, {len(data):,} times: a constant "
-            f"is met exactly, and the log evidence grows without a bound as the scale of the noise goes to 0. Expected "
-            f"data that vary; or hold the scale at a number (beta=1.0), or {otherwise}."
-        )
-    return None
+    site, value, number = constant
+    return BadInput(
+        f"site '{site}' observes one constant, {value:g}, {number:,} times: a constant is met exactly, and the log "
+        f"evidence grows without a bound as the scale of the noise goes to 0. Expected data that vary; or hold the "
+        f"scale at a number (beta=1.0), or {otherwise}."
+    )
 
 
 def check_same(first: float, second: float) -> None:

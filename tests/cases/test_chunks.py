@@ -170,3 +170,12 @@ def test_a_bad_label_is_named_with_its_chunk_and_row(engine: Any) -> None:
     message = refusal(lambda: attempt.run_chunks(Slices(X, labels, size=10)))
     says(message, "chunk 1", "the label 2", "[7]")
     assert "Trace Shapes" not in message
+
+
+@pytest.mark.parametrize("engine", [LaplaceEvidence, functools.partial(RVM, noise="beta")])
+def test_constant_targets_in_chunks_are_named_where_the_noise_is_found(engine: Any) -> None:
+    X = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(24.0).floor_divide(8.0)  # alike in each chunk, and not in all of them
+    attempt = engine(regression(Linear()), stop=Stop(progress=False))
+    says(refusal(lambda: attempt.run_chunks(Slices(X, torch.full((24,), 3.0), size=8))), "one constant, 3, 24 times")
+    assert attempt.run_chunks(Slices(X, targets, size=8)).log_evidence.isfinite()
