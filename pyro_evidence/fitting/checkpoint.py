@@ -20,6 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
@@ -28,7 +29,16 @@ from pyro_evidence.data.chunks import digest_of_chunks, heard_by_all
 from pyro_evidence.data.passes import each_pass_compared
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, require_same_settings
 from pyro_evidence.errors import BadInput, NotConverged, NotPositiveDefinite, NotWritten, TooLarge, UnsupportedModel
-from pyro_evidence.fitting.codec import Known, children, encoded_arguments, places, put_down, require_alike, taken_up
+from pyro_evidence.fitting.codec import (
+    WORDS,
+    Known,
+    children,
+    encoded_arguments,
+    places,
+    put_down,
+    require_alike,
+    taken_up,
+)
 from pyro_evidence.fitting.process_state import exclusive, within_memory
 from pyro_evidence.numerics.threads import PER_NUMBER, expect, one_thread_if_small
 from pyro_evidence.settings import check_path, stacklevel
@@ -61,8 +71,11 @@ def _in_a_file(value: Any) -> Any:
         return [kind, str(array.dtype), array.shape, [*map(str, getattr(value, "columns", ()))], elements]
     if isinstance(value, slice) or dataclasses.is_dataclass(value):
         return [kind, *_in_a_file(children(value))]
-    if type(value) in (list, tuple):
-        return type(value)(_in_a_file(item) for item in value)
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        items = [_in_a_file(item) for item in value]
+        return {list: items, tuple: tuple(items)}.get(type(value), [kind, *items])
+    if isinstance(value, WORDS) and type(value) not in WORDS:
+        return [kind, repr(value)]
     return {key: _in_a_file(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 

@@ -121,7 +121,8 @@ class Saved:
         What follows from the model, its data and the mode is computed anew, and compared where the file has it too.
         What would take another fit is believed: its status, the log evidence of each step and restart, failures; for
         a Gaussian fit the elements of its precision beyond one direction, for a variational fit its bound, for a ridge
-        the axes that it leads to, and for a network of kernels what would take the data.
+        the axes that it leads to, for a mixture of planes its other two log evidences, and the first where there are
+        too many loadings for a dense precision, and for a network of kernels what would take the data.
 
         :param model: that of the fit, whatever the number of components that a mixture began with; for data with gaps
             ``marginalised(model)``.
