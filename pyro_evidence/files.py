@@ -14,7 +14,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,28 +40,11 @@ DTYPES = (
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
 WORDS = (bool, int, str, type(None))  # what JSON keeps as it is
+MADE_OF: dict[str, Any] = {"float": float, "device": torch.device, "tuple": tuple, "size": torch.Size}
 OTHER = "It is damaged or changed, or of another release."
 LONGEST_HEADER = 100_000_000  # bytes: the library refuses longer ones
 UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError)
 UNREADABLE = (*UNFIT, RecursionError, OSError, SafetensorError)
-
-
-class Record(dict[Any, Any]):
-    """What a file holds; an entry that is missing is an error message."""
-
-    def __init__(self, items: Any, path: str | Path) -> None:
-        super().__init__(items)
-        self.path = path
-
-    def __missing__(self, key: Any) -> Any:
-        """Refuse.
-
-        :raises BadInput: always, naming the entry.
-        """
-        raise BadInput(
-            f"{self.path} lacks its entry {key!r}: it is of another kind, or of another release; expected a file that "
-            f"this release's save(path) wrote. It has {sorted(map(str, self))}."
-        )
 
 
 def write(content: Content, path: str | Path) -> None:
@@ -71,13 +54,13 @@ def write(content: Content, path: str | Path) -> None:
     :raises NotWritten: when the disk is full or the folder is not to be written to; what was there before is as it was.
     """
     tensors: list[Tensor] = []
-    text = json.dumps(_encoded(content, tensors), allow_nan=False)
+    text = json.dumps(encoded(content, tensors), allow_nan=False)
     metadata = {"writer": WRITER, "content": text, "sha256": digest(text, tensors)}
     with replacing(path) as part:
         save_file({str(i): tensor for i, tensor in enumerate(tensors)}, part, metadata)
 
 
-def read(path: str | Path, map_location: MapLocation = None) -> Record:
+def read(path: str | Path, map_location: MapLocation = None) -> dict[Any, Any]:
     """The content of a file that :func:`write` wrote.
 
     :param map_location: device on which the tensors are wanted, or device of the file -> device wanted; by default each
@@ -96,7 +79,7 @@ def read(path: str | Path, map_location: MapLocation = None) -> Record:
             raise ValueError(f"it holds tensors of {strange}")
         if digest(metadata["content"], tensors) != metadata["sha256"]:
             raise ValueError("the check sum does not fit")
-        return _decoded(json.loads(metadata["content"]), tensors, place, path)
+        return dict(_decoded(json.loads(metadata["content"]), tensors, place))
     except FileNotFoundError:
         raise
     except BadInput as error:
@@ -232,34 +215,41 @@ def _expected(schema: Any, sizes: Mapping[str, int]) -> str:
     return "None" if schema is None else f"a {(schema if isinstance(schema, type) else type(schema)).__name__}"
 
 
-def _encoded(value: Any, tensors: list[Tensor], where: str = "the content") -> Any:
-    """A value as JSON holds it; tensors go into the list."""
+def encoded(value: Any, tensors: list[Tensor], where: str = "the content", whose: str = "") -> Any:
+    """A value as JSON holds it; tensors go into the list, as real pairs where they are complex.
+
+    :param where: the place of the value, for the error message, and ``whose`` it is.
+    :raises BadInput: for what a file without code cannot hold.
+    """
     if type(value) in WORDS or (type(value) is float and math.isfinite(value)):
         return value
     if isinstance(value, Tensor):
-        return _encoded_tensor(value, tensors, where)
-    if isinstance(value, Mapping):
-        pairs = [[_encoded(k, tensors, where), _encoded(v, tensors, f"{where}[{k!r}]")] for k, v in value.items()]
-        return {"dict": pairs}
+        return _encoded_tensor(value, tensors, where + whose)
+    if isinstance(value, Mapping) and all(type(key) in (*WORDS, float, tuple) for key in value):
+        pairs = [(encoded(k, tensors, where, whose), v, f"{where}[{k!r}]") for k, v in value.items()]
+        return {"dict": [[key, encoded(inside, tensors, place, whose)] for key, inside, place in pairs]}
     if type(value) in (list, tuple, torch.Size):
-        items = [_encoded(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]
+        items = [encoded(item, tensors, f"{where}[{i}]", whose) for i, item in enumerate(value)]
         return items if type(value) is list else {type(value).__name__.lower(): items}
     if type(value) in (float, torch.dtype, torch.device):
         return {type(value).__name__: str(value).removeprefix("torch.")}
     raise BadInput(
-        f"{where} is a {type(value).__name__}, which a file without code cannot hold; expected tensors, numbers, "
-        f"strings, or lists, tuples and dicts of them."
+        f"{where}{whose} is a {type(value).__name__}, which a file without code cannot hold; expected tensors, "
+        f"numbers, strings, or lists, tuples and dicts of them."
     )
 
 
 def _encoded_tensor(value: Tensor, tensors: list[Tensor], where: str) -> Any:
-    """Its number in the list, as real pairs where it is complex, and the device it was on.
+    """Its number in the list, and the device it was on.
 
     The library takes contiguous tensors on the processor, no two of which share memory.
     """
-    if value.layout != torch.strided or (value.dtype not in DTYPES and not value.is_complex()):
+    if value.layout != torch.strided or value.is_meta or (value.dtype not in DTYPES and not value.is_complex()):
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise BadInput(f"{where} is a tensor of {value.dtype}, {value.layout}; expected a dense one of {names}.")
+        raise BadInput(
+            f"{where} is a tensor of {value.dtype}, {value.layout}, on {value.device}; expected a dense one with "
+            f"numbers, of {names}."
+        )
     real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     real = real.detach().resolve_neg().cpu().contiguous()
     memory = {t.untyped_storage().data_ptr() for t in tensors}
@@ -307,10 +297,14 @@ def _places(map_location: MapLocation) -> Place:
     return place
 
 
-def _decoded(value: Any, tensors: Sequence[Tensor], place: Place, path: str | Path) -> Any:
-    """The value that :func:`_encoded` has put down."""
+def _decoded(value: Any, tensors: Sequence[Tensor], place: Place) -> Any:
+    """The value that :func:`encoded` has put down."""
+
+    def decoded(inside: Any) -> Any:
+        return _decoded(inside, tensors, place)
+
     if isinstance(value, list):
-        return [_decoded(item, tensors, place, path) for item in value]
+        return [decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
@@ -318,22 +312,13 @@ def _decoded(value: Any, tensors: Sequence[Tensor], place: Place, path: str | Pa
         return torch.view_as_complex(found) if value.get("complex") else found
     ((kind, inner),) = value.items()
     if kind == "dict":
-        return Record([(_decoded(k, tensors, place, path), _decoded(v, tensors, place, path)) for k, v in inner], path)
-    if kind in ("tuple", "size"):
-        items = (_decoded(item, tensors, place, path) for item in inner)
-        return tuple(items) if kind == "tuple" else torch.Size(items)
-    return _decoded_word(kind, inner)
-
-
-def _decoded_word(kind: str, text: str) -> Any:
-    if kind == "float":
-        return float(text)
-    if kind == "device":
-        return torch.device(text)
-    found = getattr(torch, text) if kind == "dtype" else None
-    if not isinstance(found, torch.dtype):
+        return {decoded(k): decoded(v) for k, v in inner}
+    if kind in MADE_OF:
+        return MADE_OF[kind](decoded(inner))
+    dtype = getattr(torch, inner) if kind == "dtype" else None
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"it holds a {kind[:60]}")
-    return found
+    return dtype
 
 
 @contextmanager
@@ -356,7 +341,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             part.chmod(permissions)  # those of the file before; of a new one as open() would have made it
             os.replace(part, target)
-        _settle(target.parent)
+        with _handle(target.parent) as handle, suppress(OSError):  # the new name too, where folders can be synchronised
+            os.fsync(handle)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise NotWritten(
@@ -376,13 +362,14 @@ def _own_folder(target: Path) -> Iterator[Path]:
     stem = f"{target.name[:50]}."  # names have a limit
     for entry in os.scandir(target.parent):
         if re.fullmatch(re.escape(stem) + "[0-9a-f]{16}[.]part", entry.name):
-            with _locked(entry.path, wait=False) as abandoned:
-                if abandoned:
+            with _handle(entry.path) as handle:
+                if _locked(handle, wait=False):  # whoever wrote there is gone
                     shutil.rmtree(entry.path, ignore_errors=True)
     while True:
         folder = target.parent / f"{stem}{secrets.token_hex(8)}.part"
         folder.mkdir()
-        with _locked(folder, wait=True):
+        with _handle(folder) as handle:
+            _locked(handle, wait=True)
             if folder.exists():
                 try:
                     yield folder
@@ -392,39 +379,25 @@ def _own_folder(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: str | Path, wait: bool) -> Iterator[bool]:
-    """Whether the folder is ours alone inside, or until the process ends; False where there are no locks."""
+def _handle(folder: str | Path) -> Iterator[int]:
+    """A handle of a folder; -1, which no system call takes, where folders have none."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
-        yield False
+        yield -1
         return
     try:
-        yield _lock(handle, wait)
+        yield handle
     finally:
         os.close(handle)
 
 
-def _lock(handle: int, wait: bool) -> bool:
-    try:
+def _locked(handle: int, *, wait: bool) -> bool:
+    """Whether a folder is ours alone, as long as its handle lives; False where there are no locks."""
+    with suppress(OSError, ValueError, AttributeError):
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except (OSError, AttributeError):
-        return False
-    return True
-
-
-def _settle(folder: Path) -> None:
-    """Have the new name on the disk as well, where folders can be synchronised."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:  # of a file system that cannot
-        pass
-    finally:
-        os.close(handle)
+        return True
+    return False
 
 
 def _room(folder: Path) -> str:

@@ -186,15 +186,6 @@ def test_a_name_that_occurs_twice_is_refused(tmp_path: Path) -> None:
         files.read(path)
 
 
-@pytest.mark.parametrize("missing", ["a", 3])
-def test_a_missing_entry_is_a_letter(missing, tmp_path: Path) -> None:
-    files.write({"b": {}}, tmp_path / "file")
-    found = files.read(tmp_path / "file")
-    for record in (found, found["b"]):
-        with pytest.raises(BadInput, match=rf"file lacks its entry {missing!r}"):
-            record[missing]
-
-
 def test_a_device_that_is_not_here_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     files.write({"a": torch.ones(1)}, path)

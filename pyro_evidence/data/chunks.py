@@ -1,6 +1,7 @@
 """Chunks as they are handed over: tuples of a model's arguments for some of the rows, gone through once a pass."""
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -97,7 +98,11 @@ def looked_through(
             if here != first:
                 raise BadInput(f"chunk {number} is {here}, the first {first}: expected the same.")
             if rows:
-                check(number, args)
+                try:
+                    check(number, args)
+                except BadInput as error:
+                    said = str(error).split("Trace Shapes:")[0].strip()  # which Pyro appends to what a model raises
+                    raise BadInput(said if f"chunk {number}" in said else f"chunk {number}: {said}") from error
             num += rows
     join.check_equal("models, columns or dtypes", first or NO_CHUNK)
     counts = tuple(int(x) for x in join.gathered(torch.tensor([float(num)], dtype=torch.float64)))
@@ -188,10 +193,19 @@ def digest_of_chunks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     chunks = args[0] if args else kwargs["chunks"]
     require_repeatable(chunks)
     columns: dict[int, Any] = {}
+    latest: dict[int, str] = {}  # what has no rows of its own: the same in every chunk, however they are cut
     for number, chunk in enumerate(chunks):
-        for place, value in enumerate(arguments(number, chunk)):
+        args = arguments(number, chunk)
+        for place, value in enumerate(args):
             column = columns.setdefault(place, hashlib.sha256())
-            if isinstance(value, Tensor):
+            if has_rows(value, num_rows(args)):
                 column.update(files.bytes_of(value.detach()))
+                continue
+            tensors: list[Tensor] = []
+            text = files.encoded(value, tensors, f"argument {place} of chunk {number}")
+            here = files.digest(json.dumps(text), tensors)
+            if here != latest.get(place):
+                latest[place] = here
+                column.update(here.encode())
     said = COMMUNICATOR.get().gather_str(" ".join(c.hexdigest() for c in columns.values()))
     return hashlib.sha256(" ".join(said).encode()).hexdigest()

@@ -29,7 +29,16 @@ from pyro_evidence.data.chunks import digest_of_chunks, heard_by_all
 from pyro_evidence.data.passes import each_pass_compared
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, require_same_settings
 from pyro_evidence.errors import BadInput, NotConverged, NotPositiveDefinite, NotWritten, TooLarge, UnsupportedModel
-from pyro_evidence.fitting.codec import WORDS, Known, children, places, put_down, require_alike, taken_up
+from pyro_evidence.fitting.codec import (
+    WORDS,
+    Known,
+    children,
+    encoded_arguments,
+    places,
+    put_down,
+    require_alike,
+    taken_up,
+)
 from pyro_evidence.fitting.process_state import exclusive, within_memory
 from pyro_evidence.numerics.threads import PER_NUMBER, expect, one_thread_if_small
 from pyro_evidence.settings import check_path, stacklevel
@@ -47,33 +56,27 @@ def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
     :raises BadInput: for an argument of another kind, naming it.
     """
-    found = hashlib.sha256()
-    pending = [(f"argument {i}", value) for i, value in enumerate(args)]
-    pending += [(f"argument {name!r}", kwargs[name]) for name in sorted(kwargs)]
-    while pending:
-        where, value = pending.pop()
-        found.update(f"{where} {type(value).__name__} ".encode())
-        if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
-            found.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            found.update(files.bytes_of(value.detach().resolve_conj()))
-        elif isinstance(value, WORDS):
-            found.update(repr(value).encode())
-        elif hasattr(value, "__array__") and not isinstance(value, Tensor):
-            array = value.__array__()
-            found.update(f"{array.dtype} {array.shape} {[*getattr(value, 'columns', ())]}".encode())
-            if array.dtype.hasobject:
-                pending.append((where, array.tolist()))
-            else:
-                found.update(array.tobytes())
-        elif isinstance(value, list | tuple | slice | Mapping) or dataclasses.is_dataclass(value):
-            pending += [(f"{where}[{key!r}]", child) for key, child in children(value)]
-        else:
-            raise BadInput(
-                f"{where} of the model is a {type(value).__name__}, which a checkpoint cannot tell from others; "
-                f"expected dense tensors, arrays, numbers, strings, or lists, tuples and dicts of them. Bind it to the "
-                f"model by functools.partial, or fit without Stop(checkpoint=...)."
-            )
-    return found.hexdigest()
+    values, named = [_in_a_file(value) for value in args], {n: _in_a_file(value) for n, value in kwargs.items()}
+    return files.digest(*encoded_arguments(values, named, ", or fit without Stop(checkpoint=...)"))
+
+
+def _in_a_file(value: Any) -> Any:
+    """Arrays, tables and dataclasses as tensors, words and containers; anything else as it is."""
+    kind = type(value).__name__
+    if isinstance(value, Tensor):
+        return value
+    if hasattr(value, "__array__"):
+        array = value.__array__()
+        elements = array.tolist() if array.dtype.hasobject else hashlib.sha256(array.tobytes()).hexdigest()
+        return [kind, str(array.dtype), array.shape, [*map(str, getattr(value, "columns", ()))], elements]
+    if isinstance(value, slice) or dataclasses.is_dataclass(value):
+        return [kind, *_in_a_file(children(value))]
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        items = [_in_a_file(item) for item in value]
+        return {list: items, tuple: tuple(items)}.get(type(value), [kind, *items])
+    if isinstance(value, WORDS) and type(value) not in WORDS:
+        return [kind, repr(value)]
+    return {key: _in_a_file(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,7 +290,7 @@ def resumed(engine: Engine, path: str | Path) -> Engine:
     """
     check_path("path", path)
     content = files.read(path)
-    if content.get("format") != FORMAT or content["engine"] != type(engine).__name__:
+    if content.get("format") != FORMAT or content.get("engine") != type(engine).__name__:
         kind = content.get("engine" if content.get("format") == FORMAT else "format")
         raise BadInput(
             f"{path} holds a {str(kind)[:60]}; expected a checkpoint of {type(engine).__name__}, which "

@@ -5,6 +5,7 @@ What a fit began with need not stand in a file: it is put down as its place in t
 
 import dataclasses
 import importlib
+import json
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence import files
 from pyro_evidence.errors import BadInput
 
 PACKAGE = __name__.split(".", maxsplit=1)[0]
@@ -19,59 +21,51 @@ WORDS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Siz
 CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "dict": dict, "slice": lambda items: slice(*items)}
 Place = list[Any]  # keys that lead from the root to an object inside
 Known = Mapping[int, tuple[Place, Any]]  # by identity, which is one's own as long as the object is kept
-# Every class of which a checkpoint or a saved posterior may hold objects, by its name there; imported when one is met.
-KINDS = {
-    "Status": "fitting.iterate:Status",
-    "Stop": "fitting.iterate:Stop",
-    "Dense": "precision.dense:Dense",
-    "Diagonal": "precision.dense:Diagonal",
-    "DenseElements": "precision.dense:DenseElements",
-    "Pattern": "precision.dense:Pattern",
-    "Layout": "precision.blocks:PanelLayout",
-    "Fronts": "precision.elimination:Fronts",
-    "Order": "precision.elimination:Order",
-    "BlockPrecision": "precision.blocks:BlockPrecision",
-    "BlockPlan": "precision.blocks:BlockPlan",
-    "BlockFamily": "precision.blocks:FamilyPlaces",
-    "BlockFactor": "precision.blocks:StepFactor",
-    "BlockStep": "precision.blocks:Step",
-    "LowRank": "precision.low_rank:LowRank",
-    "LowRankPlan": "precision.low_rank:LowRankPlan",
-    "LatentPrecision": "precision.gaussian_process:LatentPrecision",
-    "LatentMode": "precision.gaussian_process_mode:PredictorMode",
-    "RootFactor": "precision.gaussian_process_mode:RootFactor",
-    "WhitenedFactor": "precision.gaussian_process_mode:WhitenedFactor",
-    "BlocksLocal": "blocks.local:Local",
-    "BlocksModes": "blocks.local:Modes",
-    "SharedMode": "blocks.marginal:Place",
-    "LaplaceState": "laplace.approximation:LaplaceState",
-    "Problem": "laplace.approximation:Problem",
-    "Slope": "laplace.gradient:Slope",
-    "PruningTried": "laplace.pruning:PruningTried",
-    "TypeII": "laplace.type2:TypeII",
-    "Mixture": "mixture.data:Mixture",
-    "MixtureStatistics": "mixture.expectation:MixtureStatistics",
-    "MixtureJournal": "mixture.rounds:Journal",
-    "MixtureRestarts": "mixture.rounds:MixtureRestarts",
-    "MixtureEStep": "mixture.updates:EStep",
-    "MixtureTies": "mixture.updates:SharedParameters",
-    "Analysers": "mppca.expectation:FactorAnalysers",
-    "AnalysersStatistics": "mppca.expectation:FactorStatistics",
-    "AnalysersIterate": "mppca.updates:Iterate",
-    "AnalysersRestarts": "mppca.rounds:MPPCARestarts",
-    "PRBFNetwork": "prbf.densities:Network",
-    "PRBFPoint": "prbf.densities:Point",
-    "PRBFRestarts": "prbf.rounds:PRBFRestarts",
-    "FastState": "relevance.fast_marginal:FastState",
-    "BoundSums": "relevance.variational:BoundSums",
-    "VariationalState": "relevance.variational:VariationalState",
-    "AxisMap": "numerics.quadrature.reparameterise:AxisMap",
-    "Standardisation": "numerics.quadrature.reparameterise:Standardisation",
-    "QuadratureRule": "numerics.quadrature.rules:Rule",
-    "NormalDensity": "numerics.quadrature.densities:Normal",
-    "LatticeDensity": "numerics.quadrature.densities:Lattice",
-    "InterpolatedDensity": "numerics.quadrature.densities:Interpolated",
+# Every class of which a checkpoint or a saved posterior may hold objects, by the module that is imported to meet one.
+CLASSES = {
+    "fitting.iterate": "Status Stop",
+    "precision.dense": "Dense Diagonal DenseElements Pattern",
+    "precision.blocks": "PanelLayout BlockPrecision BlockPlan FamilyPlaces StepFactor Step",
+    "precision.elimination": "Fronts Order",
+    "precision.low_rank": "LowRank LowRankPlan",
+    "precision.gaussian_process": "LatentPrecision",
+    "precision.gaussian_process_mode": "PredictorMode RootFactor WhitenedFactor",
+    "blocks.local": "Local Modes",
+    "blocks.marginal": "Place",
+    "laplace.approximation": "LaplaceState Problem",
+    "laplace.gradient": "Slope",
+    "laplace.pruning": "PruningTried",
+    "laplace.type2": "TypeII",
+    "mixture.data": "Mixture",
+    "mixture.expectation": "MixtureStatistics",
+    "mixture.rounds": "Journal MixtureRestarts",
+    "mixture.updates": "EStep SharedParameters",
+    "mppca.expectation": "FactorAnalysers FactorStatistics",
+    "mppca.updates": "Iterate",
+    "mppca.rounds": "MPPCARestarts",
+    "prbf.densities": "Network Point",
+    "prbf.rounds": "PRBFRestarts",
+    "relevance.fast_marginal": "FastState",
+    "relevance.variational": "BoundSums VariationalState",
+    "numerics.quadrature.reparameterise": "AxisMap Standardisation",
 }
+KINDS = {name: f"{module}:{name}" for module, names in CLASSES.items() for name in names.split()}
+
+
+def encoded_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], advice: str = "") -> tuple[str, list[Tensor]]:
+    """The arguments of a model as JSON, in the order of their names, and the tensors among them.
+
+    :param advice: what else to do where they cannot be told from others.
+    :raises BadInput: for an argument that a file cannot hold, naming it and the place inside.
+    """
+    tensors: list[Tensor] = []
+    named = {f"argument {i}": value for i, value in enumerate(args)}
+    named |= {f"argument {name!r}": kwargs[name] for name in sorted(kwargs)}
+    try:
+        found = {name: files.encoded(value, tensors, name, " of the model") for name, value in named.items()}
+    except BadInput as error:
+        raise BadInput(f"{error} Pass such, or bind it to the model by functools.partial{advice}.") from None
+    return json.dumps(found), tensors
 
 
 def children(value: Any) -> list[tuple[Any, Any]]:
@@ -112,23 +106,12 @@ def put_down(value: Any, known: Known) -> Any:
         return value.detach()
     if type(value) in (list, tuple, dict, slice):
         return {type(value).__name__: [[key, put_down(child, known)] for key, child in children(value)]}
-    return _put_down_object(value, known)
-
-
-def _put_down_object(value: Any, known: Known) -> dict[str, Any]:
-    kind = {"kind": _kind_of(value)}
+    kind = type(value).__name__
+    if f"{type(value).__module__}:{type(value).__qualname__}" != f"{PACKAGE}.{KINDS.get(kind)}":
+        raise BadInput(f"the fit holds a {kind} that came up on the way, which no checkpoint can hold.")
     if isinstance(value, Enum):
-        return kind | {"member": value.name}
-    return kind | {"inside": [[name, put_down(child, known)] for name, child in children(value)]}
-
-
-def _kind_of(value: Any) -> str:
-    """The name in :data:`KINDS` of the class that a value is of."""
-    own = f"{type(value).__module__}:{type(value).__qualname__}"
-    for kind, path in KINDS.items():
-        if own == f"{PACKAGE}.{path}":
-            return kind
-    raise BadInput(f"the fit holds a {type(value).__name__} that came up on the way, which no checkpoint can hold.")
+        return {"kind": kind, "member": value.name}
+    return {"kind": kind, "inside": [[name, put_down(child, known)] for name, child in children(value)]}
 
 
 def taken_up(stored: Any, root: Any) -> Any:
@@ -171,41 +154,29 @@ def _kind_in_words(value: Any) -> str:
     return type(value).__name__
 
 
-def _object(stored: Mapping[str, Any], root: Any) -> Any:
-    """An object of one of the :data:`KINDS`: a member, or fields put together."""
-    kind = _class_of(stored["kind"])
-    if issubclass(kind, Enum):
-        return kind[stored["member"]]
-    return _built(kind, {name: taken_up(child, root) for name, child in stored["inside"]})
-
-
 def _at(root: Any, place: Sequence[Any]) -> Any:
     for key in place:
         root = dict(children(root))[key]
     return root
 
 
-def _class_of(kind: Any) -> Any:
-    """The class that a file calls by a name of :data:`KINDS`.
+def _object(stored: Mapping[str, Any], root: Any) -> Any:
+    """An object of one of the :data:`KINDS`, a member or a dataclass with these fields; nothing of its class is called.
 
-    :raises ValueError: for any other name.
+    :raises ValueError: for any other name, and unless these are all of its fields.
     """
-    if kind not in KINDS:
-        raise ValueError(f"it holds a {str(kind)[:60]!r}, which is no state of a fit")
-    module, name = KINDS[kind].split(":")
-    return getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
-
-
-def _built(kind: type, inside: Mapping[str, Any]) -> Any:
-    """A dataclass with these fields; nothing of its class is called.
-
-    :raises ValueError: unless these are all of its fields.
-    """
+    name = stored["kind"]
+    if name not in KINDS:
+        raise ValueError(f"it holds a {str(name)[:60]!r}, which is no state of a fit")
+    kind: Any = getattr(importlib.import_module(f"{PACKAGE}.{KINDS[name].split(':')[0]}"), name)
+    if issubclass(kind, Enum):
+        return kind[stored["member"]]
+    inside = {field: taken_up(child, root) for field, child in stored["inside"]}
     expected = {field.name for field in dataclasses.fields(kind)}
     if inside.keys() != expected:
         missing, unknown = sorted(expected - inside.keys()), sorted(map(str, inside.keys() - expected))
-        raise ValueError(f"a {kind.__name__} in it lacks fields {missing} and has unknown ones {unknown}")
-    found: Any = object.__new__(kind)
-    for name, value in inside.items():
-        object.__setattr__(found, name, value)
+        raise ValueError(f"a {name} in it lacks fields {missing} and has unknown ones {unknown}")
+    found = object.__new__(kind)
+    for field, value in inside.items():
+        object.__setattr__(found, field, value)
     return found

@@ -47,7 +47,7 @@ from pyro_evidence.posterior.groups import with_groups
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.nested import integrated
 from pyro_evidence.precision.choices import Curvature, exact_hessian
-from pyro_evidence.program.checks import Arguments, same_arguments
+from pyro_evidence.program.checks import Arguments, Constant, constant_targets, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
@@ -151,12 +151,19 @@ class LaplaceEvidence:
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         """Modes at the first hyperparameters, hyperparameters of the highest log evidence, posterior."""
-        self._start(args, kwargs)
-        best = self._maximise()
-        if not is_certified(best.state.laplace):
-            self._start(args, kwargs, factors=False)
+        self._constant: Constant | None = None
+        try:
+            self._start(args, kwargs)
             best = self._maximise()
-        return self._checked(best)
+            if not is_certified(best.state.laplace):
+                self._start(args, kwargs, factors=False)
+                best = self._maximise()
+            return self._checked(best)
+        except ArithmeticError as error:
+            if self._constant is None:
+                raise
+            said = constant_targets(self._constant, "give it a prior that has no mass near 0, such as LogNormal")
+            raise BadInput(f"{said} The fit has ended so: {error}") from error
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, factors: bool = True) -> None:
         """The modes at the hyperparameters that the model begins with.
@@ -175,6 +182,7 @@ class LaplaceEvidence:
         given: Any = {"maximise": self.maximise, "values": self.start.values}
         joint = LogJoint(self.model, args, kwargs, **given)
         joint.refuse_constant_targets()
+        self._constant = joint.constant if joint.has_latent_noise else None
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
         found = self.marginalise is None and problem.structure.has_weights_alone  # none of them sets a spread
@@ -279,6 +287,7 @@ class LaplaceEvidence:
             problem = self._of_groups(chunks, first, sites)
         else:
             rows = linear_rows(self.model, chunks, joining, make, self._check_for_chunks)
+            rows.joint.refuse_constant_targets()
             problem = problem_of(rows.joint, streamed_structure(rows), self.curvature or exact_hessian)
         self._search(problem)
         self._data = None

@@ -112,7 +112,7 @@ class RVM:
         :param chunks: tuples of the model's positional arguments, as for :meth:`REVM.run_chunks`.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
-        return self._climbed(linear_weights_in_chunks(self.model, self.site, chunks))
+        return self._climbed(linear_weights_in_chunks(self.model, self.site, chunks, self.noise))
 
     def _climbed(self, rows: Rows[Weights]) -> RVMPosterior:
         start = self._start(rows)
@@ -188,33 +188,32 @@ def linear_weights(
             f"{'there are ' + ', '.join(other) if other else 'a predictor is not linear'}. REVM takes such "
             "models."
         )
-    require_search(weights)
-    if noise is not None:
-        joint = weights.joint
-        nodes = joint.trace(joint.initial_u, joint.initial_theta).nodes
-        constant = constant_targets({n: nodes[n] for n in joint.observed}, None)
-        if constant is not None:
-            raise BadInput(constant)
+    require_search(weights, noise)
     return Rows.resident(weights, len(weights.target.parts[0].c))
 
 
-def linear_weights_in_chunks(model: Model, site: str | Sequence[str] | None, chunks: Chunks) -> Rows[Weights]:
+def linear_weights_in_chunks(
+    model: Model, site: str | Sequence[str] | None, chunks: Chunks, noise: str | None = None
+) -> Rows[Weights]:
     """The weights of data in chunks, of a model in which they are all that is latent; one pass.
 
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or differ in more than their rows.
     :raises UnsupportedModel, NotSmooth: as :func:`linear_weights`.
     """
     rows = weights_in_chunks(model, site, chunks, COMMUNICATOR.get())
-    require_search(rows.example)
+    require_search(rows.example, noise)
     return rows
 
 
-def require_search(weights: Weights) -> None:
+def require_search(weights: Weights, noise: str | None) -> None:
     """Refuse targets whose digits are an offset, and a corner at weights of zero, where the search starts.
 
+    :param noise: the param of a scale that is to be found, for which targets must vary.
     :raises BadInput, NotSmooth: naming the site.
     """
     joint = weights.joint
+    if noise is not None and joint.constant is not None:
+        raise constant_targets(joint.constant)
     refuse_offsets(weights)
     assert isinstance(weights.target, LinearTarget)
     size = torch.stack([part.J.abs().amax((0, 1)) for part in weights.target.parts]).amax(0)

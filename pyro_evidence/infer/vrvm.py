@@ -92,7 +92,7 @@ class VRVM:
         :param chunks: tuples of the model's positional arguments, as for :meth:`REVM.run_chunks`.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
-        return self._climbed(linear_weights_in_chunks(self.model, self.site, chunks))
+        return self._climbed(linear_weights_in_chunks(self.model, self.site, chunks, self.noise))
 
     def _climbed(self, rows: Rows[Weights]) -> RVMPosterior:
         self._of = of_all_rows(rows)

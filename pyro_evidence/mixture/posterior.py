@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -22,8 +21,6 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import as_tensors, new_data, require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, seeded
-
-MIXTURE = archive.LAPLACE | {"paths": [Array("S")], "num_components": int, "limit": str}
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,6 +46,11 @@ class MixturePosterior(LaplacePosterior):
     (2, (60, 4), (60,))
     """
 
+    schema: ClassVar[Mapping[str, Any]] = archive.LAPLACE | {
+        "paths": [Array("S")],
+        "num_components": int,
+        "limit": str,
+    }
     _in_blocks: ClassVar[bool] = False
     _maximises_evidence: ClassVar[bool] = False
 
@@ -214,34 +216,21 @@ class MixturePosterior(LaplacePosterior):
             return None
         return correlation_gain(self.recognised, self.mixture, self.responsibilities())
 
-    def save(self, path: str | Path) -> None:
-        """Tensors and settings, no code.
-
-        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them; where the
-            data came in chunks and were not kept.
-        """
-        own = {"paths": self.paths, "num_components": len(self.active), "limit": self.limit}
-        archive.write(self._record() | own, path)
+    def _record(self) -> dict[str, Any]:
+        return super()._record() | {"paths": self.paths, "num_components": len(self.active), "limit": self.limit}
 
     @classmethod
-    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MixturePosterior":
-        """A saved posterior, over the same model, whatever the number of components that it began with.
-
-        :raises BadInput: when the file is not one of ours, or the model is another.
-        """
-        record = archive.read(path, map_location)
-        with archive.checked(record, MIXTURE) as sizes:
-            num = record["num_components"]
-            if not 0 < num <= sizes["D"]:
-                raise BadInput(f"num_components is {num:.4g}; expected 1 to {sizes['D']}, one weight each at least.")
-            model = with_components(model, num)
-            state = archive.restore(record, model)
-            archive.require_laplace(state, record)
-            structure = recognise_mixture(LogJoint(model, record["args"], record["kwargs"]))
-            hypers = recognise_mixture(state.problem.joint).start
-            mixture = replace(hypers, w=state.u[structure.index].unsqueeze(0))
-            history, paths = archive.history(record), tuple(record["paths"])
-            return cls(state, *history, recognised=structure, mixture=mixture, paths=paths, limit=record["limit"])
+    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "MixturePosterior":
+        num = content["num_components"]
+        if not 0 < num <= sizes["D"]:
+            raise BadInput(f"num_components is {num:.4g}; expected 1 to {sizes['D']}, one weight each at least.")
+        model = with_components(model, num)
+        state = archive.restore(content, model)
+        archive.require_laplace(state)
+        structure = recognise_mixture(LogJoint(model, content["args"], content["kwargs"]))
+        mixture = replace(recognise_mixture(state.problem.joint).start, w=state.u[structure.index].unsqueeze(0))
+        own = {"recognised": structure, "mixture": mixture, "paths": tuple(content["paths"]), "limit": content["limit"]}
+        return cls(state, *archive.history(content), **own)
 
 
 def without_data(posterior: MixturePosterior) -> MixturePosterior:

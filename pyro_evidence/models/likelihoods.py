@@ -115,9 +115,12 @@ def _check_labels(t: Tensor, num_classes: int) -> None:
     whole = not t.is_floating_point() or bool((t == t.round()).all())
     if t.numel() and whole and 0 <= float(t.min()) and float(t.max()) < num_classes:  # asked at every run of a model
         return
-    wrong = t[(t != t.long()) | (t < 0) | (t >= num_classes)]
-    if len(wrong):
-        raise BadInput(f"t holds the label {float(wrong[0]):g}; expected whole numbers from 0 to {num_classes - 1}.")
+    wrong = (t != t.long()) | (t < 0) | (t >= num_classes)
+    if bool(wrong.any()):
+        raise BadInput(
+            f"t holds the label {float(t[wrong][0]):g}; expected whole numbers from 0 to {num_classes - 1}. Look at "
+            f"t{wrong.nonzero()[0].tolist()}."
+        )
 
 
 def _shaped(t: Tensor, eta: Tensor, event: tuple[int, ...] = ()) -> Tensor:

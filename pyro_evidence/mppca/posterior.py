@@ -1,8 +1,8 @@
 """What a fit of a mixture of probabilistic PCA returns, its principal subspaces in one form only."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -91,7 +91,13 @@ class LatentCoordinates:
         return self.responsibilities.argmax(-1)
 
 
-MPPCA = archive.LAPLACE | {
+BY_NAME = {
+    "refusal": str,
+    "log_evidence_literal": float,
+    "log_evidence_occam": float,
+    "limit": str,
+}  # as in the posterior
+OWN = BY_NAME | {
     "log_evidence": Array("", finite=False),
     "analysers": {
         "W": Array("1 K m q"),
@@ -101,9 +107,6 @@ MPPCA = archive.LAPLACE | {
         "alpha": Array("1 K q", finite=False),
         "columns": Array("1 K q", torch.bool),
     },
-    "refusal": str,
-    "other_evidences": [float, float],
-    "limit": str,
 }
 
 
@@ -132,6 +135,7 @@ class MPPCAPosterior(LaplacePosterior):
     (60, 4)
     """
 
+    schema: ClassVar[Mapping[str, Any]] = archive.LAPLACE | OWN
     _maximises_evidence: ClassVar[bool] = False
 
     _: KW_ONLY
@@ -333,49 +337,23 @@ class MPPCAPosterior(LaplacePosterior):
             **diagnostics.not_checked(),
         }
 
-    def save(self, path: str | Path) -> None:
-        """Write tensors and settings, no code; see :meth:`LaplacePosterior.save`."""
-        own = {
-            "analysers": {f.name: getattr(self.analysers, f.name) for f in fields(FactorAnalysers)},
-            "refusal": self.refusal,
-            "other_evidences": [self.log_evidence_literal, self.log_evidence_occam],
-            "limit": self.limit,
-        }
-        archive.write(self._record() | own, path)
+    def _record(self) -> dict[str, Any]:
+        analysers = {f.name: getattr(self.analysers, f.name) for f in fields(FactorAnalysers)}
+        return super()._record() | {name: getattr(self, name) for name in BY_NAME} | {"analysers": analysers}
 
     @classmethod
-    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "MPPCAPosterior":
-        """A saved posterior, over the same model; one of data with gaps over ``marginalised(model)``.
-
-        The log evidence is computed anew where the precision is dense; the other two are believed.
-
-        :raises BadInput: when the file is not one of ours, or the model is another.
-        """
-        record = archive.read(path, map_location)
-        if "analysers" not in record:
-            raise BadInput(f"{path} holds another kind of posterior; load it with the class that saved it.")
-        with archive.checked(record, MPPCA) as sizes:
-            model = with_components(model, sizes["K"])
-            state = archive.restore(record, model)
-            structure = recognise_mppca(LogJoint(model, record["args"], record["kwargs"]))
-            analysers = FactorAnalysers(**record["analysers"])
-            _require_agreement(state, structure, analysers)
-            if bool(record["refusal"]) != bool(state.log_evidence.isnan()):
-                raise BadInput(
-                    f"log_evidence is {float(state.log_evidence):.10g}, expected "
-                    f"nan with a refusal, not {record['refusal']!r:.60}."
-                )
-            literal, occam = record["other_evidences"]
-            return cls(
-                state,
-                *archive.history(record),
-                recognised=structure,
-                analysers=analysers,
-                refusal=record["refusal"],
-                log_evidence_literal=literal,
-                log_evidence_occam=occam,
-                limit=record["limit"],
+    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "MPPCAPosterior":
+        model = with_components(model, sizes["K"])
+        state, analysers = archive.restore(content, model), FactorAnalysers(**content["analysers"])
+        structure = recognise_mppca(LogJoint(model, content["args"], content["kwargs"]))
+        _require_agreement(state, structure, analysers)
+        if bool(content["refusal"]) != bool(state.log_evidence.isnan()):
+            raise BadInput(
+                f"log_evidence is {float(state.log_evidence):.10g}, expected "
+                f"nan with a refusal, not {content['refusal']!r:.60}."
             )
+        own = {name: content[name] for name in BY_NAME}
+        return cls(state, *archive.history(content), recognised=structure, analysers=analysers, **own)
 
 
 def _require_agreement(state: LaplaceState, structure: MPPCAStructure, analysers: FactorAnalysers) -> None:

@@ -95,6 +95,8 @@ class Integral:
     :ivar density: of ``z``, continuous.
     :ivar nodes: Laplace inside at the nodes, and ``log_weights`` the posterior mass of each, ``(K,)``.
     :ivar method: how it was done, for the reader.
+    :ivar rule: which function of this module makes it again: ``by_product``, ``by_lattice``, ``by_design``,
+        ``by_draws``.
     """
 
     outer_mode: OuterMode
@@ -105,6 +107,7 @@ class Integral:
     nodes: ConditionalModes
     log_weights: Tensor
     method: str
+    rule: str
 
     @property
     def phi(self) -> Tensor:
@@ -186,13 +189,14 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
     :param elsewhere: places of other modes on one axis, ``(M, d)``.
     """
     bent, d = found.straight.bent(found.profile), found.straight.num_dims
+    draws = rules.student_draws(NUM_DRAWS, d).to(bent.centre)
     if d <= rules.PRODUCT_DIMS:
         settled = None if len(elsewhere) else _settled(found, bent, tolerance)
-        return settled or adaptive_grid(found, tolerance, elsewhere) or importance_sampled(found, bent, tolerance)
+        return settled or adaptive_grid(found, tolerance, elsewhere) or by_draws(found, bent, draws)
     if d <= rules.LARGEST_DESIGN:
-        design = _design(found, bent)
-        return design if design.error <= 10.0 * tolerance else importance_sampled(found, bent, tolerance)
-    return importance_sampled(found, bent, tolerance)
+        design = by_design(found, bent)
+        return design if design.error <= 10.0 * tolerance else by_draws(found, bent, draws)
+    return by_draws(found, bent, draws)
 
 
 def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
@@ -237,17 +241,21 @@ def adaptive_grid(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Inte
         high = {cell for cell, each in height.items() if each > low}
         before, step = total, 0.5 * step
     cells = torch.tensor(sorted(height), device=starts.device)
-    nodes = found.inner(found.straight.forward(step * cells.to(starts)))
-    log_mass = nodes.log_density + found.straight.log_slope(found.centre) + len(found.centre) * math.log(step)
+    where = "over several modes" if len(elsewhere) else f"of {len(found.centre)} axes"
+    method = f"{len(cells)} nodes on a lattice {where}"
+    return replace(by_lattice(found, found.straight, cells, step), error=error, method=method)
+
+
+def by_lattice(found: OuterMode, where: Standardisation, cells: Tensor, step: float) -> Integral:
+    """The integral over cells ``(K, d)`` of a lattice, whole numbers; its error is not known."""
+    z = step * cells.to(where.centre)
+    nodes, log_mass = _at(found, where, z, z.new_full((len(z),), where.num_dims * math.log(step)))
     corner = cells.amin(0)
     table = torch.full((cells.amax(0) - corner + 1).tolist(), -math.inf).to(log_mass)
     table[tuple((cells - corner).T)] = log_mass
-    density = Lattice(step, step * corner.to(starts), table)
-    where = "over several modes" if len(elsewhere) else f"of {len(found.centre)} axes"
-    method = f"{len(cells)} nodes on a lattice {where}"
-    return Integral(
-        found, found.straight, density, log_mass.logsumexp(0), error, nodes, log_mass.log_softmax(0), method
-    )
+    density = Lattice(step, step * corner.to(z), table)
+    numbers = (log_mass.logsumexp(0), math.inf, nodes, log_mass.log_softmax(0))
+    return Integral(found, where, density, *numbers, "a lattice", "by_lattice")
 
 
 def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> dict[tuple[int, ...], float] | None:
@@ -275,17 +283,23 @@ def _products(found: OuterMode, where: Standardisation) -> Iterator[Integral]:
     for num in NODES:
         if num**where.num_dims > MOST_NODES:
             return
-        axis = rules.gauss_hermite(num)
-        rule = rules.product(axis, where.num_dims)
-        nodes, log_ratio = _at(found, where, rule.nodes)
-        log_ratio = _filled(rule, log_ratio)
-        if not bool(torch.isfinite(log_ratio).all()):
+        now = by_product(found, where, num)
+        if not bool(torch.isfinite(now.log_weights).all()):
             return
-        log_evidence = rule.log_mean(log_ratio)
-        density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * where.num_dims))
-        weights = rule.log_weights + log_ratio - log_evidence
-        method = f"{num} nodes on each of {where.num_dims} axes" if where.num_dims > 1 else f"{num} nodes"
-        yield Integral(found, where, density, log_evidence, math.inf, nodes, weights, method)
+        yield now
+
+
+def by_product(found: OuterMode, where: Standardisation, num: int) -> Integral:
+    """The integral by so many nodes on each axis; its error is not known."""
+    axis, d = rules.gauss_hermite(num), where.num_dims
+    rule = rules.product(axis, d)
+    nodes, log_mass = _at(found, where, rule.nodes, rule.log_weights - _log_normal(rule.nodes))
+    log_ratio = _filled(rule, log_mass - rule.log_weights)
+    log_evidence = rule.log_mean(log_ratio)
+    density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * d))
+    weights = rule.log_weights + log_ratio - log_evidence
+    method = f"{num} nodes on each of {d} axes" if d > 1 else f"{num} nodes"
+    return Integral(found, where, density, log_evidence, math.inf, nodes, weights, method, "by_product")
 
 
 def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
@@ -298,23 +312,32 @@ def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
     return log_ratio.index_copy(0, torch.nonzero(missing).squeeze(-1), log_ratio[nearest])
 
 
-def _at(found: OuterMode, where: Standardisation, z: Tensor) -> tuple[ConditionalModes, Tensor]:
-    """Laplace inside at ``z`` ``(K, d)``, and the log of what is integrated over the standard normal density."""
-    nodes = found.inner(where.forward(z))
-    log_normal = -0.5 * (z.square() + math.log(math.tau)).sum(-1)
-    return nodes, nodes.log_density + where.log_slope(z) - log_normal
+def _log_normal(z: Tensor) -> Tensor:
+    return -0.5 * (z.square() + math.log(math.tau)).sum(-1)
 
 
-def _design(found: OuterMode, where: Standardisation) -> Integral:
+def _at(
+    found: OuterMode, where: Standardisation, z: Tensor, log_volume: Tensor, *, thorough: bool = True
+) -> tuple[ConditionalModes, Tensor]:
+    """Laplace inside at ``z`` ``(K, d)``, and the log mass of the marginalised sites about each, nats, ``(K,)``.
+
+    :param log_volume: of which each stands for all ``z``, ``(K,)``.
+    """
+    nodes = found.inner(where.forward(z), thorough=thorough)
+    return nodes, nodes.log_density + where.log_slope(z) + log_volume
+
+
+def by_design(found: OuterMode, where: Standardisation) -> Integral:
     """A central composite design; its error is what its centre and axes alone would say otherwise."""
     rule = rules.central_composite(where.num_dims)
-    nodes, log_ratio = _at(found, where, rule.nodes)
-    log_evidence = rule.log_mean(log_ratio)
-    weights = rule.log_weights + log_ratio - log_evidence
+    nodes, log_mass = _at(found, where, rule.nodes, rule.log_weights - _log_normal(rule.nodes))
+    log_evidence = log_mass.logsumexp(0)
+    log_ratio = log_mass - rule.log_weights
     error = float((rules.axes_of(rule).log_mean(log_ratio[: 2 * where.num_dims + 1]) - log_evidence).abs())
-    density = _normal(rule.nodes, weights)
+    weights = log_mass - log_evidence
     method = f"central composite design of {len(rule.nodes)} nodes in {where.num_dims} dimensions"
-    return Integral(found, where, density, log_evidence, error, nodes, weights, method)
+    numbers = (log_evidence, error, nodes, weights)
+    return Integral(found, where, _normal(rule.nodes, weights), *numbers, method, "by_design")
 
 
 def _normal(z: Tensor, log_weights: Tensor) -> Normal:
@@ -325,22 +348,19 @@ def _normal(z: Tensor, log_weights: Tensor) -> Normal:
     return Normal(loc, torch.linalg.cholesky(covariance))
 
 
-def importance_sampled(found: OuterMode, where: Standardisation, tolerance: float) -> Integral:
-    """Importance sampling over the marginalised sites from a Student-t at their mode, in the mapped coordinates.
+def by_draws(found: OuterMode, where: Standardisation, z: Tensor) -> Integral:
+    """Importance sampling over the marginalised sites by draws ``(S, d)`` from a Student-t, in mapped coordinates.
 
     :raises ImproperPosterior: where a few draws carry all the weight.
     """
-    z = rules.student_draws(NUM_DRAWS, where.num_dims).to(where.centre)
-    nodes = found.inner(where.forward(z), thorough=False)
-    log_weights = (nodes.log_density + where.log_slope(z) - rules.student_log_density(z)).nan_to_num(nan=-torch.inf)
-    log_evidence = importance.log_mean(log_weights)
-    if float(importance.effective_sample_size(log_weights)) < max(20.0, 2.0 * where.num_dims):
-        raise ImproperPosterior(_scattered(found, log_weights))
-    weights = log_weights.log_softmax(0)
-    error = float(importance.standard_error(log_weights))
-    density = _normal(z, weights)
-    method = f"importance sampling with {NUM_DRAWS} draws in {where.num_dims} dimensions"
-    return Integral(found, where, density, log_evidence, error, nodes, weights, method)
+    nodes, log_mass = _at(found, where, z, -rules.student_log_density(z) - math.log(len(z)), thorough=False)
+    log_mass = log_mass.nan_to_num(nan=-torch.inf)
+    if float(importance.effective_sample_size(log_mass)) < max(20.0, 2.0 * where.num_dims):
+        raise ImproperPosterior(_scattered(found, log_mass))
+    weights, error = log_mass.log_softmax(0), float(importance.standard_error(log_mass))
+    method = f"importance sampling with {len(z)} draws in {where.num_dims} dimensions"
+    numbers = (log_mass.logsumexp(0), error, nodes, weights)
+    return Integral(found, where, _normal(z, weights), *numbers, method, "by_draws")
 
 
 def _scattered(found: OuterMode, log_weights: Tensor) -> str:

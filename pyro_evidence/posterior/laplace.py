@@ -1,11 +1,10 @@
 """The posterior by Laplace's approximation: evidence, hyperparameters, draws, a guide, and diagnostics."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -42,7 +41,7 @@ SUMMARISED = 12  # hyperparameters up to which summary() gives their standard de
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LaplacePosterior(Posterior, Tabulated):
+class LaplacePosterior(Posterior, Tabulated, archive.Saved):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     :ivar state: the last iterate; every number below is of this one.
@@ -70,6 +69,7 @@ class LaplacePosterior(Posterior, Tabulated):
     restarts: Tensor
     failures: tuple[str, ...] = ()
 
+    schema: ClassVar[Mapping[str, Any]] = archive.LAPLACE
     _normal: ClassVar[bool] = True
     _in_blocks: ClassVar[bool] = True
     _maximises_evidence: ClassVar[bool] = True  # not what else may stand for it in the loop
@@ -483,37 +483,11 @@ class LaplacePosterior(Posterior, Tabulated):
         with own_random_numbers(), without_validation(), poutine.block(), torch.no_grad():
             poutine.condition(joint.model, data=self.mode | sites)(*joint.args, **joint.kwargs)
 
-    def save(self, path: str | Path) -> None:
-        """Write tensors and settings, no code, in the layout of safetensors; the file is whole or is not there.
-
-        :raises BadInput: when the model's arguments are not tensors, numbers, strings or containers of them.
-        :raises NotWritten: when the disk is full or the folder cannot be written to; what was there before stays.
-        """
-        archive.write(self._record(), path)
-
     def _record(self) -> dict[str, Any]:
-        return archive.record(self.state) | {
-            "status": self.status,
-            "log_evidences": list(self.log_evidences),
-            "restarts": self.restarts,
-            "failures": list(self.failures),
-        }
+        return archive.record(self.state) | {name: getattr(self, name) for name in archive.HISTORY}
 
     @classmethod
-    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "LaplacePosterior":
-        """A saved posterior, over the same model.
-
-        What follows from the model, its data and the mode is computed anew: log joint, log evidence, log hyperprior,
-        the slope at the mode.  Elements of the precision are looked at in one direction, and the way of the fit (its
-        status, the log evidence of each step and restart, failures) is believed.
-
-        :param map_location: a device, or a dict of devices: ``"cpu"`` for a file that was written with a GPU.
-        :raises BadInput: when the file is not one of ours, or the model is another.
-        """
-        record = archive.read(path, map_location)
-        if "nested" in record:
-            raise BadInput(f"{path} holds a posterior with marginalised sites; load it with NestedPosterior.load.")
-        with archive.checked(record, archive.LAPLACE):
-            state = archive.restore(record, model)
-            archive.require_laplace(state, record)
-            return cls(state, *archive.history(record))
+    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "LaplacePosterior":
+        state = archive.restore(content, model)
+        archive.require_laplace(state)
+        return cls(state, *archive.history(content))

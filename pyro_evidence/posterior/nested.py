@@ -1,9 +1,8 @@
 """The posterior of a fit with marginalised sites, and the marginals of single sites."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -49,6 +48,7 @@ class NestedPosterior(LaplacePosterior):
     >>> posterior.marginal("tau").mean  # doctest: +SKIP
     """
 
+    schema: ClassVar[Mapping[str, Any]] = archive.NESTED
     _normal: ClassVar[bool] = False
     _maximises_evidence: ClassVar[bool] = False
     _num_tabulated: ClassVar[int] = NUM_DRAWS  # each with an inner mode of its own
@@ -187,20 +187,10 @@ class NestedPosterior(LaplacePosterior):
         return super()._record() | {"nested": archive.record_integral(self.integral)}
 
     @classmethod
-    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "NestedPosterior":
-        """A saved posterior, over the same model.
-
-        :param map_location: as for ``torch.load``.
-        :raises BadInput: when the file is not one of ours, has no marginalised sites, or the model is another.
-        """
-        content = archive.read(path, map_location)
-        if "nested" not in content:
-            raise BadInput(f"{path} holds a posterior without marginalised sites; load it with LaplacePosterior.load.")
-        with archive.checked(content, archive.NESTED):
-            state = archive.restore(content, model)
-            integral = archive.restore_integral(content["nested"], state, model)
-            archive.require_equal("log_evidence", integral.log_evidence, state.log_evidence, state.problem.joint.dtype)
-            return cls(state, *archive.history(content), integral=integral)
+    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "NestedPosterior":
+        state = archive.restore(content, model)
+        integral = archive.restore_integral(content["nested"], state, model)
+        return cls(state, *archive.history(content), integral=integral)
 
 
 def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: LaplacePosterior) -> NestedPosterior:

@@ -37,11 +37,8 @@ def rows_of_chunks(model: PRBF, chunks: Chunks, communicator: Communicator) -> R
     def check(number: int, args: tuple[Any, ...]) -> None:
         if len(args) > 2:
             raise BadInput(f"chunk {number} has {len(args)} arguments; expected (X, labels), or (X,) of one class.")
-        try:
-            check_network_inputs(args[0])
-            labelled(model, args)
-        except BadInput as error:
-            raise BadInput(f"chunk {number}: {error}") from error
+        check_network_inputs(args[0])
+        labelled(model, args)
 
     return Rows.of_chunks(
         model, chunks, lambda number, args: labelled(model, args), check=check, communicator=communicator

@@ -1,11 +1,10 @@
 """What a fit of the probabilistic RBF network returns."""
 
 import html
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -24,7 +23,6 @@ from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
 from pyro_evidence.prbf.updates import CovarianceGain, covariance_gain
 
 THICK = 0.1  # nats of overlap at which a kernel's line is thickest
-FORMAT = "pyro_evidence PRBF posterior 1"
 
 
 class Rejection(NamedTuple):
@@ -54,10 +52,7 @@ class ClassWithoutKernels(NamedTuple):
     num_rounds: int
 
 
-NETWORK = {
-    "format": str,
-    "model": str,
-    "network": [Array("1 K M"), Array("1 M D"), Array(), Array("1 K")],
+NETWORK = {  # entries that are called as in PRBFPosterior
     "alpha": float,
     "status": str,
     "objectives": [float],
@@ -83,7 +78,7 @@ def _sampled(mode: dict[str, Tensor], *args: Any, **kwargs: Any) -> dict[str, Te
 
 @within_memory
 @dataclass(frozen=True, repr=False)
-class PRBFPosterior:
+class PRBFPosterior(archive.Saved):
     """The network at the maximum of its penalised likelihood: a point, not a distribution over parameters.
 
     :ivar model: the Pyro model it was fitted for.
@@ -110,6 +105,11 @@ class PRBFPosterior:
     >>> posterior.predict(torch.tensor([[0.0, 0.0], [6.0, 6.0]])).argmax(-1).tolist()
     [0, 1]
     """
+
+    schema: ClassVar[Mapping[str, Any]] = NETWORK | {
+        "model": str,
+        "network": [Array("1 K M"), Array("1 M D"), (Array("1 M 1"), Array("1 M D"), Array("1 M D D")), Array("1 K")],
+    }
 
     model: PRBF
     network: Network
@@ -226,35 +226,22 @@ class PRBFPosterior:
             )
         return self.model.kernels.features(X.to(self.loc))
 
-    def save(self, path: str | Path) -> None:
-        """Write tensors and numbers to a file; no code, and not the training data."""
-        own = {name: getattr(self, name) for name in _kept()}
-        content = own | {name: [tuple(item) for item in own[name]] for name in EVENTS}
-        archive.write(content | {"format": FORMAT, "model": repr(self.model), "network": parts_of(self.network)}, path)
+    def _record(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in NETWORK}
+        own |= {name: [tuple(item) for item in own[name]] for name in EVENTS}
+        return own | {"model": repr(self.model), "network": parts_of(self.network)}
 
     @classmethod
-    def load(cls, path: str | Path, model: PRBF, *, map_location: Any = None) -> "PRBFPosterior":
-        """A saved posterior, over the same model.
-
-        Shares and covariances must be such; what would take the data (the log likelihood, counts, overlaps) and the way
-        of the fit are believed.
-
-        :param map_location: as for :meth:`LaplacePosterior.load`.
-        :raises BadInput: when the file is not one of ours, or the model is another.
-        """
-        content = archive.read(path, map_location, FORMAT)
-        with archive.checked(content, NETWORK):
-            # settings without units, a function whose name is a place in memory
-            saved, found = (text.partition(", units=")[0] + ")" for text in (content["model"], repr(model)))
-            if saved != found:
-                raise BadInput(
-                    f"{path} holds the network of {saved}; the model is {found}. Load it with its own model."
-                )
-            own = {name: content[name] for name in _kept()} | {"objectives": tuple(content["objectives"])}
-            own |= {name: tuple(kind(*item) for item in own[name]) for name, kind in EVENTS.items()}
-            posterior = cls(model=model, network=Network(*content["network"]), **own)
-            posterior._require_probabilities()
-            return posterior
+    def _restored(cls, content: Mapping[str, Any], model: PRBF, sizes: Mapping[str, int]) -> "PRBFPosterior":
+        # settings without units, a function whose name is a place in memory
+        saved, found = (text.partition(", units=")[0] + ")" for text in (content["model"], repr(model)))
+        if saved != found:
+            raise BadInput(f"it holds the network of {saved}; the model is {found}. Load it with its own model.")
+        own = {name: content[name] for name in NETWORK} | {"objectives": tuple(content["objectives"])}
+        own |= {name: tuple(kind(*item) for item in own[name]) for name, kind in EVENTS.items()}
+        posterior = cls(model=model, network=Network(*content["network"]), **own)
+        posterior._require_probabilities()
+        return posterior
 
     def _require_probabilities(self) -> None:
         """Refuse a network of a file that is none.
@@ -337,8 +324,3 @@ class PRBFPosterior:
         axes.set(xlabel=f"input {x}", ylabel=f"input {y}")
         axes.legend()
         return axes
-
-
-def _kept() -> list[str]:
-    """What a file holds beside the model's settings and the network."""
-    return [f.name for f in fields(PRBFPosterior) if f.name not in ("model", "network", "training")]

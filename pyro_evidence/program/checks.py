@@ -15,7 +15,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from pyro_evidence.data.arrays import as_tensor, require_dense
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics.coordinates import is_identity, unconstrained_shape
-from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.program.sites import (
     Node,
     Trace,
@@ -99,7 +98,7 @@ def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The arguments as a reader of an error message wants them: shape, dtype, how many are not finite."""
     given = list(tensors(args, kwargs))
     found = [f"{n}: shape {tuple(t.shape)}, {t.dtype}{bad_entries(t)}{_there(t, given)}" for n, t in given]
-    found += [f"{n}: {type(a).__name__}, no tensor" for n, a in arrays(args, kwargs)]
+    found += [f"{n}: {type(a).__name__}, no tensor" for n, a, _ in arrays(args, kwargs)]
     return "; ".join(found) or "no tensors among the arguments"
 
 
@@ -113,16 +112,15 @@ def _there(value: Tensor, given: Sequence[tuple[str, Tensor]]) -> str:
     return "".join(f", where {n} is {int(t[row])}" for n, t in levels)
 
 
-def arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Arguments that hold data and are no tensors, arrays, tables, lists of numbers, with what to call them."""
-    found = []
+def arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Arguments that hold data and are no tensors, arrays, tables, lists, with what to call them and an element."""
+    found: list[tuple[str, Any, Any]] = []
     for name, value in _named(args, kwargs).items():
         if isinstance(value, list | tuple):
-            is_array = len(value) > 0 and isinstance(value[0], int | float | str | list | tuple)
-        else:
-            is_array = hasattr(value, "__array__") and not isinstance(value, Tensor)
-        if is_array:
-            found.append((name, value))
+            if len(value) > 0 and isinstance(value[0], int | float | str | list | tuple):
+                found.append((name, value, value[0]))
+        elif hasattr(value, "__array__") and not isinstance(value, Tensor):
+            found.append((name, value, next(iter(value.__array__().flat), None)))
     return found
 
 
@@ -187,24 +185,15 @@ def _levels(error: Exception, given: Sequence[tuple[str, Tensor]]) -> str:
     return f"A site of n levels has the levels 0 to n - 1{'; ' * bool(seen)}{seen}. "
 
 
-def _other_types(given: Sequence[tuple[str, Tensor]], others: Sequence[tuple[str, Any]]) -> str:
+def _other_types(given: Sequence[tuple[str, Tensor]], others: Sequence[tuple[str, Any, Any]]) -> str:
     """The advice on data that are no tensors, :func:`arrays`, and on tensors of integers and complex numbers."""
-    words = []
-    for name, value in others:
-        if isinstance(value, list | tuple):
-            is_words = isinstance(value[0], str)
-        else:
-            array = value.__array__()
-            objects = array.dtype.kind == "O" and array.size > 0
-            is_words = array.dtype.kind in "US" or (objects and isinstance(array.flat[0], str))
-        if is_words:
-            words.append(name)
+    words = [name for name, _, element in others if isinstance(element, str | bytes)]
     if words:
         named = ", ".join(words)
         return f"Levels are whole numbers from 0: codes, levels = pandas.factorize({named}), and pass the codes. "
     whole = ", ".join(n for n, t in given if not t.is_floating_point() and not t.is_complex())
     imaginary = ", ".join(n for n, t in given if t.is_complex())
-    named = ", ".join(n for n, _ in others)
+    named = ", ".join(n for n, *_ in others)
     advice = f"Expected tensors: write torch.as_tensor(...) around {named}. " if others else ""
     advice += f"Expected real numbers: pass the .real or the .abs() of {imaginary}. " if imaginary else ""
     return advice + (f"Integers and floats may not mix: try .double() after {whole}. " if whole else "")
@@ -417,12 +406,8 @@ def check_structure(trace: Trace, latent: Iterable[str], known: frozenset[str]) 
     """
     nodes = trace.nodes
     gone = [n for n in latent if n not in nodes]
-    new = [
-        n
-        for n, s in nodes.items()
-        if n not in known
-        and (s["type"] == "param" or (s["type"] == "sample" and not s["is_observed"] and not is_plate(s)))
-    ]
+    free = {n for n, s in sample_nodes(trace).items() if not s["is_observed"]}.union(trace.param_nodes)
+    new = [n for n in nodes if n in free - known]
     if gone or new:
         raise UnsupportedModel(
             f"the model's sites change from run to run: {', '.join(f'{n!r}' for n in new + gone)} "
@@ -465,25 +450,33 @@ def check_reads(before: Mapping[str, Node], after: Mapping[str, Node], observed:
         )
 
 
-def constant_targets(observed: Mapping[str, Node], noise: Sequence[Tensor] | None) -> str | None:
-    """The error message for targets that are one constant, where the scale of their noise is to be found; else None.
+Constant = tuple[str, float, int]  # the first observed site, its one number, and how many times it is observed
 
-    :param observed: the observed nodes of a run.
-    :param noise: what is maximised, in the graph of that run; None: the scale of the noise, whatever it is.
+
+def constant_data(observed: Mapping[str, Node]) -> Constant | None:
+    """The one number that all data are, where their distributions have a scale; else None."""
+    data = torch.cat([torch.as_tensor(node["value"]).reshape(-1) for node in observed.values()] or [torch.empty(0)])
+    scaled = all(hasattr(fn, "loc") and hasattr(fn, "scale") for fn in scaled_by(observed))
+    is_constant = scaled and len(data) > 1 and bool((data == data[0]).all())
+    return (next(iter(observed)), float(data[0]), len(data)) if is_constant else None
+
+
+def scaled_by(observed: Mapping[str, Node]) -> list[Any]:
+    """The distributions of observed sites, without what is around them."""
+    return [innermost(node["fn"]) for node in observed.values()]
+
+
+def constant_targets(constant: Constant, otherwise: str = "pass maximise=()") -> BadInput:
+    """The error message for targets that are one constant, where the scale of their noise is to be found.
+
+    :param otherwise: what else to do about that scale.
     """
-    fns = [innermost(node["fn"]) for node in observed.values()]
-    if not fns or not all(hasattr(fn, "loc") and hasattr(fn, "scale") for fn in fns):
-        return None
-    data = torch.cat([torch.as_tensor(node["value"]).reshape(-1) for node in observed.values()])
-    if len(data) < 2 or not bool((data == data[0]).all()):
-        return None
-    if noise is None or any(any(takes_part(fn.scale, noise)) for fn in fns):
-        return (
-            f"site '{next(iter(observed))}' observes one constant, {float(data[0]):g}, {len(data):,} times: a constant "
-            f"is met exactly, and the log evidence grows without a bound as the scale of the noise goes to 0. Expected "
-            f"data that vary; or hold the scale at a number (beta=1.0), or pass maximise=()."
-        )
-    return None
+    site, value, number = constant
+    return BadInput(
+        f"site '{site}' observes one constant, {value:g}, {number:,} times: a constant is met exactly, and the log "
+        f"evidence grows without a bound as the scale of the noise goes to 0. Expected data that vary; or hold the "
+        f"scale at a number (beta=1.0), or {otherwise}."
+    )
 
 
 def check_same(first: float, second: float) -> None:
@@ -531,16 +524,14 @@ def check_begun(values: Mapping[str, Any], begun: Set[str], sites: Sequence[str]
 
 def same_arguments(a: Arguments, b: Arguments) -> bool:
     """Whether two calls have the same objects, or tensors of the same values, as arguments."""
-    if len(a[0]) != len(b[0]) or a[1].keys() != b[1].keys():
-        return False
-    for x, y in zip([*a[0], *a[1].values()], [*b[0], *b[1].values()], strict=True):
-        if x is y:
-            continue
-        if not isinstance(x, Tensor) or not isinstance(y, Tensor) or (x.dtype, x.device) != (y.dtype, y.device):
-            return False
-        if not torch.equal(x, y):
-            return False
-    return True
+    one, other = _named(*a), _named(*b)
+    return one.keys() == other.keys() and all(_same(x, other[name]) for name, x in one.items())
+
+
+def _same(x: Any, y: Any) -> bool:
+    if x is y or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        return x is y
+    return (x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y)
 
 
 def _check_support(name: str, node: Mapping[str, Any]) -> None:

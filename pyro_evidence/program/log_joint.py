@@ -16,7 +16,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.process_state import (
     empty_store,
     global_lock,
@@ -259,7 +259,11 @@ class LogJoint:
                 f"the same data in every run: pass tensors or lists, not a generator, which can be read only once."
             )
         checks.check_supports(continuous, trace.nodes)
-        self._constant = checks.constant_targets({n: trace.nodes[n] for n in self.observed}, [*hypers.values()])
+        observed = {n: trace.nodes[n] for n in self.observed}
+        self.constant = checks.constant_data(observed)
+        scales = [fn.scale for fn in checks.scaled_by(observed)] if self.constant else []
+        self.finds_noise = any(any(takes_part(scale, [*hypers.values()])) for scale in scales)
+        self.has_latent_noise = any(any(takes_part(scale, [*latents.values()])) for scale in scales)
         params = [n for n in hypers if n not in self.maximised_sites]
         density = self.total(trace) if params else theta
         felt = takes_part(density, [hypers[n] for n in params]) if density.requires_grad else [False] * len(params)
@@ -324,8 +328,8 @@ class LogJoint:
 
         :raises BadInput: naming the site.
         """
-        if self._constant is not None:
-            raise BadInput(self._constant)
+        if self.constant is not None and self.finds_noise:
+            raise checks.constant_targets(self.constant)
 
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], times: int) -> "LogJoint":
         """This model on all the data of which the present ones are every ``times``-th row."""

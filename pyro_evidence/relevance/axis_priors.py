@@ -221,10 +221,6 @@ class SparseState:
         """Active axes, shape ``(M, K_active)``."""
         raise NotImplementedError
 
-    def record(self) -> dict[str, Any]:
-        """What a file keeps of it: tensors and numbers."""
-        raise NotImplementedError
-
     @property
     def num_active(self) -> int:
         """How many axes the data keep."""

@@ -76,19 +76,6 @@ class REVMState(SparseState):
         """All but the local quadratic, which holds functions; its place is kept, as by a file."""
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"quadratic": bare(self.quadratic.y)}
 
-    def record(self) -> dict[str, Any]:
-        """What a file keeps of it."""
-        return {
-            "ridge": self.ridge,
-            "axes": list(self.axes),
-            "base": self.quadratic.y,
-            "alpha": self.alpha,
-            "active": self.active,
-            "x": self.x,
-            "log_likelihoods": [self.base_log_likelihood, self.null_log_likelihood],
-            "reason": self.reason.name,
-        }
-
     @property
     def misfit(self) -> Tensor:
         """``D``: the quadratic's log likelihood at ``w = 0`` minus the true one, nats; large is bad."""

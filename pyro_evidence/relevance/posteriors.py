@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,9 +14,9 @@ from torch.distributions import Bernoulli, Categorical
 from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
-from pyro_evidence.files import Array, Record
+from pyro_evidence.files import Array
 from pyro_evidence.fitting.iterate import Status
-from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store
+from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store, without_validation
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
@@ -51,16 +50,14 @@ from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count, check_probability
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
-AXES_POSTERIOR = {
-    "format": str,
-    "kind": str,
-    "prior": list,
-    "sites": [str],
-    "args": [object],
-    "kwargs": {str: object},
-    "held": {str: Array(finite=False)},
-    "log_joint_beside": Array(""),
-    "log_evidence": Array(""),
+AXES_POSTERIOR = archive.MODEL | {"prior": list, "sites": [str], "log_evidence": archive.NUMBER}
+EIGEN_STATE = {  # entries that are called as in REVMState
+    "ridge": float,
+    "alpha": Array("K", torch.float64, finite=False),
+    "active": Array("K", torch.bool),
+    "x": Array("A", torch.float64),
+    "base_log_likelihood": archive.NUMBER,
+    "null_log_likelihood": archive.NUMBER,
 }
 NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
 CHECKS = (
@@ -71,7 +68,7 @@ Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> pro
 
 
 @dataclass(frozen=True, repr=False)
-class AxesPosterior(Posterior):
+class AxesPosterior(Posterior, archive.Saved):
     """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
 
     :ivar of: the weights it is of.
@@ -376,77 +373,49 @@ class AxesPosterior(Posterior):
         """Why the fit stopped, as a sentence."""
         return "converged"
 
-    def save(self, path: str | Path) -> None:
-        """Write tensors and settings, no code, in the layout of safetensors; the file is whole or is not there.
-
-        :raises BadInput: where the data came in chunks, and for arguments or a prior that a file cannot hold.
-        :raises NotWritten: when the disk is full or the folder cannot be written to; what was there before stays.
-        """
-        archive.write(self._record(), path)
-
     def _record(self) -> dict[str, Any]:
         joint, prior = self.of.joint, self.state.prior
         self._needs_data("a file")
-        archive.storable(joint.args, "positional arguments")
-        archive.storable(joint.kwargs, "keyword arguments")
         if type(prior) not in OURS.values():
             raise BadInput(
                 f"prior is a {type(prior).__name__}, which a file of tensors cannot hold; expected GaussianPrior, "
                 "GroupPrior or L1Prior."
             )
-        return {
-            "format": archive.FORMAT,
-            "kind": type(self).__name__,
+        return archive.record_model(joint) | {
             "prior": [type(prior).__name__, *vars(prior).values()],
             "sites": list(self.of.sites),
-            "args": list(joint.args),
-            "kwargs": dict(joint.kwargs),
-            "state": self.state.record(),
-            "held": {n: v.detach().clone() for n, v in joint.held.items()},
             "log_joint_beside": self._log_joint_beside,
             "log_evidence": self.log_evidence,
         }
 
     @property
     def _log_joint_beside(self) -> Tensor:
-        """Log joint one posterior standard deviation beside the mode, in a direction without symmetry, nats, ``()``."""
+        """Log joint one posterior standard deviation beside the mode, in a direction without symmetry, nats, ``()``.
+
+        With the learned prior beside the model's own, so that params of either count.
+        """
         white = (1.7 * torch.arange(1.0, len(self.state.x) + 1.0)).sin().to(self.state.x).unsqueeze(0)
-        x = self.state.x + self._unwhiten(white / white.norm())
+        x, joint = self.state.x + self._unwhiten(white / white.norm()), self.of.joint
         alpha = self.state.alpha[self.state.active]
         prior = self.state.prior.distribution(alpha).log_prob(x[0, : len(alpha)]).sum()
-        return prior + self.of.target.along(self.state.embedding).value(x)[0]
+        with torch.no_grad(), without_validation():
+            return prior + joint.log_joint(self.of.flat(x @ self.state.embedding.mT), joint.initial_theta)[0]
 
     @classmethod
-    def load(cls, path: str | Path, model: Model, *, map_location: Any = None) -> "AxesPosterior":
-        """A saved posterior, over the same model.
+    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "AxesPosterior":
+        of = weights_of(archive.restore_model(content, model, ()), content["sites"])
+        name, *settings = content["prior"]
+        if name not in OURS:
+            raise BadInput(f"its prior is {str(name)[:60]!r}; expected one of {sorted(OURS)}.")
+        posterior = cls(of, cls._restored_state(content, OURS[name](*settings)))
+        posterior._require_agreement(content)
+        return posterior
 
-        The log evidence at the saved mode is computed anew; a variational lower bound is believed, and so are a ridge
-        and the axes that it leads to.
+    @staticmethod
+    def _restored_state(content: Mapping[str, Any], prior: AxisPrior) -> SparseState:
+        raise NotImplementedError
 
-        :param map_location: a device, or a dict of devices: ``"cpu"`` for a file that was written with a GPU.
-        :raises BadInput: when the file is not one of ours, or the model is another.
-        """
-        record = archive.read(path, map_location)
-        if record.get("kind") != cls.__name__:
-            raise BadInput(f"{path} holds a {record.get('kind', 'LaplacePosterior')}; expected a {cls.__name__}.")
-        with archive.checked(record, AXES_POSTERIOR | {"state": cls.schema}):
-            joint = LogJoint(model, record["args"], record["kwargs"], maximise=())
-            if joint.held.keys() != record["held"].keys():
-                raise BadInput(
-                    f"it holds params {sorted(record['held'])}; expected {sorted(joint.held)}, as this model."
-                )
-            joint.held = dict(record["held"])
-            of = weights_of(joint, record["sites"])
-            name, *settings = record["prior"]
-            if name not in OURS:
-                raise BadInput(f"its prior is {str(name)[:60]!r}; expected one of {sorted(OURS)}.")
-            posterior = cls(of, cls.restored(record["state"], OURS[name](*settings)))
-            posterior._require_agreement(record)
-            return posterior
-
-    schema: ClassVar[dict[str, Any]]  # of the state in a file
-
-    def _require_agreement(self, record: Record) -> None:
+    def _require_agreement(self, record: Mapping[str, Any]) -> None:
         """Refuse numbers of a file that do not follow from the mode, the model and its data.
 
         :raises BadInput: with the number of the file and the one that follows.
@@ -455,13 +424,9 @@ class AxesPosterior(Posterior):
         if len(state.x) != state.num_active + of.num_others or len(state.directions) != of.num_weights:
             raise BadInput(f"the mode has {len(state.x)} elements, expected them of {state.num_active} active axes.")
         another = "It is another density: load it with the model that it was fitted to."
-        for name, found in (("log_evidence", self.log_evidence), ("log_joint_beside", self._log_joint_beside)):
-            archive.require_equal(name, found, record[name], torch.float64, another)
-
-    @staticmethod
-    def restored(record: Mapping[str, Any], prior: AxisPrior) -> SparseState:
-        """The state of a file's record."""
-        raise NotImplementedError
+        archive.require_equal("log_evidence", self.log_evidence, record["log_evidence"], torch.float64, another)
+        beside = record["log_joint_beside"]
+        archive.require_equal("log_joint_beside", self._log_joint_beside, beside, of.joint.dtype, another)
 
 
 @dataclass(frozen=True)
@@ -487,14 +452,6 @@ class RVMState(SparseState):
         """Columns of the identity, shape ``(M, K)``."""
         return torch.eye(len(self.alpha)).to(self.x)[:, self.active]
 
-    def record(self) -> dict[str, Any]:
-        """What a file keeps of it."""
-        return {
-            "alpha": self.alpha,
-            "x": self.x,
-            "fit": None if self.fit is None else list(vars(self.fit).values()),
-        }
-
 
 @dataclass(frozen=True, repr=False)
 class RVMPosterior(AxesPosterior):
@@ -514,9 +471,9 @@ class RVMPosterior(AxesPosterior):
     (True, True)
     """
 
-    schema: ClassVar[dict[str, Any]] = {
-        "alpha": Array("M", finite=False),
-        "x": Array("A"),
+    schema: ClassVar[Mapping[str, Any]] = AXES_POSTERIOR | {
+        "alpha": Array("M", torch.float64, finite=False),
+        "x": Array("A", torch.float64),
         "fit": (None, [Array("A A"), Array("")]),
     }
     state: RVMState
@@ -557,10 +514,14 @@ class RVMPosterior(AxesPosterior):
         """Why the fit stopped, as a sentence."""
         return self.reason
 
+    def _record(self) -> dict[str, Any]:
+        fit = None if self.state.fit is None else list(vars(self.state.fit).values())
+        return super()._record() | {"alpha": self.alpha, "x": self.state.x, "fit": fit}
+
     @staticmethod
-    def restored(record: Mapping[str, Any], prior: AxisPrior) -> RVMState:
-        """The state of a file's record."""
-        return RVMState(record["alpha"], record["x"], None if record["fit"] is None else GaussianFit(*record["fit"]))
+    def _restored_state(content: Mapping[str, Any], prior: AxisPrior) -> RVMState:
+        fit = None if content["fit"] is None else GaussianFit(*content["fit"])
+        return RVMState(content["alpha"], content["x"], fit)
 
 
 @dataclass(frozen=True, repr=False)
@@ -578,19 +539,14 @@ class REVMPosterior(AxesPosterior):
     (True, True)
     """
 
-    schema: ClassVar[dict[str, Any]] = {
-        "ridge": float,
-        "axes": [Array("K"), Array("W K"), Array("K")],
-        "base": Array("Y"),
-        "alpha": Array("K", finite=False),
-        "active": Array("K", torch.bool),
-        "x": Array("A"),
-        "log_likelihoods": [Array(""), Array("")],
-        "reason": str,
-    }
+    schema: ClassVar[Mapping[str, Any]] = (
+        AXES_POSTERIOR
+        | EIGEN_STATE
+        | {"axes": [Array("K"), Array("W K"), Array("K")], "base": Array("Y"), "reason": str}
+    )
     state: REVMState
 
-    def _require_agreement(self, record: Record) -> None:
+    def _require_agreement(self, record: Mapping[str, Any]) -> None:
         super()._require_agreement(record)
         state, of = self.state, self.of
         if len(state.quadratic.y) != len(of.order):
@@ -653,11 +609,19 @@ class REVMPosterior(AxesPosterior):
             "ridge": state.ridge,
         }
 
+    def _record(self) -> dict[str, Any]:
+        state = self.state
+        own = {name: getattr(state, name) for name in EIGEN_STATE}
+        others = {"axes": list(state.axes), "base": state.quadratic.y, "reason": state.reason.name}
+        return super()._record() | own | others
+
     @staticmethod
-    def restored(record: Mapping[str, Any], prior: AxisPrior) -> REVMState:
-        """The state of a file's record; the local quadratic itself is not kept."""
+    def _restored_state(content: Mapping[str, Any], prior: AxisPrior) -> REVMState:
         settings = REVMSettings(prior, base_centre, laplace_at_base)
-        quadratic = bare(record["base"])
-        reason = Status[record["reason"]]
-        parts = (record["alpha"], record["active"], record["x"], *record["log_likelihoods"], reason)
-        return REVMState(settings, record["ridge"], quadratic, EigenAxes(*record["axes"]), *parts)
+        return REVMState(
+            settings,
+            quadratic=bare(content["base"]),  # the local quadratic itself is not kept
+            axes=EigenAxes(*content["axes"]),
+            reason=Status[content["reason"]],
+            **{name: content[name] for name in EIGEN_STATE},
+        )

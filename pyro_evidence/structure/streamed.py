@@ -19,6 +19,7 @@ from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import Orders, generic_directions
+from pyro_evidence.program.checks import Constant
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import LinearDensity, wants_graph
@@ -54,6 +55,7 @@ class LinearReader:
     first: LinearDensity  # of the first few rows
     slots: dict[int, tuple[LikelihoodTerm, ...]] = field(default_factory=dict)  # of the chunks that were checked
     groups: dict[int, PrecisionGroups | None] = field(default_factory=dict)
+    constants: dict[int, Constant | None] = field(default_factory=dict)  # what targets of these chunks all are
 
     @torch.enable_grad()  # predictors are read by derivatives, whoever asks
     def read(self, number: int, args: Sequence[Any]) -> LinearDensity:
@@ -90,7 +92,16 @@ class LinearReader:
         ]
         require_same_prior(number, first, priors)
         self.slots[number], self.groups[number] = found.linear.slots, found.groups
+        self.constants[number] = joint.constant
         return found.linear
+
+    def constant(self, communicator: Communicator) -> Constant | None:
+        """The one number that the targets of all chunks are; None where they vary."""
+        here = {repr(found and found[1]) for found in self.constants.values()}
+        there = {value for said in communicator.gather_str(" ".join(here)) for value in said.split()}
+        times = torch.tensor(float(sum(found[2] for found in self.constants.values() if found)), dtype=torch.float64)
+        number = int(communicator.total(times))
+        return None if len(there) != 1 or there == {"None"} else (self.first.joint.observed[0], float(*there), number)
 
     def all_groups(self, few: PrecisionGroups | None, communicator: Communicator) -> PrecisionGroups | None:
         """The precisions that are hyperparameters, with the noise of all rows; None where chunks differ in them.
@@ -151,6 +162,7 @@ def linear_rows(
     rows = Rows.of_chunks(
         model, chunks, reader.read, check=reader.checked, example=found.linear, communicator=communicator
     )
+    joint.constant = reader.constant(communicator)
     structure = replace(found, groups=reader.all_groups(found.groups, communicator))
     return LinearRows(rows.pieces, found.linear, rows.counts, communicator, structure=structure)
 

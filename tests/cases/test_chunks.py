@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import REVM, RVM, EvidenceEM, LaplaceEvidence, Start, Stop
-from pyro_evidence.data import Groups, Parquet
+from pyro_evidence.data import Groups, Parquet, Slices
 from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture
@@ -158,3 +158,24 @@ def test_labels_of_groups_may_be_a_list(labels: list[Any]) -> None:
     """Four rows in two groups, the first and the third in one."""
     chunks = list(Groups(labels, torch.arange(4.0), size=10))
     assert sorted(torch.cat([rows for _, rows in chunks]).tolist()) == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("engine", [LaplaceEvidence, RVM])
+def test_a_bad_label_is_named_with_its_chunk_and_row(engine: Any) -> None:
+    X = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+    labels = (X[:, 0] > 0.0).double()
+    labels[17] = 2.0
+    attempt = engine(classifier(Linear()), stop=Stop(progress=False))
+    says(refusal(lambda: attempt.run(X, labels)), "the label 2", "[17]")
+    message = refusal(lambda: attempt.run_chunks(Slices(X, labels, size=10)))
+    says(message, "chunk 1", "the label 2", "[7]")
+    assert "Trace Shapes" not in message
+
+
+@pytest.mark.parametrize("engine", [LaplaceEvidence, functools.partial(RVM, noise="beta")])
+def test_constant_targets_in_chunks_are_named_where_the_noise_is_found(engine: Any) -> None:
+    X = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(24.0).floor_divide(8.0)  # alike in each chunk, and not in all of them
+    attempt = engine(regression(Linear()), stop=Stop(progress=False))
+    says(refusal(lambda: attempt.run_chunks(Slices(X, torch.full((24,), 3.0), size=8))), "one constant, 3, 24 times")
+    assert attempt.run_chunks(Slices(X, targets, size=8)).log_evidence.isfinite()

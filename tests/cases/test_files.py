@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -190,6 +190,17 @@ def test_a_null_byte_in_a_path_is_named(use: Any) -> None:
     says(refusal(lambda: use("fit\0.pt")), "null", "expected the name of a file")
 
 
+class Pair(NamedTuple):
+    """An argument of a model with names inside."""
+
+    x: Tensor
+    n: int
+
+
+class Word(str):
+    """A word of another class."""
+
+
 DIFFERENT: list[tuple[Any, Any]] = [
     (np.zeros(3), np.ones(3)),
     (np.zeros(3), np.zeros(3, dtype=np.float32)),
@@ -210,6 +221,9 @@ DIFFERENT: list[tuple[Any, Any]] = [
     ("a", "b"),
     (1, True),
     (Stop(num_steps=3), Stop(num_steps=4)),
+    (Pair(torch.zeros(2), 1), Pair(torch.ones(2), 1)),
+    (Word("a"), Word("b")),
+    ([np.float64(1.0)], [np.float64(2.0)]),
 ]
 
 

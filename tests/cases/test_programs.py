@@ -119,6 +119,25 @@ def test_constant_targets_are_named_soon() -> None:
     says(message, "constant")
 
 
+def level(prior: Any) -> Any:
+    """One level, and a scale of the noise about it."""
+
+    def model(t: Tensor) -> None:
+        mean, sd = pyro.sample("mean", dist.Normal(0.0, 10.0)), pyro.sample("sd", prior)
+        with pyro.plate("n", len(t)):
+            pyro.sample("t", dist.Normal(mean, sd), obs=t)
+
+    return model
+
+
+def test_constant_targets_are_named_where_a_latent_scale_has_no_mode() -> None:
+    targets = torch.full((12,), 2.0)
+    message = refusal(lambda: LaplaceEvidence(level(dist.HalfNormal(2.0)), stop=QUIET).run(targets))
+    says(message, "site 't' observes one constant, 2, 12 times", "such as LogNormal", "The fit has ended so")
+    found = LaplaceEvidence(level(dist.LogNormal(0.0, 1.0)), stop=QUIET).run(targets)  # as the message says
+    assert found.status == "converged" and float(found.mode["mean"]) == pytest.approx(2.0, abs=1e-4)
+
+
 @pytest.mark.parametrize("targets", [0.0, 3.0])
 @pytest.mark.parametrize("engine", [LaplaceEvidence, partial(RVM, noise="beta"), partial(VRVM, noise="beta")])
 def test_constant_targets_are_named_by_each_engine_that_finds_the_noise(engine: Any, targets: float) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_evidence import RVM, BadInput, EvidenceEM, LaplaceEvidence, Start
 from pyro_evidence.data import Slices
+from pyro_evidence.data.chunks import digest_of_chunks
 from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
@@ -133,3 +134,11 @@ def test_ten_times_the_rows_need_no_more_memory() -> None:
         [sys.executable, "-c", LIMITED, str(48 * 2**20)], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert found.stdout.strip() == "3", found.stderr[-500:]
+
+
+def test_arguments_without_rows_tell_data_apart_however_the_rows_are_cut() -> None:
+    X, five = torch.arange(12.0).reshape(6, 2), torch.arange(5.0)
+    many, few = ([(part, 0.5, "a", five) for part in X.split(size)] for size in (2, 3))
+    assert digest_of_chunks([many], {}) == digest_of_chunks([few], {})
+    for other in ((0.25, "a", five), (0.5, "b", five), (0.5, "a", -five), (0.5, "a")):
+        assert digest_of_chunks([[(part, *other) for part in X.split(2)]], {}) != digest_of_chunks([many], {})

@@ -176,7 +176,7 @@ CHECKS: dict[str, Remedy] = {
     ),
     "a file of no planes": Remedy(
         BadInput,
-        "load it with the class that saved it",
+        r"load it with LaplacePosterior\.load",
         lambda: saved(lambda path: MPPCAPosterior.load(path, LINE), line),
         lambda: saved(lambda path: LaplacePosterior.load(path, LINE), line),
     ),
