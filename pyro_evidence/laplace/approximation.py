@@ -228,7 +228,7 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
 
     def approach(u: Tensor, tolerance: float, num_steps: int) -> Tensor:
         slope = partial(density.gradient, theta=theta)
-        return lbfgs.ascend(slope, u, tolerance=tolerance, num_steps=num_steps, watch=watch)
+        return lbfgs.ascend(slope, u, tolerance=tolerance, num_steps=num_steps, slack=limits.slack, watch=watch)
 
     def climb(u: Tensor, curvature: Curvature, before: newton.Mode | None = None) -> newton.Mode:
         of = Climbing(density.joint, density.slots, density.terms) if isinstance(density, AutogradDensity) else density

@@ -21,10 +21,21 @@ MEMORY = 10  # pairs of steps and changes of the gradient that are kept
 SEARCH = Backtracking(shorter=to_peak, num_trials=20)
 
 
-def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, watch: Watch = no_callback) -> Tensor:
+def ascend(
+    f: ValueAndGradient,
+    u: Tensor,
+    *,
+    tolerance: float,
+    num_steps: int,
+    slack: float = 0.0,
+    watch: Watch = no_callback,
+) -> Tensor:
     """Rows moved uphill until each row's largest gradient component is below ``tolerance``, shape ``(R, D)``.
 
     Nocedal and Wright (2006), algorithm 7.4, with backtracking; a row that cannot rise any more stays.
+
+    :param slack: relative rounding of the value; a row whose step rises by less, and does not halve its gradient,
+        stays as well.
     """
     here = SearchPoint(u, *f(u))
     moving = torch.ones_like(here.objective, dtype=torch.bool)
@@ -35,7 +46,9 @@ def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, 
             break
         step = torch.where(moving.unsqueeze(-1), _direction(here.gradient, history), 0.0)
         new = _moved(f, here, step)
-        moving = moving & (new.u != here.u).any(-1)
+        rose = new.objective - here.objective > slack * (1.0 + here.objective.abs())
+        flatter = new.gradient.abs().amax(-1) <= 0.5 * here.gradient.abs().amax(-1)
+        moving = moving & (new.u != here.u).any(-1) & (rose | flatter)
         history = [*history, (new.u - here.u, here.gradient - new.gradient)][-MEMORY:]
         here = new
         watch(here.objective)
