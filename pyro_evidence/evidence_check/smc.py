@@ -44,7 +44,7 @@ def _effective_share(log_weights: Tensor) -> float:
 
 
 NUM_GROUPS = 16  # independent runs, whose spread is the standard error
-LEAPFROGS = 5
+LEAPFROGS = 5  # of half an orbit at most: a step of .2 pi sds, where the leapfrog is stable below 2, Neal (2011)
 ACCEPTED = 0.7  # share of the moves: .65 is best in many dimensions, Beskos et al. (2013), more in few
 LONGEST = math.pi / LEAPFROGS  # a path of half an orbit of the particles' normal; longer ones come back
 
@@ -80,7 +80,7 @@ class Particles:
         value = (1.0 - b) * self.log_prior + b * self.log_joint
         return value, (1.0 - b) * self.prior_slope + b * self.joint_slope
 
-    def at(self, x: Tensor) -> "Particles":
+    def placed(self, x: Tensor) -> "Particles":
         """The same particles at other places."""
         return replace(self, **_heights(self.target, x))
 
@@ -179,7 +179,7 @@ def hmc_step(swarm: Particles) -> tuple[Particles, float]:
     before = value - 0.5 * momentum.square().sum(-1)
     for _ in range(LEAPFROGS):
         momentum = momentum + 0.5 * lengths * (gradient @ tril)
-        there = there.at(there.x + lengths * (momentum @ tril.mT))
+        there = there.placed(there.x + lengths * (momentum @ tril.mT))
         value, gradient = there.tempered
         momentum = momentum + 0.5 * lengths * (gradient @ tril)
     gain = value - 0.5 * momentum.square().sum(-1) - before
@@ -189,7 +189,7 @@ def hmc_step(swarm: Particles) -> tuple[Particles, float]:
     return replace(swarm.moved(accept, there), step=step), share
 
 
-MOST_TEMPERATURES = 500
+MOST_TEMPERATURES = 500  # each keeps half of the particles that count: enough for 2^-500 of the prior
 
 
 @within_memory

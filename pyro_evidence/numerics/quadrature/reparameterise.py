@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-NUM_STEPS = 60
-LEAST_RISE = 1e-10
+NUM_STEPS = 60  # a bound, no target: four parameters of each axis, started from those of the normal
+LEAST_RISE = 1e-10  # of the cost: parameters then move by its root, 1e-5, which no integral over the axis feels
 
 
 @dataclass(frozen=True)
