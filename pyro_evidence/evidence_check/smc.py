@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ class Particles:
 
     def moved(self, rows: Tensor, there: "Particles") -> "Particles":
         """With the particles of a mask ``(G * P,)`` where they are in ``there``."""
-        new = {}
+        new: dict[str, Any] = {}
         for name in PLACES:
             old = getattr(self, name)
             new[name] = torch.where(rows.reshape(-1, *[1] * (old.dim() - 1)), getattr(there, name), old)
@@ -96,7 +97,7 @@ class Particles:
 PLACES = ("x", "log_prior", "log_joint", "prior_slope", "joint_slope")  # what a particle keeps of where it is
 
 
-def _heights(target: Target, x: Tensor) -> dict[str, Tensor]:
+def _heights(target: Target, x: Tensor) -> dict[str, Any]:
     parts = [
         derivatives.gradient(lambda v, theta: log_prior_rows(target.joint, v, theta), part, target.theta)
         for part in x.split(ROWS)
@@ -129,7 +130,7 @@ def prior_particles(source: Source, num_particles: int, seed: int | None) -> Par
             f"the likelihood is zero at all {num} draws from the prior; expected data that the prior can produce. "
             f"Bring both to the same units.{f' And {doubt[1]}' if doubt[0] else ''}"
         )
-    start = {"power": 0.0, "log_evidences": x.new_zeros(NUM_GROUPS), "step": 0.5, "doubt": doubt}
+    start: dict[str, Any] = {"power": 0.0, "log_evidences": x.new_zeros(NUM_GROUPS), "step": 0.5, "doubt": doubt}
     return Particles(target, seeded(seed), **places, **start)
 
 

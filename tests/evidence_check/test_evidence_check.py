@@ -151,7 +151,7 @@ def test_errors_know_of_autocorrelation(estimator: Any) -> None:
     posterior, exact = location_case()
     mean, sd = location_posterior(observations())
     z = []
-    for seed in range(60):
+    for seed in range(40):
         generator = torch.Generator().manual_seed(20_000 + seed)
         chain = sticky(torch.tensor([mean]), torch.tensor([[sd**2]]), 2000, 0.95, generator)[:, 0]
         found = estimator(posterior, {"mean": chain}, seed=seed)
