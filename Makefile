@@ -20,6 +20,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 INLINE := TQDM_DISABLE=1 MPLBACKEND=module://matplotlib_inline.backend_inline PYTHONWARNINGS='ignore:IProgress not found'
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Bytecode is kept, whatever the environment says: the tests start a hundred processes that would each compile the package.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

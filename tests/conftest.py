@@ -1,7 +1,9 @@
 """Every test starts from the same state: float64, one thread, an empty param store, validation on, seed 0."""
 
 import atexit
+import gc
 import os
+import random
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +14,7 @@ os.environ["MPLBACKEND"] = "Agg"
 os.environ["MPLCONFIGDIR"] = str(Path(__file__).resolve().parents[1] / "build/cache/matplotlib")
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parents[1] / f"build/cache/{os.getpid()}")
 
+import numpy as np
 import pyro
 import pytest
 import torch
@@ -24,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LONGER = ROOT / "tests/longer_tests.txt"
 
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+gc.disable()  # while tests are collected, which makes millions of objects and frees none
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)  # also for tensors that a module makes while it is imported
 
@@ -33,7 +37,9 @@ def same_start() -> None:
     torch.set_default_dtype(torch.float64)
     pyro.clear_param_store()
     pyro.enable_validation(True)
-    pyro.set_rng_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002, the generator of others' code
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack for every accelerator that is absent
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +67,12 @@ def readme_blocks() -> list[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help=f"leave out the tests that {LONGER.name} lists")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: the garbage collector need not look at it again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ small trees that break it and to small trees that keep it.
 
 import ast
 import io
+import itertools
 import re
 import sys
 import tokenize
@@ -15,6 +16,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from benchmarks import metrics
 
 PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 
@@ -186,6 +189,7 @@ def circles(root: Path) -> list[str]:
     return found
 
 
+@cache
 def code_and_comments(path: Path) -> dict[int, tuple[str, bool]]:
     """For each line its code without blanks and strings, and whether it carries an explanation."""
     lines: dict[int, tuple[str, bool]] = {}
@@ -209,6 +213,28 @@ def unexplained_safety_constants(root: Path) -> list[str]:
         for row, (code, explained) in code_and_comments(path).items()
         if not explained and re.search(r"1e-06|\.clamp\(min=|\.clamp_min_?\(", code)
     ]
+
+
+def thresholds_without_a_reason(root: Path) -> list[str]:
+    """Numbers in capitals that neither a comment on their lines or the one before nor a docstring after explains."""
+    found = []
+    for path in sources(root):
+        tree, lines = ast.parse(path.read_text(encoding="utf-8")), code_and_comments(path)
+        documented = {
+            before.end_lineno
+            for before, after in itertools.pairwise(tree.body)
+            if isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+            and isinstance(after.value.value, str)
+        }
+        for name, value in metrics.assigned(tree):
+            if not name.id.isupper() or not metrics.is_number(value):
+                continue
+            code_above, said_above = lines.get(name.lineno - 1, ("", False))
+            own = any(lines.get(row, ("", False))[1] for row in range(name.lineno, value.end_lineno + 1))
+            if not (own or (said_above and not code_above) or value.end_lineno in documented):
+                found.append(f"{path.relative_to(root)}:{name.lineno} says no reason for {name.id}")
+    return found
 
 
 def prints(root: Path) -> list[str]:
@@ -278,6 +304,10 @@ BROKEN: list[tuple[Rule, str, str]] = [
     (unexplained_safety_constants, "numerics/linalg.py", "x = y.clamp(min=0.0)"),
     (unexplained_safety_constants, "numerics/linalg.py", "x = y.clamp( min = 0.0)  # noqa: B018"),
     (unexplained_safety_constants, "numerics/linalg.py", "x = y.clamp_min(0.0)"),
+    (thresholds_without_a_reason, "datasets.py", "MOST = 60"),
+    (thresholds_without_a_reason, "datasets.py", "MOST: int = 60  # noqa: B018"),
+    (thresholds_without_a_reason, "datasets.py", "LEAST = 0.1  # of a nat\nMOST = 60\nOTHER = other()  # of all"),
+    (thresholds_without_a_reason, "datasets.py", "# said too early\n\nMOST = (1.0, -0.5)"),
     (prints, "infer/revm.py", "def run():\n    print(1)"),
     (prints, "plots/posterior.py", "say = print"),
     (values_called_at, "numerics/linalg.py", "def at(x): pass"),
@@ -306,6 +336,11 @@ KEPT: list[tuple[Rule, str, str]] = [
     (unexplained_safety_constants, "datasets.py", 'x = "pass curvature=damped(exact_hessian, 1e-6)"'),
     (unexplained_safety_constants, "datasets.py", "x = y.clamp(min=0.0)  # a variance is >= 0"),
     (unexplained_safety_constants, "datasets.py", "x = 1e-60 + y.clamp(max=1.0)"),
+    (thresholds_without_a_reason, "datasets.py", "MOST = 60  # steps"),
+    (thresholds_without_a_reason, "datasets.py", "# Of steps.\nMOST = 60"),
+    (thresholds_without_a_reason, "datasets.py", "MOST = (\n    1e-6  # of a variance\n)"),
+    (thresholds_without_a_reason, "datasets.py", 'MOST = 60\n"""Steps."""'),
+    (thresholds_without_a_reason, "datasets.py", "QUIET = Stop(num_steps=3)\nname = 60\nNAME = 'x'"),
     (prints, "posterior/laplace.py", "class P:\n    def summary(self):\n        print(1)"),
     (prints, "posterior/laplace.py", "from pyro.infer.mcmc.util import print_summary"),
     (values_called_at, "numerics/linalg.py", 'x = "not at a mode"  # at it'),

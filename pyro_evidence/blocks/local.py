@@ -17,7 +17,7 @@ from pyro_evidence.numerics.derivatives import Forward, pullback
 from pyro_evidence.numerics.line_search import Backtracking, Line, armijo
 from pyro_evidence.numerics.quadrature.rules import block_rule, padded
 
-NUM_STEPS = 60
+NUM_STEPS = 60  # a bound, no target: Newton in few coordinates, with steps that are halved where they do not climb
 SEARCH = Backtracking(armijo)
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def _effective_share(log_weights: Tensor) -> float:
 
 
 NUM_GROUPS = 16  # independent runs, whose spread is the standard error
-LEAPFROGS = 5
+LEAPFROGS = 5  # of half an orbit at most: a step of .2 pi sds, where the leapfrog is stable below 2, Neal (2011)
 ACCEPTED = 0.7  # share of the moves: .65 is best in many dimensions, Beskos et al. (2013), more in few
 LONGEST = math.pi / LEAPFROGS  # a path of half an orbit of the particles' normal; longer ones come back
 
@@ -59,6 +60,8 @@ class Particles:
     x: Tensor  # (G * P, D)
     log_prior: Tensor  # (G * P,)
     log_joint: Tensor  # (G * P,)
+    prior_slope: Tensor  # (G * P, D)
+    joint_slope: Tensor  # (G * P, D)
     power: float
     log_evidences: Tensor  # (G,) of the likelihood to that power
     step: float
@@ -72,18 +75,34 @@ class Particles:
         value = self.log_joint - self.log_prior
         return torch.where(value.isnan(), -torch.inf, value)
 
-    def tempered(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def tempered(self) -> tuple[Tensor, Tensor]:
         """``log p(w) + power log p(D | w)`` and its gradient."""
-        prior, prior_slope = _prior(self.target, x)
-        joint, joint_slope = self.target.gradient(x)
         b = self.power
-        return (1.0 - b) * prior + b * joint, (1.0 - b) * prior_slope + b * joint_slope
+        value = (1.0 - b) * self.log_prior + b * self.log_joint
+        return value, (1.0 - b) * self.prior_slope + b * self.joint_slope
+
+    def placed(self, x: Tensor) -> "Particles":
+        """The same particles at other places."""
+        return replace(self, **_heights(self.target, x))
+
+    def moved(self, rows: Tensor, there: "Particles") -> "Particles":
+        """With the particles of a mask ``(G * P,)`` where they are in ``there``."""
+        new: dict[str, Any] = {}
+        for name in PLACES:
+            old = getattr(self, name)
+            new[name] = torch.where(rows.reshape(-1, *[1] * (old.dim() - 1)), getattr(there, name), old)
+        return replace(self, **new)
 
 
-def _prior(target: Target, x: Tensor) -> tuple[Tensor, Tensor]:
+PLACES = ("x", "log_prior", "log_joint", "prior_slope", "joint_slope")  # what a particle keeps of where it is
+
+
+def _heights(target: Target, x: Tensor) -> dict[str, Any]:
     parts = [derivatives.gradient(partial(log_prior_rows, target.joint), part, target.theta) for part in x.split(ROWS)]
-    value, slope = (torch.cat(p) for p in zip(*parts, strict=True))
-    return value, slope
+    prior, prior_slope = (torch.cat(p) for p in zip(*parts, strict=True))
+    joint, joint_slope = target.gradient(x)
+    return dict(zip(PLACES, (x, prior, joint, prior_slope, joint_slope), strict=True))
 
 
 def prior_particles(source: Source, num_particles: int, seed: int | None) -> Particles:
@@ -102,15 +121,15 @@ def prior_particles(source: Source, num_particles: int, seed: int | None) -> Par
         )
     num = num_particles // NUM_GROUPS * NUM_GROUPS
     x = target.coordinates(latents_from_prior(target.joint, target.theta, num, seed))[0]
-    prior, joint_or_nan = _prior(target, x)[0], target.log_joint_or_nan(x)
-    doubt = undefined(joint_or_nan, "the prior")
-    joint = torch.where(joint_or_nan.isnan(), -math.inf, joint_or_nan)
-    if not bool((joint > -math.inf).any()):
+    doubt = undefined(target.log_joint_or_nan(x), "the prior")
+    places = _heights(target, x)
+    if not bool((places["log_joint"] > -math.inf).any()):
         raise BadInput(
             f"the likelihood is zero at all {num} draws from the prior; expected data that the prior can produce. "
             f"Bring both to the same units.{f' And {doubt[1]}' if doubt[0] else ''}"
         )
-    return Particles(target, seeded(seed), x, prior, joint, 0.0, x.new_zeros(NUM_GROUPS), 0.5, doubt=doubt)
+    start: dict[str, Any] = {"power": 0.0, "log_evidences": x.new_zeros(NUM_GROUPS), "step": 0.5, "doubt": doubt}
+    return Particles(target, seeded(seed), **places, **start)
 
 
 def reweighed(swarm: Particles, power: float) -> Particles:
@@ -125,7 +144,7 @@ def reweighed(swarm: Particles, power: float) -> Particles:
     places = (torch.arange(size).to(log_weights) + uniform) / size
     parent = torch.searchsorted(log_weights.softmax(-1).cumsum(-1), places).clamp(max=size - 1)
     parent = (parent + size * torch.arange(NUM_GROUPS, device=parent.device).unsqueeze(-1)).reshape(-1)
-    kept = {name: getattr(swarm, name)[parent] for name in ("x", "log_prior", "log_joint")}
+    kept = {name: getattr(swarm, name)[parent] for name in PLACES}
     return replace(
         swarm, **kept, power=power, log_evidences=swarm.log_evidences + gained, num_steps=swarm.num_steps + 1
     )
@@ -154,24 +173,22 @@ def hmc_step(swarm: Particles) -> tuple[Particles, float]:
     tril, info = torch.linalg.cholesky_ex(covariance)
     if bool(info.any()):  # singular: the coordinates on their own
         tril = covariance.diagonal().sqrt().diag_embed()
-    x, momentum, lengths = swarm.x, momentum.to(swarm.x), lengths.to(swarm.x)
-    value, gradient = swarm.tempered(x)
+    momentum, lengths, there = momentum.to(swarm.x), lengths.to(swarm.x), swarm
+    value, gradient = swarm.tempered
     before = value - 0.5 * momentum.square().sum(-1)
     for _ in range(LEAPFROGS):
         momentum = momentum + 0.5 * lengths * (gradient @ tril)
-        x = x + lengths * (momentum @ tril.mT)
-        value, gradient = swarm.tempered(x)
+        there = there.placed(there.x + lengths * (momentum @ tril.mT))
+        value, gradient = there.tempered
         momentum = momentum + 0.5 * lengths * (gradient @ tril)
     gain = value - 0.5 * momentum.square().sum(-1) - before
-    accept = (threshold < gain) & torch.isfinite(x).all(-1)
-    x = torch.where(accept.unsqueeze(-1), x, swarm.x)
+    accept = (threshold < gain) & torch.isfinite(there.x).all(-1)
     share = float(accept.double().mean())
     step = min(swarm.step * math.exp(2.0 * (share - ACCEPTED)), LONGEST)
-    after = replace(swarm, x=x, log_prior=_prior(swarm.target, x)[0], log_joint=swarm.target.log_joint(x), step=step)
-    return after, share
+    return replace(swarm.moved(accept, there), step=step), share
 
 
-MOST_TEMPERATURES = 500
+MOST_TEMPERATURES = 500  # each keeps half of the particles that count: enough for 2^-500 of the prior
 
 
 @within_memory

@@ -32,8 +32,8 @@ from pyro_evidence.relevance.weights import Weights, of_all_rows, refuse_offsets
 from pyro_evidence.settings import check_function, check_methods, check_model, check_result, check_ridge
 
 Ridge = Callable[[Weights, REVMSettings], float]
-GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
-DECADE = math.log(10.0)
+GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)  # the share that keeps itself: one new height for each step, Kiefer (1953)
+DECADE = math.log(10.0)  # a factor of ten, in the logarithm of the ridge
 CLOSE = 0.02 * DECADE  # of the ridge: a factor of 1.05, which moves the log evidence by far less than a nat
 
 

@@ -245,12 +245,12 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
             density.require_dense(u[:1].detach())
         else:
             exact(density, u[:1].detach(), theta)
-        u = lbfgs.from_far(slope, u, watch)
+        u = lbfgs.from_far(slope, u, limits.slack, watch)
     mode = climb(u, exact)
     if network and bool((~mode.converged & (mode.decrement < NEARLY)).any()):
         mode = climb(mode.u, exact, mode)
     elif not network and not bool(mode.converged.all()):
-        mode = climb(lbfgs.onwards(slope, mode.u, problem.tolerance, watch), exact, mode)
+        mode = climb(lbfgs.onwards(slope, mode.u, problem.tolerance, limits.slack, watch), exact, mode)
     if exact is problem.curvature:
         return mode
     if bool(mode.converged.all()):

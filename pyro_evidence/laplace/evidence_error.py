@@ -21,12 +21,12 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import stacklevel
 from pyro_evidence.structure.names import Names, names_of
 
-NUM_DRAWS = 400
+NUM_DRAWS = 400  # the mean over them is known to a twentieth of its spread: enough for the size of an error
 STEP = 0.15  # of a draw, at which differences are taken, and twice as far
 
 COMPARED = 7  # nodes that Laplace is compared with
 COMPARED_OF_MANY = 5  # the same where there are many blocks
-MANY = 20_000
+MANY = 20_000  # blocks: of two coordinates, by 7 nodes on each, they are a million evaluations
 
 
 class EvidenceError(float):

@@ -23,7 +23,7 @@ from pyro_evidence.program.sites import Node, sample_nodes
 
 WRONG = "its second derivatives are not those of its slope"
 TOLERANCE = 0.05  # of a product with the Hessian, in posterior standard deviations
-ONE_AND_HUNDREDTH = (1.0, 0.01)
+ONE_AND_HUNDREDTH = (1.0, 0.01)  # of a reach: a smooth slope changes by a hundredth at the second, a corner as much
 # Of differences: a bend as narrow as the first step is none at a tenth of it; the rounding of an ill-conditioned slope
 # is little at thirty and a thousand times the step, an eighth of a standard deviation, where a corner still shows.
 STEPS = (1.0, 0.1, 30.0, 1000.0)

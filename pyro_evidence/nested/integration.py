@@ -23,7 +23,7 @@ from pyro_evidence.numerics.quadrature.reparameterise import Standardisation, ch
 from pyro_evidence.numerics.quadrature.rules import Rule
 
 NODES = rules.growing(5, 31, 1.3)  # on each axis
-MOST_NODES = 1500
+MOST_NODES = 1500  # each is a search for a mode; a product of 11 on three axes is 1331
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
 SHALLOW = 12.0  # nats below the top at which a lattice ends

@@ -14,7 +14,7 @@ from pyro_evidence.numerics.quadrature.densities import CELLS
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 
-NUM_POINTS = CELLS + 1
+NUM_POINTS = CELLS + 1  # the ends of as many cells as a density along an axis has
 NUM_OTHERS = 256  # values of the other axes that a density is averaged over
 END = 7.0  # standard deviations from each node's mode at which its density ends: beyond there is 3e-12
 

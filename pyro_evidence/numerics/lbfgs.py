@@ -23,10 +23,21 @@ FAR_STEPS = 300  # of a search from far away
 STEPS_ON = 1000  # of one that goes on where Newton's method cannot
 
 
-def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, watch: Watch = no_callback) -> Tensor:
+def ascend(
+    f: ValueAndGradient,
+    u: Tensor,
+    *,
+    tolerance: float,
+    num_steps: int,
+    slack: float = 0.0,
+    watch: Watch = no_callback,
+) -> Tensor:
     """Rows moved uphill until each row's largest gradient component is below ``tolerance``, shape ``(R, D)``.
 
     Nocedal and Wright (2006), algorithm 7.4, with backtracking; a row that cannot rise any more stays.
+
+    :param slack: relative rounding of the value; a row whose step rises by less, and does not halve its gradient,
+        stays as well.
     """
     here = SearchPoint(u, *f(u))
     moving = torch.ones_like(here.objective, dtype=torch.bool)
@@ -37,21 +48,23 @@ def ascend(f: ValueAndGradient, u: Tensor, *, tolerance: float, num_steps: int, 
             break
         step = torch.where(moving.unsqueeze(-1), _direction(here.gradient, history), 0.0)
         new = _moved(f, here, step)
-        moving = moving & (new.u != here.u).any(-1)
+        rose = new.objective - here.objective > slack * (1.0 + here.objective.abs())
+        flatter = new.gradient.abs().amax(-1) <= 0.5 * here.gradient.abs().amax(-1)
+        moving = moving & (new.u != here.u).any(-1) & (rose | flatter)
         history = [*history, (new.u - here.u, here.gradient - new.gradient)][-MEMORY:]
         here = new
         watch(here.objective)
     return here.u
 
 
-def from_far(f: ValueAndGradient, u: Tensor, watch: Watch = no_callback) -> Tensor:
+def from_far(f: ValueAndGradient, u: Tensor, slack: float, watch: Watch = no_callback) -> Tensor:
     """Rows as near to a mode as Newton's method wants them: to slopes of a thousandth, ``(R, D)``."""
-    return ascend(f, u, tolerance=1e-3 * (1.0 + u.shape[-1] ** 0.5), num_steps=FAR_STEPS, watch=watch)
+    return ascend(f, u, tolerance=1e-3 * (1.0 + u.shape[-1] ** 0.5), num_steps=FAR_STEPS, slack=slack, watch=watch)
 
 
-def onwards(f: ValueAndGradient, u: Tensor, tolerance: float, watch: Watch = no_callback) -> Tensor:
+def onwards(f: ValueAndGradient, u: Tensor, tolerance: float, slack: float, watch: Watch = no_callback) -> Tensor:
     """Rows from where Newton's method has not arrived; its ``tolerance`` is a squared slope, ``(R, D)``."""
-    return ascend(f, u, tolerance=tolerance**0.5, num_steps=STEPS_ON, watch=watch)
+    return ascend(f, u, tolerance=tolerance**0.5, num_steps=STEPS_ON, slack=slack, watch=watch)
 
 
 def _moved(f: ValueAndGradient, here: SearchPoint, step: Tensor) -> SearchPoint:

@@ -22,7 +22,7 @@ from pyro_evidence.numerics.newton import (
 from pyro_evidence.numerics.threads import expect_square
 
 FIRST = 1.0  # radius, in units of each coordinate's own curvature scale
-LARGEST = 1e6
+LARGEST = 1e6  # radius, in the same units: beyond any mode, and its square is far from overflow in float32 as well
 FOLLOWED = 20  # steps in which a mode is found again near hyperparameters where it is known, unless it is lost
 LOST = 1.0  # nats, twice what a step still promises: too much to be at a mode soon
 TRIALS = 15  # radii, each a quarter of the last, before a row is given up

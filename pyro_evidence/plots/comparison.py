@@ -16,7 +16,7 @@ from pyro_evidence.display import DASHES, MARKERS, SHADE, SMALL, THIN, Axes, che
 from pyro_evidence.errors import BadInput
 from pyro_evidence.plots.posterior import element_labels
 
-NUM_GRID = 200
+NUM_GRID = 200  # points over eight standard deviations: a line that the eye sees as smooth
 MOST_POINTS = 500  # of each engine in a scatter plot
 BAND = 2.5758  # standard deviations that hold 99 % of a normal
 

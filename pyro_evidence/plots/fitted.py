@@ -13,7 +13,7 @@ from pyro_evidence.program.checks import as_tensors
 from pyro_evidence.program.simulate import from_predictive
 from pyro_evidence.settings import check_count
 
-BINS = 30
+BINS = 30  # of a histogram: about the root of a thousand data
 
 
 def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: float = 0.9, most: int = 60) -> Axes:

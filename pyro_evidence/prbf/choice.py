@@ -42,7 +42,7 @@ class NetworkEngine(Protocol):
         """An engine like this one for another model, from another beginning."""
 
 
-MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)
+MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)  # of the penalty: none, and those of the source
 MOST_ROUNDS = 100  # of the source; every network of a batch goes as far
 Score = Callable[[Tensor, Tensor], Tensor]  # log P(C_k | x_n) (N, K) and labels (N,) to a number; smaller is better
 

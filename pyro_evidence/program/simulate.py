@@ -1,6 +1,7 @@
 """Running a model forwards: draws from the prior, new data for given latents, densities of many rows."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -11,6 +12,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+from torch.overrides import TorchFunctionMode
 
 from pyro_evidence.fitting.process_state import (
     own_random_numbers,
@@ -164,9 +166,45 @@ def _is_function(node: Any) -> bool:
 
 
 def _rows(joint: LogJoint, draw: Callable[[Tensor], Values], u: Tensor, seed: int) -> Values:
+    def draw_apart(row: Tensor) -> Values:
+        with SitesDrawnInRows(row):
+            return draw(row)
+
     with own_random_numbers(), torch.no_grad(), without_validation():
         torch.manual_seed(seed)
-        return _joined([vectorised(draw, part) for part in u.split(rows_at_once(joint))])
+        return _joined([vectorised(draw_apart, part) for part in u.split(rows_at_once(joint))])
+
+
+class SitesDrawnInRows(Messenger):
+    """Draws a model's sites so that ``torch.vmap`` can: their samplers write into numbers that each row has of its own.
+
+    Torch's samplers fill a new tensor, which vmap refuses where all rows share it, since they would share its numbers.
+
+    :param row: the row that is being run; only that it is one of many matters.
+    """
+
+    def __init__(self, row: Tensor) -> None:
+        super().__init__()
+        self.zero = torch.zeros_like(row.sum())
+
+    def _pyro_sample(self, msg: Any) -> None:
+        known = type(innermost(msg["fn"])).__module__.startswith(("torch.", "pyro."))  # which return what they fill
+        if known and msg["value"] is None and not msg["is_observed"]:
+            with _FilledInRows(self.zero):
+                msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
+
+
+class _FilledInRows(TorchFunctionMode):
+    """A sampler's new tensor is one of each row."""
+
+    def __init__(self, zero: Tensor) -> None:
+        super().__init__()
+        self.zero = zero
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "exponential_", "cauchy_"):
+            args = (self.zero.to(args[0]).expand(args[0].shape).clone(), *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 def _in_parts(joint: LogJoint, function: Callable[[Tensor], Values], u: Tensor) -> Values:
@@ -207,6 +245,7 @@ def vectorised(function: Callable[[Any], Values], rows: Any) -> Values:
     """
     try:
         with own_warnings("error"):  # a sampler that only warns may return rows that are not independent
+            warnings.filterwarnings("ignore", "There is a performance drop")  # of one operation, row by row
             return torch.vmap(function, randomness="different")(rows)
     except (RuntimeError, NotImplementedError, ValueError, Warning):
         if isinstance(rows, Tensor):

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 Groups = tuple[Tensor, ...]  # long, each (shape that broadcasts to the tensor's) + (m,); -1 for no coordinate
 
 WIDE = 2**25  # numbers beyond which a note of more than NARROW coordinates for each element is given up
-NARROW = 64
+NARROW = 64  # coordinates: so many are noted of any number of elements, at half a kilobyte for each
 MATRIX = "a product with a matrix"
 
 

@@ -136,10 +136,12 @@ class StructuredProblem:
             mode = self._climb(u, theta, replace(limits, num_steps=min(SOON, limits.num_steps)), shifted=False)
             if bool(mode.converged):
                 return mode
-            u = lbfgs.from_far(slope, u.unsqueeze(0), limits.watch)[0]
+            u = lbfgs.from_far(slope, u.unsqueeze(0), limits.slack, limits.watch)[0]
         mode = self._climb(u, theta, limits)
         if not bool(mode.converged):
-            mode = self._climb(lbfgs.onwards(slope, mode.u, limits.tolerance, limits.watch)[0], theta, limits)
+            mode = self._climb(
+                lbfgs.onwards(slope, mode.u, limits.tolerance, limits.slack, limits.watch)[0], theta, limits
+            )
         return mode
 
     def _climb(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, shifted: bool = True) -> StructuredMode:

@@ -31,7 +31,7 @@ from pyro_evidence.structure.density import LinearDensity, ModelParts
 
 Node = Mapping[str, Any]
 Pair = Sequence[Any]  # a run at u = 0 and one elsewhere, at the same hyperparameters
-LOG_TAU = math.log(math.tau)
+LOG_TAU = math.log(math.tau)  # twice what each dimension takes from the log density of a normal
 
 
 @dataclass(frozen=True)

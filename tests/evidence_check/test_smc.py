@@ -31,7 +31,7 @@ def test_particles_survive_by_their_weights_in_their_group_and_the_mean_weight_i
     target: Any = None  # the density is not asked
     seeds = torch.Generator().manual_seed(1)
     log_evidences = torch.linspace(-3.0, 0.0, NUM_GROUPS, dtype=torch.float64)
-    swarm = Particles(target, seeds, x, log_prior, log_prior + 3.0 * NORMAL, before, log_evidences, 0.5)
+    swarm = Particles(target, seeds, x, log_prior, log_prior + 3.0 * NORMAL, x, x, before, log_evidences, 0.5)
     after = reweighed(swarm, power)
     survivors = after.x[:, 0].long()
     torch.testing.assert_close(after.log_prior, log_prior[survivors])

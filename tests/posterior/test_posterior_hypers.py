@@ -227,8 +227,8 @@ def test_svi_runs_on_the_model_at_fixed_hyperparameters() -> None:  # oracle: th
     guide = AutoMultivariateNormal(posterior.model, init_scale=0.01)
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    svi = SVI(posterior.model, guide, ClippedAdam({"lr": 0.05, "lrd": 0.985}), Trace_ELBO(num_particles=8))
-    for _ in range(200):
+    svi = SVI(posterior.model, guide, ClippedAdam({"lr": 0.05, "lrd": 0.98}), Trace_ELBO(num_particles=4))
+    for _ in range(150):
         svi.step(*data)
     sd = posterior.state.precision.variance[0].sqrt()
     off = (guide.loc.detach() - posterior.state.u) / sd

@@ -94,3 +94,16 @@ def test_several_modes_of_two_scales_are_listed_and_of_one_are_integrated() -> N
     exact = float(log_density.flatten().logsumexp(0)) + math.log(0.01 * 0.02)
     posterior = LaplaceEvidence(two_hills, marginalise=["sigma"], stop=QUIET).run(y)
     assert float(posterior.log_evidence) == pytest.approx(exact, abs=0.03)
+
+
+def test_a_density_without_a_mode_is_refused_soon() -> None:
+    """The joint density of a scale and its effects has no mode; steps whose rise is lost in rounding end the search."""
+    runs = []
+
+    def counted(y: Tensor) -> None:
+        runs.append(None)
+        schools_centred(y)
+
+    with pytest.raises(NotAMode, match="site 'tau'"):
+        LaplaceEvidence(counted, marginalise=(), stop=QUIET).run(SCHOOLS)
+    assert len(runs) < 1000

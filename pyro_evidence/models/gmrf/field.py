@@ -96,7 +96,7 @@ for _registry in (biject_to, transform_to):
     _registry.register(OrthogonalTo, Isometry)
 
 
-LOG_TWO_PI = math.log(2.0 * math.pi)
+LOG_TWO_PI = math.log(2.0 * math.pi)  # twice what each dimension takes from the log density of a normal
 
 
 @dataclass(frozen=True)

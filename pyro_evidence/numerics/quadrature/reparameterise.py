@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 NUM_PARAMS = 4  # of each axis
-NUM_STEPS = 60
-LEAST_RISE = 1e-10
 CHANGE = 5.0  # of the damping, after a step that helps and one that does not
+NUM_STEPS = 60  # a bound, no target: four parameters of each axis, started from those of the normal
+LEAST_RISE = 1e-10  # of the cost: parameters then move by its root, 1e-5, which no integral over the axis feels
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def padded(rules: list[Rule]) -> tuple[list[Tensor], list[Tensor]]:
     return nodes, weights
 
 
-DEGREES = 5.0
+DEGREES = 5.0  # tails heavier than any normal's, whose weights then stay bounded, with four finite moments
 
 
 def student_draws(num: int, num_dims: int) -> Tensor:
