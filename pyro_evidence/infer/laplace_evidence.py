@@ -7,16 +7,15 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import compress
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pyro_evidence.blocks.block_density import check_nodes, require_blocks
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, require_same_density
-from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
+from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
-from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.checkpoint import Resumable
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
@@ -51,8 +50,7 @@ from pyro_evidence.structure.symmetries import refuse_orbits
 GAIN = 0.05  # share of draws that one more marginalised site must save
 
 
-@checkpoint.engine
-class LaplaceEvidence:
+class LaplaceEvidence(Resumable):
     """Takes the place of ``SVI`` or ``MCMC(NUTS(model), ...)``: posterior, hyperparameters and log evidence by Laplace.
 
     The posterior mode and the curvature there give a Gaussian posterior and a log evidence; the model's params (and
@@ -123,13 +121,6 @@ class LaplaceEvidence:
         self._integrated: dict[int, LaplacePosterior] = {}
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
 
-    def resume(self, path: str | Path) -> "LaplaceEvidence":
-        """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
-
-        :raises BadInput: for a file that is no checkpoint of such an engine.
-        """
-        return checkpoint.resumed(self, path)
-
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 
@@ -137,8 +128,6 @@ class LaplaceEvidence:
         :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see errors.
         """
-        if COMMUNICATOR.get() is not SINGLE_PROCESS:  # other processes hold other rows of the same data
-            return self.run_chunks([(*args, *kwargs.values())])
         self._more = ()
         posterior = self._fitted(args, kwargs)
         return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
