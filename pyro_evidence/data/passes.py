@@ -49,7 +49,7 @@ def column_sums(columns: Sequence[Tensor]) -> Tensor:
 
 def without_gaps(columns: Sequence[Tensor]) -> list[Tensor]:
     """Columns with 0 in place of what is nan or infinite."""
-    return [torch.where(x.isfinite(), x, 0.0) for x in columns]
+    return [x.nan_to_num(0.0, 0.0, 0.0) for x in columns]
 
 
 def kinds_of(args: Sequence[Any]) -> list[Any]:
@@ -64,14 +64,12 @@ class Combination:
     Its squares change also where the numbers of one column are handed out to other rows.
 
     :ivar kinds: of the arguments, as :func:`kinds_of`; ``shapes`` in words.
-    :ivar weights: of each argument's columns, ``(C,)`` each.
-    :ivar eps: rounding of the coarsest dtype.
+    :ivar weights: of each argument's columns, ``(C,)`` each, in their dtype.
     """
 
     kinds: list[Any]
     shapes: str
     weights: list[Tensor]
-    eps: float
 
     @staticmethod
     def of(args: Sequence[Any], columns: Sequence[Tensor]) -> "Combination":
@@ -80,8 +78,7 @@ class Combination:
         units = torch.where((sizes > 0.0) & sizes.isfinite(), sizes, 1.0)
         weights = (torch.arange(1.0, len(sizes) + 1.0).to(sizes).sin() / units).split([x.shape[1] for x in columns])
         own = [w.to(x) for w, x in zip(weights, columns, strict=True)]
-        eps = max(torch.finfo(x.dtype).eps for x in columns)
-        return Combination(kinds_of(args), shapes_of(args), own, eps)
+        return Combination(kinds_of(args), shapes_of(args), own)
 
     def sums(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Sum and sum of squares over the rows of a chunk, in double precision, ``()`` each."""
@@ -90,6 +87,11 @@ class Combination:
             found = found + x @ weights
         found = found.double()
         return found.sum(), found.dot(found)
+
+    @property
+    def eps(self) -> float:
+        """Rounding of the coarsest dtype."""
+        return max(torch.finfo(w.dtype).eps for w in self.weights)
 
     @property
     def names(self) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pyro_evidence.blocks.block_density import check_nodes, require_blocks
-from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, require_same_density
+from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.fitting.checkpoint import Resumable
@@ -44,7 +44,7 @@ from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
-from pyro_evidence.structure.streamed import linear_rows, streamed_structure
+from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_structure
 from pyro_evidence.structure.symmetries import refuse_orbits
 
 GAIN = 0.05  # share of draws that one more marginalised site must save
@@ -251,15 +251,14 @@ class LaplaceEvidence(Resumable):
             raise UnsupportedModel(f"nodes={self.nodes} integrates blocks of rows; expected nodes=1, or run(...).")
         joining = COMMUNICATOR.get()
         make = partial(LogJoint, self.model, maximise=self.maximise, values=self.start.values)
-        agree_on_kind(self.model, chunks, joining, make)
-        first = make(first_rows(chunks, joining))
-        require_same_density(first, joining)
+        first = first_joint(self.model, chunks, joining, make)
         sites = local_sites(first, chunks, joining, own)
         self._full, self._integrated, self._groups = None, {}, None
+        self._check_for_chunks(first)
         if sites:
             problem = self._of_groups(chunks, first, sites)
         else:
-            rows = linear_rows(self.model, chunks, joining, make, self._check_for_chunks)
+            rows = linear_rows(self.model, chunks, joining, make, first)
             problem = problem_of(rows.joint, streamed_structure(rows), self.curvature or exact_hessian)
         self._search(problem)
         self._data = None
@@ -272,7 +271,6 @@ class LaplaceEvidence(Resumable):
         """
         if self.curvature not in (None, exact_hessian):
             raise UnsupportedModel(f"curvature={self.curvature} beside groups in chunks; expected exact_hessian.")
-        self._check_for_chunks(first)
         model = self.model
         if len(own) == len(first.latents.names):  # groups share hyperparameters only
             model = partial(with_dummy_site, model, torch.zeros((), dtype=first.dtype, device=first.device))
