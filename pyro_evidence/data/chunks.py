@@ -61,15 +61,17 @@ def num_rows(args: Sequence[Any]) -> int:
 
 def kind(model: Any, args: Sequence[Any]) -> str:
     """What model and what arguments these are, whatever the number of rows: to compare chunks, and processes."""
-    shapes = ", ".join(shape_of(x) for x in args)
-    return f"{re.sub(' at 0x[0-9a-f]+', '', repr(model))} on {shapes}"  # addresses differ between processes
+    return f"{re.sub(' at 0x[0-9a-f]+', '', repr(model))} on {shapes_of(args)}"  # addresses differ between processes
 
 
-def shape_of(x: Any) -> str:
-    """Shape but for the number of rows, and dtype, of a tensor; the type of anything else."""
-    if not isinstance(x, Tensor) or not x.dim():
-        return type(x).__name__
-    return f"(., {', '.join(map(str, x.shape[1:]))}) {str(x.dtype).removeprefix('torch.')}"
+def shapes_of(args: Sequence[Any]) -> str:
+    """Shape but for the number of rows, and dtype, of each tensor; the type of anything else."""
+    return ", ".join(
+        f"(., {', '.join(map(str, x.shape[1:]))}) {str(x.dtype).removeprefix('torch.')}"
+        if isinstance(x, Tensor) and x.dim()
+        else type(x).__name__
+        for x in args
+    )
 
 
 def with_rows(chunks: Chunks) -> Iterator[tuple[int, tuple[Any, ...]]]:

@@ -1,92 +1,201 @@
 """Passes over chunks, each compared with the first: a fit adds up sums that are of the same rows, or says so."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import Chunks, arguments, has_rows, num_rows, require_repeatable, shape_of
-from pyro_evidence.data.ranks import Statistics, zeros_like
+from pyro_evidence.data.chunks import Chunks, arguments, num_rows, require_repeatable, shapes_of
+from pyro_evidence.data.sources import Slices
 from pyro_evidence.errors import BadInput, NotConverged
 
 DOUBLE = torch.finfo(torch.float64).eps
-SAID = {  # of what a pass adds up
-    "rows": "{value:.0f} rows",
-    "missing": "{value:.0f} numbers that are nan or infinite in {column}",
-    "sums": "{column} adding up to {value!r}",
-    "squares": "squares of {column} adding up to {value!r}",
-}
+SAID = (  # of what a pass adds up of a column
+    "{value:.0f} numbers that are nan or infinite in {column}",
+    "{column} adding up to {value!r}",
+    "squares of {column} adding up to {value!r}",
+)
 
 
-@dataclass(frozen=True)
-class ColumnSums(Statistics):
-    """What a pass adds up of columns, in double precision, by which it is told from a pass over other rows."""
-
-    rows: Tensor  # ()
-    missing: Tensor  # (C,) how many numbers are nan or infinite; the sums are of the others
-    sums: Tensor  # (C,)
-    squares: Tensor  # (C,)
-
-    @staticmethod
-    def of(columns: Sequence[Tensor]) -> "ColumnSums":
-        """The sums over one chunk.
-
-        :param columns: ``(n, C)`` of each argument.
-        """
-        finite, gaps = without_gaps(columns)
-        sums = torch.cat([x.sum(0, dtype=torch.float64) for x in finite])
-        squares = torch.cat([x.double().square().sum(0) for x in finite])
-        return ColumnSums(sums.new_tensor(float(len(finite[0]))), gaps, sums, squares)
-
-    @staticmethod
-    def combined(columns: Sequence[Tensor], weights: Sequence[Tensor]) -> "ColumnSums":
-        """The sums of one combination of all columns, at a fraction of the cost.
-
-        Squares of a combination change also where the numbers of one column are handed out to other rows.
-        """
-        parts = [(x @ w.to(x)).double() for x, w in zip(columns, weights, strict=True)]
-        one = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
-        sums, squares, gaps = one.sum(), one @ one, one.new_zeros(1)
-        if not bool(sums.isfinite()):
-            finite, each = without_gaps(columns)
-            if bool(each.any()):
-                return ColumnSums.combined(finite, weights)._with_gaps(each)
-        return ColumnSums(sums.new_tensor(float(len(one))), gaps, sums.reshape(1), squares.reshape(1))
-
-    def _with_gaps(self, missing: Tensor) -> "ColumnSums":
-        return ColumnSums(self.rows, missing.sum().reshape(1), self.sums, self.squares)
-
-
-def without_gaps(columns: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Columns with 0 in place of what is nan or infinite, and how many of these each one had, ``(C,)``."""
-    missing = torch.cat([len(x) - x.isfinite().sum(0) for x in columns])
-    return [torch.where(x.isfinite(), x, 0.0) for x in columns], missing.double()
-
-
-def columns_of(args: Sequence[Any]) -> list[Tensor]:
-    """The columns of real numbers ``(n, C)`` of each argument that is made of numbers.
+def columns_of(args: Sequence[Any], size: int) -> list[Tensor]:
+    """The columns of real numbers ``(n, C)`` of each argument that is made of numbers, on the device of the first.
 
     A number that comes with a chunk counts once for each of its rows.
     """
-    size, found = num_rows(args), []
-    device = next(x.device for x in args if isinstance(x, Tensor) and x.dim())
+    found: list[Tensor] = []
     for x in args:
-        x = torch.tensor(x, dtype=torch.float64) if isinstance(x, int | float) else x
-        if isinstance(x, Tensor) and x.layout is torch.strided and not x.is_meta:
-            x = (torch.view_as_real(x) if x.is_complex() else x).detach().to(device)
+        if isinstance(x, int | float):
+            x = torch.tensor(x, dtype=torch.float64)
+        if isinstance(x, Tensor):
+            x = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
             x = x if x.is_floating_point() else x.double()
-            found.append(x.reshape(size, -1) if has_rows(x, size) else x.reshape(1, -1).expand(size, -1))
+            x = x.to(found[0].device) if found else x
+            found.append(x.reshape(size, -1) if x.dim() and len(x) == size else x.reshape(1, -1).expand(size, -1))
     return found
+
+
+def column_sums(columns: Sequence[Tensor]) -> Tensor:
+    """Of each column how many numbers are nan or infinite, and sum and sum of squares of the others, ``(3, C)``."""
+    sums = torch.cat([x.sum(0, dtype=torch.float64) for x in columns])
+    if bool(sums.isfinite().all()):
+        return torch.stack([torch.zeros_like(sums), sums, torch.cat([x.double().square().sum(0) for x in columns])])
+    missing = torch.cat([len(x) - x.isfinite().sum(0) for x in columns])
+    found = column_sums(without_gaps(columns))
+    return torch.stack([missing.double(), found[1], found[2]])
+
+
+def without_gaps(columns: Sequence[Tensor]) -> list[Tensor]:
+    """Columns with 0 in place of what is nan or infinite."""
+    return [x.nan_to_num(0.0, 0.0, 0.0) for x in columns]
+
+
+def kinds_of(args: Sequence[Any]) -> list[Any]:
+    """Of each argument what is the same in all chunks: dtype and shape but for the number of rows, or the type."""
+    return [(x.dtype, x.dim(), x.shape[1:]) if isinstance(x, Tensor) else type(x) for x in args]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One combination of all columns, each in units of its size in the first chunk.
+
+    Its squares change also where the numbers of one column are handed out to other rows.
+
+    :ivar kinds: of the arguments, as :func:`kinds_of`; ``shapes`` in words.
+    :ivar weights: of each argument's columns, ``(C,)`` each, in their dtype.
+    """
+
+    kinds: list[Any]
+    shapes: str
+    weights: list[Tensor]
+
+    @staticmethod
+    def of(args: Sequence[Any], columns: Sequence[Tensor]) -> "Combination":
+        """Of the columns of the first chunk with rows."""
+        sizes = (column_sums(columns)[2] / len(columns[0])).sqrt()
+        units = torch.where((sizes > 0.0) & sizes.isfinite(), sizes, 1.0)
+        weights = (torch.arange(1.0, len(sizes) + 1.0).to(sizes).sin() / units).split([x.shape[1] for x in columns])
+        own = [w.to(x) for w, x in zip(weights, columns, strict=True)]
+        return Combination(kinds_of(args), shapes_of(args), own)
+
+    def sums(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Sum and sum of squares over the rows of a chunk, in double precision, ``()`` each."""
+        found = columns[0] @ self.weights[0]
+        for x, weights in zip(columns[1:], self.weights[1:], strict=True):
+            found = found + x @ weights
+        found = found.double()
+        return found.sum(), found.dot(found)
+
+    @property
+    def eps(self) -> float:
+        """Rounding of the coarsest dtype."""
+        return max(torch.finfo(w.dtype).eps for w in self.weights)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all columns."""
+        return [f"column {i} of argument {place}" for place, w in enumerate(self.weights) for i in range(len(w))]
+
+
+@dataclass
+class Pass:
+    """What one pass adds up, by which it is told from a pass over other rows.
+
+    :ivar of: the combination of columns; None before the first chunk with rows of the first pass.
+    :ivar by_column: whether columns are added up one by one as well, and gaps in them are looked for; else sums that
+        are not finite show these.
+    :ivar parts: of each chunk so far :meth:`Combination.sums`.
+    :ivar missing: how many numbers were nan or infinite.
+    :ivar each: :func:`column_sums` over all chunks.
+    """
+
+    number: int
+    of: Combination | None = None
+    by_column: bool = True
+    rows: int = 0
+    parts: list[Tensor] = field(default_factory=list)
+    missing: float = 0.0
+    each: Tensor | None = None
+
+    def add(self, args: Sequence[Any]) -> None:
+        """Add up a chunk, whose arguments must be of the kinds of the first."""
+        size = num_rows(args)
+        columns = columns_of(args, size) if size else []
+        if not columns:
+            return
+        if self.of is None:
+            self.of = Combination.of(args, columns)
+        if self.by_column:
+            sums = column_sums(columns)
+            self.each = sums if self.each is None else self.each + sums
+            self.missing += float(sums[0].sum())
+            columns = without_gaps(columns) if bool(sums[0].any()) else columns
+        self.rows += size
+        self.parts += self.of.sums(columns)
+
+    @property
+    def combined(self) -> Tensor:
+        """Of the combination, as :func:`column_sums` has it, ``(3, 1)``."""
+        sums = torch.stack(self.parts).reshape(-1, 2).sum(0)
+        return torch.cat([sums.new_tensor([self.missing]), sums]).unsqueeze(-1)
+
+
+def difference(
+    there: Pass, here: Pass, of: Callable[[Pass], Any], names: list[str], eps: float, floor: float = 0.0
+) -> tuple[str, str] | None:
+    """In what two passes differ by more than rounding, as each of them has it; None where they agree.
+
+    Numbers of size ``s`` that are rounded anew, and ``n`` additions of them in double precision, move a sum by some
+    ``s (eps sqrt(n) + 2.2e-16 n^1.5)``, as errors of either sign do (Higham and Mary, 2019); twice that counts as none.
+
+    :param of: what is compared, as :func:`column_sums` has it, of columns with these names.
+    """
+    n = there.rows
+    if n != here.rows:
+        return f"{n} rows", f"{here.rows} rows"
+    before, now = of(there), of(here)
+    size = (before[2] / n).sqrt().clamp(min=floor)  # rounding is of the numbers that a sum may cancel
+    rounding = 2.0 * size * (eps * n**0.5 + DOUBLE * n**1.5)
+    limit = torch.stack([torch.zeros_like(size), rounding, 2.0 * size * rounding])
+    differs = (before != now) & ~((before - now).abs() <= limit)  # of nan, too
+    if not bool(differs.any()):
+        return None
+    what, i = differs.nonzero()[0].tolist()
+    one, other = (SAID[what].format(value=x[what, i].item(), column=names[i]) for x in (before, now))
+    return one, other
+
+
+def tensors_in_memory(chunks: Chunks) -> list[tuple[Tensor, int]] | None:
+    """The tensors that chunks are made of, and how often torch has written to each; None where rows are made anew.
+
+    Of memory that torch did not allocate, an array of NumPy's say, it cannot tell.
+    """
+    if type(chunks) in (list, tuple):
+        found = [x for chunk in chunks for x in chunk]
+    elif type(chunks) is Slices:
+        found = list(chunks.arrays)
+    else:
+        return None
+    if not all(isinstance(x, Tensor) and not x.is_inference() and x.untyped_storage().resizable() for x in found):
+        return None
+    return [(x, x._version) for x in found]
+
+
+def are_untouched(there: list[tuple[Tensor, int]] | None, now: list[tuple[Tensor, int]] | None) -> bool:
+    """Whether the chunks are the very same tensors, to which nothing has been written."""
+    if there is None or now is None or len(there) != len(now):
+        return False
+    return all(x is y and before == after for (x, before), (y, after) in zip(there, now, strict=True))
 
 
 class SameRows:
     """Chunks of which every complete pass must hold the rows of the first, in any order and in chunks of any size.
 
     Compared are number of rows, columns and dtypes, and sums and sums of squares of one combination of all columns,
-    each in units of its own size; where these differ, another pass tells which column it is.
+    each in units of its own size; where these differ, another pass tells which column it is.  Tensors that stay in
+    memory are not gone through: torch counts how often each is written to.
 
     :raises BadInput: for what can be gone through only once; at the end of a pass over other rows, naming the pass, the
         column, and both numbers.
@@ -97,95 +206,58 @@ class SameRows:
         self.chunks = chunks
         self.groups = getattr(chunks, "groups", None)
         self.passes = 0
-        self.number = 0  # of the first complete pass, with which the others are compared
+        self.first: Pass | None = None  # that was complete, with which the others are compared
+        self.in_memory: list[tuple[Tensor, int]] | None = None  # when that began
         self.changed = False  # whether a pass was refused
-        self.kinds: list[str] = []
-        self.eps = DOUBLE  # rounding of the coarsest dtype
-        self.weights: list[Tensor] = []
-        self.each: ColumnSums | None = None  # of all columns
-        self.all: ColumnSums | None = None  # of their combination
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         self.passes += 1
-        number = self.passes
-        each: ColumnSums | None = None
-        combined: ColumnSums | None = None
+        first, in_memory = self.first, tensors_in_memory(self.chunks)
+        here = Pass(self.passes) if first is None else Pass(self.passes, first.of, first.missing > 0.0)
+        compared = first is None or not are_untouched(self.in_memory, in_memory)
         for place, chunk in enumerate(self.chunks):
             args = arguments(place, chunk)
-            kinds = [shape_of(x) for x in args]
-            if self.all is not None and kinds != self.kinds:
-                self._refuse(f"columns {', '.join(self.kinds)}", f"{', '.join(kinds)} in chunk {place}", number)
-            columns = columns_of(args) if num_rows(args) else []
-            if columns:
-                if self.all is None and each is None:
-                    self._begin(kinds, columns)
-                if kinds == self.kinds:  # else whoever goes through these chunks first refuses them
-                    if self.all is None:
-                        each = _plus(each, ColumnSums.of(columns))
-                    combined = _plus(combined, ColumnSums.combined(columns, self.weights))
+            if compared:
+                if here.of is None or kinds_of(args) == here.of.kinds:
+                    here.add(args)
+                elif first is not None:  # else whoever goes through these chunks first refuses them
+                    self._refuse(here, f"columns {here.of.shapes}", f"{shapes_of(args)} in chunk {place}")
             yield args
-        if self.all is None:
-            self.each, self.all, self.number = each, combined, number
-        else:
-            self._compare(zeros_like(self.all) if combined is None else combined, number)
+        if first is None:
+            self.first, self.in_memory = None if here.of is None else here, in_memory
+        elif compared:
+            self._compare(here)
+        elif not are_untouched(self.in_memory, tensors_in_memory(self.chunks)):  # amid the pass
+            self._compare(self._added_up(here))
 
-    def _begin(self, kinds: list[str], columns: list[Tensor]) -> None:
-        """A combination of columns of these kinds, each in units of its size in the first chunk."""
-        self.kinds, self.eps = kinds, max(torch.finfo(x.dtype).eps for x in columns)
-        sizes = [(x.square().sum(0) / len(x)).sqrt().double() for x in without_gaps(columns)[0]]
-        angles = torch.arange(1.0, sum(map(len, sizes)) + 1.0).to(sizes[0]).split([len(x) for x in sizes])
-        pairs = zip(angles, sizes, strict=True)
-        self.weights = [a.sin() / torch.where((x > 0.0) & x.isfinite(), x, 1.0) for a, x in pairs]
-
-    def _compare(self, here: ColumnSums, number: int) -> None:
-        assert self.all is not None and self.each is not None
-        floor = sum(map(len, self.weights)) ** 0.5  # of what a row adds up: columns are in units of their size
-        found = _difference(self.all, here, self.eps, ["a combination of all columns"], floor)
-        if found is None:
-            return
-        again: ColumnSums | None = None
+    def _added_up(self, here: Pass) -> Pass:
+        """With the rows of a pass that nobody else sees."""
         for place, chunk in enumerate(self.chunks):
             args = arguments(place, chunk)
-            if num_rows(args) and [shape_of(x) for x in args] == self.kinds:
-                again = _plus(again, ColumnSums.of(columns_of(args)))
-        if again is not None and int(again.rows) == int(here.rows):
-            names = [f"column {i} of argument {place}" for place, w in enumerate(self.weights) for i in range(len(w))]
-            found = _difference(self.each, again, self.eps, names) or found
-        self._refuse(*found, number)
+            if here.of is not None and kinds_of(args) == here.of.kinds:
+                here.add(args)
+        return here
 
-    def _refuse(self, before: str, now: str, number: int) -> None:
+    def _compare(self, here: Pass) -> None:
+        first = self.first
+        assert first is not None and first.of is not None
+        names, eps = first.of.names, first.of.eps
+        floor = len(names) ** 0.5  # of what a row adds up: columns are in units of their size
+        found = difference(first, here, lambda x: x.combined, ["a combination of all columns"], eps, floor)
+        if found is not None:
+            again = self._added_up(Pass(here.number, first.of))
+            if again.rows == here.rows:
+                found = difference(first, again, lambda x: x.each, names, eps) or found
+            self._refuse(here, *found)
+
+    def _refuse(self, here: Pass, before: str, now: str) -> None:
+        assert self.first is not None
         self.changed = True
         raise BadInput(
-            f"the rows changed while a fit went over their chunks: {before} in pass {self.number}, {now} in pass "
-            f"{number}. Expected the same rows in every pass, in any order: read them from one place, or pass all of "
-            f"them to run(...)."
+            f"the rows changed while a fit went over their chunks: {before} in pass {self.first.number}, {now} in pass "
+            f"{here.number}. Expected the same rows in every pass, in any order: read them from one place, or pass all "
+            f"of them to run(...)."
         )
-
-
-def _plus(total: ColumnSums | None, sums: ColumnSums) -> ColumnSums:
-    return sums if total is None else total + sums
-
-
-def _difference(
-    there: ColumnSums, here: ColumnSums, eps: float, names: list[str], floor: float = 0.0
-) -> tuple[str, str] | None:
-    """In what two passes differ by more than rounding, as each of them has it; None where they agree.
-
-    Numbers of size ``s`` that are rounded anew, and ``n`` additions of them in double precision, move a sum by some
-    ``s (eps sqrt(n) + 2.2e-16 n^1.5)``, as errors of either sign do (Higham and Mary, 2019); twice that counts as none.
-    """
-    n = there.rows
-    size = (there.squares / n).sqrt().clamp(min=floor)  # rounding is of the numbers that a sum may cancel
-    rounding = 2.0 * size * (eps * n.sqrt() + DOUBLE * n**1.5)
-    limits = {"rows": 0.0 * n, "missing": 0.0 * n, "sums": rounding, "squares": 2.0 * size * rounding}
-    for what, limit in limits.items():
-        before, now = getattr(there, what).reshape(-1), getattr(here, what).reshape(-1)
-        differs = (before != now) & ~((before - now).abs() <= limit)  # of nan, too
-        if bool(differs.any()):
-            i = int(differs.nonzero()[0])
-            one, other = (SAID[what].format(value=x[i].item(), column=names[i]) for x in (before, now))
-            return one, other
-    return None
 
 
 @contextmanager
@@ -198,7 +270,7 @@ def each_pass_compared(chunks: Chunks) -> Iterator[SameRows]:
     try:
         yield found
     except Exception as error:
-        if found.all is not None and not (found.changed or isinstance(error, NotConverged)):
+        if found.first is not None and not (found.changed or isinstance(error, NotConverged)):
             for _ in found:
                 pass
         raise

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.metadata import version
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -100,12 +100,15 @@ class SingleProcess:
             raise wrong
 
 
+EMPTY = CellType()  # of a closure, whose variable has no value yet
 SINGLE_PROCESS = SingleProcess()
 COMMUNICATOR: ContextVar[Communicator] = ContextVar("join", default=SINGLE_PROCESS)
 
 
 def require_same_settings(engine: Any, join: Communicator) -> None:
-    """Refuse processes with other versions, engines, models or settings; what their functions close over may differ.
+    """Refuse processes with other versions, engines, models or settings.
+
+    Functions are compared by their code, and the real numbers and tensors that they close over.
 
     :raises BadInput: on all of them, naming the first setting that differs.
     """
@@ -119,19 +122,37 @@ def require_same_settings(engine: Any, join: Communicator) -> None:
 
 
 def _described(value: Any) -> str:
-    """A setting in words that are the same in every process, with a hash of the code where it is a function."""
+    """A setting in words that are the same in every process, with a hash of what it does where it is a function."""
     text = re.sub(r" at 0x[0-9a-f]+|, progress=\w+", "", repr(value))
     while hasattr(value, "func"):
         value = value.func
-    code = getattr(value, "__code__", None)
-    return text if code is None else f"{text} (code {hashlib.sha256(_source(code).encode()).hexdigest()[:8]})"
+    if not hasattr(value, "__code__"):
+        return text
+    return f"{text} (code {hashlib.sha256(_source(value.__code__, *_held(value, [])).encode()).hexdigest()[:8]})"
 
 
-def _source(code: CodeType) -> str:
+def _source(code: CodeType, *held: str) -> str:
     """What a function does, wherever its file is: instructions, names and constants."""
     constants = [_source(x) if isinstance(x, CodeType) else str(type(x)) for x in code.co_consts]
     numbers = [repr(x) for x in code.co_consts if isinstance(x, int | float | str)]
-    return repr([code.co_code, code.co_names, constants, numbers])
+    return repr([code.co_code, code.co_names, constants, numbers, held])
+
+
+def _held(function: Any, seen: list[Any]) -> list[str]:
+    """The real numbers, tensors and functions that a function closes over, and its defaults among these.
+
+    Whole numbers and words are left out: they may be a process's own, as its number and its files are.
+    """
+    seen.append(function)
+    found = []
+    for value in (*(function.__defaults__ or ()), *(x.cell_contents for x in function.__closure__ or () if x != EMPTY)):
+        if isinstance(value, Tensor):
+            found.append(f"{tuple(value.shape)} {value.detach().tolist()}")
+        elif isinstance(value, float):
+            found.append(repr(value))
+        elif hasattr(value, "__code__") and value not in seen:
+            found.append(_source(value.__code__, *_held(value, seen)))
+    return found
 
 
 def share(join: Communicator, num_rows: int) -> slice:

@@ -9,6 +9,7 @@ engines begins and ends a run.
 import copy
 import dataclasses
 import hashlib
+import inspect
 import math
 import os
 import time
@@ -16,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -276,32 +277,6 @@ def recorder_of(engine: Any, data: Callable[[], str]) -> Recorder | None:
     return recorder
 
 
-Engine = TypeVar("Engine")
-
-
-def resumed(engine: Engine, path: str | Path) -> Engine:
-    """A copy of the engine whose next ``run`` goes on where the checkpoint's fit was.
-
-    Data and model must be those of the fit, states of the kinds that the loops begin with, and the last objective that
-    of the last state; other numbers of a state are believed.
-
-    :raises BadInput: for a file that is no checkpoint of such an engine.
-    :raises FileNotFoundError: where there is none.
-    """
-    check_path("path", path)
-    content = files.read(path)
-    if content.get("format") != FORMAT or content.get("engine") != type(engine).__name__:
-        kind = content.get("engine" if content.get("format") == FORMAT else "format")
-        raise BadInput(
-            f"{path} holds a {str(kind)[:60]}; expected a checkpoint of {type(engine).__name__}, which "
-            f"Stop(checkpoint=path) writes while it runs."
-        )
-    files.check(content, CHECKPOINT, str(path), {})
-    found = copy.copy(engine)
-    found._earlier = dict(content) | {"path": path}  # type: ignore[attr-defined]
-    return found
-
-
 def _no_factor(error: Exception) -> str:
     """The error message for a matrix of the model's that cannot be factorised at a place to which a search has come."""
     said = " ".join(str(error).split("Trace Shapes:")[0].split())
@@ -312,22 +287,68 @@ def _no_factor(error: Exception) -> str:
     )
 
 
-Kind = TypeVar("Kind", bound=type)
 # Methods that fit, and what tells their data from other data; None where no checkpoint is kept.
 FITS: dict[str, Callable[..., str] | None] = {"run": digest, "run_chunks": digest_of_chunks, "step": None}
 
 
-def engine(kind: Kind) -> Kind:
-    """A class of engines whose methods that fit leave the process as they found it, whatever is thrown inside.
+class Engine:
+    """An engine, whose methods that fit leave the process as they found it, whatever is thrown inside.
 
     Threads wait for one another, and memory that cannot be had is an error message.  ``run`` and ``run_chunks`` keep a
-    checkpoint where ``stop`` says so, and go on from one after ``resume``.
-    All passes over chunks are of the same rows.
+    checkpoint where ``stop`` says so, and go on from one that was resumed.  All passes over chunks are of the same
+    rows.  Among processes that share out rows ``run`` is ``run_chunks`` of those of this one.
     """
-    for name in FITS.keys() & vars(kind).keys():
-        fit = _guarded(vars(kind)[name], FITS[name])
-        setattr(kind, name, _over_same_rows(fit) if name == "run_chunks" else fit)
-    return kind
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, known_by in FITS.items():
+            if name in vars(cls) and not any(name in vars(base) for base in cls.__mro__[1:]):
+                fit = vars(cls)[name]
+                fit = _guarded(_of_own_rows(fit) if name == "run" else fit, known_by)
+                setattr(cls, name, _over_same_rows(fit) if name == "run_chunks" else fit)
+
+
+Kept = TypeVar("Kept", bound="Resumable")
+
+
+class Resumable(Engine):
+    """An engine that goes round and round, and can go on from a checkpoint."""
+
+    def resume(self: Kept, path: str | Path) -> Kept:
+        """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
+
+        Data and model must be those of the fit, states of the kinds that the loops begin with, and the last objective
+        that of the last state; other numbers of a state are believed.
+
+        :raises BadInput: for a file that is no checkpoint of such an engine.
+        :raises FileNotFoundError: where there is none.
+        """
+        check_path("path", path)
+        content = files.read(path)
+        if content.get("format") != FORMAT or content.get("engine") != type(self).__name__:
+            kind = content.get("engine" if content.get("format") == FORMAT else "format")
+            raise BadInput(
+                f"{path} holds a {str(kind)[:60]}; expected a checkpoint of {type(self).__name__}, which "
+                f"Stop(checkpoint=path) writes while it runs."
+            )
+        files.check(content, CHECKPOINT, str(path), {})
+        found = copy.copy(self)
+        found._earlier = dict(content) | {"path": path}  # type: ignore[attr-defined]
+        return found
+
+
+def _of_own_rows(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, which among several processes takes the arguments for a chunk."""
+
+    @wraps(fit)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if COMMUNICATOR.get() is SINGLE_PROCESS:
+            return fit(self, *args, **kwargs)
+        named = inspect.signature(fit).parameters
+        given = inspect.signature(self.model if "kwargs" in named else partial(fit, self)).bind(*args, **kwargs)
+        return self.run_chunks([(*given.args, *given.kwargs.values())])
+
+    return wrapped
 
 
 def _over_same_rows(fit: Callable[..., Any]) -> Callable[..., Any]:

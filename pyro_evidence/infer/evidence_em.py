@@ -2,16 +2,14 @@
 
 import copy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
-from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.checkpoint import Resumable
 from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion, fit_mixture, posterior_by_hand
 from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import without_validation
@@ -119,8 +117,7 @@ UPDATE, INITIAL, DELETION = BoundedInflation(), RandomWeights(), GreedyDeletion(
 STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500)  # rounds go slowly at the end
 
 
-@checkpoint.engine
-class EvidenceEM:
+class EvidenceEM(Resumable):
     """Takes the place of ``SVI`` for a mixture: no collapse, no validation set, a number of components, a log evidence.
 
     The model is any Pyro mixture of Gaussian kernels whose means are linear in Normal weights, enumerated or
@@ -193,13 +190,6 @@ class EvidenceEM:
         found._watched = (args, kwargs)
         return found
 
-    def resume(self, path: str | Path) -> "EvidenceEM":
-        """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
-
-        :raises BadInput: for a file that is no checkpoint of such an engine.
-        """
-        return checkpoint.resumed(self, path)
-
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 
@@ -213,8 +203,6 @@ class EvidenceEM:
             posterior that was reached.  Also when every restart failed, with all reasons.
         :raises BadInput, UnsupportedModel: see errors.
         """
-        if COMMUNICATOR.get() is not SINGLE_PROCESS:
-            return self.run_chunks([(*args, *kwargs.values())])
         joint = self._joint(args, kwargs)
         try:
             task = self._begun(joint, sampled=self.stop.tolerance > 0)  # rounds that are counted are made on all data

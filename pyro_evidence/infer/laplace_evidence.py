@@ -7,16 +7,15 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import compress
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pyro_evidence.blocks.block_density import check_nodes, require_blocks
-from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, require_same_density
-from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
+from pyro_evidence.data.chunks import Chunks
+from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
-from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.checkpoint import Resumable
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
@@ -51,14 +50,13 @@ from pyro_evidence.program.checks import Arguments, Constant, constant_targets, 
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
-from pyro_evidence.structure.streamed import linear_rows, streamed_structure
+from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_structure
 from pyro_evidence.structure.symmetries import refuse_orbits
 
 GAIN = 0.05  # share of draws that one more marginalised site must save
 
 
-@checkpoint.engine
-class LaplaceEvidence:
+class LaplaceEvidence(Resumable):
     """Takes the place of ``SVI`` or ``MCMC(NUTS(model), ...)``: posterior, hyperparameters and log evidence by Laplace.
 
     The posterior mode and the curvature there give a Gaussian posterior and a log evidence; the model's params (and
@@ -129,13 +127,6 @@ class LaplaceEvidence:
         self._integrated: dict[int, LaplacePosterior] = {}
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
 
-    def resume(self, path: str | Path) -> "LaplaceEvidence":
-        """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
-
-        :raises BadInput: for a file that is no checkpoint of such an engine.
-        """
-        return checkpoint.resumed(self, path)
-
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 
@@ -143,8 +134,6 @@ class LaplaceEvidence:
         :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see errors.
         """
-        if COMMUNICATOR.get() is not SINGLE_PROCESS:  # other processes hold other rows of the same data
-            return self.run_chunks([(*args, *kwargs.values())])
         self._more = ()
         posterior = self._fitted(args, kwargs)
         return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
@@ -278,15 +267,14 @@ class LaplaceEvidence:
             raise UnsupportedModel(f"nodes={self.nodes} integrates blocks of rows; expected nodes=1, or run(...).")
         joining = COMMUNICATOR.get()
         make = partial(LogJoint, self.model, maximise=self.maximise, values=self.start.values)
-        agree_on_kind(self.model, chunks, joining, make)
-        first = make(first_rows(chunks, joining))
-        require_same_density(first, joining)
+        first = first_joint(self.model, chunks, joining, make)
         sites = local_sites(first, chunks, joining, own)
         self._full, self._integrated, self._groups = None, {}, None
+        self._check_for_chunks(first)
         if sites:
             problem = self._of_groups(chunks, first, sites)
         else:
-            rows = linear_rows(self.model, chunks, joining, make, self._check_for_chunks)
+            rows = linear_rows(self.model, chunks, joining, make, first)
             rows.joint.refuse_constant_targets()
             problem = problem_of(rows.joint, streamed_structure(rows), self.curvature or exact_hessian)
         self._search(problem)
@@ -300,7 +288,6 @@ class LaplaceEvidence:
         """
         if self.curvature not in (None, exact_hessian):
             raise UnsupportedModel(f"curvature={self.curvature} beside groups in chunks; expected exact_hessian.")
-        self._check_for_chunks(first)
         model = self.model
         if len(own) == len(first.latents.names):  # groups share hyperparameters only
             model = partial(with_dummy_site, model, torch.zeros((), dtype=first.dtype, device=first.device))

@@ -2,14 +2,13 @@
 
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
-from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
+from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.checkpoint import Resumable
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf import rounds as prbf_rounds
@@ -26,8 +25,7 @@ STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds a
 ALPHA, UPDATE, INITIAL = AlphaPerKernel(20.0), Ascent(), RandomPoints()
 
 
-@checkpoint.engine
-class OverlapEM:
+class OverlapEM(Resumable):
     r"""Takes the place of ``SVI`` for :func:`~pyro_evidence.models.prbf.prbf`: maximises eq. 22.
 
     .. math:: \sum_n \log p(x_n | C_{k_n}) - \alpha \sum_j \delta_j
@@ -109,13 +107,6 @@ class OverlapEM:
         kept = {"update": self.update, "start": self.start, "lost": self.lost, "stop": self.stop}
         return OverlapEM(model, alpha=alpha, initial=initial, **kept)  # type: ignore[arg-type]
 
-    def resume(self, path: str | Path) -> "OverlapEM":
-        """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
-
-        :raises BadInput: for a file that is no checkpoint of such an engine.
-        """
-        return checkpoint.resumed(self, path)
-
     def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
         """Fit to data, from scratch; the best restart by eq. 22.
 
@@ -126,8 +117,6 @@ class OverlapEM:
         :raises BadInput: on data that cannot be used, an absent class, or an ``alpha`` that leaves a class no kernel.
         :raises NotConverged: unless converged, or ``stop.throw`` is off, or ``stop.tolerance`` is 0.
         """
-        if COMMUNICATOR.get() is not SINGLE_PROCESS:
-            return self.run_chunks([(X,) if labels is None else (X, labels)])
         return self._finished(self._begin(X, labels))
 
     def run_chunks(self, chunks: Chunks) -> PRBFPosterior:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
-from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
+from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.checkpoint import Engine
 from pyro_evidence.fitting.iterate import Stop, check_stop
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
@@ -71,8 +71,7 @@ def _isotropic(weights: Weights, ridge: float, start: Tensor) -> float:
     return float(log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(y)))
 
 
-@checkpoint.engine
-class REVM:
+class REVM(Engine):
     """Replaces the weights' prior by independent ones along the eigenvectors of the likelihood's curvature.
 
     The likelihood is approximated by a Gaussian at the weights' mode under ``N(0, 1/ridge)``; along each
@@ -134,8 +133,6 @@ class REVM:
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see
             errors.
         """
-        if COMMUNICATOR.get() is not SINGLE_PROCESS:
-            return self.run_chunks([(*args, *kwargs.values())])
         weights = weights_of(LogJoint(self.model, args, kwargs, maximise=()), self.site)
         refuse_offsets(weights)
         return self._fitted(weights, starting_point(weights))

@@ -1,16 +1,15 @@
 """The relevance vector machine for any Pyro model with a linear predictor."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pyro_evidence.data.chunks import Chunks
-from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
+from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting import checkpoint
+from pyro_evidence.fitting.checkpoint import Resumable
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace.mode_checks import certify_sites
 from pyro_evidence.program.checks import Arguments, constant_targets, same_arguments
@@ -32,8 +31,51 @@ from pyro_evidence.settings import check_model
 from pyro_evidence.structure.recognise import recognition_error
 
 
-@checkpoint.engine
-class RVM:
+class LinearEngine(Resumable):
+    """An engine for models with linear predictors, whose weights are all that is latent."""
+
+    def __init__(self, model: Model, site: str | Sequence[str] | None, noise: str | None, stop: Stop) -> None:
+        check_model(model)
+        check_stop(stop)
+        self.model = model
+        self.site = site
+        self.noise = noise
+        self.stop = stop
+        self._of: Weights | None = None
+        self._noise: Noise | None = None
+        self._fit: Fit[Any] | None = None
+        self._data: Arguments = ((), {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings; a copy, in another process say, has nothing fitted.  The posterior has a pickle of its own."""
+        return {**vars(self), "_of": None, "_noise": None, "_fit": None, "_data": ((), {})}
+
+    def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
+        """Fit to data.
+
+        :param args: the model's arguments, as for ``MCMC.run``.
+        :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
+        :raises UnsupportedModel: for a predictor that is not linear, latent sites besides the weights, or a likelihood
+            that the engine does not take.
+        """
+        return self._climbed(linear_weights(self.model, self.site, args, kwargs, self.noise))
+
+    def run_chunks(self, chunks: Chunks) -> RVMPosterior:
+        """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
+
+        A step takes a pass or a few; :class:`RVM` knows a Gaussian likelihood by its sums after three, also where
+        ``noise`` is found.  The posterior has no training data to fall back on, so its methods ask for theirs.
+
+        :param chunks: tuples of the model's positional arguments, as for :meth:`REVM.run_chunks`.
+        :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
+        """
+        return self._climbed(linear_weights_in_chunks(self.model, self.site, chunks, self.noise))
+
+    def _climbed(self, rows: Rows[Weights]) -> RVMPosterior:
+        raise NotImplementedError
+
+
+class RVM(LinearEngine):
     """One prior precision per weight, chosen by the evidence, one weight at a time; most weights are pruned.
 
     Tipping (2001); the sequential algorithm of Tipping and Faul (2003).  Any likelihood with a linear
@@ -71,48 +113,7 @@ class RVM:
         noise: str | None = None,
         stop: Stop = Stop(num_steps=2000),
     ) -> None:
-        check_model(model)
-        check_stop(stop)
-        self.model = model
-        self.site = site
-        self.noise = noise
-        self.stop = stop
-        self._of: Weights | None = None
-        self._fit: Fit[FastState] | None = None
-        self._data: Arguments = ((), {})
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The settings; a copy, in another process say, has nothing fitted.  The posterior has a pickle of its own."""
-        return {**vars(self), "_of": None, "_fit": None, "_data": ((), {})}
-
-    def resume(self, path: str | Path) -> "RVM":
-        """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
-
-        :raises BadInput: for a file that is no checkpoint of such an engine.
-        """
-        return checkpoint.resumed(self, path)
-
-    def run(self, *args: Any, **kwargs: Any) -> RVMPosterior:
-        """Fit to data.
-
-        :param args: the model's arguments, as for ``MCMC.run``.
-        :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
-        :raises UnsupportedModel: for a predictor that is not linear, or latent sites besides the weights.
-        """
-        if COMMUNICATOR.get() is not SINGLE_PROCESS:
-            return self.run_chunks([(*args, *kwargs.values())])
-        return self._climbed(linear_weights(self.model, self.site, args, kwargs, self.noise))
-
-    def run_chunks(self, chunks: Chunks) -> RVMPosterior:
-        """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
-
-        A Gaussian likelihood is known by its sums after three passes, also where ``noise`` is found; of another one
-        every step takes a few.  The posterior has no training data to fall back on, so its methods ask for theirs.
-
-        :param chunks: tuples of the model's positional arguments, as for :meth:`REVM.run_chunks`.
-        :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
-        """
-        return self._climbed(linear_weights_in_chunks(self.model, self.site, chunks, self.noise))
+        super().__init__(model, site, noise, stop)
 
     def _climbed(self, rows: Rows[Weights]) -> RVMPosterior:
         start = self._start(rows)

@@ -7,6 +7,7 @@ precision, whatever the dtype of the inputs: a covariance matrix of smooth funct
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyro
@@ -40,23 +41,20 @@ def declared(name: str, setting: Setting, like: Tensor, constraint: Any = constr
     return torch.as_tensor(pyro.sample(name, setting)).to(like)
 
 
-def declared_period(name: str, period: Learned, X: Tensor) -> Tensor:
-    """A period that is learned, as a ``pyro.param`` above the shortest that the inputs ``(N, D)`` can tell.
+def declared_above(name: str, setting: Learned, X: Tensor, *, least: Tensor) -> Tensor:
+    """A setting that is learned, as a ``pyro.param`` above the least value that the inputs ``(N, D)`` can tell.
 
-    That is twice the mean distance of neighbours, for one period of several inputs the least of theirs: of evenly
-    spaced inputs a shorter one is the alias of a longer one (Shannon 1949), and of others it fits the noise.  It begins
-    at ``period.start`` or, where that is shorter, at twice the shortest; one that the user begins below that on purpose
-    may have any length.
+    It begins at ``setting.start`` or, where that is lower, at twice the least; one that the user begins below that on
+    purpose may have any positive value.
+
+    :param least: of each input, ``(D,)``; for one setting of several inputs the least of theirs counts.
     """
-    start = torch.as_tensor(period.start).to(X)
-    ordered = X.detach().sort(0).values
-    steps = (ordered.diff(dim=0) > 0).sum(0)
-    shortest = 2.0 * (ordered[-1] - ordered[0]) / steps  # nan for a constant input, which has no period
-    shortest = shortest if start.dim() else shortest.nan_to_num(torch.inf).amin()
-    if not bool(shortest.isfinite().all()) or (period != LEARNED and bool((start <= shortest).any())):
-        return declared(name, period, X)
-    begin = torch.where(start > shortest, start, 2.0 * shortest)
-    return declared(name, Learned(begin), X, constraints.greater_than(shortest))
+    start = torch.as_tensor(setting.start).to(X)
+    least = least if start.dim() else least.nan_to_num(torch.inf).amin()
+    if not bool(least.isfinite().all()) or (setting != LEARNED and bool((start <= least).any())):
+        return declared(name, setting, X)
+    begin = torch.where(start > least, start, 2.0 * least)
+    return declared(name, Learned(begin), X, constraints.greater_than(least))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,11 +79,11 @@ class LatentFunction(TensorValue):
         check_inputs(X)
         settings: list[Tensor] = []
 
-        def read(name: str, setting: Setting) -> Tensor:
-            if isinstance(setting, Learned) and name.endswith(".period") and len(X) and not X.requires_grad:
-                settings.append(declared_period(name, setting, X.double()))
-            else:
-                settings.append(declared(name, setting, X.double()))
+        def read(name: str, setting: Setting, kernel: Kernel) -> Tensor:
+            is_bounded = isinstance(setting, Learned) and len(X) > 0 and not X.requires_grad
+            least = kernel.least(name.rpartition(".")[2], X.double()) if is_bounded else None
+            declare = declared if least is None else partial(declared_above, least=least)
+            settings.append(declare(name, setting, X.double()))
             return settings[-1]
 
         kernel = self.kernel.resolved(read)

@@ -68,7 +68,7 @@ def root(squared: Tensor) -> Tensor:
 
 
 Setting = Any  # float | Tensor | Learned | a Pyro distribution
-Read = Callable[[str, Setting], Tensor]  # name, setting -> its value
+Read = Callable[[str, Setting, "Kernel"], Tensor]  # name, setting, the kernel whose it is -> its value
 
 Self = TypeVar("Self", bound="Kernel")
 Whole = TypeVar("Whole", bound="CompositeKernel")
@@ -106,8 +106,15 @@ class Kernel(TensorValue):
         """
         found = copy.copy(self)
         for field in fields(self):  # type: ignore[arg-type]
-            object.__setattr__(found, field.name, read(f"{name}.{field.name}", getattr(self, field.name)))
+            object.__setattr__(found, field.name, read(f"{name}.{field.name}", getattr(self, field.name), self))
         return found
+
+    def least(self, setting: str, X: Tensor) -> Tensor | None:
+        """The least value of a setting that inputs ``(N, D)`` can tell, ``(D,)``; None where they do not bound it.
+
+        A setting that is learned stays above it: for one number that all inputs share, above the least of these.
+        """
+        return None
 
     def __add__(self, other: "Kernel | float") -> "Sum":
         return Sum((*_terms(self, Sum), *_terms(_kernel(other), Sum)))
@@ -350,6 +357,18 @@ class Periodic(Stationary):
     period: Setting = LEARNED
     lengthscale: Setting = LEARNED
     variance: Setting = LEARNED
+
+    def least(self, setting: str, X: Tensor) -> Tensor | None:
+        """Of the period twice the mean distance of neighbours, nan for a constant input, which has no period.
+
+        Of evenly spaced inputs a shorter one is the alias of a longer one (Shannon 1949), and of others it fits the
+        noise.
+        """
+        if setting != "period":
+            return None
+        ordered = X.detach().sort(0).values
+        steps = (ordered.diff(dim=0) > 0).sum(0)
+        return 2.0 * (ordered[-1] - ordered[0]) / steps
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
         """Through the points ``(cos, sin)`` on a circle, whose squared distance is ``4 sin^2``."""

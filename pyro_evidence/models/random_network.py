@@ -126,7 +126,9 @@ class RandomNetwork(NetworkKernel):
     def resolved(self, read: Read, name: str = "kernel") -> "RandomNetwork":
         """Only the variances are settings."""
         keep: dict[str, Any] = {"unit": self.unit, "num_nodes": self.num_nodes}
-        return super().resolved(lambda n, setting: keep.get(n.rpartition(".")[2]) or read(n, setting), name)
+        return super().resolved(
+            lambda n, setting, kernel: keep.get(n.rpartition(".")[2]) or read(n, setting, kernel), name
+        )
 
 
 @dataclass(frozen=True)

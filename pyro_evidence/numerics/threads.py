@@ -54,7 +54,12 @@ def expect_square(A: Tensor) -> None:
 
 
 def _set_here(number: int) -> None:
-    """Another number for this thread; what threads that have yet to begin will find stays."""
+    """Another number for this thread; what threads that have yet to begin will find stays.
+
+    ``torch.set_num_threads`` sets both in one call, and torch has no other: the second can be read by a thread that has
+    just begun, and put back only by setting the number of such a thread.  So one begins here, for .1 ms, twice a fit;
+    the library of OpenMP itself, whose call is of one thread, has another name in every build of torch.
+    """
     with ThreadPoolExecutor(1) as beginner:
         default = beginner.submit(torch.get_num_threads).result()
         torch.set_num_threads(number)

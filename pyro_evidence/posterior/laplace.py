@@ -1,7 +1,7 @@
 """The posterior by Laplace's approximation: evidence, hyperparameters, draws, a guide, and diagnostics."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,9 +22,10 @@ from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.posterior import archive, diagnostics, predict
-from pyro_evidence.posterior.base import NUM_DRAWS, ROWS, Posterior, Values, white_noise
+from pyro_evidence.posterior.base import NUM_DRAWS, ROWS, Values, white_noise
 from pyro_evidence.posterior.diagnostics import MANY, NUM_WEIGHTED, Blocks, check_weighted
 from pyro_evidence.posterior.guide import LaplaceGuide
+from pyro_evidence.posterior.predict import PredictivePosterior
 from pyro_evidence.posterior.process import ProcessGuide, latents_at
 from pyro_evidence.posterior.reweighted import ConditionalApproximations, CorrectedPosterior, LOOResult, left_out
 from pyro_evidence.posterior.summary import Rows, TableLayout, Tabulated, hyper_rows
@@ -41,7 +42,7 @@ SUMMARISED = 12  # hyperparameters up to which summary() gives their standard de
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LaplacePosterior(Posterior, Tabulated, archive.Saved):
+class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     :ivar state: the last iterate; every number below is of this one.
@@ -196,36 +197,6 @@ class LaplacePosterior(Posterior, Tabulated, archive.Saved):
         """
         shapes = {part.name: part.shape for part in self._joint.latents}
         return NewLevels(shapes)(self._joint.substituted(self.state.theta))
-
-    def predict(
-        self,
-        *args: Any,
-        return_std: bool = False,
-        quantiles: float | Sequence[float] | None = None,
-        site: str | None = None,
-        num_samples: int = NUM_DRAWS,
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> Any:
-        """Means of new data, or class probabilities, averaged over the posterior at fixed hyperparameters.
-
-        Means of the likelihood are averaged, not draws of it; a Gaussian process by itself is integrated by quadrature.
-        A network is replaced by its tangent at the mode: draws of its weights are far wilder than what it has learned.
-
-        :param args: the model's arguments at new inputs; targets may be left out.  Without any, the training inputs.
-        :param return_std: with the predictive standard deviation, noise included.
-        :param quantiles: return instead quantiles of new data, for classes those of the probability over the posterior.
-        :param site: the observed site, where there are several.
-        :param num_samples: draws of the latents, half of them mirror images of the others.
-        :param seed: of the draws, fixed unless you change it: a prediction is a number to report.
-        :return: shape ``(N,)`` (for a Bernoulli site the probability of 1), ``(N, C)`` for a categorical one; a pair
-            with ``return_std``; ``(Q,) + shape`` for quantiles.
-        :raises BadInput: when the model cannot be run on the arguments, and for a distribution without a mean.
-
-        >>> mean, sd = posterior.predict(X_new, return_std=True)  # doctest: +SKIP
-        """
-        how: Any = dict(return_std=return_std, quantiles=quantiles, site=site, num_samples=num_samples, seed=seed)
-        return predict.predict(self, self._with(args, kwargs), **how)
 
     def probability(self, *args: Any, site: str | None = None, num_samples: int = NUM_DRAWS, **kwargs: Any) -> Tensor:
         """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.

@@ -18,13 +18,15 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation, without_validation_or_params
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.posterior.base import Posterior, Values
+from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values
 from pyro_evidence.program.checks import Arguments, new_data
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.predictors import unwrapped
+from pyro_evidence.program.predictors import hermite, unwrapped
 from pyro_evidence.program.simulate import NewLevels, vectorised
 from pyro_evidence.settings import check_count, check_seed, quantile_levels
 from pyro_evidence.structure.network import tangent_at
+
+Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
 
 
 @dataclass(frozen=True)
@@ -110,36 +112,62 @@ class _Observed(Messenger):
             msg["value"] = fn.mean + fn.stddev * torch.randn(fn.shape(), dtype=fn.mean.dtype, device=fn.mean.device)
 
 
-def predict(
-    posterior: Posterior,
-    joint: LogJoint,
-    *,
-    return_std: bool,
-    quantiles: float | Sequence[float] | None,
-    site: str | None,
-    num_samples: int,
-    seed: int,
-) -> Any:
-    """Means of new data of one observed site, or class probabilities; standard deviations or quantiles where asked for.
+class PredictivePosterior(Posterior):
+    """A posterior whose model can be run on new inputs."""
 
-    :param joint: with the model's arguments at the new inputs.
-    :raises BadInput: for ``return_std`` with ``quantiles``, where a mean does not exist, and when the model cannot be
-        run on the arguments.
-    """
-    if return_std and quantiles is not None:
-        raise BadInput("predict(..., return_std=True, quantiles=...): expected one of the two. Call it twice.")
-    found = _chosen(predictions(posterior, joint, num_samples, seed, 0 if quantiles is None else num_samples), site)
-    if quantiles is not None:
-        return found.quantiles(quantile_levels(quantiles))
-    mean, variance = found.moments.mean, found.moments.variance
-    for values in (mean, variance) if return_std else (mean,):
-        if not bool(values.isfinite().all()):
-            raise BadInput(
-                f"{int((~values.isfinite()).sum())} predictive means or variances are not finite; expected a "
-                "likelihood with both (a StudentT needs more than two degrees of freedom). Ask for "
-                "quantiles=[0.05, 0.5, 0.95]."
-            )
-    return (mean, variance.sqrt()) if return_std else mean
+    def _class_probabilities(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], integral: Integral, num_samples: int, seed: int
+    ) -> Tensor | None:
+        """Averaged at each row by itself, without draws; None where there is no rule for that."""
+        return None
+
+    def predict(
+        self,
+        *args: Any,
+        return_std: bool = False,
+        quantiles: float | Sequence[float] | None = None,
+        site: str | None = None,
+        num_samples: int = NUM_DRAWS,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """Means of new data, or class probabilities, averaged over the posterior at fixed hyperparameters.
+
+        Means of the likelihood are averaged, not draws of it; a Gaussian process by itself is integrated by quadrature.
+        A network is replaced by its tangent at the mode: draws of its weights are far wilder than what it has learned.
+
+        :param args: the model's arguments at new inputs; targets may be left out.  Without any, the training inputs.
+        :param return_std: with the predictive standard deviation, noise included.
+        :param quantiles: return instead quantiles of new data, for classes those of the probability over the posterior.
+        :param site: the observed site, where there are several.
+        :param num_samples: draws of the latents, half of them mirror images of the others.
+        :param seed: of the draws, fixed unless you change it: a prediction is a number to report.
+        :return: shape ``(N,)`` (for a Bernoulli site the probability of 1), ``(N, C)`` for a categorical one; a pair
+            with ``return_std``; ``(Q,) + shape`` for quantiles.
+        :raises BadInput: for ``return_std`` with ``quantiles``, when the model cannot be run on the arguments, and for
+            a distribution without a mean.
+
+        >>> mean, sd = posterior.predict(X_new, return_std=True)  # doctest: +SKIP
+        """
+        if return_std and quantiles is not None:
+            raise BadInput("predict(..., return_std=True, quantiles=...): expected one of the two. Call it twice.")
+        if not return_std and quantiles is None and site is None:
+            exact = self._class_probabilities(args, kwargs, hermite, num_samples, seed)
+            if exact is not None:
+                return exact
+        joint = self._with(args, kwargs)
+        found = _chosen(predictions(self, joint, num_samples, seed, 0 if quantiles is None else num_samples), site)
+        if quantiles is not None:
+            return found.quantiles(quantile_levels(quantiles))
+        mean, variance = found.moments.mean, found.moments.variance
+        for values in (mean, variance) if return_std else (mean,):
+            if not bool(values.isfinite().all()):
+                raise BadInput(
+                    f"{int((~values.isfinite()).sum())} predictive means or variances are not finite; expected a "
+                    "likelihood with both (a StudentT needs more than two degrees of freedom). Ask for "
+                    "quantiles=[0.05, 0.5, 0.95]."
+                )
+        return (mean, variance.sqrt()) if return_std else mean
 
 
 def probability(posterior: Posterior, joint: LogJoint, *, site: str | None, num_samples: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -22,15 +22,16 @@ from pyro_evidence.numerics.derivatives import jacobian
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior import archive, predict
-from pyro_evidence.posterior.base import NUM_DRAWS, Posterior
+from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.predict import Integral, PredictivePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.posterior.summary import LISTED
 from pyro_evidence.program.checks import new_data
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.predictors import LOGISTIC, SOFTMAX, hermite, moderated_output, softmax_average, unwrapped
+from pyro_evidence.program.predictors import LOGISTIC, SOFTMAX, moderated_output, softmax_average, unwrapped
 from pyro_evidence.relevance.axis_evidence import EigenAxes
 from pyro_evidence.relevance.axis_priors import (
     AXES,
@@ -64,11 +65,10 @@ CHECKS = (
     "gradient_norm smallest_eigenvalue pareto_k log_evidence_importance log_evidence_importance_se "
     "effective_sample_size largest_mean_shift largest_sd_ratio"
 ).split()
-Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
 
 
 @dataclass(frozen=True, repr=False)
-class AxesPosterior(Posterior, archive.Saved):
+class AxesPosterior(PredictivePosterior, archive.Saved):
     """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
 
     :ivar of: the weights it is of.
@@ -314,27 +314,6 @@ class AxesPosterior(Posterior, archive.Saved):
         if found is not None:
             return found
         return predict.probability(self, self._with(args, kwargs), site=site, num_samples=num_samples)
-
-    def predict(
-        self,
-        *args: Any,
-        return_std: bool = False,
-        quantiles: float | Sequence[float] | None = None,
-        site: str | None = None,
-        num_samples: int = NUM_DRAWS,
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> Any:
-        """Means, standard deviations or quantiles; see :meth:`LaplacePosterior.predict`.
-
-        Probabilities of classes are averaged at each row by itself, without draws.
-        """
-        if not return_std and quantiles is None and site is None:
-            found = self._class_probabilities(args, kwargs, hermite, num_samples, seed)
-            if found is not None:
-                return found
-        how: Any = dict(return_std=return_std, quantiles=quantiles, site=site, num_samples=num_samples, seed=seed)
-        return predict.predict(self, self._with(args, kwargs), **how)
 
     def _class_probabilities(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], integral: Integral, num_samples: int, seed: int

@@ -23,7 +23,7 @@ from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Parts, Target
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.recognise import Structure, recognise
-from pyro_evidence.structure.streamed import linear_rows
+from pyro_evidence.structure.streamed import first_joint, linear_rows
 
 FEWER_ROWS = "Pass some rows at a time to REVM.run_chunks, or take fewer basis functions."
 
@@ -107,7 +107,8 @@ def weights_in_chunks(
     :raises BadInput: for no chunks, for those that can be gone through only once, or whose weights differ.
     :raises UnsupportedModel: for a predictor that is not linear, or latent sites besides the weights.
     """
-    rows = linear_rows(model, chunks, communicator, partial(LogJoint, model, maximise=()))
+    make = partial(LogJoint, model, maximise=())
+    rows = linear_rows(model, chunks, communicator, make, first_joint(model, chunks, communicator, make))
     first = weights_of(rows.joint, site)
     if not isinstance(first.target, LinearTarget) or first.num_others:
         raise UnsupportedModel(

@@ -5,7 +5,8 @@ Both satisfy :class:`pyro_evidence.precision.choices.Density`, and must agree: t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -392,7 +393,7 @@ class LinearDensity(LinearPredictors):
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
             found, by_eta, B = part.of_likelihood.in_graph(parts.trace, eta)
             value, slope = value + found.double(), slope + part.back(by_eta)
-            A = _added(part.gram(B.double()), A)
+            A = with_prior(part.gram(B.double()), A)
         return Orders(value, slope, A)
 
     def _prior_orders(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -409,15 +410,12 @@ class LinearDensity(LinearPredictors):
         :raises TooLarge: when it and its Cholesky factor would not fit into memory.
         """
         self._require_dense(u)
-        total = self._prior_precision(u, theta)
-        for part, B in zip(self.linear, self.curvatures(u, theta), strict=True):
-            total = _added(part.gram(B), total)
-        return total
+        return with_prior(self.likelihood_precision(u, theta), self._prior_precision(u, theta))
 
     def likelihood_precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """``J' diag(-l'') J``, shape ``(R, D, D)``."""
-        grams = (part.gram(B) for part, B in zip(self.linear, self.curvatures(u, theta), strict=True))
-        return sum(grams, u.new_zeros(*u.shape, u.shape[-1]))
+        grams = [part.gram(B) for part, B in zip(self.linear, self.curvatures(u, theta), strict=True)]
+        return reduce(add, grams) if grams else u.new_zeros(*u.shape, u.shape[-1])
 
     def _require_dense(self, u: Tensor) -> None:
         weighted = max((len(u) * part.J.numel() for part in self.linear), default=0)
@@ -443,7 +441,7 @@ class LinearDensity(LinearPredictors):
         return self.precision(u, theta)
 
 
-def _added(A: Tensor, prior: Tensor) -> Tensor:
+def with_prior(A: Tensor, prior: Tensor) -> Tensor:
     """``A`` plus a dense or a diagonal matrix, in the memory of ``A`` where no graph is in the way."""
     if prior.dim() > 2 or A.requires_grad or prior.requires_grad:
         return A + (prior if prior.dim() > 2 else prior.diag_embed())

@@ -22,7 +22,7 @@ from pyro_evidence.numerics.derivatives import Orders, generic_directions
 from pyro_evidence.program.checks import Constant
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.density import LinearDensity, wants_graph
+from pyro_evidence.structure.density import LinearDensity, wants_graph, with_prior
 from pyro_evidence.structure.groups import PrecisionGroups
 from pyro_evidence.structure.probes import Unreadable
 from pyro_evidence.structure.recognise import Structure, read_again, recognise
@@ -141,20 +141,24 @@ def not_linear(joint: LogJoint, number: int = 0) -> UnsupportedModel:
     )
 
 
-def linear_rows(
-    model: Any, chunks: Chunks, communicator: Communicator, make: Making, look: Callable[[LogJoint], Any] | None = None
-) -> LinearRows:
-    """The predictors of all rows; one pass, in which every chunk is checked.
+def first_joint(model: Any, chunks: Chunks, communicator: Communicator, make: Making) -> LogJoint:
+    """The model on the first few rows, of which processes are found to have the same.
 
-    :param look: at the model on the first few rows, before anything else; None for nothing.
-    :raises BadInput, UnsupportedModel: on all processes what is wrong with one chunk.
+    :raises BadInput: on all processes, where they have not, or what is wrong with the rows of one.
     """
     agree_on_kind(model, chunks, communicator, make)
     joint = make(first_rows(chunks, communicator))
     require_same_density(joint, communicator)
+    return joint
+
+
+def linear_rows(model: Any, chunks: Chunks, communicator: Communicator, make: Making, joint: LogJoint) -> LinearRows:
+    """The predictors of all rows; one pass, in which every chunk is checked.
+
+    :param joint: the model on the first few rows.
+    :raises BadInput, UnsupportedModel: on all processes what is wrong with one chunk.
+    """
     joint.has_data = False
-    if look is not None:
-        look(joint)
     found = recognise(joint)
     if found.linear is None:
         raise not_linear(joint)
@@ -190,48 +194,40 @@ class Summands:
 
 @dataclass(frozen=True)
 class StreamedDensity(LinearDensity):
-    """The density of all rows; its fields are those of the first few, which know the prior."""
+    """The density of all rows, whose likelihood is a sum over chunks; its fields are those of the first few rows."""
 
     rows: Rows[Any] = field(kw_only=True)
     of: Summands = field(default_factory=lambda: LINEAR)
     _found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the totals at the last points
 
-    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``; differentiable, by a pass for each derivative."""
-        prior = self._log_prior(u, theta)
+    def log_likelihood(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Of all observed sites, nats, shape ``(R,)``; differentiable, by a pass for each derivative."""
         if wants_graph(u, theta):
-            return prior + added_up(self.rows, self.of.value, self._totals(u, theta).value, u, theta)
+            return added_up(self.rows, self.of.value, self._totals(u, theta).value, u, theta)
         if len(u) > MANY:
-            return prior + self.rows.total(lambda d: self.of.value(d, u, theta))
-        return prior + self._totals(u, theta).value
+            return self.rows.total(lambda d: self.of.value(d, u, theta))
+        return self._totals(u, theta).value
 
-    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The log joint and its gradient in ``u``."""
-        if len(u) > MANY:
-            return derivatives.gradient(self.log_joint, u, theta)
-        value, slope = self._prior_gradient(u, theta)
+    def likelihood_gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log likelihood and its gradient in ``u``, detached."""
         found = self._totals(u, theta)
-        return value + found.value, slope + found.gradient
+        return found.value, found.gradient
+
+    def likelihood_precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian of the log likelihood in ``u``, shape ``(R, D, D)``, in memory of its own."""
+        if wants_graph(u, theta):
+            return added_up(self.rows, self.of.precision, self._totals(u, theta).precision, u, theta)
+        if len(u) > MANY:
+            return self.rows.total(lambda d: self.of.precision(d, u, theta).detach())
+        return self._totals(u, theta).precision.clone()
 
     def orders(self, u: Tensor, theta: Tensor) -> Orders:
         """The log joint and two derivatives in ``u``, which requires a gradient; theirs are passes again."""
         self._require_dense(u)
-        _, rise, A = self._prior_orders(u, theta)
+        value, rise, A = self._prior_orders(u, theta)
         gradient = added_up(self.rows, partial(_slope, self.of.value), self._totals(u, theta).gradient, u, theta)
-        return Orders(self.log_joint(u, theta), rise + gradient, self._with_prior(A, u, theta))
-
-    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Minus the Hessian in ``u``, shape ``(R, D, D)``."""
-        self._require_dense(u)
-        return self._with_prior(self._prior_precision(u, theta), u, theta)
-
-    def _with_prior(self, prior: Tensor, u: Tensor, theta: Tensor) -> Tensor:
-        prior = prior if prior.dim() > 2 else prior.diag_embed()
-        if wants_graph(u, theta):
-            return prior + added_up(self.rows, self.of.precision, self._totals(u, theta).precision, u, theta)
-        if len(u) > MANY:
-            return prior + self.rows.total(lambda d: self.of.precision(d, u, theta).detach())
-        return prior + self._totals(u, theta).precision
+        A = with_prior(self.likelihood_precision(u, theta), A)
+        return Orders(value + self.log_likelihood(u, theta), rise + gradient, A)
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
         return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)

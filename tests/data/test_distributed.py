@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pyro_evidence import BadInput, EvidenceEM, LaplaceEvidence, Start, Stop
 from pyro_evidence.data.distributed import shards
-from pyro_evidence.data.ranks import SingleProcess, require_same_settings
+from pyro_evidence.data.ranks import COMMUNICATOR, SingleProcess, require_same_settings
 from pyro_evidence.mixture import fit
+from pyro_evidence.models.basis import Linear
+from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture
 from tests.mixture.test_number import clusters
 
@@ -116,6 +119,18 @@ def test_without_processes_there_is_a_letter(monkeypatch: pytest.MonkeyPatch) ->
         pass
 
 
+def test_named_arguments_of_a_rank_are_put_in_the_order_of_the_model() -> None:
+    X = torch.linspace(-1.0, 1.0, 12).double().unsqueeze(-1)
+    t = (X[:, 0] > 0.1).double()
+    engine = LaplaceEvidence(classifier(Linear()), stop=Stop(progress=False))
+    token = COMMUNICATOR.set(SingleProcess())  # which is not the one that stands for none
+    try:
+        shared = engine.run(t=t, X=X).log_evidence
+    finally:
+        COMMUNICATOR.reset(token)
+    assert float(shared) == pytest.approx(float(engine.run(X, t).log_evidence), rel=1e-9)
+
+
 class Listening(SingleProcess):
     """One process that notes what it would compare with others."""
 
@@ -126,9 +141,16 @@ class Listening(SingleProcess):
         vars(self)["said"].append((what, here))
 
 
-def scaled(by: float) -> Callable[[float], float]:
+def scaled(by: Any) -> Callable[[float], float]:
     def model(x: float) -> float:
         return by * x
+
+    return model
+
+
+def said_by(rank: int, name: str) -> Callable[[float], float]:
+    def model(x: float) -> float:
+        return x if rank < 0 or not name else 2.0 * x
 
     return model
 
@@ -147,9 +169,12 @@ def compared(model: Any, stop: Stop) -> list[tuple[str, str]]:
 
 
 def test_what_ranks_compare_is_code_and_settings() -> None:
-    """Not what a function closes over, which may be a rank's own, nor whether it shows a bar."""
+    """Real numbers of closures too; not whole ones and words, which may be a rank's own, nor whether it shows a bar."""
     first = compared(scaled(1.0), Stop())
-    assert first == compared(scaled(2.0), Stop(progress=False))
+    assert first == compared(scaled(1.0), Stop(progress=False))
+    assert compared(said_by(0, "a"), Stop()) == compared(said_by(1, "b"), Stop())
+    for one, other in ((1.0, 2.0), (torch.ones(2), torch.zeros(2)), (scaled(1.0), scaled(2.0))):
+        assert compared(scaled(one), Stop()) != compared(scaled(other), Stop())
     other_code, other_stop = compared(added(1.0), Stop()), compared(scaled(1.0), Stop(num_steps=7))
     assert [what for (what, _), here in zip(first, other_code, strict=True) if here not in first] == ["models"]
     assert next(here for here in other_stop if here not in first)[1].startswith("stop=Stop(")

@@ -22,7 +22,7 @@ from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.regression import Learned, regression
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.streamed import linear_rows, streamed_structure
+from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_structure
 from tests.models_for_tests import weight_models
 
 assert_close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
@@ -72,7 +72,8 @@ def test_any_cut_gives_the_posterior_of_all_rows(name: str, cut: list[int]) -> N
 
 
 def streamed(model: Any, args: tuple[Tensor, ...], size: int) -> Problem:
-    rows = linear_rows(model, Slices(*args, size=size), SINGLE_PROCESS, partial(LogJoint, model))
+    chunks, make = Slices(*args, size=size), partial(LogJoint, model)
+    rows = linear_rows(model, chunks, SINGLE_PROCESS, make, first_joint(model, chunks, SINGLE_PROCESS, make))
     return Problem(rows.joint, streamed_structure(rows), exact_hessian, torch.ones(rows.joint.latents.size).bool())
 
 

@@ -3,6 +3,7 @@
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Start, St
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.models.basis import LEARNED, Learned
 from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
-from pyro_evidence.models.kernels import RBF, Constant, Linear, Periodic
+from pyro_evidence.models.kernels import RBF, Constant, Linear, Periodic, Stationary
 from pyro_evidence.program import LogJoint
 
 QUIET = Stop(progress=False)
@@ -190,6 +191,27 @@ def test_each_input_bounds_its_own_period() -> None:
     _, constraint = periods(Learned(torch.tensor([8.0, 80.0])), X)
     assert constraint.lower_bound.tolist() == [2.0, 20.0]
     assert float(periods(Learned(8.0), X)[1].lower_bound) == 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Wave(Stationary):
+    """A kernel of a user's own, of which the inputs bound the wavelength, and not what it calls a period."""
+
+    wavelength: Any = LEARNED
+    period: Any = LEARNED
+
+    def least(self, setting: str, X: Tensor) -> Tensor | None:
+        return 3.0 * X.diff(dim=0).mean(0) if setting == "wavelength" else None
+
+    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        return Periodic(self.wavelength, 1.0, self.period).covariance(X, Z)
+
+
+def test_a_kernel_says_which_of_its_settings_the_inputs_bound() -> None:
+    pyro.clear_param_store()
+    nodes = poutine.trace(gp_regression(Wave() + RBF())).get_trace(SEASONS).nodes
+    bounds = {name: nodes[f"kernel.0.{name}"]["kwargs"]["constraint"] for name in ("wavelength", "period")}
+    assert float(bounds["wavelength"].lower_bound) == 3.0 and bounds["period"] is constraints.positive
 
 
 @pytest.mark.filterwarnings("ignore:LaplaceEvidence. ran out of steps:UserWarning")
