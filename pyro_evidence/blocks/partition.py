@@ -1,7 +1,7 @@
 """Which coordinates fall into independent blocks once the others, the global ones, are given."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -31,6 +31,7 @@ class Partition:
     shared: Tensor  # (P,) the global coordinates
     held: Tensor  # (H,) those that are pruned
     owner: Mapping[str, Tensor]  # the block of each term of the log joint density, flat, by name
+    touched: Mapping[str, Tensor] = field(default_factory=dict)  # the coordinates of each, ``(F, m)``, -1 for none
 
     @cached_property
     def own(self) -> Tensor:
@@ -171,5 +172,5 @@ def _partition(touched: Mapping[str, Tensor], label: Tensor, shared: Tensor, hel
     counts = torch.unique_consecutive(label[members], return_counts=True)[1]
     size = counts.repeat_interleave(counts)
     fronts = tuple(members[size == d].reshape(-1, d) for d in counts.unique().tolist())
-    bare = Partition(len(label), fronts, shared, held, {})
+    bare = Partition(len(label), fronts, shared, held, {}, touched)
     return replace(bare, owner={n: bare.block_of(index) for n, index in touched.items()})

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pyro_evidence.blocks.block_density import check_nodes, require_blocks
+from pyro_evidence.blocks.multipliers import NODES, multipliers
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, require_same_density
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
@@ -72,7 +73,9 @@ class LaplaceEvidence:
     :param nodes: of quadrature, on each axis of each independent block (a group's effects given everything that groups
         share; up to three axes, spheres where there are more).  1: Laplace.  Above: the blocks are
         integrated first, and the other latent sites by Laplace around them.  ``"auto"``: as many as bring
-        ``posterior.log_evidence_error`` below ``stop.quadrature_tol`` nats.
+        ``posterior.log_evidence_error`` below ``stop.quadrature_tol`` nats.  None: 1, but 7 where latents of one plate
+        multiply those of another, such as the discriminations of items the abilities of persons; of two factors
+        the joint mode says little, and params are then maximised with the blocks integrated from the beginning.
     :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.  None:
         the exact Hessian, but Gauss-Newton where the latents are weights of hidden units that can be exchanged: where
         two of them meet, a network's exact Hessian is singular and its log evidence infinite.
@@ -97,7 +100,7 @@ class LaplaceEvidence:
         *,
         marginalise: Sequence[str] | None = None,
         maximise: Sequence[str] | None = None,
-        nodes: int | str = 1,
+        nodes: int | str | None = None,
         curvature: Curvature | None = None,
         stop: Stop = Stop(),
         start: Start = Start(),
@@ -111,7 +114,7 @@ class LaplaceEvidence:
         self.marginalise = marginalise
         self.model = model
         self.maximise = maximise
-        self.nodes: int | str = check_nodes(nodes, curvature)
+        self.nodes: int | str | None = check_nodes(nodes, curvature)
         self.curvature = curvature
         self.stop = stop
         self._data: Arguments | None = None
@@ -122,6 +125,8 @@ class LaplaceEvidence:
         self._groups: GroupRows | None = None
         self._integrated: dict[int, LaplacePosterior] = {}
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
+        self._num_nodes: int | str = 1 if nodes is None else nodes
+        self._multiplies = False  # whether latents of one plate multiply those of another
 
     def resume(self, path: str | Path) -> "LaplaceEvidence":
         """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
@@ -171,14 +176,18 @@ class LaplaceEvidence:
         joint.refuse_constant_targets()
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
-        marginalise = tuple(sorted((*marginalised_sites(joint, self.marginalise), *self._more)))
+        inside = multipliers(joint, problem.structure) if self.curvature in (None, exact_hessian) else ()
+        self._multiplies = bool(inside)
+        if self.nodes is None:
+            self._num_nodes = NODES if inside else 1
+        marginalise = tuple(sorted((*marginalised_sites(joint, self.marginalise, inside), *self._more)))
         self._full, self._integrated, self._groups = None, {}, None
         if marginalise:
-            inside = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)
-            full, problem = problem, marginalised_problem(inside, self.curvature)
+            conditional = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)
+            full, problem = problem, marginalised_problem(conditional, self.curvature)
             self._full = replace(full, curvature=problem.curvature)
-        if self.nodes != 1:
-            require_blocks(problem.joint, self.nodes)
+        if self._num_nodes != 1:
+            require_blocks(problem.joint, self._num_nodes)
         return problem
 
     def _search(self, problem: Problem) -> None:
@@ -196,8 +205,13 @@ class LaplaceEvidence:
         self._fits = self._begun = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
 
     def _maximise(self) -> Fit[TypeII]:
-        """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one; the best."""
-        if len(self._fits) > 1 and can_batch(self._fits[0].state.laplace.problem):
+        """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one; the best.
+
+        Where latents multiply others, with blocks integrated: what is highest around their joint mode is elsewhere.
+        """
+        if self._multiplies and self._num_nodes != 1:
+            self._fits = tuple(with_nodes(fit, self._num_nodes) for fit in self._fits)
+        elif len(self._fits) > 1 and can_batch(self._fits[0].state.laplace.problem):
             self._fits = type2_rows.climb(self._fits, self.stop)
         for i, fit in enumerate(self._fits):
             fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives)
@@ -215,10 +229,12 @@ class LaplaceEvidence:
     def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
         """The posterior, where it is one, and the search has converged; blocks integrated where ``nodes`` asks."""
         moved = len(best.objectives) > 1 or best.state.laplace.problem.joint.dtype is not torch.float64
-        if moved and best.status is not Status.UNBOUNDED:  # else standard deviations mean nothing
+        joint_mode = best.state.laplace.place is None  # not one of an integral, whose curvature is another
+        if moved and joint_mode and best.status is not Status.UNBOUNDED:  # else standard deviations mean nothing
             require_proper(best.state.laplace)
-        if self.nodes != 1:
-            self._fits = tuple(refined(fit, self._begun[i], self.nodes, self.stop) for i, fit in enumerate(self._fits))
+        if self._num_nodes != 1 and not (self._multiplies and isinstance(self._num_nodes, int)):
+            pairs = zip(self._fits, self._begun, strict=True)
+            self._fits = tuple(refined(fit, begun, self._num_nodes, self.stop) for fit, begun in pairs)
         posterior = self.posterior
         reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
         detail = f". Hyperparameters reached, at most five elements of each: {reached}"
@@ -258,7 +274,7 @@ class LaplaceEvidence:
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         :raises UnsupportedModel: for models of neither kind, and for sites to be integrated around Laplace.
         """
-        if self.nodes != 1:
+        if self.nodes not in (None, 1):
             raise UnsupportedModel(f"nodes={self.nodes} integrates blocks of rows; expected nodes=1, or run(...).")
         joining = COMMUNICATOR.get()
         make = partial(LogJoint, self.model, maximise=self.maximise, values=self.start.values)
@@ -315,8 +331,8 @@ class LaplaceEvidence:
         if self._data is None or not same_arguments(self._data, (args, kwargs)):
             self._start(args, kwargs)
             self._fits = self._fits[:1]
-            if self.nodes != 1:
-                self._fits = (with_nodes(self._fits[0], self.nodes),)
+            if self._num_nodes != 1:
+                self._fits = (with_nodes(self._fits[0], self._num_nodes),)
         else:
             fit = self._fits[0]
             state = type2.step(fit.state) if fit.state.gradient_norm else fit.state
