@@ -36,7 +36,7 @@ from pyro_evidence.errors import NotAMode
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.batched import BATCH_NUMBERS, Batched
 from pyro_evidence.numerics.derivatives import pullback, pullbacks
-from pyro_evidence.numerics.linalg import Label, cholesky
+from pyro_evidence.numerics.linalg import Label, cholesky, relative_rounding
 from pyro_evidence.numerics.line_search import Backtracking, Line, Real, along_step
 from pyro_evidence.numerics.newton import Direction, Limits, by_absolute_value
 from pyro_evidence.numerics.quadrature.rules import block_rule
@@ -252,9 +252,28 @@ def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tens
         W = torch.cholesky_inverse(torch.linalg.cholesky(place.curvature))
         total = found.each.sum() - 0.5 * (W * found.curvature).sum()
         by_theta, by_w, by_nodes = pullbacks(total, theta, w, at_nodes)
-        moving = torch.stack([pullback(one, at_nodes) for one in found.slope])
-        back = torch.linalg.solve((moving - found.curvature.detach()).mT, by_w + by_nodes)
+        back = _solved_by_products(found.slope, at_nodes, W, by_w + by_nodes)
         return by_theta - pullback(found.slope, theta, back), partial
+
+
+def _solved_by_products(slope: Tensor, at_nodes: Tensor, W: Tensor, b: Tensor) -> Tensor:
+    """``J'^-1 b`` with ``J = d slope / d at_nodes - W^-1``, by products with the first, which many nodes make small.
+
+    Each round leaves the share of the error that the nodes of a block leave of its integral's second derivatives; all
+    products are made where that share is above a half.
+    """
+    start = x = -(W @ b)
+    before = math.inf
+    for _ in range(len(b)):
+        new = start + W @ pullback(slope, at_nodes, x)
+        change, x = float((new - x).abs().max()), new
+        if change <= relative_rounding(x.dtype) * float(x.abs().max()):
+            return x
+        if change > 0.5 * before:
+            break
+        before = change
+    moving = torch.stack([pullback(one, at_nodes) for one in slope])
+    return torch.linalg.solve((moving - torch.linalg.inv(W)).mT, b)
 
 
 def _following(num: int, terms: Terms, modes: Modes, shared: Tensor) -> tuple[Nodes, Path, Tensor]:

@@ -56,6 +56,21 @@ class Partition:
         return max((front.shape[-1] for front in self.fronts), default=0)
 
     @cached_property
+    def mates(self) -> tuple[Tensor, ...]:
+        """For each of :attr:`own`, where the first, second, ... coordinate of its block stands there, ``(n,)`` each.
+
+        Past the end of narrower blocks, its own place.
+        """
+        found, start = [], 0
+        for front in self.fronts:
+            places = torch.arange(front.numel(), device=front.device).reshape(front.shape) + start
+            each = places.repeat_interleave(front.shape[-1], 0)
+            more = places.reshape(-1, 1).expand(-1, self.width - front.shape[-1])
+            found.append(torch.cat([each, more], -1))
+            start += front.numel()
+        return torch.cat(found).unbind(-1) if found else ()
+
+    @cached_property
     def place(self) -> Tensor:
         """Where each of the ``D`` coordinates stands in ``own``, then ``shared``, then ``held``."""
         order = torch.cat([self.own, self.shared, self.held])

@@ -14,7 +14,8 @@ from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import LinearPart, LinearPredictors, ModelParts
-from pyro_evidence.structure.factor_cells import cells
+from pyro_evidence.structure.factor_cells import by_width, cells
+from pyro_evidence.structure.factor_derivatives import Second
 from pyro_evidence.structure.factor_linear import SparseLinear
 
 
@@ -53,6 +54,63 @@ class BlockDensity:
         """The block of each datum of each linear predictor, ``(N,)``."""
         return tuple(self.partition.owner[view.part.slot.site] for view in self.views)
 
+    def whole(self, rows: Tensor, shared: Tensor) -> Tensor:
+        """All coordinates, ``(Q, D)``, of blocks ``(Q, n)`` and what they share, ``(P,)``."""
+        others = torch.cat([shared, self.kept]).expand(len(rows), -1)
+        return torch.cat([rows, others], 1)[:, self.partition.place]
+
+    def cells(self, u: Tensor, theta: Tensor, names: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+        """The terms of the model run at every row ``(Q, D)``, nats, ``(Q, F)`` by name.
+
+        :param names: the sites that count; None for :attr:`names`.
+        """
+        shapes: dict[str, torch.Size] = {}
+
+        def one(row: Tensor) -> Tensor:
+            found = cells(self.joint, row, theta, self.names if names is None else names)
+            shapes.update({n: x.shape for n, x in found.items()})
+            return torch.cat([x.reshape(-1) for x in found.values()])
+
+        flat = None
+        if self.joint.row_bytes is not None and len(u) > 1:  # the model takes a batch
+            with suppress(Exception):  # one bad row; what one() raises below is what the caller sees
+                flat = torch.vmap(one, chunk_size=max(1, batched.BATCH_BYTES // self.joint.row_bytes))(u)
+        flat = torch.stack([one(row) for row in u]) if flat is None else flat
+        return dict(zip(shapes, flat.split([s.numel() for s in shapes.values()], 1), strict=True))
+
+    @cached_property
+    def seen(self) -> tuple[tuple[str, Tensor | None, Tensor], ...]:
+        """The terms that see a coordinate: name, positions in it (None for all), and coordinates ``(F, k)``."""
+        mine = self.partition.touched
+        if self.names is not None:
+            sites = set(self.names)
+            mine = {n: x for n, x in mine.items() if any(part.split(", ")[0] in sites for part in n.split("+"))}
+        return tuple((n, rows, index) for n, table in mine.items() for rows, index in by_width(table))
+
+    @cached_property
+    def second(self) -> Second:
+        """Their first and second derivatives."""
+        return Second(self.partition.size, tuple(index for _, _, index in self.seen))
+
+    @cached_property
+    def layout(self) -> "Layout":
+        """Where these belong."""
+        p, colours = self.partition, self.second.colours
+        num, own = self.second.num_colours, len(p.own)
+        place = torch.full((num, sum(len(index) for _, _, index in self.seen)), p.size, device=colours.device)
+        start = 0
+        for _, _, index in self.seen:
+            columns = torch.arange(start, start + len(index), device=index.device).unsqueeze(-1).expand_as(index)
+            place[colours[index], columns] = p.place[index]
+            start += len(index)
+        owner = torch.cat([p.owner[n] if rows is None else p.owner[n][rows] for n, rows, _ in self.seen])
+        inside, outside = place < own, (place >= own) & (place < own + len(p.shared))
+        each = [torch.arange(f.shape[-1], device=place.device).repeat(len(f)) for f in p.fronts]
+        member = torch.cat([*each, place.new_full((1,), p.width)])
+        in_blocks = torch.where(inside, place, own)
+        shared = torch.where(outside, place - own, len(p.shared))
+        return Layout(owner, in_blocks, shared, member[in_blocks], self.second.pairs)
+
     def explains(self, theta: Tensor) -> bool:
         """Whether linear predictors and terms of the model, block by block, are the same at a point without pattern."""
         p = self.partition
@@ -66,6 +124,23 @@ class BlockDensity:
             expected = Terms(self, theta, None)(rows, shared)
         tolerance = 10.0 * torch.finfo(self.joint.dtype).eps ** 0.64
         return bool(((found - expected).abs() <= tolerance * (1.0 + expected.abs())).all())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the derivatives of each term that sees a coordinate belong, by the colour along which they are taken.
+
+    :ivar owner: the block of each term, ``(F,)``.
+    :ivar own: its place among the coordinates of blocks, ``(C, F)``, and ``shared`` among shared ones; the place past
+        the end for none.
+    :ivar member: which coordinate of its block that is, ``(C, F)``.
+    """
+
+    owner: Tensor
+    own: Tensor
+    shared: Tensor
+    member: Tensor
+    pairs: list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -83,7 +158,7 @@ class Terms:
         :param shared: the global coordinates of all rows, ``(P,)``.
         """
         if self.read is None:
-            return self._summed(self._cells(rows, shared, self.density.names))
+            return self._summed(self.density.cells(self.density.whole(rows, shared), self.theta))
         total = self.prior(rows, shared, self.read)
         for view, owner, offset in zip(self.density.views, self.density.data_owner, self.read.offsets, strict=True):
             eta = view.eta(rows, shared, self.density.kept, offset).to(self.density.joint.dtype)
@@ -96,7 +171,7 @@ class Terms:
         """The log prior density of each block, and last that of what belongs to none, nats, ``(Q, G + 1)``."""
         density = self.density
         if read.prior is None:
-            return self._summed(self._cells(rows, shared, density.joint.latents.names))
+            return self._summed(density.cells(density.whole(rows, shared), self.theta, density.joint.latents.names))
         p, (loc, precision) = density.partition, read.prior
         log_norm = 0.5 * (precision / torch.pi / 2).log()
         own = log_norm[p.own] - 0.5 * precision[p.own] * (rows - loc[p.own]).square()
@@ -115,25 +190,6 @@ class Terms:
             owner = torch.full_like(flat[0], p.num_blocks, dtype=torch.long) if owner is None else owner
             total = total.index_add(1, owner, flat)
         return torch.cat([total[:, :-1], total[:, -1:] - self.density.left_out(self.theta)], 1)
-
-    def _cells(self, rows: Tensor, shared: Tensor, names: tuple[str, ...] | None) -> dict[str, Tensor]:
-        """The terms of the model run at every row."""
-        p, joint = self.density.partition, self.density.joint
-        kept = self.density.kept.expand(len(rows), -1)
-        u = torch.cat([rows, shared.expand(len(rows), -1), kept], 1)[:, p.place]
-        shapes: dict[str, torch.Size] = {}
-
-        def one(row: Tensor) -> Tensor:
-            found = cells(joint, row, self.theta, names)
-            shapes.update({n: x.shape for n, x in found.items()})
-            return torch.cat([x.reshape(-1) for x in found.values()])
-
-        flat = None
-        if joint.row_bytes is not None and len(u) > 1:  # the model takes a batch
-            with suppress(Exception):  # one bad row; what one() raises below is what the caller sees
-                flat = torch.vmap(one, chunk_size=max(1, batched.BATCH_BYTES // joint.row_bytes))(u)
-        flat = torch.stack([one(row) for row in u]) if flat is None else flat
-        return dict(zip(shapes, flat.split([s.numel() for s in shapes.values()], 1), strict=True))
 
 
 @dataclass(frozen=True)
