@@ -38,7 +38,7 @@ def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int,
         return torch.where(active, 0.0, 0.5 * groups.log_precision(theta) - half_log_tau).sum()
 
     linear = structure.linear or (structure.factors.linear if structure.factors is not None else None)
-    density = BlockDensity(joint, found, linear, kept, left_out)
+    density = BlockDensity(joint, found, linear, kept, left_out, slots=structure.slots or ())
     if linear is not None and not density.explains(theta):
         density = replace(density, linear=None)
     return Marginal(density, num, limits, joint.latents.label)

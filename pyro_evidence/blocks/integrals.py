@@ -81,25 +81,30 @@ def is_linear(density: BlockDensity, num_nodes: int) -> bool:
 
 def _louis_of_terms(terms: Terms, nodes: Nodes, shared: Tensor, path: Path) -> Integrals:
     """The general case; what arrives with a graph leaves with one."""
-    p, rows = terms.density.partition, nodes.rows + path.away(shared)
-    total, found = terms(rows, shared), term_derivatives(terms, rows, shared)
+    p, rows, C = terms.density.partition, nodes.rows + path.away(shared), path.slope
+    total = terms(rows, shared)
     log_terms = total[:, :-1] + nodes.log_weights
     each = torch.cat([log_terms.logsumexp(0), total[0, -1:]])
     share = log_terms.softmax(0)
-    first = torch.nn.functional.pad(share.new_ones(1, 1), (0, 0, 0, len(share) - 1))  # the same at all nodes
-    every = torch.cat([share, first], 1)
-    slopes, C = found.slope_of_shared(), path.slope
-    moved = found.slope_of_blocks().unsqueeze(-1) * C
-    slopes = slopes.index_add(1, p.block, moved)
-    slope = (every.unsqueeze(-1) * slopes).sum((0, 1))
-    inside = found.second_of_blocks(every)
-    across = sum((inside[:, k : k + 1] * C[mate] for k, mate in enumerate(p.mates)), torch.zeros_like(C))
-    beside = C.mT @ (found.second_beside(every) + 0.5 * across)
-    second = found.second_of_shared(every) + beside + beside.mT
+    every = torch.cat([share, _first_of(share)], 1)  # what belongs to no block is the same at all nodes
+    slopes = shared.new_zeros(len(rows), p.num_blocks + 1, len(shared))
+    of_shared, beside, of_blocks = slopes.new_zeros(len(shared), len(shared)), torch.zeros_like(C), 0.0
+    for found in term_derivatives(terms, rows, shared):
+        slopes = slopes + found.slope_of_shared()
+        slopes = slopes.index_add(1, p.block, found.slope_of_blocks().unsqueeze(-1) * C)
+        of_shared, beside = of_shared + found.second_of_shared(every), beside + found.second_beside(every)
+        of_blocks = of_blocks + found.second_of_blocks(every)
+    slope = torch.einsum("qg,qgp->p", every, slopes)
+    across = beside + 0.5 * sum((of_blocks[:, k : k + 1] * C[mate] for k, mate in enumerate(p.mates)), 0.0 * C)
+    second = of_shared + C.mT @ across + across.mT @ C
     slopes, share = slopes[:, :-1], share.unsqueeze(-1)
-    away = (slopes - (share * slopes).sum(0)) * share.clamp(min=torch.finfo(share.dtype).tiny).sqrt()
-    away = away.flatten(0, 1)
-    return Integrals(each, slope, -second - away.mT @ away)
+    away = (slopes - (share * slopes).sum(0)).flatten(0, 1)
+    return Integrals(each, slope, -second - (share.flatten(0, 1) * away).mT @ away)
+
+
+def _first_of(share: Tensor) -> Tensor:
+    """One at the first node, zero at the others, ``(Q, 1)``."""
+    return torch.nn.functional.pad(share.new_ones(1, 1), (0, 0, 0, len(share) - 1))
 
 
 def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> Integrals:
@@ -120,8 +125,8 @@ def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> In
         orders.append((view.design, owner, kept[1].squeeze(-1), kept[2].squeeze(-1)))
     log_terms = total[:, :-1] + nodes.log_weights
     each = torch.cat([log_terms.logsumexp(0), total[0, -1:] + torch.as_tensor(read.rest).to(total)])
-    first_row = torch.nn.functional.pad(total.new_ones(1, 1), (0, 0, 0, len(total) - 1))
-    share = torch.cat([log_terms.softmax(0), first_row], 1)  # what belongs to no block is the same at all nodes
+    share = log_terms.softmax(0)
+    share = torch.cat([share, _first_of(share)], 1)  # what belongs to no block is the same at all nodes
     loc, precision = (x[p.shared] for x in read.prior)
     slope, curvature = -precision * (shared - loc), precision.diag()
     slopes = total.new_zeros(*share.shape, len(shared))

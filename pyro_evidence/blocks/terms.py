@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,9 +13,9 @@ from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import LinearPart, LinearPredictors, ModelParts
-from pyro_evidence.structure.factor_cells import by_width, cells
-from pyro_evidence.structure.factor_derivatives import Second
+from pyro_evidence.structure.factor_cells import cells
 from pyro_evidence.structure.factor_linear import SparseLinear
 
 
@@ -27,6 +27,7 @@ class BlockDensity:
     :ivar kept: what pruned coordinates are held at, ``(H,)``.
     :ivar left_out: their log prior density there as a function of the hyperparameters, which does not count, nats.
     :ivar names: the sites whose terms count, where predictors were not found; None for all.
+    :ivar slots: where observed sites see the latents, linear or not.
     """
 
     joint: LogJoint
@@ -35,6 +36,8 @@ class BlockDensity:
     kept: Tensor
     left_out: Callable[[Tensor], Tensor]
     names: tuple[str, ...] | None = None
+    slots: tuple[LikelihoodTerm, ...] = ()
+    families: list[Any] = field(init=False, repr=False, compare=False, default_factory=list)  # of terms, once known
 
     def terms(self, theta: Tensor) -> "Terms":
         """The density at hyperparameters ``(T,)``, with their graph if they have one."""
@@ -71,45 +74,15 @@ class BlockDensity:
             shapes.update({n: x.shape for n, x in found.items()})
             return torch.cat([x.reshape(-1) for x in found.values()])
 
-        flat = None
-        if self.joint.row_bytes is not None and len(u) > 1:  # the model takes a batch
-            with suppress(Exception):  # one bad row; what one() raises below is what the caller sees
-                flat = torch.vmap(one, chunk_size=max(1, batched.BATCH_BYTES // self.joint.row_bytes))(u)
-        flat = torch.stack([one(row) for row in u]) if flat is None else flat
+        flat = self.by_rows(one, u)
         return dict(zip(shapes, flat.split([s.numel() for s in shapes.values()], 1), strict=True))
 
-    @cached_property
-    def seen(self) -> tuple[tuple[str, Tensor | None, Tensor], ...]:
-        """The terms that see a coordinate: name, positions in it (None for all), and coordinates ``(F, k)``."""
-        mine = self.partition.touched
-        if self.names is not None:
-            sites = set(self.names)
-            mine = {n: x for n, x in mine.items() if any(part.split(", ")[0] in sites for part in n.split("+"))}
-        return tuple((n, rows, index) for n, table in mine.items() for rows, index in by_width(table))
-
-    @cached_property
-    def second(self) -> Second:
-        """Their first and second derivatives."""
-        return Second(self.partition.size, tuple(index for _, _, index in self.seen))
-
-    @cached_property
-    def layout(self) -> "Layout":
-        """Where these belong."""
-        p, colours = self.partition, self.second.colours
-        num, own = self.second.num_colours, len(p.own)
-        place = torch.full((num, sum(len(index) for _, _, index in self.seen)), p.size, device=colours.device)
-        start = 0
-        for _, _, index in self.seen:
-            columns = torch.arange(start, start + len(index), device=index.device).unsqueeze(-1).expand_as(index)
-            place[colours[index], columns] = p.place[index]
-            start += len(index)
-        owner = torch.cat([p.owner[n] if rows is None else p.owner[n][rows] for n, rows, _ in self.seen])
-        inside, outside = place < own, (place >= own) & (place < own + len(p.shared))
-        each = [torch.arange(f.shape[-1], device=place.device).repeat(len(f)) for f in p.fronts]
-        member = torch.cat([*each, place.new_full((1,), p.width)])
-        in_blocks = torch.where(inside, place, own)
-        shared = torch.where(outside, place - own, len(p.shared))
-        return Layout(owner, in_blocks, shared, member[in_blocks], self.second.pairs)
+    def by_rows(self, one: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+        """What runs of the model make of every row ``(Q, D)``, together where it takes a batch."""
+        if self.joint.row_bytes is not None and len(u) > 1:
+            with suppress(Exception):  # one bad row; what one() raises below is what the caller sees
+                return torch.vmap(one, chunk_size=max(1, batched.BATCH_BYTES // self.joint.row_bytes))(u)
+        return torch.stack([one(row) for row in u])
 
     def explains(self, theta: Tensor) -> bool:
         """Whether linear predictors and terms of the model, block by block, are the same at a point without pattern."""
@@ -124,23 +97,6 @@ class BlockDensity:
             expected = Terms(self, theta, None)(rows, shared)
         tolerance = 10.0 * torch.finfo(self.joint.dtype).eps ** 0.64
         return bool(((found - expected).abs() <= tolerance * (1.0 + expected.abs())).all())
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the derivatives of each term that sees a coordinate belong, by the colour along which they are taken.
-
-    :ivar owner: the block of each term, ``(F,)``.
-    :ivar own: its place among the coordinates of blocks, ``(C, F)``, and ``shared`` among shared ones; the place past
-        the end for none.
-    :ivar member: which coordinate of its block that is, ``(C, F)``.
-    """
-
-    owner: Tensor
-    own: Tensor
-    shared: Tensor
-    member: Tensor
-    pairs: list[tuple[int, int]]
 
 
 @dataclass(frozen=True)

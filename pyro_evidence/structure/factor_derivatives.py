@@ -82,49 +82,17 @@ class Second:
         """Number of colours, one more than the highest."""
         return int(self.colours.max()) + 1 if len(self.colours) else 0
 
-    def orders(self, values: Values, u: Tensor) -> tuple[Tensor, Tensor]:
-        """First derivatives along colours, ``(C, R, F)``, and second along pairs, ``(P, R, F)``, of all families.
+    def firsts(self, values: Tensor, u: Tensor) -> list[Tensor]:
+        """Derivatives of all factors ``(R, F)`` at rows ``(R, D)`` along each colour, with a graph."""
+        first = Forward(values, u, create_graph=True)
+        return [first.along(self._mask(colour, u))[0] for colour in range(self.num_colours)]
 
-        :param u: rows ``(R, D)``.
-        """
-        with torch.enable_grad():
-            u = u.detach().requires_grad_()
-            first = Forward(torch.cat(values(u), -1), u, create_graph=True)
-            slopes, seconds = [], []
-            for a, partners in groupby(self.pairs, lambda pair: pair[0]):
-                slope = first.along(self._mask(a, u))[0]
-                second = Forward(slope, u)
-                seconds += [second.along(self._mask(b, u))[0].detach() for _, b in partners]
-                slopes.append(slope.detach())
-        return torch.stack(slopes), torch.stack(seconds)
-
-    def orders_back(
-        self, values: Values, u: Tensor, by_slopes: Tensor | None, by_seconds: Tensor | None, wrt: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Derivatives in ``wrt`` of :meth:`orders`, weighed and added up, one pair of colours held at a time.
-
-        :param u: rows ``(R, D)``, one of ``wrt``.
-        """
-        totals, number = [torch.zeros_like(x) for x in wrt], 0
-
-        def add(found: Tensor, weight: Tensor) -> None:
-            if found.requires_grad:
-                parts = torch.autograd.grad((found * weight).sum(), wrt, allow_unused=True, retain_graph=True)
-                for total, part in zip(totals, parts, strict=True):
-                    total += 0.0 if part is None else part
-
-        with torch.enable_grad():
-            first = Forward(torch.cat(values(u), -1), u, create_graph=True)
-            for colour, (a, partners) in enumerate(groupby(self.pairs, lambda pair: pair[0])):
-                slope = first.along(self._mask(a, u))[0]
-                if by_slopes is not None:
-                    add(slope, by_slopes[colour])
-                second = Forward(slope, u, create_graph=True)
-                for _, b in partners if by_seconds is not None else ():
-                    assert by_seconds is not None
-                    add(second.along(self._mask(b, u))[0], by_seconds[number])
-                    number += 1
-        return totals
+    def seconds(self, firsts: Sequence[Tensor], u: Tensor, create_graph: bool) -> Iterator[Tensor]:
+        """Derivatives of these along each pair of colours, ``(R, F)`` in the order of :attr:`pairs`."""
+        for a, partners in groupby(self.pairs, lambda pair: pair[0]):
+            second = Forward(firsts[a], u, create_graph=create_graph)
+            for _, b in partners:
+                yield second.along(self._mask(b, u))[0]
 
     def slopes(self, values: Values, u: Tensor, weights: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor]:
         """Derivatives in ``wrt`` of ``sum(weights * elements)``, one pair of colours held at a time."""
