@@ -36,7 +36,7 @@ from pyro_evidence.errors import NotAMode
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.batched import BATCH_NUMBERS, Batched
 from pyro_evidence.numerics.derivatives import pullback, pullbacks
-from pyro_evidence.numerics.linalg import Label, cholesky, relative_rounding
+from pyro_evidence.numerics.linalg import Label, cholesky
 from pyro_evidence.numerics.line_search import Backtracking, Line, Real, along_step
 from pyro_evidence.numerics.newton import Direction, Limits, by_absolute_value
 from pyro_evidence.numerics.quadrature.rules import block_rule
@@ -267,7 +267,7 @@ def _solved_by_products(slope: Tensor, at_nodes: Tensor, W: Tensor, b: Tensor) -
     for _ in range(len(b)):
         new = start + W @ pullback(slope, at_nodes, x)
         change, x = float((new - x).abs().max()), new
-        if change <= relative_rounding(x.dtype) * float(x.abs().max()):
+        if change <= float(x.abs().max()) * torch.finfo(x.dtype).eps ** 0.5:  # of which a share is left
             return x
         if change > 0.5 * before:
             break

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.quadrature.rules import GENERATORS, PRODUCT_DIMS
 from pyro_evidence.precision.dense import Pattern
 from pyro_evidence.precision.elimination import graph_of
@@ -15,7 +16,7 @@ from pyro_evidence.structure.factor_cells import by_width, coordinate_table
 from pyro_evidence.structure.factors import NotSparse, followed_terms
 
 MOST_DIMS = max(GENERATORS)  # of a block
-MOST_GLOBALS = 100  # coordinates around which the blocks are integrated
+MOST_GLOBALS = 100  # coordinates around which the blocks are integrated, or passes for their second derivatives
 WIDEST = 128  # coordinates of one term, beyond which there are no blocks worth looking for
 
 
@@ -105,11 +106,10 @@ def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | Not
     if widest > WIDEST:
         return NotSparse(f"{followed.widest} ties {widest:,} coordinates together", followed.widest.coordinates)
     edges = _edges(touched, joint.latents.size, joint.device)
-    found = _best(edges, active)
+    narrow = widest * (widest + 1) // 2 <= MOST_GLOBALS  # second derivatives of each term, in its own coordinates
+    found = _best(edges, active, narrow)
     if found is None:
-        return NotSparse(
-            f"no set of at most {MOST_GLOBALS} coordinates, given which the others fall into small blocks, was found"
-        )
+        return NotSparse("no set of few coordinates, given which the others fall into small blocks, was found")
     return _partition(touched, *found, held=torch.nonzero(~active).flatten())
 
 
@@ -136,13 +136,17 @@ def _edges(touched: Mapping[str, Tensor], size: int, device: torch.device) -> Te
     return graph_of(Pattern(size, (every, *joined))).edges
 
 
-def _best(edges: Tensor, active: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Blocks of at most three coordinates around the fewest others; wider ones where there are none such."""
+def _best(edges: Tensor, active: Tensor, narrow: bool) -> tuple[Tensor, Tensor] | None:
+    """Blocks of at most three coordinates around the fewest others; wider ones where there are none such.
+
+    :param narrow: whether the second derivatives of all terms take few passes, however many coordinates are shared.
+    """
     wider: tuple[Tensor, Tensor] | None = None
     degree = torch.bincount(edges[0], minlength=len(active)) if edges.numel() else torch.zeros_like(active).long()
     for limit in degree[active].unique().flip(0).tolist():
         shared = active & (degree > limit)  # those that touch most others
-        if int(shared.sum()) > MOST_GLOBALS:
+        num = int(shared.sum())
+        if num > MOST_GLOBALS and not (narrow and num * int((active & ~shared).sum()) <= BATCH_NUMBERS):
             break
         label = _components(edges, active & ~shared, MOST_DIMS)
         if label is not None and bool((label >= 0).any()) and _is_shared(edges, label, shared):

@@ -90,9 +90,9 @@ class Family:
         eta = x if create_graph else x.detach().requires_grad_()
         value = likelihood(self.density, self.slot, theta)(eta)
         first = pullback(value.sum(), eta, create_graph=True)
-        second = pullback(first.sum(), eta, create_graph=create_graph)
         for each in along:
             yield first * each
+        second = pullback(first.sum(), eta, create_graph=create_graph)
         for (a, b), bent in zip(self.second.pairs, self.second.seconds(along, u, create_graph), strict=True):
             yield first * bent + second * along[a] * along[b]
 
