@@ -8,6 +8,7 @@ predictor they are taken of that, :math:`\partial_{ab} \ell = \ell' \eta_{ab} + 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.blocks.terms import BlockDensity, Terms
 from pyro_evidence.numerics import batched
-from pyro_evidence.numerics.derivatives import generic_directions, pullback
+from pyro_evidence.numerics.derivatives import generic_directions, pullback, pullbacks
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.factor_cells import by_width
@@ -251,20 +252,17 @@ class _Orders(torch.autograd.Function):
 
 def _pulled_back(
     family: Family, u: Tensor, theta: Tensor, by_slopes: Tensor | None, by_seconds: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Derivatives in ``u`` and ``theta`` of weighed first and second derivatives, one pair of colours at a time."""
+) -> list[Tensor]:
+    """Derivatives in ``u`` and ``theta`` of first and second derivatives, weighed and added up."""
     u, theta = u.detach().requires_grad_(), theta.detach().requires_grad_()
-    by_u, by_theta = torch.zeros_like(u), torch.zeros_like(theta)
-    none: list[Tensor | None] = [None] * family.second.num_colours
-    weights = none if by_slopes is None else list(by_slopes)
-    weights += [] if by_seconds is None else list(by_seconds)
+    num = family.second.num_colours
     with torch.enable_grad():
-        for weight, found in zip(weights, family.derivatives(u, theta, True), strict=False):
-            if weight is not None and found.requires_grad:
-                parts = torch.autograd.grad((found * weight).sum(), (u, theta), allow_unused=True, retain_graph=True)
-                by_u = by_u if parts[0] is None else by_u + parts[0]
-                by_theta = by_theta if parts[1] is None else by_theta + parts[1]
-    return by_u, by_theta
+        found = family.derivatives(u, theta, True)
+        pairs = [] if by_slopes is None else list(zip(islice(found, num), by_slopes, strict=True))
+        if by_seconds is not None:
+            pairs += zip(islice(found, 0 if pairs else num, None), by_seconds, strict=True)
+        total = torch.stack([(x * weight).sum() for x, weight in pairs]).sum()
+        return pullbacks(total, u, theta)
 
 
 def _chunks(family: Family, u: Tensor) -> Sequence[Tensor]:
