@@ -151,10 +151,13 @@ class Marginal:
     def _moved(self, terms: Terms, here: Place) -> Place | None:
         """The first of ever shorter steps that rises, or that halves what the next one promises.
 
-        Close to the mode the second counts: slope and value agree up to the error of the nodes only.
+        Close to the mode the second counts: slope and value agree up to the error of the nodes only.  Where the
+        curvature is not that of a maximum no coordinate moves by more than one.
         """
-        decrement, slack, scale = float(here.decrement), self.limits.slack * (1.0 + abs(float(here.value))), 1.0
-        while scale == 1.0 or slack <= scale * decrement < math.inf:  # less cannot be told from rounding
+        decrement, slack = float(here.decrement), self.limits.slack * (1.0 + abs(float(here.value)))
+        longest = 1.0 if bool(here.direction.definite) else 1.0 / max(1.0, float(here.step.abs().max()))
+        scale = longest
+        while scale == longest or slack <= scale * decrement < math.inf:  # less cannot be told from rounding
             with suppress(ArithmeticError):
                 shared = here.shared + scale * here.step
                 new = self.place(terms, here.own_at(self.partition, shared), shared)

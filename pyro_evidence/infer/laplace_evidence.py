@@ -21,9 +21,16 @@ from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2, type2_rows
-from pyro_evidence.laplace.approximation import Problem, is_certified, laplace_problem, problem_of, require_proper
+from pyro_evidence.laplace.approximation import (
+    Problem,
+    is_certified,
+    laplace_problem,
+    laplace_state,
+    problem_of,
+    require_proper,
+)
 from pyro_evidence.laplace.approximation_rows import can_batch
-from pyro_evidence.laplace.evidence_error import refined, with_nodes
+from pyro_evidence.laplace.evidence_error import numbers_of_nodes, refined, with_nodes
 from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
 from pyro_evidence.laplace.restarts import (
     NO_MAXIMUM,
@@ -195,7 +202,11 @@ class LaplaceEvidence:
         num, seed = self.start.number(laplace_restarts.automatic(problem)), seed_of(self.start.seed)
         problem, places = rescaled_start(problem, starts(problem.joint, num, seed))
         theta = problem.joint.initial_theta
-        if problem.structure.network is not None and can_batch(problem):
+        if self._multiplies and self._num_nodes != 1:  # what is highest around their joint mode is elsewhere
+            integrated = replace(problem, nodes=numbers_of_nodes(self._num_nodes)[0])
+            found = [partial(laplace_state, integrated, theta, place) for place in places]
+            self._found = laplace_restarts.distinct_modes(found)
+        elif problem.structure.network is not None and can_batch(problem):
             self._found = laplace_restarts.search_in_batch(problem, places, theta)
         elif num > 1 and (laplace_restarts.has_params_alone(problem.joint) or self.start.restarts is not None):
             self._found = laplace_restarts.search_apart(problem, places, thetas(problem.joint, num, seed))
@@ -205,13 +216,8 @@ class LaplaceEvidence:
         self._fits = self._begun = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
 
     def _maximise(self) -> Fit[TypeII]:
-        """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one; the best.
-
-        Where latents multiply others, with blocks integrated: what is highest around their joint mode is elsewhere.
-        """
-        if self._multiplies and self._num_nodes != 1:
-            self._fits = tuple(with_nodes(fit, self._num_nodes) for fit in self._fits)
-        elif len(self._fits) > 1 and can_batch(self._fits[0].state.laplace.problem):
+        """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one; the best."""
+        if len(self._fits) > 1 and not self._multiplies and can_batch(self._fits[0].state.laplace.problem):
             self._fits = type2_rows.climb(self._fits, self.stop)
         for i, fit in enumerate(self._fits):
             fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives)
@@ -229,8 +235,7 @@ class LaplaceEvidence:
     def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
         """The posterior, where it is one, and the search has converged; blocks integrated where ``nodes`` asks."""
         moved = len(best.objectives) > 1 or best.state.laplace.problem.joint.dtype is not torch.float64
-        joint_mode = best.state.laplace.place is None  # not one of an integral, whose curvature is another
-        if moved and joint_mode and best.status is not Status.UNBOUNDED:  # else standard deviations mean nothing
+        if moved and best.status is not Status.UNBOUNDED:  # else standard deviations mean nothing
             require_proper(best.state.laplace)
         if self._num_nodes != 1 and not (self._multiplies and isinstance(self._num_nodes, int)):
             pairs = zip(self._fits, self._begun, strict=True)
@@ -331,7 +336,7 @@ class LaplaceEvidence:
         if self._data is None or not same_arguments(self._data, (args, kwargs)):
             self._start(args, kwargs)
             self._fits = self._fits[:1]
-            if self._num_nodes != 1:
+            if self._num_nodes != 1 and not self._multiplies:
                 self._fits = (with_nodes(self._fits[0], self._num_nodes),)
         else:
             fit = self._fits[0]
