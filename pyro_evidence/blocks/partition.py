@@ -145,16 +145,30 @@ def _best(edges: Tensor, active: Tensor, narrow: bool) -> tuple[Tensor, Tensor] 
     degree = torch.bincount(edges[0], minlength=len(active)) if edges.numel() else torch.zeros_like(active).long()
     for limit in degree[active].unique().flip(0).tolist():
         shared = active & (degree > limit)  # those that touch most others
-        num = int(shared.sum())
-        if num > MOST_GLOBALS and not (narrow and num * int((active & ~shared).sum()) <= BATCH_NUMBERS):
+        if not _are_few(shared, active, narrow):
             break
         label = _components(edges, active & ~shared, MOST_DIMS)
         if label is not None and bool((label >= 0).any()) and _is_shared(edges, label, shared):
+            if _width(label) > 1:  # of two crossed plates the one whose blocks are narrower
+                other = _components(edges, shared, _width(label) - 1)
+                if other is not None and _are_few(label >= 0, active, narrow) and _is_shared(edges, other, label >= 0):
+                    label, shared = other, label >= 0
             found = label, torch.nonzero(shared).flatten()
-            if int(torch.bincount(label[label >= 0]).max()) <= PRODUCT_DIMS:
+            if _width(label) <= PRODUCT_DIMS:
                 return found
             wider = wider or found
     return wider
+
+
+def _are_few(shared: Tensor, active: Tensor, narrow: bool) -> bool:
+    """Whether second derivatives in so many coordinates can be had."""
+    num = int(shared.sum())
+    return num <= MOST_GLOBALS or (narrow and num * int((active & ~shared).sum()) <= BATCH_NUMBERS)
+
+
+def _width(label: Tensor) -> int:
+    """Coordinates of the widest block."""
+    return int(torch.bincount(label[label >= 0]).max()) if bool((label >= 0).any()) else 0
 
 
 def _is_shared(edges: Tensor, label: Tensor, shared: Tensor) -> bool:

@@ -198,7 +198,9 @@ class TermDerivatives:
         """A matrix of second derivatives, rows and columns of each term by colour ``(C, F)``."""
         total = self.seconds.new_zeros((num_rows + 1) * (num_columns + 1))
         weight = share[:, self.family.owner]
-        in_rows, in_columns = ((place < num).any(1).tolist() for place, num in ((rows, num_rows), (columns, num_columns)))
+        in_rows, in_columns = (
+            (place < num).any(1).tolist() for place, num in ((rows, num_rows), (columns, num_columns))
+        )
         for (a, b), second in zip(self.family.second.pairs, self.seconds, strict=True):
             ways = [(i, j) for i, j in {(a, b), (b, a)} if in_rows[i] and in_columns[j]]
             each = (weight * second).sum(0) if ways else second
