@@ -54,10 +54,11 @@ class OuterMode:
         """The mode of the marginalised sites, unconstrained, ``(d,)``."""
         return self.state.theta[self.marginalised]
 
-    def inner(self, phi: Tensor, start: Tensor | None = None, *, thorough: bool = True) -> ConditionalModes:
+    def inner(self, phi: Tensor, start: Tensor | None = None, *, thorough: Tensor | bool = True) -> ConditionalModes:
         """Laplace inside at marginalised coordinates ``(R, d)``.
 
         :param start: of the searches, ``(R, D)``; by default where the mode is expected to first order.
+        :param thorough: as for :func:`solve_inner`.
         """
         if start is None:
             moved = (phi - self.centre) @ self.follows.mT
@@ -277,7 +278,7 @@ def _products(found: OuterMode, where: Standardisation) -> Iterator[Integral]:
             return
         axis = rules.gauss_hermite(num)
         rule = rules.product(axis, where.num_dims)
-        nodes, log_ratio = _at(found, where, rule.nodes)
+        nodes, log_ratio = _at(found, where, rule)
         log_ratio = _filled(rule, log_ratio)
         if not bool(torch.isfinite(log_ratio).all()):
             return
@@ -298,9 +299,13 @@ def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
     return log_ratio.index_copy(0, torch.nonzero(missing).squeeze(-1), log_ratio[nearest])
 
 
-def _at(found: OuterMode, where: Standardisation, z: Tensor) -> tuple[ConditionalModes, Tensor]:
-    """Laplace inside at ``z`` ``(K, d)``, and the log of what is integrated over the standard normal density."""
-    nodes = found.inner(where.forward(z))
+def _at(found: OuterMode, where: Standardisation, rule: Rule) -> tuple[ConditionalModes, Tensor]:
+    """Laplace inside at the nodes, and the log of what is integrated over the standard normal density there.
+
+    Nodes that may be missing are not searched twice.
+    """
+    z = rule.nodes
+    nodes = found.inner(where.forward(z), thorough=rule.log_weights > NEGLIGIBLE)
     log_normal = -0.5 * (z.square() + math.log(math.tau)).sum(-1)
     return nodes, nodes.log_density + where.log_slope(z) - log_normal
 
@@ -308,7 +313,7 @@ def _at(found: OuterMode, where: Standardisation, z: Tensor) -> tuple[Conditiona
 def _design(found: OuterMode, where: Standardisation) -> Integral:
     """A central composite design; its error is what its centre and axes alone would say otherwise."""
     rule = rules.central_composite(where.num_dims)
-    nodes, log_ratio = _at(found, where, rule.nodes)
+    nodes, log_ratio = _at(found, where, rule)
     log_evidence = rule.log_mean(log_ratio)
     weights = rule.log_weights + log_ratio - log_evidence
     error = float((rules.axes_of(rule).log_mean(log_ratio[: 2 * where.num_dims + 1]) - log_evidence).abs())
