@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
+from pyro.distributions import Unit
 from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
@@ -240,11 +241,13 @@ def _several_modes(found: OuterMode, places: Tensor) -> str:
 def require_integral(found: OuterMode) -> None:
     """Refuse a density that stays up far from its mode, as under a prior without an integral.
 
-    :raises ImproperPosterior: where an axis is endless, or the density no lower at 26 than at 6 standard deviations,
-        and that not low enough.
+    :raises ImproperPosterior: where an axis is endless; or, unless all densities of the model are proper, this one is
+        no lower at 26 than at 6 standard deviations, and that not low enough.
     """
     if float(found.straight.basis.norm(dim=0).max()) > ENDLESS:
         raise ImproperPosterior(_flat(found))
+    if _is_proper(found):
+        return
     profiles = found.profile.reshape(found.straight.num_dims, -1)
     for axis, end in itertools.product(range(len(profiles)), (0, -1)):
         before = profiles[axis, end]
@@ -252,6 +255,15 @@ def require_integral(found: OuterMode) -> None:
             far = found.centre + 4.0 * PROBES[end] * found.straight.basis[:, axis]
             if float(before - found.inner(far.unsqueeze(0), thorough=False).log_density) < 1.0:
                 raise ImproperPosterior(_flat(found))
+
+
+def _is_proper(found: OuterMode) -> bool:
+    """Whether no prior is flat and no data come by ``pyro.factor``: all but a null set of data then have an evidence."""
+    state, joint = found.state, found.state.problem.joint
+    nodes = joint.trace(state.u, state.theta).nodes
+    latent = [*joint.latents.names, *(n for n in joint.hypers.names if nodes[n]["type"] == "sample")]
+    factors = [n for n in joint.observed if isinstance(nodes[n]["fn"], Unit)]
+    return not factors and not any(is_improper(nodes[n]) for n in latent)
 
 
 def _flat(found: OuterMode) -> str:
