@@ -181,7 +181,7 @@ def _log_mass(found: OuterMode) -> float:
 
 def _elsewhere(found: OuterMode) -> Tensor:
     """Places ``(M, d)`` far from the mode, or beyond a valley, where the density is worth a look, the highest first."""
-    drawn = _prior_draws(found)
+    drawn = prior_draws(found)
     points = torch.cat([found.straight.probes(), drawn])
     height = torch.cat([found.profile, found.inner(drawn, thorough=False).log_density])
     profiles = found.profile.reshape(found.straight.num_dims, -1)
@@ -192,10 +192,11 @@ def _elsewhere(found: OuterMode) -> Tensor:
     return points[chosen][height[chosen].argsort(descending=True)]
 
 
-def _prior_draws(found: OuterMode) -> Tensor:
+def prior_draws(found: OuterMode) -> Tensor:
     """Marginalised coordinates drawn from the prior of each marginalised site, the others at the mode, ``(S, d)``.
 
-    A flat prior has no draws: a site under one is looked at as far around the mode as other modes may be.
+    A flat prior has no draws: a site under one is looked at as far around the mode as other modes may be.  Draws of a
+    vague one that are farther off than any data leave a scale are left out.
     """
     joint, state = found.state.problem.joint, found.state
     nodes, slices = joint.trace(state.u, state.theta).nodes, joint.hypers.slices
@@ -213,7 +214,7 @@ def _prior_draws(found: OuterMode) -> Tensor:
                 drawn = part.transform.inv(nodes[part.name]["fn"].sample((NUM_DRAWS,))).reshape(NUM_DRAWS, -1).double()
             draws.append(drawn)
     rows = torch.cat(draws, -1)
-    return rows[torch.isfinite(rows).all(-1)]
+    return rows[((rows - found.centre).abs() < ENDLESS).all(-1)]
 
 
 def has_arrived(found: OuterMode) -> bool:
