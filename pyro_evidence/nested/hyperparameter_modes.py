@@ -259,7 +259,7 @@ def require_integral(found: OuterMode) -> None:
 
 
 def _is_proper(found: OuterMode) -> bool:
-    """Whether no prior is flat and no data come by ``pyro.factor``: all but a null set of data then have an evidence."""
+    """Whether no prior is flat and no data come by ``pyro.factor``: then almost all data have an evidence."""
     state, joint = found.state, found.state.problem.joint
     nodes = joint.trace(state.u, state.theta).nodes
     latent = [*joint.latents.names, *(n for n in joint.hypers.names if nodes[n]["type"] == "sample")]

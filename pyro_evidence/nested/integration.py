@@ -261,15 +261,19 @@ def adaptive_grid(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Inte
 def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> dict[tuple[int, ...], float] | None:
     """The cells of a lattice and their log densities, neighbour by neighbour from ``front``, until these are low.
 
-    :return: None where they are more than can be paid for.
+    :return: None where they are more than can be paid for, or single precision loses an inner mode beside one that
+        counts, so that its cell is no low one.
     """
     height: dict[tuple[int, ...], float] = {}
+    is_exact = found.state.problem.joint.dtype is torch.float64
     while front:
         if len(height) + len(front) > MOST_NODES:
             return None
         cells = sorted(front)
         z = step * found.centre.new_tensor(cells)
         height |= zip(cells, found.inner(found.straight.forward(z), thorough=False).log_density.tolist(), strict=True)
+        if not is_exact and -math.inf in height.values():
+            return None
         low = max(height.values()) - SHALLOW
         front = set()
         for cell, axis, side in itertools.product(cells, range(len(cells[0])), (-1, 1)):

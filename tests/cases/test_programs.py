@@ -436,7 +436,6 @@ def test_a_prediction_of_ordered_classes_is_their_probabilities() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 4: 50 s of processor time")
 def test_logistic_growth_in_ten_regions_takes_seconds() -> None:
     """Forty-two latents, two scales, 14 times: Pyro's tutorial on logistic growth, with simulated counts."""
     torch.set_default_dtype(torch.float32)
