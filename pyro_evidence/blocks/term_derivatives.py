@@ -49,7 +49,7 @@ class Family:
 
     @cached_property
     def own(self) -> Tensor:
-        """The place among the coordinates of blocks of the coordinate of each colour, ``(C, F)``; past the end: none."""
+        """The place among those of blocks of the coordinate of each colour, ``(C, F)``; past the end: none."""
         num = len(self.density.partition.own)
         return torch.where(self._place < num, self._place, num)
 

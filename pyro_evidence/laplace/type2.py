@@ -67,6 +67,7 @@ class TypeII:
     scanned: bool = False  # whether plateaus have been looked across
     restarted: bool = False  # whether the fit has left a plateau by beginning again
     share: float = 1.0  # of the last step that was taken
+    way: tuple[float, ...] = ()  # objectives before the last steps, as many as there are hyperparameters
 
     @property
     def objective(self) -> float:
@@ -140,8 +141,21 @@ def step(state: TypeII) -> TypeII:
         new = _learned(state, new)
     if new.stop_reason is None and new.promised < SHARP and not new.scanned:
         new = _off_plateaus(new)
+    new = replace(new, way=(*state.way, state.objective)[-len(new.laplace.theta) :])
     done = new.learned and 0.5 * new.gradient_norm**2 <= new.laplace.problem.slack
-    return replace(new, stop_reason=Status.CONVERGED) if done else new
+    return replace(new, stop_reason=Status.CONVERGED) if done or _rests_at_edge(new) else new
+
+
+def _rests_at_edge(state: TypeII) -> bool:
+    """Whether a fit of many hyperparameters, on its way to an edge, has gained nothing by one step for each of them.
+
+    As where covariances of random slopes are singular: the maximum is at infinity in several log units, on a curved
+    way along which the objective is level.  By as many steps its curvature is learned, so nothing better will come.
+    """
+    flat = log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
+    if len(flat) <= FEW or len(state.way) < len(flat) or not bool(flat.any()):
+        return False
+    return state.stop_reason is None and state.objective - state.way[0] < SHARP * len(flat)
 
 
 def reached(problem: Problem, theta: Tensor, start: Tensor) -> LaplaceState | None:

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
+from pyro.distributions import Unit
 from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
@@ -180,7 +181,7 @@ def _log_mass(found: OuterMode) -> float:
 
 def _elsewhere(found: OuterMode) -> Tensor:
     """Places ``(M, d)`` far from the mode, or beyond a valley, where the density is worth a look, the highest first."""
-    drawn = _prior_draws(found)
+    drawn = prior_draws(found)
     points = torch.cat([found.straight.probes(), drawn])
     height = torch.cat([found.profile, found.inner(drawn, thorough=False).log_density])
     profiles = found.profile.reshape(found.straight.num_dims, -1)
@@ -191,10 +192,11 @@ def _elsewhere(found: OuterMode) -> Tensor:
     return points[chosen][height[chosen].argsort(descending=True)]
 
 
-def _prior_draws(found: OuterMode) -> Tensor:
+def prior_draws(found: OuterMode) -> Tensor:
     """Marginalised coordinates drawn from the prior of each marginalised site, the others at the mode, ``(S, d)``.
 
-    A flat prior has no draws: a site under one is looked at as far around the mode as other modes may be.
+    A flat prior has no draws: a site under one is looked at as far around the mode as other modes may be.  Draws of a
+    vague one that are farther off than any data leave a scale are left out.
     """
     joint, state = found.state.problem.joint, found.state
     nodes, slices = joint.trace(state.u, state.theta).nodes, joint.hypers.slices
@@ -212,7 +214,7 @@ def _prior_draws(found: OuterMode) -> Tensor:
                 drawn = part.transform.inv(nodes[part.name]["fn"].sample((NUM_DRAWS,))).reshape(NUM_DRAWS, -1).double()
             draws.append(drawn)
     rows = torch.cat(draws, -1)
-    return rows[torch.isfinite(rows).all(-1)]
+    return rows[((rows - found.centre).abs() < ENDLESS).all(-1)]
 
 
 def has_arrived(found: OuterMode) -> bool:
@@ -240,11 +242,13 @@ def _several_modes(found: OuterMode, places: Tensor) -> str:
 def require_integral(found: OuterMode) -> None:
     """Refuse a density that stays up far from its mode, as under a prior without an integral.
 
-    :raises ImproperPosterior: where an axis is endless, or the density no lower at 26 than at 6 standard deviations,
-        and that not low enough.
+    :raises ImproperPosterior: where an axis is endless; or, unless all densities of the model are proper, this one is
+        no lower at 26 than at 6 standard deviations, and that not low enough.
     """
     if float(found.straight.basis.norm(dim=0).max()) > ENDLESS:
         raise ImproperPosterior(_flat(found))
+    if _is_proper(found):
+        return
     profiles = found.profile.reshape(found.straight.num_dims, -1)
     for axis, end in itertools.product(range(len(profiles)), (0, -1)):
         before = profiles[axis, end]
@@ -252,6 +256,15 @@ def require_integral(found: OuterMode) -> None:
             far = found.centre + 4.0 * PROBES[end] * found.straight.basis[:, axis]
             if float(before - found.inner(far.unsqueeze(0), thorough=False).log_density) < 1.0:
                 raise ImproperPosterior(_flat(found))
+
+
+def _is_proper(found: OuterMode) -> bool:
+    """Whether no prior is flat and no data come by ``pyro.factor``: then almost all data have an evidence."""
+    state, joint = found.state, found.state.problem.joint
+    nodes = joint.trace(state.u, state.theta).nodes
+    latent = [*joint.latents.names, *(n for n in joint.hypers.names if nodes[n]["type"] == "sample")]
+    factors = [n for n in joint.observed if isinstance(nodes[n]["fn"], Unit)]
+    return not factors and not any(is_improper(nodes[n]) for n in latent)
 
 
 def _flat(found: OuterMode) -> str:

@@ -116,17 +116,18 @@ class ConditionalModes:
         return int((self.log_density == -torch.inf).sum())
 
 
-def solve_inner(problem: Problem, theta: Tensor, start: Tensor, *, thorough: bool = True) -> ConditionalModes:
+def solve_inner(problem: Problem, theta: Tensor, start: Tensor, *, thorough: Tensor | bool = True) -> ConditionalModes:
     """The inner mode and its curvature at each row of ``theta`` ``(R, T)``, searched from ``start`` ``(R, D)``.
 
-    :param thorough: whether to search again, from further away, where no mode was found.
+    :param thorough: whether to search again, from further away, where no mode was found; of all rows or each, ``(R,)``.
     """
     if not len(theta):
         nothing = theta.new_zeros(0)
         return ConditionalModes(theta, start, Dense(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing)
     search = _together if is_batched(problem) else _one_by_one
     with torch.enable_grad():  # whoever asks for draws may have switched it off
-        u, precision, log_evidence = search(problem, theta.detach(), start.detach(), thorough)
+        again = torch.as_tensor(thorough).expand(len(theta)).tolist()
+        u, precision, log_evidence = search(problem, theta.detach(), start.detach(), again)
         prior = log_priors(problem, theta.detach())
     return ConditionalModes(theta, u, precision, log_evidence + prior.to(log_evidence))
 
@@ -144,7 +145,7 @@ def is_batched(problem: Problem) -> bool:
     return small and problem.factors is None and problem.nodes == 1 and problem.joint.row_bytes is not None
 
 
-def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> tuple[Tensor, Precision, Tensor]:
+def _together(problem: Problem, theta: Tensor, start: Tensor, again: list[bool]) -> tuple[Tensor, Precision, Tensor]:
     size = max(1, batched.BATCH_NUMBERS // start.shape[-1] ** 2)
     parts = []
     for t, s in zip(theta.split(size), start.split(size), strict=True):
@@ -152,18 +153,18 @@ def _together(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) ->
         parts.append(laplace_rows(problem, t, active, s))
     u, tril = torch.cat([p.u for p in parts]), torch.cat([p.tril for p in parts])
     log_evidence = torch.cat([p.objective for p in parts])
-    for row in torch.nonzero(log_evidence == -torch.inf).flatten().tolist() if thorough else []:
-        state = _state(problem, theta[row], start[row], thorough)
+    for row in torch.nonzero(log_evidence == -torch.inf).flatten().tolist():
+        state = _state(problem, theta[row], start[row], thorough=True) if again[row] else None
         if state is not None:
             u[row], log_evidence[row] = state.u, state.log_evidence
             tril[row] = precision_tril(state.precision, len(state.u))
     return u, Dense(tril), log_evidence
 
 
-def _one_by_one(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> tuple[Tensor, Precision, Tensor]:
+def _one_by_one(problem: Problem, theta: Tensor, start: Tensor, again: list[bool]) -> tuple[Tensor, Precision, Tensor]:
     near = _near(problem, theta, start)
-    rows = zip(near, theta, start, strict=True)
-    states = tuple(_state(problem, t, s, thorough) if state is None else state for state, t, s in rows)
+    rows = zip(near, theta, start, again, strict=True)
+    states = tuple(_state(problem, t, s, thorough=a) if state is None else state for state, t, s, a in rows)
     u = torch.stack([s if state is None else state.u for state, s in zip(states, start, strict=True)])
     values = [-torch.inf if state is None else float(state.log_evidence) for state in states]
     missing = Diagonal(torch.ones_like(start[:1]))
@@ -199,7 +200,7 @@ def precision_tril(precision: Precision, size: int) -> Tensor:
     return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(rows.mT @ rows)))
 
 
-def _state(problem: Problem, theta: Tensor, start: Tensor, thorough: bool) -> LaplaceState | None:
+def _state(problem: Problem, theta: Tensor, start: Tensor, *, thorough: bool) -> LaplaceState | None:
     for cold in (False, True) if thorough else (False,):
         try:
             return laplace_state(problem, theta, start, cold=cold)

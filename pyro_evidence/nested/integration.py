@@ -54,10 +54,11 @@ class OuterMode:
         """The mode of the marginalised sites, unconstrained, ``(d,)``."""
         return self.state.theta[self.marginalised]
 
-    def inner(self, phi: Tensor, start: Tensor | None = None, *, thorough: bool = True) -> ConditionalModes:
+    def inner(self, phi: Tensor, start: Tensor | None = None, *, thorough: Tensor | bool = True) -> ConditionalModes:
         """Laplace inside at marginalised coordinates ``(R, d)``.
 
         :param start: of the searches, ``(R, D)``; by default where the mode is expected to first order.
+        :param thorough: as for :func:`solve_inner`.
         """
         if start is None:
             moved = (phi - self.centre) @ self.follows.mT
@@ -172,11 +173,18 @@ def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
 
 def _not_concave(state: LaplaceState, marginalised: Tensor, precision: Tensor) -> str:
     values, vectors = torch.linalg.eigh(precision)
-    where = state.problem.joint.hypers.label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
+    joint, worst = state.problem.joint, int(marginalised[int(vectors[:, 0].abs().argmax())])
+    site = next(p for p in joint.hypers if worst in range(*joint.hypers.slices[p.name].indices(len(state.theta))))
+    advice = "Give that site a proper prior that says more"
+    if site.size > 1:
+        advice = (
+            f"Where '{site.name}' holds the scale of each weight, write it as a factor, w = {site.name} * z with z of "
+            "standard normal numbers, and leave it out of marginalise="
+        )
     return (
-        f"the log density of the marginalised sites has curvature {float(values[0]):.3g} at {where}, where its "
-        f"search ended; expected a maximum. {double_precision(state.problem.joint)}Give that site a proper prior that "
-        "says more, name fewer sites in marginalise=, or sample them: "
+        f"the log density of the marginalised sites has curvature {float(values[0]):.3g} at "
+        f"{joint.hypers.label(worst)}, where its search ended; expected a maximum. {double_precision(joint)}{advice}, "
+        "name fewer sites in marginalise=, or sample them: "
         "MCMC(NUTS(LaplaceMarginal(model, integrate=[...])))."
     )
 
@@ -261,15 +269,19 @@ def by_lattice(found: OuterMode, where: Standardisation, cells: Tensor, step: fl
 def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> dict[tuple[int, ...], float] | None:
     """The cells of a lattice and their log densities, neighbour by neighbour from ``front``, until these are low.
 
-    :return: None where they are more than can be paid for.
+    :return: None where they are more than can be paid for, or single precision loses an inner mode beside one that
+        counts, so that its cell is no low one.
     """
     height: dict[tuple[int, ...], float] = {}
+    is_exact = found.state.problem.joint.dtype is torch.float64
     while front:
         if len(height) + len(front) > MOST_NODES:
             return None
         cells = sorted(front)
         z = step * found.centre.new_tensor(cells)
         height |= zip(cells, found.inner(found.straight.forward(z), thorough=False).log_density.tolist(), strict=True)
+        if not is_exact and -math.inf in height.values():
+            return None
         low = max(height.values()) - SHALLOW
         front = set()
         for cell, axis, side in itertools.product(cells, range(len(cells[0])), (-1, 1)):
@@ -293,7 +305,7 @@ def by_product(found: OuterMode, where: Standardisation, num: int) -> Integral:
     """The integral by so many nodes on each axis; its error is not known."""
     axis, d = rules.gauss_hermite(num), where.num_dims
     rule = rules.product(axis, d)
-    nodes, log_mass = _at(found, where, rule.nodes, rule.log_weights - _log_normal(rule.nodes))
+    nodes, log_mass = _at_rule(found, where, rule)
     log_ratio = _filled(rule, log_mass - rule.log_weights)
     log_evidence = rule.log_mean(log_ratio)
     density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * d))
@@ -312,12 +324,18 @@ def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
     return log_ratio.index_copy(0, torch.nonzero(missing).squeeze(-1), log_ratio[nearest])
 
 
+def _at_rule(found: OuterMode, where: Standardisation, rule: Rule) -> tuple[ConditionalModes, Tensor]:
+    """Laplace inside at the nodes of a rule, and the log mass about each; nodes that may be missing are tried once."""
+    log_volume = rule.log_weights - _log_normal(rule.nodes)
+    return _at(found, where, rule.nodes, log_volume, thorough=rule.log_weights > NEGLIGIBLE)
+
+
 def _log_normal(z: Tensor) -> Tensor:
     return -0.5 * (z.square() + math.log(math.tau)).sum(-1)
 
 
 def _at(
-    found: OuterMode, where: Standardisation, z: Tensor, log_volume: Tensor, *, thorough: bool = True
+    found: OuterMode, where: Standardisation, z: Tensor, log_volume: Tensor, *, thorough: bool | Tensor = True
 ) -> tuple[ConditionalModes, Tensor]:
     """Laplace inside at ``z`` ``(K, d)``, and the log mass of the marginalised sites about each, nats, ``(K,)``.
 
@@ -330,7 +348,7 @@ def _at(
 def by_design(found: OuterMode, where: Standardisation) -> Integral:
     """A central composite design; its error is what its centre and axes alone would say otherwise."""
     rule = rules.central_composite(where.num_dims)
-    nodes, log_mass = _at(found, where, rule.nodes, rule.log_weights - _log_normal(rule.nodes))
+    nodes, log_mass = _at_rule(found, where, rule)
     log_evidence = log_mass.logsumexp(0)
     log_ratio = log_mass - rule.log_weights
     error = float((rules.axes_of(rule).log_mean(log_ratio[: 2 * where.num_dims + 1]) - log_evidence).abs())

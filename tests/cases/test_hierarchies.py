@@ -312,7 +312,6 @@ def singular_counts() -> pd.DataFrame:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 4: a singular covariance takes minutes")
 def test_singular_random_slopes_take_seconds() -> None:
     formula = "fruits ~ amd*nut + (amd*nut|popu) + (amd*nut|gen)"
     model, args = mixed(formula, singular_counts(), family="negative binomial")

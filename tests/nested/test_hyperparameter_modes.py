@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, NotAMode, Stop
 from pyro_evidence.laplace.approximation import laplace_state
-from pyro_evidence.nested.hyperparameter_modes import best_mode, has_arrived
+from pyro_evidence.nested.hyperparameter_modes import ENDLESS, best_mode, has_arrived, prior_draws
 from pyro_evidence.nested.integration import outer_mode
 
 NUM = 4
@@ -55,6 +55,19 @@ def test_the_search_goes_on_from_the_highest_place_that_is_seen() -> None:
     found = best_mode(lower)
     assert has_arrived(found) and not has_arrived(lower)
     assert float(found.centre[0]) > 0.0 and found.state.objective > lower.state.objective + 1.0
+
+
+def test_draws_of_a_vague_prior_are_looked_at_only_where_data_leave_a_scale() -> None:
+    """Of a gamma prior's log precision, whose standard deviation is 1,000, nearly all lie e^-50 away."""
+
+    def groups(y: Tensor) -> None:
+        tau = pyro.sample("tau", dist.Gamma(1e-3, 1e-3))
+        with pyro.plate("groups", len(y)):
+            pyro.sample("y", dist.Normal(pyro.sample("mean", dist.Normal(0.0, tau**-0.5)), 1.0), obs=y)
+
+    posterior = LaplaceEvidence(groups, stop=Stop(progress=False)).run(torch.tensor([2.0, -1.0, 0.5, 3.0, -4.0]))
+    drawn = prior_draws(posterior.integral.outer_mode)
+    assert len(drawn) < 4 and bool(((drawn - posterior.integral.outer_mode.centre).abs() < ENDLESS).all())
 
 
 def level(y: Tensor) -> None:
