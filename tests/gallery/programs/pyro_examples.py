@@ -782,7 +782,7 @@ PROGRAMS: dict[str, Program] = {
     ),
     "easyguide": Program(easyguide, lambda: (coin(torch.full((20, 4), 0.7).double(), 12),), compared=False),
     "easyguide, subsampled": Program(subsampled_easyguide, lambda: (normal(20, 4),), refused="subsamples 5 of 20"),
-    "inclined plane": Program(inclined_plane, lambda: (T([1.8, 1.9, 1.7]).double(),), refused="jumps"),
+    "inclined plane": Program(inclined_plane, lambda: (T([1.8, 1.9, 1.7]).double(),), refused="jumps", slow=True),
     "workflow": Program(workflow, lambda: (ROWS, ROWS[:, 0] + 0.5 * normal(60, seed=23)), refused="kink"),
     "stable law by its density": Program(stable, lambda: (normal(40),), slow=True),
     "lda": Program(lda, lambda: (torch.randint(8, (12, 6), generator=random(3)), 8), slow=True),

@@ -388,7 +388,7 @@ PROGRAMS: dict[str, Program] = {
     "Kline, process": Program(islands, lambda: (sea(), *tool_counts()), summed=islands_in_noise),
     "Kline, process, non-centred": Program(islands_in_noise, lambda: (sea(), *tool_counts())),
     "divorce, measurement error": Program(divorce, states, summed=divorce_integrated),
-    "milk, missing values": Program(milk, milks, summed=milk_integrated),
+    "milk, missing values": Program(milk, milks, summed=milk_integrated, slow=True),
     "monks, zeros of two kinds": Program(
         monks, lambda: (poisson(torch.full((200,), 1.0).double(), 25) * coin(torch.full((200,), 0.8).double(), 26),)
     ),
