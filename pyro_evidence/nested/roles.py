@@ -57,6 +57,8 @@ class Run:
 
     def changes(self, directions: Tensor) -> list[dict[str, Tensor]]:
         """Derivatives of every child's log density, its own value held, along directions ``(P, D)`` of the latents."""
+        if not self.children:  # flat priors and factors alone
+            return [{} for _ in directions]
         with without_validation():
             parts = {c.name: self.nodes[c.name]["fn"].log_prob(c.points).double() for c in self.children}
         flat = torch.cat([part.reshape(-1) for part in parts.values()])

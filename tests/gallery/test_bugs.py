@@ -1,0 +1,30 @@
+"""Examples of BUGS in the plain table: JAGS's means within a fifth of a deviation, its deviations within 15 %."""
+
+import pytest
+
+from pyro_evidence import LaplaceEvidence, Stop
+from tests.cases.expect import refusal, says
+from tests.gallery.programs.bugs import EXAMPLES, STORED, data_of
+
+QUICK = ("dugongs", "dyes", "leuk", "seeds", "stacks", "stacks_dexp", "surgical")  # the others: benchmarks/bugs.py
+
+
+def entries() -> list[object]:
+    marks = {
+        n: [pytest.mark.xfail(strict=True, reason=EXAMPLES[n].pending)] if EXAMPLES[n].pending else [] for n in QUICK
+    }
+    return [pytest.param(name, id=name, marks=marks[name]) for name in QUICK]
+
+
+@pytest.mark.parametrize("name", entries())
+def test_an_example_of_bugs(name: str) -> None:
+    example = EXAMPLES[name]
+    fit = LaplaceEvidence(example.model, stop=Stop(progress=False))
+    if example.refused:
+        says(refusal(lambda: fit.run(data_of(example.data))), example.refused)
+        return
+    found = example.quantities(fit.run(data_of(example.data)).get_samples(4000, seed=1))
+    assert found.keys() == STORED[name]["jags"].keys() and STORED[name]["effective"] >= 400
+    for quantity, (mean, sd) in STORED[name]["jags"].items():
+        assert abs(float(found[quantity].mean()) - mean) < 0.2 * sd, quantity
+        assert abs(float(found[quantity].std()) / sd - 1.0) < 0.15, quantity
