@@ -36,6 +36,7 @@ from pyro_evidence.models.gmrf import (
     Seasonal,
     lattice,
 )
+from pyro_evidence.models.gmrf.constrained import log_det
 from pyro_evidence.precision import damped, exact_hessian
 from tests.oracles import gmrf as oracle
 
@@ -93,8 +94,8 @@ FIELDS: dict[str, Callable[[], GaussianField]] = {
     "cyclic": lambda: RandomWalk(S, 7, cyclic=True),
     "cyclic second order": lambda: RandomWalk(S, 7, order=2, cyclic=True),
     "cyclic second order at a level": lambda: RandomWalk(S, 7, order=2, cyclic=True, level=LEVEL),
-    "walk in uneven time": lambda: RandomWalk(S, locations=TIMES),
-    "second order in uneven time": lambda: RandomWalk(S, order=2, locations=TIMES),
+    "walk in uneven time": lambda: RandomWalk(S, TIMES),
+    "second order in uneven time": lambda: RandomWalk(S, TIMES, order=2),
     "scaled": lambda: RandomWalk(S, 7, order=2, scaled=True),
     "season": lambda: Seasonal(S, 9, 4, level=LEVEL),
     "third order autoregression": lambda: AR(S, PARTIAL, 7),
@@ -228,7 +229,9 @@ def test_an_autoregression_is_stationary_and_has_its_partial_correlations() -> N
 def test_a_continuous_autoregression_has_an_exponential_covariance() -> None:
     Sigma = S**2 * (-(TIMES.unsqueeze(-1) - TIMES).abs() / LEVEL).exp()
     expected = dist.MultivariateNormal(torch.zeros(7).double(), Sigma).log_prob(free(7))
-    torch.testing.assert_close(FIELDS["continuous autoregression"]().log_prob(free(7)), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        FIELDS["continuous autoregression"]().log_prob(free(7)), expected, rtol=1e-10, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("barrier", [False, True])
@@ -245,7 +248,9 @@ def test_a_matern_field_is_the_solution_of_its_equation(barrier: bool) -> None:
     if not barrier:
         kappa, C, G = 8.0**0.5 / r, sum(C for C, _ in parts), sum(G for _, G in parts)
         K = kappa**2 * C + G
-        np.testing.assert_allclose(Q, K.T @ np.linalg.inv(C) @ K / (4.0 * np.pi * kappa**2 * s**2), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(
+            Q, K.T @ np.linalg.inv(C) @ K / (4.0 * np.pi * kappa**2 * s**2), rtol=1e-10, atol=1e-12
+        )
         rough = (kappa / 2.0**0.5) ** 2 * C + G  # sqrt(8 / 2) / range
         tau = 1.0 / (2.0 * np.pi * (kappa / 2.0**0.5)) / s**2
         expected = oracle.log_density(tau * rough, x.numpy())
@@ -279,7 +284,10 @@ def test_separable_fields_have_the_product_of_the_precisions() -> None:
 
 def test_a_given_sum_is_conditioned_on() -> None:
     """The joint density of the values over that of their sum."""
-    A, e = torch.tensor([[1.0, 2.0, 0.0, -1.0, 1.0], [0.0, 1.0, 1.0, 1.0, 0.0]]).double(), torch.tensor([2.0, -1.0]).double()
+    A, e = (
+        torch.tensor([[1.0, 2.0, 0.0, -1.0, 1.0], [0.0, 1.0, 1.0, 1.0, 0.0]]).double(),
+        torch.tensor([2.0, -1.0]).double(),
+    )
     field, everywhere = own((A, e)), own()
     x = inside(field)
     torch.testing.assert_close(A @ x, e)
@@ -438,10 +446,120 @@ def test_letters_for_graphs(edges: list[list[float]], message: str) -> None:
 def test_letters_for_walks() -> None:
     with pytest.raises(BadInput, match="order=3"):
         RandomWalk(1.0, 10, order=3)
-    with pytest.raises(BadInput, match="size=2"):
+    with pytest.raises(BadInput, match="of 2 values"):
         RandomWalk(1.0, 2, order=2)
     with pytest.raises(BadInput, match="size=1"):
         AR1(1.0, 0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RandomWalk(S, TIMES.flip(0)), "do not increase"),
+        (lambda: RandomWalk(S, TIMES, cyclic=True), "a circle has equal distances"),
+        (lambda: RandomWalk(S, 2, cyclic=True), "3 values at least"),
+        (lambda: Seasonal(S, 3, 4), "period=4"),
+        (lambda: AR(S, torch.zeros(0), 4), "p >= 1"),
+        (lambda: AR(S, PARTIAL, 3), "more than p values"),
+        (lambda: OrnsteinUhlenbeck(S, S, TIMES.flip(0)), "ascending order"),
+        (lambda: Lattice(S, 2, 9), "3 or more of each"),
+        (lambda: Neighbours(SQUARE, weights=torch.zeros(6)), "finite numbers above 0"),
+        (lambda: Matern(SQUARE, S, S), "expected a Mesh first"),
+        (lambda: Matern(mesh(), S, S, alpha=3), "alpha 2, or 1"),
+        (lambda: Mesh(mesh().triangles, mesh().points), "expected finite corners"),
+        (lambda: Mesh(mesh().points, mesh().triangles + 1), "expected 0 to 8"),
+        (lambda: Mesh(torch.tensor([[0.0, 0], [1, 1], [2, 2]]), torch.tensor([[0, 1, 2]])), "has no area"),
+        (lambda: Mesh(torch.cat([mesh().points, torch.ones(1, 2)]), mesh().triangles), "point 9 is no corner"),
+        (lambda: mesh().at(torch.tensor([[1.0, 1.0], [50.0, 1.0]])), r"\[50.0, 1.0\] lies in no triangle"),
+        (lambda: Kronecker(Lattice(S, 3, 3), ICAR(SQUARE, S)), "one dimension each"),
+        (lambda: GMRF(SQUARE, torch.ones(4), torch.ones(6)), "pairs of different values below n"),
+        (lambda: own((torch.ones(2, 5), torch.zeros(2))), "follow from one another"),
+        (lambda: own((torch.ones(1, 4), torch.zeros(1))), r"expected \(m, 5\)"),
+        (lambda: PCScale(0.01, 2.0), "then the probability"),
+        (lambda: PCRange(-1.0, 0.5), "above 0"),
+        (lambda: PCCorrelation(1.0, 0.5), "below 1"),
+        (lambda: PCCorrelation(0.5, 0.4, towards=1), "between sqrt"),
+        (lambda: PCCorrelation(0.5, 0.4, towards=2), "towards=2"),
+    ],
+)
+def test_messages_for_fields(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda x: CAR(SQUARE, S, x), lambda x: SAR(SQUARE, S, x), lambda x: Leroux(SQUARE, S, x)]
+)
+def test_a_coefficient_of_one_is_no_distribution(make: Callable[[float], object]) -> None:
+    with pytest.raises(ValueError, match=r"strictly between .* an ICAR"):
+        make(1.0)
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [PCScale(2.0, 0.1), PCRange(3.0, 0.2), PCCorrelation(0.5, 0.3), PCCorrelation(0.5, 0.7, towards=1)],
+    ids=["scale", "range", "correlation to none", "correlation to one"],
+)
+def test_priors_integrate_to_one_and_pass_their_bound_as_often_as_said(prior: dist.TorchDistribution) -> None:
+    transform = biject_to(prior.support)
+    u = torch.linspace(-30.0, 30.0, 200_001, dtype=torch.float64)
+    x = transform(u)
+    density = (prior.log_prob(x) + transform.log_abs_det_jacobian(u, x)).exp().nan_to_num(0.0)
+    assert float(torch.trapezoid(density, u)) == pytest.approx(1.0, abs=1e-5)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        draws = prior.sample((200_000,)).double()
+    for q in (0.2, 0.5, 0.8):
+        cut = draws.quantile(q)
+        below = float(torch.trapezoid(torch.where(x < cut, density, 0.0), u))
+        assert below == pytest.approx(q, abs=0.005)
+
+
+def test_priors_pass_their_bounds_as_often_as_said() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        assert float((PCScale(2.0, 0.1).sample((100_000,)) > 2.0).double().mean()) == pytest.approx(0.1, abs=0.005)
+        assert float((PCRange(3.0, 0.2).sample((100_000,)) < 3.0).double().mean()) == pytest.approx(0.2, abs=0.006)
+        to_none, to_one = PCCorrelation(0.5, 0.3), PCCorrelation(0.5, 0.7, towards=1)
+        assert float((to_none.sample((100_000,)).abs() > 0.5).double().mean()) == pytest.approx(0.3, abs=0.007)
+        assert float((to_one.sample((100_000,)) > 0.5).double().mean()) == pytest.approx(0.7, abs=0.007)
+
+
+def test_a_prior_of_a_correlation_is_smooth_at_zero() -> None:
+    x = torch.tensor([0.0, 1e-9, 1e-5, 1e-4, 1e-3], dtype=torch.float64, requires_grad=True)
+    value = PCCorrelation(torch.tensor(0.5).double(), 0.3).log_prob(x)
+    assert bool(value.isfinite().all())
+    slope = torch.autograd.grad(value.sum(), x)[0]
+    assert bool(slope.isfinite().all())
+
+
+def test_a_field_is_linear_within_a_triangle() -> None:
+    m, places = mesh(), torch.tensor([[0.4, 0.7], [1.5, 1.2], [1.0, 1.0]]).double()
+    plane = 2.0 + 3.0 * m.points[:, 0] - m.points[:, 1]
+    torch.testing.assert_close(m.at(places)(plane), 2.0 + 3.0 * places[:, 0] - places[:, 1], rtol=1e-12, atol=1e-12)
+
+
+def test_determinants_have_exact_derivatives_of_two_orders() -> None:
+    rho = RHO.clone().requires_grad_()
+    spectrum, sparse = Neighbours(SQUARE).operator, Neighbours(SQUARE).operator
+
+    def by_factor(rho: Tensor) -> Tensor:
+        coefficients, precision = sparse.factors(1.0 - rho, rho)
+        outer = coefficients.unsqueeze(-1) * coefficients.unsqueeze(-2)
+        return log_det(precision[:, None, None] * outer, sparse.by_edges)
+
+    def by_spectrum(rho: Tensor) -> Tensor:
+        return spectrum.log_det(1.0 - rho, rho)
+
+    torch.testing.assert_close(by_factor(rho), spectrum.log_det(1.0 - rho, rho), rtol=1e-12, atol=1e-12)
+    for order in (1, 2):
+        one: Callable[[Tensor], Tensor] = by_factor
+        other: Callable[[Tensor], Tensor] = by_spectrum
+        for _ in range(order):
+            one, other = torch.func.grad(one), torch.func.grad(other)
+        torch.testing.assert_close(one(RHO), other(RHO), rtol=1e-10, atol=1e-10)
+    both = torch.func.vmap(by_factor)(torch.stack([RHO, 0.5 * RHO]))
+    torch.testing.assert_close(both[1], spectrum.log_det(1.0 - 0.5 * RHO, 0.5 * RHO), rtol=1e-12, atol=1e-12)
 
 
 LARGE: dict[str, Callable[[], GaussianField]] = {

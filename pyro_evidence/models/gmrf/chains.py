@@ -22,12 +22,11 @@ class RandomWalk(GaussianField):
 
     :param scale: standard deviation of a difference at distance one, the batch's shape; with ``scaled``, the field's
         typical standard deviation.
-    :param size: number of values; of ``locations``, if those are given.
+    :param size: number of values at distance one; or where they lie, increasing, ``(n,)``.
     :param order: 1, differences of neighbours; 2, differences of differences.
     :param level: standard deviation of the first ``order`` values (of one, if cyclic); None takes away the level
         (and the slope) instead: such values sum to zero.
     :param cyclic: whether the last value is a neighbour of the first, as the days of a year are.
-    :param locations: increasing, ``(size,)``.
     :param scaled: whether ``scale`` is made free of size and distances (Sorbye and Rue, 2014).
 
     >>> RandomWalk(scale=1.0, size=3, level=1.0).log_prob(torch.tensor([0.0, 1.0, 3.0]))  # Normal(0, 1) at 0, 1 and 2
@@ -41,38 +40,35 @@ class RandomWalk(GaussianField):
     def __init__(
         self,
         scale: Any,
-        size: int | None = None,
+        size: int | Tensor,
         order: int = 1,
         level: Any = None,
         validate_args: bool | None = None,
         *,
         cyclic: bool = False,
-        locations: Tensor | None = None,
         scaled: bool = False,
     ) -> None:
         self.scale: Any
         self.level: Any
         self.scale, self.level = parameters(scale, level)
-        unit = _walk(size, order, cyclic, locations, self.scale.device)
+        unit = _walk(size, order, cyclic, self.scale.device)
         unit = unit.standardised if scaled else unit
         structure, factors, log_det = unit.factors(self.scale, self.level)
         super().__init__(structure, factors, log_det, torch.Size([structure.size]), validate_args)
 
 
-def _walk(size: int | None, order: int, cyclic: bool, locations: Tensor | None, device: torch.device) -> Unit:
-    count = size if locations is None else len(locations)
-    least = 3 if cyclic else order + 1
-    if order not in (1, 2) or not isinstance(count, int) or count < least or size not in (None, count):
+def _walk(size: int | Tensor, order: int, cyclic: bool, device: torch.device) -> Unit:
+    count, least = size if isinstance(size, int) else len(size), 3 if cyclic else order + 1
+    if order not in (1, 2) or count < least:
         raise BadInput(
-            f"RandomWalk(size={size}, order={order}, cyclic={cyclic})"
-            f"{'' if locations is None else f' at {count} locations'}; expected order 1 or 2, and a size of {least} at "
-            f"least, that of the locations if they are given."
+            f"RandomWalk of {count} values, order={order}, cyclic={cyclic}; expected order 1 or 2, and {least} values "
+            f"at least."
         )
-    if locations is None:
-        return _regular_cycle(count, order, device) if cyclic else _regular_walk(count, order, device)
+    if isinstance(size, int):
+        return _regular_cycle(size, order, device) if cyclic else _regular_walk(size, order, device)
     if cyclic:
-        raise BadInput("RandomWalk(cyclic=True, locations=...); expected one of the two: a circle has equal distances.")
-    t = locations.detach().double()
+        raise BadInput("RandomWalk(cyclic=True) at locations; expected their number: a circle has equal distances.")
+    t = size.detach().double()
     if t.dim() != 1 or not bool((t.diff() > 0).all()):
         raise BadInput(
             f"locations of shape {tuple(t.shape)} that do not increase everywhere; expected distinct numbers in "

@@ -99,20 +99,11 @@ class GMRF(GaussianField):
         intrinsic: bool = False,
     ) -> None:
         size = diagonal.shape[-1] if diagonal.dim() else 0
-        pairs = edges.sort(-1).values if edges.dim() == 2 else edges
-        if (
-            edges.shape != (off_diagonal.shape[-1], 2)
-            or edges.is_floating_point()
-            or (
-                len(edges)
-                and (int(edges.min()) < 0 or int(edges.max()) >= size or bool((edges[:, 0] == edges[:, 1]).any()))
-            )
-            or len(torch.unique(pairs, dim=0)) < len(edges)
-        ):
+        if not _are_pairs(edges, size) or off_diagonal.shape[-1:] != edges.shape[:1]:
             raise BadInput(
                 f"GMRF of edges {tuple(edges.shape)}, diagonal {tuple(diagonal.shape)} and off_diagonal "
-                f"{tuple(off_diagonal.shape)}; expected E pairs of different values below n, each pair once, (..., n) and "
-                f"(..., E)."
+                f"{tuple(off_diagonal.shape)}; expected E pairs of different values below n, each pair once, "
+                f"(..., n) and (..., E)."
             )
         shape = torch.broadcast_shapes(diagonal.shape[:-1], off_diagonal.shape[:-1])
         self.diagonal, self.off_diagonal = diagonal.expand(*shape, size), off_diagonal.expand(*shape, len(edges))
@@ -128,6 +119,14 @@ class GMRF(GaussianField):
         precision = torch.cat([-self.off_diagonal, self.diagonal + rows], -1)
         structure = Structure(torch.cat([edges, node]), fixed, anchors)
         super().__init__(structure, (coefficients, precision), None, torch.Size([size]), validate_args, given)
+
+
+def _are_pairs(edges: Tensor, size: int) -> bool:
+    """Whether there are pairs of different values, each once."""
+    if edges.dim() != 2 or edges.shape[-1] != 2 or edges.is_floating_point():
+        return False
+    inside = bool(((edges >= 0) & (edges < size)).all()) and not bool((edges[:, 0] == edges[:, 1]).any())
+    return inside and len(torch.unique(edges.sort(-1).values, dim=0)) == len(edges)
 
 
 def _constraint(constraint: tuple[Tensor, Tensor] | None, size: int, like: Tensor) -> tuple[Tensor, Tensor | None]:

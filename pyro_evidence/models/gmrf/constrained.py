@@ -1,9 +1,9 @@
 """Sparse precisions on values that linear constraints fix in part: determinants, covariances, kriging.
 
 A precision ``Q`` ``(n, n)`` is given by small matrices on a pattern, one for each factor of the density.  With
-orthonormal columns ``U`` ``(n, m)``, values satisfy ``U' x = c``.  ``Q`` may be flat along some directions (an intrinsic
-field); with as many *anchors*, single coordinates whose squares are added, it becomes proper, and what they add is
-taken off again exactly.  Rue and Held (2005), section 2.3.3.
+orthonormal columns ``U`` ``(n, m)``, values satisfy ``U' x = c``.  ``Q`` may be flat along some directions (an
+intrinsic field); with as many *anchors*, single coordinates whose squares are added, it becomes proper, and what they
+add is taken off again exactly.  Rue and Held (2005), section 2.3.3.
 """
 
 from dataclasses import dataclass
@@ -171,7 +171,7 @@ class _LogDet(torch.autograd.Function):
     vmap = _of_each(lambda: _LogDet)
 
     @staticmethod
-    def forward(elements: Tensor, structure: Structure) -> Tensor:  # type: ignore[override]
+    def forward(elements: Tensor, structure: Structure) -> Tensor:
         return structure.on_constraint(elements).log_det
 
     @staticmethod
@@ -181,11 +181,11 @@ class _LogDet(torch.autograd.Function):
         ctx.save_for_forward(elements)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * _Covariance.apply(ctx.saved_tensors[0], ctx.structure), None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         return (_Covariance.apply(ctx.saved_tensors[0], ctx.structure) * tangent).sum()
 
 
@@ -195,7 +195,7 @@ class _Covariance(torch.autograd.Function):
     vmap = _of_each(lambda: _Covariance)
 
     @staticmethod
-    def forward(elements: Tensor, structure: Structure) -> Tensor:  # type: ignore[override]
+    def forward(elements: Tensor, structure: Structure) -> Tensor:
         return structure.on_constraint(elements).covariance
 
     @staticmethod
@@ -205,11 +205,11 @@ class _Covariance(torch.autograd.Function):
         ctx.save_for_forward(elements)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return -_Sandwich.apply(ctx.saved_tensors[0], 0.5 * (gradient + gradient.mT), ctx.structure), None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         return -_Sandwich.apply(ctx.saved_tensors[0], tangent, ctx.structure)
 
 
@@ -219,7 +219,7 @@ class _Sandwich(torch.autograd.Function):
     vmap = _of_each(lambda: _Sandwich)
 
     @staticmethod
-    def forward(elements: Tensor, middle: Tensor, structure: Structure) -> Tensor:  # type: ignore[override]
+    def forward(elements: Tensor, middle: Tensor, structure: Structure) -> Tensor:
         return structure.on_constraint(elements).sandwich(middle)
 
     @staticmethod
@@ -233,7 +233,7 @@ class _Solve(torch.autograd.Function):
     vmap = _of_each(lambda: _Solve)
 
     @staticmethod
-    def forward(elements: Tensor, b: Tensor, given: Tensor, structure: Structure) -> Tensor:  # type: ignore[override]
+    def forward(elements: Tensor, b: Tensor, given: Tensor, structure: Structure) -> Tensor:
         Q = structure.on_constraint(elements)
         return Q.solve(b.unsqueeze(0))[0] + Q.krige(torch.zeros_like(b).unsqueeze(0), given)[0]
 
@@ -244,14 +244,14 @@ class _Solve(torch.autograd.Function):
         ctx.save_for_forward(elements, given, output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         elements, given, x = ctx.saved_tensors
         s, index = _Solve.apply(elements, gradient, torch.zeros_like(given), ctx.structure), ctx.structure.index
         product = s[index].unsqueeze(-1) * x[index].unsqueeze(-2)
         return -0.5 * (product + product.mT), s, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor | None, b: Tensor | None, *_: None) -> Tensor:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor | None, b: Tensor | None, *_: None) -> Tensor:
         elements, given, x = ctx.saved_tensors
         right = torch.zeros_like(x) if b is None else b
         if tangent is not None:

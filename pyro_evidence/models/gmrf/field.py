@@ -52,6 +52,7 @@ class Isometry(Transform):
 
     domain = constraints.real_vector
     bijective = True
+    is_affine = True  # what takes a mean to a mean
 
     def __init__(self, codomain: OnSubspace) -> None:
         super().__init__()
@@ -146,6 +147,16 @@ class GaussianField(TorchDistribution):
         if not self.structure.fixed.shape[-1]:
             return constraints.independent(constraints.real, len(self.event_shape))
         return OnSubspace(self.structure.fixed, self.event_shape, self._given)
+
+    @property
+    def mean(self) -> Tensor:
+        """Zero; where sums are given that are not zero, the field of least squares with them."""
+        if self._given is None:
+            return torch.zeros(self._extended_shape()).to(self._precision)
+        zero = torch.zeros(1, self.structure.size, dtype=torch.float64, device=self._precision.device)
+        flat = self.elements.reshape(-1, *self.elements.shape[-3:])
+        rows = [self.structure.on_constraint(row).krige(zero, self._given) for row in flat]
+        return torch.cat(rows).view(self._extended_shape()).to(self._precision)
 
     @property
     def elements(self) -> Tensor:

@@ -243,7 +243,7 @@ class BYM2(GaussianField):
         self.scale, self.mixing, self.level = parameters(scale, mixing, level)
         size, noise = graph.size, self.scale.square() * (1.0 - self.mixing)
         unit = graph.unit.standardised
-        field, (own, precision), log_det = unit.factors(torch.ones_like(self.scale), self.level)
+        _, (own, precision), log_det = unit.factors(torch.ones_like(self.scale), self.level)
         effect = torch.stack([torch.ones_like(self.scale), -self.scale * self.mixing.sqrt()], -1)
         effect = effect.unsqueeze(-2).expand(*self.scale.shape, size, 2)
         coefficients = torch.cat([own.expand(*self.scale.shape, *own.shape), effect], -2)

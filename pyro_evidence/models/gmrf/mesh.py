@@ -81,7 +81,7 @@ class Mesh:
     def delaunay(cls, points: Tensor, barrier: Tensor | None = None) -> "Mesh":
         """The Delaunay triangles of points ``(n, 2)``; needs SciPy (extra ``fields``)."""
         try:
-            from scipy.spatial import Delaunay  # noqa: PLC0415
+            from scipy.spatial import Delaunay
         except ImportError as error:
             raise ImportError("Mesh.delaunay needs SciPy: pip install 'pyro-evidence[fields]'.") from error
         triangles = torch.as_tensor(Delaunay(points.detach().cpu().double().numpy()).simplices).long()
@@ -144,8 +144,8 @@ class Mesh:
             outside = torch.nonzero(depth < -100.0 * torch.finfo(x.dtype).eps).flatten()
             if len(outside):
                 raise BadInput(
-                    f"the place {part[outside[0]].tolist()} lies in no triangle of the mesh; expected all inside: let the "
-                    f"mesh reach one range beyond the data."
+                    f"the place {part[outside[0]].tolist()} lies in no triangle of the mesh; expected all inside: "
+                    f"let the mesh reach one range beyond the data."
                 )
             found.append(self.triangles[triangle])
             weights.append(three[torch.arange(len(part), device=x.device), triangle])
@@ -186,8 +186,8 @@ class Matern(GaussianField):
     ) -> None:
         if not isinstance(mesh, Mesh) or alpha not in (1, 2) or (alpha == 1 and mesh.barrier is not None):
             raise BadInput(
-                f"Matern(mesh={type(mesh).__name__}, alpha={alpha}); expected a Mesh first, and alpha 2, or 1 on a mesh "
-                f"without a barrier."
+                f"Matern(mesh={type(mesh).__name__}, alpha={alpha}); expected a Mesh first, and alpha 2, or 1 on a "
+                f"mesh without a barrier."
             )
         self.scale: Tensor
         self.range: Tensor

@@ -135,8 +135,8 @@ def _rate_towards_one(bound: Tensor, probability: Tensor) -> Tensor:
     distance, widest = (1.0 - bound).sqrt().double(), math.sqrt(2.0)
     if not bool(((bound > -1) & (bound < 1) & (probability < 1) & (probability > distance / widest)).all()):
         raise BadInput(
-            f"PCCorrelation({bound.tolist()}, {probability.tolist()}, towards=1); expected a bound between -1 and 1, and a "
-            f"probability between sqrt((1 - bound) / 2) = {(distance / widest).tolist()} and 1."
+            f"PCCorrelation({bound.tolist()}, {probability.tolist()}, towards=1); expected a bound between -1 and 1, "
+            f"and a probability between sqrt((1 - bound) / 2) = {(distance / widest).tolist()} and 1."
         )
     low, high = torch.full_like(distance, -30.0), torch.full_like(distance, 30.0)  # log rates
     for _ in range(200):
