@@ -77,7 +77,7 @@ class GMRF(GaussianField):
     >>> edges = torch.tensor([[0, 1], [1, 2]])
     >>> field = GMRF(edges, torch.tensor([2.0, 3.0, 2.0]), torch.tensor([-1.0, -1.0]))
     >>> field.log_prob(torch.zeros(3))
-    tensor(-1.7168)
+    tensor(-1.7171)
 
     :raises BadInput: for shapes that do not belong together, and constraints that follow from one another.
     :raises NotPositiveDefinite: where the precision is none.
