@@ -12,7 +12,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.numerics import batched as rows
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
-from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.numerics.coordinates import Coordinate, is_affine
 from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullback
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS
@@ -114,16 +114,16 @@ def _mirrored(name: str, fn: Any, draws: Tensor) -> Tensor:
     transform = bijection(name, fn)
     y = transform.inv(draws)
     centre = y.median(0).values
-    mean = fn.mean.detach().expand(fn.shape()) if _is_real(fn) else centre
+    mean = transform.inv(fn.mean.detach().expand(fn.shape())) if _has_a_mean(fn) else centre
     if mean.shape == centre.shape:
         centre = torch.where(torch.isfinite(mean), mean, centre)
     return transform(torch.cat([y, 2.0 * centre - y]))
 
 
-def _is_real(fn: Any) -> bool:
-    """Whether a density is over all real numbers and tells its mean."""
+def _has_a_mean(fn: Any) -> bool:
+    """Whether a density is over all real numbers, or a subspace, and tells its mean."""
     try:
-        return is_identity(bijection("", fn)) and isinstance(fn.mean, Tensor)
+        return is_affine(bijection("", fn)) and isinstance(fn.mean, Tensor)
     except (NotImplementedError, AttributeError):
         return False
 
@@ -206,7 +206,7 @@ def multiplying(joint: LogJoint, candidates: Sequence[Coordinate], theta: Tensor
     of the discrete sites.  Left out are factors of as many elements as what they multiply, such as a horseshoe's local
     scales: each belongs to one weight, and is approximated together with it.
     """
-    real = [p for p in joint.latents if is_identity(p.transform)]
+    real = [p for p in joint.latents if is_affine(p.transform)]
     if not real or not candidates:
         return set()
     shape = (2 * (len(real) + 2), joint.latents.size)  # twice as many places as are needed to tell
@@ -276,6 +276,8 @@ def _scaling(joint: LogJoint, site: Coordinate, u: Tensor, slope: Tensor) -> Ten
     if not site.size:
         return u.new_zeros(len(u))
     before = u[:, block].reshape(len(u), *site.unconstrained_shape).requires_grad_()
+    if is_affine(site.transform):
+        return (u[:, block] * slope[:, block]).sum(-1)
     x = site.transform(before)
     if x.shape != before.shape:
         return u.new_zeros(len(u))
@@ -353,7 +355,7 @@ def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[s
     :param joint: the log joint with all of these sites among its latents.
     :param inside: sites that are not looked at.
     """
-    candidates = [p for p in joint.latents if not is_identity(p.transform) and p.name not in inside]
+    candidates = [p for p in joint.latents if not is_affine(p.transform) and p.name not in inside]
     if not candidates or len(joint.latents.parts) == 1:
         return ()
     theta, generator = joint.initial_theta, torch.Generator().manual_seed(1)
@@ -385,7 +387,7 @@ def _along(joint: LogJoint, part: Coordinate, u: Tensor, generator: torch.Genera
     direction = torch.zeros_like(u)
     block = joint.latents.slices[part.name]
     size = block.stop - block.start
-    own = torch.ones(size) if not is_identity(part.transform) else torch.randn(size, generator=generator)
+    own = torch.ones(size) if not is_affine(part.transform) else torch.randn(size, generator=generator)
     direction[block] = own.to(u)
     return direction
 

@@ -99,6 +99,11 @@ def is_identity(transform: Transform) -> bool:
     return isinstance(transform, torch.distributions.ComposeTransform) and not parts
 
 
+def is_affine(transform: Transform) -> bool:
+    """Whether values are a straight line in their coordinates: of a real site, or of one with given sums."""
+    return is_identity(transform) or getattr(transform, "is_affine", False)
+
+
 def _is_curved(transform: Transform, shape: torch.Size) -> Tensor:
     """Which elements a transform does not treat as a straight line, the same everywhere, flat."""
     size = shape.numel()

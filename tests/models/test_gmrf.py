@@ -13,7 +13,30 @@ from torch.distributions import biject_to
 
 from pyro_evidence import LaplaceEvidence
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.gmrf import AR1, BYM2, ICAR, GaussianField, Neighbours, RandomWalk
+from pyro_evidence.models.gmrf import (
+    AR,
+    AR1,
+    BYM2,
+    CAR,
+    GMRF,
+    ICAR,
+    SAR,
+    GaussianField,
+    Kronecker,
+    Lattice,
+    Leroux,
+    Matern,
+    Mesh,
+    Neighbours,
+    OrnsteinUhlenbeck,
+    PCCorrelation,
+    PCRange,
+    PCScale,
+    RandomWalk,
+    Seasonal,
+    lattice,
+)
+from pyro_evidence.models.gmrf.constrained import log_det
 from pyro_evidence.precision import damped, exact_hessian
 from tests.oracles import gmrf as oracle
 
@@ -21,6 +44,27 @@ SQUARE = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [3, 4], [4, 1]])
 TWO_PARTS = torch.tensor([[0, 2], [2, 4], [4, 0], [1, 3], [3, 5]])
 S = torch.tensor(0.7, dtype=torch.float64)
 LEVEL = torch.tensor(1.3, dtype=torch.float64)
+
+
+TIMES = torch.tensor([0.0, 0.3, 1.1, 1.2, 2.5, 4.0, 4.4], dtype=torch.float64)
+PARTIAL = torch.tensor([0.6, -0.4, 0.2], dtype=torch.float64)
+WEIGHTS = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.2], dtype=torch.float64)
+RHO = torch.tensor(0.7, dtype=torch.float64)
+
+
+def mesh(barrier: bool = False, side: int = 3) -> Mesh:
+    """A grid, a little out of shape, each cell cut in two."""
+    node = torch.arange(side * side).view(side, side)
+    a, b, c, d = (x.flatten() for x in (node[:-1, :-1], node[:-1, 1:], node[1:, :-1], node[1:, 1:]))
+    triangles = torch.cat([torch.stack([a, b, c], -1), torch.stack([d, c, b], -1)])
+    y, x = (z.flatten().double() for z in (node // side, node % side))
+    points = torch.stack([x + 0.2 * (y * 1.7).sin(), y + 0.2 * (x * 2.3).cos()], -1)
+    return Mesh(points, triangles, torch.arange(len(triangles)) < 3 if barrier else None)
+
+
+def own(constraint: tuple[Tensor, Tensor] | None = None, intrinsic: bool = False) -> GMRF:
+    Q = torch.as_tensor(oracle.laplacian(5, SQUARE.numpy())) + (0.0 if intrinsic else 0.5) * torch.eye(5).double()
+    return GMRF(SQUARE, Q.diagonal(), Q[SQUARE[:, 0], SQUARE[:, 1]], constraint, intrinsic=intrinsic)
 
 
 def free(size: int, seed: int = 0) -> Tensor:
@@ -47,6 +91,32 @@ FIELDS: dict[str, Callable[[], GaussianField]] = {
     "mixed": lambda: BYM2(SQUARE, S, torch.tensor(0.4, dtype=torch.float64)),
     "mixed at a level": lambda: BYM2(SQUARE, S, torch.tensor(0.4, dtype=torch.float64), level=LEVEL),
     "mixed in two parts": lambda: BYM2(TWO_PARTS, S, torch.tensor(0.4, dtype=torch.float64)),
+    "cyclic": lambda: RandomWalk(S, 7, cyclic=True),
+    "cyclic second order": lambda: RandomWalk(S, 7, order=2, cyclic=True),
+    "cyclic second order at a level": lambda: RandomWalk(S, 7, order=2, cyclic=True, level=LEVEL),
+    "walk in uneven time": lambda: RandomWalk(S, TIMES),
+    "second order in uneven time": lambda: RandomWalk(S, TIMES, order=2),
+    "scaled": lambda: RandomWalk(S, 7, order=2, scaled=True),
+    "season": lambda: Seasonal(S, 9, 4, level=LEVEL),
+    "third order autoregression": lambda: AR(S, PARTIAL, 7),
+    "continuous autoregression": lambda: OrnsteinUhlenbeck(S, LEVEL, TIMES),
+    "weighted graph": lambda: ICAR(Neighbours(SQUARE, weights=WEIGHTS), S),
+    "scaled graph in two parts": lambda: ICAR(TWO_PARTS, S, scaled=True),
+    "thin plate": lambda: Lattice(S, 3, 4),
+    "thin plate at a level": lambda: Lattice(S, 3, 4, level=LEVEL),
+    "proper graph": lambda: CAR(Neighbours(SQUARE, weights=WEIGHTS), S, RHO),
+    "proper graph, unlike neighbours": lambda: CAR(SQUARE, S, -RHO),
+    "Leroux": lambda: Leroux(SQUARE, S, RHO),
+    "simultaneous": lambda: SAR(Neighbours(SQUARE, weights=WEIGHTS), S, RHO),
+    "Matern": lambda: Matern(mesh(), S, LEVEL),
+    "rough Matern": lambda: Matern(mesh(), S, LEVEL, alpha=1),
+    "barrier": lambda: Matern(mesh(barrier=True), S, LEVEL),
+    "separable": lambda: Kronecker(AR(S, PARTIAL[:2], 4), SAR(SQUARE, S, RHO)),
+    "separable, one sums to zero": lambda: Kronecker(AR1(S, RHO, 3), ICAR(TWO_PARTS, S)),
+    "separable, both sum to zero": lambda: Kronecker(RandomWalk(S, 4), ICAR(SQUARE, S)),
+    "one's own": lambda: own(),
+    "one's own with a given sum": lambda: own((torch.ones(1, 5), torch.tensor([2.0]))),
+    "one's own, intrinsic": lambda: own((torch.ones(1, 5), torch.tensor([0.0])), intrinsic=True),
 }
 every_field = pytest.mark.parametrize("make", FIELDS.values(), ids=FIELDS)
 
@@ -64,7 +134,8 @@ def test_the_density_integrates_to_one(make: Callable[[], GaussianField]) -> Non
     A = -torch.autograd.functional.hessian(log_prob, start)
     assert torch.linalg.eigvalsh(A)[0] > 0
     normaliser = 0.5 * torch.logdet(A) - 0.5 * len(A) * np.log(2.0 * np.pi)
-    torch.testing.assert_close(log_prob(start), normaliser, rtol=1e-10, atol=1e-10)
+    highest = start + torch.linalg.solve(A, torch.func.grad(log_prob)(start))
+    torch.testing.assert_close(log_prob(highest), normaliser, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -83,6 +154,149 @@ def test_graphs_by_eigenvalues(edges: Tensor) -> None:
     assert float(field.log_prob(x)) == pytest.approx(oracle.log_density(Q, x.numpy()), abs=1e-10)
 
 
+def dense(name: str) -> np.ndarray:
+    """The precision of a field, written out."""
+    edges, weights, s, rho = SQUARE.numpy(), WEIGHTS.numpy(), float(S), float(RHO)
+    L, weighted, one = oracle.laplacian(5, edges), oracle.weighted_laplacian(5, edges, weights), np.eye(5)
+    degree = np.diag(np.diag(weighted))
+    simultaneous = one - rho * np.linalg.inv(degree) @ (degree - weighted)
+    fields = {
+        "cyclic": lambda: oracle.cyclic_structure(7, 1),
+        "cyclic second order": lambda: oracle.cyclic_structure(7, 2),
+        "walk in uneven time": lambda: oracle.uneven_structure(TIMES.numpy(), 1),
+        "second order in uneven time": lambda: oracle.uneven_structure(TIMES.numpy(), 2),
+        "scaled": lambda: oracle.walk_structure(7, 2) * oracle.typical_variance(oracle.walk_structure(7, 2)),
+        "weighted graph": lambda: weighted,
+        "thin plate": lambda: oracle.thin_plate(3, 4),
+        "proper graph": lambda: degree - rho * (degree - weighted),
+        "proper graph, unlike neighbours": lambda: np.diag(np.diag(L)) + rho * (np.diag(np.diag(L)) - L),
+        "Leroux": lambda: rho * L + (1.0 - rho) * one,
+        "simultaneous": lambda: simultaneous.T @ simultaneous,
+    }
+    return np.asarray(fields[name]()) / s**2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("cyclic", "cyclic second order", "walk in uneven time", "second order in uneven time", "scaled"),
+        *("weighted graph", "thin plate", "proper graph", "proper graph, unlike neighbours", "Leroux", "simultaneous"),
+    ],
+)
+def test_fields_by_their_dense_precision(name: str) -> None:
+    field = FIELDS[name]()
+    x = inside(field)
+    expected = oracle.log_density(dense(name), x.flatten().numpy())
+    assert float(field.log_prob(x)) == pytest.approx(expected, abs=1e-10)
+
+
+def covariance(field: GaussianField) -> np.ndarray:
+    return np.linalg.inv(precision(field))
+
+
+def precision(field: GaussianField) -> np.ndarray:
+    n, index = field.structure.size, field.element_index
+    Q = torch.zeros(n, n).double()
+    for row, element in zip(index, field.elements, strict=True):
+        Q.index_put_((row.unsqueeze(-1), row.unsqueeze(0)), element, accumulate=True)
+    return np.asarray(Q)
+
+
+def test_a_season_is_sums_and_a_start() -> None:
+    x = free(9)
+    sums = x.unfold(0, 4, 1).sum(-1)
+    expected = dist.Normal(0.0, S).log_prob(sums).sum() + dist.Normal(0.0, LEVEL).log_prob(x[:3]).sum()
+    torch.testing.assert_close(Seasonal(S, 9, 4, level=LEVEL).log_prob(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_an_autoregression_is_stationary_and_has_its_partial_correlations() -> None:
+    """Which is all that there is to say of one."""
+    field, p = AR(S, PARTIAL, 8), len(PARTIAL)
+    Sigma = covariance(field)
+    np.testing.assert_allclose(Sigma[1:, 1:], Sigma[:-1, :-1], rtol=1e-12)
+    for lag in range(1, 8):
+        K = np.linalg.inv(Sigma[: lag + 1, : lag + 1])
+        partial = -K[0, lag] / np.sqrt(K[0, 0] * K[lag, lag])
+        assert partial == pytest.approx(float(PARTIAL[lag - 1]) if lag <= p else 0.0, abs=1e-12)
+    assert 1.0 / np.linalg.inv(Sigma)[-1, -1] == pytest.approx(float(S) ** 2)
+    phi = field.coefficients.numpy()
+    np.testing.assert_allclose(Sigma[4, 0], phi @ Sigma[[3, 2, 1], 0], rtol=1e-12)
+    x = free(8)
+    expected = dist.MultivariateNormal(torch.zeros(8).double(), torch.as_tensor(Sigma)).log_prob(x)
+    torch.testing.assert_close(field.log_prob(x), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_continuous_autoregression_has_an_exponential_covariance() -> None:
+    Sigma = S**2 * (-(TIMES.unsqueeze(-1) - TIMES).abs() / LEVEL).exp()
+    expected = dist.MultivariateNormal(torch.zeros(7).double(), Sigma).log_prob(free(7))
+    torch.testing.assert_close(
+        FIELDS["continuous autoregression"]().log_prob(free(7)), expected, rtol=1e-10, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("barrier", [False, True])
+def test_a_matern_field_is_the_solution_of_its_equation(barrier: bool) -> None:
+    """Stationary: K' C^-1 K / (4 pi kappa^2 scale^2); behind a barrier a fifth of the range counts."""
+    m, r, s = mesh(barrier), float(LEVEL), float(S)
+    ranges = np.where(m.barrier.numpy(), 0.2 * r, r) if m.barrier is not None else np.full(len(m.triangles), r)
+    parts = oracle.finite_elements(m.points.numpy(), m.triangles.numpy())
+    A = sum(C + own**2 / 8.0 * G for own, (C, G) in zip(ranges, parts, strict=True))
+    noise = sum(0.5 * np.pi * own**2 * C for own, (C, _) in zip(ranges, parts, strict=True))
+    Q = A.T @ np.linalg.inv(noise) @ A / s**2
+    field, x = Matern(m, S, LEVEL), free(9)
+    assert float(field.log_prob(x)) == pytest.approx(oracle.log_density(Q, x.numpy()), abs=1e-10)
+    if not barrier:
+        kappa, C, G = 8.0**0.5 / r, sum(C for C, _ in parts), sum(G for _, G in parts)
+        K = kappa**2 * C + G
+        np.testing.assert_allclose(
+            Q, K.T @ np.linalg.inv(C) @ K / (4.0 * np.pi * kappa**2 * s**2), rtol=1e-10, atol=1e-12
+        )
+        rough = (kappa / 2.0**0.5) ** 2 * C + G  # sqrt(8 / 2) / range
+        tau = 1.0 / (2.0 * np.pi * (kappa / 2.0**0.5)) / s**2
+        expected = oracle.log_density(tau * rough, x.numpy())
+        assert float(Matern(m, S, LEVEL, alpha=1).log_prob(x)) == pytest.approx(expected, abs=1e-10)
+
+
+def test_a_matern_field_has_its_scale_and_range_far_from_the_border() -> None:
+    """Covariance scale^2 (kappa d) K_1(kappa d), to the accuracy of the mesh."""
+    special = pytest.importorskip("scipy.special")
+    m, r = mesh(side=41), 8.0
+    field = Matern(m, S, torch.tensor(r, dtype=torch.float64))
+    Q = field.structure.on_constraint(field.elements)
+    middle = 20 * 41 + 20
+    row = Q.solve(torch.nn.functional.one_hot(torch.tensor([middle]), 1681).double())[0]
+    for step in (0, 2, 4, 8):
+        d = 8.0**0.5 / r * float((m.points[middle + step] - m.points[middle]).norm())
+        expected, off = (d * special.k1(d), 0.003) if step else (1.0, 0.04)  # at distance 0 K_1 is steep
+        assert float(row[middle + step]) / float(S) ** 2 == pytest.approx(expected, abs=off)
+
+
+def test_separable_fields_have_the_product_of_the_precisions() -> None:
+    one, two = AR(S, PARTIAL[:2], 4), SAR(SQUARE, S, RHO)
+    Q, x = np.kron(precision(one), precision(two)), free(20)
+    field = Kronecker(one, two)
+    assert float(field.log_prob(x.view(4, 5))) == pytest.approx(oracle.log_density(Q, x.numpy()), abs=1e-10)
+    both = Kronecker(RandomWalk(S, 4), ICAR(SQUARE, S))
+    x = inside(both)
+    Q = np.kron(oracle.walk_structure(4, 1), oracle.laplacian(5, SQUARE.numpy())) / float(S) ** 4
+    assert float(both.log_prob(x)) == pytest.approx(oracle.log_density(Q, x.flatten().numpy()), abs=1e-10)
+
+
+def test_a_given_sum_is_conditioned_on() -> None:
+    """The joint density of the values over that of their sum."""
+    A, e = (
+        torch.tensor([[1.0, 2.0, 0.0, -1.0, 1.0], [0.0, 1.0, 1.0, 1.0, 0.0]]).double(),
+        torch.tensor([2.0, -1.0]).double(),
+    )
+    field, everywhere = own((A, e)), own()
+    x = inside(field)
+    torch.testing.assert_close(A @ x, e)
+    Sigma = torch.as_tensor(covariance(everywhere))
+    of_sum = dist.MultivariateNormal(torch.zeros(2).double(), A @ Sigma @ A.mT).log_prob(e)
+    expected = everywhere.log_prob(x) - of_sum - 0.5 * torch.logdet(A @ A.mT)
+    torch.testing.assert_close(field.log_prob(x), expected, rtol=1e-10, atol=1e-10)
+
+
 def test_walk_at_a_level_is_a_product_of_normals() -> None:
     x = free(6)
     expected = dist.Normal(0.0, LEVEL).log_prob(x[0]) + dist.Normal(0.0, S).log_prob(x.diff()).sum()
@@ -99,7 +313,7 @@ def test_autoregression_is_a_product_of_normals() -> None:
 def test_mixed_field_has_typical_variance_one() -> None:
     Q = oracle.laplacian(5, SQUARE.numpy())
     typical = oracle.typical_variance(Q)
-    assert float(Neighbours(SQUARE).typical_variance[0]) == pytest.approx(typical, rel=1e-12)
+    assert float(Neighbours(SQUARE).unit.typical_variance[0]) == pytest.approx(typical, rel=1e-12)
     x = inside(BYM2(SQUARE, S, 0.4))
     noise = dist.Normal((0.4**0.5) * S * x[1], S * 0.6**0.5).log_prob(x[0]).sum()
     expected = float(noise) + oracle.log_density(typical * Q, x[1].numpy())
@@ -149,7 +363,8 @@ def test_draws_have_the_covariance_of_the_density(make: Callable[[], GaussianFie
     assert draws.dtype == torch.float64
     u = biject_to(field.support).inv(draws).flatten(1)
     torch.testing.assert_close(to_value(u.view(-1, *start.shape)), draws, rtol=1e-8, atol=1e-8)  # inside the support
-    white = u @ torch.linalg.cholesky(A)
+    mean = torch.linalg.solve(A, torch.func.grad(lambda u: field.log_prob(to_value(u)))(start).flatten())
+    white = (u - mean) @ torch.linalg.cholesky(A)
     torch.testing.assert_close(white.mT @ white / len(u), torch.eye(len(A)).double(), rtol=0.0, atol=0.05)
 
 
@@ -231,23 +446,127 @@ def test_letters_for_graphs(edges: list[list[float]], message: str) -> None:
 def test_letters_for_walks() -> None:
     with pytest.raises(BadInput, match="order=3"):
         RandomWalk(1.0, 10, order=3)
-    with pytest.raises(BadInput, match="size=2"):
+    with pytest.raises(BadInput, match="of 2 values"):
         RandomWalk(1.0, 2, order=2)
     with pytest.raises(BadInput, match="size=1"):
         AR1(1.0, 0.5, 1)
 
 
-def lattice(side: int) -> Tensor:
-    node = torch.arange(side * side).view(side, side)
-    across = torch.stack([node[:, :-1].flatten(), node[:, 1:].flatten()], -1)
-    return torch.cat([across, torch.stack([node[:-1].flatten(), node[1:].flatten()], -1)])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RandomWalk(S, TIMES.flip(0)), "do not increase"),
+        (lambda: RandomWalk(S, TIMES, cyclic=True), "a circle has equal distances"),
+        (lambda: RandomWalk(S, 2, cyclic=True), "3 values at least"),
+        (lambda: Seasonal(S, 3, 4), "period=4"),
+        (lambda: AR(S, torch.zeros(0), 4), "p >= 1"),
+        (lambda: AR(S, PARTIAL, 3), "more than p values"),
+        (lambda: OrnsteinUhlenbeck(S, S, TIMES.flip(0)), "ascending order"),
+        (lambda: Lattice(S, 2, 9), "3 or more of each"),
+        (lambda: Neighbours(SQUARE, weights=torch.zeros(6)), "finite numbers above 0"),
+        (lambda: Matern(SQUARE, S, S), "expected a Mesh first"),
+        (lambda: Matern(mesh(), S, S, alpha=3), "alpha 2, or 1"),
+        (lambda: Mesh(mesh().triangles, mesh().points), "expected finite corners"),
+        (lambda: Mesh(mesh().points, mesh().triangles + 1), "expected 0 to 8"),
+        (lambda: Mesh(torch.tensor([[0.0, 0], [1, 1], [2, 2]]), torch.tensor([[0, 1, 2]])), "has no area"),
+        (lambda: Mesh(torch.cat([mesh().points, torch.ones(1, 2)]), mesh().triangles), "point 9 is no corner"),
+        (lambda: mesh().at(torch.tensor([[1.0, 1.0], [50.0, 1.0]])), r"\[50.0, 1.0\] lies in no triangle"),
+        (lambda: Kronecker(Lattice(S, 3, 3), ICAR(SQUARE, S)), "one dimension each"),
+        (lambda: GMRF(SQUARE, torch.ones(4), torch.ones(6)), "pairs of different values below n"),
+        (lambda: own((torch.ones(2, 5), torch.zeros(2))), "follow from one another"),
+        (lambda: own((torch.ones(1, 4), torch.zeros(1))), r"expected \(m, 5\)"),
+        (lambda: PCScale(0.01, 2.0), "then the probability"),
+        (lambda: PCRange(-1.0, 0.5), "above 0"),
+        (lambda: PCCorrelation(1.0, 0.5), "below 1"),
+        (lambda: PCCorrelation(0.5, 0.4, towards=1), "between sqrt"),
+        (lambda: PCCorrelation(0.5, 0.4, towards=2), "towards=2"),
+    ],
+)
+def test_messages_for_fields(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda x: CAR(SQUARE, S, x), lambda x: SAR(SQUARE, S, x), lambda x: Leroux(SQUARE, S, x)]
+)
+def test_a_coefficient_of_one_is_no_distribution(make: Callable[[float], object]) -> None:
+    with pytest.raises(ValueError, match=r"strictly between .* an ICAR"):
+        make(1.0)
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [PCScale(2.0, 0.1), PCRange(3.0, 0.2), PCCorrelation(0.5, 0.3), PCCorrelation(0.5, 0.7, towards=1)],
+    ids=["scale", "range", "correlation to none", "correlation to one"],
+)
+def test_priors_integrate_to_one_and_pass_their_bound_as_often_as_said(prior: dist.TorchDistribution) -> None:
+    transform = biject_to(prior.support)
+    u = torch.linspace(-30.0, 30.0, 200_001, dtype=torch.float64)
+    x = transform(u)
+    density = (prior.log_prob(x) + transform.log_abs_det_jacobian(u, x)).exp().nan_to_num(0.0)
+    assert float(torch.trapezoid(density, u)) == pytest.approx(1.0, abs=1e-5)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        draws = prior.sample((200_000,)).double()
+    for q in (0.2, 0.5, 0.8):
+        cut = draws.quantile(q)
+        below = float(torch.trapezoid(torch.where(x < cut, density, 0.0), u))
+        assert below == pytest.approx(q, abs=0.005)
+
+
+def test_priors_pass_their_bounds_as_often_as_said() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        assert float((PCScale(2.0, 0.1).sample((100_000,)) > 2.0).double().mean()) == pytest.approx(0.1, abs=0.005)
+        assert float((PCRange(3.0, 0.2).sample((100_000,)) < 3.0).double().mean()) == pytest.approx(0.2, abs=0.006)
+        to_none, to_one = PCCorrelation(0.5, 0.3), PCCorrelation(0.5, 0.7, towards=1)
+        assert float((to_none.sample((100_000,)).abs() > 0.5).double().mean()) == pytest.approx(0.3, abs=0.007)
+        assert float((to_one.sample((100_000,)) > 0.5).double().mean()) == pytest.approx(0.7, abs=0.007)
+
+
+def test_a_prior_of_a_correlation_is_smooth_at_zero() -> None:
+    x = torch.tensor([0.0, 1e-9, 1e-5, 1e-4, 1e-3], dtype=torch.float64, requires_grad=True)
+    value = PCCorrelation(torch.tensor(0.5).double(), 0.3).log_prob(x)
+    assert bool(value.isfinite().all())
+    slope = torch.autograd.grad(value.sum(), x)[0]
+    assert bool(slope.isfinite().all())
+
+
+def test_a_field_is_linear_within_a_triangle() -> None:
+    m, places = mesh(), torch.tensor([[0.4, 0.7], [1.5, 1.2], [1.0, 1.0]]).double()
+    plane = 2.0 + 3.0 * m.points[:, 0] - m.points[:, 1]
+    torch.testing.assert_close(m.at(places)(plane), 2.0 + 3.0 * places[:, 0] - places[:, 1], rtol=1e-12, atol=1e-12)
+
+
+def test_determinants_have_exact_derivatives_of_two_orders() -> None:
+    rho = RHO.clone().requires_grad_()
+    spectrum, sparse = Neighbours(SQUARE).operator, Neighbours(SQUARE).operator
+
+    def by_factor(rho: Tensor) -> Tensor:
+        coefficients, precision = sparse.factors(1.0 - rho, rho)
+        outer = coefficients.unsqueeze(-1) * coefficients.unsqueeze(-2)
+        return log_det(precision[:, None, None] * outer, sparse.by_edges)
+
+    def by_spectrum(rho: Tensor) -> Tensor:
+        return spectrum.log_det(1.0 - rho, rho)
+
+    torch.testing.assert_close(by_factor(rho), spectrum.log_det(1.0 - rho, rho), rtol=1e-12, atol=1e-12)
+    for order in (1, 2):
+        one: Callable[[Tensor], Tensor] = by_factor
+        other: Callable[[Tensor], Tensor] = by_spectrum
+        for _ in range(order):
+            one, other = torch.func.grad(one), torch.func.grad(other)
+        torch.testing.assert_close(one(RHO), other(RHO), rtol=1e-10, atol=1e-10)
+    both = torch.func.vmap(by_factor)(torch.stack([RHO, 0.5 * RHO]))
+    torch.testing.assert_close(both[1], spectrum.log_det(1.0 - 0.5 * RHO, 0.5 * RHO), rtol=1e-12, atol=1e-12)
 
 
 LARGE: dict[str, Callable[[], GaussianField]] = {
     "walk": lambda: RandomWalk(S, 225, order=2, level=LEVEL),
     "autoregression": lambda: AR1(S, 0.9 * torch.ones((), dtype=torch.float64), 225),
-    "graph": lambda: ICAR(lattice(15), S, level=LEVEL),
-    "mixed": lambda: BYM2(lattice(11), S, torch.tensor(0.4, dtype=torch.float64), level=LEVEL),
+    "graph": lambda: ICAR(lattice(15, 15), S, level=LEVEL),
+    "mixed": lambda: BYM2(lattice(11, 11), S, torch.tensor(0.4, dtype=torch.float64), level=LEVEL),
 }
 
 

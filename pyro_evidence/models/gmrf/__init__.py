@@ -15,7 +15,33 @@ field takes the place of an intercept.  This form is sparse: write it for large 
 Rue and Held (2005), Gaussian Markov Random Fields, chapters 2 and 3.
 """
 
+from pyro_evidence.models.gmrf.chains import AR, AR1, OrnsteinUhlenbeck, RandomWalk, Seasonal
+from pyro_evidence.models.gmrf.composed import GMRF, Kronecker
 from pyro_evidence.models.gmrf.field import GaussianField
-from pyro_evidence.models.gmrf.fields import AR1, BYM2, ICAR, Neighbours, RandomWalk
+from pyro_evidence.models.gmrf.graphs import BYM2, CAR, ICAR, SAR, Lattice, Leroux, Neighbours, lattice
+from pyro_evidence.models.gmrf.mesh import Matern, Mesh
+from pyro_evidence.models.gmrf.priors import PCCorrelation, PCRange, PCScale
 
-__all__ = ["AR1", "BYM2", "ICAR", "GaussianField", "Neighbours", "RandomWalk"]
+__all__ = [
+    "AR",
+    "AR1",
+    "BYM2",
+    "CAR",
+    "GMRF",
+    "ICAR",
+    "SAR",
+    "GaussianField",
+    "Kronecker",
+    "Lattice",
+    "Leroux",
+    "Matern",
+    "Mesh",
+    "Neighbours",
+    "OrnsteinUhlenbeck",
+    "PCCorrelation",
+    "PCRange",
+    "PCScale",
+    "RandomWalk",
+    "Seasonal",
+    "lattice",
+]

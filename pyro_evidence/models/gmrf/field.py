@@ -13,23 +13,22 @@ from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 from torch.distributions.utils import broadcast_all
 
-from pyro_evidence.numerics.linalg import coordinate
-from pyro_evidence.precision.blocks import elimination
-from pyro_evidence.precision.dense import Pattern, Plan, StructuredPrecision
+from pyro_evidence.models.gmrf.constrained import Structure, least_square, log_det
 
 
-class OrthogonalTo(constraints.Constraint):
-    """Values whose inner products with given directions vanish.
+class OnSubspace(constraints.Constraint):
+    """Values whose inner products with given directions are given: zero, if nothing else is said.
 
     :param directions: orthonormal columns ``(n, m)``.
     :param shape: event shape of a value, ``n`` elements.
+    :param given: the inner products ``(m,)``.
     """
 
     is_discrete = False
 
-    def __init__(self, directions: Tensor, shape: torch.Size) -> None:
-        self.directions = directions
-        self.shape = shape
+    def __init__(self, directions: Tensor, shape: torch.Size, given: Tensor | None = None) -> None:
+        self.directions, self.shape = directions, shape
+        self.given = torch.zeros_like(directions[0]) if given is None else given
 
     @property
     def event_dim(self) -> int:  # type: ignore[override]
@@ -38,27 +37,29 @@ class OrthogonalTo(constraints.Constraint):
 
     def __repr__(self) -> str:
         size, count = self.directions.shape
-        return f"OrthogonalTo({count} directions of {size})"
+        return f"OnSubspace({count} directions of {size} given)"
 
     def check(self, value: Tensor) -> Tensor:
         """Whether each value lies in the subspace, up to rounding of its sums."""
         flat = value.flatten(value.dim() - len(self.shape))
-        off = (flat @ self.directions.to(flat)).abs().amax(-1)
+        off = (flat @ self.directions.to(flat) - self.given.to(flat)).abs().amax(-1)
         rounding = torch.finfo(flat.dtype).eps * flat.shape[-1] ** 0.5
         return off <= 100.0 * rounding * (1.0 + flat.norm(dim=-1))
 
 
 class Isometry(Transform):
-    """Coordinates ``(..., n - m)`` to values of an :class:`OrthogonalTo`, lengths kept, by Householder reflections."""
+    """Coordinates ``(..., n - m)`` to values of an :class:`OnSubspace`, lengths kept, by Householder reflections."""
 
     domain = constraints.real_vector
     bijective = True
+    is_affine = True  # what takes a mean to a mean
 
-    def __init__(self, codomain: OrthogonalTo) -> None:
+    def __init__(self, codomain: OnSubspace) -> None:
         super().__init__()
         self.codomain, self._shape = codomain, codomain.shape
         packed, self._tau = torch.geqrf(codomain.directions)
         count = self._tau.shape[-1]
+        self._first = packed.diagonal() * codomain.given  # coordinates that the constraint fixes: R is diag(+-1)
         self._vectors = packed.tril(-1) + torch.eye(*packed.shape, dtype=packed.dtype, device=packed.device)[:, :count]
 
     def _reflected(self, x: Tensor, order: list[int]) -> Tensor:
@@ -69,7 +70,7 @@ class Isometry(Transform):
 
     def _call(self, x: Tensor) -> Tensor:
         count = self._vectors.shape[-1]
-        padded = torch.nn.functional.pad(x, (count, 0))
+        padded = torch.cat([self._first.to(x).expand(*x.shape[:-1], count), x], -1)
         value = self._reflected(padded, list(range(count))[::-1])
         return value.reshape(*x.shape[:-1], *self._shape)
 
@@ -93,160 +94,213 @@ class Isometry(Transform):
 
 
 for _registry in (biject_to, transform_to):
-    _registry.register(OrthogonalTo, Isometry)
+    _registry.register(OnSubspace, Isometry)
+
+
+class Between(constraints.interval):
+    """Strictly between two bounds, at which a field is no distribution any more."""
+
+    def __repr__(self) -> str:
+        return f"strictly between {self.lower_bound:g} and {self.upper_bound:g} (at a bound: an ICAR or a RandomWalk)"
+
+    def check(self, value: Tensor) -> Tensor:
+        """Whether each value lies inside, the bounds excluded."""
+        return (self.lower_bound < value) & (value < self.upper_bound)
 
 
 LOG_TWO_PI = math.log(2.0 * math.pi)  # twice what each dimension takes from the log density of a normal
 
 
-@dataclass(frozen=True)
-class Skeleton:
-    """What is fixed in a field: which values each difference takes, and what differences cannot see."""
-
-    index: Tensor  # (F, k) long; the last m rows are the anchors, one value each
-    null: Tensor  # (n, m) float64, orthonormal: the directions that differences do not see
-
-    @property
-    def size(self) -> int:
-        """Number of values."""
-        return len(self.null)
-
-    @cached_property
-    def plan(self) -> Plan:
-        """How its precision is factorised."""
-        return elimination(Pattern(self.size, (self.index,)))
-
-    def factorised(self, coefficients: Tensor, precision: Tensor) -> StructuredPrecision:
-        """The field's precision, anchors included."""
-        scaled = precision[:, None] * coefficients
-        return self.plan.factorise(((scaled[:, :, None] * coefficients[:, None, :]).double(),), coordinate)
-
-
 class GaussianField(TorchDistribution):
     """A zero-mean Gaussian field; see :mod:`pyro_evidence.models.gmrf` for those that can be asked for.
 
-    :ivar element_index: the values that each factor of the density touches, ``(F, k)`` long, within the flat event.
+    :ivar structure: which values each factor of the density takes, and which directions are given.
     """
 
     has_rsample = False
 
     def __init__(
         self,
-        skeleton: Skeleton,
+        structure: Structure,
         factors: tuple[Tensor, Tensor],
-        log_normaliser: Tensor,
+        log_det: Tensor | None,
         event_shape: torch.Size,
         validate_args: bool | None = None,
+        given: Tensor | None = None,
     ) -> None:
-        """The density of given factors.
+        """The density of given factors ``exp(-1/2 sum_f precision_f (c_f' x[index_f])^2)``.
 
-        :param factors: coefficients ``(..., F, k)`` and precisions ``(..., F)``; those of unused anchors are zero.
+        :param factors: coefficients ``(..., F, k)`` and precisions ``(..., F)``.
+        :param log_det: of the precision on the values that may vary, the batch's shape; None computes it, sparse.
+        :param given: inner products of the values with the fixed directions, ``(m,)``; None: zero.
         """
-        self._skeleton, (self._coefficients, self._precision) = skeleton, factors
-        self._log_normaliser = log_normaliser
-        super().__init__(log_normaliser.shape, event_shape, validate_args=validate_args)
+        self.structure, self._given = structure, given
+        batch = torch.broadcast_shapes(factors[0].shape[:-2], factors[1].shape[:-1])
+        self._coefficients = factors[0].expand(*batch, *factors[0].shape[-2:])
+        self._precision = factors[1].expand(*batch, factors[1].shape[-1])
+        self._log_det = log_det if log_det is None else log_det.expand(batch)
+        super().__init__(batch, event_shape, validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> Any:
-        """The values that the field may take: all, or those that sum to zero."""
-        dim = len(self.event_shape)
-        if self._is_proper:
-            return constraints.independent(constraints.real, dim)
-        return OrthogonalTo(self._skeleton.null, self.event_shape)
+        """The values that the field may take: all, or those with given sums."""
+        if not self.structure.fixed.shape[-1]:
+            return constraints.independent(constraints.real, len(self.event_shape))
+        return OnSubspace(self.structure.fixed, self.event_shape, self._given)
 
     @property
-    def _is_proper(self) -> bool:
-        return self._skeleton.null.shape[-1] == 0 or getattr(self, "level", None) is not None
+    def mean(self) -> Tensor:
+        """Zero; where sums are given that are not zero, the field of least squares with them."""
+        if self._given is None:
+            return torch.zeros(self._extended_shape()).to(self._precision)
+        zero = torch.zeros(1, self.structure.size, dtype=torch.float64, device=self._precision.device)
+        flat = self.elements.reshape(-1, *self.elements.shape[-3:])
+        rows = [self.structure.on_constraint(row).krige(zero, self._given) for row in flat]
+        return torch.cat(rows).view(self._extended_shape()).to(self._precision)
+
+    @property
+    def elements(self) -> Tensor:
+        """The precision of each factor among the values that it takes, ``(..., F, k, k)`` float64."""
+        c = self._coefficients.double()
+        return self._precision.double()[..., None, None] * c.unsqueeze(-1) * c.unsqueeze(-2)
+
+    @property
+    def log_det(self) -> Tensor:
+        """Log determinant of the precision on the values that may vary, of the batch's shape."""
+        if self._log_det is None:
+            self._log_det = log_det(self.elements, self.structure).to(self._precision)
+        return self._log_det
 
     @property
     def element_index(self) -> Tensor:
-        """The values that each factor touches, ``(F, k)``, within the flat event."""
-        return self._skeleton.index
+        """The values that each factor takes, ``(F, k)``, within the flat event."""
+        return self.structure.index
 
     def element_log_prob(self, values: Tensor) -> Tensor:
         """Each factor's part of the log density, of its values ``(..., F, k)``, shape ``(..., F)``."""
         return -0.5 * self._precision * (self._coefficients * values).sum(-1).square()
 
     def log_normaliser(self) -> Tensor:
-        """Log density where the field is zero, nats, of the batch's shape."""
-        return self._log_normaliser
+        """Log density at zero; where sums are given that are not zero, what is left without the factors.  Nats."""
+        normaliser = 0.5 * self.log_det - 0.5 * self.structure.rank * LOG_TWO_PI
+        if self._given is None:
+            return normaliser
+        return normaliser + 0.5 * least_square(self.elements, self.structure, self._given).to(normaliser)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density, nats; without a level, with respect to lengths in the subspace of values that sum to zero."""
+        """Log density, nats; where directions are given, with respect to lengths in what is left."""
         if self._validate_args:
             self._validate_sample(value)
         flat = value.flatten(value.dim() - len(self.event_shape))
-        return self.element_log_prob(flat[..., self.element_index]).sum(-1) + self._log_normaliser
+        return self.element_log_prob(flat[..., self.element_index]).sum(-1) + self.log_normaliser()
 
     def sample(self, sample_shape: Iterable[int] = ()) -> Tensor:
-        """Draws, by the sparse factor of the field's precision."""
-        shape, size = torch.Size(sample_shape), self._skeleton.size
+        """Draws, by the sparse factor of the field's precision, and by kriging where directions are given."""
+        shape, size = torch.Size(sample_shape), self.structure.size
         with torch.no_grad():
             white = torch.randn(self.batch_shape.numel(), shape.numel(), size, dtype=torch.float64)
-            coefficients = self._coefficients.expand(*self.batch_shape, *self.element_index.shape)
-            precision = self._precision.expand(*self.batch_shape, len(self.element_index))
-            rows = (
-                coefficients.reshape(-1, *self.element_index.shape),
-                precision.reshape(-1, len(self.element_index)),
-                white.to(precision.device),
-            )
-            draws = [self._unwhitened(*row) for row in zip(*rows, strict=True)]
+            rows = zip(self._rows(), white.to(self._precision.device), strict=True)
+            draws = [field.unwhitened(z) for field, z in rows]
         return torch.stack(draws, 1).view(*shape, *self.batch_shape, *self.event_shape).to(self._precision.dtype)
 
-    def _unwhitened(self, coefficients: Tensor, precision: Tensor, white: Tensor) -> Tensor:
-        if self._is_proper:
-            return self._skeleton.factorised(coefficients, precision).unwhiten(white)
-        pinned, away = precision.clone(), self._skeleton.null
-        pinned[len(pinned) - away.shape[-1] :] = 1.0  # any anchor: what it adds is taken off again
-        x = self._skeleton.factorised(coefficients, pinned).unwhiten(white)
-        unseen = self._unseen(coefficients.double())
-        return x - (x @ away) @ torch.linalg.solve(away.mT @ unseen, unseen.mT)
+    def _rows(self) -> "list[GaussianField]":
+        """The fields of the batch, each alone."""
+        flat = self.expand([self.batch_shape.numel()])
+        return [flat._row(row) for row in range(len(flat._precision))]
 
-    def _unseen(self, coefficients: Tensor) -> Tensor:
-        """Directions along which the density is flat, ``(n, m)``."""
-        return self._skeleton.null
+    def _row(self, row: int) -> "GaussianField":
+        factors = (self._coefficients[row], self._precision[row])
+        return GaussianField(self.structure, factors, None, self.event_shape, validate_args=False, given=self._given)
+
+    def unwhitened(self, white: Tensor) -> Tensor:
+        """Draws ``(S, n)`` of white noise, by one field."""
+        given = torch.zeros_like(self.structure.fixed[0]) if self._given is None else self._given
+        return self.structure.on_constraint(self.elements).sample(white, given)
 
     def expand(self, batch_shape: Iterable[int], _instance: Any = None) -> "GaussianField":
         """The same field for each element of a larger batch."""
         new = self._get_checked_instance(type(self), _instance)
         shape = torch.Size(batch_shape)
         new.__dict__.update(self.__dict__)
-        for name in self.arg_constraints:
-            if getattr(self, name) is not None:
-                setattr(new, name, getattr(self, name).expand(shape))
+        for name, constraint in self.arg_constraints.items():
+            value = getattr(self, name)
+            if value is not None:
+                setattr(new, name, value.expand(*shape, *value.shape[value.dim() - constraint.event_dim :]))
         new._coefficients = self._coefficients.expand(*shape, *self._coefficients.shape[-2:])
         new._precision = self._precision.expand(*shape, self._precision.shape[-1])
-        new._log_normaliser = self._log_normaliser.expand(shape)
+        new._log_det = self.log_det.expand(shape)
         super(GaussianField, new).__init__(shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
 
 
-def log_normaliser_at(
-    rank: int, size: int, unit_log_det: Tensor | float, null_log_det: Tensor | float, level: Any
-) -> Any:
-    """Log normaliser of a field of unit scale: at a level, or in the subspace that differences see."""
-    if level is None:
-        return 0.5 * (unit_log_det - 2.0 * null_log_det) - 0.5 * rank * LOG_TWO_PI
-    return 0.5 * unit_log_det - (size - rank) * level.log() - 0.5 * size * LOG_TWO_PI
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """An intrinsic field of unit scale: made once, and looked at as often as a model runs.
 
+    :ivar part: the connected part of each value, from 0 on, ``(n,)``.
+    :ivar known_log_det: log determinant on the values that may vary, where a formula has it.
+    """
 
-def repeated(x: Tensor, count: int) -> Tensor:
-    """``x`` for each of ``count`` factors, ``(..., count)``."""
-    return x.unsqueeze(-1).expand(*x.shape, count)
+    structure: Structure
+    coefficients: Tensor  # (F, k) float64
+    weights: Tensor  # (F,) float64, precisions
+    part: Tensor
+    known_log_det: float | None = None
 
+    @cached_property
+    def _precision(self) -> Any:
+        outer = self.coefficients.unsqueeze(-1) * self.coefficients.unsqueeze(-2)
+        return self.structure.on_constraint(self.weights[:, None, None] * outer)
 
-def anchor_precision(level: Tensor | None, like: Tensor, count: int) -> Tensor:
-    """Precision of the ``count`` values that fix the level, ``(..., count)``; zero where nothing fixes it."""
-    return repeated(torch.zeros_like(like) if level is None else level.to(like) ** -2, count)
+    @cached_property
+    def log_det(self) -> float:
+        """Log determinant on the values that may vary."""
+        return float(self._precision.log_det) if self.known_log_det is None else self.known_log_det
+
+    @cached_property
+    def typical_variance(self) -> Tensor:
+        """Geometric mean of the variances of each part, ``(parts,)``.
+
+        Sorbye and Rue (2014); by parts, Freni-Sterrantino, Ventrucci and Rue (2018).
+        """
+        count = torch.bincount(self.part).double()
+        sums = torch.zeros_like(count).index_add_(0, self.part, self._precision.variance.log())
+        return (sums / count).exp()
+
+    @cached_property
+    def standardised(self) -> "Unit":
+        """The same field with a typical variance of one in each part."""
+        typical = self.typical_variance
+        weights = self.weights * typical[self.part[self.structure.index[:, 0]]]
+        fixed = torch.zeros_like(typical).index_add_(0, self.part, self.structure.fixed.square().sum(-1))
+        gain = ((torch.bincount(self.part) - fixed) * typical.log()).sum()
+        return Unit(self.structure, self.coefficients, weights, self.part, self.log_det + float(gain))
+
+    @cached_property
+    def at_a_level(self) -> Structure:
+        """The structure with one factor more for each anchor, and nothing fixed."""
+        structure = self.structure
+        anchors = structure.anchors.unsqueeze(-1).expand(-1, structure.index.shape[-1])
+        free = structure.fixed[:, :0]
+        return Structure(torch.cat([structure.index, anchors]), free, structure.anchors[:0])
+
+    def factors(self, scale: Tensor, level: Tensor | None) -> tuple[Structure, tuple[Tensor, Tensor], Tensor]:
+        """Structure, factors and log determinant at a scale, and a standard deviation of the anchors' values."""
+        precision = self.weights.to(scale) * scale.unsqueeze(-1) ** -2
+        log_det = self.log_det - 2.0 * self.structure.rank * scale.log()
+        if level is None:
+            return self.structure, (self.coefficients.to(scale), precision), log_det
+        count = len(self.structure.anchors)
+        own = torch.nn.functional.one_hot(self.structure.anchors.new_zeros(count), self.coefficients.shape[-1])
+        coefficients = torch.cat([self.coefficients, own.to(self.coefficients)])
+        precision = torch.cat([precision, (level**-2).unsqueeze(-1).expand(*scale.shape, count)], -1)
+        overlap = torch.linalg.slogdet(self.structure.fixed[self.structure.anchors]).logabsdet
+        log_det = log_det + 2.0 * float(overlap) - 2.0 * count * level.log()
+        return self.at_a_level, (coefficients.to(scale), precision), log_det
 
 
 def parameters(*values: Any) -> tuple[Any, ...]:
     """Numbers and tensors of one shape; None stays."""
     given = iter(broadcast_all(*(value for value in values if value is not None)))
     return tuple(None if value is None else next(given) for value in values)
-
-
-def only_first(count: int, width: int, like: Tensor) -> Tensor:
-    """Rows that take the first of their values alone."""
-    return torch.nn.functional.one_hot(torch.zeros(count, dtype=torch.long, device=like.device), width).to(like)

@@ -1,0 +1,223 @@
+"""Fields on a plane, by finite elements: the Matern family as the solution of a stochastic differential equation."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.utils import broadcast_all
+
+from pyro_evidence.errors import BadInput
+from pyro_evidence.models.gmrf.field import GaussianField
+from pyro_evidence.models.gmrf.graphs import Operator
+
+SMALLEST_ANGLE = 1e-3  # radians: below, the entries of one triangle differ by 1e6 and half of the digits are gone
+AT_A_TIME = 2**22  # pairs of a place and a triangle that are looked at together
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places in a mesh: the corners of the triangle that each lies in, and its barycentric coordinates."""
+
+    corners: Tensor  # (N, 3) long
+    weights: Tensor  # (N, 3)
+
+    def __call__(self, field: Tensor) -> Tensor:
+        """The field ``(..., n)`` at the places, linear within each triangle, ``(..., N)``."""
+        return (field[..., self.corners] * self.weights.to(field)).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Mesh:
+    """Triangles in the plane, looked at once; the field's values are those at their corners.
+
+    Let it reach one range beyond the data: at its border the variance of the field is too large.
+
+    :param points: corners ``(n, 2)``.
+    :param triangles: three different corners each, ``(T, 3)`` long.
+    :param barrier: triangles through which the field does not pass, as land in the sea, ``(T,)`` bool.
+    :raises BadInput: for shapes and numbers that are no triangles, triangles without area, corners of none.
+
+    >>> x, y = torch.meshgrid(torch.arange(4.0), torch.arange(4.0), indexing="ij")
+    >>> mesh = Mesh.delaunay(torch.stack([x.flatten(), y.flatten()], -1))
+    >>> len(mesh.triangles)
+    18
+    """
+
+    points: Tensor
+    triangles: Tensor
+    barrier: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        points, triangles = self.points, self.triangles
+        if points.dim() != 2 or points.shape[-1] != 2 or not bool(points.isfinite().all()):
+            raise BadInput(f"points of shape {tuple(points.shape)}; expected finite corners (n, 2).")
+        if triangles.dim() != 2 or triangles.shape[-1] != 3 or triangles.is_floating_point() or not len(triangles):
+            raise BadInput(
+                f"triangles of shape {tuple(triangles.shape)}, {triangles.dtype}; expected three corners each (T, 3), "
+                f"long: Mesh(points, triangles)."
+            )
+        if int(triangles.min()) < 0 or int(triangles.max()) >= len(points):
+            raise BadInput(f"triangles name corners up to {int(triangles.max())}; expected 0 to {len(points) - 1}.")
+        object.__setattr__(self, "points", points.detach().double())
+        if self.barrier is not None and self.barrier.shape != triangles.shape[:1]:
+            raise BadInput(f"barrier of shape {tuple(self.barrier.shape)}; expected one bool for each triangle.")
+        sides = self._sides.square().sum(-1).amax(-1)
+        flat = torch.nonzero(2.0 * self.areas <= SMALLEST_ANGLE * sides).flatten()
+        if len(flat):
+            number = int(flat[0])
+            raise BadInput(
+                f"triangle {number}, corners {triangles[number].tolist()}, has no area; expected three corners "
+                f"that are not on one line. Leave it out."
+            )
+        unused = torch.nonzero(torch.bincount(triangles.flatten(), minlength=len(points)) == 0).flatten()
+        if len(unused):
+            raise BadInput(f"point {int(unused[0])} is no corner of a triangle; expected each to be one: leave it out.")
+
+    @classmethod
+    def delaunay(cls, points: Tensor, barrier: Tensor | None = None) -> "Mesh":
+        """The Delaunay triangles of points ``(n, 2)``; needs SciPy (extra ``fields``)."""
+        try:
+            from scipy.spatial import Delaunay
+        except ImportError as error:
+            raise ImportError("Mesh.delaunay needs SciPy: pip install 'pyro-evidence[fields]'.") from error
+        triangles = torch.as_tensor(Delaunay(points.detach().cpu().double().numpy()).simplices).long()
+        return cls(points, triangles.to(points.device), barrier)
+
+    @cached_property
+    def _sides(self) -> Tensor:
+        """The side opposite to each corner, ``(T, 3, 2)``."""
+        corner = self.points[self.triangles]
+        return corner[:, [2, 0, 1]] - corner[:, [1, 2, 0]]
+
+    @cached_property
+    def areas(self) -> Tensor:
+        """Area of each triangle, ``(T,)``."""
+        a, b = self._sides[:, 0], self._sides[:, 1]
+        return 0.5 * (a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0]).abs()
+
+    def mass(self, factor: Tensor) -> Tensor:
+        """A third of the area of each corner's triangles, times ``factor`` ``(T,)``: the lumped mass, ``(n,)``."""
+        third = (factor * self.areas / 3.0).unsqueeze(-1).expand(-1, 3)
+        return torch.zeros_like(self.points[:, 0]).index_add_(0, self.triangles.flatten(), third.flatten())
+
+    def operator(self, fraction: float = 1.0) -> Operator:
+        """Masses, and the stiffness as weights of edges; in the barrier it counts ``fraction`` squared.
+
+        Lindgren, Rue and Lindstrom (2011), eq. 10; with a barrier, Bakka et al. (2019), eq. 12.
+        """
+        inside = torch.ones_like(self.areas)
+        if self.barrier is not None:
+            inside = torch.where(self.barrier, fraction**2, inside)
+        pairs, weights = [], []
+        for a, b in ((0, 1), (1, 2), (2, 0)):
+            pairs.append(self.triangles[:, [a, b]].sort(-1).values)
+            weights.append(-inside * (self._sides[:, a] * self._sides[:, b]).sum(-1) / (4.0 * self.areas))
+        edges, place = torch.unique(torch.cat(pairs), dim=0, return_inverse=True)
+        weight = torch.zeros(len(edges), dtype=torch.float64, device=edges.device).index_add_(
+            0, place, torch.cat(weights)
+        )
+        return Operator(self.mass(torch.ones_like(inside)), edges, weight)
+
+    @cached_property
+    def operators(self) -> dict[float, Operator]:
+        """Operators by the fraction of the range in the barrier, each made once."""
+        return {}
+
+    def at(self, places: Tensor) -> Places:
+        """Where the field is looked at.
+
+        :param places: ``(N, 2)``.
+        :raises BadInput: naming the first that lies in no triangle.
+        """
+        x, corner = places.detach().double(), self.points[self.triangles]
+        base = corner[:, 2]
+        to_barycentric = torch.linalg.inv((corner[:, :2] - base.unsqueeze(1)).mT)  # (T, 2, 2)
+        found, weights = [], []
+        for part in x.split(max(1, AT_A_TIME // len(corner))):
+            two = torch.einsum("tab,ntb->nta", to_barycentric, part.unsqueeze(1) - base)
+            three = torch.cat([two, 1.0 - two.sum(-1, keepdim=True)], -1)
+            depth, triangle = three.amin(-1).max(-1)
+            outside = torch.nonzero(depth < -100.0 * torch.finfo(x.dtype).eps).flatten()
+            if len(outside):
+                raise BadInput(
+                    f"the place {part[outside[0]].tolist()} lies in no triangle of the mesh; expected all inside: "
+                    f"let the mesh reach one range beyond the data."
+                )
+            found.append(self.triangles[triangle])
+            weights.append(three[torch.arange(len(part), device=x.device), triangle])
+        return Places(torch.cat(found), torch.cat(weights))
+
+
+class Matern(GaussianField):
+    """A Matern field on a mesh; Lindgren, Rue and Lindstrom (2011).
+
+    ``alpha = 2``: smoothness 1, the usual one in the plane.  ``alpha = 1``: rougher, with no variance at a point in the
+    limit of small triangles; range and scale are then those of smoothness 1/2, nominally.
+
+    :param mesh: a :class:`Mesh`; with a barrier only ``alpha = 2``.
+    :param scale: standard deviation at a point, the batch's shape.
+    :param range: distance at which the correlation has fallen to about .13, ``sqrt(8 nu) / kappa``.
+    :param alpha: 1 or 2.
+    :param fraction: range in the barrier over the range outside of it.
+
+    >>> x, y = torch.meshgrid(torch.arange(5.0), torch.arange(5.0), indexing="ij")
+    >>> mesh = Mesh.delaunay(torch.stack([x.flatten(), y.flatten()], -1))
+    >>> Matern(mesh, scale=1.0, range=3.0).sample().shape
+    torch.Size([25])
+
+    :raises BadInput: for another ``alpha``, and for a barrier with ``alpha = 1``.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive, "range": constraints.positive}
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        scale: Any,
+        range: Any,
+        alpha: int = 2,
+        validate_args: bool | None = None,
+        *,
+        fraction: float = 0.2,
+    ) -> None:
+        if not isinstance(mesh, Mesh) or alpha not in (1, 2) or (alpha == 1 and mesh.barrier is not None):
+            raise BadInput(
+                f"Matern(mesh={type(mesh).__name__}, alpha={alpha}); expected a Mesh first, and alpha 2, or 1 on a "
+                f"mesh without a barrier."
+            )
+        self.scale: Tensor
+        self.range: Tensor
+        self.scale, self.range = broadcast_all(scale, range)
+        operator = _operator(mesh, fraction)
+        size, one = operator.size, torch.ones_like(self.scale)
+        if alpha == 1:
+            kappa = 2.0 / self.range  # sqrt(8 nu), nu = 1/2
+            tau = (math.gamma(0.5) / (4.0 * math.pi * math.gamma(1.5) * kappa)).sqrt() / self.scale
+            structure, (coefficients, precision) = operator.by_edges, operator.factors(kappa.square(), one)
+            factors = (coefficients, precision * tau.square().unsqueeze(-1))
+            log_det = operator.log_det(kappa.square(), one) + 2.0 * size * tau.log()
+        else:
+            eighth = self.range.square() / 8.0
+            structure, rows = operator.by_rows[0], operator.rows(one, eighth)
+            noise = _noise(mesh, fraction).to(self.scale) * (self.range * self.scale).square().unsqueeze(-1)
+            factors = (rows, noise.reciprocal())
+            log_det = 2.0 * operator.log_det(one, eighth) - noise.log().sum(-1)
+        super().__init__(structure, factors, log_det, torch.Size([size]), validate_args)
+
+
+def _operator(mesh: Mesh, fraction: float) -> Operator:
+    if fraction not in mesh.operators:
+        mesh.operators[fraction] = mesh.operator(fraction)
+    return mesh.operators[fraction]
+
+
+def _noise(mesh: Mesh, fraction: float) -> Tensor:
+    """Variances of the equation's right side at unit range and scale, ``(n,)``; Bakka et al. (2019), eq. 11."""
+    inside = torch.ones_like(mesh.areas)
+    if mesh.barrier is not None:
+        inside = torch.where(mesh.barrier, fraction**2, inside)
+    return 0.5 * math.pi * mesh.mass(inside)

@@ -1,0 +1,392 @@
+"""Times until an event, of which some are only known to be later, earlier, or between two visits.
+
+    >>> import pyro.distributions as dist
+    >>> from pyro_evidence.models.survival import Censored
+    >>> time, event = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 0, 1])
+    >>> Censored(dist.Exponential(0.5).expand([3]), event=event).log_prob(time)
+    tensor([-1.1931, -1.0000, -2.1931])
+
+Klein and Moeschberger (2003), chapters 2 and 3.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.utils import broadcast_all
+
+from pyro_evidence.errors import BadInput, UnsupportedModel
+
+TERMS = 400  # of a series that converges once terms pass 9 sqrt(shape): for shapes up to 1,500
+LEVELS = 60  # of a continued fraction whose error falls like exp(-4 sqrt(x LEVELS)): below 1e-16 from 2 on
+FRACTION_FROM = 2.0
+
+
+class LogLogistic(TorchDistribution):
+    """Survival ``1 / (1 + (t / scale)^concentration)``: proportional odds.
+
+    :param scale: the median, above 0, the batch's shape.
+    :param concentration: above 0.
+
+    >>> float(LogLogistic(2.0, 3.0).log_survival(torch.tensor(2.0)).exp())
+    0.5
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive, "concentration": constraints.positive}
+    support = constraints.positive
+    has_rsample = True
+
+    def __init__(self, scale: Any, concentration: Any, validate_args: bool | None = None) -> None:
+        self.scale, self.concentration = broadcast_all(scale, concentration)
+        super().__init__(self.scale.shape, validate_args=validate_args)
+
+    def _log_odds(self, value: Tensor) -> Tensor:
+        return self.concentration * (value.log() - self.scale.log())
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density, nats."""
+        z = self._log_odds(value)
+        return self.concentration.log() - value.log() + z - 2.0 * torch.nn.functional.softplus(z)
+
+    def log_survival(self, value: Tensor) -> Tensor:
+        """Log probability of more than ``value``."""
+        return -torch.nn.functional.softplus(self._log_odds(value))
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Draws, by the inverse of the distribution function."""
+        u = torch.rand(self._extended_shape(sample_shape), dtype=self.scale.dtype, device=self.scale.device)
+        return self.scale * ((u.log() - torch.log1p(-u)) / self.concentration).exp()
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "LogLogistic":
+        """The same distribution for each element of a larger batch."""
+        return _expanded(self, batch_shape, _instance)
+
+
+class Gompertz(TorchDistribution):
+    """Hazard ``rate exp(growth t)``: the mortality of adults.
+
+    :param rate: hazard at 0, above 0, the batch's shape.
+    :param growth: of the log hazard per unit of time, above 0.
+
+    >>> Gompertz(0.1, 0.5).log_survival(torch.tensor(2.0))
+    tensor(-0.3437)
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"rate": constraints.positive, "growth": constraints.positive}
+    support = constraints.nonnegative
+    has_rsample = True
+
+    def __init__(self, rate: Any, growth: Any, validate_args: bool | None = None) -> None:
+        self.rate, self.growth = broadcast_all(rate, growth)
+        super().__init__(self.rate.shape, validate_args=validate_args)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density, nats."""
+        return self.rate.log() + self.growth * value + self.log_survival(value)
+
+    def log_survival(self, value: Tensor) -> Tensor:
+        """Log probability of more than ``value``."""
+        return -self.rate * torch.expm1(self.growth * value) / self.growth
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        """Draws, by the inverse of the distribution function."""
+        u = torch.rand(self._extended_shape(sample_shape), dtype=self.rate.dtype, device=self.rate.device)
+        return torch.log1p(-torch.log1p(-u) * self.growth / self.rate) / self.growth
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "Gompertz":
+        """The same distribution for each element of a larger batch."""
+        return _expanded(self, batch_shape, _instance)
+
+
+class PiecewiseExponential(TorchDistribution):
+    """A hazard that is constant between cuts, times a ratio of each row; Friedman (1982).
+
+    With a random walk as ``log_hazard`` this is a Cox model with a smooth baseline.  Nothing of rows times pieces is
+    held: the cumulative hazard is a sum over pieces, looked up for each row.
+
+    :param cuts: increasing, above 0, ``(J - 1,)``; the last piece has no end.
+    :param log_hazard: of each piece, ``(J,)``.
+    :param log_ratio: of each row, the batch's shape.
+
+    >>> cuts, hazard = torch.tensor([1.0, 2.0]), torch.tensor([0.1, 0.2, 0.4])
+    >>> PiecewiseExponential(cuts, hazard.log(), torch.tensor(0.0)).log_survival(torch.tensor(2.5))
+    tensor(-0.5000)
+
+    :raises BadInput: for cuts that do not increase, and for another number of hazards than pieces.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"log_ratio": constraints.real}
+    support = constraints.nonnegative
+
+    def __init__(self, cuts: Tensor, log_hazard: Tensor, log_ratio: Any, validate_args: bool | None = None) -> None:
+        increasing = cuts.dim() == 1 and bool((cuts > 0).all()) and bool((cuts.diff() > 0).all())
+        if not increasing or log_hazard.shape != (len(cuts) + 1,):
+            raise BadInput(
+                f"cuts of shape {tuple(cuts.shape)} and log_hazard of shape {tuple(log_hazard.shape)}; expected J - 1 "
+                f"increasing times above 0, and (J,)."
+            )
+        self.cuts, self.log_hazard, self.log_ratio = cuts, log_hazard, torch.as_tensor(log_ratio)
+        super().__init__(self.log_ratio.shape, validate_args=validate_args)
+
+    def _piece(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Log hazard and cumulative hazard at ratio one."""
+        hazard = self.log_hazard.exp()
+        start = torch.cat([torch.zeros_like(self.cuts[:1]), self.cuts])
+        before = torch.nn.functional.pad((hazard[:-1] * start.diff()).cumsum(-1), (1, 0))
+        number = torch.searchsorted(self.cuts, value.detach().contiguous())
+        return self.log_hazard[number], before[number] + hazard[number] * (value - start[number])
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density, nats."""
+        log_hazard, cumulative = self._piece(value)
+        return log_hazard + self.log_ratio - self.log_ratio.exp() * cumulative
+
+    def log_survival(self, value: Tensor) -> Tensor:
+        """Log probability of more than ``value``."""
+        return -self.log_ratio.exp() * self._piece(value)[1]
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Draws, by the inverse of the cumulative hazard."""
+        shape = self._extended_shape(sample_shape)
+        with torch.no_grad():
+            hazard = self.log_hazard.exp()
+            start = torch.cat([torch.zeros_like(self.cuts[:1]), self.cuts]).to(hazard)
+            before = torch.nn.functional.pad((hazard[:-1] * start.diff()).cumsum(-1), (1, 0))
+            wanted = -torch.log1p(-torch.rand(shape, dtype=hazard.dtype, device=hazard.device))
+            wanted = wanted * (-self.log_ratio).exp()
+            number = torch.searchsorted(before[1:].contiguous(), wanted.contiguous())
+            return start[number] + (wanted - before[number]) / hazard[number]
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "PiecewiseExponential":
+        """The same hazards for each element of a larger batch."""
+        return _expanded(self, batch_shape, _instance)
+
+
+def _expanded(distribution: Any, batch_shape: Any, instance: Any) -> Any:
+    new, shape = distribution._get_checked_instance(type(distribution), instance), torch.Size(batch_shape)
+    new.__dict__.update(distribution.__dict__)
+    for name in distribution.arg_constraints:
+        setattr(new, name, getattr(distribution, name).expand(shape))
+    super(type(distribution), new).__init__(shape, validate_args=False)
+    new._validate_args = distribution._validate_args
+    return new
+
+
+def _log_survival_gamma(fn: Any, value: Tensor) -> Tensor:
+    """``log Q(a, x)``: a series below ``x = a + 1``, beyond it a continued fraction.  DLMF 8.7.1 and 8.9.2.
+
+    Both are sums of smooth functions, so that derivatives in the shape are right to rounding too.
+    """
+    a, x = broadcast_all(fn.concentration, fn.rate * value)
+    log_front = a * x.log() - x - torch.lgamma(a)
+    low = x < (a + 1.0).clamp(min=FRACTION_FROM)
+    below, above = torch.where(low, x, a.detach()), torch.where(low, a.detach() + 2.0, x)
+    term = total = 1.0 / a
+    for k in range(1, TERMS):
+        term = term * below / (a + k)
+        total = total + term
+    front = a * below.log() - below - torch.lgamma(a)
+    series = torch.log1p(-(front.exp() * total).clamp(max=1.0 - torch.finfo(x.dtype).eps))
+    fraction = torch.zeros_like(x)
+    for k in range(LEVELS, 0, -1):
+        fraction = k * (a - k) / (above + 2.0 * k + 1.0 - a + fraction)
+    return torch.where(low, series, log_front - (above + 1.0 - a + fraction).log())
+
+
+def _log_survival_log_normal(fn: Any, value: Tensor) -> Tensor:
+    return torch.special.log_ndtr((fn.loc - value.log()) / fn.scale)
+
+
+LOG_SURVIVAL: dict[type, Callable[[Any, Tensor], Tensor]] = {
+    torch.distributions.Exponential: lambda fn, value: -fn.rate * value,
+    torch.distributions.Weibull: lambda fn, value: -((value / fn.scale) ** fn.concentration),
+    torch.distributions.LogNormal: _log_survival_log_normal,
+    torch.distributions.Gamma: _log_survival_gamma,
+}
+
+
+def log_survival(fn: Any, value: Tensor) -> Tensor:
+    """Log probability of more than ``value``; its first and second derivatives are right in every parameter.
+
+    :param fn: Exponential, Weibull, LogNormal, Gamma, or a distribution with a method ``log_survival``.
+    :raises UnsupportedModel: for another distribution.
+
+    >>> import pyro.distributions as dist
+    >>> log_survival(dist.Weibull(2.0, 1.0), torch.tensor(4.0))
+    tensor(-2.)
+    """
+    if hasattr(fn, "log_survival"):
+        return fn.log_survival(value)
+    for kind, formula in LOG_SURVIVAL.items():
+        if isinstance(fn, kind):
+            return formula(fn, value)
+    raise UnsupportedModel(
+        f"{type(fn).__name__} has no survival function here; expected Exponential, Weibull, LogNormal, Gamma, "
+        f"LogLogistic, Gompertz, PiecewiseExponential, or a distribution with a method log_survival(value)."
+    )
+
+
+class Censored(TorchDistribution):
+    """A distribution of times of which some are known in part.
+
+    The log density of a row is that of ``base`` where the event was seen; the log probability of a later time where it
+    was not; of a time between ``lower`` and ``upper`` where these are given; and of a time after ``entry``, in all of
+    them, where a row came under observation only then.
+
+    :param base: of the times, its batch's shape that of the rows.
+    :param event: whether the value is the time of the event; else it is the last time without one.  ``(N,)``, 0 and 1
+        or bool; by default all are seen.
+    :param lower: of rows seen between two visits, the last without the event; nan where a row has none.
+    :param upper: of those rows, the first visit with it.
+    :param entry: times from which on rows are observed, 0 where from the start.
+
+    >>> import pyro.distributions as dist
+    >>> bounds = torch.tensor([[1.0, float("nan")], [2.0, float("nan")]])
+    >>> between = Censored(dist.Exponential(torch.ones(2)), lower=bounds[0], upper=bounds[1])
+    >>> between.log_prob(torch.tensor([2.0, 0.5])).exp()
+    tensor([0.2325, 0.6065])
+
+    :raises BadInput: for shapes that do not belong together, bounds without the other, in the wrong order.
+    :raises UnsupportedModel: for a base without a survival function.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        base: Any,
+        *,
+        event: Tensor | None = None,
+        lower: Tensor | None = None,
+        upper: Tensor | None = None,
+        entry: Tensor | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.base, self.event, self.entry = base, event, entry
+        if (lower is None) != (upper is None):
+            raise BadInput("Censored with one of lower and upper; expected both, with nan in rows that have none.")
+        for name, given in (("event", event), ("lower", lower), ("upper", upper), ("entry", entry)):
+            if given is not None and given.shape != base.batch_shape[len(base.batch_shape) - given.dim() :]:
+                raise BadInput(
+                    f"Censored: {name} of shape {tuple(given.shape)} beside times of shape {tuple(base.batch_shape)}; "
+                    f"expected one for each time."
+                )
+        if event is not None and not bool(((event == 0) | (event == 1)).all()):
+            raise BadInput("Censored: event has other values than 0 and 1; expected 1 where the event was seen.")
+        self.lower, self.upper = lower, upper
+        if lower is not None and upper is not None:
+            self.between = lower.isfinite() & upper.isfinite()
+            if bool((lower.isfinite() != upper.isfinite()).any() | (self.between & (lower >= upper)).any()):
+                raise BadInput(
+                    "Censored: a row has one of lower and upper, or a lower that is not below its upper; expected both "
+                    "or nan, in order."
+                )
+        super().__init__(base.batch_shape, base.event_shape, validate_args=validate_args)
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> Any:
+        """That of the times."""
+        return self.base.support
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density or probability of each row, nats."""
+        found = self.base.log_prob(value)
+        if self.event is not None:
+            found = torch.where(self.event.bool(), found, log_survival(self.base, value))
+        if self.lower is not None and self.upper is not None:
+            low = torch.where(self.between, self.lower, value.detach())
+            high = torch.where(self.between, self.upper, 2.0 * value.detach())  # of other rows: not used, but finite
+            later, earlier = log_survival(self.base, high), log_survival(self.base, low)
+            found = torch.where(self.between, earlier + torch.log(-torch.expm1(later - earlier)), found)
+        if self.entry is not None:
+            under = self.entry > 0
+            at = torch.where(under, self.entry, value.detach())  # of other rows: not used, but finite
+            found = found - torch.where(under, log_survival(self.base, at), 0.0)
+        return found
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """Times without censoring: what would be seen if one waited."""
+        with torch.no_grad():
+            draws: Tensor = self.base.sample(sample_shape)
+        return draws
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "Censored":
+        """The same times for each element of a larger batch."""
+        new, shape = self._get_checked_instance(Censored, _instance), torch.Size(batch_shape)
+        new.__dict__.update(self.__dict__)
+        new.base = self.base.expand(shape)
+        super(Censored, new).__init__(shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+
+class CoxPartialLikelihood(TorchDistribution):
+    """The order of the events, given who was at risk; Cox (1972).  The baseline hazard does not occur.
+
+    ``torch.logcumsumexp`` has no third derivative; the sums over those at risk here have all.
+
+    :param log_ratio: of each row's hazard, ``(..., N)``.
+    :param event: whether the event was seen, ``(N,)``; else the row left at its time.
+    :param efron: whether tied events are treated by Efron's approximation; else by Breslow's.
+
+    >>> time, event = torch.tensor([2.0, 1.0, 3.0]), torch.tensor([1, 1, 0])
+    >>> CoxPartialLikelihood(torch.zeros(3), event).log_prob(time)  # 1/3 for the first, 1/2 for the second
+    tensor(-1.7918)
+
+    :raises BadInput: for shapes that do not belong together.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"log_ratio": constraints.real_vector}
+    support = constraints.independent(constraints.positive, 1)
+
+    def __init__(
+        self, log_ratio: Tensor, event: Tensor, efron: bool = False, validate_args: bool | None = None
+    ) -> None:
+        if event.dim() != 1 or log_ratio.shape[-1:] != event.shape:
+            raise BadInput(
+                f"log_ratio of shape {tuple(log_ratio.shape)} and event of shape {tuple(event.shape)}; expected "
+                f"(..., N) and (N,)."
+            )
+        self.log_ratio, self.event, self.efron = log_ratio, event.bool(), efron
+        super().__init__(log_ratio.shape[:-1], log_ratio.shape[-1:], validate_args=validate_args)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log partial likelihood, nats, of times ``(N,)``."""
+        order = value.argsort(descending=True)
+        time, event, eta = value[order], self.event[order], self.log_ratio[..., order]
+        last = torch.searchsorted(-time, -time, right=True) - 1  # the last row of those with the same time
+        at_risk = _running_log_sum(eta)[..., last]
+        if not self.efron:
+            return torch.where(event, eta - at_risk, 0.0).sum(-1)
+        first = torch.searchsorted(-time, -time)
+        seen = event.to(eta).cumsum(-1)
+        before = seen - event.to(eta)
+        tied = seen[last] - torch.where(first > 0, seen[(first - 1).clamp(min=0)], 0.0)  # clamp: there is none before
+        number = before - torch.where(first > 0, seen[(first - 1).clamp(min=0)], 0.0)
+        share = number / tied.clamp(min=1.0)  # clamp: of rows without events, not used
+        group = torch.unique_consecutive(time, return_inverse=True)[1]
+        top = eta.detach().amax(-1, keepdim=True)
+        sums = torch.zeros_like(eta).index_add(-1, group, torch.where(event, (eta - top).exp(), 0.0))[..., group]
+        left = -torch.expm1((share * sums).clamp(min=torch.finfo(eta.dtype).tiny).log() + top - at_risk)
+        return torch.where(event, eta - at_risk - torch.where(share > 0, left, 1.0).log(), 0.0).sum(-1)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "CoxPartialLikelihood":
+        """The same rows for each element of a larger batch."""
+        new, shape = self._get_checked_instance(CoxPartialLikelihood, _instance), torch.Size(batch_shape)
+        new.__dict__.update(self.__dict__)
+        new.log_ratio = self.log_ratio.expand(*shape, self.log_ratio.shape[-1])
+        super(CoxPartialLikelihood, new).__init__(shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+
+def _running_log_sum(x: Tensor) -> Tensor:
+    """``log sum_{j <= i} exp(x_j)`` along the last dim, by doubling: finite derivatives of every order."""
+    step, size = 1, x.shape[-1]
+    while step < size:
+        both = torch.stack([x[..., step:], x[..., :-step]]).logsumexp(0)
+        x, step = torch.cat([x[..., :step], both], -1), 2 * step
+    return x
