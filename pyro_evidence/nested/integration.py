@@ -173,18 +173,11 @@ def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
 
 def _not_concave(state: LaplaceState, marginalised: Tensor, precision: Tensor) -> str:
     values, vectors = torch.linalg.eigh(precision)
-    joint, worst = state.problem.joint, int(marginalised[int(vectors[:, 0].abs().argmax())])
-    site = next(p for p in joint.hypers if worst in range(*joint.hypers.slices[p.name].indices(len(state.theta))))
-    advice = "Give that site a proper prior that says more"
-    if site.size > 1:
-        advice = (
-            f"Where '{site.name}' holds the scale of each weight, write it as a factor, w = {site.name} * z with z of "
-            "standard normal numbers, and leave it out of marginalise="
-        )
+    where = state.problem.joint.hypers.label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
     return (
-        f"the log density of the marginalised sites has curvature {float(values[0]):.3g} at "
-        f"{joint.hypers.label(worst)}, where its search ended; expected a maximum. {double_precision(joint)}{advice}, "
-        "name fewer sites in marginalise=, or sample them: "
+        f"the log density of the marginalised sites has curvature {float(values[0]):.3g} at {where}, where its "
+        f"search ended; expected a maximum. {double_precision(state.problem.joint)}Give that site a proper prior that "
+        "says more, name fewer sites in marginalise=, or sample them: "
         "MCMC(NUTS(LaplaceMarginal(model, integrate=[...])))."
     )
 

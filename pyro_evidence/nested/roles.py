@@ -203,8 +203,7 @@ def multiplying(joint: LogJoint, candidates: Sequence[Coordinate], theta: Tensor
 
     Either exactly, ``s dL/ds = sum_j c_j w_j dL/dw_j`` with constants ``c`` (the likelihood depends on the product), or
     through them alone: where all sites whose prior is symmetric about zero are zero, ``dL/ds`` is zero, in every state
-    of the discrete sites.  Left out are factors of as many elements as what they multiply, such as a horseshoe's local
-    scales: each belongs to one weight, and is approximated together with it.
+    of the discrete sites.
     """
     real = [p for p in joint.latents if is_affine(p.transform)]
     if not real or not candidates:
@@ -216,17 +215,14 @@ def multiplying(joint: LogJoint, candidates: Sequence[Coordinate], theta: Tensor
     seen = [p for p in candidates if bool((rates[p.name] != 0).any())]
     if not seen or not bool(torch.isfinite(slope).all()):
         return set()
-    seen_real = [p for p in real if bool((rates[p.name] != 0).any())]
-    X = torch.stack([rates[p.name] / rates[p.name].norm() for p in seen_real] or [torch.zeros_like(u[:, 0])], -1)
-    found, local, at_zero = set(), set(), u[:2].clone()
+    others = [rates[p.name] for p in real if bool((rates[p.name] != 0).any())]
+    X = torch.stack([rate / rate.norm() for rate in others] or [torch.zeros_like(u[:, 0])], -1)
+    found, at_zero = set(), u[:2].clone()
     for p in seen:
         own = rates[p.name]
-        share = torch.linalg.pinv(X) @ own
-        if bool((own - X @ share).square().sum() <= EXACT * own.square().sum()):
-            taking_part = share.abs() > EXACT**0.5 * own.norm()
-            num_weights = sum(w.size for w, on in zip(seen_real, taking_part.tolist(), strict=True) if on)
-            (local if 1 < p.size and num_weights <= p.size else found).add(p.name)
-    seen = [p for p in seen if p.name not in local]
+        rest = own - X @ (torch.linalg.pinv(X) @ own)
+        if bool(rest.square().sum() <= EXACT * own.square().sum()):
+            found.add(p.name)
     if len(found) == len(seen):
         return found
     nodes = joint.trace(u[0], theta).nodes

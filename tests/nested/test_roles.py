@@ -57,21 +57,6 @@ def test_scales_of_enumerated_components_stay_inside() -> None:
     assert sites_to_marginalise(LogJoint(model, (SCHOOLS,))) == ()
 
 
-@pytest.mark.parametrize(("size", "expected"), [(1, ()), (4, ("local",))])
-def test_factors_of_one_weight_each_stay_inside(size: int, expected: tuple[str, ...]) -> None:
-    """A horseshoe without centre: its local scales have a weight each, or four."""
-
-    def model(X: Tensor, y: Tensor) -> None:
-        local = pyro.sample("local", dist.HalfCauchy(1.0).expand([3]).to_event(1))
-        tau = pyro.sample("tau", dist.HalfCauchy(1.0))
-        z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([3, size]).to_event(2))
-        with pyro.plate("data", len(X)):
-            pyro.sample("y", dist.Bernoulli(logits=X @ (tau * local.unsqueeze(-1) * z).reshape(-1)), obs=y)
-
-    X = torch.randn(20, 3 * size, generator=torch.Generator().manual_seed(0))
-    assert sites_to_marginalise(LogJoint(model, (X, (X[:, 0] > 0).double()))) == (*expected, "tau")
-
-
 def test_single_precision_finds_the_same() -> None:
     assert sites_to_marginalise(LogJoint(schools_centred, (SCHOOLS.float(),))) == ("tau",)
 
