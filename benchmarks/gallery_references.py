@@ -192,7 +192,7 @@ def by_quadrature(density: Density, batch: Batch, record: Any) -> tuple[dict[str
         around = chains(batch, *density.starts_in_a_box(batch, CHAINS), 100, 20).flatten(0, 1)
     else:
         around, _ = density.starts(CHAINS)
-    log_evidence, points, weights = on_a_grid(batch, around, (0, 40_001, 101, 41)[density.size])
+    log_evidence, points, weights = on_a_grid(batch, around, (0, 40_001, 101, 121)[density.size])
     sites = {n: moments(v.reshape(len(v), -1), weights) for n, v in record(points).items()}
     return {"how": "quadrature", "log_evidence": log_evidence}, sites
 

@@ -178,7 +178,9 @@ def tensors_in_memory(chunks: Chunks) -> list[tuple[Tensor, int]] | None:
         found = list(chunks.arrays)
     else:
         return None
-    if not all(isinstance(x, Tensor) and not x.is_inference() and x.untyped_storage().resizable() for x in found):
+    if not all(isinstance(x, Tensor) and x.layout is torch.strided and not x.is_inference() for x in found):
+        return None
+    if not all(x.untyped_storage().resizable() for x in found):
         return None
     return [(x, x._version) for x in found]
 

@@ -22,7 +22,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 
 TERMS = 400  # of a series that converges once terms pass 9 sqrt(shape): for shapes up to 1,500
 LEVELS = 60  # of a continued fraction whose error falls like exp(-4 sqrt(x LEVELS)): below 1e-16 from 2 on
-FRACTION_FROM = 2.0
+FRACTION_FROM = 2.0  # where that error is below rounding
 
 
 class LogLogistic(TorchDistribution):
@@ -182,7 +182,7 @@ def _log_survival_gamma(fn: Any, value: Tensor) -> Tensor:
     """
     a, x = broadcast_all(fn.concentration, fn.rate * value)
     log_front = a * x.log() - x - torch.lgamma(a)
-    low = x < (a + 1.0).clamp(min=FRACTION_FROM)
+    low = x < torch.maximum(a + 1.0, torch.full_like(a, FRACTION_FROM))
     below, above = torch.where(low, x, a.detach()), torch.where(low, a.detach() + 2.0, x)
     term = total = 1.0 / a
     for k in range(1, TERMS):
@@ -303,8 +303,8 @@ class Censored(TorchDistribution):
             found = torch.where(self.between, earlier + torch.log(-torch.expm1(later - earlier)), found)
         if self.entry is not None:
             under = self.entry > 0
-            at = torch.where(under, self.entry, value.detach())  # of other rows: not used, but finite
-            found = found - torch.where(under, log_survival(self.base, at), 0.0)
+            begun = torch.where(under, self.entry, value.detach())  # of other rows: not used, but finite
+            found = found - torch.where(under, log_survival(self.base, begun), 0.0)
         return found
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
@@ -365,11 +365,12 @@ class CoxPartialLikelihood(TorchDistribution):
         seen = event.to(eta).cumsum(-1)
         before = seen - event.to(eta)
         tied = seen[last] - torch.where(first > 0, seen[(first - 1).clamp(min=0)], 0.0)  # clamp: there is none before
-        number = before - torch.where(first > 0, seen[(first - 1).clamp(min=0)], 0.0)
+        number = before - torch.where(first > 0, seen[(first - 1).clamp(min=0)], 0.0)  # clamp: as above
         share = number / tied.clamp(min=1.0)  # clamp: of rows without events, not used
         group = torch.unique_consecutive(time, return_inverse=True)[1]
         top = eta.detach().amax(-1, keepdim=True)
         sums = torch.zeros_like(eta).index_add(-1, group, torch.where(event, (eta - top).exp(), 0.0))[..., group]
+        # clamp: nothing is taken off for the first of those that are tied
         left = -torch.expm1((share * sums).clamp(min=torch.finfo(eta.dtype).tiny).log() + top - at_risk)
         return torch.where(event, eta - at_risk - torch.where(share > 0, left, 1.0).log(), 0.0).sum(-1)
 

@@ -19,7 +19,7 @@ from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.linalg import cholesky, fix_signs
 
 NEWTON_SIZE = 1200  # loadings up to which Newton's method finishes what L-BFGS began
-MOST_STEPS, MOST_NEWTON_STEPS = 100, 10
+MOST_STEPS, MOST_NEWTON_STEPS = 100, 10  # a bound each, no target
 SLOPE = 1e-4  # nats per standard deviation of a loading, at which L-BFGS stops
 TOLERANCE = 1e-9  # nats that a Newton step may still promise
 

@@ -76,6 +76,7 @@ SETTINGS = {
     "nodes": int,
     "precision": (None, Array("1 D D"), Array("1 D")),
 }
+# what a file of this kind of posterior holds
 LAPLACE = MODEL | STATE | SETTINGS | HISTORY
 NESTED = LAPLACE | {
     "nested": {

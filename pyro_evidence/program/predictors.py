@@ -457,7 +457,7 @@ def no_predictor(joint: LogJoint) -> UnsupportedModel:
 
 
 LOGISTIC: tuple[Link, ...] = (IDENTITY, LOGIT)  # of a Bernoulli's parameter, seen in log odds
-SOFTMAX: tuple[Link, ...] = (BASELINE_LOGITS, BASELINE_SOFTMAX)
+SOFTMAX: tuple[Link, ...] = (BASELINE_LOGITS, BASELINE_SOFTMAX)  # of a Categorical's, against the first class
 
 
 def softmax_average(mean: Tensor, covariance: Tensor, points: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def by_hand(X: Tensor, t: Tensor) -> None:
     lengthscale = pyro.sample("kernel.lengthscale", dist.LogNormal(-0.5, 0.5))
     variance = pyro.sample("kernel.variance", dist.LogNormal(0.0, 0.7))
     beta = pyro.sample("beta", dist.Gamma(4.0, 0.2))
-    K = RBF(1.0, 1.0).resolved(lambda n, _: lengthscale if "length" in n else variance)(X)
+    K = RBF(1.0, 1.0).resolved(lambda n, *_: lengthscale if "length" in n else variance)(X)
     K = K + (1e-6 + 1.0 / beta) * torch.eye(len(X))
     pyro.sample("t", dist.MultivariateNormal(torch.zeros(len(X)), K), obs=t)
 

@@ -470,7 +470,7 @@ def test_letters_for_walks() -> None:
         (lambda: Mesh(mesh().points, mesh().triangles + 1), "expected 0 to 8"),
         (lambda: Mesh(torch.tensor([[0.0, 0], [1, 1], [2, 2]]), torch.tensor([[0, 1, 2]])), "has no area"),
         (lambda: Mesh(torch.cat([mesh().points, torch.ones(1, 2)]), mesh().triangles), "point 9 is no corner"),
-        (lambda: mesh().at(torch.tensor([[1.0, 1.0], [50.0, 1.0]])), r"\[50.0, 1.0\] lies in no triangle"),
+        (lambda: mesh().locate(torch.tensor([[1.0, 1.0], [50.0, 1.0]])), r"\[50.0, 1.0\] lies in no triangle"),
         (lambda: Kronecker(Lattice(S, 3, 3), ICAR(SQUARE, S)), "one dimension each"),
         (lambda: GMRF(SQUARE, torch.ones(4), torch.ones(6)), "pairs of different values below n"),
         (lambda: own((torch.ones(2, 5), torch.zeros(2))), "follow from one another"),
@@ -536,7 +536,7 @@ def test_a_prior_of_a_correlation_is_smooth_at_zero() -> None:
 def test_a_field_is_linear_within_a_triangle() -> None:
     m, places = mesh(), torch.tensor([[0.4, 0.7], [1.5, 1.2], [1.0, 1.0]]).double()
     plane = 2.0 + 3.0 * m.points[:, 0] - m.points[:, 1]
-    torch.testing.assert_close(m.at(places)(plane), 2.0 + 3.0 * places[:, 0] - places[:, 1], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(m.locate(places)(plane), 2.0 + 3.0 * places[:, 0] - places[:, 1], rtol=1e-12, atol=1e-12)
 
 
 def test_determinants_have_exact_derivatives_of_two_orders() -> None:

@@ -90,7 +90,7 @@ def test_a_kernel_is_a_value(kernel: Kernel) -> None:
 def settings_of(kernel: Kernel) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
 
-    def read(name: str, setting: float | Tensor) -> Tensor:
+    def read(name: str, setting: float | Tensor, *_: object) -> Tensor:
         found[name] = torch.as_tensor(setting).clone().requires_grad_()
         return found[name]
 
@@ -106,7 +106,7 @@ def test_derivatives_are_finite_at_equal_inputs_and_right(kernel: Kernel) -> Non
 
     def total(*values: Tensor) -> Tensor:
         given = dict(zip(names, values, strict=True))
-        return (G * kernel.resolved(lambda name, _: given[name])(X)).sum()
+        return (G * kernel.resolved(lambda name, *_: given[name])(X)).sum()
 
     assert torch.autograd.gradcheck(total, tuple(start.values()), atol=1e-6)
     if not isinstance(kernel, ArcCosine | RandomNetwork):
@@ -168,7 +168,7 @@ def test_names_of_settings_and_starts_of_learned_ones() -> None:
     X = inputs()
     assert_exact(kernel(X), (RBF(0.5, 2.0) * Periodic(1.0, 1.0, 1.0) + Linear(1.0))(X))
     names: list[str] = []
-    kernel.resolved(lambda name, setting: names.append(name) or torch.ones(()))  # type: ignore[func-returns-value]
+    kernel.resolved(lambda name, *_: names.append(name) or torch.ones(()))  # type: ignore[func-returns-value]
     assert names[:3] == ["kernel.0.0.lengthscale", "kernel.0.0.variance", "kernel.0.1.period"]
     assert names[-1] == "kernel.1.variance" and len(names) == 6
 

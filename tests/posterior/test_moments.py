@@ -108,7 +108,7 @@ def test_draws_in_parts_predict_what_all_at_once_predict(monkeypatch: pytest.Mon
     at_once = posterior.predict(new, return_std=True, num_samples=50)
     rows = posterior.predict(new, quantiles=[0.1, 0.6], num_samples=50)
     probability = posterior.probability(new, num_samples=50)
-    monkeypatch.setattr(simulate, "NUMBERS", 7 * new.numel())  # of 50 draws the last part has one
+    monkeypatch.setattr(simulate, "HELD_NUMBERS", 7 * new.numel())  # of 50 draws the last part has one
     for one, other in zip(posterior.predict(new, return_std=True, num_samples=50), at_once, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(posterior.predict(new, quantiles=[0.1, 0.6], num_samples=50), rows)
@@ -117,7 +117,7 @@ def test_draws_in_parts_predict_what_all_at_once_predict(monkeypatch: pytest.Mon
 
 def test_draws_of_many_latents_are_made_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     def noise(part: int) -> list[Tensor]:
-        monkeypatch.setattr(simulate, "NUMBERS", part)
+        monkeypatch.setattr(simulate, "HELD_NUMBERS", part)
         return list(pairs_in_parts(1001, 40, torch.Generator().manual_seed(0), 60))
 
     (whole,), parts = noise(2**24), noise(100 * 60)

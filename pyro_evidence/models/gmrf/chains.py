@@ -265,7 +265,8 @@ class OrnsteinUhlenbeck(GaussianField):
         past = torch.nn.functional.pad(-(-step).exp(), (1, 0))
         coefficients = torch.stack([past, torch.ones_like(past)], -1)
         node = torch.arange(size, device=locations.device)
-        structure = _proper(torch.stack([(node - 1).clamp(min=0), node], -1), size)
+        before = (node - 1).clamp(min=0)  # clamp: the first has none, and the coefficient zero
+        structure = _proper(torch.stack([before, node], -1), size)
         factors = (coefficients, (-log_variance).exp())
         super().__init__(structure, factors, -log_variance.sum(-1), torch.Size([size]), validate_args)
 

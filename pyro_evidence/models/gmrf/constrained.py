@@ -252,6 +252,7 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor | None, b: Tensor | None, *_: None) -> Tensor:
+        """The derivative along changes of the elements and of ``b``."""
         elements, given, x = ctx.saved_tensors
         right = torch.zeros_like(x) if b is None else b
         if tangent is not None:

@@ -127,7 +127,7 @@ class Mesh:
         """Operators by the fraction of the range in the barrier, each made once."""
         return {}
 
-    def at(self, places: Tensor) -> Places:
+    def locate(self, places: Tensor) -> Places:
         """Where the field is looked at.
 
         :param places: ``(N, 2)``.

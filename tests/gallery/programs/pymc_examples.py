@@ -406,7 +406,7 @@ PROGRAMS: dict[str, Program] = {
     "disasters, summed by hand": Program(disasters_summed, lambda: (COAL,), says=("different modes",)),
     "disasters, uniform year": Program(disasters_continuous, lambda: (COAL,), refused="no slope"),
     "truncated": Program(truncated, lambda: around(-1.0, 2.0, cut=True)),
-    "censored": Program(censored, lambda: around(-1.0, 2.0, cut=False)),
+    "censored": Program(censored, lambda: around(-1.0, 2.0, cut=False), slow=True),
     "A/B test": Program(ab_test, lambda: (T([1000.0, 1100.0]).double(), T([100.0, 140.0]).double())),
     "differences in differences": Program(differences, panel),
     "negative binomial": Program(sneezes, sneezing),

@@ -788,6 +788,10 @@ PROGRAMS: dict[str, Program] = {
     "lda": Program(lda, lambda: (torch.randint(8, (12, 6), generator=random(3)), 8), slow=True),
     "gplvm": Program(gplvm, lambda: (normal(12, 2, seed=1) @ normal(2, 4, seed=2),), slow=True, compared=False),
     "sparse gamma": Program(sparse_gamma, lambda: (poisson(torch.full((10, 3), 3.0).double(), 4),), compared=False),
-    "epidemic": Program(sir, lambda: (poisson(T([1, 1, 2, 2, 4, 5, 8, 11, 15, 20, 26, 33]).double(), 5),)),
+    "epidemic": Program(
+        sir,
+        lambda: (poisson(T([1, 1, 2, 2, 4, 5, 8, 11, 15, 20, 26, 33]).double(), 5),),
+        pending="issue 4: moments off and not said",
+    ),
     "tree of Gaussians": Program(tree_data, lambda: (normal(9) + torch.arange(9) % 3 * 3.0, torch.arange(9) % 3)),
 }
