@@ -370,8 +370,8 @@ class CoxPartialLikelihood(TorchDistribution):
         group = torch.unique_consecutive(time, return_inverse=True)[1]
         top = eta.detach().amax(-1, keepdim=True)
         sums = torch.zeros_like(eta).index_add(-1, group, torch.where(event, (eta - top).exp(), 0.0))[..., group]
-        # clamp: nothing is taken off for the first of those that are tied
-        left = -torch.expm1((share * sums).clamp(min=torch.finfo(eta.dtype).tiny).log() + top - at_risk)
+        taken = (share * sums).clamp(min=torch.finfo(eta.dtype).tiny)  # clamp: the first of those that are tied
+        left = -torch.expm1(taken.log() + top - at_risk)
         return torch.where(event, eta - at_risk - torch.where(share > 0, left, 1.0).log(), 0.0).sum(-1)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "CoxPartialLikelihood":

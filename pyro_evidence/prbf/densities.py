@@ -371,7 +371,7 @@ def between_classes(point: Point) -> Tensor:
 def moved(old: Network, new: Network) -> Tensor:
     """Largest change of a mixing or, in standard deviations, of a centre of a kernel in use, shape ``(B,)``."""
     mixing = (new.mixing - old.mixing).abs().amax((-1, -2))
-    size = old.covariance if old.covariance.dim() > 2 else old.covariance.diagonal(dim1=-2, dim2=-1)
+    size = old.covariance if old.covariance.dim() == 3 else old.covariance.diagonal(dim1=-2, dim2=-1)
     used = (old.mixing.amax(-2) > 1e-12).unsqueeze(-1)  # a kernel without mass moves nothing that is seen
     centre = torch.where(used, (new.loc - old.loc).abs() / size.sqrt(), 0.0).amax((-1, -2))
     return torch.maximum(mixing, centre)

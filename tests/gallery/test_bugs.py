@@ -6,6 +6,8 @@ from pyro_evidence import LaplaceEvidence, Stop
 from tests.cases.expect import refusal, says
 from tests.gallery.programs.bugs import EXAMPLES, STORED, data_of
 
+pytestmark = pytest.mark.slow  # two minutes together; run by ARGS="-m slow tests/gallery"
+
 QUICK = ("dugongs", "dyes", "leuk", "seeds", "stacks", "stacks_dexp", "surgical")  # the others: benchmarks/bugs.py
 
 

@@ -13,6 +13,8 @@ from tests.cases.expect import refusal, says, summary_of
 from tests.gallery.programs import flat_priors, numpyro_examples, pymc_examples, pyro_examples, rethinking
 from tests.gallery.programs.program import Program
 
+pytestmark = pytest.mark.slow  # two minutes together; run by ARGS="-m slow tests/gallery"
+
 TABLES = (pyro_examples, numpyro_examples, rethinking, pymc_examples, flat_priors)
 PROGRAMS = {name: program for table in TABLES for name, program in table.PROGRAMS.items()}
 STORED = json.loads((Path(__file__).parents[1] / "oracles" / "gallery.json").read_text())

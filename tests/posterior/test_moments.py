@@ -117,7 +117,7 @@ def test_draws_in_parts_predict_what_all_at_once_predict(monkeypatch: pytest.Mon
 
 def test_draws_of_many_latents_are_made_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     def noise(part: int) -> list[Tensor]:
-        monkeypatch.setattr(simulate, "HELD_NUMBERS", part)
+        monkeypatch.setattr("pyro_evidence.posterior.base.HELD_NUMBERS", part)
         return list(pairs_in_parts(1001, 40, torch.Generator().manual_seed(0), 60))
 
     (whole,), parts = noise(2**24), noise(100 * 60)
