@@ -25,7 +25,21 @@ LEVELS = 60  # of a continued fraction whose error falls like exp(-4 sqrt(x LEVE
 FRACTION_FROM = 2.0  # where that error is below rounding
 
 
-class LogLogistic(TorchDistribution):
+class _Lifetime(TorchDistribution):
+    """A distribution whose batch is that of its arguments."""
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        """The same distribution for each element of a larger batch."""
+        new, shape = self._get_checked_instance(type(self), _instance), torch.Size(batch_shape)
+        new.__dict__.update(self.__dict__)
+        for name in self.arg_constraints:
+            setattr(new, name, getattr(self, name).expand(shape))
+        super(_Lifetime, new).__init__(shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+
+class LogLogistic(_Lifetime):
     """Survival ``1 / (1 + (t / scale)^concentration)``: proportional odds.
 
     :param scale: the median, above 0, the batch's shape.
@@ -60,12 +74,8 @@ class LogLogistic(TorchDistribution):
         u = torch.rand(self._extended_shape(sample_shape), dtype=self.scale.dtype, device=self.scale.device)
         return self.scale * ((u.log() - torch.log1p(-u)) / self.concentration).exp()
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "LogLogistic":
-        """The same distribution for each element of a larger batch."""
-        return _expanded(self, batch_shape, _instance)
 
-
-class Gompertz(TorchDistribution):
+class Gompertz(_Lifetime):
     """Hazard ``rate exp(growth t)``: the mortality of adults.
 
     :param rate: hazard at 0, above 0, the batch's shape.
@@ -96,12 +106,8 @@ class Gompertz(TorchDistribution):
         u = torch.rand(self._extended_shape(sample_shape), dtype=self.rate.dtype, device=self.rate.device)
         return torch.log1p(-torch.log1p(-u) * self.growth / self.rate) / self.growth
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "Gompertz":
-        """The same distribution for each element of a larger batch."""
-        return _expanded(self, batch_shape, _instance)
 
-
-class PiecewiseExponential(TorchDistribution):
+class PiecewiseExponential(_Lifetime):
     """A hazard that is constant between cuts, times a ratio of each row; Friedman (1982).
 
     With a random walk as ``log_hazard`` this is a Cox model with a smooth baseline.  Nothing of rows times pieces is
@@ -131,11 +137,15 @@ class PiecewiseExponential(TorchDistribution):
         self.cuts, self.log_hazard, self.log_ratio = cuts, log_hazard, torch.as_tensor(log_ratio)
         super().__init__(self.log_ratio.shape, validate_args=validate_args)
 
-    def _piece(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Log hazard and cumulative hazard at ratio one."""
+    def _pieces(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Where each piece starts, its hazard, and the cumulative hazard there, at ratio one, ``(J,)`` each."""
         hazard = self.log_hazard.exp()
         start = torch.cat([torch.zeros_like(self.cuts[:1]), self.cuts])
-        before = torch.nn.functional.pad((hazard[:-1] * start.diff()).cumsum(-1), (1, 0))
+        return start, hazard, torch.nn.functional.pad((hazard[:-1] * start.diff()).cumsum(-1), (1, 0))
+
+    def _piece(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Log hazard and cumulative hazard at ratio one."""
+        start, hazard, before = self._pieces()
         number = torch.searchsorted(self.cuts, value.detach().contiguous())
         return self.log_hazard[number], before[number] + hazard[number] * (value - start[number])
 
@@ -152,27 +162,11 @@ class PiecewiseExponential(TorchDistribution):
         """Draws, by the inverse of the cumulative hazard."""
         shape = self._extended_shape(sample_shape)
         with torch.no_grad():
-            hazard = self.log_hazard.exp()
-            start = torch.cat([torch.zeros_like(self.cuts[:1]), self.cuts]).to(hazard)
-            before = torch.nn.functional.pad((hazard[:-1] * start.diff()).cumsum(-1), (1, 0))
+            start, hazard, before = self._pieces()
             wanted = -torch.log1p(-torch.rand(shape, dtype=hazard.dtype, device=hazard.device))
             wanted = wanted * (-self.log_ratio).exp()
             number = torch.searchsorted(before[1:].contiguous(), wanted.contiguous())
             return start[number] + (wanted - before[number]) / hazard[number]
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "PiecewiseExponential":
-        """The same hazards for each element of a larger batch."""
-        return _expanded(self, batch_shape, _instance)
-
-
-def _expanded(distribution: Any, batch_shape: Any, instance: Any) -> Any:
-    new, shape = distribution._get_checked_instance(type(distribution), instance), torch.Size(batch_shape)
-    new.__dict__.update(distribution.__dict__)
-    for name in distribution.arg_constraints:
-        setattr(new, name, getattr(distribution, name).expand(shape))
-    super(type(distribution), new).__init__(shape, validate_args=False)
-    new._validate_args = distribution._validate_args
-    return new
 
 
 def _log_survival_gamma(fn: Any, value: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ class Seasonal(GaussianField):
         coefficients = torch.cat([torch.ones_like(index).to(self.scale), own])
         precision = torch.cat([_repeated(self.scale**-2, sums), _repeated(self.level**-2, start)], -1)
         log_det = -2.0 * (sums * self.scale.log() + start * self.level.log())
-        structure = _proper(torch.cat([index, first]), size)
+        structure = Structure.free(torch.cat([index, first]), size)
         super().__init__(structure, (coefficients, precision), log_det, torch.Size([size]), validate_args)
 
 
@@ -186,7 +186,9 @@ class AR(GaussianField):
         log_variance = torch.cat([log_variances, _repeated(log_variances[..., -1], size - p - 1)], -1)
         log_variance = log_variance + 2.0 * self.scale.log().unsqueeze(-1)
         back = torch.arange(size, device=device).unsqueeze(-1) - torch.arange(p + 1, device=device)
-        structure = _proper(back.clamp(min=0), size)  # clamp: before the first value, where coefficients are zero
+        structure = Structure.free(
+            back.clamp(min=0), size
+        )  # clamp: before the first value, where coefficients are zero
         factors = (coefficients, (-log_variance).exp())
         super().__init__(structure, factors, -log_variance.sum(-1), torch.Size([size]), validate_args)
 
@@ -266,15 +268,9 @@ class OrnsteinUhlenbeck(GaussianField):
         coefficients = torch.stack([past, torch.ones_like(past)], -1)
         node = torch.arange(size, device=locations.device)
         before = (node - 1).clamp(min=0)  # clamp: the first has none, and the coefficient zero
-        structure = _proper(torch.stack([before, node], -1), size)
+        structure = Structure.free(torch.stack([before, node], -1), size)
         factors = (coefficients, (-log_variance).exp())
         super().__init__(structure, factors, -log_variance.sum(-1), torch.Size([size]), validate_args)
-
-
-def _proper(index: Tensor, size: int) -> Structure:
-    """A structure in which nothing is fixed."""
-    fixed = torch.zeros(size, 0, dtype=torch.float64, device=index.device)
-    return Structure(index, fixed, index.new_zeros(0))
 
 
 def _repeated(x: Tensor, count: int) -> Tensor:

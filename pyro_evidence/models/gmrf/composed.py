@@ -46,9 +46,11 @@ class Kronecker(GaussianField):
         log_det = two.rank * first.log_det + one.rank * second.log_det
         super().__init__(structure, factors, log_det, torch.Size([one.size, two.size]), validate_args)
 
-    def _row(self, row: int) -> GaussianField:
-        count = self._precision.shape[0]
-        return Kronecker(self.first.expand([count])._row(row), self.second.expand([count])._row(row))
+    def _rows(self) -> list[GaussianField]:
+        pairs = zip(
+            self.first.expand(self.batch_shape)._rows(), self.second.expand(self.batch_shape)._rows(), strict=True
+        )
+        return [Kronecker(first, second) for first, second in pairs]
 
     def unwhitened(self, white: Tensor) -> Tensor:
         """Draws ``(S, n)``: those of each field, one after the other."""

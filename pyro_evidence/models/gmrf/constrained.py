@@ -28,6 +28,12 @@ class Structure:
     fixed: Tensor  # (n, m) float64, orthonormal columns U
     anchors: Tensor  # (a,) long, one coordinate for each direction along which all factors together are flat
 
+    @classmethod
+    def free(cls, index: Tensor, size: int) -> "Structure":
+        """One in which nothing is fixed, and the factors determine all values."""
+        fixed = torch.zeros(size, 0, dtype=torch.float64, device=index.device)
+        return cls(index, fixed, index.new_zeros(0))
+
     @property
     def size(self) -> int:
         """Number of values."""
@@ -55,7 +61,7 @@ class Structure:
         """
         anchors = torch.ones(len(self.anchors), 1, 1, dtype=torch.float64, device=self.fixed.device)
         factor = self.plan.factorise((elements.detach().double(), anchors), coordinate)
-        return ConstrainedPrecision(self, elements.detach().double(), factor)
+        return ConstrainedPrecision(self, factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +69,6 @@ class ConstrainedPrecision:
     """``Q`` on the values with ``U' x = c``, by the sparse factor of ``Q`` with anchors."""
 
     structure: Structure
-    elements: Tensor
     factor: StructuredPrecision  # of Q_a = Q + E E', E the columns of the identity that anchors name
 
     @cached_property
@@ -137,6 +142,16 @@ class ConstrainedPrecision:
         return out
 
 
+def squares(coefficients: Tensor, precision: Tensor) -> Tensor:
+    """The precision of each factor ``-1/2 precision_f (c_f' x)^2`` among its values, ``(..., F, k, k)`` float64.
+
+    :param coefficients: ``(..., F, k)``.
+    :param precision: ``(..., F)``.
+    """
+    c = coefficients.double()
+    return precision.double()[..., None, None] * c.unsqueeze(-1) * c.unsqueeze(-2)
+
+
 def log_det(elements: Tensor, structure: Structure) -> Tensor:
     """Log determinant of ``V' Q V`` of elements ``(..., F, k, k)``, shape ``(...)``; its derivatives are exact."""
     flat = elements.double().reshape(-1, *elements.shape[-3:])
@@ -165,20 +180,20 @@ def _of_each(function: Any) -> Any:
     return staticmethod(rule)
 
 
+def _keep_elements(ctx: Any, inputs: Any, output: Tensor) -> None:
+    elements, ctx.structure = inputs
+    ctx.save_for_backward(elements)
+    ctx.save_for_forward(elements)
+
+
 class _LogDet(torch.autograd.Function):
     """``log det V' Q V`` of elements ``(F, k, k)``."""
 
-    vmap = _of_each(lambda: _LogDet)
+    vmap, setup_context = _of_each(lambda: _LogDet), staticmethod(_keep_elements)
 
     @staticmethod
     def forward(elements: Tensor, structure: Structure) -> Tensor:
         return structure.on_constraint(elements).log_det
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        elements, ctx.structure = inputs
-        ctx.save_for_backward(elements)
-        ctx.save_for_forward(elements)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -192,17 +207,11 @@ class _LogDet(torch.autograd.Function):
 class _Covariance(torch.autograd.Function):
     """``S = V (V' Q V)^-1 V'`` on the pattern; its derivative is ``-S dQ S``."""
 
-    vmap = _of_each(lambda: _Covariance)
+    vmap, setup_context = _of_each(lambda: _Covariance), staticmethod(_keep_elements)
 
     @staticmethod
     def forward(elements: Tensor, structure: Structure) -> Tensor:
         return structure.on_constraint(elements).covariance
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        elements, ctx.structure = inputs
-        ctx.save_for_backward(elements)
-        ctx.save_for_forward(elements)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

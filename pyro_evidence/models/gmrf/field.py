@@ -13,7 +13,7 @@ from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 from torch.distributions.utils import broadcast_all
 
-from pyro_evidence.models.gmrf.constrained import Structure, least_square, log_det
+from pyro_evidence.models.gmrf.constrained import Structure, least_square, log_det, squares
 
 
 class OnSubspace(constraints.Constraint):
@@ -161,8 +161,7 @@ class GaussianField(TorchDistribution):
     @property
     def elements(self) -> Tensor:
         """The precision of each factor among the values that it takes, ``(..., F, k, k)`` float64."""
-        c = self._coefficients.double()
-        return self._precision.double()[..., None, None] * c.unsqueeze(-1) * c.unsqueeze(-2)
+        return squares(self._coefficients, self._precision)
 
     @property
     def log_det(self) -> Tensor:
@@ -199,18 +198,15 @@ class GaussianField(TorchDistribution):
         shape, size = torch.Size(sample_shape), self.structure.size
         with torch.no_grad():
             white = torch.randn(self.batch_shape.numel(), shape.numel(), size, dtype=torch.float64)
-            rows = zip(self._rows(), white.to(self._precision.device), strict=True)
-            draws = [field.unwhitened(z) for field, z in rows]
+            pairs = zip(self._rows(), white.to(self._precision.device), strict=True)
+            draws = [field.unwhitened(z) for field, z in pairs]
         return torch.stack(draws, 1).view(*shape, *self.batch_shape, *self.event_shape).to(self._precision.dtype)
 
     def _rows(self) -> "list[GaussianField]":
         """The fields of the batch, each alone."""
-        flat = self.expand([self.batch_shape.numel()])
-        return [flat._row(row) for row in range(len(flat._precision))]
-
-    def _row(self, row: int) -> "GaussianField":
-        factors = (self._coefficients[row], self._precision[row])
-        return GaussianField(self.structure, factors, None, self.event_shape, validate_args=False, given=self._given)
+        coefficients = self._coefficients.reshape(-1, *self._coefficients.shape[-2:])
+        rows = zip(coefficients, self._precision.reshape(-1, self._precision.shape[-1]), strict=True)
+        return [GaussianField(self.structure, row, None, self.event_shape, False, self._given) for row in rows]
 
     def unwhitened(self, white: Tensor) -> Tensor:
         """Draws ``(S, n)`` of white noise, by one field."""
@@ -225,7 +221,7 @@ class GaussianField(TorchDistribution):
         for name, constraint in self.arg_constraints.items():
             value = getattr(self, name)
             if value is not None:
-                setattr(new, name, value.expand(*shape, *value.shape[value.dim() - constraint.event_dim :]))
+                setattr(new, name, value.expand(shape + value.shape[value.dim() - constraint.event_dim :]))
         new._coefficients = self._coefficients.expand(*shape, *self._coefficients.shape[-2:])
         new._precision = self._precision.expand(*shape, self._precision.shape[-1])
         new._log_det = self.log_det.expand(shape)
@@ -250,8 +246,7 @@ class Unit:
 
     @cached_property
     def _precision(self) -> Any:
-        outer = self.coefficients.unsqueeze(-1) * self.coefficients.unsqueeze(-2)
-        return self.structure.on_constraint(self.weights[:, None, None] * outer)
+        return self.structure.on_constraint(squares(self.coefficients, self.weights))
 
     @cached_property
     def log_det(self) -> float:
@@ -278,6 +273,11 @@ class Unit:
         return Unit(self.structure, self.coefficients, weights, self.part, self.log_det + float(gain))
 
     @cached_property
+    def log_overlap(self) -> float:
+        """Log determinant of the fixed directions at the anchors."""
+        return float(torch.linalg.slogdet(self.structure.fixed[self.structure.anchors]).logabsdet)
+
+    @cached_property
     def at_a_level(self) -> Structure:
         """The structure with one factor more for each anchor, and nothing fixed."""
         structure = self.structure
@@ -295,8 +295,7 @@ class Unit:
         own = torch.nn.functional.one_hot(self.structure.anchors.new_zeros(count), self.coefficients.shape[-1])
         coefficients = torch.cat([self.coefficients, own.to(self.coefficients)])
         precision = torch.cat([precision, (level**-2).unsqueeze(-1).expand(*scale.shape, count)], -1)
-        overlap = torch.linalg.slogdet(self.structure.fixed[self.structure.anchors]).logabsdet
-        log_det = log_det + 2.0 * float(overlap) - 2.0 * count * level.log()
+        log_det = log_det + 2.0 * self.log_overlap - 2.0 * count * level.log()
         return self.at_a_level, (coefficients.to(scale), precision), log_det
 
 

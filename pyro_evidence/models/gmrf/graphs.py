@@ -10,7 +10,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.gmrf.constrained import Structure, log_det
+from pyro_evidence.models.gmrf.constrained import Structure, log_det, squares
 from pyro_evidence.models.gmrf.field import Between, GaussianField, Unit, parameters
 from pyro_evidence.precision.elimination import components
 
@@ -117,13 +117,19 @@ class Operator:
     def by_edges(self) -> Structure:
         """``K`` as a sum of squares of differences along the edges and of single values."""
         node = torch.arange(self.size, device=self.mass.device).unsqueeze(-1).expand(-1, 2)
-        return _free(torch.cat([self.edges, node]), self.size)
+        return Structure.free(torch.cat([self.edges, node]), self.size)
 
     def factors(self, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients and precisions of :attr:`by_edges`."""
         difference, alone = torch.tensor([[1.0, -1.0], [1.0, 0.0]]).to(b)
         coefficients = torch.cat([difference.expand(len(self.edges), 2), alone.expand(self.size, 2)])
         return coefficients, torch.cat([c.unsqueeze(-1) * self.weights.to(b), b.unsqueeze(-1) * self.mass.to(b)], -1)
+
+    def at_scale(self, b: Tensor, c: Tensor, scale: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Factors of the precision ``K / scale^2`` on :attr:`by_edges`, and its log determinant."""
+        coefficients, precision = self.factors(b, c)
+        log_det = self.log_det(b, c) - 2.0 * self.size * scale.log()
+        return (coefficients, precision * scale.unsqueeze(-1) ** -2), log_det
 
     @cached_property
     def by_rows(self) -> tuple[Structure, Tensor]:
@@ -139,7 +145,7 @@ class Operator:
         row = torch.zeros(index.shape, dtype=torch.float64, device=here.device)
         row[here, place] = -weight
         row[:, 0] = torch.zeros_like(row[:, 0]).index_add_(0, here, weight)
-        return _free(index, self.size), row
+        return Structure.free(index, self.size), row
 
     def rows(self, b: Tensor, c: Tensor) -> Tensor:
         """The coefficients of ``K x``, ``(..., n, k)``."""
@@ -160,9 +166,7 @@ class Operator:
     def log_det(self, b: Tensor, c: Tensor) -> Tensor:
         """``log |K|``, of the shape of ``b``."""
         if self.size > SPECTRUM:
-            coefficients, precision = self.factors(b.double(), c.double())
-            outer = coefficients.unsqueeze(-1) * coefficients.unsqueeze(-2)
-            return log_det(precision[..., None, None] * outer, self.by_edges).to(b)
+            return log_det(squares(*self.factors(b.double(), c.double())), self.by_edges).to(b)
         ratio = (c / b).double().unsqueeze(-1)
         terms = torch.log1p(ratio * self.eigenvalues)
         return (self.size * b.double().log() + terms.sum(-1) + self.mass.log().sum()).to(b)
@@ -170,10 +174,6 @@ class Operator:
 
 def _graph(edges: Tensor | Neighbours) -> Neighbours:
     return edges if isinstance(edges, Neighbours) else Neighbours(edges)
-
-
-def _free(index: Tensor, size: int) -> Structure:
-    return Structure(index, torch.zeros(size, 0, dtype=torch.float64, device=index.device), index.new_zeros(0))
 
 
 class ICAR(GaussianField):
@@ -350,9 +350,7 @@ class CAR(GaussianField):
         self.coefficient: Tensor
         self.scale, self.coefficient = broadcast_all(scale, coefficient)
         b, c = 1.0 - self.coefficient, self.coefficient
-        coefficients, precision = operator.factors(b, c)
-        log_det = operator.log_det(b, c) - 2.0 * operator.size * self.scale.log()
-        factors = (coefficients, precision * self.scale.unsqueeze(-1) ** -2)
+        factors, log_det = operator.at_scale(b, c, self.scale)
         super().__init__(operator.by_edges, factors, log_det, torch.Size([operator.size]), validate_args)
 
 
@@ -378,9 +376,7 @@ class Leroux(GaussianField):
         self.mixing: Tensor
         self.scale, self.mixing = broadcast_all(scale, mixing)
         b, c = 1.0 - self.mixing, self.mixing
-        coefficients, precision = operator.factors(b, c)
-        log_det = operator.log_det(b, c) - 2.0 * operator.size * self.scale.log()
-        factors = (coefficients, precision * self.scale.unsqueeze(-1) ** -2)
+        factors, log_det = operator.at_scale(b, c, self.scale)
         super().__init__(operator.by_edges, factors, log_det, torch.Size([operator.size]), validate_args)
 
 

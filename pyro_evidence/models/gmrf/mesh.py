@@ -104,27 +104,27 @@ class Mesh:
         third = (factor * self.areas / 3.0).unsqueeze(-1).expand(-1, 3)
         return torch.zeros_like(self.points[:, 0]).index_add_(0, self.triangles.flatten(), third.flatten())
 
-    def operator(self, fraction: float = 1.0) -> Operator:
-        """Masses, and the stiffness as weights of edges; in the barrier it counts ``fraction`` squared.
+    def equation(self, fraction: float) -> tuple[Operator, Tensor]:
+        """Masses and stiffness, and the variances of the right side at unit range and scale, ``(n,)``.
 
-        Lindgren, Rue and Lindstrom (2011), eq. 10; with a barrier, Bakka et al. (2019), eq. 12.
+        In the barrier the range is ``fraction`` of that outside.  Lindgren, Rue and Lindstrom (2011), eq. 10; with a
+        barrier, Bakka et al. (2019), eqs. 11 and 12.
         """
+        if fraction in self._equations:
+            return self._equations[fraction]
         inside = torch.ones_like(self.areas)
-        if self.barrier is not None:
-            inside = torch.where(self.barrier, fraction**2, inside)
+        squared = inside if self.barrier is None else torch.where(self.barrier, fraction**2, inside)
         pairs, weights = [], []
         for a, b in ((0, 1), (1, 2), (2, 0)):
             pairs.append(self.triangles[:, [a, b]].sort(-1).values)
-            weights.append(-inside * (self._sides[:, a] * self._sides[:, b]).sum(-1) / (4.0 * self.areas))
+            weights.append(-squared * (self._sides[:, a] * self._sides[:, b]).sum(-1) / (4.0 * self.areas))
         edges, place = torch.unique(torch.cat(pairs), dim=0, return_inverse=True)
-        weight = torch.zeros(len(edges), dtype=torch.float64, device=edges.device).index_add_(
-            0, place, torch.cat(weights)
-        )
-        return Operator(self.mass(torch.ones_like(inside)), edges, weight)
+        weight = torch.zeros(len(edges)).to(squared).index_add_(0, place, torch.cat(weights))
+        found = Operator(self.mass(inside), edges, weight), 0.5 * math.pi * self.mass(squared)
+        return self._equations.setdefault(fraction, found)
 
     @cached_property
-    def operators(self) -> dict[float, Operator]:
-        """Operators by the fraction of the range in the barrier, each made once."""
+    def _equations(self) -> dict[float, tuple[Operator, Tensor]]:
         return {}
 
     def locate(self, places: Tensor) -> Places:
@@ -192,32 +192,16 @@ class Matern(GaussianField):
         self.scale: Tensor
         self.range: Tensor
         self.scale, self.range = broadcast_all(scale, range)
-        operator = _operator(mesh, fraction)
+        operator, variances = mesh.equation(fraction)
         size, one = operator.size, torch.ones_like(self.scale)
         if alpha == 1:
             kappa = 2.0 / self.range  # sqrt(8 nu), nu = 1/2
             tau = (math.gamma(0.5) / (4.0 * math.pi * math.gamma(1.5) * kappa)).sqrt() / self.scale
-            structure, (coefficients, precision) = operator.by_edges, operator.factors(kappa.square(), one)
-            factors = (coefficients, precision * tau.square().unsqueeze(-1))
-            log_det = operator.log_det(kappa.square(), one) + 2.0 * size * tau.log()
+            structure, (factors, log_det) = operator.by_edges, operator.at_scale(kappa.square(), one, 1.0 / tau)
         else:
             eighth = self.range.square() / 8.0
             structure, rows = operator.by_rows[0], operator.rows(one, eighth)
-            noise = _noise(mesh, fraction).to(self.scale) * (self.range * self.scale).square().unsqueeze(-1)
+            noise = variances.to(self.scale) * (self.range * self.scale).square().unsqueeze(-1)
             factors = (rows, noise.reciprocal())
             log_det = 2.0 * operator.log_det(one, eighth) - noise.log().sum(-1)
         super().__init__(structure, factors, log_det, torch.Size([size]), validate_args)
-
-
-def _operator(mesh: Mesh, fraction: float) -> Operator:
-    if fraction not in mesh.operators:
-        mesh.operators[fraction] = mesh.operator(fraction)
-    return mesh.operators[fraction]
-
-
-def _noise(mesh: Mesh, fraction: float) -> Tensor:
-    """Variances of the equation's right side at unit range and scale, ``(n,)``; Bakka et al. (2019), eq. 11."""
-    inside = torch.ones_like(mesh.areas)
-    if mesh.barrier is not None:
-        inside = torch.where(mesh.barrier, fraction**2, inside)
-    return 0.5 * math.pi * mesh.mass(inside)
