@@ -186,9 +186,8 @@ class AR(GaussianField):
         log_variance = torch.cat([log_variances, _repeated(log_variances[..., -1], size - p - 1)], -1)
         log_variance = log_variance + 2.0 * self.scale.log().unsqueeze(-1)
         back = torch.arange(size, device=device).unsqueeze(-1) - torch.arange(p + 1, device=device)
-        structure = Structure.free(
-            back.clamp(min=0), size
-        )  # clamp: before the first value, where coefficients are zero
+        index = back.clamp(min=0)  # clamp: before the first value, where coefficients are zero
+        structure = Structure.free(index, size)
         factors = (coefficients, (-log_variance).exp())
         super().__init__(structure, factors, -log_variance.sum(-1), torch.Size([size]), validate_args)
 
