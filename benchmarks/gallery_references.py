@@ -30,11 +30,18 @@ from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 from torch.distributions import biject_to
 
-from tests.gallery.programs import flat_priors, numpyro_examples, pymc_examples, pyro_examples, rethinking
+from tests.gallery.programs import (
+    flat_priors,
+    further_models,
+    numpyro_examples,
+    pymc_examples,
+    pyro_examples,
+    rethinking,
+)
 from tests.gallery.programs.program import Program
 
 STORED = Path(__file__).resolve().parents[1] / "tests" / "oracles" / "gallery.json"
-TABLES = (pyro_examples, numpyro_examples, rethinking, pymc_examples, flat_priors)
+TABLES = (pyro_examples, numpyro_examples, rethinking, pymc_examples, flat_priors, further_models)
 CHAINS, WARM_UP, DRAWS = 100, 150, 80
 MIXED = 1.015  # R-hat
 Batch = Callable[[Tensor], tuple[Tensor, Tensor]]

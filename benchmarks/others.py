@@ -2,7 +2,7 @@
 
     python -m benchmarks.others [NAME ...]
 
-Each program of tests/gallery/programs runs in a process of its own, one thread, with a limit of processor time. Ends:
+Each program of tests/gallery/programs runs in a fork of this process, one thread, with a limit of processor time. Ends:
 
 - runs: a posterior, and a summary without alarms;
 - warned: a posterior whose summary says what is not to be trusted;
@@ -15,13 +15,13 @@ The gap is importance sampling less Laplace, in nats.
 
 import argparse
 import io
-import json
+import multiprocessing
 import resource
-import subprocess
-import sys
+import signal
 import time
 import warnings
 from contextlib import redirect_stdout
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pyro
@@ -34,6 +34,7 @@ from tests.cases.expect import OWN_ERRORS
 from tests.gallery.test_programs import ALARMS, PROGRAMS
 
 LIMIT = 60  # seconds of the processor
+FORK = multiprocessing.get_context("fork")
 
 
 def ended(name: str) -> dict[str, Any]:
@@ -66,15 +67,26 @@ def ended(name: str) -> dict[str, Any]:
     }
 
 
+def limited(name: str, to: Connection) -> None:
+    """In a fork: the end of one program, within a limit of processor time."""
+    used = int(time.process_time()) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (used + LIMIT, used + LIMIT))
+    to.send(ended(name))
+
+
 def row(name: str) -> tuple[str, dict[str, Any]]:
-    """One line of the table, from a process with a limit."""
-    command = [sys.executable, "-m", "benchmarks.others", "--one", name]
-    done = subprocess.run(command, capture_output=True, text=True)
-    found = {"end": "slow" if done.returncode < 0 else "crash", "said": ""}
-    if done.returncode == 0:
-        found |= json.loads(done.stdout.splitlines()[-1])
-    elif done.returncode > 0:
-        found["said"] = done.stderr.strip().splitlines()[-1]
+    """One line of the table."""
+    here, there = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=limited, args=(name, there))
+    process.start()
+    there.close()
+    found = {"end": "slow", "said": ""}
+    try:
+        found |= here.recv()
+    except EOFError:  # killed
+        process.join()
+        if process.exitcode not in (-signal.SIGXCPU, -signal.SIGKILL):
+            found = {"end": "crash", "said": f"exit code {process.exitcode}"}
     numbers = " | ".join(f"{found[c]:.2f}" if c in found else "" for c in ("k_hat", "gap", "fit", "summary"))
     return f"| {name} | {found['end']} | {numbers} | {str(found['said'])[:100]} |", found
 
@@ -82,14 +94,9 @@ def row(name: str) -> tuple[str, dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="of programs; by default all")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.one:
-        torch.set_num_threads(1)
-        used = int(time.process_time()) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (used + LIMIT, used + LIMIT))
-        print(json.dumps(ended(asked.one)))
-        return
+    torch.set_num_threads(1)
+    ended("scale")  # what the first fit of a process costs belongs to no program
     print("| program | end | k-hat | gap | fit, CPU s | summary, CPU s | said |\n|---|---|---|---|---|---|---|")
     ends: dict[str, int] = {}
     for name in asked.names or PROGRAMS:

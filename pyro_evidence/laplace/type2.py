@@ -121,8 +121,7 @@ def step(state: TypeII) -> TypeII:
         return _at_higher_mode(state)
     logs = log_units(state.laplace.problem)
     natural = _directions(state, logs)
-    far = float((natural[0] * logs).abs().max()) > NEAR + 1e-9  # the first step in a plain metric has length 1
-    far = far or (not state.learned and 0.5 * float((natural[0] * ~logs) @ state.slope.total) > 1.0)
+    far = _goes_far(state, natural[0], logs)
     if not state.trusted and not far:
         state = _with_refreshed_curvature(state)
     if state.learned and state.promised <= _rounding(state):
@@ -137,13 +136,21 @@ def step(state: TypeII) -> TypeII:
         new = replace(new, stop_reason=Status.INTERPOLATING)
     if far and not state.learned:
         new = _further(state, new, direction * logs)
-    if new.stop_reason is None and new.laplace.problem is state.laplace.problem and not far:
+    near = not _goes_far(state, new.laplace.theta - state.laplace.theta, logs)
+    if new.stop_reason is None and new.laplace.problem is state.laplace.problem and near:
         new = _learned(state, new)
     if new.stop_reason is None and new.promised < SHARP and not new.scanned:
         new = _off_plateaus(new)
     new = replace(new, way=(*state.way, state.objective)[-len(new.laplace.theta) :])
     done = new.learned and 0.5 * new.gradient_norm**2 <= new.laplace.problem.slack
     return replace(new, stop_reason=Status.CONVERGED) if done or _rests_at_edge(new) else new
+
+
+def _goes_far(state: TypeII, move: Tensor, logs: Tensor) -> bool:
+    """Whether a move is too long for the curvature at its ends to be the same: it teaches the metric nothing."""
+    if float((move * logs).abs().max()) > NEAR + 1e-9:  # the first step in a plain metric has length 1
+        return True
+    return not state.learned and 0.5 * float((move * ~logs) @ state.slope.total) > 1.0
 
 
 def _rests_at_edge(state: TypeII) -> bool:

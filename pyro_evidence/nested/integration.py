@@ -161,11 +161,12 @@ def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
 
     :raises NotAMode: where the log density of the marginalised sites is not concave there.
     """
-    steps = STEP * torch.eye(len(state.theta)).to(state.theta)[marginalised]
+    size = max(STEP, state.problem.eps ** (1 / 3))  # of a central difference, whose rounding is then its error's size
+    steps = size * torch.eye(len(state.theta)).to(state.theta)[marginalised]
     pairs = [[laplace_state(state.problem, state.theta + s * e, state.u) for s in (1.0, -1.0)] for e in steps]
     slopes = torch.stack([slope(a).total[marginalised] - slope(b).total[marginalised] for a, b in pairs])
-    precision = -0.5 * (slopes + slopes.mT) / (2.0 * STEP)
-    follows = torch.stack([(a.u - b.u) / (2.0 * STEP) for a, b in pairs], -1)
+    precision = -0.5 * (slopes + slopes.mT) / (2.0 * size)
+    follows = torch.stack([(a.u - b.u) / (2.0 * size) for a, b in pairs], -1)
     if not bool(torch.linalg.eigvalsh(precision)[0] > 0):
         raise NotAMode(_not_concave(state, marginalised, precision))
     return OuterMode(state, marginalised, precision, follows)

@@ -14,7 +14,7 @@ from pyro.distributions.transforms import OrderedTransform
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import RVM, VRVM, LaplaceEvidence, NotAMode, Start, Stop, find_modes, to_inference_data
+from pyro_evidence import RVM, VRVM, LaplaceEvidence, Start, Stop, find_modes, to_inference_data
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.gp import gp_regression
 from pyro_evidence.models.kernels import RBF, Periodic
@@ -414,11 +414,7 @@ def horseshoe(X: Tensor, y: Tensor) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(
-            {},
-            marks=pytest.mark.xfail(strict=True, raises=NotAMode, reason="issue 4: a proper prior is blamed"),
-            id="by default",
-        ),
+        pytest.param({}, id="by default"),
         pytest.param({"marginalise": ["tau", "precision"]}, id="scale and noise marginalised"),
     ],
 )

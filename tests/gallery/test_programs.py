@@ -10,12 +10,19 @@ from torch import Tensor
 
 from pyro_evidence import Stop
 from tests.cases.expect import refusal, says, summary_of
-from tests.gallery.programs import flat_priors, numpyro_examples, pymc_examples, pyro_examples, rethinking
+from tests.gallery.programs import (
+    flat_priors,
+    further_models,
+    numpyro_examples,
+    pymc_examples,
+    pyro_examples,
+    rethinking,
+)
 from tests.gallery.programs.program import Program
 
 pytestmark = pytest.mark.slow  # two minutes together; run by ARGS="-m slow tests/gallery"
 
-TABLES = (pyro_examples, numpyro_examples, rethinking, pymc_examples, flat_priors)
+TABLES = (pyro_examples, numpyro_examples, rethinking, pymc_examples, flat_priors, further_models)
 PROGRAMS = {name: program for table in TABLES for name, program in table.PROGRAMS.items()}
 STORED = json.loads((Path(__file__).parents[1] / "oracles" / "gallery.json").read_text())
 ABOUT_MOMENTS = ("k-hat is above", "by importance weights")

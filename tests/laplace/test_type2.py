@@ -4,16 +4,22 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Start, Status, Stop
+from pyro_evidence.fitting.iterate import iterate
 from pyro_evidence.laplace import approximation, gradient, pruning, type2
 from pyro_evidence.laplace.approximation import is_singular
+from pyro_evidence.models.formula import mixed
+from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.program import LogJoint
 from tests.models_for_tests.engine_models import (
     classes,
@@ -226,3 +232,55 @@ def test_starts_differ_in_params_and_a_spike_on_one_datum_is_no_mode() -> None:
     maximum = float((dist.Normal(means, scales).log_prob(t[:, None]) - math.log(2.0)).logsumexp(-1).sum())
     posterior = LaplaceEvidence(two_free_clusters, start=Start(restarts=6, seed=1)).run(t)
     assert posterior.status == "converged" and float(posterior.log_evidence) == pytest.approx(maximum, abs=1e-4)
+
+
+def singular_slopes(seed: int) -> tuple[pd.DataFrame, float]:
+    """Twelve groups whose slopes of ``b`` and ``c`` do not vary, and the highest Gaussian likelihood.
+
+    By BFGS on the elements of a Cholesky factor without signs, where the edge is a point like any other.
+    """
+    generator = np.random.default_rng(seed)
+    group, X = np.arange(96) % 12, generator.normal(size=(96, 3))
+    effect = generator.normal(size=12)[group] * (0.7 + 0.5 * X[:, 0])
+    y = 1.0 + X[:, 0] + effect + generator.normal(size=96)
+    frame = pd.DataFrame({"y": y, "a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "group": group.astype(str)})
+    Z, rows, same = torch.tensor(np.c_[np.ones(96), X]), torch.tril_indices(4, 4), torch.tensor(group[:, None] == group)
+
+    def cost(values: np.ndarray) -> tuple[float, np.ndarray]:
+        v = torch.tensor(values, requires_grad=True)
+        effects = Z @ torch.zeros(4, 4).to(v).index_put((rows[0], rows[1]), v[:10])
+        covariance = torch.where(same, effects @ effects.T, 0.0) + v[14] ** 2 * torch.eye(96)
+        total = -dist.MultivariateNormal(Z @ v[10:14], covariance).log_prob(torch.tensor(y))
+        return total.item(), torch.autograd.grad(total, v)[0].numpy()
+
+    begun = [np.r_[0.5 * np.random.default_rng(k).normal(size=14), 1.0] for k in range(3)]
+    return frame, max(-float(minimize(cost, x, jac=True, method="BFGS").fun) for x in begun)
+
+
+def test_a_singular_covariance_of_slopes_ends_at_the_highest_likelihood() -> None:
+    """Fifteen hyperparameters, some of them at infinity; without an end there, curvatures become singular."""
+    frame, highest = singular_slopes(seed=2)
+    model, data = mixed("y ~ a + b + c + (a + b + c | group)", frame)
+    posterior = LaplaceEvidence(model).run(*data)
+    assert posterior.status == "converged"
+    assert float(posterior.log_evidence) == pytest.approx(highest, abs=1e-3)
+
+
+def horseshoe(X: Tensor, y: Tensor) -> None:
+    local = pyro.sample("local", dist.HalfCauchy(torch.ones(6)).to_event(1))
+    tau = pyro.sample("tau", dist.HalfCauchy(1.0))
+    unscaled = pyro.sample("unscaled", dist.Normal(torch.zeros(6), 1.0).to_event(1))
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=X @ (tau * local * unscaled)), obs=y)
+
+
+def test_steps_teach_the_metric_where_a_round_goes_too_far() -> None:
+    """Local scales of a horseshoe: whole rounds lead nowhere, and 300 of them did not arrive."""
+    X = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    y = (X[:, 0] + 2.0 * X[:, 1] + 0.5 * X[:, 2] > 0).to(X)
+    joint = MarginalisedJoint(horseshoe, (X, y), {}, marginalise=("local", "tau"))
+    problem = marginalised_problem(joint, None)
+    begun = approximation.laplace_state(problem, joint.initial_theta, joint.initial(1, seed=0)[0], cold=True)
+    fit = iterate(type2.step, type2.type2_state(begun), Stop(progress=False), "test")
+    assert fit.status is Status.CONVERGED and len(fit.objectives) < 60
+    assert float(fit.state.slope.total.abs().max()) < 1e-4
