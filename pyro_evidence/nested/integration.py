@@ -290,9 +290,10 @@ def _products(found: OuterMode, where: Standardisation) -> Iterator[Integral]:
         if num**where.num_dims > MOST_NODES:
             return
         now = by_product(found, where, num)
-        if not bool(torch.isfinite(now.log_weights).all()):
+        if bool(torch.isfinite(now.log_weights).all()):
+            yield now
+        elif found.state.problem.joint.dtype is torch.float64:  # in single precision a node may be lost by rounding
             return
-        yield now
 
 
 def by_product(found: OuterMode, where: Standardisation, num: int) -> Integral:
