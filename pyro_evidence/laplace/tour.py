@@ -309,15 +309,51 @@ def proposal(modes: Sequence[LaplaceState], tails: Sequence[tuple[float, float]]
 
 
 def integral_over(modes: Sequence[LaplaceState], seed: int) -> ModeIntegral:
-    """Importance sampling from two normals at each mode, the wider one for tails; weights Pareto-smoothed."""
-    mixture, state = proposal(modes, TAILS), modes[0]
-    white = torch.randn(WEIGHTED, len(state.u), generator=seeded(seed), dtype=torch.float64).to(state.u)
-    u = mixture.unwhiten(white)
-    parts = mixture.by_component(u)
-    with without_validation():
-        log_weights = _heights(state, u) - parts.logsumexp(0)
-    found = importance.checked(log_weights)
-    by_mode = parts.reshape(len(modes), len(TAILS), -1).logsumexp(1)
+    """Importance sampling from two normals at each mode, the wider one for tails; weights Pareto-smoothed.
+
+    Adapted twice: normals of the weighted draws' shares, means and covariances stand beside the first ones, after
+    Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15.
+    """
+    state, generator = modes[0], seeded(seed)
+    first = mixture = proposal(modes, TAILS)
+    for last in (False, False, True):
+        white = torch.randn(WEIGHTED, len(state.u), generator=generator, dtype=torch.float64).to(state.u)
+        u = mixture.unwhiten(white)
+        parts = mixture.by_component(u)
+        with without_validation():
+            found = importance.checked(_heights(state, u) - parts.logsumexp(0))
+        mixture = mixture if last else _adapted(first, u, (found.log_weights + parts.log_softmax(0)).exp())
+    by_mode = parts.reshape(-1, len(modes), len(TAILS), WEIGHTED).logsumexp((0, 2))
     log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
     error = float(importance.standard_error(found.log_weights))
     return ModeIntegral(importance.log_mean(found.log_weights), error, found.pareto_k, log_shares)
+
+
+def _adapted(first: NormalMixture, u: Tensor, weights: Tensor) -> NormalMixture:
+    """The first normals, with half of the draws, beside such with the moments of weighted rows ``(S, d)``.
+
+    :param weights: of each row in each normal that it was drawn from, ``(m M, S)``; a normal whose rows are too few for
+        a covariance is the first one again.
+    """
+    weights = weights.reshape(-1, len(first.loc), len(u)).sum(0)
+    weights = weights / weights.sum()
+    share = weights.sum(-1)
+    precisions, locs = [], []
+    for own, loc, precision in zip(weights, first.loc, first.precisions, strict=True):
+        own = own / own.sum().clamp(min=torch.finfo(own.dtype).tiny)
+        mean = own @ u
+        away = u - mean
+        tril, info = torch.linalg.cholesky_ex(away.mT @ (own.unsqueeze(-1) * away))
+        enough = int(info) == 0 and float(1.0 / own.square().sum()) > 2.0 * u.shape[-1]
+        locs.append(mean if enough else loc)
+        precisions.append(_of_covariance(tril) if enough else precision)
+    share = share.clamp(min=LEAST_SHARE / len(share))
+    log_mixing = torch.cat([first.log_mixing, (share / share.sum()).log()]) - math.log(2.0)
+    return NormalMixture(
+        log_mixing, torch.cat([first.loc, torch.stack(locs)]), (*first.precisions, *precisions), first.active
+    )
+
+
+def _of_covariance(tril: Tensor) -> Dense:
+    """The precision of a covariance by its Cholesky factor."""
+    return Dense(torch.linalg.cholesky(torch.cholesky_inverse(tril)).unsqueeze(0))
