@@ -57,12 +57,6 @@ def test_no_evidence_is_wrong_in_silence(name: str) -> None:
 
 
 FAR = [
-    "a tanh(b x)",
-    "factor loading a z",
-    "phase, uniform",
-    "phase, normal",
-    "frequency",
-    "two modes of 60 and 40 percent",
     "spike and slab",
     "300 groups of two answers",
     "300 groups of two answers, nodes=7",
