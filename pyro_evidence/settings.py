@@ -29,6 +29,8 @@ class Start:
     :ivar values: of latent sites and params, constrained, by name: what begins there in every start, as with Pyro's
         ``init_to_value``.  The other sites begin at random, the other params where the model says.  For
         ``LaplaceEvidence``; a mixture or a network begins at ``initial=``.
+    :ivar tour: draws from the prior among which ``LaplaceEvidence`` looks for other modes, once the best is found; 0
+        for none.  None: a thousand where there are at most 50 coordinates and the structure does not prove one mode.
 
     >>> from pyro_evidence.settings import Start
     >>> Start(restarts=8).number(automatic=4), Start().number(automatic=4)
@@ -38,11 +40,14 @@ class Start:
     restarts: int | None = None
     seed: int | None = 0
     values: Mapping[str, Tensor] | None = None
+    tour: int | None = None
 
     def __post_init__(self) -> None:
         _check_values(self.values)
         if self.restarts is not None:
             check_count("Start: restarts", self.restarts)
+        if self.tour is not None:
+            check_count("Start: tour", self.tour, at_least=0)
         object.__setattr__(self, "seed", seed_of(self.seed))
 
     def number(self, automatic: int) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.compare.runs import coordinates
-from pyro_evidence.evidence_check.modes import axes_as_long_as
+from pyro_evidence.laplace.tour import axes_of_length
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import responsibility_rows
 
@@ -84,7 +84,7 @@ def matched(joint: LogJoint, draws: Draws, reference: Tensor | None = None) -> t
     first = next(iter(draws.values()))
     chains = orders.reshape(*first.shape[:2], -1)
     switches = int((chains[:, 1:] != chains[:, :-1]).any(-1).sum())
-    axes = axes_as_long_as(joint, joint.num_states)
+    axes = axes_of_length(joint, joint.num_states)
     renamed = {
         n: _renamed(draws[n].flatten(0, 1), orders, axis + 1).reshape(draws[n].shape) for n, axis in axes.items()
     }

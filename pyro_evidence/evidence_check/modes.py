@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.target import NormalMixture, Target, laplace_posterior, target_of
+from pyro_evidence.evidence_check.target import Target, laplace_posterior, target_of
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState, search_modes, state_at
+from pyro_evidence.laplace.tour import NormalMixture, axes_of_length
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import LogJoint
@@ -106,7 +107,7 @@ def component_axes(joint: LogJoint, state: LaplaceState, labels: Axes | None) ->
     shapes = {p.name: p.shape for p in joint.latents}
     if labels is None:
         num = joint.num_states
-        return axes_as_long_as(joint, num), num
+        return axes_of_length(joint, num), num
     for name, axis in labels.items():
         if name not in shapes or not 0 <= axis < len(shapes[name]):
             raise BadInput(
@@ -120,11 +121,6 @@ def component_axes(joint: LogJoint, state: LaplaceState, labels: Axes | None) ->
             "components. Name axes of one length."
         )
     return dict(labels), next(iter(sizes), 1)
-
-
-def axes_as_long_as(joint: LogJoint, num: int) -> dict[str, int]:
-    """The first axis of length ``num``, two or more, of each latent site that has one."""
-    return {p.name: list(p.shape).index(num) for p in joint.latents if num > 1 and num in p.shape}
 
 
 def permutations(num_components: int) -> list[tuple[int, ...]]:

@@ -9,64 +9,16 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
+from pyro_evidence.laplace.tour import NormalMixture
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.posterior.base import ROWS, Posterior, varies
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.precision.dense import Dense, Precision
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import rows_at_once
 from pyro_evidence.structure.recognise import Structure, recognise
-
-
-@dataclass(frozen=True)
-class NormalMixture:
-    """Normals ``N(loc_m, A_m^-1)`` over the active coordinates, in proportions ``exp(log_mixing_m)``.
-
-    :ivar log_mixing: shape ``(M,)``.
-    :ivar loc: means, shape ``(M, d)``.
-    :ivar precisions: of all coordinates, one on those that are not active.
-    :ivar active: which of them are, bool, shape ``(D,)``.
-    """
-
-    log_mixing: Tensor
-    loc: Tensor
-    precisions: tuple[Precision, ...]
-    active: Tensor
-
-    def log_prob(self, u: Tensor) -> Tensor:
-        """Log density of rows ``(S, d)``, shape ``(S,)``."""
-        away = [self._among_all(u - loc) for loc in self.loc]
-        white = [p.whiten(x) for p, x in zip(self.precisions, away, strict=True)]
-        return torch.stack([self._component(x, m) for m, x in enumerate(white)]).logsumexp(0)
-
-    def _component(self, white: Tensor, m: int) -> Tensor:
-        log_norm = 0.5 * (self.precisions[m].log_det[0] - int(self.active.sum()) * math.log(math.tau))
-        return self.log_mixing[m] + log_norm - 0.5 * white.square().sum(-1)
-
-    def _among_all(self, x: Tensor) -> Tensor:
-        """Rows ``(S, d)`` with zeros for the coordinates that are not active, ``(S, D)``."""
-        return x.new_zeros(len(x), len(self.active)).index_copy(1, self.active.nonzero().squeeze(-1), x)
-
-    def counts(self, num_samples: int) -> Tensor:
-        """How many of ``num_samples`` draws each normal gives, proportional to within 1, shape ``(M,)``."""
-        ends = (self.log_mixing.exp().cumsum(0) * num_samples).round().long()
-        return torch.diff(ends, prepend=ends.new_zeros(1))
-
-    def unwhiten(self, white: Tensor) -> Tensor:
-        """White rows ``(S, d)`` to draws, stratified: the first ``counts[0]`` rows to the first normal."""
-        parts = white.split(self.counts(len(white)).tolist())
-        rows = [
-            loc + precision.unwhiten(self._among_all(part))[:, self.active]
-            for part, loc, precision in zip(parts, self.loc, self.precisions, strict=True)
-        ]
-        return torch.cat(rows)
-
-    def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws from white rows, and their log density, which of a single normal is that of the white rows."""
-        rows = self.unwhiten(white)
-        return rows, self._component(white, 0) if len(self.loc) == 1 else self.log_prob(rows)
 
 
 def moment_normal(draws: Tensor) -> NormalMixture:

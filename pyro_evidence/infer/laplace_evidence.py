@@ -44,6 +44,7 @@ from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.posterior.groups import with_groups
 from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.multimodal import toured
 from pyro_evidence.posterior.nested import integrated
 from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.checks import Arguments, Constant, constant_targets, same_arguments
@@ -365,6 +366,10 @@ class LaplaceEvidence(Resumable):
             if self._full is not None:
                 if id(fit) not in self._integrated:
                     self._integrated[id(fit)] = integrated(self._full, fit, self.stop.quadrature_tol, found)
+                found = self._integrated[id(fit)]
+            elif most == 1 and self._groups is None and fit.status is Status.CONVERGED:
+                if id(fit) not in self._integrated:
+                    self._integrated[id(fit)] = toured(found, self.start.tour, seed_of(self.start.seed))
                 found = self._integrated[id(fit)]
             posteriors.append(found)
         return tuple(posteriors)

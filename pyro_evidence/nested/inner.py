@@ -21,7 +21,7 @@ from pyro_evidence.laplace.approximation import (
 from pyro_evidence.nested.skewness import Profiles
 from pyro_evidence.numerics import batched
 from pyro_evidence.precision.choices import Curvature, exact_hessian, gauss_newton
-from pyro_evidence.precision.dense import Dense, Diagonal, Precision, Separate
+from pyro_evidence.precision.dense import Dense, Diagonal, Precision, Separate, precision_tril
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Declaration
 from pyro_evidence.structure.factors import SMALL
@@ -190,14 +190,6 @@ def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState |
             if mode is not None:
                 found[row] = state_at(problem, theta[row], mode, 0, log_hyperprior=prior[row])
     return found
-
-
-def precision_tril(precision: Precision, size: int) -> Tensor:
-    """Lower Cholesky factor ``(D, D)`` of a precision of any kind."""
-    if isinstance(precision, Dense):
-        return precision.tril[0]
-    rows = precision.unwhiten(torch.eye(size, dtype=torch.float64, device=precision.log_det.device))
-    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(rows.mT @ rows)))
 
 
 def _state(problem: Problem, theta: Tensor, start: Tensor, *, thorough: bool) -> LaplaceState | None:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
-from pyro_evidence.nested.inner import ConditionalModes, precision_tril
+from pyro_evidence.nested.inner import ConditionalModes
 from pyro_evidence.nested.integration import Integral, OuterMode
-from pyro_evidence.precision.dense import Dense, Precision
+from pyro_evidence.precision.dense import Dense, Precision, precision_tril
 from pyro_evidence.program.log_joint import LogJoint
 
 

@@ -17,6 +17,7 @@ from pyro_evidence.laplace import uncertainty
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.evidence_error import EvidenceError, evidence_error, messages
 from pyro_evidence.laplace.mode_checks import rounded_inside
+from pyro_evidence.laplace.tour import NormalMixture
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics import importance
@@ -112,7 +113,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return ()
 
     @property
-    def proposal(self) -> Proposal | None:
+    def proposal(self) -> Proposal | NormalMixture | None:
         """The posterior over all latents, as importance sampling draws from it; None for a single Gaussian."""
         return None
 

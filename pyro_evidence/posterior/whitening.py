@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.nested.integration import Integral
-from pyro_evidence.nested.joint_posterior import IndexMap
+from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.numerics.quadrature.densities import Interpolated, spline
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -138,7 +138,7 @@ def round_coordinates(posterior: LaplacePosterior) -> Whitening:
     They follow the marginalised sites, but where inner factors are not dense, or nodes too few.
     """
     proposal = posterior.proposal
-    if proposal is None or not isinstance(proposal.integral.nodes.precision, Dense):
+    if not isinstance(proposal, Proposal) or not isinstance(proposal.integral.nodes.precision, Dense):
         return AffineWhitening(posterior.state)
     integral, nodes, precision = proposal.integral, proposal.integral.nodes, proposal.integral.nodes.precision
     found = _interpolation(integral)

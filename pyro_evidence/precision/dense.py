@@ -368,3 +368,11 @@ class DensePlan:
         )
         A = assembled(self.pattern, elements)
         return DenseElements(self.pattern, Dense(cholesky(A, "posterior precision A", label).unsqueeze(0)))
+
+
+def precision_tril(precision: Precision, size: int) -> Tensor:
+    """Lower Cholesky factor ``(D, D)`` of a precision of any kind."""
+    if isinstance(precision, Dense):
+        return precision.tril[0]
+    rows = precision.unwhiten(torch.eye(size, dtype=torch.float64, device=precision.log_det.device))
+    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(rows.mT @ rows)))

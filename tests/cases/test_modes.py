@@ -42,10 +42,8 @@ def found(name: str) -> Found:
     return Found(float(posterior.log_evidence), error, [x for x in lines if any(d in x for d in DOUBTS)])
 
 
-SILENT = ["three far means, a vector", "three far means, a plate", "slope |a|", "|a|", "sqrt(a^2)"]
 REFUSED = ["a narrow high mode, a wide heavy one"]
 MARKS = {
-    **{name: pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 6: modes lost") for name in SILENT},
     **{name: pytest.mark.xfail(strict=True, raises=NotAMode, reason="issue 6: two widths") for name in REFUSED},
 }
 
@@ -59,13 +57,6 @@ def test_no_evidence_is_wrong_in_silence(name: str) -> None:
 
 
 FAR = [
-    *SILENT,
-    "a tanh(b x)",
-    "factor loading a z",
-    "phase, uniform",
-    "phase, normal",
-    "frequency",
-    "two modes of 60 and 40 percent",
     "spike and slab",
     "300 groups of two answers",
     "300 groups of two answers, nodes=7",

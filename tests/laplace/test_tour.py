@@ -1,0 +1,120 @@
+"""Other modes of small densities: found, integrated together, drawn from, by closed forms."""
+
+import math
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import Predictive
+from torch import Tensor
+
+from pyro_evidence import BadInput, LaplaceEvidence, Start, Stop
+from pyro_evidence.laplace import tour
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.multimodal import MultimodalPosterior
+
+QUIET = Stop(progress=False)
+CENTRES = torch.tensor([[3.0, -2.0], [-3.0, 1.0], [0.0, 4.0]])
+SHARES = torch.tensor([0.5, 0.3, 0.2])
+WIDTHS = torch.tensor([0.3, 0.6, 0.4])
+
+
+def hills() -> None:
+    """A factor that makes the posterior a mixture of three normals under a flat enough prior, of known integral."""
+    w = pyro.sample("w", dist.Normal(0.0, 4.0).expand([2]).to_event(1))
+    parts = dist.Normal(CENTRES, WIDTHS.unsqueeze(-1)).to_event(1).log_prob(w.unsqueeze(-2))
+    pyro.factor("hills", (parts + SHARES.log()).logsumexp(-1) - dist.Normal(0.0, 4.0).log_prob(w).sum(-1))
+
+
+def fitted(model: object, *args: Tensor, **settings: object) -> LaplacePosterior:
+    return LaplaceEvidence(model, stop=QUIET, **settings).run(*args)
+
+
+def test_three_hills_have_their_integral_shares_and_moments() -> None:
+    posterior = fitted(hills)
+    assert isinstance(posterior, MultimodalPosterior)
+    assert float(posterior.log_evidence) == pytest.approx(0.0, abs=0.01)
+    assert posterior.integral.log_shares.exp().tolist() == pytest.approx(SHARES.tolist(), abs=0.01)
+    draws = posterior.get_samples(20_000, seed=0)["w"]
+    torch.testing.assert_close(draws.mean(0), SHARES @ CENTRES, atol=0.06, rtol=0.0)
+    below = SHARES @ torch.special.ndtr(-CENTRES[:, 0] / WIDTHS)
+    assert float((draws[:, 0] < 0).double().mean()) == pytest.approx(float(below), abs=0.015)
+    assert float(posterior.at_mode(0).log_evidence) == pytest.approx(math.log(0.5), abs=1e-6)
+
+
+def test_the_guide_draws_from_all_modes() -> None:
+    posterior = fitted(hills)
+    pyro.set_rng_seed(0)
+    drawn = Predictive(posterior.model, guide=posterior.guide, num_samples=4_000, parallel=True)()["w"]
+    torch.testing.assert_close(drawn.squeeze().mean(0), SHARES @ CENTRES, atol=0.15, rtol=0.0)
+
+
+def test_a_file_has_all_modes(tmp_path: Path) -> None:
+    posterior = fitted(hills)
+    posterior.save(tmp_path / "hills.posterior")
+    loaded = MultimodalPosterior.load(tmp_path / "hills.posterior", hills)
+    torch.testing.assert_close(loaded.log_evidence, posterior.log_evidence)
+    torch.testing.assert_close(loaded.quantiles(0.2), posterior.quantiles(0.2))
+
+
+def product(t: Tensor) -> None:
+    """Two factors whose signs turn together."""
+    a, b = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in "ab")
+    with pyro.plate("data", len(t)):
+        pyro.sample("t", dist.Normal(a * b, 0.2), obs=t)
+
+
+def test_signs_that_turn_together_are_two_modes_of_long_ridges() -> None:
+    """The log evidence by quadrature over both factors."""
+    t = torch.tensor([1.4, 1.6, 1.5])
+    posterior = fitted(product, t)
+    x = torch.linspace(-7.0, 7.0, 1401)
+    a, b = torch.meshgrid(x, x, indexing="ij")
+    log_joint = dist.Normal(0.0, 1.0).log_prob(a) + dist.Normal(0.0, 1.0).log_prob(b)
+    log_joint = log_joint + dist.Normal((a * b).unsqueeze(-1), 0.2).log_prob(t).sum(-1)
+    truth = float(log_joint.flatten().logsumexp(0)) + 2.0 * math.log(0.01)
+    assert isinstance(posterior, MultimodalPosterior)
+    assert len(posterior.states) == 2
+    assert posterior.integral.pareto_k < 0.7
+    assert posterior.log_evidence_error < 0.05
+    assert float(posterior.log_evidence) == pytest.approx(truth, abs=3.0 * posterior.log_evidence_error)
+    signs = posterior.get_samples(2_000, seed=0)["a"] > 0
+    assert float(signs.double().mean()) == pytest.approx(0.5, abs=0.05)
+
+
+def test_one_mode_alone_when_no_tour_is_asked_for() -> None:
+    assert type(fitted(hills, start=Start(tour=0, restarts=1))) is LaplacePosterior
+
+
+def test_a_mode_that_is_not_there_is_refused() -> None:
+    posterior = fitted(hills)
+    assert isinstance(posterior, MultimodalPosterior)
+    with pytest.raises(BadInput, match="expected the number of a mode, 0 to 2"):
+        posterior.at_mode(3)
+
+
+X = torch.linspace(-1.0, 1.0, 12)
+
+
+def regression(family: str) -> object:
+    def model(y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        eta = w[..., 0:1] + w[..., 1:2] * X
+        likelihood = {
+            "bernoulli": lambda: dist.Bernoulli(logits=eta),
+            "poisson": lambda: dist.Poisson(eta.exp()),
+            "normal": lambda: dist.Normal(eta, 0.5),
+            "student": lambda: dist.StudentT(3.0, eta, 0.1),
+        }[family]()
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", likelihood, obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize(("family", "one"), [("bernoulli", 1), ("poisson", 1), ("normal", 1), ("student", 0)])
+def test_log_concave_likelihoods_under_normal_priors_have_one_mode(family: str, one: int) -> None:
+    y = (X > 0.2).double()
+    assert tour.has_one_mode(fitted(regression(family), y, start=Start(tour=0)).state) == bool(one)
