@@ -116,7 +116,7 @@ class Structured(AutogradDensity):
     @property
     def takes_rows(self) -> bool:
         """Whether rows with hyperparameters of their own are differentiated together."""
-        if self.wide:
+        if self.wide or len(self.B):
             return False
         if self.linear is not None:
             return self.joint.row_bytes is not None and (self.quadratic or not self.families)
@@ -130,7 +130,7 @@ class Structured(AutogradDensity):
     def factors_of_rows(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
         """Minus the second derivatives of each family, ``(R, F, k, k)``, at rows as in :meth:`elements_of_rows`."""
         values = torch.vmap(lambda v, t: self._values(t)(v))
-        found = self.second.elements(lambda v: values(v, theta), self._seen(u)) if self.families else ()
+        found = self.second.elements(lambda v: values(v, theta), u) if self.families else ()
         return tuple(x.detach() for x in found)
 
     def _factors(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
