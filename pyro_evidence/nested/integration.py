@@ -141,10 +141,11 @@ class Integral:
 
     def inner(self, z: Tensor) -> ConditionalModes:
         """Laplace inside at ``z`` ``(R, d)``, searched from where the modes at the nodes lead."""
-        return self.outer_mode.inner(self.chart.forward(z), self._modes(z))
+        return self.outer_mode.inner(self.chart.forward(z), self.modes(z))
 
     @cached_property
-    def _modes(self) -> Trend:
+    def modes(self) -> Trend:
+        """Where inner modes are expected."""
         known = torch.isfinite(self.nodes.log_density)
         return Trend(self.chart.inverse(self.phi[known]), self.nodes.u[known])
 
@@ -286,21 +287,26 @@ def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> d
 
 
 def _products(found: OuterMode, where: Standardisation) -> Iterator[Integral]:
+    modes: Trend | None = None
     for num in NODES:
         if num**where.num_dims > MOST_NODES:
             return
-        now = by_product(found, where, num)
+        now = by_product(found, where, num, modes)
+        modes = now.modes
         if bool(torch.isfinite(now.log_weights).all()):
             yield now
         elif found.state.problem.joint.dtype is torch.float64:  # in single precision a node may be lost by rounding
             return
 
 
-def by_product(found: OuterMode, where: Standardisation, num: int) -> Integral:
-    """The integral by so many nodes on each axis; its error is not known."""
+def by_product(found: OuterMode, where: Standardisation, num: int, modes: Trend | None = None) -> Integral:
+    """The integral by so many nodes on each axis; its error is not known.
+
+    :param modes: where inner modes are expected, as fewer nodes have shown.
+    """
     axis, d = rules.gauss_hermite(num), where.num_dims
     rule = rules.product(axis, d)
-    nodes, log_mass = _at_rule(found, where, rule)
+    nodes, log_mass = _at_rule(found, where, rule, modes)
     log_ratio = _filled(rule, log_mass - rule.log_weights)
     log_evidence = rule.log_mean(log_ratio)
     density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * d))
@@ -319,10 +325,12 @@ def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
     return log_ratio.index_copy(0, torch.nonzero(missing).squeeze(-1), log_ratio[nearest])
 
 
-def _at_rule(found: OuterMode, where: Standardisation, rule: Rule) -> tuple[ConditionalModes, Tensor]:
+def _at_rule(
+    found: OuterMode, where: Standardisation, rule: Rule, modes: Trend | None = None
+) -> tuple[ConditionalModes, Tensor]:
     """Laplace inside at the nodes of a rule, and the log mass about each; nodes that may be missing are tried once."""
     log_volume = rule.log_weights - _log_normal(rule.nodes)
-    return _at(found, where, rule.nodes, log_volume, thorough=rule.log_weights > NEGLIGIBLE)
+    return _at(found, where, rule.nodes, log_volume, modes, thorough=rule.log_weights > NEGLIGIBLE)
 
 
 def _log_normal(z: Tensor) -> Tensor:
@@ -330,13 +338,19 @@ def _log_normal(z: Tensor) -> Tensor:
 
 
 def _at(
-    found: OuterMode, where: Standardisation, z: Tensor, log_volume: Tensor, *, thorough: bool | Tensor = True
+    found: OuterMode,
+    where: Standardisation,
+    z: Tensor,
+    log_volume: Tensor,
+    modes: Trend | None = None,
+    *,
+    thorough: bool | Tensor = True,
 ) -> tuple[ConditionalModes, Tensor]:
     """Laplace inside at ``z`` ``(K, d)``, and the log mass of the marginalised sites about each, nats, ``(K,)``.
 
     :param log_volume: of which each stands for all ``z``, ``(K,)``.
     """
-    nodes = found.inner(where.forward(z), thorough=thorough)
+    nodes = found.inner(where.forward(z), None if modes is None else modes(z), thorough=thorough)
     return nodes, nodes.log_density + where.log_slope(z) + log_volume
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
+from pyro.ops.special import log_binomial
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
@@ -44,8 +45,6 @@ def exact(fn: Any) -> Any:
         fn = _Bernoulli(probs=fn.probs, validate_args=False)
 
     # the right derivatives where a formula changes branches, and some that torch can batch
-    if isinstance(fn, torch.distributions.Binomial):
-        return _with(fn, {"logits": off_zero(fn.logits)})
     if isinstance(fn, dist.SineBivariateVonMises):
         return _with(fn, {"correlation": off_zero(fn.correlation)})
     for ours in REWRITTEN:
@@ -53,7 +52,9 @@ def exact(fn: Any) -> Any:
         if isinstance(fn, family) and type(fn).log_prob is family.log_prob:
             fn = copy.copy(fn)
             fn.__class__ = ours  # adds no attribute
-            break
+            return fn
+    if isinstance(fn, torch.distributions.Binomial):
+        return _with(fn, {"logits": off_zero(fn.logits)})
     return fn
 
 
@@ -172,6 +173,18 @@ def _log_sinh_over(square: Tensor) -> Tensor:
     return torch.where(small, series.log1p(), k + torch.log1p(-torch.exp(-2.0 * k)) - (2.0 * k).log())
 
 
+class _Binomial(dist.Binomial):
+    """By logarithms of probabilities, which have no branch; of torch's branch at a logit of 0 the slope is wrong.
+
+    Nor are there absolute values, at whose second derivative torch loads its compiler, for a second.
+    """
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        log_sigmoid, n = torch.nn.functional.logsigmoid, self.total_count
+        powers = value * log_sigmoid(self.logits) + (n - value) * log_sigmoid(-self.logits)
+        return powers + log_binomial(n, value, tol=self.approx_log_prob_tol)
+
+
 class _Multinomial(dist.Multinomial):
     """Without writing into a tensor, which cannot be batched."""
 
@@ -201,6 +214,13 @@ def _log_product(steps: Tensor) -> Tensor:
     return steps.squeeze(0)
 
 
-REWRITTEN: tuple[Any, ...] = (_SoftLaplace, _SoftAsymmetricLaplace, _VonMises3D, _Multinomial, _DiscreteHMM)
+REWRITTEN: tuple[Any, ...] = (
+    _Binomial,
+    _SoftLaplace,
+    _SoftAsymmetricLaplace,
+    _VonMises3D,
+    _Multinomial,
+    _DiscreteHMM,
+)
 if _Pareto is not object:
     REWRITTEN += (_GeneralizedPareto,)

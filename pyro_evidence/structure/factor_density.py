@@ -101,9 +101,9 @@ class Structured(AutogradDensity):
             prior = None if self.linear is None else self.linear.parts(theta).prior
             diagonal = u.new_zeros(self.size) if prior is None else prior[1].detach()
             joined = [part.rows.elements(B[0]) for part, B in zip(self.parts, curvatures, strict=True)]
-            return self._laid_out(diagonal, joined, self._factors(u, theta))
+            return self.laid_out(diagonal, joined, self._factors(u, theta))
 
-    def _laid_out(self, diagonal: Tensor, joined: Sequence[Tensor], factors: Sequence[Tensor]) -> Elements:
+    def laid_out(self, diagonal: Tensor, joined: Sequence[Tensor], factors: Sequence[Tensor]) -> Elements:
         """In the layout of the pattern: factors of one coordinate are added to the diagonal."""
         several = []
         for family, element in zip((*self.families, *self.wide), factors, strict=True):
@@ -116,15 +116,22 @@ class Structured(AutogradDensity):
     @property
     def takes_rows(self) -> bool:
         """Whether rows with hyperparameters of their own are differentiated together."""
-        plain = self.linear is None and not self.wide and not len(self.B) and bool(self.families)
-        return plain and (self.terms is not None or self.joint.row_bytes is not None)
+        if self.wide or len(self.B):
+            return False
+        if self.linear is not None:
+            return self.joint.row_bytes is not None and (self.quadratic or not self.families)
+        return bool(self.families) and (self.terms is not None or self.joint.row_bytes is not None)
 
     def elements_of_rows(self, u: Tensor, theta: Tensor) -> list[Elements]:
         """Minus the Hessians at rows ``(R, D)``, each at its hyperparameters ``(R, T)``."""
+        found, zeros = self.factors_of_rows(u, theta), u.new_zeros(self.size)
+        return [self.laid_out(zeros, (), [x[row] for x in found]) for row in range(len(u))]
+
+    def factors_of_rows(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
+        """Minus the second derivatives of each family, ``(R, F, k, k)``, at rows as in :meth:`elements_of_rows`."""
         values = torch.vmap(lambda v, t: self._values(t)(v))
-        found = self.second.elements(lambda v: values(v, theta), u)
-        zeros = u.new_zeros(self.size)
-        return [self._laid_out(zeros, (), [x[row].detach() for x in found]) for row in range(len(u))]
+        found = self.second.elements(lambda v: values(v, theta), u) if self.families else ()
+        return tuple(x.detach() for x in found)
 
     def _factors(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
         if not (self.families or self.wide):

@@ -14,6 +14,7 @@ from pyro_evidence.numerics.line_search import no_callback
 from pyro_evidence.numerics.linear_predictor import CLOSE
 from pyro_evidence.precision.dense import Elements, Precision, StructuredPrecision
 from pyro_evidence.structure.factor_density import Structured
+from pyro_evidence.structure.factor_rows import PredictorRows
 from pyro_evidence.structure.groups import Pruned
 
 FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
@@ -116,18 +117,35 @@ class StructuredProblem:
 
         :return: None for rows where these do not arrive, and for all where rows are not differentiated together.
         """
-        density = self.density
+        density, limits = self.density, replace(limits, num_steps=SOON, watch=no_callback)
         if not density.takes_rows or not bool(self.active.all()):
             return [None] * len(u)
-        together = self._search(
-            newton.gradient_of(density, theta),
-            lambda v, rows: density.elements_of_rows(v, theta[rows]),
-            u.detach(),
-            replace(limits, num_steps=SOON, watch=no_callback),
-            shifted=False,
-        )
+        if density.linear is None:
+            gradient = newton.gradient_of(density, theta)
+            together = self._search(
+                gradient, lambda v, r: density.elements_of_rows(v, theta[r]), u.detach(), limits, shifted=False
+            )
+        else:
+            try:
+                rows = PredictorRows(density, u.detach(), theta)
+                together = self._search(rows.gradient, rows.elements, u.detach(), limits, shifted=False)
+                together = self._confirmed(together, theta, limits)
+            except (ArithmeticError, RuntimeError, ValueError):  # of one bad row; each is searched by itself then
+                return [None] * len(u)
         arrived = together.converged.tolist()
         return [together.row(i) if arrived[i] else None for i in range(len(u))]
+
+    def _confirmed(self, mode: StructuredMode, theta: Tensor, limits: newton.Limits) -> StructuredMode:
+        """With the model's own log joint, and as modes only where its gradient says so.
+
+        An expansion of the prior loses digits where a search went far.
+        """
+        value, slope = derivatives.gradient(self.density.joint.log_joint, mode.u, theta)
+        found = zip(slope, mode.found, strict=True)
+        left = [torch.inf if isinstance(p, NotPositiveDefinite) else float(s @ p.solve(s[None])[0]) for s, p in found]
+        decrement = slope.new_tensor(left)
+        converged = mode.converged & limits.is_resting(decrement, value)
+        return replace(mode, log_joint=value, gradient=slope, decrement=decrement, converged=converged)
 
     def _mode(self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool) -> StructuredMode:
         """The mode that one start ``(D,)`` leads to."""

@@ -584,3 +584,13 @@ def test_the_sparse_curvature_of_a_field_is_the_exact_one(make: Callable[[], Gau
     dense = LaplaceEvidence(model, curvature=damped(exact_hessian, 0.0)).run(y)  # any choice but the exact one is dense
     assert "checked by 2 products" in str(sparse.structure)
     torch.testing.assert_close(sparse.log_evidence, dense.log_evidence, rtol=1e-10, atol=0.0)
+
+
+def test_triangles_of_points_nearly_on_a_line_at_the_border_are_left_out() -> None:
+    pytest.importorskip("scipy")
+    x, y = torch.meshgrid(torch.arange(4.0).double(), torch.arange(4.0).double(), indexing="ij")
+    points = torch.stack([x.flatten(), y.flatten()], -1)
+    points[1, 0] += 1e-6  # a point of the border moves inwards: a triangle of two of its neighbours and itself
+    mesh = Mesh.delaunay(points)
+    assert len(mesh.triangles) == 18
+    assert float(mesh.areas.sum()) == pytest.approx(9.0, abs=1e-5)

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
+from pyro.distributions.util import broadcast_shape
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
@@ -177,7 +178,7 @@ class AR(GaussianField):
                 f"p >= 1, and more than p values."
             )
         scale = torch.as_tensor(scale).to(partial)
-        shape = torch.broadcast_shapes(scale.shape, partial.shape[:-1])
+        shape = torch.Size(broadcast_shape(scale.shape, partial.shape[:-1]))
         self.scale, self.partial = scale.expand(shape), partial.expand(*shape, partial.shape[-1])
         p, device = partial.shape[-1], partial.device
         rows, log_variances = _levinson(self.partial)

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 import torch
+from pyro.distributions.util import broadcast_shape
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -107,7 +108,7 @@ class GMRF(GaussianField):
                 f"{tuple(off_diagonal.shape)}; expected E pairs of different values below n, each pair once, "
                 f"(..., n) and (..., E)."
             )
-        shape = torch.broadcast_shapes(diagonal.shape[:-1], off_diagonal.shape[:-1])
+        shape = torch.Size(broadcast_shape(diagonal.shape[:-1], off_diagonal.shape[:-1]))
         self.diagonal, self.off_diagonal = diagonal.expand(*shape, size), off_diagonal.expand(*shape, len(edges))
         fixed, given = _constraint(constraint, size, diagonal)
         anchors = _most_independent(fixed) if intrinsic else edges.new_zeros(0)

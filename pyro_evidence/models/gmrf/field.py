@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from pyro.distributions import TorchDistribution
+from pyro.distributions.util import broadcast_shape  # torch's own loads sympy, for a second
 from torch import Tensor
 from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
@@ -135,7 +136,7 @@ class GaussianField(TorchDistribution):
         :param given: inner products of the values with the fixed directions, ``(m,)``; None: zero.
         """
         self.structure, self._given = structure, given
-        batch = torch.broadcast_shapes(factors[0].shape[:-2], factors[1].shape[:-1])
+        batch = torch.Size(broadcast_shape(factors[0].shape[:-2], factors[1].shape[:-1]))
         self._coefficients = factors[0].expand(*batch, *factors[0].shape[-2:])
         self._precision = factors[1].expand(*batch, factors[1].shape[-1])
         self._log_det = log_det if log_det is None else log_det.expand(batch)

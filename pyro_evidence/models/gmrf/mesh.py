@@ -65,8 +65,7 @@ class Mesh:
         object.__setattr__(self, "points", points.detach().double())
         if self.barrier is not None and self.barrier.shape != triangles.shape[:1]:
             raise BadInput(f"barrier of shape {tuple(self.barrier.shape)}; expected one bool for each triangle.")
-        sides = self._sides.square().sum(-1).amax(-1)
-        flat = torch.nonzero(2.0 * self.areas <= SMALLEST_ANGLE * sides).flatten()
+        flat = torch.nonzero(_is_flat(self.points, triangles)).flatten()
         if len(flat):
             number = int(flat[0])
             raise BadInput(
@@ -79,13 +78,19 @@ class Mesh:
 
     @classmethod
     def delaunay(cls, points: Tensor, barrier: Tensor | None = None) -> "Mesh":
-        """The Delaunay triangles of points ``(n, 2)``; needs SciPy (extra ``fields``)."""
+        """The Delaunay triangles of points ``(n, 2)``, without those at the border that have no area; needs SciPy.
+
+        :raises ImportError: without SciPy (extra ``fields``).
+        """
         try:
             from scipy.spatial import Delaunay
         except ImportError as error:
             raise ImportError("Mesh.delaunay needs SciPy: pip install 'pyro-evidence[fields]'.") from error
-        triangles = torch.as_tensor(Delaunay(points.detach().cpu().double().numpy()).simplices).long()
-        return cls(points, triangles.to(points.device), barrier)
+        found = Delaunay(points.detach().cpu().double().numpy())
+        triangles, beside = (torch.as_tensor(x).long().to(points.device) for x in (found.simplices, found.neighbors))
+        flat = _is_flat(points.detach().double(), triangles)
+        outer = flat & ((beside < 0) | flat[beside]).any(-1)
+        return cls(points, triangles[~outer], barrier)
 
     @cached_property
     def _sides(self) -> Tensor:
@@ -150,6 +155,13 @@ class Mesh:
             found.append(self.triangles[triangle])
             weights.append(three[torch.arange(len(part), device=x.device), triangle])
         return Places(torch.cat(found), torch.cat(weights))
+
+
+def _is_flat(points: Tensor, triangles: Tensor) -> Tensor:
+    """Which triangles have three corners on a line, ``(T,)`` bool."""
+    a, b = (points[triangles[:, i]] - points[triangles[:, 2]] for i in (0, 1))
+    longest = torch.stack([a, b, a - b]).square().sum(-1).amax(0)
+    return (a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0]).abs() <= SMALLEST_ANGLE * longest
 
 
 class Matern(GaussianField):
