@@ -33,9 +33,9 @@ def data() -> Tensor:
 def test_forecasts_are_draws_of_the_exact_conditional(data: Tensor) -> None:
     pyro.clear_param_store()
     forecaster = LaplaceForecaster(Walk(), data, torch.zeros(SIZE, 0), num_draws=20_000)
-    assert not list(pyro.get_param_store().keys())
     torch.manual_seed(1)
     drawn = forecaster(data, torch.zeros(SIZE + AHEAD, 0), num_samples=20_000)
+    assert not list(pyro.get_param_store().keys())
     assert drawn.shape == (20_000, AHEAD, 1)
     times = torch.arange(1.0, 1.0 + SIZE + AHEAD, dtype=torch.float64)
     signal = STEP**2 * torch.minimum(times, times.unsqueeze(-1))
