@@ -403,6 +403,29 @@ class CoxPartialLikelihood(TorchDistribution):
         return new
 
 
+def concordance(time: Tensor, event: Tensor, risk: Tensor) -> float:
+    """Harrell's C: the share of pairs in which the earlier event has the higher risk; equal risks count half.
+
+    A pair can be compared where the earlier time is that of an event; a row that left at the time of an event is later.
+
+    :param time: and ``event``, 1 where it was seen, and ``risk``, such as the log of a ratio of hazards, ``(N,)`` each.
+    :raises BadInput: for different shapes, and where no pair can be compared.
+
+    >>> concordance(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 1, 0]), torch.tensor([0.5, 0.9, 0.1]))
+    0.6666666666666666
+    """
+    if time.dim() != 1 or time.shape != event.shape or time.shape != risk.shape:
+        raise BadInput(f"concordance of {[tuple(x.shape) for x in (time, event, risk)]}; expected (N,) three times.")
+    pairs = ordered = 0.0
+    for i in torch.nonzero(event.bool()).flatten().tolist():
+        later = risk[(time > time[i]) | ((time == time[i]) & ~event.bool())]
+        pairs += len(later)
+        ordered += float((risk[i] > later).sum()) + 0.5 * float((risk[i] == later).sum())
+    if not pairs:
+        raise BadInput("concordance: no event is before another time; expected a pair that can be compared.")
+    return ordered / pairs
+
+
 def _running_log_sum(x: Tensor) -> Tensor:
     """``log sum_{j <= i} exp(x_j)`` along the last dim, by doubling: finite derivatives of every order."""
     step, size = 1, x.shape[-1]

@@ -15,6 +15,7 @@ pytest.importorskip("formulae")
 import pandas
 
 from pyro_evidence.models.formula import mixed
+from pyro_evidence.models.survival import concordance
 
 Numbers = dict[str, list[float]]
 SURVREG: dict[str, tuple[float, Numbers]] = {  # of surv(time, event) ~ age + sex, by survreg; shape = 1 / scale
@@ -61,6 +62,14 @@ def test_ratios_of_hazards_are_those_of_coxph(kidney: Any, family: str, delayed:
     found, (log_likelihood, b) = fit(f"surv({times}) ~ age + sex", kidney, family), COXPH[family, delayed]
     assert float(found.log_evidence) == pytest.approx(log_likelihood, abs=1e-8)
     assert found.hyperparameters["b"].tolist() == pytest.approx(b, abs=1e-6)
+
+
+def test_concordance_is_that_of_r(kidney: Any) -> None:
+    time, event = (torch.tensor(kidney[name].to_numpy()) for name in ("time", "event"))
+    risk = torch.tensor(kidney[["age", "sex"]].to_numpy()).double() @ torch.tensor(COXPH["cox", False][1]).double()
+    assert concordance(time, event, risk) == pytest.approx(0.662182741117, abs=1e-10)
+    with pytest.raises(BadInput, match="no event is before"):
+        concordance(time, 0 * event, risk)
 
 
 def test_an_early_time_is_divided_by_the_survival_to_entry(kidney: Any) -> None:
