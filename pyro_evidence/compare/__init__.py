@@ -4,6 +4,7 @@ from pyro_evidence.compare.committee import Committee, committee, linearised
 from pyro_evidence.compare.comparison import Comparison, compare
 from pyro_evidence.compare.evidence import EvidenceComparison, compare_evidence
 from pyro_evidence.compare.learning_curve import LearningCurve, learning_curve
+from pyro_evidence.compare.prequential import Prequential, prequential
 from pyro_evidence.compare.runs import NUTSRun, SVIRun
 from pyro_evidence.compare.sbc import Calibration, sbc
 from pyro_evidence.compare.to_arviz import arviz_groups, to_datatree, to_inference_data
@@ -15,6 +16,7 @@ __all__ = [
     "EvidenceComparison",
     "LearningCurve",
     "NUTSRun",
+    "Prequential",
     "SVIRun",
     "arviz_groups",
     "committee",
@@ -22,6 +24,7 @@ __all__ = [
     "compare_evidence",
     "learning_curve",
     "linearised",
+    "prequential",
     "sbc",
     "to_datatree",
     "to_inference_data",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     )
     from pyro_evidence.infer.evidence_em import EvidenceEM
     from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
+    from pyro_evidence.infer.laplace_forecaster import LaplaceForecaster
     from pyro_evidence.infer.laplace_kernel import LaplaceKernel
     from pyro_evidence.infer.laplace_marginal import LaplaceMarginal
     from pyro_evidence.infer.laplace_nuts import LaplaceNUTS
@@ -28,6 +29,7 @@ __all__ = [
     "ClassConditional",
     "EvidenceEM",
     "LaplaceEvidence",
+    "LaplaceForecaster",
     "LaplaceKernel",
     "LaplaceMarginal",
     "LaplaceNUTS",

@@ -9,6 +9,7 @@
 Klein and Moeschberger (2003), chapters 2 and 3.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -285,6 +286,16 @@ class Censored(TorchDistribution):
         """That of the times."""
         return self.base.support
 
+    @property
+    def mean(self) -> Tensor:
+        """That of the times without censoring, where it is known."""
+        return self.base.mean
+
+    @property
+    def variance(self) -> Tensor:
+        """As :attr:`mean`."""
+        return self.base.variance
+
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density or probability of each row, nats."""
         found = self.base.log_prob(value)
@@ -325,6 +336,7 @@ class CoxPartialLikelihood(TorchDistribution):
     :param log_ratio: of each row's hazard, ``(..., N)``.
     :param event: whether the event was seen, ``(N,)``; else the row left at its time.
     :param efron: whether tied events are treated by Efron's approximation; else by Breslow's.
+    :param entry: times after which rows are at risk, ``(N,)``; by default all are from the start.
 
     >>> time, event = torch.tensor([2.0, 1.0, 3.0]), torch.tensor([1, 1, 0])
     >>> CoxPartialLikelihood(torch.zeros(3), event).log_prob(time)  # 1/3 for the first, 1/2 for the second
@@ -337,14 +349,21 @@ class CoxPartialLikelihood(TorchDistribution):
     support = constraints.independent(constraints.positive, 1)
 
     def __init__(
-        self, log_ratio: Tensor, event: Tensor, efron: bool = False, validate_args: bool | None = None
+        self,
+        log_ratio: Tensor,
+        event: Tensor,
+        efron: bool = False,
+        validate_args: bool | None = None,
+        *,
+        entry: Tensor | None = None,
     ) -> None:
-        if event.dim() != 1 or log_ratio.shape[-1:] != event.shape:
+        entered = event if entry is None else entry
+        if event.dim() != 1 or log_ratio.shape[-1:] != event.shape or entered.shape != event.shape:
             raise BadInput(
-                f"log_ratio of shape {tuple(log_ratio.shape)} and event of shape {tuple(event.shape)}; expected "
-                f"(..., N) and (N,)."
+                f"log_ratio of shape {tuple(log_ratio.shape)}, event of shape {tuple(event.shape)} and entry of shape "
+                f"{tuple(entered.shape)}; expected (..., N) and (N,)."
             )
-        self.log_ratio, self.event, self.efron = log_ratio, event.bool(), efron
+        self.log_ratio, self.event, self.efron, self.entry = log_ratio, event.bool(), efron, entry
         super().__init__(log_ratio.shape[:-1], log_ratio.shape[-1:], validate_args=validate_args)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -353,6 +372,12 @@ class CoxPartialLikelihood(TorchDistribution):
         time, event, eta = value[order], self.event[order], self.log_ratio[..., order]
         last = torch.searchsorted(-time, -time, right=True) - 1  # the last row of those with the same time
         at_risk = _running_log_sum(eta)[..., last]
+        if self.entry is not None:
+            entry, place = self.entry.sort(descending=True)
+            count = torch.searchsorted(-entry, -time, right=True)  # of rows that enter at this time or later
+            late = _running_log_sum(self.log_ratio[..., place])[..., (count - 1).clamp(min=0)]  # clamp: none, unused
+            share = torch.where(count > 0, late - at_risk, -math.inf)
+            at_risk = at_risk + torch.log1p(-share.exp())
         if not self.efron:
             return torch.where(event, eta - at_risk, 0.0).sum(-1)
         first = torch.searchsorted(-time, -time)
@@ -376,6 +401,29 @@ class CoxPartialLikelihood(TorchDistribution):
         super(CoxPartialLikelihood, new).__init__(shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
+
+
+def concordance(time: Tensor, event: Tensor, risk: Tensor) -> float:
+    """Harrell's C: the share of pairs in which the earlier event has the higher risk; equal risks count half.
+
+    A pair can be compared where the earlier time is that of an event; a row that left at the time of an event is later.
+
+    :param time: and ``event``, 1 where it was seen, and ``risk``, such as the log of a ratio of hazards, ``(N,)`` each.
+    :raises BadInput: for different shapes, and where no pair can be compared.
+
+    >>> concordance(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 1, 0]), torch.tensor([0.5, 0.9, 0.1]))
+    0.6666666666666666
+    """
+    if time.dim() != 1 or time.shape != event.shape or time.shape != risk.shape:
+        raise BadInput(f"concordance of {[tuple(x.shape) for x in (time, event, risk)]}; expected (N,) three times.")
+    pairs = ordered = 0.0
+    for i in torch.nonzero(event.bool()).flatten().tolist():
+        later = risk[(time > time[i]) | ((time == time[i]) & ~event.bool())]
+        pairs += len(later)
+        ordered += float((risk[i] > later).sum()) + 0.5 * float((risk[i] == later).sum())
+    if not pairs:
+        raise BadInput("concordance: no event is before another time; expected a pair that can be compared.")
+    return ordered / pairs
 
 
 def _running_log_sum(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_evidence.compare.comparison import Comparison, flattened
 from pyro_evidence.compare.discrepancy import gaussian_divergence, quantiles
+from pyro_evidence.compare.prequential import Prequential
 from pyro_evidence.compare.sbc import Calibration
 from pyro_evidence.display import DASHES, MARKERS, SHADE, SMALL, THIN, Axes, check_axes, with_labels
 from pyro_evidence.errors import BadInput
@@ -19,6 +20,20 @@ from pyro_evidence.plots.posterior import element_labels
 NUM_GRID = 200  # points over eight standard deviations: a line that the eye sees as smooth
 MOST_POINTS = 500  # of each engine in a scatter plot
 BAND = 2.5758  # standard deviations that hold 99 % of a normal
+
+
+def prequential_difference(axes: Axes, one: Prequential, other: Prequential) -> Axes:
+    """By how many nats the first model's forecasts are ahead, cumulated over the steps; above zero it is better.
+
+    :raises BadInput: for those of other steps.
+    """
+    check_axes(axes)
+    if not torch.equal(one.steps, other.steps):
+        raise BadInput("two prequential log evidences; expected them of the same steps: the same first and every.")
+    axes.axhline(0.0, linewidth=THIN, color="black")
+    ahead = (one.log_scores - other.log_scores).cumsum(0)
+    axes.plot(one.steps[1:].tolist(), ahead.tolist())
+    return with_labels(axes, "steps", "nats ahead", legend=False)
 
 
 def overlaid(axes: Axes, comparison: Comparison, site: str, element: int = 0) -> Axes:

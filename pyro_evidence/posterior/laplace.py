@@ -88,6 +88,10 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return self.state.problem.joint
 
     @property
+    def _is_normal(self) -> bool:
+        return self._normal and not isinstance(self.state.precision, LatentPrecision)
+
+    @property
     def log_evidence(self) -> Tensor:
         """``log p(D | hyperparameters)`` by Laplace's approximation, nats, total, shape ``()``."""
         return self.state.log_evidence

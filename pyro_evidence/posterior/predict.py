@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,25 @@ class SitePrediction:
         found = [part.quantile(q.to(part), 0) for part in flat.split(max(1, HELD_NUMBERS // len(flat)), 1)]
         return torch.cat(found, -1).reshape(*q.shape, *rows.shape[1:])
 
+    def told(self, return_std: bool, quantiles: float | Sequence[float] | None) -> Any:
+        """What a user has asked for: the mean, with the standard deviation, or quantiles.
+
+        :raises BadInput: for both, and for a distribution without a mean or variance.
+        """
+        if return_std and quantiles is not None:
+            raise BadInput("predict(..., return_std=True, quantiles=...): expected one of the two. Call it twice.")
+        if quantiles is not None:
+            return self.quantiles(quantile_levels(quantiles))
+        mean, variance = self.moments.mean, self.moments.variance
+        for values in (mean, variance) if return_std else (mean,):
+            if not bool(values.isfinite().all()):
+                raise BadInput(
+                    f"{int((~values.isfinite()).sum())} predictive means or variances are not finite; expected a "
+                    "likelihood with both (a StudentT needs more than two degrees of freedom). Ask for "
+                    "quantiles=[0.05, 0.5, 0.95]."
+                )
+        return (mean, variance.sqrt()) if return_std else mean
+
     def __add__(self, other: "SitePrediction") -> "SitePrediction":
         """Over more draws."""
         return SitePrediction(self.moments + other.moments, self.values + other.values, self.classes)
@@ -114,6 +134,11 @@ class _Observed(Messenger):
 
 class PredictivePosterior(Posterior):
     """A posterior whose model can be run on new inputs."""
+
+    @property
+    def _is_normal(self) -> bool:
+        """Whether draws are linear in white noise."""
+        return False
 
     def _class_probabilities(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], integral: Integral, num_samples: int, seed: int
@@ -149,25 +174,82 @@ class PredictivePosterior(Posterior):
 
         >>> mean, sd = posterior.predict(X_new, return_std=True)  # doctest: +SKIP
         """
-        if return_std and quantiles is not None:
-            raise BadInput("predict(..., return_std=True, quantiles=...): expected one of the two. Call it twice.")
         if not return_std and quantiles is None and site is None:
             exact = self._class_probabilities(args, kwargs, hermite, num_samples, seed)
             if exact is not None:
                 return exact
         joint = self._with(args, kwargs)
         found = _chosen(predictions(self, joint, num_samples, seed, 0 if quantiles is None else num_samples), site)
-        if quantiles is not None:
-            return found.quantiles(quantile_levels(quantiles))
-        mean, variance = found.moments.mean, found.moments.variance
-        for values in (mean, variance) if return_std else (mean,):
-            if not bool(values.isfinite().all()):
-                raise BadInput(
-                    f"{int((~values.isfinite()).sum())} predictive means or variances are not finite; expected a "
-                    "likelihood with both (a StudentT needs more than two degrees of freedom). Ask for "
-                    "quantiles=[0.05, 0.5, 0.95]."
-                )
-        return (mean, variance.sqrt()) if return_std else mean
+        return found.told(return_std, quantiles)
+
+    def forecast(
+        self,
+        steps: int,
+        *args: Any,
+        return_std: bool = False,
+        quantiles: float | Sequence[float] | None = None,
+        site: str | None = None,
+        num_samples: int = NUM_DRAWS,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """The next values of a series: those that the model has on so many steps more than the fit.
+
+        Plates have new elements from their prior, fields along a line (``RandomWalk``, ``Seasonal``, ``AR``,
+        ``OrnsteinUhlenbeck``) go on from their last values.  Means and standard deviations are exact where the mean is
+        linear in latents that are normal, and averages over draws elsewhere.
+
+        :param steps: how many.
+        :param args: the model's arguments over the steps of the fit and the new ones, targets left out.  Without any,
+            those of the fit: lengths and targets grow.
+        :param return_std: and all other settings, as for :meth:`predict`.
+        :return: as :meth:`predict`, the last ``steps`` along the first dimension of the data.
+        :raises BadInput: as :meth:`predict`, and without arguments where the model has inputs, whose next values are
+            not known.
+
+        >>> from pyro import distributions as dist, sample
+        >>> from pyro_evidence import LaplaceEvidence
+        >>> from pyro_evidence.models.gmrf import AR1
+        >>> def model(y):
+        ...     x = sample("x", AR1(1.0, 0.5, size=len(y)))
+        ...     sample("y", dist.Normal(x, 0.01).to_event(1), obs=y)
+        >>> posterior = LaplaceEvidence(model, marginalise=()).run(torch.tensor([0.3, -1.0, 0.5, 2.0]))
+        >>> [round(float(x), 2) for x in posterior.forecast(2)]
+        [1.0, 0.5]
+        """
+        steps = check_count("steps", steps)
+        if not args and not kwargs:
+            self._needs_data("forecast() without arguments")
+            args, kwargs = longer(self._joint, *self._mode_at, steps)
+        joint, kept = self._with(args, kwargs), 0 if quantiles is None else num_samples
+        parts = predictions(self, joint, num_samples, seed, kept, linear=self._is_normal and quantiles is None)
+        found = _chosen(parts, site)
+        moments, values = found.moments, tuple(value[:, -steps:] for value in found.values)
+        last = PredictiveMoments(moments.weight, moments.mean[-steps:], moments.variance[-steps:])
+        return SitePrediction(last, values, found.classes).told(return_std, quantiles)
+
+
+def longer(joint: LogJoint, u: Tensor, theta: Tensor, steps: int) -> Arguments:
+    """The arguments of the fit with lengths and targets so many steps longer; new targets are nan.
+
+    :raises BadInput: for inputs as long as the data: their next values are for the user to say.
+    """
+    nodes = joint.trace(u, theta).nodes
+    seen = [nodes[name]["value"] for name in joint.observed]
+
+    def grown(name: int | str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value + steps if isinstance(value, int) and any(value == len(y) for y in seen) else value
+        if not value.dim() or all(len(value) != len(y) for y in seen):
+            return value
+        if not any(value.shape == y.shape and torch.equal(value.nan_to_num(), y.nan_to_num()) for y in seen):
+            raise BadInput(
+                f"forecast({steps}): argument {name!r} has {len(value)} values, as the data have; expected to be told "
+                f"those that follow. Pass the model's arguments over all {len(value) + steps} steps."
+            )
+        return torch.cat([value, torch.full_like(value[:1], math.nan).expand(steps, *value.shape[1:])])
+
+    return tuple(grown(i, x) for i, x in enumerate(joint.args)), {n: grown(n, x) for n, x in joint.kwargs.items()}
 
 
 def probability(posterior: Posterior, joint: LogJoint, *, site: str | None, num_samples: int) -> Tensor:
@@ -185,7 +267,7 @@ def probability(posterior: Posterior, joint: LogJoint, *, site: str | None, num_
 
 
 def predictions(
-    posterior: Posterior, joint: LogJoint, num_samples: int, seed: int, kept: int
+    posterior: Posterior, joint: LogJoint, num_samples: int, seed: int, kept: int, linear: bool = False
 ) -> dict[str, SitePrediction]:
     """Every observed site at new inputs, levels of groups that the fit has not seen drawn from their prior.
 
@@ -194,6 +276,7 @@ def predictions(
     :param joint: with the model's arguments at the new inputs; a required one that is missing is passed as None.
     :param seed: of the draws; the caller's random state is not touched.
     :param kept: how many rows of new data are kept for quantiles.
+    :param linear: whether draws are linear in white noise, so that moments of what is linear in draws can be exact.
     :raises BadInput: when the model cannot be run on them, or for what is no seed.
     :raises TooLarge: when what is kept does not fit into memory.
     """
@@ -237,8 +320,38 @@ def predictions(
             parts[name] = SitePrediction(PredictiveMoments.over(weights, mean, found[f"{name}/variance"]), values, has)
         return parts
 
+    def along_axes() -> dict[str, SitePrediction] | None:
+        """Moments by the change along each axis of white noise; None where means are not linear, or axes are many.
+
+        One random place more tells: a function that is not linear agrees there with probability zero.
+        """
+        size, u = posterior._num_directions, posterior._mode_at[0]
+        run(joint.latents.constrained(u.to(joint.dtype)))
+        fresh = {n: torch.Size(shape) for n, shape in levels.fresh.items()}
+        sizes = [size, *(shape.numel() for shape in fresh.values())]
+        if any(classes.values()) or sum(sizes) > num_samples:
+            return None
+        axes = torch.eye(sum(sizes), dtype=torch.float64)
+        white, *noise = torch.cat([0.0 * axes[:1], axes, torch.randn_like(axes[:1])]).split(sizes, -1)
+        latents = dict(posterior._joint.latents.constrained(posterior._draws(white.to(u)).to(joint.dtype)))
+        for (name, shape), part in zip(fresh.items(), noise, strict=True):
+            latents[f"{name}/noise"] = part.to(u).view(-1, *shape)
+        found, parts = vectorised(run, latents), {}
+        place = torch.cat([white, *noise], -1)[-1]
+        for name in classes:
+            mean, variance = found[f"{name}/mean"], found[f"{name}/variance"]
+            change = mean[1:-1] - mean[0]
+            expected = mean[0] + torch.tensordot(place.to(mean), change, 1)
+            if not (torch.allclose(mean[-1], expected, rtol=1e-8) and torch.allclose(variance[-1], variance[0])):
+                return None
+            moments = PredictiveMoments(float(num_samples), mean[0], variance[0] + change.square().sum(0))
+            parts[name] = SitePrediction(moments, (), False)
+        return parts
+
     with tangent_at(posterior._tangent), new_data(args, kwargs), own_random_numbers(), torch.no_grad():
         torch.manual_seed(operator.index(seed))
+        if linear and (exact := along_axes()) is not None:
+            return exact
         latents = posterior._latent_draws(joint, new, num_samples, seed, alone and not joint.discrete)
         with without_validation():
             parts = (over(*part) for part in latents)

@@ -260,7 +260,8 @@ class NewLevels(Messenger):
     """Gives a latent site that was drawn for the fit's plates the sizes that its plates have now.
 
     Elements beyond the fit's are drawn from the site's own prior, given everything else of the run; where there are
-    fewer, the first are taken.  A model of random effects then predicts for groups that it has never seen.
+    fewer, the first are taken.  A model of random effects then predicts for groups that it has never seen, and a field
+    along a line (a site with a method ``continued``) goes on from its last values.
 
     :param shapes: of each latent site in the fit.
     :param drawn: whether the elements beyond are drawn, or are their prior's mean.
@@ -292,12 +293,22 @@ class NewLevels(Messenger):
             return
         fn = msg["fn"]
         wanted = torch.Size(fn.shape())
-        plates = len(fitted) - fn.event_dim
-        if wanted != fitted and len(wanted) == len(fitted) and wanted[plates:] == fitted[plates:]:
+        plates, field = len(fitted) - fn.event_dim, innermost(fn)
+        if hasattr(field, "continued") and wanted[:-1] == fitted[:-1] and wanted[-1] > fitted[-1]:
+            msg["value"] = field.continued(value.reshape(fitted), self._later(msg["name"], value, wanted, fitted))
+        elif wanted != fitted and len(wanted) == len(fitted) and wanted[plates:] == fitted[plates:]:
             new = (self._drawn(msg["name"], fn) if self.drawn else fn.mean.expand(wanted)).clone()
             common = tuple(slice(0, min(a, b)) for a, b in zip(fitted, new.shape, strict=True))
             new[common] = value.reshape(fitted)[common]
             msg["value"] = new
+
+    def _later(self, name: str, value: Tensor, wanted: torch.Size, fitted: torch.Size) -> Tensor:
+        """White noise for the values that follow those of the fit."""
+        shape = torch.Size([*wanted[:-1], wanted[-1] - fitted[-1]])
+        if not self.drawn:
+            return value.new_zeros(shape)
+        self.fresh[name] = shape
+        return self.noise[name] if name in self.noise else torch.randn(shape).to(value)
 
     def _drawn(self, name: str, fn: Any) -> Tensor:
         base, white = innermost(fn), self.noise.get(name)

@@ -35,6 +35,7 @@ def frame() -> Any:
         {
             "x": x,
             "t": rng.uniform(1.0, 2.0, ROWS),
+            "early": 0.9 * (np.arange(ROWS) % 2),
             "g": [str(i % 4) for i in range(ROWS)],
             "h": [str(i % 3) for i in range(ROWS)],
             "y": x + rng.normal(size=ROWS),
@@ -78,6 +79,13 @@ RESPONSES = {
     "poisson": "k",
     "negative binomial": "k",
     "categorical": "kind",
+    "exponential": "surv(t)",
+    "weibull": "surv(t, yes)",
+    "lognormal": "surv(early, t, yes)",
+    "loglogistic": "surv(t, yes)",
+    "gompertz": "surv(early, t, yes)",
+    "cox": "surv(early, t, yes)",
+    "cox breslow": "surv(t, yes)",
 }
 RIGHT = [
     "x + (x | g)",

@@ -1,7 +1,7 @@
 """A data frame as the tensors of a mixed model: fixed effects, what varies by group, groups, response."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -41,12 +41,12 @@ class Response:
     """The response as tensors.
 
     :ivar values: shape ``(N,)``.
-    :ivar trials: of a binomial, shape ``(N,)``.
+    :ivar given: what else is known of each, ``(N,)`` by name: ``trials`` of a binomial, ``event``, ``entry`` of times.
     :ivar classes: in the order of their codes, where it has classes.
     """
 
     values: Tensor
-    trials: Tensor | None = None
+    given: Mapping[str, Tensor] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
 
 
@@ -83,6 +83,20 @@ class FrameDesign:
         if built.common is None:
             return ()
         return tuple(str(n) for name, t in _terms(built) for n in ([name] if t.labels is None else t.labels))
+
+    @property
+    def coefficients(self) -> tuple[str, ...]:
+        """Names of the fixed effects."""
+        return tuple(name for name in self.names(self.formula.fixed) if self._has_intercept or name != "Intercept")
+
+    def fixed(self, frame: Frame | None = None) -> Tensor:
+        """Columns of the fixed effects, ``(N, P)``."""
+        kept = [self._has_intercept or name != "Intercept" for name in self.names(self.formula.fixed)]
+        return self.matrix(self.formula.fixed, frame)[:, torch.tensor(kept, dtype=torch.bool)]
+
+    @property
+    def _has_intercept(self) -> bool:
+        return FAMILIES[self.family].response != "order"
 
     def offset(self, frame: Frame | None = None) -> Tensor | None:
         """The sum of the terms with a coefficient of one, ``(N,)``, or None."""
@@ -125,6 +139,8 @@ class FrameDesign:
         kind = FAMILIES[self.family].response
         if kind == "trials":
             return self._trials(frame)
+        if kind in ("times", "order"):
+            return self._times(frame)
         text, _, level = self.formula.response.partition("[")
         if kind in ("binary", "classes"):
             return _classes(self._column(text, frame), level.strip("]'\" "), kind, self._column(text, self.frame))
@@ -143,7 +159,24 @@ class FrameDesign:
         successes, other = (_float(self._column(text.strip(), frame)) for text in found.groups()[1:])
         trials = successes + other if found.group(1) == "cbind" else other
         _require(bool(((successes >= 0) & (successes <= trials)).all()), "successes", "from 0 to the number of trials")
-        return Response(successes, trials)
+        return Response(successes, {"trials": trials})
+
+    def _times(self, frame: Frame) -> Response:
+        found = re.fullmatch(r"surv\((.*)\)", self.formula.response)
+        parts = found.group(1).split(",") if found else []
+        if not 1 <= len(parts) <= 3:
+            raise BadInput(
+                f"the response of family={self.family!r} is '{self.formula.response}'; expected surv(time, event), "
+                f"surv(start, stop, event), or surv(time) where every event was seen."
+            )
+        columns = [_float(self._column(text, frame)) for text in parts]
+        event = torch.ones_like(columns[0]) if len(parts) == 1 else columns.pop()
+        entry = {"entry": columns[0]} if len(columns) == 2 else {}
+        time, begun = columns[-1], entry.get("entry", torch.zeros_like(columns[-1]))
+        _require(bool((time > 0).all()), "times", "above 0")
+        _require(bool(((begun >= 0) & (begun < time)).all()), "times of entry", "from 0, and below the time of exit")
+        _require(bool(((event == 0) | (event == 1)).all()), "events", "1 where the event was seen, else 0")
+        return Response(time, {"event": event, **entry})
 
     def _column(self, text: str, frame: Frame) -> Any:
         """A column, or what an expression makes of columns."""

@@ -93,10 +93,13 @@ def mixed(
     priors fixed effects and spreads are params, found by maximum (marginal) likelihood.
 
     :param frame: a ``pandas.DataFrame``; rows with a missing value are left out, and counted in ``model.dropped``.
-    :param family: gaussian, bernoulli, binomial, poisson, negative binomial or categorical.
+    :param family: gaussian, bernoulli, binomial, poisson, negative binomial or categorical; of times until an event,
+        ``surv(time, event)`` or ``surv(start, stop, event)``, exponential, weibull, lognormal, loglogistic (``eta`` is
+        the log of a typical time), gompertz (the log of the hazard at 0), or cox, Cox's partial likelihood with Efron's
+        treatment of ties, "cox breslow" with Breslow's (the log of a ratio of hazards, no intercept).
     :param priors: of ``b`` (fixed effects), ``sd`` (spreads of groups, or ``sd_subject`` for one), ``L`` (their
-        correlations), ``sigma``, ``shape``: what has one is a latent site.  ``{"b": "flat"}`` gives restricted maximum
-        likelihood, ``"weak"`` priors in the data's units for all; ``model.source`` states them.
+        correlations), ``sigma``, ``shape``, ``growth``: what has one is a latent site.  ``{"b": "flat"}`` gives
+        restricted maximum likelihood, ``"weak"`` priors in the data's units for all; ``model.source`` states them.
     :return: the program, and its arguments, response last.
     :raises BadInput: for a formula, a frame, a family or a prior that cannot be used.
 
@@ -119,12 +122,11 @@ def mixed(
     sketch = _sketch(formula, design, response, priors)
     coords, dims = _names(sketch, design)
     model = MixedModel(formula, family, coords, dims, len(frame) - len(kept), response.classes, design, sketch)
-    trials = [] if response.trials is None else [response.trials]
-    return model, (*_inputs(design, sketch.blocks), *trials, response.values)
+    return model, (*_inputs(design, sketch.blocks), *response.given.values(), response.values)
 
 
 def _sketch(formula: str, design: FrameDesign, response: Response, priors: Priors | str | None) -> Sketch:
-    family, coefficients = FAMILIES[design.family], design.names(design.formula.fixed)
+    family, coefficients = FAMILIES[design.family], design.coefficients
     stated = _chosen(priors, design, response)
     endings = tuple(f"_{c}" for c in suffixes(response.classes)) if design.family == "categorical" else ("",)
     blocks = tuple(_blocks(design, endings))
@@ -141,21 +143,24 @@ def _sketch(formula: str, design: FrameDesign, response: Response, priors: Prior
             L = _quantity(f"L_{label}", (size, size), "corr_cholesky", names, stated) if block.correlated else None
             effects.append(Effects(block, label, sd, L))
         predictors.append(Predictor(f"eta{ending}", b, tuple(effects)))
+    start = 1.0 / float(response.values.max()) if family.spread == "growth" else 1.0  # else its hazard overflows
     sketch = Sketch(
         f"{formula}  ({design.family}, {family.link} link{classes})".replace('"', "'").replace("\\", "/"),
         design.family,
         identifier(design.formula.response.partition("[")[0], taken | _own(endings)),
         blocks,
         tuple(predictors),
-        _quantity(family.spread, (), "positive", (), stated) if family.spread else None,
-        design.offset() is not None,
+        _quantity(family.spread, (), "positive", (), stated, start) if family.spread else None,
+        (*["offset"] * (design.offset() is not None), *response.given),
     )
     check_names(stated, {n for n in sketch.names.keys() | {general(n) for n in sketch.names} if n[0] != "u"})
     return sketch
 
 
-def _quantity(name: str, shape: tuple[int, ...], constraint: str, labels: tuple[str, ...], priors: Priors) -> Quantity:
-    return Quantity(name, shape, constraint, labels, stated_prior(name, shape, priors))
+def _quantity(
+    name: str, shape: tuple[int, ...], constraint: str, labels: tuple[str, ...], priors: Priors, start: float = 1.0
+) -> Quantity:
+    return Quantity(name, shape, constraint, labels, stated_prior(name, shape, priors), start)
 
 
 def _chosen(priors: Priors | str | None, design: FrameDesign, response: Response) -> Priors:
@@ -168,12 +173,10 @@ def _chosen(priors: Priors | str | None, design: FrameDesign, response: Response
         return priors
     if priors != WEAK:
         raise BadInput(f"priors={priors!r}; expected a dict such as {{'b': 'Normal(0, 2.5)'}}, 'weak' or None.")
-    fixed = design.formula.fixed
-    found = weak_priors(design.matrix(fixed), design.names(fixed), design.family, response.values)
+    found = weak_priors(design.fixed(), design.coefficients, FAMILIES[design.family], response.values)
     correlated = any(v.correlated and len(design.names(v.terms)) > 1 for v in design.formula.varying)
     absent = set() if correlated else {"L"}
     absent |= set() if design.formula.varying else {"sd"}
-    absent |= set() if FAMILIES[design.family].spread else {"shape"}
     return {n: text for n, text in found.items() if n not in absent}
 
 
@@ -206,7 +209,7 @@ def _words(label: str, endings: Sequence[str]) -> set[str]:
 
 def _inputs(design: FrameDesign, blocks: Sequence[Grouping], frame: Frame | None = None) -> list[Any]:
     """The arguments up to the response, trials apart."""
-    found: list[Any] = [design.matrix(design.formula.fixed, frame)]
+    found: list[Any] = [design.fixed(frame)]
     for block, varying in zip(blocks, design.formula.varying, strict=True):
         found += design.index(varying, frame)
         if not block.plain:
@@ -217,7 +220,7 @@ def _inputs(design: FrameDesign, blocks: Sequence[Grouping], frame: Frame | None
 
 def _names(sketch: Sketch, design: FrameDesign) -> tuple[dict[str, Sequence[str]], dict[str, Sequence[str]]]:
     """Names along dimensions, and which site has which."""
-    coords: dict[str, Sequence[str]] = {"coefficient": design.names(design.formula.fixed)}
+    coords: dict[str, Sequence[str]] = {"coefficient": design.coefficients}
     for block, varying in zip(sketch.blocks, design.formula.varying, strict=True):
         coords |= {block.label: design.levels(varying), f"{block.label}_effect": block.coefficients}
     dims: dict[str, Sequence[str]] = {}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.models.formula.families import GLMFamily
 
 WEAK = "weak"
 FLAT = "flat"
@@ -139,22 +140,27 @@ def _number(node: ast.AST, name: str, text: str) -> Any:
     return value
 
 
-def weak_priors(X: Tensor, names: tuple[str, ...], family: str, response: Tensor) -> dict[str, str]:
+def weak_priors(X: Tensor, names: tuple[str, ...], family: GLMFamily, response: Tensor) -> dict[str, str]:
     """Priors that say the units and little more.
 
-    For one standard deviation of a column, two and a half of the response.  Exponential priors, one standard deviation
-    on average, hold spreads down.
+    For one standard deviation of a column, two and a half of the response, or of the log of times.  Exponential priors,
+    one standard deviation on average, hold spreads down.
     """
-    gaussian = family == "gaussian"
+    gaussian = family.response == "real"
     unit = float(response.std()) if gaussian and len(response) > 1 else 1.0
     spread = X.std(0) if names and len(X) > 1 else X.new_ones(X.shape[1])
     scales = [2.5 * unit / (float(s) if float(s) > 0 else 1.0) for s in spread]
     centre = float(response.mean()) if gaussian else 0.0
+    if family.response == "times":
+        centre = float(response.mean().log()) * (-1.0 if family.spread == "growth" else 1.0)  # of a hazard: per time
     locs = [centre if name == "Intercept" else 0.0 for name in names]
     found = {"sd": f"Exponential({1.0 / unit:.3g})", "L": "LKJ(1)"}
     if names:
         found["b"] = f"Normal({_list(locs)}, {_list(scales)})"
-    return found | ({"sigma": found["sd"]} if gaussian else {"shape": "Exponential(1)"})
+    if family.spread:
+        per_time = float(response.mean()) if family.spread == "growth" else 1.0
+        found[family.spread] = f"Exponential({per_time / unit:.3g})"
+    return found
 
 
 def _list(values: list[float]) -> str:

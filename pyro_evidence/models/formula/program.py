@@ -7,6 +7,7 @@ import keyword
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributions import constraints
 from pyro_evidence.models.formula.families import FAMILIES
 from pyro_evidence.models.formula.priors import Prior
 
+SURVIVAL = "from pyro_evidence.models.survival import Censored, CoxPartialLikelihood, Gompertz, LogLogistic\n"
 HEAD = """import pyro
 import pyro.distributions as dist
 import torch
@@ -26,7 +28,8 @@ from torch.distributions import constraints
 """
 TAKEN = frozenset(
     {"pyro", "dist", "torch", "constraints", "model", "len", "X", "b", "eta", "u", "scale", "sigma", "shape"}
-    | {"trials", "offset", "rows"}
+    | {"trials", "offset", "rows", "event", "entry", "growth"}
+    | {"Censored", "CoxPartialLikelihood", "Gompertz", "LogLogistic"}
 )
 
 
@@ -37,6 +40,7 @@ class Quantity:
     :ivar shape: of its value.
     :ivar constraint: ``real``, ``positive`` or ``corr_cholesky``.
     :ivar labels: what its elements are called.
+    :ivar start: where a positive param begins.
     """
 
     name: str
@@ -44,25 +48,26 @@ class Quantity:
     constraint: str
     labels: tuple[str, ...]
     prior: Prior | None
+    start: float = 1.0
 
     def value(self, X: Tensor) -> Tensor:
-        """Its value in this run; a param starts at zero, a positive one at one, correlations at none."""
+        """Its value in this run; a param starts at zero, a positive one at ``start``, correlations at none."""
         if self.prior is not None:
             return pyro.sample(self.name, self.prior.distribution(X, self.shape))
         if self.constraint == "real":
             return pyro.param(self.name, X.new_zeros(self.shape))
         if self.constraint == "positive":
-            return pyro.param(self.name, X.new_ones(self.shape), constraint=constraints.positive)
+            return pyro.param(self.name, X.new_full(self.shape, self.start), constraint=constraints.positive)
         return pyro.param(self.name, torch.eye(self.shape[0]).to(X), constraint=constraints.corr_cholesky)
 
     def text(self) -> str:
         """A line of the program that states this param or site."""
         if self.prior is not None:
             return f'{self.name} = pyro.sample("{self.name}", {self.prior.text(self.shape)})'
-        size = self.shape[0] if self.shape else "()"
+        size, ones = self.shape[0] if self.shape else "()", "" if self.start == 1.0 else f"{self.start!r} * "
         start = {
             "real": f"X.new_zeros({size})",
-            "positive": f"X.new_ones({size}), constraint=constraints.positive",
+            "positive": f"{ones}X.new_ones({size}), constraint=constraints.positive",
             "corr_cholesky": f"torch.eye({size}).to(X), constraint=constraints.corr_cholesky",
         }[self.constraint]
         return f'{self.name} = pyro.param("{self.name}", {start})'
@@ -183,7 +188,8 @@ class Sketch:
     :ivar blocks: the groupings of all predictors.
     :ivar predictors: one, or of categories one for each class but the first.
     :ivar spread: the positive parameter of the family, if it has one.
-    :ivar offset: whether a column with coefficient one is added.
+    :ivar given: further arguments with a number for each row: ``offset``, a column with coefficient one, and what is
+        known of the response beside its values.
     """
 
     title: str
@@ -192,14 +198,13 @@ class Sketch:
     blocks: tuple[Grouping, ...]
     predictors: tuple[Predictor, ...]
     spread: Quantity | None
-    offset: bool
+    given: tuple[str, ...]
 
     @property
     def arguments(self) -> list[str]:
         """Of the program, the response last."""
         found = ["X", *(name for block in self.blocks for name in block.arguments)]
-        found += ["offset"] * self.offset + ["trials"] * (self.family == "binomial")
-        return [*found, self.response]
+        return [*found, *self.given, self.response]
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
@@ -218,23 +223,35 @@ class Sketch:
         X = given["X"]
         etas = [predictor.value(X, given) for predictor in self.predictors]
         eta = torch.stack([X.new_zeros(len(X)), *etas], -1) if self.family == "categorical" else etas[0]
-        extra = given.get("trials") if self.spread is None else self.spread.value(X)
-        with pyro.plate("rows", len(X)):
-            pyro.sample(self.response, FAMILIES[self.family].distribution(eta, extra), obs=given.get(self.response))
+        extra, family = given.get("trials") if self.spread is None else self.spread.value(X), FAMILIES[self.family]
+        fn = family.distribution(eta, extra, **{name: given.get(name) for name in self._known})
+        with nullcontext() if family.response == "order" else pyro.plate("rows", len(X)):
+            pyro.sample(self.response, fn, obs=given.get(self.response))
+
+    @property
+    def _known(self) -> tuple[str, ...]:
+        """What the likelihood is told of times."""
+        return tuple(name for name in self.given if name in ("event", "entry"))
 
     def text(self) -> str:
         """The program, for reading: run by its reader, it has the log joint of :meth:`run`."""
         *given, response = self.arguments
-        lines = [f'"""{one_line(self.title)}"""', *(line for p in self.predictors for line in p.text(self.offset))]
+        lines = [
+            f'"""{one_line(self.title)}"""',
+            *(line for p in self.predictors for line in p.text("offset" in self.given)),
+        ]
         if self.family == "categorical":
             etas = ", ".join(["X.new_zeros(len(X))", *(p.name for p in self.predictors)])
             lines.append(f"eta = torch.stack([{etas}], -1)  # the first class is the baseline")
         if self.spread is not None:
             lines.append(self.spread.text())
-        lines.append('with pyro.plate("rows", len(X)):')
-        lines.append(f'    pyro.sample("{response}", {FAMILIES[self.family].text}, obs={response})')
+        family, known = FAMILIES[self.family], ", ".join(f"{name}={name}" for name in self._known)
+        in_plate = family.response != "order"
+        lines += ['with pyro.plate("rows", len(X)):'] * in_plate
+        sample = f'pyro.sample("{response}", {family.text.format(known=known)}, obs={response})'
+        lines.append(f"    {sample}" if in_plate else sample)
         body = "\n".join(f"    {line}" for line in lines)
-        return f"{HEAD}\n\ndef model({', '.join(given)}, {response}=None):\n{body}\n"
+        return f"{HEAD}{SURVIVAL if self._known else ''}\n\ndef model({', '.join(given)}, {response}=None):\n{body}\n"
 
 
 def identifier(text: str, taken: set[str] | frozenset[str] = TAKEN) -> str:

@@ -54,6 +54,7 @@ class RandomWalk(GaussianField):
         self.scale, self.level = parameters(scale, level)
         unit = _walk(size, order, cyclic, self.scale.device)
         unit = unit.standardised if scaled else unit
+        self.in_order = not (cyclic or scaled)
         structure, factors, log_det = unit.factors(self.scale, self.level)
         super().__init__(structure, factors, log_det, torch.Size([structure.size]), validate_args)
 
@@ -129,6 +130,7 @@ class Seasonal(GaussianField):
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive, "level": constraints.positive}
+    in_order = True
 
     def __init__(self, scale: Any, size: int, period: int, level: Any = 1.0, validate_args: bool | None = None) -> None:
         if not 2 <= period <= size:
@@ -170,6 +172,7 @@ class AR(GaussianField):
         "scale": constraints.positive,
         "partial": constraints.independent(Between(-1.0, 1.0), 1),
     }
+    in_order = True
 
     def __init__(self, scale: Any, partial: Tensor, size: int, validate_args: bool | None = None) -> None:
         if not partial.dim() or not partial.shape[-1] or size <= partial.shape[-1]:
@@ -252,6 +255,7 @@ class OrnsteinUhlenbeck(GaussianField):
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive, "range": constraints.positive}
+    in_order = True
 
     def __init__(self, scale: Any, range: Any, locations: Tensor, validate_args: bool | None = None) -> None:
         if locations.dim() != 1 or len(locations) < 2 or not bool((locations.diff() > 0).all()):

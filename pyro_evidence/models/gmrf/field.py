@@ -14,6 +14,7 @@ from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
 from torch.distributions.utils import broadcast_all
 
+from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure, least_square, log_det, squares
 
 
@@ -119,6 +120,7 @@ class GaussianField(TorchDistribution):
     """
 
     has_rsample = False
+    in_order = False  # whether each value is normal given those before it, however many follow
 
     def __init__(
         self,
@@ -213,6 +215,26 @@ class GaussianField(TorchDistribution):
         """Draws ``(S, n)`` of white noise, by one field."""
         given = torch.zeros_like(self.structure.fixed[0]) if self._given is None else self._given
         return self.structure.on_constraint(self.elements).sample(white, given)
+
+    def continued(self, first: Tensor, white: Tensor) -> Tensor:
+        """The first values of the field ``(..., n)``, and those that follow, drawn given them, ``(..., n + h)``.
+
+        :param white: standard normal numbers, ``(..., h)``; zeros give the mean of what follows.
+        :raises BadInput: for a field whose first values do not have the law of a shorter one.
+        """
+        if not self.in_order:
+            raise BadInput(
+                f"{type(self).__name__} of {self.structure.size} values was fitted with {first.shape[-1]}; expected "
+                f"the same number. What can be continued: RandomWalk, but for cyclic and scaled ones, Seasonal, AR, "
+                f"AR1, OrnsteinUhlenbeck."
+            )
+        size = first.shape[-1]
+        later = self.structure.index.amax(-1) >= size  # their factors, one for each, in order
+        units = torch.nn.functional.one_hot(self.structure.index[later], self.structure.size).to(first)
+        rows = torch.einsum("...fk,fkn->...fn", self._coefficients[..., later, :], units)
+        right = white / self._precision[..., later].sqrt() - (rows[..., :size] @ first.unsqueeze(-1)).squeeze(-1)
+        found = torch.linalg.solve_triangular(rows[..., size:], right.unsqueeze(-1), upper=False).squeeze(-1)
+        return torch.cat([first.expand(*found.shape[:-1], size), found], -1)
 
     def expand(self, batch_shape: Iterable[int], _instance: Any = None) -> "GaussianField":
         """The same field for each element of a larger batch."""
