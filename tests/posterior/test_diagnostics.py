@@ -33,6 +33,7 @@ KEYS = {
     "log_evidence_per_restart",
     "failed_restarts",
     "left_a_saddle",
+    "mean_shift",
     "gradient_norm",
     "smallest_eigenvalue",
     "curvature",
