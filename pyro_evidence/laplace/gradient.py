@@ -86,7 +86,7 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
         return state.problem.factors.slope(state.precision, state.u, state.theta)
     problem, precision = state.problem, state.precision
     theta, u = state.theta.clone().requires_grad_(), state.u.unsqueeze(0).requires_grad_()
-    found = _orders(problem, u, theta)
+    found = orders_of(problem, u, theta)
     log_joint = found.log_joint.sum()
     half_log_det = 0.5 * (precision.adjoint.detach() * found.precision).sum() - problem.eliminated(u, theta)
     by_u, by_theta = pullbacks(half_log_det, u, theta)
@@ -97,7 +97,7 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
     return pullback(log_joint - (found.gradient * moved).sum(), theta) - by_theta, pullback(log_joint, theta)
 
 
-def _orders(problem: Problem, u: Tensor, theta: Tensor) -> Orders:
+def orders_of(problem: Problem, u: Tensor, theta: Tensor) -> Orders:
     """The log joint, its gradient and the curvature that was asked for, all to be differentiated."""
     density, curvature = problem.density, problem.curvature
     if curvature is exact_hessian and isinstance(density, AutogradDensity | LinearDensity):

@@ -12,14 +12,15 @@ from torch import Tensor
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.laplace.mean_shift import mean_shift
 from pyro_evidence.laplace.mode_checks import double_precision
 from pyro_evidence.nested import skewness
 from pyro_evidence.nested.inner import ConditionalModes, is_affordable, profiles, solve_inner
-from pyro_evidence.nested.skewness import Margins, Profiles, SkewnessCorrection, skewness_points
+from pyro_evidence.nested.skewness import Margins, Profiles, Shift, SkewnessCorrection, skewness_points
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice, MarginalisedDensity, Normal, Trend
-from pyro_evidence.numerics.quadrature.reparameterise import Standardisation, chart
+from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
 
 NODES = rules.growing(5, 31, 1.3)  # on each axis
@@ -116,26 +117,53 @@ class Integral:
         return self.nodes.theta[:, self.outer_mode.marginalised]
 
     @cached_property
-    def skewness_correction(self) -> SkewnessCorrection | None:
-        """The shape of the inner densities; None where they are normal, or too many to look at."""
-        problem, size = self.outer_mode.state.problem, self.outer_mode.state.problem.joint.latents.size
-        batch = skewness.NUM_POINTS if problem.joint.row_bytes is not None else skewness.FEW_POINTS
-        looked = self._profiles(2 * size) if size <= skewness.LARGEST else None
+    def skewness_correction(self) -> SkewnessCorrection | Shift | None:
+        """The shape of the inner densities; their means alone of many coordinates; None where they are normal."""
+        joint, looked = self.outer_mode.state.problem.joint, self._profiles(2)
+        batch = skewness.NUM_POINTS if joint.row_bytes is not None else skewness.FEW_POINTS
         with torch.enable_grad():  # whoever asks for draws may have switched it off
-            return None if looked is None else skewness.skewness_correction(*looked, batch)
+            if looked is not None:
+                return skewness.skewness_correction(*looked, batch)
+        return None if self._shifts is None else Shift(self._shifts[0])
 
     @cached_property
     def margins(self) -> Margins | None:
-        """The shapes of inner coordinates, each by itself; None where they are normal, or too many to look at."""
-        looked = self._profiles(2 * self.outer_mode.state.problem.joint.latents.size * len(skewness.POINTS))
+        """The shapes of inner coordinates, each by itself; their means alone of many; None where they are normal."""
+        looked = self._profiles(2 * len(skewness.POINTS))
         with torch.enable_grad():
-            return None if looked is None else skewness.margins(*looked)
+            if looked is not None:
+                return skewness.margins(*looked)
+        if self._shifts is None:
+            return None
+        loc = self._shifts[1].unsqueeze(-1)
+        return Margins(torch.cat([loc, loc.new_zeros(*loc.shape[:-1], NUM_PARAMS - 1)], -1))
 
-    def _profiles(self, num_hessians: int) -> tuple[Profiles, Tensor] | None:
-        """Inner modes at as many marginalised points as so many Hessians for each allow, and those points."""
-        problem = self.outer_mode.state.problem
-        choices = skewness_points(self.chart.num_dims, self.chart.centre)
-        z = next((z for z in choices if is_affordable(problem, num_hessians * len(z))), None)
+    @cached_property
+    def _shifts(self) -> tuple[Tensor, Tensor] | None:
+        """From inner modes to means, in white noise and in standard deviations, in the basis of marginalised sites.
+
+        ``(B, D)`` each; None where they are not known, or zero.
+        """
+        z, problem = skewness_points(self.chart.num_dims, self.chart.centre)[0], self.outer_mode.state.problem
+        inner = self.inner(z)
+        rows = [(inner.u[i], inner.precision.row(i)) for i in range(len(z))]
+        found = [mean_shift(problem, inner.theta[i], *row) for i, row in enumerate(rows)]
+        if inner.num_failures or not all(each is not None and bool(each.any()) for each in found):
+            return None
+        shifts = [each.unsqueeze(0) for each in found if each is not None]
+        white = torch.cat([A.whiten(shift) for shift, (_, A) in zip(shifts, rows, strict=True)])
+        basis = skewness.follow(z, len(z))
+        in_deviations = torch.cat(shifts) / inner.precision.variance.sqrt()
+        return torch.linalg.solve(basis, white), torch.linalg.solve(basis, in_deviations)
+
+    def _profiles(self, num_each: int) -> tuple[Profiles, Tensor] | None:
+        """Inner modes at as many marginalised points as so many Hessians for each coordinate allow, and those points.
+
+        None for very many coordinates: an axis through the mode ends before it comes to where the mass is.
+        """
+        problem, size = self.outer_mode.state.problem, self.outer_mode.state.problem.joint.latents.size
+        choices = skewness_points(self.chart.num_dims, self.chart.centre) if size <= skewness.LARGEST else ()
+        z = next((z for z in choices if is_affordable(problem, num_each * size * len(z))), None)
         found = None if z is None else profiles(problem, self.outer_mode.inner(self.chart.forward(z)))
         return None if found is None or z is None else (found, z)
 

@@ -119,8 +119,7 @@ FOLLOWED = 3  # marginalised coordinates up to which shapes may change with them
 
 def skewness_points(num_dims: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Marginalised coordinates at which inner modes are wanted: centre and axes, ``(K, d)``, or the centre alone."""
-    axes = REACH * torch.eye(num_dims).to(like)
-    centre = torch.zeros_like(axes[:1])
+    axes, centre = REACH * torch.eye(num_dims).to(like), like.new_zeros(1, num_dims)
     return (torch.cat([centre, axes, -axes]) if num_dims <= FOLLOWED else centre), centre
 
 
@@ -173,6 +172,24 @@ class SkewnessCorrection:
             own = AxisMap(*(part[:, c : c + 1] for part in vars(axes).values()))
             white[:, c] = own.inverse(((plain[:, c] - shift) * (-log_stretch).exp()).unsqueeze(-1)).squeeze(-1)
         return white
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The same with a shift alone, for densities of any size: means are those of the next order of Laplace's series.
+
+    :ivar loc: in white noise, in the basis of :func:`follow`, ``(B, D)``.
+    """
+
+    loc: Tensor
+
+    def forward(self, z: Tensor, white: Tensor) -> tuple[Tensor, Tensor]:
+        """Shifted noise ``(S, D)`` at marginalised coordinates ``z`` ``(S, d)``, and its log volume factor, zero."""
+        return white + follow(z, len(self.loc)) @ self.loc, white.new_zeros(len(white))
+
+    def inverse(self, z: Tensor, shifted: Tensor) -> Tensor:
+        """The white noise that :meth:`forward` made ``shifted`` of."""
+        return shifted - follow(z, len(self.loc)) @ self.loc
 
 
 def _along(basis: Tensor, values: Tensor) -> Tensor:

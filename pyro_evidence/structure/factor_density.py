@@ -167,13 +167,30 @@ class Structured(AutogradDensity):
         :param adjoint: ``d log |A| / d elements`` at the mode ``u``.
         :param solve: from ``(D,)`` to the solution with ``A``.
         """
+        by_u, by_theta, of_linear = self.log_det_slopes(adjoint, u, theta)
+        if of_linear is not None:
+            partial, mixed = of_linear
+            return partial - 0.5 * by_theta - mixed(solve(0.5 * by_u)), partial
+        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
+        log_joint = self.log_joint(u.unsqueeze(0), theta).sum()
+        partial = derivatives.pullback(log_joint, theta)
+        slope = derivatives.pullback(log_joint, u, create_graph=True)
+        return partial - 0.5 * by_theta - derivatives.pullback(slope, theta, solve(0.5 * by_u)), partial
+
+    def log_det_slopes(
+        self, adjoint: Elements, u: Tensor, theta: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Solve] | None]:
+        """Derivatives of ``log |A|`` in ``u`` ``(D,)`` and ``theta`` ``(T,)``; last what linear predictors know beside.
+
+        :param adjoint: ``d log |A| / d elements`` at ``u``.
+        """
         diagonal, several = adjoint[0].reshape(-1), iter(adjoint[1 + len(self.parts) :])
         weights = [  # the adjoint of each family's elements
             diagonal[family.index].unsqueeze(-1) if family.index.shape[-1] == 1 else next(several)
             for family in (*self.families, *self.wide)
         ]
         u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
-        by_u, by_theta = torch.zeros_like(u), torch.zeros_like(theta)  # derivatives of log |A|
+        by_u, by_theta = torch.zeros_like(u), torch.zeros_like(theta)
         if self.wide:
             with torch.enable_grad():
                 found = cells(self.joint, u, theta, self.names)
@@ -185,17 +202,11 @@ class Structured(AutogradDensity):
             more = self.second.slopes(self._values(theta), seen, weights[: len(self.families)], (seen, theta))
             by_u, by_theta = by_u + self._back(more[0]), by_theta + more[1]
         by_u, by_theta = by_u.detach(), by_theta.detach()
-        if self.linear is not None:
-            more_by_u, more_by_theta, partial, mixed = self.linear.slopes(
-                diagonal, adjoint[1 : 1 + len(self.parts)], u, theta
-            )
-            by_u, by_theta = by_u + more_by_u, by_theta + more_by_theta
-            return partial - 0.5 * by_theta - mixed(solve(0.5 * by_u)), partial
-        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
-        log_joint = self.log_joint(u.unsqueeze(0), theta).sum()
-        partial = derivatives.pullback(log_joint, theta)
-        slope = derivatives.pullback(log_joint, u, create_graph=True)
-        return partial - 0.5 * by_theta - derivatives.pullback(slope, theta, solve(0.5 * by_u)), partial
+        if self.linear is None:
+            return by_u, by_theta, None
+        joined = adjoint[1 : 1 + len(self.parts)]
+        more_by_u, more_by_theta, partial, mixed = self.linear.slopes(diagonal, joined, u, theta)
+        return by_u + more_by_u, by_theta + more_by_theta, (partial, mixed)
 
     def _back(self, seen: Tensor) -> Tensor:
         """Derivatives in the coordinates from those in what factors see, rows too."""

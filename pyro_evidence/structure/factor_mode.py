@@ -79,9 +79,7 @@ class StructuredProblem:
 
     def slope(self, precision: Precision, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``."""
-        adjoint = tuple(x.detach() for x in precision.adjoint)
-        adjoint = adjoint if bool(self.active.all()) else self._masked(adjoint, 0.0)
-        u = self._held(u, theta)
+        adjoint, u = self._adjoint(precision), self._held(u, theta)
         total, direct = self.density.slope(
             adjoint, u, theta, lambda b: precision.solve((b * self.active).unsqueeze(0))[0]
         )
@@ -90,6 +88,14 @@ class StructuredProblem:
         theta = theta.detach().clone().requires_grad_()
         left_out = derivatives.pullback(self.value.left_out(theta).sum(), theta)  # which does not count
         return total - left_out, direct - left_out
+
+    def _adjoint(self, precision: Precision) -> Elements:
+        adjoint = tuple(x.detach() for x in precision.adjoint)
+        return adjoint if bool(self.active.all()) else self._masked(adjoint, 0.0)
+
+    def log_det_slope(self, precision: Precision, u: Tensor, theta: Tensor) -> Tensor:
+        """Derivative of ``log |A|`` in ``u`` at ``u`` ``(D,)``, where the precision is that one."""
+        return self.density.log_det_slopes(self._adjoint(precision), self._held(u, theta), theta)[0]
 
     def is_certified(self, u: Tensor, theta: Tensor) -> bool:
         """Whether two products with the elements at ``u`` ``(D,)`` are those with the true Hessian.

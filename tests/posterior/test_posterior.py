@@ -163,7 +163,7 @@ def test_quantiles_and_median_are_those_of_an_autoguide() -> None:  # oracle: Py
     names = [n for n, _ in guide.prototype_trace.iter_stochastic_nodes()]
     slices = posterior.state.problem.joint.latents.slices
     order = torch.cat([torch.arange(slices[n].start, slices[n].stop) for n in names])
-    guide.loc = torch.nn.Parameter(posterior.state.u[order])
+    guide.loc = torch.nn.Parameter(posterior._about_mean.u[order])
     guide.scale = posterior.state.precision.variance[0, order].sqrt()
     for ours, theirs in (
         (posterior.quantiles([0.1, 0.5, 0.9]), guide.quantiles([0.1, 0.5, 0.9])),

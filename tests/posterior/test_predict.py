@@ -65,7 +65,7 @@ def heavy(X: Tensor, t: Tensor | None = None) -> None:
 
 def predictive(posterior: LaplacePosterior) -> tuple[Tensor, Tensor]:
     covariance = posterior.state.precision.adjoint[0]
-    return X_NEW @ posterior.mode["w"], (X_NEW @ covariance * X_NEW).sum(-1)
+    return X_NEW @ posterior.median()["w"], (X_NEW @ covariance * X_NEW).sum(-1)
 
 
 def test_linear_regression_in_closed_form() -> None:  # oracle: Bishop (2006), eq. 3.58
