@@ -22,7 +22,7 @@ from pyro_evidence.data.rows import Repeated, Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
-from pyro_evidence.numerics.newton import tolerance_of
+from pyro_evidence.numerics.newton import limits_of
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import prior_alone, shapes_on
 from pyro_evidence.settings import stacklevel
@@ -307,7 +307,7 @@ class GroupReader:
         start = torch.zeros(len(partition.own)).to(joint.initial_u)
         names = (*self.own, *joint.discrete, *joint.observed)
         density = BlockDensity(joint, partition, None, start[:0], lambda theta: theta.new_zeros(()), names)
-        return Groups(density, LastIterate(start), tolerance_of(joint.dtype))
+        return Groups(density, LastIterate(start), limits_of(joint.dtype).tolerance)
 
 
 def group_rows(

@@ -174,7 +174,7 @@ def _all_failed(said: Sequence[str]) -> str:
 
 def _same_height(a: LaplaceState, b: LaplaceState, level: float = 0.0) -> bool:
     """Whether log evidence and log joint of two modes are equal, the latter up to ``level`` nats if that is more."""
-    tolerance = a.problem.tolerance**0.5 * (1.0 + abs(a.objective))
+    tolerance = a.problem.limits.tolerance**0.5 * (1.0 + abs(a.objective))
     gap = abs(float(a.log_joint - b.log_joint))
     return abs(a.objective - b.objective) <= tolerance and gap <= max(tolerance, level)
 

@@ -400,7 +400,8 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
     That is at rounding, for a noise that vanishes, for a flat objective, or for want of smoothness.  A hyperparameter
     so far off that moves of a millionth change the objective 100 times too much counts as unbounded.
     """
-    if promised <= state.laplace.problem.eps**0.5 * (1.0 + abs(state.objective)):  # and cannot be had: noise
+    eps = torch.finfo(state.laplace.problem.joint.dtype).eps
+    if promised <= eps**0.5 * (1.0 + abs(state.objective)):  # and cannot be had: noise
         return replace(state, stop_reason=Status.CONVERGED)
     if state.learned:
         return _in_natural_metric(state)

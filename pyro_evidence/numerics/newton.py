@@ -99,11 +99,6 @@ Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # of points (r, D)
 DirectionAt = Callable[[Tensor, Tensor, Tensor], Direction]  # of points, rows, and the gradient there
 
 
-def tolerance_of(dtype: torch.dtype) -> float:
-    """Twice the rise of a log joint, in nats, that counts as none."""
-    return RESTING * torch.finfo(dtype).eps
-
-
 @dataclass(frozen=True)
 class Limits:
     """When to stop, and whom to tell of each step."""
@@ -121,6 +116,12 @@ class Limits:
     def is_resting(self, decrement: Real, log_joint: Real) -> Real:
         """Whether decrements are at the rounding of the log joint."""
         return decrement <= self.tolerance * (1.0 + abs(log_joint))
+
+
+def limits_of(dtype: torch.dtype) -> Limits:
+    """When to stop where numbers are of one type."""
+    eps = torch.finfo(dtype).eps
+    return Limits(RESTING * eps, slack=SLACK * eps)
 
 
 def climb(density: Sloped, curvature: CurvatureAt, u: Tensor, theta: Tensor, limits: Limits) -> Mode:
