@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pyro_evidence.numerics.batched import BATCH_NUMBERS, HELD_NUMBERS
 from pyro_evidence.numerics.derivatives import generic_directions, gradient, measured, passes, pullback
-from pyro_evidence.numerics.linalg import relative_rounding
-from pyro_evidence.numerics.threads import expect
+from pyro_evidence.numerics.linalg import expect, relative_rounding
 
 LogLikelihood = Callable[[Tensor], Tensor]  # eta (R,) + shape -> (R,)
 

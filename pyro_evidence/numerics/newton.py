@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotAMode
-from pyro_evidence.numerics.linalg import Label, floored
+from pyro_evidence.numerics.linalg import Label, expect_square, floored
 from pyro_evidence.numerics.line_search import (
     Backtracking,
     Line,
@@ -19,7 +19,6 @@ from pyro_evidence.numerics.line_search import (
     clear_rise,
     no_callback,
 )
-from pyro_evidence.numerics.threads import expect_square
 
 SEARCH = Backtracking(clear_rise)
 RESTING = 100.0  # units of rounding, below which twice the rise that a step promises is none

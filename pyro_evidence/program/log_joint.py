@@ -466,10 +466,11 @@ class LogJoint:
         """
         if u.dim() == 1:
             return self._point(u, theta)
-        many = self.row_bytes if len(u) > 1 else None
+        if len(u) == 1:
+            return self._point(u[0], theta if theta.dim() == 1 else theta[0]).unsqueeze(0)
         if theta.dim() == 1:
-            return batched.apply(self._one, (u,), many, self._point, shared=(theta,))
-        return batched.apply(self._one, (u, theta.expand(len(u), -1)), many, self._point)
+            return batched.apply(self._one, (u,), self.row_bytes, self._point, shared=(theta,))
+        return batched.apply(self._one, (u, theta.expand(len(u), -1)), self.row_bytes, self._point)
 
     def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
         """Log prior density of the maximised latent sites in their constrained space, nats, shape ``()``."""

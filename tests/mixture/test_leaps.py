@@ -8,15 +8,14 @@ from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, Stop
 from pyro_evidence.fitting import restarts
-from pyro_evidence.fitting.restarts import CRAWLING, advance, extrapolated
+from pyro_evidence.fitting.em import CRAWLING, advance, extrapolated
 from pyro_evidence.mixture import updates
-from pyro_evidence.mixture.fit import begin
+from pyro_evidence.mixture.fit import MixtureRestarts, begin
 from pyro_evidence.mixture.posterior import MixturePosterior
-from pyro_evidence.mixture.rounds import MixtureRestarts
 from pyro_evidence.models.mixture import DiagonalNoise, FullNoise, gaussian_mixture
 from pyro_evidence.models.mppca import mppca
+from pyro_evidence.mppca.fit import MPPCARestarts
 from pyro_evidence.mppca.fit import begin as begin_planes
-from pyro_evidence.mppca.rounds import MPPCARestarts
 from pyro_evidence.program.log_joint import LogJoint
 
 
