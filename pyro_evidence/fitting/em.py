@@ -430,7 +430,7 @@ def split(batch: Mixtures, ties: Any, num_steps: int, room: int) -> Mixtures:
     proposals, only = batch.split_proposals(ties), torch.zeros(1, dtype=torch.long, device=batch.failed.device)
     order = proposals.gain.argsort(descending=True, stable=True)
     num = min(int((proposals.gain > 0).sum()), room - num_places)
-    sizes = [num // 3**i for i in range(num) if num // 3**i > 0]
+    sizes = [size for i in range(num) if (size := num // 3**i) > 0]
     together, alone = [order[:size] for size in sizes], [order[i : i + 1] for i in range(1, min(num, ALONE))]
     height = float(batch.heights(only)) if num > 0 else 0.0
     for which in together + alone:

@@ -86,7 +86,12 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
         return state.problem.factors.slope(state.precision, state.u, state.theta)
     problem, precision = state.problem, state.precision
     theta, u = state.theta.clone().requires_grad_(), state.u.unsqueeze(0).requires_grad_()
-    found = _orders(problem, u, theta)
+    density, asked = problem.density, problem.curvature
+    if asked is exact_hessian and isinstance(density, AutogradDensity | LinearDensity):
+        found = density.orders(u, theta)
+    else:
+        value = density.log_joint(u, theta)
+        found = Orders(value, pullback(value.sum(), u, create_graph=True), asked(density, u, theta))
     log_joint = found.log_joint.sum()
     half_log_det = 0.5 * (precision.adjoint.detach() * found.precision).sum() - problem.eliminated(u, theta)
     by_u, by_theta = pullbacks(half_log_det, u, theta)
@@ -95,15 +100,6 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
         precision = factorise(A, problem.joint.latents.label)
     moved = precision.solve(by_u).detach()
     return pullback(log_joint - (found.gradient * moved).sum(), theta) - by_theta, pullback(log_joint, theta)
-
-
-def _orders(problem: Problem, u: Tensor, theta: Tensor) -> Orders:
-    """The log joint, its gradient and the curvature that was asked for, all to be differentiated."""
-    density, curvature = problem.density, problem.curvature
-    if curvature is exact_hessian and isinstance(density, AutogradDensity | LinearDensity):
-        return density.orders(u, theta)
-    log_joint = density.log_joint(u, theta)
-    return Orders(log_joint, pullback(log_joint.sum(), u, create_graph=True), curvature(density, u, theta))
 
 
 def slopes(problem: Problem, points: LaplaceRows) -> Slope:

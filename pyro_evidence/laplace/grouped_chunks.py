@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -197,7 +198,7 @@ def value(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
 def precision(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
     """Minus its second derivative, ``(R, P, P)``: the groups' Schur complement."""
     graph = u.requires_grad or theta.requires_grad
-    return -derivatives.hessian(lambda v, t: value(groups, v, t), u, theta, create_graph=graph)
+    return -derivatives.hessian(partial(value, groups), u, theta, create_graph=graph)
 
 
 def integral(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
@@ -215,7 +216,7 @@ def integral(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
 @torch.enable_grad()
 def _totals(groups: Groups, u: Tensor, theta: Tensor) -> PassTotals:
     u = u.detach().requires_grad_()
-    height, rise, second = derivatives.sloped(lambda v, t: value(groups, v, t), u, theta)
+    height, rise, second = derivatives.sloped(partial(value, groups), u, theta)
     return PassTotals(height.detach(), rise.detach(), -second(False))
 
 

@@ -118,7 +118,7 @@ def _is_rounded_away(density: Density, u: Tensor, theta: Tensor, products: Produ
     """Whether slopes a quarter of a step apart, all on one side of the mode, change by leaps: no corner does that."""
     rows = torch.cat([u + (1.0 + k / 4) * step * products.directions for k in range(3)])
     with without_validation():
-        slope = density.gradient(rows, theta)[1].reshape(3, *products.directions.shape)
+        slope = density.gradient(rows, theta)[1].reshape(-1, *products.directions.shape)
     leaps = (slope[0] - 2.0 * slope[1] + slope[2]).abs() * products.unit
     return bool(leaps.amax() > TOLERANCE * 2.0 * step * (products.images.abs() * products.unit).amax())
 

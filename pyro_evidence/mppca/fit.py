@@ -518,7 +518,9 @@ def _start(
     beta = torch.full_like(model.beta, initial.width**-2) if ties.all_free[1] else model.beta
     alpha = torch.full_like(model.alpha, initial.alpha) if ties.all_free[0] else model.alpha
     flat = torch.zeros_like(model.log_mixing).log_softmax(-1) if ties.mixing_free else model.log_mixing
-    W = 0.1 * torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(model.W)  # zero would stay so in EM
+    W = SMALL * torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(
+        model.W
+    )  # zero would stay so in EM
     analysers = replace(model, W=W, beta=beta, alpha=alpha, log_mixing=flat)
     wide = {
         n: getattr(analysers, n).expand(R, *getattr(analysers, n).shape[1:])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def cholesky(A: Tensor, name: str, label: Label = coordinate) -> Tensor:
     tril, info = torch.linalg.cholesky_ex(A.double())
     failed = bool(info) if info.dim() == 0 else bool(info.any())  # one number is looked at without an operation
     if failed or not math.isfinite(float(tril.detach().diagonal(dim1=-2, dim2=-1).sum())):
-        raise NotPositiveDefinite(lambda: _not_positive_definite(A.detach().double(), name, label))
+        raise NotPositiveDefinite(partial(_not_positive_definite, A.detach().double(), name, label))
     return tril
 
 
@@ -196,6 +197,11 @@ def _limit_bytes() -> int:
         return sys.maxsize
 
 
+def has_room(num_bytes: int, device: torch.device) -> bool:
+    """Whether so much memory can be had; for a few megabytes nobody is asked."""
+    return num_bytes <= SMALL or num_bytes <= available_bytes(device)
+
+
 FEWER = (
     "Maximise sites (maximise=[...]) rather than integrate them, or pass curvature=diagonal: one number a coordinate."
 )
@@ -207,8 +213,6 @@ def require_memory(num_bytes: int, what: str, device: torch.device, remedy: str 
     :param remedy: what the reader can do about it, a sentence.
     :raises TooLarge: when ``num_bytes`` exceeds the free memory of ``device``.
     """
-    if num_bytes <= SMALL:
-        return
-    free = available_bytes(device)
-    if num_bytes > free:
+    if not has_room(num_bytes, device):
+        free = available_bytes(device)
         raise TooLarge(f"{what} needs {num_bytes:,} bytes; {free:,} are free on {device}. {remedy}")

@@ -37,7 +37,6 @@ from pyro_evidence.program.sites import (
     innermost,
     is_discrete,
     is_empty,
-    is_integrated,
     is_observation,
     sample_nodes,
 )
@@ -158,7 +157,7 @@ class LogJoint:
             with empty_store():
                 trace = self._validated_run(statements)
             free = [d.value for d in statements.found.values() if not d.frozen]
-            if maximise and free and not any(is_integrated(s) for s in sample_nodes(trace).values()):
+            if maximise and free and all(s["is_observed"] or is_discrete(s) for s in sample_nodes(trace).values()):
                 self.model = partial(parameters.with_dummy_site, self.model, free[0].new_zeros(()))
                 statements = FirstRun(*found, self.values)
                 with empty_store():
