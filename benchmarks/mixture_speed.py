@@ -25,10 +25,10 @@ from timing import least
 from torch.distributions import constraints
 
 from pyro_evidence import EvidenceEM, datasets
-from pyro_evidence.fitting.restarts import advance
+from pyro_evidence.fitting.em import advance
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture.expectation import Mixture, mixture_data
-from pyro_evidence.mixture.rounds import MixtureRestarts, first
+from pyro_evidence.mixture.fit import MixtureRestarts, first
 from pyro_evidence.mixture.updates import BoundedInflation, SharedParameters
 from pyro_evidence.models.mixture import gaussian_mixture
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, datasets
 from pyro_evidence.compare import learning_curve
-from pyro_evidence.fitting.restarts import advance, warmed
+from pyro_evidence.fitting.em import advance, warmed
 from pyro_evidence.infer import evidence_em
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.fit import begin

@@ -21,10 +21,10 @@ from timing import seconds
 from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, Stop, datasets
-from pyro_evidence.fitting.restarts import advance
+from pyro_evidence.fitting.em import advance
 from pyro_evidence.mixture.updates import BoundedInflation, SharedParameters
 from pyro_evidence.models.mppca import mppca
-from pyro_evidence.mppca import rounds as mppca_rounds
+from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
@@ -45,9 +45,9 @@ def start(Y: Tensor, rows: int = 1) -> FactorAnalysers:
     return at
 
 
-def batch(Y: Tensor, at: FactorAnalysers, rule: MPPCAUpdate) -> mppca_rounds.MPPCARestarts:
+def batch(Y: Tensor, at: FactorAnalysers, rule: MPPCAUpdate) -> mppca_fit.MPPCARestarts:
     ties = SharedParameters.of(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, Y.shape[1]))
-    return mppca_rounds.first(Observations.resident(Y), at, ties, torch.ones(Y.shape[1]), rule)
+    return mppca_fit.first(Observations.resident(Y), at, ties, torch.ones(Y.shape[1]), rule)
 
 
 class Plain:
@@ -84,10 +84,8 @@ def against_plain(Y: Tensor, repeats: int) -> str:
     kinds = {
         "plain EM with covariances": plain.step,
         "EM in latent space": stepping(batch(Y, at, MPPCAUpdate(no_gamma, alpha=0.0)), evidence=False),
-        "regularised, gamma included": stepping(batch(Y, at, mppca_rounds.rule_of(BoundedInflation())), evidence=False),
-        "the same and the log evidence": stepping(
-            batch(Y, at, mppca_rounds.rule_of(BoundedInflation())), evidence=True
-        ),
+        "regularised, gamma included": stepping(batch(Y, at, mppca_fit.rule_of(BoundedInflation())), evidence=False),
+        "the same and the log evidence": stepping(batch(Y, at, mppca_fit.rule_of(BoundedInflation())), evidence=True),
     }
     times: dict[str, list[float]] = {n: [] for n in kinds}
     for _ in range(repeats):
@@ -101,7 +99,7 @@ def against_plain(Y: Tensor, repeats: int) -> str:
     return "\n".join(lines)
 
 
-def stepping(begun: mppca_rounds.MPPCARestarts, *, evidence: bool) -> Callable[[], None]:
+def stepping(begun: mppca_fit.MPPCARestarts, *, evidence: bool) -> Callable[[], None]:
     state = [begun]
 
     def step() -> None:
@@ -120,7 +118,7 @@ def widths(repeats: int) -> str:
         generator = torch.Generator().manual_seed(0)
         Y = torch.randn(2000, Q, generator=generator) @ torch.randn(Q, m, generator=generator)
         Y = Y + torch.randn(2000, m, generator=generator)
-        step = stepping(batch(Y, start(Y), mppca_rounds.rule_of(BoundedInflation())), evidence=True)
+        step = stepping(batch(Y, start(Y), mppca_fit.rule_of(BoundedInflation())), evidence=True)
         best = min(seconds(step) for _ in range(repeats))
         more = f"{1e6 * (best - above[1]) / (m - above[0]):.1f}" if above else ""
         lines.append(f"| {m} | {1e3 * best:.1f} | {1e6 * best / m:.1f} | {more} |")
@@ -166,7 +164,7 @@ def memory() -> float:
 
 def restarts(Y: Tensor) -> str:
     single, many = (
-        stepping(batch(Y, start(Y, rows), mppca_rounds.rule_of(BoundedInflation())), evidence=True) for rows in (1, 5)
+        stepping(batch(Y, start(Y, rows), mppca_fit.rule_of(BoundedInflation())), evidence=True) for rows in (1, 5)
     )
     times = [(seconds(single), seconds(many)) for _ in range(10)]
     ratio = 5.0 * min(t[0] for t in times) / min(t[1] for t in times)

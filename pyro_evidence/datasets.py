@@ -84,7 +84,7 @@ def stochastic_series_log_density(x: Tensor, y: Tensor) -> Tensor:
     first = ((3.0 * height <= y) & (y <= 4.0 * height)).to(y) / height
     kappa = torch.log1p(-y) / x.log()
     second = ((0.5 <= kappa) & (kappa <= 1.25)).to(y) / (0.75 * (1.0 - y) * -x.log())
-    return (2.0 / 3.0 * first + 1.0 / 3.0 * second).log()
+    return ((2.0 * first + second) / 3.0).log()
 
 
 def csv(name: str) -> Dataset:

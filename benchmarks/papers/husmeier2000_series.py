@@ -17,8 +17,8 @@ from tqdm import tqdm
 from pyro_evidence import datasets
 from pyro_evidence.mixture import BoundedInflation, Unregularised, WeightDecay, corrected
 from pyro_evidence.mixture import evidence as mixture_evidence
+from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.mixture import mode as mixture_mode
-from pyro_evidence.mixture import rounds as mixture_rows
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, mixture_data, natural_parameters, responsibilities
 from pyro_evidence.mixture.updates import SharedParameters, Update, estep
 
@@ -97,7 +97,7 @@ def evolution(update: Update, warm_up: int, nets: Networks, num_steps: int = 100
     for step in range(1, num_steps + 1):
         begin = time.process_time()
         new = (warm if step <= warm_up else update)(estep(nets.train, at, nets.ties, mixture_evidence.block))
-        at = new.where(mixture_rows.change(new, new).isfinite(), at)
+        at = new.where(mixture_fit.change(new, new).isfinite(), at)
         seconds += time.process_time() - begin
         each = log_density(nets.test, features, at)
         error = -each.mean(-1)

@@ -25,12 +25,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_evidence import EvidenceEM, Start, Stop, class_conditional, datasets
-from pyro_evidence.fitting.restarts import advance, moved_to
+from pyro_evidence.fitting.em import advance, moved_to
 from pyro_evidence.mixture import Unregularised
 from pyro_evidence.mixture.updates import BoundedInflation, SharedParameters, Update
 from pyro_evidence.models.mppca import mppca
 from pyro_evidence.mppca import expectation as kernels
-from pyro_evidence.mppca import rounds as mppca_rounds
+from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
@@ -48,7 +48,7 @@ DATA: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], int]] = {
     "satimage 3 v 4": (lambda: two(datasets.csv("satimage_train"), 3, 4, components=36), 100),
     "digits 4 v 9, PCA 10": (lambda: two(datasets.digits(), 4, 9, components=10), 80),
 }
-SCHEMES = {"as printed": MPPCAUpdate(literal_gamma), "default": mppca_rounds.rule_of(BoundedInflation())}
+SCHEMES = {"as printed": MPPCAUpdate(literal_gamma), "default": mppca_fit.rule_of(BoundedInflation())}
 PAPER = ((9.65, 7.93, 2.36), (4.58, 1.40, 0.74))
 
 
@@ -68,7 +68,7 @@ def evolution(train: Tensor, test: Tensor, start: FactorAnalysers, rule: MPPCAUp
     """Log density of both classes' test data after each round, ``(rounds, R, N)``."""
     K, m = start.W.shape[1:3]
     ties = SharedParameters.of(torch.arange(K)[:, None].expand(K, Q), torch.arange(K)[:, None].expand(K, m))
-    batch = mppca_rounds.first(Observations.resident(train), start, ties, torch.ones(m), rule)
+    batch = mppca_fit.first(Observations.resident(train), start, ties, torch.ones(m), rule)
     path = []
     for step in range(NUM_ROUNDS):
         if step < NUM_DIRECT:

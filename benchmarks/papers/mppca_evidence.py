@@ -24,7 +24,7 @@ from torch.distributions import Chi2
 from tqdm import tqdm
 
 from pyro_evidence import EvidenceEM, Start, Stop, datasets
-from pyro_evidence.fitting.restarts import advance
+from pyro_evidence.fitting.em import advance
 from pyro_evidence.mixture import BoundedInflation, Unregularised
 from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.models.mppca import DiagonalNoise, IsotropicNoise, Noise, PerColumn, mppca
@@ -32,7 +32,7 @@ from pyro_evidence.mppca import MPPCAPosterior
 from pyro_evidence.mppca import curvature as mppca_curvature
 from pyro_evidence.mppca import evidence as mppca_evidence
 from pyro_evidence.mppca import expectation as kernels
-from pyro_evidence.mppca import rounds as mppca_rounds
+from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca import updates as mppca_updates
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
@@ -228,7 +228,7 @@ def largest_fall(seed: int, num_rounds: int = 50) -> float:
     mu = Y[torch.randperm(N, generator=generator)[:K]].unsqueeze(0)
     at = FactorAnalysers(W, mu, torch.ones(1, K, m), torch.full((1, K), -math.log(K)), on + 0.0, on)
     ties = SharedParameters.of(torch.arange(K)[:, None].expand(K, q), torch.arange(K)[:, None].expand(K, m))
-    batch = mppca_rounds.first(
+    batch = mppca_fit.first(
         Observations.resident(Y), at, ties, torch.ones(m), MPPCAUpdate(mppca_updates.no_gamma, alpha=0.0)
     )
     path = []

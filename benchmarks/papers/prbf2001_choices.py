@@ -32,8 +32,7 @@ from pyro_evidence import OverlapEM, Start, Stop
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.prbf import AlphaPerKernel, add_kernels, average_networks, choose_alpha, log_loss
 from pyro_evidence.prbf.densities import Point, class_data
-from pyro_evidence.prbf.fit import first
-from pyro_evidence.prbf.rounds import rounds
+from pyro_evidence.prbf.fit import first, rounds
 from pyro_evidence.prbf.start import Training
 from pyro_evidence.prbf.updates import prbf2001_update
 

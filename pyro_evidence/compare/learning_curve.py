@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting.em import repeated, warmed
 from pyro_evidence.fitting.process_state import within_memory
-from pyro_evidence.fitting.restarts import repeated, warmed
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, natural_parameters, responsibilities
-from pyro_evidence.mixture.fit import MixtureFit, begin
-from pyro_evidence.mixture.rounds import Journal, MixtureRestarts
+from pyro_evidence.mixture.fit import Journal, MixtureFit, MixtureRestarts, begin
 from pyro_evidence.mixture.updates import padded
 from pyro_evidence.program.distributions import Background
 from pyro_evidence.program.log_joint import LogJoint

@@ -113,7 +113,7 @@ def prior_particles(source: Source, num_particles: int, seed: int | None) -> Par
     """
     target, seed = target_of(source), seed_of(seed)
     advice = f"There are {NUM_GROUPS} groups of particles and {target.size} unconstrained coordinates."
-    check_count("num_particles", num_particles, max(4 * NUM_GROUPS, 4 * target.size), advice)
+    check_count("num_particles", num_particles, 4 * max(NUM_GROUPS, target.size), advice)
     if target.size < len(target.active):
         raise BadInput(
             f"{len(target.active) - target.size} coordinates are pruned and have no proper prior left to start "

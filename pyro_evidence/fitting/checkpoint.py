@@ -41,7 +41,7 @@ from pyro_evidence.fitting.codec import (
     taken_up,
 )
 from pyro_evidence.fitting.process_state import exclusive, within_memory
-from pyro_evidence.numerics.threads import PER_NUMBER, expect, one_thread_if_small
+from pyro_evidence.numerics.linalg import PER_NUMBER, expect, one_thread_if_small
 from pyro_evidence.settings import check_path, stacklevel
 
 FORMAT = "pyro_evidence checkpoint 2"

@@ -10,10 +10,9 @@ from torch import Tensor
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.checkpoint import Resumable
-from pyro_evidence.fitting.component_moves import Deletion, GreedyDeletion, fit_mixture, posterior_by_hand
+from pyro_evidence.fitting.em import Deletion, GreedyDeletion, advance, fit_mixture, posterior_by_hand, warmed
 from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.fitting.restarts import advance, warmed
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import laplace_problem
 from pyro_evidence.laplace.restarts import Restarts, search

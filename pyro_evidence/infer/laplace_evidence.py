@@ -55,6 +55,7 @@ from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_
 from pyro_evidence.structure.symmetries import refuse_orbits
 
 GAIN = 0.05  # share of draws that one more marginalised site must save
+SHOWN = 5  # hyperparameters, and elements of each, that an error message shows
 
 
 class LaplaceEvidence(Resumable):
@@ -226,8 +227,8 @@ class LaplaceEvidence(Resumable):
         if self.nodes != 1:
             self._fits = tuple(refined(fit, self._begun[i], self.nodes, self.stop) for i, fit in enumerate(self._fits))
         posterior = self.posterior
-        reached = {n: v.reshape(-1)[:5].tolist() for n, v in list(posterior.hyperparameters.items())[:5]}
-        detail = f". Hyperparameters reached, at most five elements of each: {reached}"
+        reached = {n: v.reshape(-1)[:SHOWN].tolist() for n, v in list(posterior.hyperparameters.items())[:SHOWN]}
+        detail = f". Hyperparameters reached, at most {SHOWN} elements of each: {reached}"
         require_convergence("LaplaceEvidence", Status(posterior.status), posterior, self.stop, detail)
         return posterior
 

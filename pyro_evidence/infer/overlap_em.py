@@ -11,11 +11,20 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.checkpoint import Resumable
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.models.prbf import PRBF, Labels
-from pyro_evidence.prbf import rounds as prbf_rounds
 from pyro_evidence.prbf.data import rows_in_memory, rows_of_chunks
-from pyro_evidence.prbf.fit import Alpha, AlphaPerKernel, PRBFFit, alpha_of, begin, held_class_warning, posterior_of
+from pyro_evidence.prbf.fit import (
+    Alpha,
+    AlphaPerKernel,
+    Lost,
+    PRBFFit,
+    alpha_of,
+    begin,
+    held_class_warning,
+    keep_dead_kernels,
+    next_round,
+    posterior_of,
+)
 from pyro_evidence.prbf.posterior import PRBFPosterior
-from pyro_evidence.prbf.rounds import Lost, keep_dead_kernels
 from pyro_evidence.prbf.start import Initial, RandomPoints
 from pyro_evidence.prbf.updates import Ascent, Update
 from pyro_evidence.program.checks import Arguments, as_tensors, same_arguments
@@ -130,7 +139,7 @@ class OverlapEM(Resumable):
         return self._finished(begin(self, rows_of_chunks(self.model, chunks, COMMUNICATOR.get())))
 
     def _finished(self, task: PRBFFit) -> PRBFPosterior:
-        fit = iterate(prbf_rounds.next_round, task.batch, self.stop, "OverlapEM", "eq. 22")
+        fit = iterate(next_round, task.batch, self.stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
         for held in posterior.held:
             warnings.warn(held_class_warning(held, posterior.alpha), stacklevel=stacklevel())
@@ -145,7 +154,7 @@ class OverlapEM(Resumable):
         data: Arguments = ((X, labels), {})
         if self._task is None or not same_arguments(self._data, data):
             self._task, self._data = self._begin(X, labels), data
-        self._task = replace(self._task, batch=prbf_rounds.next_round(self._task.batch))
+        self._task = replace(self._task, batch=next_round(self._task.batch))
         return -self._task.batch.objective
 
     @property

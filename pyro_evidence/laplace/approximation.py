@@ -16,7 +16,7 @@ from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.line_search import Watch, no_callback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
-from pyro_evidence.precision.dense import Dense, Precision, precision_of
+from pyro_evidence.precision.dense import Dense, Factorised, Precision, factorise
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity, Climbing
 from pyro_evidence.structure.factor_density import Structured
@@ -96,24 +96,14 @@ class Problem:
         return Pruned(self.structure.by_rows, self.structure.groups)
 
     @property
-    def eps(self) -> float:
-        """Relative rounding of one number."""
-        return float(torch.finfo(self.joint.dtype).eps)
-
-    @property
     def slack(self) -> float:
-        """Relative rounding of the log evidence: 1e-13 in float64."""
-        return 10.0 * newton.SLACK * self.eps
-
-    @property
-    def tolerance(self) -> float:
-        """Twice the rise of the log joint, in nats, that counts as none."""
-        return newton.tolerance_of(self.joint.dtype)
+        """Relative rounding of the log evidence, ten times that of a log joint: 1e-13 in float64."""
+        return 10.0 * self.limits.slack
 
     @property
     def limits(self) -> newton.Limits:
         """When a search for the mode ends."""
-        return newton.Limits(self.tolerance, slack=newton.SLACK * self.eps)
+        return newton.limits_of(self.joint.dtype)
 
     @property
     def sentence(self) -> str:
@@ -207,7 +197,7 @@ def search_modes(problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watc
     :param watch: told every row's log joint once per step.
     """
     if problem.latent is not None:
-        return problem.latent.find_modes(u, theta, problem.tolerance, watch)
+        return problem.latent.find_modes(u, theta, problem.limits.tolerance, watch)
     if problem.factors is not None:
         limits = replace(problem.limits, watch=watch, slack=problem.slack)
         return problem.factors.find_modes(u, theta, limits, cold=cold)
@@ -250,7 +240,7 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
     if network and bool((~mode.converged & (mode.decrement < NEARLY)).any()):
         mode = climb(mode.u, exact, mode)
     elif not network and not bool(mode.converged.all()):
-        mode = climb(lbfgs.onwards(slope, mode.u, problem.tolerance, limits.slack, watch), exact, mode)
+        mode = climb(lbfgs.onwards(slope, mode.u, limits.tolerance, limits.slack, watch), exact, mode)
     if exact is problem.curvature:
         return mode
     if bool(mode.converged.all()):
@@ -302,10 +292,14 @@ def state_at(
         if kink is not None:
             raise NotSmooth(kink)
     try:
-        precision = precision_of(mode, row, latents.label)
+        if isinstance(mode, Factorised):
+            precision = mode.factorised(row, latents.label)
+        else:
+            precision = factorise(mode.precision[row : row + 1], latents.label)
     except NotPositiveDefinite:
-        summit = _neighbourhood(problem, u, theta, mode.log_joint[row])
-        mode_checks.require_fall_on_rays(summit, latents)
+        height = mode.log_joint[row]
+        summit = mode_checks.ModeNeighbourhood(problem.joint, problem.density, u, theta, height, problem.active)
+        mode_checks.require_fall_on_rays(summit)
         raise
     if not bool(mode.converged[row]):
         raise newton.not_a_mode(mode, row, latents.label, rounded_inside(problem.joint, u, theta))
@@ -325,11 +319,6 @@ def is_certified(state: LaplaceState) -> bool:
     return factors is None or factors.is_certified(state.u, state.theta)
 
 
-def _neighbourhood(problem: Problem, u: Tensor, theta: Tensor, height: Tensor) -> mode_checks.ModeNeighbourhood:
-    advice = mode_checks.double_precision(problem.joint)
-    return mode_checks.ModeNeighbourhood(problem.density, u, theta, height, problem.active, advice)
-
-
 def require_proper(state: LaplaceState, *, last: bool = True) -> None:
     """Look around a mode: the curvature must be that of the density, and the density must fall on all sides.
 
@@ -340,11 +329,12 @@ def require_proper(state: LaplaceState, *, last: bool = True) -> None:
     problem = state.problem
     if problem.curvature not in PLAIN or not bool(problem.active.any()):
         return  # damping was asked for, so a flat direction is intended
-    summit = _neighbourhood(problem, state.u, state.theta, state.log_joint)
-    mode_checks.require_proper_mode(summit, state.precision, problem.joint.latents)
+    place = (problem.density, state.u, state.theta)
+    summit = mode_checks.ModeNeighbourhood(problem.joint, *place, state.log_joint, problem.active)
+    mode_checks.require_proper_mode(summit, state.precision)
     if problem.curvature is exact_hessian:
         products = mode_checks.of_precision(state.precision, problem.active)
-        mode_checks.certify(problem.joint, problem.density, state.u, state.theta, products, last=last)
+        mode_checks.certify(problem.joint, *place, products, last=last)
 
 
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular

@@ -143,14 +143,14 @@ def curvature(laplace: LaplaceState, found: Slope, measure: Tensor) -> Tensor:
     :param measure: the unit of each hyperparameter, its standard deviation or so; those of 0 are left out.
     :raises ArithmeticError: where the mode is lost on the way.
     """
-    step = measure * laplace.problem.eps**FORWARD
+    step = measure * torch.finfo(laplace.problem.joint.dtype).eps ** FORWARD
     rows = [(found.total - _slope(laplace, t, float(step[t]))) / step[t] for t in measure.nonzero().flatten().tolist()]
     return _symmetric(rows, measure)
 
 
 def exact_curvature(laplace: LaplaceState, measure: Tensor) -> Tensor:
     """The same by two-sided differences: good to about six digits."""
-    step = measure * laplace.problem.eps**CENTRAL
+    step = measure * torch.finfo(laplace.problem.joint.dtype).eps ** CENTRAL
     rows = []
     for t in measure.nonzero().flatten().tolist():
         ahead, behind = (_slope(laplace, t, sign * float(step[t])) for sign in (1.0, -1.0))

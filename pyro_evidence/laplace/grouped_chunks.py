@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from pyro_evidence.data.rows import Repeated, Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
-from pyro_evidence.numerics.newton import tolerance_of
+from pyro_evidence.numerics.newton import limits_of
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import prior_alone, shapes_on
 from pyro_evidence.settings import stacklevel
@@ -197,7 +198,7 @@ def value(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
 def precision(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
     """Minus its second derivative, ``(R, P, P)``: the groups' Schur complement."""
     graph = u.requires_grad or theta.requires_grad
-    return -derivatives.hessian(lambda v, t: value(groups, v, t), u, theta, create_graph=graph)
+    return -derivatives.hessian(partial(value, groups), u, theta, create_graph=graph)
 
 
 def integral(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
@@ -215,7 +216,7 @@ def integral(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
 @torch.enable_grad()
 def _totals(groups: Groups, u: Tensor, theta: Tensor) -> PassTotals:
     u = u.detach().requires_grad_()
-    height, rise, second = derivatives.sloped(lambda v, t: value(groups, v, t), u, theta)
+    height, rise, second = derivatives.sloped(partial(value, groups), u, theta)
     return PassTotals(height.detach(), rise.detach(), -second(False))
 
 
@@ -307,7 +308,7 @@ class GroupReader:
         start = torch.zeros(len(partition.own)).to(joint.initial_u)
         names = (*self.own, *joint.discrete, *joint.observed)
         density = BlockDensity(joint, partition, None, start[:0], lambda theta: theta.new_zeros(()), names)
-        return Groups(density, LastIterate(start), tolerance_of(joint.dtype))
+        return Groups(density, LastIterate(start), limits_of(joint.dtype).tolerance)
 
 
 def group_rows(

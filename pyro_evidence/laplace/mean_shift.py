@@ -24,7 +24,7 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.gradient import orders_of
 from pyro_evidence.numerics.derivatives import pullback
-from pyro_evidence.precision import gaussian_process_mode
+from pyro_evidence.precision import gaussian_process
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Precision, factorise
 from pyro_evidence.precision.gaussian_process import LatentPrecision
@@ -126,9 +126,9 @@ def _dual_shift(latent: GaussianLatent, precision: LatentPrecision, theta: Tenso
     K, sd = prior.covariance, mode.factor.variance(prior.covariance).sqrt()
 
     def step_at(dual: Tensor) -> Tensor:
-        here = gaussian_process_mode.likelihood_at(prior, prior.mean + (K @ dual).reshape(prior.mean.shape))
-        factor, definite = gaussian_process_mode.factorise_predictor(prior, here.curvature.detach())
-        blocks = gaussian_process_mode.diagonal_blocks(K - factor.explained(K), here.eta.shape[-1])
+        here = gaussian_process.likelihood_at(prior, prior.mean + (K @ dual).reshape(prior.mean.shape))
+        factor, definite = gaussian_process.factorise_predictor(prior, here.curvature.detach())
+        blocks = gaussian_process.diagonal_blocks(K - factor.explained(K), here.eta.shape[-1])
         half = pullback(0.5 * (blocks * here.curvature).sum(), here.eta).reshape(-1).double()
         rise = here.slope.detach() - half - dual
         step = rise - factor.apply((K @ rise).unsqueeze(-1)).squeeze(-1)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotSmooth
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.dense import Precision
@@ -119,7 +118,7 @@ def _is_rounded_away(density: Density, u: Tensor, theta: Tensor, products: Produ
     """Whether slopes a quarter of a step apart, all on one side of the mode, change by leaps: no corner does that."""
     rows = torch.cat([u + (1.0 + k / 4) * step * products.directions for k in range(3)])
     with without_validation():
-        slope = density.gradient(rows, theta)[1].reshape(3, *products.directions.shape)
+        slope = density.gradient(rows, theta)[1].reshape(-1, *products.directions.shape)
     leaps = (slope[0] - 2.0 * slope[1] + slope[2]).abs() * products.unit
     return bool(leaps.amax() > TOLERANCE * 2.0 * step * (products.images.abs() * products.unit).amax())
 
@@ -283,15 +282,14 @@ class ModeNeighbourhood:
     :ivar u: the mode, shape ``(D,)``.
     :ivar height: the log joint there, nats.
     :ivar active: coordinates that are not pruned, bool, shape ``(D,)``.
-    :ivar advice: what to try first, where rounding may have made the density flat; or empty.
     """
 
+    joint: LogJoint
     density: Density
     u: Tensor
     theta: Tensor
     height: Tensor
     active: Tensor
-    advice: str
 
     def fall(self, moves: Tensor) -> Tensor:
         """Fall of the log joint from the mode to ``u`` plus each move ``(P, D)``, nats, shape ``(P,)``."""
@@ -299,7 +297,7 @@ class ModeNeighbourhood:
             return self.height - self.density.log_joint(self.u + moves, self.theta)
 
 
-def require_proper_mode(summit: ModeNeighbourhood, precision: Precision, latents: Coordinates) -> None:
+def require_proper_mode(summit: ModeNeighbourhood, precision: Precision) -> None:
     """Walk away from the mode along its flattest direction, and along the ray from the origin through each site.
 
     A mode at infinity is not found by its curvature, which is rounding there: but further out on the ray the density
@@ -307,13 +305,16 @@ def require_proper_mode(summit: ModeNeighbourhood, precision: Precision, latents
 
     :raises ImproperPosterior: when the log joint stays up on one side.
     """
-    direction = precision.least_precise_direction(summit.active)[0]
-    if _drops_at_once(summit, direction, latents):
+    direction, rays = precision.least_precise_direction(summit.active)[0], _rays(summit)
+    most = 2 * (len(FAR) + NUM_ON_THE_WAY)
+    # a few of the places show as a rule that none of the others matters
+    few = torch.stack([FAR[0] * direction, -FAR[0] * direction, NEAR * direction, -NEAR * direction])
+    moves = torch.cat([few, *(ends[:1] for _, ends in rays)])
+    falls = torch.cat([summit.fall(part) for part in moves.split(most)])
+    if bool((falls[:2] >= LEAST).all()) and bool((falls[2:].abs() >= LEAST_FALL).all()):
         return
     on_the_way = [NEAR * k / NUM_ON_THE_WAY for k in range(1, NUM_ON_THE_WAY + 1)]
     steps = torch.tensor((*FAR, *on_the_way)).to(direction)[:, None] * direction
-    rays = _rays(summit, latents)
-    most = 2 * len(steps)
     moves = torch.cat([steps, -steps, *(r for _, r in rays)])
     falls = torch.cat([summit.fall(part) for part in moves.split(most)])
     far, near = falls[:most].reshape(2, len(steps)).split([len(FAR), NUM_ON_THE_WAY], -1)
@@ -322,33 +323,24 @@ def require_proper_mode(summit: ModeNeighbourhood, precision: Precision, latents
     level = bool(((near[:, -1].abs() < LEAST_FALL) & (dip < LEAST_DIP)).any())
     if stays_up or level:
         away = f"{FAR[-1] if stays_up else NEAR:g} posterior standard deviations away"
-        raise _improper(latents.label(int(direction.abs().argmax())), away, summit.advice)
-    _require_fall(rays, falls[most:], latents, summit.advice)
+        raise _improper(summit, int(direction.abs().argmax()), away)
+    _require_fall(summit, rays, falls[most:])
 
 
-def _drops_at_once(summit: ModeNeighbourhood, direction: Tensor, latents: Coordinates) -> bool:
-    """Whether a few of the places that are looked at show already that none of the others matters."""
-    places = torch.stack([FAR[0] * direction, -FAR[0] * direction, NEAR * direction, -NEAR * direction])
-    moves = torch.cat([places, *(ends[:1] for _, ends in _rays(summit, latents))])
-    falls = torch.cat([summit.fall(part) for part in moves.split(2 * (len(FAR) + NUM_ON_THE_WAY))])
-    above = torch.cat([falls[:2] - LEAST, falls[2:].abs() - LEAST_FALL])
-    return bool((above >= 0.0).all())
-
-
-def require_fall_on_rays(summit: ModeNeighbourhood, latents: Coordinates) -> None:
+def require_fall_on_rays(summit: ModeNeighbourhood) -> None:
     """Walk out on the ray from the origin through the mode, and through each site's part of it alone.
 
     :raises ImproperPosterior: when the log joint stays where it is.
     """
-    rays = _rays(summit, latents)
+    rays = _rays(summit)
     falls = [summit.fall(ends) for _, ends in rays]
-    _require_fall(rays, torch.cat(falls) if falls else summit.u[:0], latents, summit.advice)
+    _require_fall(summit, rays, torch.cat(falls) if falls else summit.u[:0])
 
 
-def _rays(summit: ModeNeighbourhood, latents: Coordinates) -> list[tuple[int, Tensor]]:
+def _rays(summit: ModeNeighbourhood) -> list[tuple[int, Tensor]]:
     """The largest coordinate of each ray, and the moves ``(2, D)`` to twice the mode and to its far end."""
     rays = []
-    for block in [slice(0, len(summit.u)), *latents.slices.values()]:
+    for block in [slice(0, len(summit.u)), *summit.joint.latents.slices.values()]:
         ray = torch.zeros_like(summit.u)
         ray[block] = summit.u[block] * summit.active[block]
         largest = int(ray.abs().argmax())
@@ -358,18 +350,20 @@ def _rays(summit: ModeNeighbourhood, latents: Coordinates) -> list[tuple[int, Te
     return rays
 
 
-def _require_fall(rays: list[tuple[int, Tensor]], falls: Tensor, latents: Coordinates, advice: str) -> None:
+def _require_fall(summit: ModeNeighbourhood, rays: list[tuple[int, Tensor]], falls: Tensor) -> None:
     """Refuse a log joint that is where it was both at twice the mode and at the far end of a ray through it."""
     for (largest, _), fall in zip(rays, falls.reshape(-1, 2), strict=True):
         if bool((fall.abs() < LEAST_FALL).all()):
-            raise _improper(latents.label(largest), "at twice the mode and far beyond", advice)
+            raise _improper(summit, largest, "at twice the mode and far beyond")
 
 
-def _improper(where: str, distance: str, advice: str) -> ImproperPosterior:
+def _improper(summit: ModeNeighbourhood, index: int, distance: str) -> ImproperPosterior:
+    """The error message for a density that stays up along a direction whose largest coordinate is ``index``."""
     return ImproperPosterior(
-        f"the log joint is as high as at its maximum {distance}, along a direction that points at {where}: the "
-        f"posterior is improper or nearly so, or its mode lies at infinity (separable classes, collinear columns, a "
-        f"flat prior). {advice}Give that site a proper prior, for example Normal(0, 10) on standardised inputs."
+        f"the log joint is as high as at its maximum {distance}, along a direction that points at "
+        f"{summit.joint.latents.label(index)}: the posterior is improper or nearly so, or its mode lies at infinity "
+        f"(separable classes, collinear columns, a flat prior). {double_precision(summit.joint)}Give that site a "
+        f"proper prior, for example Normal(0, 10) on standardised inputs."
     )
 
 

@@ -174,7 +174,7 @@ def _all_failed(said: Sequence[str]) -> str:
 
 def _same_height(a: LaplaceState, b: LaplaceState, level: float = 0.0) -> bool:
     """Whether log evidence and log joint of two modes are equal, the latter up to ``level`` nats if that is more."""
-    tolerance = a.problem.tolerance**0.5 * (1.0 + abs(a.objective))
+    tolerance = a.problem.limits.tolerance**0.5 * (1.0 + abs(a.objective))
     gap = abs(float(a.log_joint - b.log_joint))
     return abs(a.objective - b.objective) <= tolerance and gap <= max(tolerance, level)
 
@@ -237,7 +237,7 @@ def near_mode(problem: Problem, theta: Tensor, u: Tensor) -> LaplaceRows:
     by_rows, limits = problem.density_by_rows, replace(problem.limits, tolerance=1e-2, num_steps=ROUNDS)
     active = torch.ones_like(u, dtype=torch.bool)
     rows = torch.cat([theta, active.to(theta)], -1)
-    near = trust_region.ascend(by_rows, lambda v, own: gauss_newton(by_rows, v, own), u, rows, limits)
+    near = trust_region.ascend(by_rows, partial(gauss_newton, by_rows), u, rows, limits)
     return at_modes(theta, active, near, near.precision, torch.ones_like(active[:, 0]))
 
 

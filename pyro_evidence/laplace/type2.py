@@ -1,7 +1,7 @@
 """Type-II maximisation: quasi-Newton on the exact gradient, in MacKay's metric where precisions are recognised."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -263,10 +263,22 @@ def _off_plateaus(state: TypeII) -> TypeII:
         return state
     if bool(not_identified(state.laplace).any()):
         return _restarted(state)
-    for problem, theta in _worth_a_look(state.laplace, list(_across(state))):
-        found = reached(problem, theta, state.laplace.u)
+    laplace, flat = state.laplace, log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
+    places = list(reactivated(laplace, flat, FEW, 0.5 * WORTH))  # first those of pruned groups
+    moves = torch.tensor(PLATEAU, dtype=torch.float64).to(laplace.theta)
+    for t in flat.nonzero().flatten().tolist():
+        for move in moves[predicted_gain(laplace, t, moves, 0.5 * WORTH)]:
+            unit = torch.zeros_like(laplace.theta).index_fill(0, torch.tensor([t]).to(flat.device), 1.0)
+            places.append((laplace.problem, laplace.theta + move * unit))
+    if can_compare(laplace.problem) and len(places) > 1:  # of a batch the highest, and those where it found no mode
+        theta, active = torch.stack([t for _, t in places]), torch.stack([p.active for p, _ in places])
+        height = laplace_rows(laplace.problem, theta, active, laplace.u.expand(len(places), -1)).objective
+        top = int(height.argmax()) if bool(height.amax() > laplace.objective + 0.5 * WORTH) else -1
+        places = [p for i, p in enumerate(places) if i == top or not bool(height[i].isfinite())]
+    for problem, there in places:
+        found = reached(problem, there, laplace.u)
         best = found if found is not None and found.objective > best.objective + WORTH else best
-    return state if best is state.laplace else _arrived(replace(state, scanned=False), best)
+    return state if best is laplace else _arrived(replace(state, scanned=False), best)
 
 
 def _restarted(state: TypeII) -> TypeII:
@@ -286,27 +298,6 @@ def _restarted(state: TypeII) -> TypeII:
             break
         new = type2_state(found)
     return replace(new, restarted=True)
-
-
-def _across(state: TypeII) -> Iterator[tuple[Problem, Tensor]]:
-    """Places beyond the plateaus where hyperparameters that are not felt may lie; first those of pruned groups."""
-    laplace, flat = state.laplace, log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
-    yield from reactivated(laplace, flat, FEW, 0.5 * WORTH)
-    moves = torch.tensor(PLATEAU, dtype=torch.float64)
-    for t in flat.nonzero().flatten().tolist():
-        for move in moves[predicted_gain(laplace, t, moves.to(laplace.theta), 0.5 * WORTH).to(moves.device)].tolist():
-            yield laplace.problem, laplace.theta.index_add(0, torch.tensor([t]), torch.tensor([move]).to(laplace.theta))
-
-
-def _worth_a_look(laplace: LaplaceState, places: list[tuple[Problem, Tensor]]) -> list[tuple[Problem, Tensor]]:
-    """The highest of the places, and those where a batch of them found no mode; all where there is no batch."""
-    if not can_compare(laplace.problem) or len(places) < 2:
-        return places
-    theta, active = torch.stack([t for _, t in places]), torch.stack([p.active for p, _ in places])
-    height = laplace_rows(laplace.problem, theta, active, laplace.u.expand(len(places), -1)).objective
-    best = int(height.argmax())
-    higher = bool(height[best] > laplace.objective + 0.5 * WORTH)
-    return [p for i, p in enumerate(places) if (i == best and higher) or not bool(height[i].isfinite())]
 
 
 def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> TypeII:
@@ -407,7 +398,8 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
     That is at rounding, for a noise that vanishes, for a flat objective, or for want of smoothness.  A hyperparameter
     so far off that moves of a millionth change the objective 100 times too much counts as unbounded.
     """
-    if promised <= state.laplace.problem.eps**0.5 * (1.0 + abs(state.objective)):  # and cannot be had: noise
+    eps = torch.finfo(state.laplace.problem.joint.dtype).eps
+    if promised <= eps**0.5 * (1.0 + abs(state.objective)):  # and cannot be had: noise
         return replace(state, stop_reason=Status.CONVERGED)
     if state.learned:
         return _in_natural_metric(state)

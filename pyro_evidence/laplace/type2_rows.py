@@ -149,7 +149,7 @@ def climb(fits: Sequence[Fit[TypeII]], stop: Stop) -> tuple[Fit[TypeII], ...]:
     points = laplace_rows(problem, torch.stack([s.theta for s in states]), active, torch.stack([s.u for s in states]))
     points = replace(points, left_saddle=points.left_saddle | torch.tensor([s.left_saddle for s in states]).to(active))
     before = torch.tensor([s.objective for s in states]).to(points.objective)
-    own = points.objective >= before - problem.tolerance**0.5 * (1.0 + before.abs())  # searched for once more
+    own = points.objective >= before - problem.limits.tolerance**0.5 * (1.0 + before.abs())  # searched for once more
     batch, path = started(problem, points), [points.objective]
     batch = replace(batch, moving=batch.moving & own)
     with bar_of("restarts", stop.progress) as bar:

@@ -1,6 +1,6 @@
 """Mixtures whose components are linear in their weights: evidence-regularised EM, whole."""
 
-from pyro_evidence.fitting.component_moves import GreedyDeletion
+from pyro_evidence.fitting.em import GreedyDeletion
 from pyro_evidence.mixture.evidence import block, coordinate, full
 from pyro_evidence.mixture.fit import RandomWeights
 from pyro_evidence.mixture.posterior import MixturePosterior

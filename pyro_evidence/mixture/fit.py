@@ -1,7 +1,13 @@
-"""One recognised mixture on its way: from the Pyro model to a batch of restarts, and back to a posterior."""
+"""One recognised mixture on its way: from the Pyro model to a batch of restarts, round by round, and to a posterior.
 
-from dataclasses import dataclass, replace
-from typing import Any
+What one round leads to, the warm-up, components left out or split, a journal of errors.  Candidates are screened for a
+few rounds on at most :data:`FEW_FOR_SCREENING` data, whatever their number.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,12 +16,34 @@ from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_ro
 from pyro_evidence.data.ranks import COMMUNICATOR, Communicator
 from pyro_evidence.data.rows import Repeated, Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.component_moves import Chosen, Deletion, EMSettings, GreedyDeletion, settled
+from pyro_evidence.fitting.em import (
+    Chosen,
+    ComponentRestarts,
+    Deletion,
+    EMSettings,
+    GreedyDeletion,
+    Phase,
+    SplitProposals,
+    Step,
+    advance,
+    repeated,
+    settled,
+)
 from pyro_evidence.fitting.iterate import Fit, Status, Stop
-from pyro_evidence.fitting.restarts import Step
-from pyro_evidence.mixture import evidence, mode, rounds
+from pyro_evidence.mixture import evidence, mode
 from pyro_evidence.mixture.data import ResponseUnits, StreamedData, in_pieces, response_units
-from pyro_evidence.mixture.expectation import Mixture, MixtureData
+from pyro_evidence.mixture.evidence import MixtureCurvature
+from pyro_evidence.mixture.expectation import (
+    Mixture,
+    MixtureData,
+    MixtureStatistics,
+    data_precision,
+    e_step,
+    natural_parameters,
+    responsibilities,
+    rows_of,
+)
+from pyro_evidence.mixture.mode import RestartModes
 from pyro_evidence.mixture.posterior import MixturePosterior, without_data
 from pyro_evidence.mixture.recognise import (
     FEW,
@@ -25,19 +53,315 @@ from pyro_evidence.mixture.recognise import (
     recognise_mixture,
     recognised,
 )
-from pyro_evidence.mixture.rounds import Errors, Journal, MixtureRestarts, path_of
 from pyro_evidence.mixture.updates import (
+    SMALLEST,
     BoundedInflation,
+    EStep,
     SharedParameters,
     Unregularised,
+    Update,
     WeightDecay,
     corrected,
+    estep,
     husmeier2000_update,
+    padded,
+    pruned,
 )
 from pyro_evidence.models.mixture import Responses
-from pyro_evidence.numerics.batched import first_highest
+from pyro_evidence.numerics.batched import BATCH_NUMBERS, first_highest
+from pyro_evidence.numerics.linalg import floored
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import Start, check_count, check_positive, seeded
+from pyro_evidence.settings import Start, check_count, check_positive, check_result, seeded
+
+ALIKE = 1e-5  # relative: what counts as the same prior mean or ratio, those of models in float32 included
+
+
+def change(old: Mixture, new: Mixture) -> Tensor:
+    """Largest change of a log precision or of a share, shape ``(R,)``; not finite where ``new`` is no mixture."""
+    ratio = torch.cat([(new.alpha / old.alpha).flatten(1), (new.noise_diagonal / old.noise_diagonal).flatten(1)], -1)
+    shares = (new.log_mixing.exp() - old.log_mixing.exp()).abs().amax(-1)
+    nothing = 0.0 * new.w.flatten(1).sum(-1)  # nan where a weight is not finite
+    return torch.maximum(ratio.log().abs().amax(-1), shares) + nothing
+
+
+def is_exchangeable(ties: SharedParameters, loc: Tensor) -> bool:
+    """Whether components differ in nothing but their number, so that any order of them is as good."""
+    same = (loc, ties.alpha_ratio, ties.beta_ratio, ties.alpha_free, ties.beta_free)
+    alike = all(bool(((x - x[:1]).abs() <= ALIKE * (1.0 + x[:1].abs())).all()) for x in (y.double() for y in same))
+    return alike and _same_pattern(ties.alpha_group) and _same_pattern(ties.beta_group)
+
+
+def _same_pattern(group: Tensor) -> bool:
+    """Groups shared by all components in the same way, or each component's own in the same way."""
+    offset = group.flatten(1)[:, :1]
+    own = group - offset.reshape(-1, *[1] * (group.dim() - 1))
+    size = int(group[0].max() - group[0].min()) + 1
+    steps = offset.flatten().diff()
+    return bool((group == group[:1]).all()) or bool((own == own[:1]).all() and (steps >= size).all())
+
+
+def packed(mixture: Mixture, ties: SharedParameters) -> tuple[Mixture, SharedParameters]:
+    """Components that are not pruned moved to the front and the rest cut off; for exchangeable components."""
+    num = int(mixture.active.sum(-1).max())
+    order = mixture.active.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[:, :num]
+    rows = torch.arange(len(order), device=order.device).unsqueeze(-1)
+    smaller = mixture.rebuilt(lambda _, x: x[rows, order])
+    return replace(smaller, loc=mixture.loc[:num]), ties.resized(num)
+
+
+def in_units(ties: SharedParameters, unit: Tensor) -> SharedParameters:
+    """Ties with ratios where responses are measured in ``unit`` ``(m,)``, of geometric mean 1 within each group."""
+    alpha = _centred(ties.alpha_ratio * unit.square().unsqueeze(-1), ties.alpha_group)
+    return replace(ties, alpha_ratio=alpha, beta_ratio=_centred(ties.beta_ratio * unit.square(), ties.beta_group))
+
+
+def _centred(ratio: Tensor, group: Tensor) -> Tensor:
+    logs, size = ratio.log(), int(group.max()) + 1
+    sums = logs.new_zeros(2, size).index_add(1, group.flatten(), torch.stack([logs, torch.ones_like(logs)]).flatten(1))
+    return (logs - (sums[0] / sums[1])[group]).exp()
+
+
+FEW_FOR_SCREENING = 2048  # data on which candidates are screened
+SCREENING = 5  # rounds of it
+FEW_FOR_HALVES = 2**15  # data on which components are looked at
+MOST = BATCH_NUMBERS  # of their weights, one set for each component and direction, and of their features
+DIRECTIONS = 3  # in which each component is split
+ROUNDS = 10  # of the small mixtures
+SURE = 0.5  # responsibility above which a datum shows what a component looks like
+LEAST = 8  # data that show it at least
+
+
+@dataclass(frozen=True)
+class MixtureRestarts(ComponentRestarts):
+    """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.fitting.em.advance`."""
+
+    expected: EStep
+
+    @property
+    def parameters(self) -> Mixture:
+        return self.expected.mixture
+
+    @property
+    def log_likelihood(self) -> Tensor:
+        return self.expected.stats.log_likelihood
+
+    @cached_property
+    def log_evidence(self) -> Tensor:
+        """Laplace log evidence at the current weights, in the engine's curvature and units, nats, ``(R,)``."""
+        found = self.expected.log_evidence
+        return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
+
+    @cached_property
+    def occam(self) -> Tensor:
+        """Log evidence with what integrating the hyperparameters out takes from it; ``(R,)``."""
+        found = self.log_evidence + mode.occam_factor(self.expected)
+        return torch.where(found.isfinite(), found, -torch.inf)
+
+    @cached_property
+    def modes(self) -> RestartModes:
+        """Every restart's mode at its hyperparameters, with the full Hessian where it may be the highest."""
+        return mode.modes(self.expected)
+
+    def heights(self, exact: Tensor) -> Tensor:
+        """Occam-corrected log evidence at the modes, full Hessian in the rows ``exact``, nats, ``(R,)``."""
+        return torch.where(self.failed, -torch.inf, mode.modes(self.expected, exact).occam)
+
+    def proposed(self) -> Mixture:
+        return check_result(
+            "update", self.update(self.expected), Mixture, "a Mixture, such as husmeier2000_update gives"
+        )
+
+    def reached(self, parameters: Mixture) -> "MixtureRestarts":
+        """With an E-step there, without the components that are pruned in every restart."""
+        old, ties = self.expected, self.expected.ties
+        whole = parameters.all_active or bool(parameters.active.all(-1).any())
+        if not whole and is_exchangeable(ties, parameters.loc):
+            parameters, ties = packed(parameters, ties)
+        return replace(self, expected=estep(old.data, parameters, ties, old.curvature))
+
+    def change_to(self, parameters: Mixture) -> Tensor:
+        return change(self.parameters, parameters)
+
+    def complaint(self, parameters: Mixture, row: int) -> str:
+        logs = (parameters.noise_diagonal.log(), parameters.alpha.log(), parameters.log_mixing.unsqueeze(-1))
+        names = ("weights", "noise precisions", "prior precisions", "mixing")
+        on = parameters.log_mixing[row] != -torch.inf  # nan is no pruned component
+        wrong = [on & ~x[row].flatten(1).isfinite().all(-1) for x in (parameters.w, *logs)]
+        bad = [f"{name} of component {int(w.int().argmax())}" for name, w in zip(names, wrong, strict=True) if w.any()]
+        return f"{', '.join(bad) or 'the log likelihood'} left the finite numbers, or the positive ones"
+
+    def warm_up(self, num_rounds: int, step: Step["MixtureRestarts"]) -> list[Phase]:
+        """Unregularised rounds, with the gamma prior of the update if it has one."""
+        return [Phase(Unregularised(rho=getattr(self.update, "rho", 0.0)), step, num_rounds)]
+
+    def selected(self, index: Tensor) -> "MixtureRestarts":
+        old = self.expected
+        stats = MixtureStatistics(*(x[index] if x.dim() else x for x in vars(old.stats).values()))
+        own = replace(old, data=rows_of(old.data, index), mixture=old.mixture[index], stats=stats)
+        return replace(self, expected=own, failed=self.failed[index], change=self.change[index], failures={})
+
+    def candidates(self, alive: Tensor, deletion: GreedyDeletion) -> tuple["MixtureRestarts", Tensor]:
+        """The best that are left when one component is left out, after a few rounds, and whose they are."""
+        mixture, old = self.parameters, self.expected
+        able = mixture.active & alive.unsqueeze(-1) & (mixture.active.sum(-1, keepdim=True) > 1)
+        owner, out = able.nonzero().unbind(-1)
+        if not len(owner):
+            return self, owner
+        keep = mixture.active[owner].scatter(-1, out.unsqueeze(-1), False)
+        data = rows_of(old.data, owner)
+        few = data.sampled(FEW_FOR_SCREENING)
+        if few is not data:  # each counts for those between
+            few = replace(few, weight=few.weight * (data.num_data / few.num_data).unsqueeze(-1))
+        begun = first(few, pruned(mixture[owner], keep), old.ties, old.curvature, self.update)
+        tried = repeated(begun, min(SCREENING, deletion.num_steps))
+        order = tried.occam.argsort(descending=True, stable=True)
+        best = torch.cat([order[owner[order] == row][: deletion.finalists] for row in owner.unique()])
+        found, owner = tried.parameters[best], owner[best]
+        on_all = first(rows_of(old.data, owner), found, tried.expected.ties, old.curvature, self.update)
+        return replace(on_all, num_rounds=tried.num_rounds), owner
+
+    def padded(self, parameters: Mixture) -> Mixture:
+        return padded(parameters, self.parameters)
+
+    def split_proposals(self, ties: SharedParameters) -> SplitProposals:
+        """Each component's halves, the best of all directions: as small mixtures of its own data."""
+        mixture, data = self.parameters, self.expected.data
+        data = data.sampled(min(FEW_FOR_HALVES, MOST // max(DIRECTIONS * len(mixture.loc), data.layout.num_features)))
+        natural = natural_parameters(mixture, data.layout)
+        resp = responsibilities(data.columns(natural.shape[-1]), natural, data.floor)[0][0]  # (K, n)
+        curvature = evidence.block if not mixture.has_full_noise else evidence.coordinate
+
+        def small(resp: Tensor, begun: Mixture) -> MixtureRestarts:
+            few = ties.resized(len(begun.loc))
+            few = replace(few, alpha_free=torch.zeros_like(few.alpha_free), mixing_free=True)
+            own = replace(data, weight=data.weight * resp, floor=None, log_share=0.0)
+            return settled(first(own, begun, few, curvature, BoundedInflation()), ROUNDS)
+
+        whole = mixture.rebuilt(lambda _, x: x[0].unsqueeze(1))  # each component as a mixture of one, (K, 1)
+        whole = replace(whole, log_mixing=torch.zeros_like(whole.log_mixing), loc=mixture.loc[:1])
+        single, pairs = small(resp, whole), _pairs(data, resp, mixture)
+        double = small(resp.repeat_interleave(DIRECTIONS, 0), pairs)
+        after = padded(double.parameters, pairs)  # halves that died in all of them are cut off
+        height = torch.where(after.active.all(-1), double.occam, -torch.inf).reshape(-1, DIRECTIONS)
+        best = first_highest(height)  # directions often lead to the same halves, in another order
+        number = torch.arange(len(best)).to(best)
+        gain = torch.where(mixture.active[0] & ~single.failed, height[number, best] - single.occam, -torch.inf)
+        return SplitProposals(after[number * DIRECTIONS + best], gain)
+
+    def begun_at(self, parameters: Mixture, ties: SharedParameters) -> "MixtureRestarts":
+        num = parameters.w.shape[1]
+        mixture = replace(parameters, loc=parameters.loc[:1].expand(num, *parameters.loc.shape[1:]))
+        return first(self.expected.data, mixture, ties.resized(num), self.expected.curvature, self.update)
+
+    def after_splits(self, deletion: GreedyDeletion) -> "MixtureRestarts":
+        """Without what is superfluous beside the new components."""
+        return deletion(self)
+
+
+def first(
+    data: MixtureData, mixture: Mixture, ties: SharedParameters, curvature: MixtureCurvature, update: Update
+) -> MixtureRestarts:
+    """The batch at its start."""
+    expected = estep(data, mixture, ties, curvature)
+    failed = torch.zeros(len(mixture.w), dtype=torch.bool, device=mixture.w.device)
+    change = expected.stats.log_likelihood.new_full((len(failed),), torch.inf)
+    return MixtureRestarts(expected, update=update, failed=failed, change=change)
+
+
+def _pairs(data: MixtureData, resp: Tensor, mixture: Mixture) -> Mixture:
+    """The starts of all halves: along two directions, and one within the other, ``(K * DIRECTIONS, 2)``."""
+    gram = data.layout.gram_of((resp * data.weight) @ data.columns(data.layout.num_diagonal))
+    A = data_precision(gram.unsqueeze(0), mixture.noise_matrix)[0]
+    scale = (resp @ data.weight).clamp(min=SMALLEST)[:, None, None]  # a pruned component has no data
+    each = enumerate(zip(resp, A / scale, strict=True))
+    along = torch.stack([_directions(data, r, a, k, mixture) for k, (r, a) in each])
+    step = torch.stack([along, -along], 2).flatten(0, 1)  # (K * DIRECTIONS, 2, m, B)
+    wide = mixture.rebuilt(lambda _, x: x[0].repeat_interleave(DIRECTIONS, 0).unsqueeze(1))
+    both = wide.rebuilt(lambda _, x: x.expand(-1, 2, *x.shape[2:]).contiguous())
+    factor = torch.ones(DIRECTIONS, 2).to(both.w)
+    factor[-1] = factor.new_tensor([2.0, 0.5])  # one within the other
+    factor = factor.repeat(len(resp), 1).reshape(-1, 2, *[1] * (both.noise.dim() - 2))
+    even = torch.full_like(both.log_mixing, 0.5).log()
+    loc = mixture.loc[:1].expand(2, *mixture.loc.shape[1:])
+    return replace(both, w=both.w + step, noise=both.noise * factor, log_mixing=even, loc=loc)
+
+
+def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture: Mixture) -> Tensor:
+    """Steps of the weights of one component: where they vary most, and where least is in the middle; ``(3, m, B)``.
+
+    In units in which the data should pull at all weights alike: largest variance and smallest kurtosis of the pulls.
+    """
+    index = (resp > min(SURE, float(resp.sort().values[-min(LEAST, len(resp))]))).nonzero().flatten()
+    e = data.Y[index] - data.G[index] @ mixture.w[0, number].mT
+    pull = (e @ mixture.noise_matrix[0, number]).unsqueeze(-1) * data.G[index].unsqueeze(-2)
+    values, vectors = torch.linalg.eigh(A)
+    root = vectors * floored(values).rsqrt() @ vectors.mT
+    z = pull.flatten(1) @ root
+    most = torch.linalg.eigh(z.mT @ z)[1][:, -1]
+    generic = 1.0 + torch.arange(len(most)).to(most).sqrt()
+    most = most * (1.0 - 2.0 * (most @ generic < 0))  # the sign of an eigenvector is that of its rounding errors
+    squares = z.square()
+    flat = root[:, (squares.square().mean(0) / squares.mean(0).square()).nan_to_num(torch.inf).argmin()]
+    steps = torch.stack([root @ most, flat, torch.zeros_like(flat)])
+    return steps.reshape(DIRECTIONS, *mixture.w.shape[2:])
+
+
+Entry = TypeVar("Entry")
+
+
+@dataclass
+class Journal(Generic[Entry]):
+    """Rounds that write down what is seen of each, from the start on.
+
+    :ivar look: what is written of the restarts as they stand.
+    :ivar entries: one for each round.
+    """
+
+    look: Callable[[MixtureRestarts], Entry]
+    entries: list[Entry] = field(default_factory=list)
+    step: Step[MixtureRestarts] = advance
+
+    def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
+        after = self.step(batch)
+        self.note(after)
+        return after
+
+    def note(self, batch: MixtureRestarts) -> None:
+        """An entry for the restarts as they stand."""
+        self.entries.append(self.look(batch))
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Minus the mean log density of the data that are fitted, and of others: nats per datum, the model's units.
+
+    What it says of the data that are fitted costs nothing.
+
+    :ivar units: of the model.
+    :ivar unseen: data that are not fitted, in the units inside.
+    """
+
+    units: ResponseUnits
+    unseen: tuple[MixtureData, ...] = ()
+
+    def __call__(self, batch: MixtureRestarts) -> tuple[Tensor, ...]:
+        """``(R,)`` for each of the data."""
+        expected = batch.expected
+        unseen = (self._nll(data, e_step(data, expected.mixture).log_likelihood) for data in self.unseen)
+        return self._nll(expected.data, expected.stats.log_likelihood), *unseen
+
+    def _nll(self, data: MixtureData, log_likelihood: Tensor) -> Tensor:
+        return (self.units.log_jacobian(data) - log_likelihood) / data.num_data
+
+
+def path_of(entries: list[tuple[Tensor, ...]], row: int) -> tuple[Tensor, ...]:
+    """One restart's errors after each round, ``(S,)`` for each of the data.
+
+    :param row: the restart; where the batch has shrunk to one row, that one is meant.
+    """
+    columns = zip(*entries, strict=True)
+    return tuple(torch.stack([x[min(row, len(x) - 1)] for x in column]) for column in columns)
+
 
 AUTOMATIC = 5  # starts of a mixture
 
@@ -146,13 +470,13 @@ class MixtureFit:
         expected = alone.expected
         if expected.data.num_rows == self.data.num_rows:
             return alone
-        return rounds.first(self.data, expected.mixture, expected.ties, expected.curvature, alone.update)
+        return first(self.data, expected.mixture, expected.ties, expected.curvature, alone.update)
 
     def resized(self, alone: MixtureRestarts, deletion: Deletion) -> tuple[MixtureRestarts, str]:
         """The chosen restart with components split, and what kept it from further splits."""
         alone = alone if self.times == 1.0 else settled(alone, deletion.after)
         loc = self.structure.loc
-        alike = rounds.is_exchangeable(self.ties, loc)
+        alike = is_exchangeable(self.ties, loc)
         room = most_components(self.structure.joint.model, len(loc), self.data.num_rows, alike=alike)
         return deletion.split(alone, self.ties, room)
 
@@ -227,10 +551,10 @@ def _begun(
     structure: MixtureStructure, units: ResponseUnits, data: MixtureData, settings: EMSettings, sampled: bool
 ) -> MixtureFit:
     """All restarts before the first round, as :func:`begin`."""
-    ties, own = rounds.in_units(structure.ties, units.unit), units.standard(structure.start)
+    ties, own = in_units(structure.ties, units.unit), units.standard(structure.start)
     few = data.sampled(max(SAMPLE, SAMPLE_EACH * len(own.loc))) if sampled else data
     start = settings.initial(settings.start, few, own, ties)
-    batch, journal = rounds.first(few, start, ties, settings.curvature, settings.update), Journal(Errors(units))
+    batch, journal = first(few, start, ties, settings.curvature, settings.update), Journal(Errors(units))
     journal.note(batch)
     _ = data.num_data  # is kept with the data, where autograd may use it later
     return MixtureFit(structure, units, data, ties, batch, journal)

@@ -63,29 +63,17 @@ class OneEntryCache:
 
     def recall(self, X: Tensor, settings: list[Tensor], make: Callable[[], Any]) -> Any:
         """The last one again where inputs and settings are the same numbers, without graphs; else a new one."""
-        key = _key(X, settings)
-        if key is None:
+        if X.requires_grad or any(s.requires_grad for s in settings) or peek_interpreter_stack() is not None:
             return make()
-        if self.X is not X or self.key != key or self.version != _version(self.made):
+        try:
+            values = [(tuple(s.shape), s.flatten().tolist()) for s in settings]
+        except RuntimeError:  # a batch under vmap
+            return make()
+        key = (X._version, is_validation_enabled(), values)
+        if self.X is not X or self.key != key or self.version != getattr(self.made, "_version", 0):
             self.X, self.key, self.made = X, key, make()
-            self.version = _version(self.made)
+            self.version = getattr(self.made, "_version", 0)  # changes in place that a tensor has seen
         return self.made
-
-
-def _version(made: Any) -> int:
-    """Which changes in place a tensor has seen."""
-    return made._version if isinstance(made, Tensor) else 0
-
-
-def _key(X: Tensor, settings: list[Tensor]) -> tuple[Any, ...] | None:
-    """What is made, as numbers; None where a derivative or a batch may be wanted."""
-    if X.requires_grad or any(s.requires_grad for s in settings) or peek_interpreter_stack() is not None:
-        return None
-    try:
-        values = [(tuple(s.shape), s.flatten().tolist()) for s in settings]
-    except RuntimeError:  # a batch under vmap
-        return None
-    return (X._version, is_validation_enabled(), values)
 
 
 @dataclass(frozen=True, eq=False)

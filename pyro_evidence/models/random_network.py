@@ -112,7 +112,7 @@ class RandomNetwork(NetworkKernel):
 
     def product(self, a: Tensor, b: Tensor, cross: Tensor) -> Tensor:
         """``sum_ij w_i w_j h(p_ij) h(q_ij)``, at nodes that are turned so that neither unit comes first."""
-        x = torch.linspace(-8.0, 8.0, self.num_nodes).to(cross)
+        x = 8.0 * torch.linspace(-1.0, 1.0, self.num_nodes).to(cross)
         w = (-0.5 * x.square()).softmax(0)
         correlation = (cross / (a * b).sqrt()).clamp(-1.0, 1.0)
         along, apart = (root(0.5 * (1.0 + s * correlation)).unsqueeze(-1) for s in (1.0, -1.0))

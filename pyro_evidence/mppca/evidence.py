@@ -20,6 +20,8 @@ from pyro_evidence.mixture.updates import SMALLEST
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.updates import Iterate
 
+LEAST = 1e-3  # share of an eigenvalue: a column that explains nothing stays finite
+
 
 def log_volume(q: int) -> float:
     r"""Log volume of O(q), :math:`2^q \pi^{q^2/2} / \Gamma_q(q/2)`; O(1): log 2, O(2): log 4 pi."""
@@ -141,10 +143,10 @@ def _log_curvatures(counts: Tensor, norms: Tensor, s: Tensor, rest: Tensor, on: 
     """
     N, c = counts.unsqueeze(-1), 1.0 + norms
     ratio = s / c
-    out = N / c * (s - rest.unsqueeze(-1)).clamp(min=1e-3)  # a column that explains nothing: stays finite
+    out = N / c * (s - rest.unsqueeze(-1)).clamp(min=LEAST)
     norm = 2.0 * N * norms / c.square() * (2.0 * ratio - 1.0).clamp(min=1e-2)  # negative far from a maximum
     excess = 2.0 - 2.0 * (ratio.unsqueeze(-1) + ratio.unsqueeze(-2)) + s.unsqueeze(-1) + s.unsqueeze(-2)
-    pair = N.unsqueeze(-1) * excess.clamp(min=1e-3) / (c.unsqueeze(-1) * c.unsqueeze(-2))  # as above
+    pair = N.unsqueeze(-1) * excess.clamp(min=LEAST) / (c.unsqueeze(-1) * c.unsqueeze(-2))
     single = torch.where(on, norm.log(), 0.0).sum(-1)
     double = torch.where(_pairs(on), pair.log(), 0.0).sum((-2, -1))
     return torch.stack([torch.where(on, out.log(), 0.0).sum(-1), single + double])

@@ -25,6 +25,7 @@ from pyro_evidence.program.checks import require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_seed, seeded
 
+DRAWS = 4_000  # for importance ratios, by default
 APART = 1e-6  # relative difference of variances below which axes can turn into one another
 
 
@@ -62,7 +63,7 @@ def principal_subspace(W: Tensor, beta: Tensor) -> PrincipalSubspace:
     kept = lengths > 1e-12 * lengths.amax() if len(lengths) else lengths > 0  # rounding leaves zeros a length
     U, lengths = U[:, kept], lengths[kept]
     size = U.abs()
-    place = (size >= (1.0 - 1e-6) * size.amax(0)).long().argmax(0, keepdim=True)  # the first of those as large
+    place = (size >= (1.0 - APART) * size.amax(0)).long().argmax(0, keepdim=True)  # the first of those as large
     sign = U.gather(0, place).sign()
     noise = beta.reciprocal().mean()
     squares = lengths.square()
@@ -290,7 +291,7 @@ class MPPCAPosterior(LaplacePosterior):
     def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[dict[str, Tensor], Tensor]:
         return self.get_samples(num_samples, seed), self.log_weights(num_samples, seed)
 
-    def log_weights(self, num_samples: int = 4_000, seed: int = 0) -> Tensor:
+    def log_weights(self, num_samples: int = DRAWS, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to the approximation, orbits integrated in both, nats, ``(S,)``.
 
         :raises TooLarge: when there are more loadings than a dense curvature is kept for.
@@ -311,7 +312,7 @@ class MPPCAPosterior(LaplacePosterior):
 
         Without a dense curvature what comes from importance ratios is nan.
         """
-        num_samples = check_count("num_samples", 4_000 if num_samples is None else num_samples)
+        num_samples = check_count("num_samples", DRAWS if num_samples is None else num_samples)
         if isinstance(self.state.precision, Dense) and not self.refusal and self._joint.has_data:
             found = super().diagnostics(num_samples, seed)
         else:

@@ -50,8 +50,19 @@ class Coordinates:
     @cached_property
     def curved(self) -> Tensor:
         """Which unconstrained elements their transform does not treat as a straight line, bool, shape ``(D,)``."""
-        found = [_is_curved(p.transform, p.unconstrained_shape) for p in self]
-        return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
+        found = [torch.zeros(0, dtype=torch.bool)]
+        for part in self:
+            if not part.size:  # a simplex of one
+                continue
+            places = 0.5 * generic_directions(3, part.size, torch.zeros((), dtype=torch.float64)).unsqueeze(1)
+            alone = _is_elementwise(part.transform)
+            rows = torch.cat([places, places + 0.5 * (torch.ones(1, part.size) if alone else torch.eye(part.size))], 1)
+            value = part.transform(rows.reshape(-1, *part.unconstrained_shape))
+            value = value.reshape(*rows.shape[:2], -1)
+            slope = value[:, 1:] - value[:, :1]  # the same everywhere along a straight line
+            bent = ((slope - slope[0]).abs() > 1e-9 * slope.abs().amax()).any(0)
+            found.append(bent[0] if alone else bent.any(-1))
+        return torch.cat(found)
 
     def label(self, index: int) -> str:
         """Name of flat coordinate ``index`` for the reader."""
@@ -102,20 +113,6 @@ def is_identity(transform: Transform) -> bool:
 def is_affine(transform: Transform) -> bool:
     """Whether values are a straight line in their coordinates: of a real site, or of one with given sums."""
     return is_identity(transform) or getattr(transform, "is_affine", False)
-
-
-def _is_curved(transform: Transform, shape: torch.Size) -> Tensor:
-    """Which elements a transform does not treat as a straight line, the same everywhere, flat."""
-    size = shape.numel()
-    if not size:  # a simplex of one
-        return torch.zeros(0, dtype=torch.bool)
-    places = 0.5 * generic_directions(3, size, torch.zeros((), dtype=torch.float64)).unsqueeze(1)
-    moves = 0.5 * (torch.ones(1, size) if _is_elementwise(transform) else torch.eye(size)).double()
-    rows = torch.cat([places, places + moves], 1)
-    value = transform(rows.reshape(-1, *shape)).reshape(len(places), len(moves) + 1, -1)
-    slope = value[:, 1:] - value[:, :1]
-    bent = ((slope - slope[0]).abs() > 1e-9 * slope.abs().amax()).any(0)
-    return bent[0] if _is_elementwise(transform) else bent.any(-1)
 
 
 def _is_elementwise(transform: Transform) -> bool:

@@ -1,9 +1,13 @@
-"""Cholesky factors that are right or refused, and the memory that a dense matrix asks for."""
+"""Cholesky factors that are right or refused; the memory and the threads that dense algebra asks for."""
 
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -11,7 +15,64 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite, TooLarge
-from pyro_evidence.numerics.threads import expect_square
+
+# Multiplications and additions of an operation that is worth several threads.  Where other processes share the cores,
+# each operation on two threads was measured to cost up to 15 ms of processor time more than on one, whatever its size:
+# a thread waits for another one's turn.  That is less than .3 of an operation of 50 ms, at 4e10 a second.
+LARGE = 2e9
+PER_NUMBER = 40.0  # as many take the time in which memory hands over one number
+
+_CALLERS: ContextVar[list[int] | None] = ContextVar("callers_threads", default=None)
+
+
+@contextmanager
+def one_thread_if_small() -> Iterator[None]:
+    """Inside, operations run on one thread, from the first large one on (:func:`expect`) on those of the caller.
+
+    ``torch.set_num_threads`` is of the thread that calls it, and of all threads that have yet to begin: threads that
+    compute already keep their own number.  Here it is of the calling thread alone, so that threads which begin while a
+    fit goes on find what the caller has set.  Whatever is thrown inside, the caller's number is restored.
+    """
+    number = torch.get_num_threads()
+    if number == 1 or _CALLERS.get() is not None:
+        yield
+        return
+    token = _CALLERS.set([number])
+    try:
+        _set_here(1)
+        yield
+    finally:
+        _set_here(number)
+        _CALLERS.reset(token)
+
+
+def expect(work: float) -> None:
+    """Announce an operation: where it is large, the caller's threads come back until the end of the fit.
+
+    :param work: multiplications and additions.
+    """
+    callers = _CALLERS.get()
+    if callers and work >= LARGE:
+        _set_here(callers.pop())
+
+
+def expect_square(A: Tensor) -> None:
+    """Announce factors, and products with them, of square matrices ``(..., M, M)``, which are taken one at a time."""
+    expect(2.0 * float(A.shape[-1]) ** 3)
+
+
+def _set_here(number: int) -> None:
+    """Another number for this thread; what threads that have yet to begin will find stays.
+
+    ``torch.set_num_threads`` sets both in one call, and torch has no other: the second can be read by a thread that has
+    just begun, and put back only by setting the number of such a thread.  So one begins here, for .1 ms, twice a fit;
+    the library of OpenMP itself, whose call is of one thread, has another name in every build of torch.
+    """
+    with ThreadPoolExecutor(1) as beginner:
+        default = beginner.submit(torch.get_num_threads).result()
+        torch.set_num_threads(number)
+        beginner.submit(torch.set_num_threads, default).result()
+
 
 SMALL = 2**22  # bytes that nobody need ask for
 CONTROL_GROUP = Path("/sys/fs/cgroup")
@@ -37,7 +98,7 @@ def cholesky(A: Tensor, name: str, label: Label = coordinate) -> Tensor:
     tril, info = torch.linalg.cholesky_ex(A.double())
     failed = bool(info) if info.dim() == 0 else bool(info.any())  # one number is looked at without an operation
     if failed or not math.isfinite(float(tril.detach().diagonal(dim1=-2, dim2=-1).sum())):
-        raise NotPositiveDefinite(lambda: _not_positive_definite(A.detach().double(), name, label))
+        raise NotPositiveDefinite(partial(_not_positive_definite, A.detach().double(), name, label))
     return tril
 
 
@@ -136,6 +197,11 @@ def _limit_bytes() -> int:
         return sys.maxsize
 
 
+def has_room(num_bytes: int, device: torch.device) -> bool:
+    """Whether so much memory can be had; for a few megabytes nobody is asked."""
+    return num_bytes <= SMALL or num_bytes <= available_bytes(device)
+
+
 FEWER = (
     "Maximise sites (maximise=[...]) rather than integrate them, or pass curvature=diagonal: one number a coordinate."
 )
@@ -147,8 +213,6 @@ def require_memory(num_bytes: int, what: str, device: torch.device, remedy: str 
     :param remedy: what the reader can do about it, a sentence.
     :raises TooLarge: when ``num_bytes`` exceeds the free memory of ``device``.
     """
-    if num_bytes <= SMALL:
-        return
-    free = available_bytes(device)
-    if num_bytes > free:
+    if not has_room(num_bytes, device):
+        free = available_bytes(device)
         raise TooLarge(f"{what} needs {num_bytes:,} bytes; {free:,} are free on {device}. {remedy}")

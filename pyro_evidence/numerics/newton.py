@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotAMode
-from pyro_evidence.numerics.linalg import Label, floored
+from pyro_evidence.numerics.linalg import Label, expect_square, floored
 from pyro_evidence.numerics.line_search import (
     Backtracking,
     Line,
@@ -19,7 +19,6 @@ from pyro_evidence.numerics.line_search import (
     clear_rise,
     no_callback,
 )
-from pyro_evidence.numerics.threads import expect_square
 
 SEARCH = Backtracking(clear_rise)
 RESTING = 100.0  # units of rounding, below which twice the rise that a step promises is none
@@ -99,11 +98,6 @@ Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # of points (r, D)
 DirectionAt = Callable[[Tensor, Tensor, Tensor], Direction]  # of points, rows, and the gradient there
 
 
-def tolerance_of(dtype: torch.dtype) -> float:
-    """Twice the rise of a log joint, in nats, that counts as none."""
-    return RESTING * torch.finfo(dtype).eps
-
-
 @dataclass(frozen=True)
 class Limits:
     """When to stop, and whom to tell of each step."""
@@ -121,6 +115,12 @@ class Limits:
     def is_resting(self, decrement: Real, log_joint: Real) -> Real:
         """Whether decrements are at the rounding of the log joint."""
         return decrement <= self.tolerance * (1.0 + abs(log_joint))
+
+
+def limits_of(dtype: torch.dtype) -> Limits:
+    """When to stop where numbers are of one type."""
+    eps = torch.finfo(dtype).eps
+    return Limits(RESTING * eps, slack=SLACK * eps)
 
 
 def climb(density: Sloped, curvature: CurvatureAt, u: Tensor, theta: Tensor, limits: Limits) -> Mode:

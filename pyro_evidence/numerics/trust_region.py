@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.linalg import floored
+from pyro_evidence.numerics.linalg import expect_square, floored
 from pyro_evidence.numerics.line_search import Line, SearchPoint, armijo
 from pyro_evidence.numerics.newton import (
     CurvatureAt,
@@ -19,7 +19,6 @@ from pyro_evidence.numerics.newton import (
     own,
     search,
 )
-from pyro_evidence.numerics.threads import expect_square
 
 FIRST = 1.0  # radius, in units of each coordinate's own curvature scale
 LARGEST = 1e6  # radius, in the same units: beyond any mode, and its square is far from overflow in float32 as well

@@ -391,7 +391,7 @@ def _log_weights(places: ConditionalApproximations, masks: Tensor) -> Tensor:
     """Log importance weights with each mask, ``(G + 1, K, M)``, nats."""
     density, num = LeaveOutDensity(places.problem.joint), len(places.u)
     theta = torch.cat([places.theta.repeat(len(masks), 1), masks.repeat_interleave(num, 0)], -1)
-    start, tolerance = places.u.repeat(len(masks), 1), places.problem.tolerance
+    start, tolerance = places.u.repeat(len(masks), 1), places.problem.limits.tolerance
     mode = newton.climb(density, density.precision, start, theta, newton.Limits(tolerance, 30, slack=1e-12))
     tril, info = torch.linalg.cholesky_ex(mode.precision.double())
     sound = (info == 0).unsqueeze(-1)

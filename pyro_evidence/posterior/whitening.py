@@ -14,6 +14,7 @@ from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
+from pyro_evidence.numerics.linear_predictor import CLOSE
 from pyro_evidence.numerics.quadrature.densities import Interpolated, spline
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -211,7 +212,7 @@ def fused(f: Function, places: Tensor) -> WithGradient:
         with own_warnings("ignore"):
             listed = _list(plain, places[0])
         pairs = [pair for z in places for pair in zip(listed(z)[:2], plain(z), strict=True)]
-        same = all(torch.allclose(x, y, rtol=1e-9, atol=1e-9 * (1.0 + float(y.abs().max()))) for x, y in pairs)
+        same = all(torch.allclose(x, y, rtol=CLOSE, atol=CLOSE * (1.0 + float(y.abs().max()))) for x, y in pairs)
     except Exception:  # whatever it is that Python does here: the plain way is always right
         return plain
     return _guarded(listed, plain) if same else plain

@@ -10,9 +10,8 @@ from pyro_evidence.prbf.choice import (
     error_rate,
     log_loss,
 )
-from pyro_evidence.prbf.fit import AlphaPerKernel
+from pyro_evidence.prbf.fit import AlphaPerKernel, keep_dead_kernels
 from pyro_evidence.prbf.posterior import PRBFPosterior
-from pyro_evidence.prbf.rounds import keep_dead_kernels
 from pyro_evidence.prbf.start import DataCovariance, KMeans, RandomPoints, StartFrom
 from pyro_evidence.prbf.updates import Ascent, em, exact_m_step, prbf2001_update
 

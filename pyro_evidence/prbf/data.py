@@ -14,6 +14,7 @@ from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_
 from pyro_evidence.prbf.densities import ROUNDED, ClassData, Piece, by_class, varied
 from pyro_evidence.prbf.start import Training, Whole
 
+NUMBERS = 2.0**32  # of which each datum has one, scattered
 SAMPLE = 2**14  # data that a start sees where there are more, as many of each class
 
 Labelled = tuple[Tensor, Tensor]  # X (n, D) float64 and labels (n,) int64 of some of the data
@@ -48,8 +49,8 @@ def rows_of_chunks(model: PRBF, chunks: Chunks, communicator: Communicator) -> R
 def training_of(model: PRBF, rows: Rows[Labelled], totals: "DataTotals") -> Training:
     """What a start sees: all data, or where they are many about as many of each class, chosen by their numbers."""
     num_present = int((totals.per_class > 0).sum())
-    each = 2.0**32 * SAMPLE / (num_present * totals.per_class.clamp(min=1.0))  # no matter in absent classes
-    below = (torch.full_like(each, 2.0**32) if len(rows) <= SAMPLE else each.clamp(max=2.0**32)).long()
+    each = NUMBERS * SAMPLE / (num_present * totals.per_class.clamp(min=1.0))  # no matter in absent classes
+    below = (torch.full_like(each, NUMBERS) if len(rows) <= SAMPLE else each.clamp(max=NUMBERS)).long()
     X, y = rows.selected(lambda piece: piece, lambda numbers, columns: scattered(numbers) < below[columns[1] + 1])
     allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
     return Training(X, y, model.kernels, allowed, None if len(rows) <= SAMPLE else totals.whole)

@@ -19,6 +19,7 @@ from pyro_evidence.models.covariances import Covariance, mahalanobis
 from pyro_evidence.numerics.batched import Batched
 
 BLOCK = 2**18  # numbers in one block of responsibilities: they stay in the cache
+SMALLEST_BLOCK = 64  # data that are looked at together at least
 BHATTACHARYYA = 1.0 / 8.0  # of the squared distance of two Gaussians of one covariance, eq. 14
 ROUNDED = 1e-20  # of a mean square: the variance that rounding leaves of a constant
 TINY = 1e-290  # a count below it is a sum of subnormal numbers, and a mean over it means nothing
@@ -69,12 +70,12 @@ class ClassData:
 
     def sized(self, num_kernels: int, num_rows: int) -> "ClassData":
         """These data, cut so that the responsibilities of one block fit the cache."""
-        return replace(self, size=max(64, BLOCK // (num_kernels * num_rows)))
+        return replace(self, size=max(SMALLEST_BLOCK, BLOCK // (num_kernels * num_rows)))
 
     @property
     def blocks(self) -> Iterator[tuple[int, ClassBlock]]:
         """The data that are here with their class, -1 without a label, a block at a time."""
-        hidden = max(64, self.size // self.num_classes)  # which meet the mixing of every class
+        hidden = max(SMALLEST_BLOCK, self.size // self.num_classes)  # which meet the mixing of every class
         for piece in self.source.pieces:
             for k, block in piece:
                 yield from ((k, part) for part in block.split(self.size if k >= 0 else hidden))

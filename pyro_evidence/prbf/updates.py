@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.mixture.correlation import NOTABLE_GAIN
+from pyro_evidence.mixture.posterior import NOTABLE_GAIN
 from pyro_evidence.models.covariances import SLOWEST, Covariance, Full, mahalanobis
 from pyro_evidence.numerics.batched import Batched, along
 from pyro_evidence.numerics.line_search import Backtracking, Line, any_rise

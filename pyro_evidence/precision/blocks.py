@@ -10,7 +10,7 @@ border has one place, whichever way round it is asked for, so that sums over bot
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -271,7 +271,7 @@ def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> StepFactor:
         tril, info = torch.linalg.cholesky_ex(D)
         good = (info == 0) & torch.isfinite(tril).flatten(1).all(-1)
     if not bool(good.all()):
-        raise NotPositiveDefinite(lambda: _not_positive(D, step, label))
+        raise NotPositiveDefinite(partial(_not_positive, D, step, label))
     factor = StepFactor(tril, B)
     return StepFactor(tril, factor.forward(B))
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky, coordinate, require_memory
-from pyro_evidence.numerics.newton import Mode
 
 FLOAT = torch.float64.itemsize  # bytes
 
@@ -208,16 +207,6 @@ class Factorised(Protocol):
 
     def factorised(self, row: int, label: Label) -> Precision:
         """The precision of one row."""
-
-
-def precision_of(mode: Mode, row: int, label: Label) -> Precision:
-    """The precision at the end of a search, one row, factorised.
-
-    :raises NotPositiveDefinite: when it is not positive definite.
-    """
-    if isinstance(mode, Factorised):
-        return mode.factorised(row, label)
-    return factorise(mode.precision[row : row + 1], label)
 
 
 def _not_positive(A: Tensor, label: Label) -> str:

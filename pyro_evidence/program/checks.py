@@ -214,29 +214,30 @@ def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             )
     nodes = sample_nodes(trace)
     latent = {n: s for n, s in nodes.items() if not s["is_observed"]}
-    check_kinds(nodes, describe(args, kwargs))
-    _check_observations({n: s for n, s in nodes.items() if is_observation(s)}, args, kwargs)
-    _check_latents(latent)
-    _check_masks(nodes)
-    for name, node in nodes.items():
-        _check_shape(name, node, has_discrete=any(is_discrete(s) for s in latent.values()))
-    _check_dtypes({n: s for n, s in latent.items() if not is_discrete(s)}, nodes)
-
-
-def _check_observations(observed: Mapping[str, Node], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    check_kinds(nodes, args, kwargs)
+    observed = {n: s for n, s in nodes.items() if is_observation(s)}
     if not observed:
         raise BadInput(
             f"the model has no observed site; expected at least one pyro.sample(..., obs=data) or "
             f"pyro.factor. Pass the data to run(...), or use poutine.condition. "
             f"Arguments: {describe(args, kwargs)}."
         )
-    for name, node in observed.items():
-        if is_empty(node):
-            shape = tuple(node["value"].shape)
-            raise BadInput(
-                f"site '{name}' observes no data, shape {shape}. Expected at least one datum. "
-                f"Arguments: {describe(args, kwargs)}."
-            )
+    if empty := [(n, tuple(s["value"].shape)) for n, s in observed.items() if is_empty(s)]:
+        raise BadInput(
+            f"site '{empty[0][0]}' observes no data, shape {empty[0][1]}. Expected at least one datum. "
+            f"Arguments: {describe(args, kwargs)}."
+        )
+    _check_latents(latent)
+    masked = [n for n, s in nodes.items() if s["infer"].get("_deterministic") or is_masked(s, torch.all)]
+    if len(masked) == len(nodes):
+        raise BadInput(
+            f"site(s) {', '.join(map(repr, masked))} are masked altogether: the log density is zero everywhere. "
+            f"Expected a mask that is True where there are data, and priors without one: look at "
+            f"poutine.mask(mask=...), obs_mask= and .mask(...)."
+        )
+    for name, node in nodes.items():
+        _check_shape(name, node, has_discrete=any(is_discrete(s) for s in latent.values()))
+    _check_dtypes({n: s for n, s in latent.items() if not is_discrete(s)}, nodes)
 
 
 def _check_latents(latent: Mapping[str, Node]) -> None:
@@ -266,17 +267,6 @@ def _check_latents(latent: Mapping[str, Node]) -> None:
         raise UnsupportedModel(
             f"the model has only discrete latents ({', '.join(discrete)}): their sum is exact and leaves "
             f"nothing for Laplace's approximation. Give the parameters that you hold fixed a prior."
-        )
-
-
-def _check_masks(nodes: Mapping[str, Node]) -> None:
-    """Refuse a model of which nothing counts."""
-    masked = [n for n, s in nodes.items() if s["infer"].get("_deterministic") or is_masked(s, torch.all)]
-    if len(masked) == len(nodes):
-        raise BadInput(
-            f"site(s) {', '.join(map(repr, masked))} are masked altogether: the log density is zero everywhere. "
-            f"Expected a mask that is True where there are data, and priors without one: look at "
-            f"poutine.mask(mask=...), obs_mask= and .mask(...)."
         )
 
 
@@ -311,7 +301,17 @@ def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
     shape = node["log_prob"].shape
     _check_event(name, node)
     _check_pairs(name, node, node["fn"].batch_shape)
-    _check_event_of_plate(name, node)
+    event, given = tuple(node["fn"].event_shape), tuple(torch.as_tensor(node["value"]).shape)
+    cells = given[: len(given) - len(event)]
+    for plate in node["cond_indep_stack"]:  # data that are one datum, and again as many as the plate has cells
+        repeated = len(cells) < -plate.dim or cells[plate.dim] == 1 if plate.vectorized else False
+        if node["is_observed"] and repeated and plate.size > 1 and plate.size in event:
+            raise BadInput(
+                f"site '{name}' has data of shape {given}, of which one datum has shape {event}, in plate "
+                f"'{plate.name}' of size {plate.size}: all of them would count {plate.size} times. Expected either: "
+                f"take .to_event away, so that each cell of the plate has a datum, or the plate. If it is meant, "
+                f"observe {(plate.size, *given)}: obs=data.expand({plate.size}, ...)."
+            )
     plates = {f.dim for f in node["cond_indep_stack"] if f.vectorized}
     loose = [d for d in range(-len(shape), 0) if shape[d] > 1 and d not in plates]
     if plates and loose and (is_observation(node) or not node["is_observed"]):
@@ -322,22 +322,6 @@ def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
             f"{shape[loose[-1]]}, which a discrete site of this model could then take for its own. Put the "
             f"site into a pyro.plate, or call .to_event({len(shape)})."
         )
-
-
-def _check_event_of_plate(name: str, node: Node) -> None:
-    """Refuse data that are one datum by ``to_event`` and again as many as the plate around the site has cells."""
-    event = tuple(node["fn"].event_shape)
-    given = tuple(torch.as_tensor(node["value"]).shape)
-    cells = given[: len(given) - len(event)]
-    for plate in node["cond_indep_stack"]:
-        repeated = len(cells) < -plate.dim or cells[plate.dim] == 1 if plate.vectorized else False
-        if node["is_observed"] and repeated and plate.size > 1 and plate.size in event:
-            raise BadInput(
-                f"site '{name}' has data of shape {given}, of which one datum has shape {event}, in plate "
-                f"'{plate.name}' of size {plate.size}: all of them would count {plate.size} times. Expected either: "
-                f"take .to_event away, so that each cell of the plate has a datum, or the plate. If it is meant, "
-                f"observe {(plate.size, *given)}: obs=data.expand({plate.size}, ...)."
-            )
 
 
 def _check_counted_once(name: str, node: Node, axis: int) -> None:
@@ -377,8 +361,11 @@ def check_supports(before: Mapping[str, Node], after: Mapping[str, Node]) -> Non
     :raises UnsupportedModel: with the site and its support at both.
     """
     for name, node in before.items():
-        supports = node["fn"].support, after[name]["fn"].support
-        images = [_image(support, node["value"]) for support in supports]
+        supports, images, like = (node["fn"].support, after[name]["fn"].support), [], node["value"]
+        for transform in map(biject_to, supports):  # of 1, or 0 for the real line
+            shape = unconstrained_shape(transform, like.shape)
+            one = torch.ones(shape, dtype=like.dtype, device=like.device)
+            images.append(like.new_zeros(()) if is_identity(transform) else transform(one).detach())
         if not torch.equal(*images):
             raise UnsupportedModel(
                 f"site '{name}' has support {supports[0]} at one point and {supports[1]} at another: it "
@@ -387,15 +374,6 @@ def check_supports(before: Mapping[str, Node], after: Mapping[str, Node]) -> Non
                 f"a fixed support and transform it, for example x = bound * pyro.sample('{name}', Uniform(0, "
                 f"1))."
             )
-
-
-def _image(support: Any, like: Tensor) -> Tensor:
-    """The support's transform of 1, or 0 for the real line."""
-    transform = biject_to(support)
-    if is_identity(transform):
-        return like.new_zeros(())
-    shape = unconstrained_shape(transform, like.shape)
-    return transform(torch.ones(shape, dtype=like.dtype, device=like.device)).detach()
 
 
 def check_structure(trace: Trace, latent: Iterable[str], known: frozenset[str]) -> None:
@@ -453,19 +431,6 @@ def check_reads(before: Mapping[str, Node], after: Mapping[str, Node], observed:
 Constant = tuple[str, float, int]  # the first observed site, its one number, and how many times it is observed
 
 
-def constant_data(observed: Mapping[str, Node]) -> Constant | None:
-    """The one number that all data are, where their distributions have a scale; else None."""
-    data = torch.cat([torch.as_tensor(node["value"]).reshape(-1) for node in observed.values()] or [torch.empty(0)])
-    scaled = all(hasattr(fn, "loc") and hasattr(fn, "scale") for fn in scaled_by(observed))
-    is_constant = scaled and len(data) > 1 and bool((data == data[0]).all())
-    return (next(iter(observed)), float(data[0]), len(data)) if is_constant else None
-
-
-def scaled_by(observed: Mapping[str, Node]) -> list[Any]:
-    """The distributions of observed sites, without what is around them."""
-    return [innermost(node["fn"]) for node in observed.values()]
-
-
 def constant_targets(constant: Constant, otherwise: str = "pass maximise=()") -> BadInput:
     """The error message for targets that are one constant, where the scale of their noise is to be found.
 
@@ -477,19 +442,6 @@ def constant_targets(constant: Constant, otherwise: str = "pass maximise=()") ->
         f"evidence grows without a bound as the scale of the noise goes to 0. Expected data that vary; or hold the "
         f"scale at a number (beta=1.0), or {otherwise}."
     )
-
-
-def check_same(first: float, second: float) -> None:
-    """Refuse a density that is random.
-
-    :raises UnsupportedModel: when two values at one point differ.
-    """
-    if first != second:
-        raise UnsupportedModel(
-            f"the log joint density is not a fixed function: {first!r} and then {second!r} at the same "
-            f"point. Look for unnamed sampling (torch.randn, dist.Normal(...).sample()), dropout, or a "
-            f"subsampled plate; every random number must come from a named pyro.sample site."
-        )
 
 
 def not_finite(nodes: Mapping[str, Node], arguments: str) -> BadInput:
@@ -607,7 +559,7 @@ def check_sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def check_kinds(nodes: Mapping[str, Node], arguments: str) -> None:
+def check_kinds(nodes: Mapping[str, Node], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse half precision, which has two or three digits, and complex numbers.
 
     :param nodes: sample sites of a trace, log probabilities computed.
@@ -625,7 +577,7 @@ def check_kinds(nodes: Mapping[str, Node], arguments: str) -> None:
                 continue
             raise BadInput(
                 f"site '{name}' has {kind} of {dtype}, with {has}; expected float64 or float32. Pass the data's "
-                f"{advice}. Arguments: {arguments}."
+                f"{advice}. Arguments: {describe(args, kwargs)}."
             )
 
 

@@ -37,7 +37,6 @@ from pyro_evidence.program.sites import (
     innermost,
     is_discrete,
     is_empty,
-    is_integrated,
     is_observation,
     sample_nodes,
 )
@@ -158,7 +157,7 @@ class LogJoint:
             with empty_store():
                 trace = self._validated_run(statements)
             free = [d.value for d in statements.found.values() if not d.frozen]
-            if maximise and free and not any(is_integrated(s) for s in sample_nodes(trace).values()):
+            if maximise and free and all(s["is_observed"] or is_discrete(s) for s in sample_nodes(trace).values()):
                 self.model = partial(parameters.with_dummy_site, self.model, free[0].new_zeros(()))
                 statements = FirstRun(*found, self.values)
                 with empty_store():
@@ -236,7 +235,12 @@ class LogJoint:
                 if has_covariances:
                     self._begins_at_origin = bool(self.log_joint(self.initial_u, self.initial_theta).isfinite())
                 second = float(self.log_joint(places[0], self.initial_theta).detach())
-                checks.check_same(float(first), second)
+                if float(first) != second:
+                    raise UnsupportedModel(
+                        f"the log joint density is not a fixed function: {float(first)!r} and then {second!r} at the "
+                        f"same point. Look for unnamed sampling (torch.randn, dist.Normal(...).sample()), dropout, or "
+                        f"a subsampled plate; every random number must come from a named pyro.sample site."
+                    )
                 self._check_dependence(places[0], continuous)
         except (RuntimeError, IndexError) as error:
             raise checks.run_failed(error, self.args, self.kwargs) from error
@@ -259,9 +263,13 @@ class LogJoint:
                 f"the same data in every run: pass tensors or lists, not a generator, which can be read only once."
             )
         checks.check_supports(continuous, trace.nodes)
-        observed = {n: trace.nodes[n] for n in self.observed}
-        self.constant = checks.constant_data(observed)
-        scales = [fn.scale for fn in checks.scaled_by(observed)] if self.constant else []
+        self.constant: checks.Constant | None = None  # the one number that all data are, where noise has a scale
+        seen, given = ([trace.nodes[n][part] for n in self.observed] for part in ("fn", "value"))
+        data, noises = torch.cat([torch.as_tensor(x).reshape(-1) for x in given]), [innermost(fn) for fn in seen]
+        scaled = all(hasattr(fn, "loc") and hasattr(fn, "scale") for fn in noises)
+        if scaled and len(data) > 1 and bool((data == data[0]).all()):
+            self.constant = (self.observed[0], float(data[0]), len(data))
+        scales = [fn.scale for fn in noises] if self.constant else []
         self.finds_noise = any(any(takes_part(scale, [*hypers.values()])) for scale in scales)
         self.has_latent_noise = any(any(takes_part(scale, [*latents.values()])) for scale in scales)
         params = [n for n in hypers if n not in self.maximised_sites]
@@ -289,7 +297,10 @@ class LogJoint:
             return name in self.observed
 
         with without_validation():
-            if all(takes_part(self._reading(trace), [*latents.values()])):
+            # some number in which the parameters of the observed sites take part, as far as they are plain tensors
+            own = [x for n in self.observed for x in vars(innermost(trace.nodes[n]["fn"])).values()]
+            parts = [x.sum() for x in own if isinstance(x, Tensor) and x.requires_grad]
+            if parts and all(takes_part(torch.stack(parts).sum(), [*latents.values()])):
                 return
             trace.compute_log_prob(is_observed)
             seen = torch.stack([trace.nodes[n]["log_prob"].sum() for n in self.observed]).sum()
@@ -299,12 +310,6 @@ class LogJoint:
                 after = self.trace_at({n: v.detach() for n, v in latents.items()} | {name: elsewhere[name]}, hypers)
                 after.compute_log_prob(is_observed)
                 checks.check_reads(trace.nodes, after.nodes, self.observed, name)
-
-    def _reading(self, trace: Trace) -> Tensor:
-        """Some number in which the parameters of the observed sites take part, as far as they are plain tensors."""
-        own = [x for n in self.observed for x in vars(innermost(trace.nodes[n]["fn"])).values()]
-        parts = [x.sum() for x in own if isinstance(x, Tensor) and x.requires_grad]
-        return torch.stack(parts).sum() if parts else torch.zeros((), dtype=self.dtype, device=self.device)
 
     def _check_hyperprior(self, u: Tensor, continuous: Mapping[str, Node]) -> None:
         u = u.clone().requires_grad_()
@@ -460,10 +465,11 @@ class LogJoint:
         """
         if u.dim() == 1:
             return self._point(u, theta)
-        many = self.row_bytes if len(u) > 1 else None
+        if len(u) == 1:
+            return self._point(u[0], theta if theta.dim() == 1 else theta[0]).unsqueeze(0)
         if theta.dim() == 1:
-            return batched.apply(self._one, (u,), many, self._point, shared=(theta,))
-        return batched.apply(self._one, (u, theta.expand(len(u), -1)), many, self._point)
+            return batched.apply(self._one, (u,), self.row_bytes, self._point, shared=(theta,))
+        return batched.apply(self._one, (u, theta.expand(len(u), -1)), self.row_bytes, self._point)
 
     def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
         """Log prior density of the maximised latent sites in their constrained space, nats, shape ``()``."""

@@ -36,11 +36,6 @@ def is_discrete(node: Node) -> bool:
     return bool(fn.has_enumerate_support or getattr(fn.support, "is_discrete", False))
 
 
-def is_integrated(node: Node) -> bool:
-    """Whether a site is latent and continuous."""
-    return not node["is_observed"] and not is_discrete(node)
-
-
 def is_masked(node: Node, how_many: Callable[[Tensor], Tensor] = torch.any) -> bool:
     """Whether the log density of a site is left out by a mask, the site's own or one around it.
 

@@ -164,7 +164,7 @@ class Derivatives:
         part, eta = self._formula(trace, eta), eta.detach()
         if part is None:
             return slope_and_curvature(self.slot.log_likelihood(trace), self.slot.layout, eta)
-        return *part.slope(eta), lambda: part.curvature(eta)
+        return *part.slope(eta), partial(part.curvature, eta)
 
     def in_graph(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log likelihoods, slopes and curvatures as in :meth:`of`, in one graph."""
@@ -197,17 +197,18 @@ class Derivatives:
 
 def are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float = 0.0) -> bool:
     """Whether two readings are the same; up to rounding where it is given, and then but for what is not finite."""
-    return len(first) == len(second) and all(
-        a is b or _is_equal(a, b, tolerance) for a, b in zip(first, second, strict=True)
-    )
-
-
-def _is_equal(a: Any, b: Any, tolerance: float) -> bool:
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return type(a) is type(b) and bool(a == b)
-    if a.shape != b.shape or torch.equal(a, b) or not tolerance:
-        return a.shape == b.shape and torch.equal(a, b)
-    return bool(((a - b).abs() <= tolerance * b.abs()).logical_or(~torch.isfinite(b)).all())
+    if len(first) != len(second):
+        return False
+    for a, b in zip(first, second, strict=True):
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+            same = a is b or (type(a) is type(b) and bool(a == b))
+        elif a is b or a.shape != b.shape or torch.equal(a, b) or not tolerance:
+            same = a is b or (a.shape == b.shape and torch.equal(a, b))
+        else:
+            same = bool(((a - b).abs() <= tolerance * b.abs()).logical_or(~torch.isfinite(b)).all())
+        if not same:
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -337,9 +338,15 @@ class LinearPredictors(JointDensity):
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``, by the slopes of the likelihoods in their predictors."""
-        value, slope = self._prior_gradient(u.detach(), theta)
         found, rise = self.likelihood_gradient(u, theta)
-        return value + found, slope + rise
+        prior = self.parts(theta).prior
+        if prior is None:
+            value, slope = derivatives.gradient(self._log_prior, u, theta)
+            return value + found, slope + rise
+        loc, precision = (x.detach() for x in prior)
+        away = u.detach() - loc
+        slope = -precision * away
+        return 0.5 * ((precision / torch.pi / 2).log() + slope * away).sum(-1) + found, slope + rise
 
     def likelihood_gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log likelihood and its gradient in ``u``, detached."""
@@ -352,16 +359,6 @@ class LinearPredictors(JointDensity):
             blocks.append(block)
         self._last.append((u, parts, blocks))
         return value, slope
-
-    def _prior_gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The log prior density of rows and its gradient, detached."""
-        prior = self.parts(theta).prior
-        if prior is None:
-            return derivatives.gradient(self._log_prior, u, theta)
-        loc, precision = (x.detach() for x in prior)
-        away = u - loc
-        slope = -precision * away
-        return 0.5 * ((precision / torch.pi / 2).log() + slope * away).sum(-1), slope
 
     def curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
         """Minus the second derivatives of the likelihoods in their predictors, ``(R, N, C, C)`` each."""

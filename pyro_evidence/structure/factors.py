@@ -9,7 +9,7 @@ from torch.distributions import Normal
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.derivatives import Forward, generic_directions
-from pyro_evidence.numerics.linalg import Label, available_bytes, relative_rounding, require_memory
+from pyro_evidence.numerics.linalg import Label, has_room, relative_rounding, require_memory
 from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.precision.elimination import coloured, num_cycles
 from pyro_evidence.program import predictors
@@ -187,7 +187,7 @@ def _affordable(density: Structured) -> bool:
     size, device = density.pattern.size, density.joint.device
     numbers = sum(index.numel() * index.shape[-1] for index in density.pattern.index)
     few = not density.families or len(density.second.pairs) <= min(MANY_PAIRS, size)
-    return few and COPIES * FLOAT * numbers <= available_bytes(device)
+    return few and has_room(COPIES * FLOAT * numbers, device)
 
 
 def refuse_edges(origin: TestPoint, zeros: Sequence[str]) -> None:

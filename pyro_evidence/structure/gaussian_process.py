@@ -2,7 +2,7 @@
 
 Gaussian processes above all, alone or with other Gaussian latents beside them (an intercept, a second process).  Mode,
 curvature and the exact gradient of the Laplace evidence then are those of
-:mod:`pyro_evidence.precision.gaussian_process_mode`.
+:mod:`pyro_evidence.precision.gaussian_process`.
 """
 
 import math
@@ -22,9 +22,15 @@ from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.line_search import Watch
 from pyro_evidence.numerics.linear_predictor import LogLikelihood
-from pyro_evidence.precision import gaussian_process_mode
-from pyro_evidence.precision.gaussian_process import LatentPrecision, ObservationMap, seen_by
-from pyro_evidence.precision.gaussian_process_mode import Cotangents, LatentPredictor, Sloped
+from pyro_evidence.precision import gaussian_process as process
+from pyro_evidence.precision.gaussian_process import (
+    Cotangents,
+    LatentPrecision,
+    LatentPredictor,
+    ObservationMap,
+    Sloped,
+    seen_by,
+)
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import LinearDensity, ModelParts
@@ -249,10 +255,10 @@ class GaussianLatent(LinearDensity):
         """One row: mode, log joint, gradient, decrement, converged, definite; and the precision."""
         latent, size = reading.latent, len(reading.loc)
         start = latent.mean + self.seen.apply((u - reading.loc).unsqueeze(-1)).reshape(latent.mean.shape)
-        mode = gaussian_process_mode.predictor_mode(latent, start, tolerance, watch)
+        mode = process.predictor_mode(latent, start, tolerance, watch)
         precision = LatentPrecision(reading.covariance, reading.tril, self.seen, mode)
         gradient = self.seen.adjoint((mode.slope - mode.dual).unsqueeze(-1)).squeeze(-1)
-        log_prior = -0.5 * (gaussian_process_mode.quadratic(mode, latent) + reading.log_det + size * LOG_TAU)
+        log_prior = -0.5 * (process.quadratic(mode, latent) + reading.log_det + size * LOG_TAU)
         log_joint = mode.log_likelihood + log_prior + torch.as_tensor(reading.parts.rest).detach().double()
         flags = (torch.tensor(x, device=u.device) for x in (mode.decrement, mode.converged, mode.definite))
         return (reading.loc + precision.covariance @ precision.dual, log_joint, gradient, *flags), precision
@@ -263,8 +269,8 @@ class GaussianLatent(LinearDensity):
         Of the latter the part that dense covariances contribute is left out: no precision group owns them.
         """
         (theta, reading), mode = self.graph(theta), precision.mode
-        here = gaussian_process_mode.likelihood_at(reading.latent, mode.eta)
-        found = gaussian_process_mode.cotangents(reading.detached.latent.covariance, mode, here)
+        here = process.likelihood_at(reading.latent, mode.eta)
+        found = process.cotangents(reading.detached.latent.covariance, mode, here)
         rest = torch.as_tensor(reading.parts.rest).double()
         total = self._explained(reading, found) + found.likelihood(here) + rest
         u = reading.loc.detach() + precision.covariance @ precision.dual
@@ -285,7 +291,7 @@ class GaussianLatent(LinearDensity):
         left, right = derivatives.generic_directions(2, len(K), K)
         if bool((derivatives.pullback(left @ reading.latent.covariance @ right, theta)[index] != 0).any()):
             return None
-        here, mean = gaussian_process_mode.likelihood_at(reading.latent, mode.eta), reading.latent.mean.reshape(-1)
+        here, mean = process.likelihood_at(reading.latent, mode.eta), reading.latent.mean.reshape(-1)
         unit = torch.eye(len(theta)).to(theta)[index]
         M, S = (derivatives.Forward(x, theta).along(unit).mT.double() for x in (mean, here.slope))
         moved = K @ (S - R(K @ S)) + M - K @ R(M)  # how the predictor's mode follows

@@ -158,11 +158,6 @@ class Guess:
     power: Tensor  # (T,) 0 where theta[t] owns none
     owner: Tensor  # (n,), -1 for none
 
-    def change(self, before: TestPoint, after: TestPoint) -> Tensor:
-        """The change of each log precision between two runs, shape ``(n,)``; 0 for terms without owner."""
-        moved = self.power * (after.theta - before.theta).detach()
-        return torch.where(self.owner >= 0, moved[self.owner], 0.0)
-
     def without(self, bad: Tensor) -> "Guess":
         """The guess without the hyperparameters ``bad``, shape ``(T,)`` bool."""
         power = torch.where(bad, 0.0, self.power)
@@ -237,7 +232,9 @@ def _surprising(guess: Guess, before: TestPoint, after: TestPoint) -> Tensor:
     first, second = before.cells, after.cells
     if first.known.shape != second.known.shape:  # a site was Gaussian noise in one run only
         return torch.ones_like(first.known)
-    change, expected = (second.log_precision - first.log_precision).detach(), guess.change(before, after)
+    moved = guess.power * (after.theta - before.theta).detach()
+    change = (second.log_precision - first.log_precision).detach()
+    expected = torch.where(guess.owner >= 0, moved[guess.owner], 0.0)
     as_expected = (change - expected).abs() <= _tolerance(before) * (1.0 + expected.abs())
     return first.known & ~(second.known & as_expected)
 

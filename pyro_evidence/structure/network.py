@@ -280,7 +280,7 @@ class NetworkDensity(JointDensity):
     def _curvature(self, u: Tensor, theta: Tensor, *, bent: bool) -> Tensor:
         precisions, passed = self._precisions(theta), self._passed(u, order=2 if bent else 1)
         eta = passed.outputs
-        needed = FLOAT * (3 * len(u) * u.shape[-1] ** 2 + 3 * eta.numel() * u.shape[-1])
+        needed = FLOAT * 3 * u.shape[-1] * (len(u) * u.shape[-1] + eta.numel())
         require_memory(needed, "the dense curvature and the Jacobian of the network's outputs", u.device)
 
         def log_likelihood(e: Tensor) -> Tensor:

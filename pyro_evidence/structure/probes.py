@@ -51,6 +51,13 @@ class TestPoint:
         """Mean, precision and whether it is known, of each latent coordinate."""
         return predictors.gaussian_prior(self.joint, self.trace)
 
+    @property
+    def centre_and_spread(self) -> tuple[Tensor, Tensor]:
+        """Prior mean and standard deviation of each latent coordinate where they are known, else zero and one."""
+        loc, precision, known = (x.detach() for x in self.prior)
+        centre = torch.where(known & torch.isfinite(loc), loc, 0.0)
+        return centre, torch.where(known & torch.isfinite(precision), precision, 1.0).rsqrt()
+
     @cached_property
     def log_joint(self) -> Tensor:
         """The log joint density of this run, nats, shape ``()``."""
@@ -120,23 +127,13 @@ def near(joint: LogJoint) -> NearbyPoints | None:
         generic_directions(1, joint.latents.size, origin.u)[0],
         generic_directions(1, joint.hypers.size, origin.theta)[0],
     )
-    step = TYPICAL * direction * _spread(origin).clamp(max=1.0)  # at most TYPICAL units
+    centre, spread = origin.centre_and_spread
+    step = TYPICAL * direction * spread.clamp(max=1.0)  # at most TYPICAL units
     for shrink in (1.0, 0.1, 0.01):
-        typical = point_at(joint, _centre(origin) + shrink * step, joint.initial_theta + 0.2 * turn, graph=True)
+        typical = point_at(joint, centre + shrink * step, joint.initial_theta + 0.2 * turn, graph=True)
         if typical is not None and typical.finite:
             return NearbyPoints(origin, typical)
     return None
-
-
-def _centre(origin: TestPoint) -> Tensor:
-    loc, _, known = (x.detach() for x in origin.prior)
-    return torch.where(known & torch.isfinite(loc), loc, 0.0)
-
-
-def _spread(origin: TestPoint) -> Tensor:
-    """Prior standard deviation where it is known, else one."""
-    _, precision, known = (x.detach() for x in origin.prior)
-    return torch.where(known & torch.isfinite(precision), precision, 1.0).rsqrt()
 
 
 def far(origin: TestPoint, bases: Sequence[TestPoint | None]) -> list[TestPoint | None]:
@@ -144,11 +141,11 @@ def far(origin: TestPoint, bases: Sequence[TestPoint | None]) -> list[TestPoint 
 
     Two antithetic pairs, which among them give any two neighbouring coordinates all four combinations of signs.
     """
-    known, spread = origin.prior[2], _spread(origin)
+    known, (centre, spread) = origin.prior[2], origin.centre_and_spread
     step = torch.where(known, FAR * spread.clamp(min=1.0), FAR_UNKNOWN)  # at least FAR units
     step = step * generic_directions(2, len(spread), spread)[1]
     other = step * (-1.0) ** torch.arange(len(spread), device=step.device)
-    steps, centre = (step, -step, -other, other), _centre(origin)
+    steps = (step, -step, -other, other)
     found: list[TestPoint | None] = [None] * len(steps)
     for i in (1, 3, 0, 2):  # first those of the last run, whose covariance a model may have kept
         base = bases[i % 2]

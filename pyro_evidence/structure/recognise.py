@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.derivatives import Forward
-from pyro_evidence.numerics.linalg import available_bytes
+from pyro_evidence.numerics.linalg import has_room
 from pyro_evidence.numerics.linear_predictor import is_even, is_separable
 from pyro_evidence.program import parameters, predictors
 from pyro_evidence.program.checks import tensors
@@ -239,29 +239,23 @@ def _with_network(structure: Structure) -> Structure:
 
 def _holds(sites: Sites, probe: TestPoint) -> bool:
     """Whether prior, slots and the rest add up to the log joint, and the slots' layouts say what couples."""
-    tolerance, most = probe.joint.rounding, max(MANY_COUPLED, probe.joint.latents.size)
-    if any(slot.layout.num_coupled > most for slot in sites.slots):
+    joint, trace = probe.joint, probe.trace
+    if any(slot.layout.num_coupled > max(MANY_COUPLED, joint.latents.size) for slot in sites.slots):
         return False  # each takes a pass, and the density itself has fewer second derivatives
     try:
-        return _adds_up(sites, probe) and all(
-            is_separable(slot.log_likelihood(probe.trace), slot.layout, slot.blocks(probe.trace)[None], tolerance)
+        etas = [slot.predictor(trace).detach().unsqueeze(0) for slot in sites.slots]
+        values = [slot.log_likelihood(trace)(eta)[0] for slot, eta in zip(sites.slots, etas, strict=True)]
+        if any(predictors.depends(value, probe.u) for value in values):  # the likelihood sees eta alone
+            return False
+        _, log_det = joint.latents.constrained_with_log_det(probe.u.detach().to(joint.dtype))
+        prior = predictors.log_prob_sum(trace, (*joint.latents.names, *sites.free)) + log_det
+        gap = (prior + sum(values) - probe.log_joint).abs()
+        return bool(gap <= joint.rounding * (1.0 + probe.log_joint.abs())) and all(
+            is_separable(slot.log_likelihood(trace), slot.layout, slot.blocks(trace)[None], joint.rounding)
             for slot in sites.slots
         )
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False  # a distribution that cannot be rebuilt from its parameters
-
-
-def _adds_up(sites: Sites, probe: TestPoint) -> bool:
-    """Whether the sum of all parts is the log joint, and the likelihood sees the latents through ``eta`` alone."""
-    joint, trace = probe.joint, probe.trace
-    _, log_det = joint.latents.constrained_with_log_det(probe.u.detach().to(joint.dtype))
-    etas = [slot.predictor(trace).detach().unsqueeze(0) for slot in sites.slots]
-    values = [slot.log_likelihood(trace)(eta)[0] for slot, eta in zip(sites.slots, etas, strict=True)]
-    if any(predictors.depends(value, probe.u) for value in values):
-        return False
-    prior = predictors.log_prob_sum(trace, (*joint.latents.names, *sites.free)) + log_det
-    gap = (prior + sum(values) - probe.log_joint).abs()
-    return bool(gap <= joint.rounding * (1.0 + probe.log_joint.abs()))
 
 
 def _linear(sites: Sites, found: NearbyPoints, far: list[Pair], followed: Followed | None) -> LinearPredictors | None:
@@ -350,7 +344,7 @@ def _affordable(slot: LikelihoodTerm, origin: TestPoint) -> bool:
     """Whether a dense ``J`` is worth its memory."""
     joint = origin.joint
     size = slot.layout.shape.numel() * joint.latents.size
-    if 16 * size > available_bytes(joint.device):
+    if not has_room(16 * size, joint.device):
         return False
     data = sum(t.numel() for _, t in tensors(joint.args, joint.kwargs))
     if size <= max(SMALL_JACOBIAN, DENSER_THAN_DATA * data):

@@ -147,7 +147,7 @@ def test_what_a_fit_leaves_can_be_differentiated() -> None:
 
 
 def test_threads_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyro_evidence.numerics.threads.LARGE", 0.0)  # every operation runs on the caller's threads
+    monkeypatch.setattr("pyro_evidence.numerics.linalg.LARGE", 0.0)  # every operation runs on the caller's threads
     X = torch.randn(150, 2)  # enough for two threads to share a product, and to add its terms in another order
     t = labels(X, torch.tensor([3.0, 0.0]))
     found = []

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import EvidenceEM
-from pyro_evidence.mixture.correlation import gain
+from pyro_evidence.mixture.posterior import gain
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
 
 

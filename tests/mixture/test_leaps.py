@@ -7,16 +7,15 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, Stop
-from pyro_evidence.fitting import restarts
-from pyro_evidence.fitting.restarts import CRAWLING, advance, extrapolated
+from pyro_evidence.fitting import em
+from pyro_evidence.fitting.em import CRAWLING, advance, extrapolated
 from pyro_evidence.mixture import updates
-from pyro_evidence.mixture.fit import begin
+from pyro_evidence.mixture.fit import MixtureRestarts, begin
 from pyro_evidence.mixture.posterior import MixturePosterior
-from pyro_evidence.mixture.rounds import MixtureRestarts
 from pyro_evidence.models.mixture import DiagonalNoise, FullNoise, gaussian_mixture
 from pyro_evidence.models.mppca import mppca
+from pyro_evidence.mppca.fit import MPPCARestarts
 from pyro_evidence.mppca.fit import begin as begin_planes
-from pyro_evidence.mppca.rounds import MPPCARestarts
 from pyro_evidence.program.log_joint import LogJoint
 
 
@@ -31,13 +30,13 @@ def overlapping(num: int = 2000, clusters: int = 3, columns: int = 2) -> Tensor:
 def on_the_way(noise: DiagonalNoise | FullNoise, num_rounds: int) -> MixtureRestarts:
     joint = LogJoint(gaussian_mixture(3, noise=noise), (overlapping(500),))
     task = begin(joint, EvidenceEM(joint.model, start=Start(restarts=4)))
-    return restarts.repeated(task.batch, num_rounds)
+    return em.repeated(task.batch, num_rounds)
 
 
 def planes_on_the_way(num_rounds: int) -> MPPCARestarts:
     Y = overlapping(400, 2, 4) @ torch.diag(torch.tensor([3.0, 1.0, 0.3, 0.3], dtype=torch.float64))
     task = begin_planes(LogJoint(mppca(2, 1), (Y,)), EvidenceEM(mppca(2, 1), start=Start(restarts=3)))
-    return restarts.repeated(task.batch, num_rounds)
+    return em.repeated(task.batch, num_rounds)
 
 
 @pytest.mark.parametrize("kind", [DiagonalNoise(), FullNoise(), None])
@@ -66,7 +65,7 @@ def test_a_leap_out_of_the_finite_numbers_is_none(monkeypatch: pytest.MonkeyPatc
 
 def passes(monkeypatch: pytest.MonkeyPatch, slowly_converging: int) -> tuple[MixturePosterior, int]:
     count, reached = [0], MixtureRestarts.reached
-    monkeypatch.setattr(restarts, "CRAWLING", slowly_converging)
+    monkeypatch.setattr(em, "CRAWLING", slowly_converging)
 
     def counted(self: MixtureRestarts, parameters: updates.Mixture) -> MixtureRestarts:
         count[0] += 1
@@ -98,6 +97,6 @@ def test_a_number_of_rounds_that_was_asked_for_is_of_plain_ones() -> None:
 
     joint = LogJoint(gaussian_mixture(3), (overlapping(300),))
     task = begin(joint, EvidenceEM(joint.model, start=Start(restarts=1)))
-    after = restarts.warmed(task.batch, 10)
-    plain = restarts.repeated(after, 40).objective - float(task.jacobian)
+    after = em.warmed(task.batch, 10)
+    plain = em.repeated(after, 40).objective - float(task.jacobian)
     assert ended(40) == pytest.approx(plain, rel=1e-12)

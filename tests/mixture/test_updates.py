@@ -14,8 +14,8 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from pyro_evidence import datasets
 from pyro_evidence.mixture import evidence as mixture_evidence
+from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.mixture import mode as mixture_mode
-from pyro_evidence.mixture import rounds as mixture_rows
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, mixture_data
 from pyro_evidence.mixture.updates import (
     BoundedInflation,
@@ -60,7 +60,7 @@ def run(data: MixtureData, at: Mixture, ties: SharedParameters, schedule: list[t
     for update, num_steps in schedule:
         for _ in range(num_steps):
             new = update(estep(data, at, ties, mixture_evidence.coordinate))
-            at = new.where(mixture_rows.change(new, new).isfinite(), at)
+            at = new.where(mixture_fit.change(new, new).isfinite(), at)
     return at
 
 
@@ -335,7 +335,7 @@ def test_the_last_component_is_never_pruned() -> None:
     )
     at = run(mixture_data(Y, products=True), start, per_kernel((4, 4, 1)), [(BoundedInflation(), 50)])
     assert at.active.sum(-1).tolist() == [1, 1, 1]
-    assert bool(mixture_rows.change(at, at).isfinite().all())
+    assert bool(mixture_fit.change(at, at).isfinite().all())
 
 
 def test_mixture_density_oracle_is_torchs() -> None:

@@ -6,16 +6,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.fitting.component_moves import GreedyDeletion
-from pyro_evidence.fitting.restarts import advance, repeated, warmed
+from pyro_evidence.fitting.em import GreedyDeletion, advance, repeated, warmed
 from pyro_evidence.mixture.updates import BoundedInflation, SharedParameters
 from pyro_evidence.mppca import expectation as kernels
-from pyro_evidence.mppca import rounds as mppca_rounds
+from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from tests.mppca.test_fit import planes
 
-RULE = mppca_rounds.rule_of(BoundedInflation())
+RULE = mppca_fit.rule_of(BoundedInflation())
 
 
 def standard(num: int = 200) -> Tensor:
@@ -24,7 +23,7 @@ def standard(num: int = 200) -> Tensor:
     return Y / Y.var(0, correction=0).mean().sqrt()
 
 
-def settled(Y: Tensor, K: int, q: int, *, columnwise: bool, restarts: int = 1) -> mppca_rounds.MPPCARestarts:
+def settled(Y: Tensor, K: int, q: int, *, columnwise: bool, restarts: int = 1) -> mppca_fit.MPPCARestarts:
     """After 60 rounds, nothing deleted; centres among the data of both planes in turn."""
     m, on = Y.shape[1], torch.ones(restarts, K, q, dtype=torch.bool)
     group = torch.arange(K * q).reshape(K, q) if columnwise else torch.arange(K)[:, None].expand(K, q)
@@ -35,7 +34,7 @@ def settled(Y: Tensor, K: int, q: int, *, columnwise: bool, restarts: int = 1) -
     flat = torch.full((restarts, K), -math.log(K))
     at = FactorAnalysers(W, mu, torch.ones(restarts, K, m), flat, 0.01 * on, on)
     variance = 0.01 * torch.ones(m)
-    return repeated(warmed(mppca_rounds.first(Observations.resident(Y), at, ties, variance, RULE), 10), 60)
+    return repeated(warmed(mppca_fit.first(Observations.resident(Y), at, ties, variance, RULE), 10), 60)
 
 
 def test_components_that_the_data_do_not_need_are_deleted() -> None:
@@ -57,7 +56,7 @@ def test_columns_that_the_data_do_not_need_are_deleted() -> None:
         columns=torch.cat([at.columns, ~spare], -1),
     )
     ties = SharedParameters.of(torch.arange(8).reshape(2, 4), done.it.ties.beta_group)
-    before = mppca_rounds.first(done.Y, wide, ties, done.it.variance, RULE)
+    before = mppca_fit.first(done.Y, wide, ties, done.it.variance, RULE)
     after = GreedyDeletion(num_steps=25)(before)
     assert after.it.analysers.columns[0].sum(-1).tolist() == [2, 2]
     assert float(after.occam[0]) > float(before.occam[0])
@@ -84,7 +83,7 @@ def test_candidates_are_every_component_and_the_shortest_column_of_each() -> Non
 def test_a_fixed_mixing_keeps_its_components() -> None:
     batch = settled(standard(), 5, 2, columnwise=False)
     held = replace(batch.it.ties, mixing_free=False)
-    fixed = mppca_rounds.first(batch.Y, batch.it.analysers, held, batch.it.variance, RULE)
+    fixed = mppca_fit.first(batch.Y, batch.it.analysers, held, batch.it.variance, RULE)
     assert GreedyDeletion(num_steps=5)(fixed) is fixed
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Stop
-from pyro_evidence.numerics import threads
+from pyro_evidence.numerics import linalg
 
 CALLERS = 3
 X = torch.linspace(-1.0, 1.0, 30, dtype=torch.float64).unsqueeze(-1)
@@ -67,10 +67,10 @@ def test_a_small_fit_runs_on_one_thread(raises: bool) -> None:
     assert torch.get_num_threads() == in_new_thread() == CALLERS
 
 
-@pytest.mark.parametrize("limit", [threads.PER_NUMBER * len(X), 2.0])
+@pytest.mark.parametrize("limit", [linalg.PER_NUMBER * len(X), 2.0])
 def test_a_large_fit_runs_on_the_callers(monkeypatch: pytest.MonkeyPatch, limit: float) -> None:
     """Its data are large, or a matrix is: from there on."""
-    monkeypatch.setattr(threads, "LARGE", limit)
+    monkeypatch.setattr(linalg, "LARGE", limit)
     model = Model()
     model.leave.set()
     fit(model)

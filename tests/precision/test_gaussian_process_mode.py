@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 
 from pyro_evidence.models.kernels import RBF
-from pyro_evidence.precision.gaussian_process_mode import (
+from pyro_evidence.precision.gaussian_process import (
     Cotangents,
     LatentPredictor,
     PredictorMode,

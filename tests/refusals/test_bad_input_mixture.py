@@ -12,8 +12,8 @@ from pyro_evidence import BadInput, EvidenceEM, NotConverged, Start, Stop, class
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.mixture import GreedyDeletion, RandomWeights, Unregularised, WeightDecay
 from pyro_evidence.mixture.expectation import Mixture
+from pyro_evidence.mixture.fit import MixtureRestarts
 from pyro_evidence.mixture.posterior import MixturePosterior
-from pyro_evidence.mixture.rounds import MixtureRestarts
 from pyro_evidence.mixture.updates import BoundedInflation, EStep
 from pyro_evidence.models.basis import RandomVectorFunctionalLink
 from pyro_evidence.models.mixture import DiagonalNoise, FullNoise, SharedNoise, gaussian_mixture, linear_mixture

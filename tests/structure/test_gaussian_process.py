@@ -26,9 +26,8 @@ from pyro_evidence.models.basis import Learned
 from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
 from pyro_evidence.models.kernels import RBF, Linear, Matern32, Matern52, RationalQuadratic
 from pyro_evidence.numerics.derivatives import pullback
-from pyro_evidence.precision import gaussian_process_mode
-from pyro_evidence.precision.gaussian_process import LatentPrecision
-from pyro_evidence.precision.gaussian_process_mode import WhitenedFactor
+from pyro_evidence.precision import gaussian_process as process
+from pyro_evidence.precision.gaussian_process import LatentPrecision, WhitenedFactor
 from pyro_evidence.program import LogJoint
 from pyro_evidence.structure import density, groups, probes
 from pyro_evidence.structure import recognise as structure
@@ -391,7 +390,7 @@ def test_the_mode_of_labels_is_found_by_formulas(monkeypatch: pytest.MonkeyPatch
     laplace_state(at, at.joint.initial_theta, at.joint.initial_u)  # where the formula is recognised
     expected = laplace_state(dense, at.joint.initial_theta + 0.3, at.joint.initial_u)
     monkeypatch.setattr(density, "slope_and_curvature", None)
-    monkeypatch.setattr(gaussian_process_mode, "slope_and_curvature", None)
+    monkeypatch.setattr(process, "slope_and_curvature", None)
     state = laplace_state(at, at.joint.initial_theta + 0.3, at.joint.initial_u)
     torch.testing.assert_close(state.log_evidence, expected.log_evidence, rtol=1e-9, atol=1e-9)
 

@@ -276,7 +276,7 @@ def test_a_large_jacobian_of_mostly_zeros_is_not_formed(monkeypatch: pytest.Monk
 def test_a_design_that_fills_the_memory_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     joint = looked_at("logistic_by_logits")[0]
     assert available_bytes(torch.device("cpu")) > 0
-    monkeypatch.setattr(structure, "available_bytes", lambda device: 16 * 90 - 1)
+    monkeypatch.setattr(structure, "has_room", lambda num_bytes, device: num_bytes <= 16 * 90 - 1)
     assert recognise(joint).linear is None
 
 

@@ -184,7 +184,7 @@ def test_modes_of_rows_with_their_own_hyperparameters_are_those_of_each_row(
     problem = laplace_problem(LogJoint(model, (counts(num),)))
     assert problem.factors is not None and problem.factors.density.takes_rows
     theta = problem.joint.initial_theta + torch.linspace(-1.0, 1.0, 5).double().unsqueeze(-1)
-    u, limits = problem.joint.initial_u.expand(5, -1), Limits(problem.tolerance, 50)
+    u, limits = problem.joint.initial_u.expand(5, -1), Limits(problem.limits.tolerance, 50)
     for row, found in enumerate(problem.factors.near_modes(u, theta, limits)):
         expected = problem.factors.find_modes(u[:1], theta[row], limits, cold=False)
         assert found is not None
@@ -198,5 +198,6 @@ def test_rows_from_where_a_few_steps_do_not_arrive_are_left_to_others() -> None:
     problem = laplace_problem(LogJoint(drifting, (counts(210),)))
     assert problem.factors is not None
     u = problem.joint.initial_u.expand(2, -1) + torch.tensor([[0.0], [300.0]])
-    near, far = problem.factors.near_modes(u, problem.joint.initial_theta.expand(2, -1), Limits(problem.tolerance, 50))
+    theta, limits = problem.joint.initial_theta.expand(2, -1), Limits(problem.limits.tolerance, 50)
+    near, far = problem.factors.near_modes(u, theta, limits)
     assert near is not None and far is None

@@ -1,23 +1,240 @@
-"""EM for mixtures of any family: restarts, the choice of one, and components left out or split in two.
+"""EM for mixtures of any family: rounds of many restarts as one batch, the choice of one, components left out or split.
 
-A component is left out, or split, as long as that raises the evidence.  Candidates are one batch.  Each is re-fitted
-for some rounds, but those that cannot reach the height of the restart that they were taken from are given up then.
+A restart that fails stays at its last good state, the others go on.  A component is left out, or split, as long as that
+raises the evidence.  Candidates are one batch.
 """
 
+import math
 import warnings
-from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import NotConverged
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import restored_global_state
-from pyro_evidence.fitting.restarts import Restarts, Step, advance, require_any, run_em, slowly_converging
 from pyro_evidence.numerics.batched import distinct, first_highest
 from pyro_evidence.settings import Start, check_count, stacklevel
+
+LONGEST = 16.0  # steps of one leap; longer ones are often refused, and cost a pass
+CRAWLING = 20  # rounds after which they are taken to crawl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restarts(ABC):
+    """One iterate of all restarts.  A family of models says what a round leads to, and what that is worth."""
+
+    failed: Tensor  # (R,) bool: rows that stay at their last good state
+    change: Tensor  # (R,) largest change of a log hyperparameter in the last round
+    num_rounds: int = 0
+    failures: Mapping[int, str] = field(default_factory=dict)  # what happened to the rows that failed
+    update: Any = None  # the settings of a round, which a warm-up changes for a while
+
+    @property
+    @abstractmethod
+    def parameters(self) -> Any:
+        """What a round changes: a value with rows ``(R,)`` in front."""
+
+    @property
+    @abstractmethod
+    def log_likelihood(self) -> Tensor:
+        """At the parameters, nats, ``(R,)``."""
+
+    @property
+    @abstractmethod
+    def log_evidence(self) -> Tensor:
+        """Log evidence, responsibilities held, in the units inside, nats, ``(R,)``; -inf where there is none."""
+
+    @abstractmethod
+    def proposed(self) -> Any:
+        """The parameters after one more round, sound or not."""
+
+    @abstractmethod
+    def reached(self, parameters: Any) -> Any:
+        """These restarts with an E-step at other parameters."""
+
+    @abstractmethod
+    def change_to(self, parameters: Any) -> Tensor:
+        """Largest change of a log hyperparameter on the way there, ``(R,)``; not finite where they are not sound."""
+
+    @abstractmethod
+    def complaint(self, parameters: Any, row: int) -> str:
+        """What is wrong with one row, in words."""
+
+    def warm_up(self, num_rounds: int, step: "Step[Any]") -> "Sequence[Phase]":
+        """The phases of a warm-up of so many rounds."""
+        return ()
+
+    def ahead(self, before: Any, after: Any) -> Any:
+        """Parameters to which a leap goes that begins ``before`` these, where the next round leads ``after``.
+
+        They are had from their ``coordinates``, which have no bounds; a row whose ``present`` parts change on the way,
+        ``(R, ...)`` bool, goes to the last of the three.
+        """
+        states = (before, self.parameters, after)
+        if any(x.present.shape != after.present.shape for x in states):
+            return after
+        parts = [x.coordinates for x in states]
+        end = leap(*(torch.cat([x.flatten(1) for x in each], -1) for each in parts))
+        ends = end.split([x[0].numel() for x in parts[-1]], -1)
+        found = after.placed(*(y.reshape(x.shape) for y, x in zip(ends, parts[-1], strict=True)))
+        same = [(x.present == after.present).all(-1) for x in states]
+        return found.where(torch.stack(same).all(0), after)
+
+    @cached_property
+    def objective(self) -> float:
+        """Log evidence of the restart that has most."""
+        best = float(self.log_evidence.max())
+        return best if best > -torch.inf else float(self.log_likelihood.max())
+
+    @property
+    def gradient_norm(self) -> float:
+        """How far the last round moved any restart, in units of log precision: zero at a fixed point."""
+        return float(self.change.amax())
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What each restart that failed says."""
+        return tuple(f"restart {row}: {text}" for row, text in self.failures.items())
+
+    @property
+    def stop_reason(self) -> Status | None:
+        """No further step when every restart has failed."""
+        return Status.FAILED if bool(self.failed.all()) else None
+
+
+Batch = TypeVar("Batch", bound=Restarts)
+Step = Callable[[Batch], Batch]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Some rounds of a warm-up."""
+
+    update: Any
+    step: Step[Any]
+    num_rounds: int
+
+
+def advance(batch: Batch) -> Batch:
+    """The restarts after one more round."""
+    return moved_to(batch, batch.proposed())
+
+
+def moved_to(batch: Batch, new: Any) -> Batch:
+    """After a round that leads to ``new``; rows that become non-finite keep their last good state, and say why."""
+    change = batch.change_to(new)
+    if math.isfinite(float(change.sum())) and not bool(batch.failed.any()):
+        after = batch.reached(new)
+        if math.isfinite(float(after.log_likelihood.sum())):
+            return replace(after, change=change, num_rounds=batch.num_rounds + 1)
+    return _without_failures(batch, new, change)
+
+
+def slowly_converging(batch: Batch) -> Batch:
+    """One more round, or, where the first :data:`CRAWLING` of them were not enough, two at once with a leap."""
+    return advance(batch) if batch.num_rounds < CRAWLING else extrapolated(batch)
+
+
+def extrapolated(batch: Batch) -> Batch:
+    """The restarts after a round and a leap, or, in the rows where that is not better, after two rounds.
+
+    A leap is taken where the log evidence there is at least that after the round before it, and a further round would
+    move less: so the log evidence never falls where rounds do not lower it, and fixed points are what they were.
+    Rows that leap cost two passes over the data, if others do not three.
+    """
+    middle = advance(batch)
+    goal = middle.proposed()
+    ahead = middle.ahead(batch.parameters, goal)
+    tried = middle.reached(ahead)
+    left = tried.change_to(tried.proposed())
+    height = torch.maximum(batch.log_evidence, middle.log_evidence)
+    good = (tried.log_evidence >= height) & left.isfinite() & ~middle.failed
+    if bool(good.all()):
+        return replace(tried, change=left, num_rounds=middle.num_rounds + 1)
+    if not bool(good.any()):
+        return moved_to(middle, goal)
+    after = moved_to(middle, ahead.where(good, goal))
+    return replace(after, change=torch.where(good, left, after.change))
+
+
+def leap(start: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    r"""Where a fixed-point iteration is heading, from three iterates in unconstrained coordinates.
+
+    .. math:: x_0 + 2 a r + a^2 v, \qquad r = x_1 - x_0, \quad v = (x_2 - x_1) - r, \quad a = \|r\| / \|v\|
+
+    With ``a = 1`` this is the second iterate; ``a`` is held between 1 and :data:`LONGEST`.  One common rate of
+    contraction ``1 - 1 / a`` is left out at once.  Varadhan and Roland (2008), scheme SqS3.
+
+    :param start: rows ``(R, P)``, as are the others.
+    :return: rows ``(R, P)``.
+    """
+    r = first - start
+    v = second - first - r
+    bend = v.norm(dim=-1, keepdim=True)
+    length = r.norm(dim=-1, keepdim=True) / torch.where(bend > 0, bend, 1.0)  # what stands still has neither
+    length = length.clamp(1.0, LONGEST)
+    return start + 2.0 * length * r + length.square() * v
+
+
+def _without_failures(batch: Batch, new: Any, change: Tensor) -> Batch:
+    """A round in which some rows fail, or have failed before."""
+    old, sound = batch.parameters, change.isfinite() & ~batch.failed
+    good = sound & batch.reached(new.where(sound, old)).log_likelihood.isfinite()
+    number, lost = batch.num_rounds + 1, (~good & ~batch.failed).nonzero().flatten().tolist()
+    reasons = {row: f"round {number}: {batch.complaint(new, row)}" for row in lost}
+    change, failures = torch.where(good, change, 0.0), {**batch.failures, **reasons}
+    after = batch.reached(new.where(good, old))
+    return replace(after, failed=~good, change=change, num_rounds=number, failures=failures)
+
+
+def require_any(batch: Restarts, remedy: str) -> None:
+    """Complain where no restart is left.
+
+    :param remedy: an update that may help.
+    :raises NotConverged: with what each of them says.
+    """
+    if batch.stop_reason is Status.FAILED:
+        messages = "\n".join(batch.reasons)
+        raise NotConverged(f"EvidenceEM: every restart failed. Pass update={remedy}.\n{messages}")
+
+
+def repeated(batch: Batch, num_rounds: int, step: Step[Batch] = advance) -> Batch:
+    """A fixed number of rounds."""
+    for _ in range(num_rounds):
+        batch = step(batch)
+    return batch
+
+
+def ready(batch: Batch) -> Batch:
+    """As if nothing had been done yet: the next rounds may stop when they change little."""
+    return replace(batch, change=torch.full_like(batch.change, torch.inf))
+
+
+def warmed(batch: Batch, num_rounds: int, step: Step[Batch] = advance) -> Batch:
+    """After all rounds of the warm-up, ready for the first one of its own update."""
+    after = batch
+    for phase in batch.warm_up(num_rounds, step):
+        after = repeated(replace(after, update=phase.update), phase.num_rounds, phase.step)
+    return ready(replace(after, update=batch.update))
+
+
+def run_em(batch: Batch, num_warm: int, stop: Stop, step: Step[Batch] = advance) -> Fit[Batch]:
+    """The warm-up, then rounds until ``stop``."""
+    after = batch
+    for phase in (p for p in batch.warm_up(num_warm, step) if p.num_rounds):
+        exactly = replace(stop, tolerance=-1.0, num_steps=phase.num_rounds)
+        warm = iterate(phase.step, ready(replace(after, update=phase.update)), exactly, "EvidenceEM, warm-up")
+        after = warm.state
+        if warm.status is not Status.STEP_LIMIT:
+            return Fit(ready(replace(after, update=batch.update)), warm.status, warm.objectives[-1:])
+    return iterate(step, ready(replace(after, update=batch.update)), stop, "EvidenceEM")
+
 
 LOOKING = 5  # rounds of candidates between one look at what is hopeless and the next
 SAFETY = 2.0  # how much faster than in its last round a candidate may rise in those that remain
@@ -77,7 +294,7 @@ class ComponentRestarts(Restarts):
         return self
 
 
-Batch = TypeVar("Batch", bound=ComponentRestarts)
+Mixtures = TypeVar("Mixtures", bound=ComponentRestarts)
 
 
 class Deletion(Protocol):
@@ -91,10 +308,10 @@ class Deletion(Protocol):
     def after(self) -> int:
         """Most rounds before it."""
 
-    def __call__(self, batch: Batch) -> Batch:
+    def __call__(self, batch: Mixtures) -> Mixtures:
         """The restarts with components left out."""
 
-    def split(self, chosen: Batch, ties: Any, room: int) -> tuple[Batch, str]:
+    def split(self, chosen: Mixtures, ties: Any, room: int) -> tuple[Mixtures, str]:
         """One restart with components split, and what kept it from further splits, if anything did."""
 
 
@@ -130,7 +347,7 @@ class GreedyDeletion:
         for name, value in vars(self).items():
             check_count(f"GreedyDeletion: {name}", value, int(name != "splits"))
 
-    def __call__(self, batch: Batch) -> Batch:
+    def __call__(self, batch: Mixtures) -> Mixtures:
         """The restarts after all deletions that gain."""
         occam = torch.where(batch.failed, -torch.inf, batch.occam)
         best = distinct(occam, batch.parameters.active.sum(-1), torch.inf)[: self.most]
@@ -154,7 +371,7 @@ class GreedyDeletion:
                 height = torch.where(alive, found, height)
         return batch
 
-    def split(self, chosen: Batch, ties: Any, room: int) -> tuple[Batch, str]:
+    def split(self, chosen: Mixtures, ties: Any, room: int) -> tuple[Mixtures, str]:
         """One restart with components split as long as its Occam-corrected log evidence rises.
 
         :param ties: those of the model.
@@ -170,7 +387,7 @@ class GreedyDeletion:
         return chosen, f"GreedyDeletion(splits={self.splits})" if self.splits else ""
 
 
-def refitted(tried: Batch, owner: Tensor, height: Tensor, num_steps: int) -> tuple[Batch, Tensor]:
+def refitted(tried: Mixtures, owner: Tensor, height: Tensor, num_steps: int) -> tuple[Mixtures, Tensor]:
     """Candidates after all rounds, but those that cannot reach the height of their restart any more.
 
     :param owner: restart of each candidate, ``(C,)``.
@@ -189,7 +406,7 @@ def refitted(tried: Batch, owner: Tensor, height: Tensor, num_steps: int) -> tup
     return tried, owner
 
 
-def settled(batch: Batch, num_steps: int) -> Batch:
+def settled(batch: Mixtures, num_steps: int) -> Mixtures:
     """After rounds until nothing changes much any more, ``num_steps`` at most."""
     for _ in range(num_steps):
         batch = advance(batch)
@@ -198,7 +415,7 @@ def settled(batch: Batch, num_steps: int) -> Batch:
     return batch
 
 
-def split(batch: Batch, ties: Any, num_steps: int, room: int) -> Batch:
+def split(batch: Mixtures, ties: Any, num_steps: int, room: int) -> Mixtures:
     """One restart with some components split, or itself where that does not raise its evidence.
 
     All that gain are split together, then fewer and fewer of the best, and then the next best ones alone.
@@ -213,7 +430,7 @@ def split(batch: Batch, ties: Any, num_steps: int, room: int) -> Batch:
     proposals, only = batch.split_proposals(ties), torch.zeros(1, dtype=torch.long, device=batch.failed.device)
     order = proposals.gain.argsort(descending=True, stable=True)
     num = min(int((proposals.gain > 0).sum()), room - num_places)
-    sizes = [num // 3**i for i in range(num) if num // 3**i > 0]
+    sizes = [size for i in range(num) if (size := num // 3**i) > 0]
     together, alone = [order[:size] for size in sizes], [order[i : i + 1] for i in range(1, min(num, ALONE))]
     height = float(batch.heights(only)) if num > 0 else 0.0
     for which in together + alone:
@@ -249,7 +466,7 @@ def unless_interrupted(move: Callable[[], Result], otherwise: Result) -> Result:
 
 
 @dataclass(frozen=True)
-class Chosen(Generic[Batch]):
+class Chosen(Generic[Mixtures]):
     """The restart that a posterior is made of.
 
     :ivar fit: its last state, of one row, and the way there.
@@ -259,7 +476,7 @@ class Chosen(Generic[Batch]):
     :ivar limit: what kept it from further splits, if anything did.
     """
 
-    fit: Fit[Batch]
+    fit: Fit[Mixtures]
     number: int
     heights: Tensor
     reasons: tuple[str, ...]

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotConverged
-from pyro_evidence.fitting.iterate import Status, Stop
-from pyro_evidence.fitting.restarts import (
+from pyro_evidence.fitting.em import (
     LONGEST,
     Phase,
     Restarts,
@@ -19,6 +18,7 @@ from pyro_evidence.fitting.restarts import (
     run_em,
     warmed,
 )
+from pyro_evidence.fitting.iterate import Status, Stop
 from pyro_evidence.numerics.batched import Batched
 
 
