@@ -38,6 +38,7 @@ WRITER = "pyro_evidence file 2"
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    *(torch.uint64, torch.uint32, torch.uint16),
 )
 WORDS = (bool, int, str, type(None))  # what JSON keeps as it is
 MADE_OF: dict[str, Any] = {"float": float, "device": torch.device, "tuple": tuple, "size": torch.Size}

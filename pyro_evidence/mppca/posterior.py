@@ -98,13 +98,13 @@ BY_NAME = {
     "limit": str,
 }  # as in the posterior
 OWN = BY_NAME | {
-    "log_evidence": Array("", finite=False),
+    "log_evidence": Array("", torch.float64, finite=False),
     "analysers": {
-        "W": Array("1 K m q"),
-        "mu": Array("1 K m"),
-        "beta": Array("1 K m"),
-        "log_mixing": Array("1 K", finite=False),
-        "alpha": Array("1 K q", finite=False),
+        "W": Array("1 K m q", torch.float64),
+        "mu": Array("1 K m", torch.float64),
+        "beta": Array("1 K m", torch.float64),
+        "log_mixing": Array("1 K", torch.float64, finite=False),
+        "alpha": Array("1 K q", torch.float64, finite=False),
         "columns": Array("1 K q", torch.bool),
     },
 }
