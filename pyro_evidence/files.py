@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,9 @@ class Array:
         kind = "floats" if self.dtype is None else str(self.dtype).removeprefix("torch.")
         shape = "" if self.axes is None else f" of shape ({', '.join(axes)})"
         return f"a tensor{shape} of {'finite ' * self.finite}{kind}"
+
+
+Double = partial(Array, dtype=torch.float64)  # of what is computed in double precision whatever the data are in
 
 
 def check(value: Any, schema: Any, where: str, sizes: dict[str, int]) -> None:

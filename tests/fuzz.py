@@ -386,8 +386,9 @@ def main() -> int:
         is_right = found in ("fit", "refused", "no data")
         counts[found if is_right else "wrong"] += 1
         if not is_right:
-            sys.stdout.write(f"{number}: {' | '.join(case)}: {found}\n")
-            sys.stdout.flush()
+            print(f"{number}: {' | '.join(case)}: {found}", flush=True)  # noqa: T201
+        if number % 500 == 499:
+            print(f"up to {number}: {dict(counts)}", flush=True)  # noqa: T201
     sys.stdout.write(f"{dict(counts)}\n")
     return int(counts["wrong"] > 0)
 

@@ -19,11 +19,16 @@ def test_a_changed_posterior_is_refused_or_right(name: str, tmp_path: Path) -> N
     assert "refused" in endings.values()
 
 
+def _coarser(parts: Any, place: int) -> None:
+    parts[place] = parts[place].float()
+
+
 FOUND: dict[str, tuple[str, Callable[[Any], Any]]] = {  # changes that were believed, or computed with without an end
     "weights below zero": ("mixture", lambda content: content["held"]["mixing"].neg_()),
     "weights above one": ("mixture", lambda content: content["held"]["mixing"].mul_(1.1)),
     "a precision of zero": ("mixture", lambda content: content["held"]["beta"][..., -1:].zero_()),
     "a coarser log evidence": ("planes", lambda content: content.update(log_evidence=content["log_evidence"].float())),
+    "coarser kernels": ("kernels of classes", lambda content: _coarser(content["network"], 0)),
     "no tail": ("nested", lambda content: content["nested"]["axes"][3][-1:].zero_()),
     "a billion nodes": ("blocks", lambda content: content.update(nodes=10**9)),
     "a billion nodes inside": ("nested", lambda content: content["nested"].update(nodes_in_blocks=10**9)),

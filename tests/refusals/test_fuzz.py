@@ -75,6 +75,7 @@ def test_a_bare_error_is_seen(raised: Exception, said: str, monkeypatch: pytest.
         ("RVM in chunks", "good", "nested"),
         ("formula", "numpy void", "good"),
         ("EvidenceMixture", "backwards", "good"),
+        ("chunks as they are", "buffer", "good"),
         ("RVMRegressor", "good", "conjugate"),
     ],
 )
