@@ -3,6 +3,7 @@
 A few changes of each kind of file, drawn with a seed; ``python -m tests.cases.changed_files`` tries them all.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ FOUND: dict[str, tuple[str, Callable[[Any], Any]]] = {  # changes that were beli
     "a precision of zero": ("mixture", lambda content: content["held"]["beta"][..., -1:].zero_()),
     "a coarser log evidence": ("planes", lambda content: content.update(log_evidence=content["log_evidence"].float())),
     "coarser kernels": ("kernels of classes", lambda content: _coarser(content["network"], 0)),
+    "a precision that is nan": ("RVM", lambda content: content["alpha"][-1:].fill_(math.nan)),
+    "a coarser bound": ("VRVM", lambda content: _coarser(content["fit"], 1)),
     "no tail": ("nested", lambda content: content["nested"]["axes"][3][-1:].zero_()),
     "a billion nodes": ("blocks", lambda content: content.update(nodes=10**9)),
     "a billion nodes inside": ("nested", lambda content: content["nested"].update(nodes_in_blocks=10**9)),
