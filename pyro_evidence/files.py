@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ WRITER = "pyro_evidence file 2"
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    *(torch.uint64, torch.uint32, torch.uint16),
 )
 WORDS = (bool, int, str, type(None))  # what JSON keeps as it is
 MADE_OF: dict[str, Any] = {"float": float, "device": torch.device, "tuple": tuple, "size": torch.Size}
@@ -160,6 +162,9 @@ class Array:
         kind = "floats" if self.dtype is None else str(self.dtype).removeprefix("torch.")
         shape = "" if self.axes is None else f" of shape ({', '.join(axes)})"
         return f"a tensor{shape} of {'finite ' * self.finite}{kind}"
+
+
+Double = partial(Array, dtype=torch.float64)  # of what is computed in double precision whatever the data are in
 
 
 def check(value: Any, schema: Any, where: str, sizes: dict[str, int]) -> None:

@@ -17,6 +17,8 @@ from pyro_evidence.settings import check_count
 from pyro_evidence.structure.factors import NotSparse
 from pyro_evidence.structure.recognise import Structure
 
+MOST_NODES = 388  # the outermost weights of 389 are zero in double precision
+
 
 def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int, limits: Limits) -> Marginal | None:
     """The density of what blocks share, these integrated by ``num`` nodes on each axis; None without blocks.
@@ -47,12 +49,14 @@ def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int,
 def check_nodes(nodes: Any, curvature: Curvature | None) -> int | str:
     """The setting ``nodes``, checked.
 
-    :raises BadInput: for what is neither a whole number of at least 1 nor ``"auto"``, and beside a curvature that is
-        not the exact Hessian.
+    :raises BadInput: for what is neither a whole number from 1 to :data:`MOST_NODES` nor ``"auto"``, and beside a
+        curvature that is not the exact Hessian.
     """
     if isinstance(nodes, str) and nodes != "auto":
         raise BadInput(f"nodes={nodes!r}; expected a whole number of at least 1, such as 7, or 'auto'.")
     number = nodes if isinstance(nodes, str) else check_count("nodes", nodes)
+    if number != "auto" and int(number) > MOST_NODES:
+        raise BadInput(f"nodes={nodes!r}; expected at most {MOST_NODES}: the outermost of more would weigh nothing.")
     if number != 1 and curvature not in (None, exact_hessian):
         raise BadInput(
             f"nodes={nodes!r} asks for quadrature about each block's own curvature, which must be the exact Hessian; "

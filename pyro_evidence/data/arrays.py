@@ -13,7 +13,8 @@ def as_tensor(value: Any, floats: torch.dtype | None = None) -> Any:
     """A copy of an array or table of numbers as a tensor; anything else as it is.
 
     :param floats: of what holds floats, and then whole numbers come as int64; None: as the array has them.
-    :raises BadInput: for an array with a mask, whose numbers behind the mask nobody is to see.
+    :raises BadInput: for an array with a mask, whose numbers behind the mask nobody is to see, and for numbers that the
+        tensor would round or wrap around: of ``uint64`` from ``2**63``, of ``longdouble`` those that are no double.
     """
     if isinstance(value, Tensor | type) or not hasattr(value, "__array__"):
         return value
@@ -26,23 +27,40 @@ def as_tensor(value: Any, floats: torch.dtype | None = None) -> Any:
     kind = array.dtype.kind
     if kind not in "fiub":
         return value
-    if not array.dtype.isnative or kind == "u" or array.dtype.itemsize > np.dtype(np.float64).itemsize:
-        array = array.astype({"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}[kind])
+    with np.errstate(over="ignore"):
+        native = array.astype(_native(array.dtype))  # a copy, whatever order its memory had
+    if native.dtype != array.dtype and not np.array_equal(native, array, equal_nan=kind == "f"):
+        raise BadInput(
+            f"an array of {array.dtype}, shape {array.shape}, holds numbers that {native.dtype} would change, the "
+            f"largest {array.max()}; expected some that it holds. Pass .astype(np.float64), which rounds them."
+        )
     wanted = None if floats is None else {"f": floats, "b": torch.bool}.get(kind, torch.int64)
-    return torch.tensor(array, dtype=wanted)
+    return torch.as_tensor(native, dtype=wanted)
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of this machine's byte order that torch has for such numbers."""
+    if dtype.kind == "u" or dtype.itemsize > np.dtype(np.float64).itemsize:
+        return np.dtype(np.float64 if dtype.kind == "f" else np.int64)
+    return dtype.newbyteorder("=")
 
 
 def require_dense(name: str, value: Tensor) -> None:
     """Refuse a tensor without a number for each of its elements.
 
-    :raises BadInput: for sparse tensors, quantised ones and those on the device ``meta``.
+    :raises BadInput: for sparse tensors, quantised and nested ones, those on the device ``meta``, and floats of eight
+        bits, with which torch cannot compute.
     """
+    if value.is_nested:
+        raise BadInput(f"{name} is a nested tensor, with rows of several lengths; expected a dense one: pad it.")
     if value.is_meta:
         what, advice = "on the device meta, where tensors have a shape and no numbers", "load its data first"
     elif value.layout is not torch.strided:
         what, advice = f"sparse ({value.layout})", f"pass {name}.to_dense()"
     elif value.is_quantized:
         what, advice = f"quantised ({value.dtype})", f"pass {name}.dequantize()"
+    elif value.is_floating_point() and value.itemsize == 1:
+        what, advice = f"of {value.dtype}, with which torch cannot compute", f"pass {name}.float()"
     else:
         return
     raise BadInput(f"{name}, shape {tuple(value.shape)}, is {what}; expected a dense tensor of numbers: {advice}.")
@@ -54,10 +72,12 @@ def require_tensor(name: str, value: Any) -> None:
     :raises BadInput: naming its type.
     """
     if not isinstance(value, Tensor):
+        of = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
         raise BadInput(
-            f"{name} is a {type(value).__name__}; expected a tensor of numbers, one row per datum, such as "
-            f"torch.tensor(rows, dtype=torch.float64). NumPy's arrays and pandas' tables of numbers go to run(...); "
-            f"words become numbers by codes, levels = pandas.factorize({name})."
+            f"{name} is a {type(value).__name__}{of}; expected a tensor of numbers, one row per datum, such as "
+            f"torch.tensor(rows, dtype=torch.float64). Arrays and tables of numbers that a tensor can hold go to "
+            f"run(...), others after {name}.astype(float); words become numbers by codes, levels = "
+            f"pandas.factorize({name})."
         )
 
 
@@ -67,9 +87,9 @@ def require_rows(what: str, *arrays: Any) -> None:
     :raises BadInput: naming the type, or the lengths.
     """
     for place, array in enumerate(arrays):
-        shape = None if isinstance(array, type) else getattr(array, "shape", None)
         if isinstance(array, Tensor):
             require_dense(f"array {place}", array)
+        shape = None if isinstance(array, type) else getattr(array, "shape", None)
         if shape is None or len(shape) == 0:
             found = f"a {type(array).__name__}" if shape is None else "a single number"
             raise BadInput(

@@ -25,7 +25,8 @@ def require_repeatable(chunks: Any) -> None:
 
     :raises BadInput: naming its type.
     """
-    if not isinstance(chunks, Iterable) or (isinstance(chunks, Tensor) and not chunks.dim()):
+    single = isinstance(chunks, memoryview) or (isinstance(chunks, Tensor) and not chunks.dim())
+    if single or not isinstance(chunks, Iterable):
         raise BadInput(f"chunks is a {type(chunks).__name__}; expected a list of tuples of the model's arguments.")
     if iter(chunks) is chunks:
         raise BadInput(

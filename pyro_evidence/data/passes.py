@@ -30,8 +30,9 @@ def columns_of(args: Sequence[Any], size: int) -> list[Tensor]:
         if isinstance(x, int | float):
             x = torch.tensor(x, dtype=torch.float64)
         if isinstance(x, Tensor):
-            x = torch.view_as_real(x.detach()) if x.is_complex() else x.detach()
-            x = x if x.is_floating_point() else x.double()
+            x = x.detach()
+            if not x.is_floating_point():
+                x = torch.view_as_real(x) if x.is_complex() else x.double()
             x = x.to(found[0].device) if found else x
             found.append(x.reshape(size, -1) if x.dim() and len(x) == size else x.reshape(1, -1).expand(size, -1))
     return found
@@ -82,9 +83,10 @@ class Combination:
 
     def sums(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Sum and sum of squares over the rows of a chunk, in double precision, ``()`` each."""
-        found = columns[0] @ self.weights[0]
-        for x, weights in zip(columns[1:], self.weights[1:], strict=True):
-            found = found + x @ weights
+        found: Any = None
+        for x, weights in zip(columns, self.weights, strict=True):
+            here = x[:, 0] * weights if len(weights) == 1 else x @ weights
+            found = here if found is None else found + here
         found = found.double()
         return found.sum(), found.dot(found)
 

@@ -2,8 +2,8 @@
 
 import copy
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import compress
@@ -142,14 +142,20 @@ class LaplaceEvidence(Resumable):
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         """Modes at the first hyperparameters, hyperparameters of the highest log evidence, posterior."""
-        self._constant: Constant | None = None
-        try:
+        with self._constants_named():
             self._start(args, kwargs)
             best = self._maximise()
             if not is_certified(best.state.laplace):
                 self._start(args, kwargs, factors=False)
                 best = self._maximise()
             return self._checked(best)
+
+    @contextmanager
+    def _constants_named(self) -> Iterator[None]:
+        """Inside, a fit that fails for constant targets says so, where a latent site sets their noise."""
+        self._constant: Constant | None = None
+        try:
+            yield
         except ArithmeticError as error:
             if self._constant is None:
                 raise
@@ -168,12 +174,16 @@ class LaplaceEvidence(Resumable):
             return self._start(args, kwargs, factors=False)
         self._data = (args, kwargs)
 
+    def _require_varied(self, joint: LogJoint) -> None:
+        """Refuse constant targets where their noise is a hyperparameter; keep them where a latent site sets it."""
+        joint.refuse_constant_targets()
+        self._constant = joint.constant if joint.has_latent_noise else None
+
     def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
         """The density to approximate: of all latents, or of those inside, given the marginalised sites."""
         given: Any = {"maximise": self.maximise, "values": self.start.values}
         joint = LogJoint(self.model, args, kwargs, **given)
-        joint.refuse_constant_targets()
-        self._constant = joint.constant if joint.has_latent_noise else None
+        self._require_varied(joint)
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
         found = self.marginalise is None and problem.structure.has_weights_alone  # none of them sets a spread
@@ -273,15 +283,16 @@ class LaplaceEvidence(Resumable):
         sites = local_sites(first, chunks, joining, own)
         self._full, self._integrated, self._groups = None, {}, None
         self._check_for_chunks(first)
-        if sites:
-            problem = self._of_groups(chunks, first, sites)
-        else:
-            rows = linear_rows(self.model, chunks, joining, make, first)
-            rows.joint.refuse_constant_targets()
-            problem = problem_of(rows.joint, streamed_structure(rows), self.curvature or exact_hessian)
-        self._search(problem)
-        self._data = None
-        return self._checked(self._maximise())
+        with self._constants_named():
+            if sites:
+                problem = self._of_groups(chunks, first, sites)
+            else:
+                rows = linear_rows(self.model, chunks, joining, make, first)
+                self._require_varied(rows.joint)
+                problem = problem_of(rows.joint, streamed_structure(rows), self.curvature or exact_hessian)
+            self._search(problem)
+            self._data = None
+            return self._checked(self._maximise())
 
     def _of_groups(self, chunks: Chunks, first: LogJoint, own: tuple[str, ...]) -> Problem:
         """The problem of what all groups share, the groups' ``own`` sites eliminated.
@@ -296,6 +307,7 @@ class LaplaceEvidence(Resumable):
         make = partial(LogJoint, model, maximise=self.maximise, values=self.start.values)
         first = first if model is self.model else make(first.args)
         self._groups = group_rows(self.model, chunks, COMMUNICATOR.get(), make, first, own)
+        self._require_varied(first)
         return problem_of(self._groups.prior, self._groups.structure, exact_hessian)
 
     def _check_for_chunks(self, joint: LogJoint) -> None:

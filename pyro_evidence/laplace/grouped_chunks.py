@@ -24,6 +24,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.numerics.newton import limits_of
+from pyro_evidence.program.checks import Constant
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import prior_alone, shapes_on
 from pyro_evidence.settings import stacklevel
@@ -36,6 +37,7 @@ from pyro_evidence.structure.streamed import (
     StreamedDensity,
     Summands,
     added_up,
+    constant_of,
     require_same_prior,
 )
 
@@ -263,6 +265,7 @@ class GroupReader:
     own: tuple[str, ...]
     known: dict[int, Groups] = field(default_factory=dict)
     labels: list[Labels] = field(default_factory=list)  # of groups, in each chunk
+    constants: list[Constant | None] = field(default_factory=list)  # that targets are, in each chunk
 
     def read(self, number: int, args: Sequence[Any]) -> Groups:
         """A chunk that was checked."""
@@ -288,6 +291,7 @@ class GroupReader:
         require_same_prior(number, shared, [x.log_joint(u, shared.initial_theta).detach() for x in priors])
         sizes = frozenset(d for p in joint.latents if p.name in self.own for d in p.shape)
         self.labels.append(labels_of(args, sizes))
+        self.constants.append(joint.constant)
         self.known[number] = self.groups(joint, number).on(())
 
     def groups(self, joint: LogJoint, number: int) -> Groups:
@@ -324,6 +328,7 @@ def group_rows(
     reader = GroupReader(make, shared, own)
     counts = looked_through(model, chunks, communicator, reader.checked)
     require_whole(chunks, reader.labels, communicator)
+    first.constant = constant_of(reader.constants, first.observed[0], communicator)
     return GroupRows(
         Repeated(lambda: (reader.read(number, args) for number, args in with_rows(chunks))),
         next(iter(reader.known.values())) if reader.known else reader.groups(first, 0),

@@ -95,7 +95,8 @@ def explain_gaps(error: BadInput, model: Model, args: tuple[Any, ...], kwargs: d
 
     :raises BadInput: that error, with a sentence more.
     """
-    dense = (x for _, x in tensors(args, kwargs) if x.layout is torch.strided and not x.is_meta)
+    given = (x for _, x in tensors(args, kwargs) if x.layout is torch.strided)
+    dense = (x for x in given if not (x.is_meta or x.is_nested))
     gaps = any(x.is_floating_point() and bool(x.isnan().any()) for x in dense)
     if gaps and not isinstance(model, Marginalised):
         raise BadInput(f"{error} If nan means not observed: EvidenceEM(marginalised(model)).") from error

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, NotAMode, TooLarge
-from pyro_evidence.files import Array
+from pyro_evidence.files import Array, Double
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.mixture.recognise import with_components
@@ -99,13 +99,13 @@ BY_NAME = {
     "limit": str,
 }  # as in the posterior
 OWN = BY_NAME | {
-    "log_evidence": Array("", finite=False),
+    "log_evidence": Double("", finite=False),
     "analysers": {
-        "W": Array("1 K m q"),
-        "mu": Array("1 K m"),
-        "beta": Array("1 K m"),
-        "log_mixing": Array("1 K", finite=False),
-        "alpha": Array("1 K q", finite=False),
+        "W": Double("1 K m q"),
+        "mu": Double("1 K m"),
+        "beta": Double("1 K m"),
+        "log_mixing": Double("1 K", finite=False),
+        "alpha": Double("1 K q", finite=False),
         "columns": Array("1 K q", torch.bool),
     },
 }

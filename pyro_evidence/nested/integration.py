@@ -190,7 +190,9 @@ def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
 
     :raises NotAMode: where the log density of the marginalised sites is not concave there.
     """
-    size = max(STEP, state.problem.eps ** (1 / 3))  # of a central difference, whose rounding is then its error's size
+    size = max(
+        STEP, torch.finfo(state.problem.joint.dtype).eps ** (1 / 3)
+    )  # of a central difference, whose rounding is then its error's size
     steps = size * torch.eye(len(state.theta)).to(state.theta)[marginalised]
     pairs = [[laplace_state(state.problem, state.theta + s * e, state.u) for s in (1.0, -1.0)] for e in steps]
     slopes = torch.stack([slope(a).total[marginalised] - slope(b).total[marginalised] for a, b in pairs])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import files
+from pyro_evidence.blocks.block_density import check_nodes
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.codec import encoded_arguments
@@ -44,7 +45,7 @@ from pyro_evidence.precision.choices import (
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision
 from pyro_evidence.program.checks import require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_count, check_path
+from pyro_evidence.settings import check_path
 from pyro_evidence.structure.recognise import recognise
 
 FORMAT = "pyro_evidence laplace posterior 1"
@@ -251,7 +252,7 @@ def _shapes(joint: LogJoint) -> dict[str, list[int]]:
 def restore_model(content: Mapping[str, Any], model: Model, maximise: Any) -> LogJoint:
     """The log joint with the arguments and held values of the file, whatever the param store holds now.
 
-    :raises BadInput: where the model cannot be run on them, or has other sites.
+    :raises BadInput: where the model cannot be run on them, has other sites, or does not allow a held value.
     """
     try:
         with empty_store():
@@ -270,6 +271,11 @@ def restore_model(content: Mapping[str, Any], model: Model, maximise: Any) -> Lo
             f"default dtype that it was fitted under."
         )
     joint.held = {n: v.to(joint.held[n]) for n, v in content["held"].items()}
+    for name, value in joint.held.items():
+        constraint = joint.param_constraints[name]
+        if not bool(constraint.check(value).all()):
+            found = value.reshape(-1)[:5].tolist()
+            raise BadInput(f"held[{name!r}] begins {found}; expected numbers that are {constraint}. {files.OTHER}")
     return joint
 
 
@@ -334,7 +340,7 @@ def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
     numbers = {name: content[name] for name in STATE}
     stored, curvature = content["precision"], _curvature(content["curvature"])
     structure = recognise(joint, factors=stored is None)
-    problem = Problem(joint, structure, curvature, content["active"], check_count("nodes", content["nodes"]))
+    problem = Problem(joint, structure, curvature, content["active"], int(check_nodes(content["nodes"], None)))
     precision: Precision
     place = None  # the mode of what blocks share, where these are integrated
     if problem.factors is not None and problem.nodes == 1:  # whose point may be the mode of another density
@@ -402,10 +408,15 @@ def restore_integral(content: Mapping[str, Any], whole: LaplaceState, model: Mod
     with empty_store():
         joint = MarginalisedJoint(model, full.args, full.kwargs, marginalise=content["sites"], maximise=maximise)
     joint.held = dict(full.held)
-    problem = replace(marginalised_problem(joint, whole.problem.curvature), nodes=int(content["nodes_in_blocks"]))
+    problem = replace(
+        marginalised_problem(joint, whole.problem.curvature), nodes=int(check_nodes(content["nodes_in_blocks"], None))
+    )
     state = laplace_state(problem, content["theta"], content["u"])
     found = OuterMode(state, torch.nonzero(joint.is_marginalised).flatten(), content["precision"], content["follows"])
-    where = Standardisation(found.centre, content["basis"], AxisMap(*content["axes"]))
+    axes = AxisMap(*content["axes"])
+    if not bool(axes.params.isfinite().all()):
+        raise BadInput(f"axes have scales and tails that are not above 0; expected those of a fit. {files.OTHER}")
+    where = Standardisation(found.centre, content["basis"], axes)
     require_equal("u", index_map(full, found).whole(found.centre, state.u), whole.u, full.dtype)
     require_equal("basis", found.precision.inverse(), where.basis @ where.basis.mT, full.dtype)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_evidence import display
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
-from pyro_evidence.files import Array
+from pyro_evidence.files import Array, Double
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
 from pyro_evidence.numerics.linalg import cholesky
@@ -52,13 +52,14 @@ class ClassWithoutKernels(NamedTuple):
     num_rounds: int
 
 
+SPREADS = tuple(map(Double, ("1 M 1", "1 M D", "1 M D D")))  # of kernels: one, of each axis, full
 NETWORK = {  # entries that are called as in PRBFPosterior
     "alpha": float,
     "status": str,
     "objectives": [float],
-    "log_likelihood": Array(""),
-    "counts": Array("K M"),
-    "overlap": Array("M"),
+    "log_likelihood": Double(""),
+    "counts": Double("K M"),
+    "overlap": Double("M"),
     "rejections": [[int, int, int]],
     "losses": [[int, int]],
     "held": [[int, int, int, int]],
@@ -108,7 +109,7 @@ class PRBFPosterior(archive.Saved):
 
     schema: ClassVar[Mapping[str, Any]] = NETWORK | {
         "model": str,
-        "network": [Array("1 K M"), Array("1 M D"), (Array("1 M 1"), Array("1 M D"), Array("1 M D D")), Array("1 K")],
+        "network": [Double("1 K M"), Double("1 M D"), SPREADS, Double("1 K")],
     }
 
     model: PRBF

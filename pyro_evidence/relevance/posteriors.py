@@ -14,7 +14,7 @@ from torch.distributions import Bernoulli, Categorical
 from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
 from pyro_evidence.errors import BadInput
-from pyro_evidence.files import Array
+from pyro_evidence.files import Array, Double
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store, without_validation
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
@@ -453,7 +453,7 @@ class RVMPosterior(AxesPosterior):
     schema: ClassVar[Mapping[str, Any]] = AXES_POSTERIOR | {
         "alpha": Array("M", torch.float64, finite=False),
         "x": Array("A", torch.float64),
-        "fit": (None, [Array("A A"), Array("")]),
+        "fit": (None, [Double("A A"), Double("")]),
     }
     state: RVMState
     reason: str = "converged"
@@ -499,6 +499,8 @@ class RVMPosterior(AxesPosterior):
 
     @staticmethod
     def _restored_state(content: Mapping[str, Any], prior: AxisPrior) -> RVMState:
+        if not bool((content["alpha"] > 0.0).all()):
+            raise BadInput("alpha holds numbers that are not above 0; expected precisions, inf of what is pruned.")
         fit = None if content["fit"] is None else GaussianFit(*content["fit"])
         return RVMState(content["alpha"], content["x"], fit)
 

@@ -41,7 +41,7 @@ __all__ = [
 
 def tensor(values: Array) -> Tensor:
     """A float64 tensor of the values, its memory its own."""
-    return torch.tensor(np.asarray(values, dtype=np.float64))
+    return torch.from_numpy(np.array(values, dtype=np.float64, order="C"))
 
 
 def counted(X: Any, y: Any, sample_weight: Array) -> tuple[Any, Any, Tensor | None]:
@@ -69,7 +69,7 @@ def from_torch(name: str, values: Array) -> Array:
     if not isinstance(values, Tensor):
         return values
     require_dense(name, values)
-    return (values.double() if values.is_floating_point() else values).detach().cpu().numpy()
+    return (values.double() if values.is_floating_point() else values).numpy(force=True)
 
 
 def array(values: Tensor) -> Any:

@@ -5,7 +5,7 @@ then, and its graph is gone before the next chunk is read.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -95,14 +95,6 @@ class LinearReader:
         self.constants[number] = joint.constant
         return found.linear
 
-    def constant(self, communicator: Communicator) -> Constant | None:
-        """The one number that the targets of all chunks are; None where they vary."""
-        here = {repr(found and found[1]) for found in self.constants.values()}
-        there = {value for said in communicator.gather_str(" ".join(here)) for value in said.split()}
-        times = torch.tensor(float(sum(found[2] for found in self.constants.values() if found)), dtype=torch.float64)
-        number = int(communicator.total(times))
-        return None if len(there) != 1 or there == {"None"} else (self.first.joint.observed[0], float(*there), number)
-
     def all_groups(self, few: PrecisionGroups | None, communicator: Communicator) -> PrecisionGroups | None:
         """The precisions that are hyperparameters, with the noise of all rows; None where chunks differ in them.
 
@@ -114,6 +106,19 @@ class LinearReader:
         differ = size.new_tensor([float(len(here))])
         total = communicator.total(torch.cat([differ, torch.stack([size, *noise]).sum(0)]))
         return None if few is None or total[0] else replace(few, num_noise=total[1:])
+
+
+def constant_of(found: Collection[Constant | None], site: str, communicator: Communicator) -> Constant | None:
+    """The one number that the targets of all chunks are; None where they vary.
+
+    :param found: of each chunk here.
+    :param site: the first observed one.
+    """
+    here = {repr(each and each[1]) for each in found}
+    there = {value for said in communicator.gather_str(" ".join(here)) for value in said.split()}
+    times = torch.tensor(float(sum(each[2] for each in found if each)), dtype=torch.float64)
+    number = int(communicator.total(times))
+    return None if len(there) != 1 or there == {"None"} else (site, float(*there), number)
 
 
 def _shapes(joint: LogJoint) -> dict[str, tuple[int, ...]]:
@@ -166,7 +171,7 @@ def linear_rows(model: Any, chunks: Chunks, communicator: Communicator, make: Ma
     rows = Rows.of_chunks(
         model, chunks, reader.read, check=reader.checked, example=found.linear, communicator=communicator
     )
-    joint.constant = reader.constant(communicator)
+    joint.constant = constant_of(reader.constants.values(), joint.observed[0], communicator)
     structure = replace(found, groups=reader.all_groups(found.groups, communicator))
     return LinearRows(rows.pieces, found.linear, rows.counts, communicator, structure=structure)
 

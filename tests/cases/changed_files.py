@@ -247,6 +247,16 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:150]
 
 
+def ending_of(name: str, folder: Path, change: Callable[[Any], Any]) -> str:
+    """How the reading of one kind of posterior ends, of which a function has changed the content."""
+    kind, path = POSTERIORS[name], folder / "posterior"
+    kind.posterior.save(path)
+    expected, content = numbers(kind.load(path)), thawed(files.read(path))
+    change(content)
+    files.write(content, path)
+    return ending(lambda: kind.load(path), path, expected)
+
+
 def posterior_endings(name: str, folder: Path, number: int | None = None) -> Iterator[tuple[str, str]]:
     """Each change of one kind of posterior, and how its reading ends."""
     kind, path = POSTERIORS[name], folder / "posterior"

@@ -3,11 +3,14 @@
 A few changes of each kind of file, drawn with a seed; ``python -m tests.cases.changed_files`` tries them all.
 """
 
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cases.changed_files import POSTERIORS, checkpoint_endings, posterior_endings
+from tests.cases.changed_files import POSTERIORS, checkpoint_endings, ending_of, posterior_endings
 
 
 @pytest.mark.parametrize("name", POSTERIORS)
@@ -15,6 +18,30 @@ def test_a_changed_posterior_is_refused_or_right(name: str, tmp_path: Path) -> N
     endings = dict(posterior_endings(name, tmp_path, 5))
     assert {what: found for what, found in endings.items() if found not in ("refused", "right")} == {}
     assert "refused" in endings.values()
+
+
+def _coarser(parts: Any, place: int) -> None:
+    parts[place] = parts[place].float()
+
+
+FOUND: dict[str, tuple[str, Callable[[Any], Any]]] = {  # changes that were believed, or computed with without an end
+    "weights below zero": ("mixture", lambda content: content["held"]["mixing"].neg_()),
+    "weights above one": ("mixture", lambda content: content["held"]["mixing"].mul_(1.1)),
+    "a precision of zero": ("mixture", lambda content: content["held"]["beta"][..., -1:].zero_()),
+    "a coarser log evidence": ("planes", lambda content: content.update(log_evidence=content["log_evidence"].float())),
+    "coarser kernels": ("kernels of classes", lambda content: _coarser(content["network"], 0)),
+    "a precision that is nan": ("RVM", lambda content: content["alpha"][-1:].fill_(math.nan)),
+    "a coarser bound": ("VRVM", lambda content: _coarser(content["fit"], 1)),
+    "no tail": ("nested", lambda content: content["nested"]["axes"][3][-1:].zero_()),
+    "a billion nodes": ("blocks", lambda content: content.update(nodes=10**9)),
+    "a billion nodes inside": ("nested", lambda content: content["nested"].update(nodes_in_blocks=10**9)),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_changes_that_were_found_are_refused(case: str, tmp_path: Path) -> None:
+    name, change = FOUND[case]
+    assert ending_of(name, tmp_path, change) == "refused"
 
 
 @pytest.mark.parametrize("name", ["RVM", "EvidenceEM", "OverlapEM"])

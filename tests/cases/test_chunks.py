@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
@@ -179,3 +181,24 @@ def test_constant_targets_in_chunks_are_named_where_the_noise_is_found(engine: A
     attempt = engine(regression(Linear()), stop=Stop(progress=False))
     says(refusal(lambda: attempt.run_chunks(Slices(X, torch.full((24,), 3.0), size=8))), "one constant, 3, 24 times")
     assert attempt.run_chunks(Slices(X, targets, size=8)).log_evidence.isfinite()
+
+
+def of_groups(group: Tensor, t: Tensor) -> None:
+    """Effects of groups, and noise whose scale is a hyperparameter."""
+    scale = pyro.sample("scale", dist.LogNormal(t.new_zeros(()), 1.0))
+    noise = pyro.param("noise", t.new_ones(()), constraint=dist.constraints.positive)
+    with pyro.plate("groups", int(group.max()) + 1):
+        effect = pyro.sample("effect", dist.Normal(t.new_zeros(()), scale))
+    with pyro.plate("rows", len(t)):
+        pyro.sample("t", dist.Normal(effect[group], noise), obs=t)
+
+
+def test_constant_targets_in_chunks_of_groups_are_named_where_the_noise_is_found() -> None:
+    groups = torch.arange(12).repeat(2) // 4
+    attempt = LaplaceEvidence(of_groups, maximise=["scale"], stop=Stop(num_steps=2, throw=False, progress=False))
+    message = refusal(lambda: attempt.run_chunks(Slices(groups, torch.full((24,), 3.0), size=12), own=["effect"]))
+    says(message, "site 't' observes one constant, 3, 24 times")
+    alike_in_a_chunk = torch.arange(24.0).floor_divide(12.0)
+    with pytest.warns(UserWarning, match="ran out of steps"):
+        found = attempt.run_chunks(Slices(groups, alike_in_a_chunk, size=12), own=["effect"])
+    assert found.log_evidence.isfinite()

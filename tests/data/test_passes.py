@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import REVM, RVM, VRVM, EvidenceEM, LaplaceEvidence, OverlapEM, Start, Stop
+from pyro_evidence.data import Slices, passes
 from pyro_evidence.data.passes import SameRows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import Linear, Polynomial
@@ -213,6 +214,108 @@ def test_an_error_that_other_rows_caused_is_said_to_be_theirs() -> None:
     with pytest.raises(BadInput, match="rows changed") as caught:
         LaplaceEvidence(model, stop=QUIET).run_chunks(source)
     assert "mine" in str(caught.value.__context__)
+
+
+# --- rows that stay in memory ---
+
+
+def passes_over(chunks: Any, change: Callable[[], Any], amid: bool = False, number: int = 3) -> int:
+    """Passes over chunks, with a change before the third or amid it; how often the rows were added up."""
+    source = SameRows(chunks)
+    for i in range(number):
+        if i == 2 and not amid:
+            change()
+        for place, _ in enumerate(source):
+            if i == 2 and amid and place == 1:
+                change()
+    return source.passes
+
+
+def in_chunks() -> list[tuple[Tensor, Tensor]]:
+    return [(X[i : i + 20].clone(), TARGETS[i : i + 20].clone()) for i in range(0, ROWS, 20)]
+
+
+def test_tensors_in_memory_that_nobody_writes_to_are_added_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[int] = []
+    add = passes.Pass.add
+    monkeypatch.setattr(passes.Pass, "add", lambda self, args: (added.append(self.number), add(self, args))[1])
+    for chunks in (in_chunks(), Slices(X.clone(), TARGETS.clone(), size=20)):
+        added.clear()
+        assert passes_over(chunks, lambda: None, number=5) == 5
+        assert added == [1, 1, 1]
+
+
+@pytest.mark.parametrize("amid", [False, True])
+@pytest.mark.parametrize("chunk", [0, 1, 2])
+def test_a_write_to_a_list_of_tensors_is_seen(amid: bool, chunk: int) -> None:
+    chunks = in_chunks()
+    with pytest.raises(BadInput, match=r"rows changed.* in pass 3"):
+        passes_over(chunks, lambda: chunks[chunk][1].add_(1.0), amid)
+
+
+@pytest.mark.parametrize("amid", [False, True])
+def test_a_write_to_arrays_that_are_sliced_is_seen(amid: bool) -> None:
+    t = TARGETS.clone()
+    with pytest.raises(BadInput, match="column 0 of argument 1"):
+        passes_over(Slices(X, t, size=20), lambda: t[45].add_(1.0), amid)
+
+
+@pytest.mark.parametrize("amid", [False, True])
+def test_a_write_through_memory_of_numpy_is_seen(amid: bool) -> None:
+    """Torch does not count it, and so these rows are added up in every pass."""
+    array = TARGETS.numpy().copy()
+    alias = torch.from_numpy(array)
+    parts = [(X[i : i + 20], alias[i : i + 20]) for i in range(0, ROWS, 20)]
+    for chunks in (Slices(X, array, size=20), Slices(X, alias, size=20), parts):
+        with pytest.raises(BadInput, match="rows changed"):
+            passes_over(chunks, lambda: array.__setitem__(slice(-5, None), array[-5:] + 1.0), amid)
+
+
+def test_an_entry_that_is_replaced_is_seen() -> None:
+    chunks = in_chunks()
+    with pytest.raises(BadInput, match="rows changed"):
+        passes_over(chunks, lambda: chunks.__setitem__(1, (chunks[1][0], chunks[1][1] + 1.0)))
+    chunks = in_chunks()
+    with pytest.raises(BadInput, match="60 rows in pass 1, 40 rows in pass 3"):
+        passes_over(chunks, lambda: chunks.pop())
+    chunks = in_chunks()
+    assert passes_over(chunks, lambda: chunks.reverse()) == 3  # another order is none
+
+
+def test_a_write_that_leaves_the_numbers_as_they_are_is_none() -> None:
+    chunks = in_chunks()
+    assert passes_over(chunks, lambda: chunks[0][1].mul_(1.0)) == 3
+
+
+def loader(drop_last: bool) -> Any:
+    rows = torch.utils.data.TensorDataset(X, TARGETS)
+    generator = torch.Generator().manual_seed(0)
+    return torch.utils.data.DataLoader(rows, batch_size=25, shuffle=True, drop_last=drop_last, generator=generator)
+
+
+def test_a_loader_may_shuffle_and_may_not_drop_rows() -> None:
+    assert passes_over(loader(False), lambda: None) == 3
+    with pytest.raises(BadInput, match="rows changed"):
+        passes_over(loader(True), lambda: None)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_write_to_memory_amid_a_fit_is_refused_by_each_engine(engine: str) -> None:
+    make, rows = ENGINES[engine]
+
+    chunks = [tuple(x[i : i + 20].clone() for x in rows) for i in range(0, ROWS, 20)]
+    source, begun = passes.SameRows.__iter__, [0]
+
+    def writing(self: SameRows) -> Iterator[Any]:
+        begun[0] += 1
+        if begun[0] == 5:
+            chunks[1][-1].copy_(1 - chunks[1][-1])
+        return source(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes.SameRows, "__iter__", writing)
+        with pytest.raises(BadInput, match=r"rows changed.* in pass \d"):
+            make().run_chunks(chunks)
 
 
 if __name__ == "__main__":  # all attacks, in the third pass and in the last

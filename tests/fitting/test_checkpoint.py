@@ -387,3 +387,10 @@ def test_a_run_within_a_run_belongs_to_the_outer_one(tmp_path: Path) -> None:
         run(with_stop(FITS["RVM"][0](), checkpoint=tmp_path / "inner"), *labels())
     assert outer.count == 1 and not (tmp_path / "inner").exists()
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_whole_numbers_of_any_size_are_told_from_others(dtype: torch.dtype) -> None:
+    here, there = torch.tensor([1, 2]).to(dtype), torch.tensor([1, 3]).to(dtype)
+    assert checkpoint.digest([here], {}) == checkpoint.digest([here.clone()], {}) != checkpoint.digest([there], {})
+    assert checkpoint.digest([here], {}) != checkpoint.digest([torch.tensor([1, 2])], {})

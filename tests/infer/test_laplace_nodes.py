@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence.blocks.block_density import MOST_NODES
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace import evidence_error
 from pyro_evidence.laplace.approximation import laplace_state
 from pyro_evidence.laplace.evidence_error import second_order
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.quadrature.rules import gauss_hermite
 from pyro_evidence.precision.choices import diagonal
 from tests.models_for_tests.engine_models import positive
 from tests.models_for_tests.grouped_models import fixed, groups, intercepts, problem_of, state_of
@@ -293,3 +295,10 @@ def test_scales_are_integrated_around_blocks() -> None:
         heights.append(given + float(dist.HalfNormal(1.0).log_prob(x.exp()) + x))
     expected = float(torch.tensor(heights).logsumexp(0)) + math.log(9.4 / 47)
     assert float(posterior.log_evidence) == pytest.approx(expected, abs=2e-3)
+
+
+def test_nodes_that_would_weigh_nothing_are_refused() -> None:
+    assert float(gauss_hermite(MOST_NODES).log_weights.exp().min()) > 0.0
+    assert float(gauss_hermite(MOST_NODES + 1).log_weights.exp().min()) == 0.0
+    with pytest.raises(BadInput, match="expected at most 388"):
+        LaplaceEvidence(intercepts, nodes=10**9)

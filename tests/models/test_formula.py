@@ -292,7 +292,40 @@ def test_what_is_no_frame_is_refused(frame: Any) -> None:
     with pytest.raises(BadInput, match=r"frame is a dict; expected a pandas\.DataFrame"):
         mixed("y ~ x", {"y": [1.0], "x": [1.0]})
     model, _ = mixed("y ~ x + h + (1 | g)", frame)
-    with pytest.raises(BadInput, match="the new rows have no column 'g'"):
+    with pytest.raises(BadInput, match="frame has no column 'g', expected by the formula"):
         model.arguments(frame[["x", "h"]])
+    with pytest.raises(BadInput, match=r"frame is a list; expected a pandas\.DataFrame"):
+        model.arguments([1.0, 2.0])
     with pytest.raises(BadInput, match="with levels that the fit has seen"):
         model.arguments(frame.head(1).assign(h="never seen"))
+
+
+def test_columns_in_the_other_byte_order_are_the_same_columns(frame: Any) -> None:
+    other = frame.assign(**{c: frame[c].to_numpy().astype(frame[c].dtype.newbyteorder("S")) for c in ("y", "x")})
+    other["g"] = np.asarray(frame["g"].factorize()[0]).astype(">i4")
+    assert not other["g"].dtype.isnative and not other["y"].dtype.isnative
+    model, data = mixed("y ~ x + (1 | g)", other)
+    _, expected = mixed("y ~ x + (1 | g)", frame.assign(g=frame["g"].factorize()[0]))
+    for found, there in zip(data, expected, strict=True):
+        assert torch.equal(torch.as_tensor(found), torch.as_tensor(there))
+    for found, there in zip(model.arguments(other), expected, strict=False):
+        assert torch.equal(torch.as_tensor(found), torch.as_tensor(there))
+
+
+@pytest.mark.parametrize("column", ["y", "x", "g"])
+@pytest.mark.parametrize("numbers", [np.ones(3) + 1j, np.zeros(3, [("a", float)]), np.zeros(3, "V4")], ids=str)
+def test_columns_without_real_numbers_are_refused(column: str, numbers: Any) -> None:
+    given = {"y": [1.0, 2.0, 4.0], "x": [0.0, 1.0, 0.0], "g": [0, 1, 1]}
+    frame = pandas.DataFrame(given | {column: numbers})
+    with pytest.raises(BadInput, match=f"column '{column}' of the frame holds"):
+        mixed("y ~ x + (1 | g)", frame)
+
+
+def test_a_name_that_two_columns_have_is_refused(frame: Any) -> None:
+    with pytest.raises(BadInput, match="several columns 'x'"):
+        mixed("y ~ x", pandas.concat([frame, frame[["x"]]], axis=1))
+
+
+def test_times_are_no_response(frame: Any) -> None:
+    with pytest.raises(BadInput, match=r"words or times \('19.*by a unit"):
+        mixed("y ~ x", frame.assign(y=pandas.to_datetime(frame["y"], unit="s")))

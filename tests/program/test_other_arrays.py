@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import REVM, RVM, EvidenceEM, LaplaceEvidence, OverlapEM
+from pyro_evidence import REVM, RVM, BadInput, EvidenceEM, LaplaceEvidence, OverlapEM
+from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.models.prbf import prbf
+from pyro_evidence.models.regression import regression
 from pyro_evidence.program.checks import as_tensors
 from tests.gallery import idioms
 
@@ -75,3 +77,47 @@ def test_precision_is_that_of_the_tensors_or_the_default() -> None:
     assert named["k"].dtype == torch.int64
     (words,), _ = as_tensors((np.array(["a"]),), {})
     assert isinstance(words, np.ndarray)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.astype(">f8"),
+        lambda x: x[::-1].copy()[::-1],
+        np.asfortranarray,
+        lambda x: x.astype(np.longdouble),
+        lambda x: np.ma.masked_array(x, np.zeros(x.shape, bool)),
+        lambda x: np.broadcast_to(x, (1, *x.shape))[0],
+    ],
+)
+def test_the_layout_of_an_array_in_memory_does_not_matter(change: Any) -> None:
+    (found,), _ = as_tensors((change(X.numpy()),), {})
+    assert torch.equal(found, X)
+    there = X.numpy().copy()
+    there.setflags(write=False)
+    (found,), _ = as_tensors((there,), {})
+    found += 1.0  # of a copy
+    assert (there == X.numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", ["u2", "u4", "u8", ">u4", ">i8", "i1", "f2", ">f4", "?"])
+def test_numbers_of_any_size_come_as_they_are(dtype: str) -> None:
+    numbers = np.array([0, 1, 1, 0]).astype(dtype)
+    (found,), _ = as_tensors((numbers,), {})
+    assert found.tolist() == numbers.tolist()
+
+
+@pytest.mark.parametrize(
+    "numbers", [np.array([2**63 + 5], dtype=np.uint64), np.array([1], np.longdouble) / 3, np.longdouble("1e400")]
+)
+def test_numbers_that_a_tensor_would_change_are_refused(numbers: Any) -> None:
+    if numbers.dtype == np.float64:
+        pytest.skip("no longer float here than double")
+    with pytest.raises(BadInput, match=r"holds numbers that .* would change"):
+        as_tensors((numbers,), {})
+
+
+@pytest.mark.parametrize("dtype", [object, "c16", "M8[D]", "S8"])
+def test_an_array_without_numbers_is_refused_with_what_it_holds(dtype: Any) -> None:
+    with pytest.raises(BadInput, match=r"X is a ndarray of .*X\.astype\(float\)"):
+        RVM(regression(Linear())).run(X.numpy().astype(dtype), LABELS)

@@ -24,7 +24,9 @@ def test_no_data_end_in_a_bare_error(part: int) -> None:
     assert "fit" in found.values() and "refused" in found.values()
 
 
-@pytest.mark.parametrize("kind", ["sparse", "csr", "meta", "quantised", "None", "text", "list", "generator", "dates"])
+@pytest.mark.parametrize(
+    "kind", ["sparse", "csr", "meta", "quantised", "None", "text", "list", "generator", "dates", "nested", "float8"]
+)
 @pytest.mark.parametrize("engine", [*fuzz.MAKE, *fuzz.DENSITIES, "LaplaceEvidence process", "LaplaceEvidence network"])
 def test_inputs_without_numbers_are_refused(engine: str, kind: str) -> None:
     assert fuzz.outcome(engine, kind, "good") == "refused"
@@ -67,6 +69,14 @@ def test_a_bare_error_is_seen(raised: Exception, said: str, monkeypatch: pytest.
         ("groups", "pandas with words", "good"),
         ("groups", "good", "ragged list"),
         ("EvidenceEM planes in chunks", "no columns", "good"),
+        ("formula of groups", "good", "big endian"),
+        ("LaplaceEvidence line", "backwards", "backwards"),
+        ("LaplaceEvidence line", "float8", "good"),
+        ("RVM in chunks", "good", "nested"),
+        ("formula", "numpy void", "good"),
+        ("EvidenceMixture", "backwards", "good"),
+        ("chunks as they are", "buffer", "good"),
+        ("RVMRegressor", "good", "conjugate"),
     ],
 )
 def test_cases_that_were_found(engine: str, inputs: str, targets: str) -> None:

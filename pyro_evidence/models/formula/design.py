@@ -1,7 +1,7 @@
 """A data frame as the tensors of a mixed model: fixed effects, what varies by group, groups, response."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -194,17 +194,39 @@ class FrameDesign:
 def complete_rows(formula: Formula, frame: Frame) -> Frame:
     """The rows and columns that the formula needs, without those rows in which one is missing.
 
-    :raises BadInput: for a frame that is none, that lacks a column of groups, or of which nothing is left.
+    :raises BadInput: as :func:`columns_of`, and for a frame of which nothing is left.
     """
-    if not hasattr(frame, "columns") or not hasattr(frame, "dropna"):
-        raise BadInput(f"frame is a {type(frame).__name__}; expected a pandas.DataFrame, one row for each datum.")
-    lacking = [c for v in formula.varying for c in v.columns if c not in frame.columns]
-    if lacking:
-        raise BadInput(f"frame has no column '{lacking[0]}', expected by the formula; it has {list(frame.columns)}.")
-    kept = frame[[c for c in frame.columns if c in formula.words]].dropna()
+    kept = columns_of(frame, formula.words, [c for v in formula.varying for c in v.columns]).dropna()
     if not len(kept):
         raise BadInput(f"frame has {len(frame)} rows, each with a missing value; expected some without. Fill gaps in.")
     return kept
+
+
+def columns_of(frame: Frame, words: Container[str], needed: Iterable[str]) -> Frame:
+    """Some columns of a frame, their numbers in this machine's byte order, without which pandas sorts none.
+
+    :param words: names of the columns that are kept.
+    :param needed: of which these must be there.
+    :raises BadInput: for a frame that is none, that lacks a column or has one twice, and for columns of complex numbers
+        and of structures.
+    """
+    if not hasattr(frame, "columns") or not hasattr(frame, "dropna"):
+        raise BadInput(f"frame is a {type(frame).__name__}; expected a pandas.DataFrame, one row for each datum.")
+    if lacking := [c for c in needed if c not in frame.columns]:
+        raise BadInput(f"frame has no column '{lacking[0]}', expected by the formula; it has {list(frame.columns)}.")
+    names = [c for c in frame.columns if c in words]
+    if twice := [c for c in names if names.count(c) > 1]:
+        raise BadInput(f"frame has several columns '{twice[0]}'; expected one of each name. Rename the others.")
+    native = {}
+    for name, dtype in frame[names].dtypes.items():
+        if dtype.kind in "cV":
+            raise BadInput(
+                f"column '{name}' of the frame holds {dtype}; expected real numbers, or words. Put the parts that are "
+                f"meant into columns of their own, such as frame['{name}'].to_numpy().real."
+            )
+        if isinstance(dtype, np.dtype) and not dtype.isnative:
+            native[name] = dtype.newbyteorder("=")
+    return frame[names].astype(native)
 
 
 def _design_matrices(text: str, frame: Frame) -> Any:
@@ -261,12 +283,15 @@ def _group_of_rows(frame: Frame, varying: Varying) -> list[tuple[str, ...]]:
 
 
 def _float(column: Any) -> Tensor:
+    given = np.asarray(column).reshape(-1)
     try:
-        return torch.tensor(np.asarray(column, dtype=np.float64).reshape(-1))
+        if given.dtype.kind in "mM":
+            raise TypeError("a time has no unit of its own")
+        return torch.tensor(given.astype(np.float64))
     except (TypeError, ValueError) as error:
         raise BadInput(
-            f"the response holds words ({str(np.asarray(column).reshape(-1)[0])!r}); expected numbers. For classes "
-            f"take family='bernoulli' or 'categorical'."
+            f"the response holds words or times ({str(given[0])!r}); expected numbers. For classes take "
+            f"family='bernoulli' or 'categorical'; a time becomes a number by a unit, (x - start) / one_day."
         ) from error
 
 

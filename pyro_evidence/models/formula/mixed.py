@@ -7,7 +7,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.formula.design import Frame, FrameDesign, Response, complete_rows
+from pyro_evidence.models.formula.design import Frame, FrameDesign, Response, columns_of, complete_rows
 from pyro_evidence.models.formula.families import FAMILIES
 from pyro_evidence.models.formula.priors import FLAT, WEAK, Priors, check_names, general, stated_prior, weak_priors
 from pyro_evidence.models.formula.program import (
@@ -74,9 +74,7 @@ class MixedModel:
         formula = self._design.formula
         right_hand_side = {w for w in formula.words if w not in formula.response or w in formula.fixed}
         wanted = [c for c in self._design.frame.columns if c in right_hand_side]
-        lacking = [c for c in wanted if c not in frame.columns]
-        if lacking:
-            raise BadInput(f"the new rows have no column '{lacking[0]}'; expected {wanted}.")
+        frame = columns_of(frame, wanted, wanted)
         gaps = [c for c in wanted if bool(frame[c].isna().any())]
         if gaps:
             raise BadInput(f"the new rows lack values of '{gaps[0]}'; expected none missing. Leave such rows out.")
