@@ -306,16 +306,17 @@ class MPPCAPosterior(LaplacePosterior):
             )
         return orbit.log_weights(*self._centred(Y), precision, num_samples, seed)
 
-    def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
-        """As :meth:`LaplacePosterior.diagnostics`, with components and columns that are left.
+    @property
+    def _is_checkable(self) -> bool:
+        return isinstance(self.state.precision, Dense) and not self.refusal and self._joint.has_data
 
-        Without a dense curvature what comes from importance ratios is nan.
-        """
-        num_samples = check_count("num_samples", 4_000 if num_samples is None else num_samples)
-        if isinstance(self.state.precision, Dense) and not self.refusal and self._joint.has_data:
-            found = super().diagnostics(num_samples, seed)
-        else:
-            found = self._without_ratios()
+    def _check(self, until: float) -> dict[str, Any]:
+        """As :meth:`diagnostics` does: chains do not go round the orbits."""
+        return self._importance_check(self._num_checked, 0)
+
+    def _described(self, check: dict[str, Any]) -> dict[str, Any]:
+        """And components and columns that are left; without a dense curvature what comes from ratios is nan."""
+        found = super()._described(check) if self._is_checkable else self._without_ratios()
         found["notes"] = [*found.get("notes", ())]
         if self.limit and self.num_components > 1:
             more = f"more components are not tried: {self.limit}. Offer some more, until one is left out"

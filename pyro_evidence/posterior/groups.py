@@ -17,7 +17,6 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.grouped_chunks import GroupRows
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics.coordinates import Coordinates
-from pyro_evidence.posterior import diagnostics
 from pyro_evidence.posterior.base import Values
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -60,8 +59,7 @@ class GroupsPosterior(LaplacePosterior):
         require_kept(self._joint, "importance sampling")
         return super()._weighed(num_samples, seed, kept)
 
-    def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
-        return diagnostics.not_checked()
+    _is_checkable = False
 
     @property
     def guide(self) -> LaplaceGuide:
