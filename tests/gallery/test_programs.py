@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # two minutes together; run by ARGS="-m slow test
 TABLES = (pyro_examples, numpyro_examples, rethinking, pymc_examples, flat_priors)
 PROGRAMS = {name: program for table in TABLES for name, program in table.PROGRAMS.items()}
 STORED = json.loads((Path(__file__).parents[1] / "oracles" / "gallery.json").read_text())
-ABOUT_MOMENTS = ("far from Gaussian", "is off by")
+ABOUT_MOMENTS = ("take draws from posterior", "run NUTS on posterior.model")
 NOT_KNOWN = ("may be off by", "is not known")
 ABOUT_EVIDENCE = ("k-hat is above", "too low by importance", "too high by importance")
 ALARMS = (*ABOUT_MOMENTS, *ABOUT_EVIDENCE, "different modes")
