@@ -250,7 +250,8 @@ def _by_chains_until(posterior: Any, elements: Elements, u: Tensor, until: float
     num = min(CHAINS, len(u), int((until - before) / max(price * gradients, 1e-9)))
     if num < min(FEW_CHAINS, len(u)):
         return None
-    count, found, last = 0, None, time.process_time()
+    found: Shifts | None = None
+    count, last = 0, time.process_time()
     sums = torch.zeros(4, num, len(elements.names), dtype=torch.float64, device=u.device)
     for drawn in hamiltonian.draws(gradient, state.precision, u[:num], active, seeded(1)):
         if drawn is not None:

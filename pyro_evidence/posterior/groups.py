@@ -59,7 +59,9 @@ class GroupsPosterior(LaplacePosterior):
         require_kept(self._joint, "importance sampling")
         return super()._weighed(num_samples, seed, kept)
 
-    _is_checkable = False
+    @property
+    def _is_checkable(self) -> bool:
+        return False
 
     @property
     def guide(self) -> LaplaceGuide:
