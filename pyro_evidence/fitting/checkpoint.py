@@ -366,7 +366,7 @@ def _over_same_rows(fit: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Callable[..., Any]:
-    """A method in which no other thread changes the engine or global state.
+    """A method in which no other thread changes the engine or global state; the posterior knows how long it took.
 
     :param known_by: what tells data from other data; None where nothing is recorded.
     """
@@ -378,8 +378,12 @@ def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Ca
             expect(PER_NUMBER * max((x.numel() for x in args if isinstance(x, Tensor)), default=0))
             recorder = None if known_by is None else recorder_of(self, lambda: known_by(args, kwargs))
             try:
+                begun = time.process_time()
                 with recording(recorder):
-                    return fit(self, *args, **kwargs)
+                    found = fit(self, *args, **kwargs)
+                if hasattr(found, "fit_seconds"):
+                    vars(found)["fit_seconds"] = time.process_time() - begun
+                return found
             except (BadInput, UnsupportedModel, NotConverged, TooLarge):
                 raise
             except files.UNFIT as error:

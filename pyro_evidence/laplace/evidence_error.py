@@ -104,6 +104,13 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
     return _of_blocks(more, signed, gain, 0.0, f"{problem.nodes} against {more.num} nodes")
 
 
+def is_in_blocks(state: LaplaceState) -> bool:
+    """Whether an error of a state's log evidence is found in independent blocks."""
+    return state.place is not None or (
+        state.problem.curvature is exact_hessian and state.problem.by_quadrature(COMPARED) is not None
+    )
+
+
 def by_more_nodes(state: LaplaceState, error: EvidenceError) -> EvidenceError:
     """A better number than an error's: two more nodes, around the mode of what blocks share with these integrated.
 

@@ -16,7 +16,7 @@ from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.evidence import well_determined
 from pyro_evidence.mixture.expectation import Mixture
 from pyro_evidence.mixture.recognise import Kernels, MixtureStructure, kernels, recognise_mixture, with_components
-from pyro_evidence.posterior import archive, diagnostics
+from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import as_tensors, new_data, require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -244,9 +244,13 @@ class MixturePosterior(LaplacePosterior):
         generator = seeded(seed)
         return self.density(*args, **kwargs).sample(num_samples, generator)
 
-    def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
-        """As :meth:`LaplacePosterior.diagnostics`, with the number of components and of clipped eigenvalues."""
-        found, gain = super().diagnostics(10_000 if num_samples is None else num_samples, seed), self.correlation_gain
+    @property
+    def _num_checked(self) -> int:
+        return 10_000
+
+    def _described(self, check: dict[str, Any]) -> dict[str, Any]:
+        """And the number of components and of clipped eigenvalues."""
+        found, gain = super()._described(check), self.correlation_gain
         return found | {
             "num_components": self.num_components,
             "num_components_limited_by": self.limit,
@@ -255,12 +259,13 @@ class MixturePosterior(LaplacePosterior):
             "notes": [] if gain is None else gain.notes,
         }
 
-    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[dict[str, Tensor], Tensor]:
+    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[Tensor, Tensor]:
         self._needs_data("log_weights")
         return super()._weighed(num_samples, seed, kept)
 
-    def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
-        return super()._importance_check(num_samples, seed) if self._joint.has_data else diagnostics.not_checked()
+    @property
+    def _is_checkable(self) -> bool:
+        return self._joint.has_data
 
     @property
     def correlation_gain(self) -> CorrelationGain | None:

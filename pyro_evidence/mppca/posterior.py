@@ -281,15 +281,18 @@ class MPPCAPosterior(LaplacePosterior):
 
     def get_samples(self, num_samples: int = 1000, seed: int | None = None) -> dict[str, Tensor]:
         """Independent draws of the loadings over their whole orbits, ``(S, K, m, q)`` by the site's name."""
-        num_samples = check_count("num_samples", num_samples, at_least=0)
+        return self._constrained(self._over_orbits(check_count("num_samples", num_samples, at_least=0), seed))
+
+    def _over_orbits(self, num_samples: int, seed: int | None) -> Tensor:
+        """Draws of the loadings, ``(S, K m q)``."""
         generator, analysers, precision = generator_of(seed), self.analysers, self.state.precision
         d = precision.unwhiten(self._white(num_samples, generator))
         d = orbit.across(d, analysers) if isinstance(precision, Dense) else d
         W = analysers.W + d.reshape(num_samples, *analysers.W.shape[1:])
-        return self._constrained(orbit.turned(W, analysers, generator).flatten(1))
+        return orbit.turned(W, analysers, generator).flatten(1)
 
-    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[dict[str, Tensor], Tensor]:
-        return self.get_samples(num_samples, seed), self.log_weights(num_samples, seed)
+    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[Tensor, Tensor]:
+        return self._over_orbits(num_samples, seed), self.log_weights(num_samples, seed)
 
     def log_weights(self, num_samples: int = DRAWS, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to the approximation, orbits integrated in both, nats, ``(S,)``.
@@ -307,16 +310,17 @@ class MPPCAPosterior(LaplacePosterior):
             )
         return orbit.log_weights(*self._centred(Y), precision, num_samples, seed)
 
-    def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
-        """As :meth:`LaplacePosterior.diagnostics`, with components and columns that are left.
+    @property
+    def _is_checkable(self) -> bool:
+        return isinstance(self.state.precision, Dense) and not self.refusal and self._joint.has_data
 
-        Without a dense curvature what comes from importance ratios is nan.
-        """
-        num_samples = check_count("num_samples", DRAWS if num_samples is None else num_samples)
-        if isinstance(self.state.precision, Dense) and not self.refusal and self._joint.has_data:
-            found = super().diagnostics(num_samples, seed)
-        else:
-            found = self._without_ratios()
+    def _check(self, until: float) -> dict[str, Any]:
+        """As :meth:`diagnostics` does: chains do not go round the orbits."""
+        return self._importance_check(self._num_checked, 0)
+
+    def _described(self, check: dict[str, Any]) -> dict[str, Any]:
+        """And components and columns that are left; without a dense curvature what comes from ratios is nan."""
+        found = super()._described(check) if self._is_checkable else self._without_ratios()
         found["notes"] = [*found.get("notes", ())]
         if self.limit and self.num_components > 1:
             more = f"more components are not tried: {self.limit}. Offer some more, until one is left out"

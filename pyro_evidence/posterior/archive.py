@@ -105,9 +105,12 @@ class Saved:
     """What a file keeps of an object by its entries, and makes it of again.
 
     :cvar schema: of the entries; see :func:`pyro_evidence.files.check`.
+    :ivar fit_seconds: seconds of the processor that the fit took, 0 where nobody measured them; ``summary()`` takes
+        no longer, or a second.
     """
 
     schema: ClassVar[Mapping[str, Any]]
+    fit_seconds: float = 0.0  # of the processor, that the fit took; 0 where nobody measured
 
     def save(self, path: str | Path) -> None:
         """Write tensors and settings, no code, in the layout of safetensors; the file is whole or is not there.
@@ -117,7 +120,8 @@ class Saved:
         :raises NotWritten: when the disk is full or the folder cannot be written to; what was there before stays.
         """
         check_path("path", path)
-        files.write({"format": FORMAT, "kind": type(self).__name__} | self._record(), path)
+        head = {"format": FORMAT, "kind": type(self).__name__, "fit_seconds": self.fit_seconds}
+        files.write(head | self._record(), path)
 
     @classmethod
     def load(cls: type[Kind], path: str | Path, model: Any, *, map_location: Any = None) -> Kind:
@@ -141,8 +145,11 @@ class Saved:
         kind = str(content.pop("kind", "posterior"))[:60]
         if kind != cls.__name__:
             raise BadInput(f"{path} holds a {kind}; expected a {cls.__name__}: load it with {kind}.load.")
-        with _checked(content, {"format": str} | dict(cls.schema), str(path)) as sizes:
-            return cls._restored(content, model, sizes)
+        content.setdefault("fit_seconds", 0.0)  # files of before had none
+        with _checked(content, {"format": str, "fit_seconds": float} | dict(cls.schema), str(path)) as sizes:
+            found = cls._restored(content, model, sizes)
+            vars(found)["fit_seconds"] = content["fit_seconds"]
+            return found
 
     def _record(self) -> dict[str, Any]:
         """The entries of the file."""

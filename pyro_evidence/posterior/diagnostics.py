@@ -1,6 +1,7 @@
 """Diagnostics of a posterior: numbers from importance ratios, and the lines of text that say them."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,14 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.evidence_error import COMPARED, by_laplace, element_names
-from pyro_evidence.numerics import importance
-from pyro_evidence.numerics.importance import pareto_shapes
-from pyro_evidence.posterior.base import NUM_DRAWS, varies
+from pyro_evidence.numerics import hamiltonian, importance
+from pyro_evidence.numerics.batched import HELD_NUMBERS
+from pyro_evidence.numerics.importance import Smoothed, pareto_shapes
+from pyro_evidence.posterior.base import NUM_DRAWS, SHARED
+from pyro_evidence.posterior.moment_check import HARMFUL, NOTABLE, Elements, Shifts, by_chains, by_weights, moments
 from pyro_evidence.program.checks import require_kept
 from pyro_evidence.settings import check_count, check_seed, seeded
+from pyro_evidence.structure.names import names_of
 
 TRUSTED = 0.7  # k-hat up to which importance weights are believed
 MANY = 1_000  # coordinates beyond which weights of joint draws spread by their number alone
@@ -28,16 +32,21 @@ NUM_WEIGHTED = 4_000  # draws to be weighted, where nobody says how many
 FEWEST_WEIGHTED = 100  # to whose largest a tail can be fitted
 SAME_MODE = 1e-3  # nats between log evidences of one mode
 NOTABLE_GAP = 0.1  # nats
-NOTABLE_SHIFT = 0.2  # standard deviations
-NOTABLE_RATIO = 1.2  # of two standard deviations
+FIRST = 128  # draws whose largest weights tell a tail
+ENOUGH = 1_000  # draws whose k-hat is known to about a tenth, beyond which only what is not settled asks for more
+PRECISE = 0.02  # nats, a fifth of what is said of a log evidence: its standard error where no more draws are taken
+CHAINS, FEW_CHAINS = 64, 16  # whose averages tell their own error; and the fewest that do
+FEWEST_ROUNDS = 4  # draws of each chain
 OTHERWISE = {
     "gauss_newton": ", the default of networks: their predictors' own curvature is left out of this evidence, so weigh "
     "it against other Gauss-Newton evidences"
 }
 
+Draws = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # those that were weighed, and those that are judged
+
 
 def importance_check(
-    log_weights: Tensor, draws: Mapping[str, Tensor] | None = None, dtype: torch.dtype = torch.float64
+    log_weights: Tensor, draws: Draws | None = None, dtype: torch.dtype = torch.float64
 ) -> dict[str, Any]:
     """The log evidence by importance sampling, how reliable that is, and what the weights change.
 
@@ -45,7 +54,7 @@ def importance_check(
     would else be all of their mean.
 
     :param log_weights: log ratios of the exact density to the approximation, nats, shape ``(S,)``.
-    :param draws: at which they were taken, constrained, each ``(S,) + site shape``.
+    :param draws: at which they were taken, and beside these what is judged, constrained, each ``(S,) + site shape``.
     :param dtype: in which the density was computed.
     """
     found = importance.checked(log_weights)
@@ -55,7 +64,7 @@ def importance_check(
         "log_evidence_importance": float(importance.log_mean(found.log_weights)),
         "log_evidence_importance_se": float(importance.standard_error(found.log_weights)),
         "effective_sample_size": float(importance.effective_sample_size(found.log_weights)),
-        **shifts(draws or {}, found.weights),
+        **shifts(draws or ({}, {}), found),
     }
 
 
@@ -71,38 +80,28 @@ def check_weighted(num_samples: int) -> int:
 def not_checked() -> dict[str, Any]:
     """The entries of :func:`importance_check` where nothing can be drawn and weighed: nan."""
     names = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
-    return dict.fromkeys(names, math.nan) | {"exact": False} | shifts({}, torch.ones(1))
+    return dict.fromkeys(names, math.nan) | {"exact": False} | shifts(({}, {}), Smoothed(torch.zeros(1), math.nan))
 
 
-def shifts(draws: Mapping[str, Tensor], weights: Tensor) -> dict[str, float | str]:
+def shifts(draws: Draws, smoothed: Smoothed) -> dict[str, float | str]:
     """Largest shift of a mean by the weights, in standard deviations, and largest ratio of standard deviations.
 
     A ratio of two standard deviations counts as the larger of itself and its reciprocal.
 
-    :param draws: constrained, each ``(S,) + site shape``.
-    :param weights: normalised, shape ``(S,)``.
+    :param draws: those that were weighed and what is judged, constrained, each ``(S,) + site shape``.
     """
-    moved = {n: _moved(v.reshape(len(v), -1).double(), weights.double()) for n, v in draws.items() if v.numel()}
-    mean = max(moved, key=lambda n: moved[n][0], default="")
-    sd = max(moved, key=lambda n: moved[n][1], default="")
+    found = by_weights(Elements.of(draws[1]), *draws, smoothed) if draws[1] else None
+    if found is None or not found.names:
+        numbers, sites = [0.0, 0.0], ["", ""]
+    else:
+        worst = [x.abs().max(0) for x in (found.mean, found.log_sd)]
+        numbers, sites = [float(x.values) for x in worst], [found.names[int(x.indices)][0] for x in worst]
     return {
-        "largest_mean_shift": moved[mean][0] if mean else 0.0,
-        "largest_mean_shift_site": mean,
-        "largest_sd_ratio": moved[sd][1] if sd else 1.0,
-        "largest_sd_ratio_site": sd,
+        "largest_mean_shift": numbers[0],
+        "largest_mean_shift_site": sites[0],
+        "largest_sd_ratio": math.exp(numbers[1]),
+        "largest_sd_ratio_site": sites[1],
     }
-
-
-def _moved(x: Tensor, weights: Tensor) -> tuple[float, float]:
-    """Largest shift of a mean and ratio of standard deviations among columns of ``x`` ``(S, K)``, constants aside."""
-    before, sd = x.mean(0), x.std(0, correction=0)
-    kept = torch.isfinite(sd) & varies(x)
-    if not bool(kept.any()):
-        return 0.0, 1.0
-    away = (x - before)[:, kept] / sd[kept]
-    shift = weights @ away
-    ratio = (weights @ (away - shift).square()).sqrt()
-    return float(shift.abs().max()), float(torch.maximum(ratio, 1.0 / ratio).max())
 
 
 def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
@@ -154,37 +153,24 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
     if found.get("num_blocks"):
         if found["blocks_above"]:
             said.append(
-                f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: their draws, and "
-                "integrals that are Laplace's (nodes=1), are not to be trusted; posterior.blocks(site) has both by "
-                "quadrature."
+                f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: integrals that "
+                "are Laplace's (nodes=1) are not to be trusted; posterior.blocks(site) has them by quadrature."
             )
-    elif found["pareto_k"] > TRUSTED and found.get("num_coordinates", 0) > MANY and not _unchecked(found):
+    elif not reliable and not _unchecked(found):
         said.append(
-            f"k-hat is above 0.7, which in {found['num_coordinates']:,} dimensions says little: weights of joint draws "
-            "spread with the number of coordinates; go by posterior.log_evidence_error."
+            "k-hat is above 0.7: importance sampling says little of the log evidence."
+            if "moments" in found and not found["moments"].is_off
+            else "k-hat is above 0.7: the posterior is far from Gaussian; trust neither number, run NUTS on "
+            "posterior.model."
         )
     elif not _unchecked(found):
-        if not reliable:
-            said.append(
-                "k-hat is above 0.7: the posterior is far from Gaussian; trust neither number, run NUTS on "
-                "posterior.model."
-            )
         gap, error = found["log_evidence_importance"] - found["log_evidence"], found["log_evidence_importance_se"]
         if abs(gap) > max(NOTABLE_GAP, 3.0 * error):
             said.append(
                 f"Laplace's log evidence is {abs(gap):.2f} nats too {'low' if gap > 0 else 'high'} by importance "
                 f"sampling ({error:.2g} is its standard error): compare models by importance_sampling(posterior)."
             )
-    shift, ratio = found.get("largest_mean_shift", 0.0), found.get("largest_sd_ratio", 1.0)
-    moved = []
-    if reliable and shift > NOTABLE_SHIFT:
-        moved.append(f"the mean of {found['largest_mean_shift_site']} is off by up to {shift:.2f} standard deviations")
-    if reliable and ratio > NOTABLE_RATIO:
-        percent = 100.0 * (ratio - 1.0)
-        moved.append(f"the standard deviation of {found['largest_sd_ratio_site']} by up to {percent:.0f} %")
-    if moved:
-        said.append(f"by importance weights {', '.join(moved)}: take draws from posterior.importance_resampled(...)")
-    return said
+    return said + (found["moments"].sentences if "moments" in found else [])
 
 
 def _restarts(found: Mapping[str, Any]) -> list[str]:
@@ -200,6 +186,86 @@ def _restarts(found: Mapping[str, Any]) -> list[str]:
     if found["curvature"] != "exact_hessian":
         said.append(f"curvature: {found['curvature']}, not the exact Hessian{OTHERWISE.get(found['curvature'], '')}")
     return said
+
+
+def check_until(posterior: Any, until: float) -> dict[str, Any]:
+    """The entries of :func:`importance_check`, and ``moments``, by a given time.
+
+    Importance weights of ever more draws, until they say enough; where they degenerate, or their errors are too large,
+    by chains of Hamiltonian Monte Carlo that begin at the draws.
+
+    :param until: by ``time.process_time()``; half of the time is for importance weights.
+    """
+    begun, generator = time.process_time(), seeded(0)
+    most = max(SHARED, min(posterior._num_checked, HELD_NUMBERS // max(1, len(posterior.state.u)) // SHARED * SHARED))
+    rows, parts, num = list[Tensor](), list[Tensor](), 0
+    while True:
+        drawn, log_weights = posterior._weighed_rows(posterior._white(min(max(3 * num, FIRST), most - num), generator))
+        rows, parts, num = rows + drawn, [*parts, log_weights], num + len(log_weights)
+        u, log_weights = torch.cat(rows), torch.cat(parts)
+        draws = posterior._constrained(u), posterior._reported(u)
+        found = importance_check(log_weights, draws, posterior._joint.dtype)
+        elements = Elements.of(draws[1])
+        moved = by_weights(elements, *draws, importance.checked(log_weights))
+        is_reliable, now = found["pareto_k"] <= TRUSTED, time.process_time()
+        is_known = moved.is_settled(NOTABLE) and found["log_evidence_importance_se"] < PRECISE
+        is_hopeless = not is_reliable or moved.largest_error * (num / most) ** 0.5 > HARMFUL
+        is_enough = found["pareto_k"] == -math.inf or (num >= ENOUGH and (is_known or is_hopeless))
+        if is_enough or num >= most or now + 3.0 * (now - begun) > 0.5 * (begun + until):
+            break
+    best: Shifts | None = moved if is_reliable else None
+    if posterior._is_by_blocks:
+        found |= _blocks_until(posterior, most, 0.5 * (now + until))
+    if best is None or not best.is_settled():
+        best = _by_chains_until(posterior, elements, u, until) or best
+    return found | {"moments": moments(best, names_of(posterior._joint).label, num)}
+
+
+def _blocks_until(posterior: Any, most: int, until: float) -> dict[str, Any]:
+    """The check of each block by itself, of three times as many draws as long as there is time for these."""
+    num = FEWEST_WEIGHTED
+    while True:
+        begun = time.process_time()
+        found = check_by_blocks(posterior._inside, float(posterior.log_evidence), min(num, most), 0)
+        now = time.process_time()
+        if num >= most or now + 3.0 * (now - begun) > until:
+            return found
+        num *= 3
+
+
+def _by_chains_until(posterior: Any, elements: Elements, u: Tensor, until: float) -> Shifts | None:
+    """By as many chains as there is time for, until it is known what to say; None where there is time for too few."""
+    state = posterior.state
+    density, active = state.problem.density, state.problem.active
+
+    def gradient(u: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad(), without_validation():
+            parts = [density.gradient(part, state.theta) for part in u.to(state.u).split(posterior._rows)]
+        value, slope = (torch.cat(each).detach() for each in zip(*parts, strict=True))
+        return value, slope
+
+    gradient(u[:FEW_CHAINS])  # the first is dearer
+    before = time.process_time()
+    gradient(u[:FEW_CHAINS])
+    price = (time.process_time() - before) / FEW_CHAINS
+    gradients = (hamiltonian.WARM_UP + FEWEST_ROUNDS) * hamiltonian.num_steps(hamiltonian.first_step(active))
+    num = min(CHAINS, len(u), int((until - before) / max(price * gradients, 1e-9)))
+    if num < min(FEW_CHAINS, len(u)):
+        return None
+    found: Shifts | None = None
+    count, last = 0, time.process_time()
+    sums = torch.zeros(4, num, len(elements.names), dtype=torch.float64, device=u.device)
+    for drawn in hamiltonian.draws(gradient, state.precision, u[:num], active, seeded(1)):
+        if drawn is not None:
+            pair = drawn[0].to(u), posterior._beside(drawn[1].to(u), u[count * num : (count + 1) * num])
+            z = [elements.standardised(posterior._constrained(rows)) for rows in pair]
+            sums, count = sums + torch.stack([z[0], z[0].square(), z[1], z[1].square()]), count + 1
+            found = by_chains(elements, sums, count) if count >= FEWEST_ROUNDS else None
+        now = time.process_time()
+        if (found and found.is_settled()) or (count + 1) * num > len(u) or 2.0 * now - last > until:
+            return found
+        last = now
+    raise AssertionError("chains have no end")
 
 
 MOST = 2**27  # of log densities of a check

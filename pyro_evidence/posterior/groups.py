@@ -17,8 +17,6 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.grouped_chunks import GroupRows
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics.coordinates import Coordinates
-from pyro_evidence.posterior import diagnostics
-from pyro_evidence.posterior.base import Values
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.blocks import BlockPrecision, StepFactor, block_plan
@@ -55,13 +53,14 @@ class GroupsPosterior(LaplacePosterior):
         assert self.shared is not None
         return self.shared
 
-    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[Values, Tensor]:
+    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[Tensor, Tensor]:
         """Refuse what needs the rows of all groups at once, which came in chunks."""
         require_kept(self._joint, "importance sampling")
         return super()._weighed(num_samples, seed, kept)
 
-    def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
-        return diagnostics.not_checked()
+    @property
+    def _is_checkable(self) -> bool:
+        return False
 
     @property
     def guide(self) -> LaplaceGuide:

@@ -15,7 +15,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import generator_of, own_random_numbers, put_into_store, without_validation
 from pyro_evidence.laplace import uncertainty
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.laplace.evidence_error import EvidenceError, evidence_error, messages
+from pyro_evidence.laplace.evidence_error import EvidenceError, evidence_error, is_in_blocks, messages
 from pyro_evidence.laplace.mean_shift import at_mean
 from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.laplace.tour import NormalMixture
@@ -253,31 +253,46 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         require_kept(self._joint, what)
 
     def log_weights(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> Tensor:
-        """Log ratios of the exact density to the approximation at draws from the latter, nats, ``(S,)``."""
+        """Log ratios of the exact density to Laplace's Gaussian, that at the mode, at draws from it, nats, ``(S,)``."""
         return self._weighed(check_count("num_samples", num_samples), seed, kept=False)[1]
 
-    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[Values, Tensor]:
-        """Draws, those of :meth:`get_samples`, and :meth:`log_weights` at them.
+    def _weighed(self, num_samples: int, seed: int, kept: bool = True) -> tuple[Tensor, Tensor]:
+        """Draws from the Gaussian at the mode, whose weights vary less than at the mean, and their log weights.
 
         :param kept: whether draws are kept; else there are none, and white noise of many is made part by part.
         """
         generator, rows, draws, log_weights = generator_of(seed), self._rows, [], []
         at_once = num_samples if kept or num_samples * len(self.state.u) < MOST_NUMBERS else rows
+        for start in range(0, num_samples, at_once):
+            u, found = self._weighed_rows(self._white(min(at_once, num_samples - start), generator), kept)
+            log_weights.append(found)
+            draws += u
+        return torch.cat(draws) if kept else self.state.u[:0], torch.cat(log_weights)
+
+    def _weighed_rows(self, white: Tensor, kept: bool = True) -> tuple[list[Tensor], Tensor]:
+        """Unconstrained draws from white noise, in batches where they are kept, and their log weights, nats."""
+        draws, log_weights = [], []
         with torch.no_grad(), without_validation():
-            for start in range(0, num_samples, at_once):
-                for white in self._white(min(at_once, num_samples - start), generator).split(rows):
-                    u, log_density = self._with_density(white)
-                    log_weights.append(self.state.problem.density.log_joint(u, self.state.theta) - log_density)
-                    draws += [u] if kept else []
+            for part in white.split(self._rows):
+                u, log_density = self._with_density(part)
+                log_weights.append(self.state.problem.density.log_joint(u, self.state.theta) - log_density)
+                draws += [u] if kept else []
         found = torch.cat(log_weights)
-        found = torch.where(found.isnan(), -math.inf, found)  # beyond the largest float: density 0
-        return self._constrained(torch.cat(draws)) if kept else {}, found
+        return draws, torch.where(found.isnan(), -math.inf, found)  # beyond the largest float: density 0
+
+    def _reported(self, drawn: Tensor) -> Values:
+        """What :meth:`get_samples` gives where ``drawn`` ``(S, D)`` are weighed: the same about the mean."""
+        return self._constrained(drawn + (self._about_mean.u - self.state.u))
+
+    def _beside(self, white: Tensor, drawn: Tensor) -> Tensor:
+        """Draws to compare others with: those of white noise that the others followed, or such as have been drawn."""
+        return self._unwhitened(white)
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """Unconstrained draws from white noise, and their log density, nats, ``(S,)``."""
+        """Unconstrained draws to be weighed, from white noise, and their log density, nats, ``(S,)``."""
         active, precision = self.state.problem.active, self.state.precision
         log_norm = 0.5 * (precision.log_det[0] - active.sum() * math.log(math.tau))
-        return self._unwhitened(white), log_norm - 0.5 * white.square().sum(-1)
+        return self.state.u + self.state.precision.unwhiten(white), log_norm - 0.5 * white.square().sum(-1)
 
     @property
     def _rows(self) -> int:
@@ -310,8 +325,22 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         :param num_samples: draws for importance sampling.
         :param seed: of these draws, fixed unless you change it: diagnostics are numbers to report.
         """
+        num_samples = check_count("num_samples", self._num_checked if num_samples is None else num_samples)
+        return self._described(self._importance_check(num_samples, seed))
+
+    @property
+    def _num_checked(self) -> int:
+        """Draws of a check where nobody says how many."""
+        return affordable_draws(self._joint)
+
+    @property
+    def _is_checkable(self) -> bool:
+        """Whether there are draws to weigh, and data to weigh them by."""
+        return True
+
+    def _described(self, check: dict[str, Any]) -> dict[str, Any]:
+        """What :meth:`diagnostics` has beside a check."""
         curvature = self.state.problem.curvature
-        num_samples = check_count("num_samples", affordable_draws(self._joint) if num_samples is None else num_samples)
         return {
             "status": self.status,
             "log_evidence": float(self.log_evidence),
@@ -326,7 +355,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
             "num_coordinates": int(self.state.problem.active.sum()),
             "num_pruned": int((~self.state.problem.active).sum()),
             "notes": [*rounded_inside(self._joint, self.state.u, self.state.theta), *self._flat_note],
-            **self._importance_check(num_samples, seed),
+            **check,
         }
 
     @property
@@ -339,15 +368,27 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return [f"flat prior for {', '.join(flat)}: {said}"]
 
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
-        """Importance sampling of the whole, or block by block where joint weights of many coordinates say little."""
-        problem = self._inside.problem
-        many = int(problem.active.sum()) > MANY and problem.curvature is exact_hessian and problem.joint.has_data
-        if self.state.place is not None or (many and bool(self.log_evidence_error.block)):
+        """Importance sampling of the whole, or block by block."""
+        if not self._is_checkable:
+            return diagnostics.not_checked()
+        if self._is_by_blocks:
             return diagnostics.check_by_blocks(self._inside, float(self.log_evidence), num_samples, seed)
         if num_samples * len(self.state.u) >= MOST_NUMBERS:
             return diagnostics.importance_check(self.log_weights(num_samples, seed), None, self._joint.dtype)
-        draws, log_weights = self._weighed(num_samples, seed)
+        u, log_weights = self._weighed(num_samples, seed)
+        draws = self._constrained(u), self._reported(u)
         return diagnostics.importance_check(log_weights, draws, self._joint.dtype)
+
+    @property
+    def _is_by_blocks(self) -> bool:
+        """Whether the log evidence is checked block by block: joint weights of many coordinates say little."""
+        problem = self._inside.problem
+        many = int(problem.active.sum()) > MANY and problem.curvature is exact_hessian and problem.joint.has_data
+        return self.state.place is not None or (many and bool(self.log_evidence_error.block))
+
+    def _check(self, until: float) -> dict[str, Any]:
+        """What ``summary()`` says of the log evidence and of moments, by as many draws as it takes or has time for."""
+        return diagnostics.check_until(self, until) if self._is_checkable else diagnostics.not_checked()
 
     @property
     def _inside(self) -> LaplaceState:
@@ -391,10 +432,10 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
         """
         num_samples = check_weighted(num_samples)
-        draws, log_weights = self._weighed(num_samples, seed)
+        u, log_weights = self._weighed(num_samples, seed)
         if not bool((log_weights > -math.inf).any()):
             raise BadInput(f"the density is zero at all {num_samples} draws; run NUTS on posterior.model.")
-        return CorrectedPosterior(self._joint, self.state.theta, draws, importance.checked(log_weights))
+        return CorrectedPosterior(self._joint, self.state.theta, self._constrained(u), importance.checked(log_weights))
 
     def loo(self, by: str | Tensor | None = None) -> LOOResult:
         """Log predictive density of each group of the data given all others, nats: leave-one-group-out.
@@ -458,7 +499,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         spread = self._spread if errors else None
         return hyper_rows(self.state, self.hyperparameters, self.gamma, spread, layout)
 
-    def _notes(self) -> list[str]:
+    def _notes(self, until: float) -> list[str]:
         """Lines below the table of ``summary()``; one tells of an error of the log evidence above one nat.
 
         Where no blocks are independent, of models that are known by their factors alone: importance sampling tells of
@@ -466,12 +507,11 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """
         spread, problem = self._spread, self._inside.problem
         said = [] if spread is None else [uncertainty.message(edge) for edge in spread.edges]
-        if problem.joint.has_data:
+        found = self._check(until)
+        if problem.joint.has_data and (problem.structure.factors is not None or is_in_blocks(self._inside)):
             with suppress(ArithmeticError, RuntimeError):
-                error = self.log_evidence_error
-                if error.block or problem.structure.factors is not None:
-                    said += messages(error, problem.nodes)
-        return diagnostics.lines(self.diagnostics(), said)
+                said += messages(self.log_evidence_error, problem.nodes)
+        return diagnostics.lines(self._described(found), said)
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store, so that the rest of an SVI script reads them there.

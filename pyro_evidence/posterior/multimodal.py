@@ -67,6 +67,11 @@ class MultimodalPosterior(LaplacePosterior):
     def _num_directions(self) -> int:
         return len(self.state.u) + 1  # the last one chooses the mode
 
+    @property
+    def _shifted(self) -> None:
+        """Means are those of the mixture."""
+        return None
+
     @cached_property
     def _mixture(self) -> NormalMixture:
         return replace(tour.proposal(self.states), log_mixing=self.integral.log_shares)
@@ -162,7 +167,7 @@ class MultimodalPosterior(LaplacePosterior):
             self.state.problem, self.state.theta.expand(len(u), -1), u, u.new_zeros(len(u))
         )
 
-    def _notes(self) -> list[str]:
+    def _notes(self, until: float) -> list[str]:
         shares = ", ".join(f"{share:.3g}" for share in self.integral.log_shares.exp().tolist()[:LISTED])
         more = ", ..." if len(self.states) > LISTED else ""
         said = [f"{len(self.states)} modes hold {shares}{more} of the mass: see posterior.modes, posterior.at_mode(k)"]
@@ -171,7 +176,7 @@ class MultimodalPosterior(LaplacePosterior):
                 f"k-hat of importance sampling over the modes is {self.integral.pareto_k:.2f}: the log evidence is the "
                 "sum of Laplace's at each, and no number to compare models by; run NUTS or tempered_smc(posterior)."
             )
-        return [*said, *super()._notes()]
+        return [*said, *super()._notes(until)]
 
     def _record(self) -> dict[str, Any]:
         return super()._record() | {"modes": torch.stack([state.u for state in self.states])}

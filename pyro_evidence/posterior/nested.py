@@ -1,5 +1,6 @@
 """The posterior of a fit with marginalised sites, and the marginals of single sites."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit, Status
+from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.type2 import TypeII
@@ -22,13 +24,14 @@ from pyro_evidence.nested.marginal import Marginal
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.posterior import archive
-from pyro_evidence.posterior.base import NUM_DRAWS
+from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.guide import NestedGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
 from pyro_evidence.program.log_joint import Model
 
 KEPT = 2**20  # numbers of the draws that are remembered
+TOGETHER = 128  # draws whose inner modes are searched together: tables and checks share these batches
 LEFT_OUT_PLACES = 64  # of the marginalised sites at which data are left out
 SMALL = 50  # inner coordinates whose shapes are cheap to look at
 ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as normal
@@ -84,6 +87,17 @@ class NestedPosterior(LaplacePosterior):
         """White rows and the draws that were made of them last: a table and its check ask for the same ones."""
         return []
 
+    @property
+    def _rows(self) -> int:
+        return min(super()._rows, TOGETHER)
+
+    def _draws_until(self, until: float) -> Values:
+        generator, parts, num, now = generator_of(0), list[Tensor](), self._num_tabulated, time.process_time()
+        while len(parts) * TOGETHER < num and (not parts or 2.0 * time.process_time() - now < until):
+            now = time.process_time()
+            parts.append(self._unwhitened(self._white(min(TOGETHER, num - len(parts) * TOGETHER), generator)))
+        return self._constrained(torch.cat(parts))
+
     def _drawn(self, white: Tensor) -> JointDraws:
         for known, found in self._latest:
             if torch.equal(known, white):
@@ -99,6 +113,9 @@ class NestedPosterior(LaplacePosterior):
         if not len(white):
             return white
         return torch.cat([self._drawn(part).u for part in white.split(self._rows)])
+
+    def _beside(self, white: Tensor, drawn: Tensor) -> Tensor:
+        return drawn  # others would need inner modes
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         found = self._drawn(white)
@@ -159,9 +176,13 @@ class NestedPosterior(LaplacePosterior):
         parts = [marginal.unconstrained(*pair).quantiles(levels.tolist()) for pair in ((x, density), inner)]
         return self._constrained(self._places.whole(*parts))
 
-    def diagnostics(self, num_samples: int | None = None, seed: int = 0) -> dict[str, Any]:
-        """Those of every posterior; how sites were integrated, with what error, and number of inner modes not found."""
-        return super().diagnostics(NUM_DRAWS if num_samples is None else num_samples, seed) | {
+    @property
+    def _num_checked(self) -> int:
+        return NUM_DRAWS
+
+    def _described(self, check: dict[str, Any]) -> dict[str, Any]:
+        """And how sites were integrated, with what error, and number of inner modes not found."""
+        return super()._described(check) | {
             "marginalised_sites": list(self.marginalised_sites),
             "integration": self.integral.method,
             "integration_error": self.integral.error,

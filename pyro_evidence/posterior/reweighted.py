@@ -146,7 +146,7 @@ class CorrectedPosterior(Tabulated):
             "log_evidence_se": self.log_evidence_error,
         }
 
-    def _notes(self) -> list[str]:
+    def _notes(self, until: float) -> list[str]:
         said = [
             f"{self.num_samples} draws, weighted: worth {self.effective_sample_size:.0f} (k-hat {self.pareto_k:.2f})",
             f"log evidence = {float(self.log_evidence):.4f} +- {self.log_evidence_error:.4f} nats",

@@ -2,6 +2,7 @@
 
 import html
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -25,6 +26,7 @@ from pyro_evidence.structure.names import Coords, Dims, Names, names_of
 Rows = dict[str, dict[str, float]]
 Values = dict[str, Tensor]
 LISTED = 12  # elements of a site that summary() lists
+LEAST_SECONDS = 1.0  # that a summary may take of the processor, however short the fit was: nobody waits long for it
 COLUMNS = {
     "value": "the mean; of a hyperparameter that was maximised, where it is",
     "sd": "standard deviation",
@@ -140,8 +142,12 @@ class Tabulated(Protocol):
         """Rows of what was maximised, and what is to be said of it; ``errors``: with standard deviations."""
         return {}, []
 
-    def _notes(self) -> list[str]:
-        """Lines of text below the summary's table."""
+    def _notes(self, until: float) -> list[str]:
+        """Lines of text below the summary's table, of a check that ends at ``until`` by ``time.process_time()``."""
+
+    def _draws_until(self, until: float) -> Values:
+        """Draws for a table, fewer where they would take until after ``until``."""
+        return self.get_samples(self._num_tabulated, seed=0)
 
     def table(
         self, prob: float = 0.9, *, coords: Coords | None = None, dims: Dims | None = None, most: int | None = None
@@ -160,19 +166,31 @@ class Tabulated(Protocol):
         """
         return self._table(prob, names_of(self._joint, coords, dims), most)
 
-    def _table(self, prob: float, names: Names, most: int | None, errors: bool = True) -> Table:
+    def _table(
+        self, prob: float, names: Names, most: int | None, errors: bool = True, until: float = math.inf
+    ) -> Table:
         check_probability("prob", prob)
         layout = TableLayout(names, (0.5 - 0.5 * prob, 0.5 + 0.5 * prob), most)
         rows, said = self._hyper_rows(layout, errors)
-        sites, more = site_rows(self, layout)
+        sites, more = site_rows(self, layout, until)
         columns = {c: COLUMNS[c] for c in ("value", "sd", "median")}
         columns |= {end: "end of the interval" for end in layout.ends} | {"gamma": COLUMNS["gamma"]}
         return Table(rows | sites, columns, [*said, *more], digits=4)
 
-    def summary(self, prob: float = 0.9) -> None:
-        """Print the table, twelve rows of a site at most, then the evidence and how far to trust it."""
-        print(self.table(prob, most=LISTED))  # noqa: T201
-        print("\n".join(self._notes()))  # noqa: T201 - printing is what summary() is for, as in MCMC
+    def summary(self, prob: float = 0.9, *, check: bool = True) -> None:
+        """Print the table, twelve rows of a site at most, then the evidence and how far to trust it.
+
+        It takes the processor no longer than the fit did, or a second, whichever is more: half of it for the table's
+        draws, the rest for a check of means, standard deviations and log evidence, which stops as soon as it is known
+        whether they are off, and says what is not known where time is up.
+
+        :param prob: in the intervals.
+        :param check: False prints the table alone.
+        """
+        seconds, now = max(LEAST_SECONDS, getattr(self, "fit_seconds", 0.0)), time.process_time()
+        print(self._table(prob, names_of(self._joint), LISTED, until=now + 0.5 * seconds))  # noqa: T201
+        if check:
+            print("\n".join(self._notes(now + 0.9 * seconds)))  # noqa: T201 - printing is what summary() is for, as in MCMC
 
     def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
         """The table as a picture: a point and an interval for each element, twelve of a site at most.
@@ -197,16 +215,17 @@ class Tabulated(Protocol):
         return f"<p>{html.escape(repr(self))}</p>{found._repr_html_()}"
 
 
-def site_rows(posterior: Tabulated, layout: TableLayout) -> tuple[Rows, list[str]]:
+def site_rows(posterior: Tabulated, layout: TableLayout, until: float) -> tuple[Rows, list[str]]:
     """Rows of latent sites; draws are taken once, where a site is not normal."""
     parts = layout.in_order(p for p in posterior._joint.latents if p.name != NOTHING)
     normal = [p.name for p in parts if posterior._normal and is_identity(p.transform)]
     levels = torch.special.ndtr(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
     known = posterior.quantiles(levels) if normal else {}
-    draws = posterior.get_samples(posterior._num_tabulated, seed=0) if len(normal) < len(parts) else {}
+    draws = posterior._draws_until(until) if len(normal) < len(parts) else {}
+    num = min((len(draw) for draw in draws.values()), default=posterior._num_tabulated)
     pruned = posterior.pruned
     rows: Rows = {}
-    said: list[str] = []
+    said = [f"of {num} draws, where table() has {posterior._num_tabulated}"] if num < posterior._num_tabulated else []
     for part in parts:
         name = part.name
         if is_correlation(part):

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.slow  # two minutes together; run by ARGS="-m slow test
 TABLES = (pyro_examples, numpyro_examples, rethinking, pymc_examples, flat_priors, further_models)
 PROGRAMS = {name: program for table in TABLES for name, program in table.PROGRAMS.items()}
 STORED = json.loads((Path(__file__).parents[1] / "oracles" / "gallery.json").read_text())
-ABOUT_MOMENTS = ("k-hat is above", "by importance weights")
+ABOUT_MOMENTS = ("take draws from posterior", "run NUTS on posterior.model")
+NOT_KNOWN = ("may be off by", "is not known")
 ABOUT_EVIDENCE = ("k-hat is above", "too low by importance", "too high by importance")
 ALARMS = (*ABOUT_MOMENTS, *ABOUT_EVIDENCE, "different modes")
 NUM_DRAWS = 4000
@@ -75,7 +76,7 @@ def test_there_are_enough() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", entries())
 def test_a_program_has_the_moments_of_its_reference_or_says_not(name: str) -> None:
-    """Silence where means are within a fifth of a deviation and deviations within 15 %; an alarm has a cause."""
+    """No alarm where means are within a tenth of a deviation and deviations within 10 %; one beyond three tenths."""
     program: Program = PROGRAMS[name]
     fit = program.engine(program.model, stop=Stop(progress=False), **program.settings)
     if program.refused:
@@ -91,8 +92,8 @@ def test_a_program_has_the_moments_of_its_reference_or_says_not(name: str) -> No
     says(said, *program.says)
     if any(alarm in said for alarm in ABOUT_MOMENTS):
         assert far > 0.1 or wide > 0.1, (far, wide)
-    else:
-        assert far < 0.2 and wide < 0.15, (far, wide)
+    elif not any(doubt in said for doubt in NOT_KNOWN):
+        assert far < 0.3 and wide < 0.3, (far, wide)
     if "log_evidence" in stored and not any(alarm in said for alarm in ABOUT_EVIDENCE):
         assert float(posterior.log_evidence) == pytest.approx(stored["log_evidence"], abs=0.15)
     assert ("different modes" in said) == ("different modes" in program.says)

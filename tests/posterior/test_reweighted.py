@@ -10,6 +10,7 @@ from pyro.infer import Predictive
 from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, to_inference_data
+from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.posterior import diagnostics
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import resampled, weighted_quantiles
@@ -147,7 +148,7 @@ def test_the_summary_speaks_of_a_gap_whatever_k_hat() -> None:
 
 def test_shifts_by_hand() -> None:
     draws = {"x": torch.tensor([0.0, 2.0]), "c": torch.ones(2)}
-    found = diagnostics.shifts(draws, torch.tensor([0.25, 0.75]))
+    found = diagnostics.shifts((draws, draws), Smoothed(torch.tensor([0.25, 0.75]).log(), 0.0))
     assert found["largest_mean_shift"] == pytest.approx(0.5)  # 1.5 - 1, sd 1
     assert found["largest_sd_ratio"] == pytest.approx(1.0 / math.sqrt(0.75))
     assert found["largest_mean_shift_site"] == "x"

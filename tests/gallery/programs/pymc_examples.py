@@ -415,7 +415,6 @@ PROGRAMS: dict[str, Program] = {
     "robust line": Program(
         robust,
         lambda: (LINE[:50], 1.0 + 2.0 * LINE[:50] + 0.3 * normal(50, seed=15) / uniform(50, seed=16).sqrt()),
-        pending="issue 4: k-hat of .8 where all moments agree",
     ),
     "quantile": Program(quantile, lambda: (LINE, LINE + normal(100, seed=1)), refused="kink"),
     "absolute errors": Program(absolute, lambda: (LINE, LINE + normal(100, seed=1)), refused="kink"),

@@ -791,7 +791,6 @@ PROGRAMS: dict[str, Program] = {
     "epidemic": Program(
         sir,
         lambda: (poisson(T([1, 1, 2, 2, 4, 5, 8, 11, 15, 20, 26, 33]).double(), 5),),
-        pending="issue 4: moments off and not said",
     ),
     "tree of Gaussians": Program(tree_data, lambda: (normal(9) + torch.arange(9) % 3 * 3.0, torch.arange(9) % 3)),
 }

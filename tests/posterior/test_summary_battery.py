@@ -1,0 +1,149 @@
+"""What ``summary()`` says of posteriors that are known in closed form: silence where moments are right, else an alarm.
+
+Right: all means within a tenth of a deviation and all deviations within a tenth; wrong: beyond three tenths.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence.numerics.importance import checked
+from pyro_evidence.posterior.diagnostics import lines
+from pyro_evidence.posterior.moment_check import Elements, Shifts, by_chains, by_weights, moments
+from tests.models_for_tests.posterior_models import class_data, fitted_logistic, logistic
+
+QUIET = Stop(progress=False)
+ALARMS = ("far from Gaussian", "is off by", "may be off by", "is not known")
+
+
+def alone(make: Callable[[Tensor], Any], size: int) -> LaplacePosterior:
+    """A posterior that is the prior: ``size`` independent numbers of a distribution."""
+
+    def model(one: Tensor) -> None:
+        with pyro.plate("numbers", size):
+            x = pyro.sample("x", make(one))
+        pyro.factor("nothing", 0.0 * x.sum())
+
+    return LaplaceEvidence(model, marginalise=(), stop=QUIET).run(torch.ones(()))
+
+
+def counted(y: float, size: int) -> tuple[LaplacePosterior, Any]:
+    """Poisson counts under a Gamma prior of each rate: the posterior is a Gamma distribution."""
+
+    def model(y: Tensor) -> None:
+        with pyro.plate("numbers", len(y)):
+            pyro.sample("y", dist.Poisson(pyro.sample("x", dist.Gamma(y.new_tensor(1.0), 1.0))), obs=y)
+
+    return LaplaceEvidence(model, marginalise=(), stop=QUIET).run(torch.full((size,), y)), dist.Gamma(y + 1.0, 2.0)
+
+
+def of_prior(make: Callable[[Tensor], Any], size: int) -> tuple[LaplacePosterior, Any]:
+    return alone(make, size), make(torch.ones(()))
+
+
+RIGHT = {
+    "one normal": lambda: of_prior(lambda one: dist.Normal(3.0 * one, 2.0), 1),
+    "many counts": lambda: counted(900.0, 1),
+    "forty of many counts": lambda: counted(900.0, 40),
+    "heavier tails": lambda: of_prior(lambda one: dist.StudentT(60.0 * one, 1.0, 2.0), 3),
+    "three hundred of heavier tails": lambda: of_prior(lambda one: dist.StudentT(30.0 * one, 1.0, 2.0), 300),
+}
+WRONG = {
+    "few counts": lambda: counted(0.0, 1),
+    "forty of few counts": lambda: counted(0.0, 40),
+    "two hundred of few counts": lambda: counted(1.0, 200),
+    "heavy tails": lambda: of_prior(lambda one: dist.StudentT(4.0 * one, 1.0, 2.0), 2),
+    "two hundred of heavy tails": lambda: of_prior(lambda one: dist.StudentT(4.0 * one, 1.0, 2.0), 200),
+    "near an edge": lambda: of_prior(lambda one: dist.Beta(0.4 * one, 4.0), 1),
+}
+
+
+def distance(posterior: LaplacePosterior, truth: Any) -> float:
+    """The largest of shifts of means, in exact deviations, and ratios of deviations beyond one."""
+    x, sd = posterior.get_samples(20_000, seed=1)["x"].reshape(20_000, -1)[:, :3], truth.variance.sqrt()
+    away, ratio = (x.mean(0) - truth.mean).abs() / sd, (x.std(0) / sd).log().abs().expm1()
+    return float(torch.maximum(away, ratio).max())
+
+
+def said_of(posterior: LaplacePosterior) -> str:
+    """Below the table, by a check that has time enough whatever else the machine does: it ends when it knows."""
+    return "\n".join(posterior._notes(time.process_time() + 30.0))
+
+
+def alarms(said: str) -> list[str]:
+    of_moments = [line for line in said.splitlines() if not line.startswith("the log evidence is off by")]
+    return [alarm for alarm in ALARMS if alarm in "\n".join(of_moments)]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_moments_raise_no_alarm(name: str) -> None:
+    posterior, truth = RIGHT[name]()
+    assert distance(posterior, truth) < 0.1
+    assert not alarms(said_of(posterior))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_moments_raise_one(name: str) -> None:
+    posterior, truth = WRONG[name]()
+    assert distance(posterior, truth) > 0.3
+    assert "is off by" in alarms(said_of(posterior))
+
+
+def test_a_joint_k_hat_of_many_coordinates_is_no_alarm() -> None:
+    posterior, _ = RIGHT["three hundred of heavier tails"]()
+    found = posterior._check(time.process_time() + 30.0) | {"pareto_k": 0.9}
+    said = "\n".join(lines(posterior._described(found)))
+    assert "k-hat is above 0.7: importance sampling says little of the log evidence" in said and not alarms(said)
+
+
+def test_the_largest_of_a_thousand_shifts_has_an_error() -> None:
+    """Independent draws of one distribution: some mean is always some standard errors off."""
+    own, chains = torch.randn(2, 8, 32, 2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sums = torch.stack([chains.sum(0), chains.square().sum(0), own.sum(0), own.square().sum(0)])
+    found = by_chains(Elements.of({"x": own.flatten(0, 1)}), sums, 8)
+    assert float(found.mean.abs().max()) > 0.2
+    assert not any(alarm.any() for alarm in found.alarms)
+    assert "is off by" not in "".join(moments(found, lambda site, place: site, 300).sentences)
+
+
+def test_errors_of_weighted_moments_are_how_they_spread() -> None:
+    """Oracle: the spread of the same numbers over other draws."""
+    found: list[Shifts] = []
+    for seed in range(200):
+        x = torch.randn(1000, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        target, draws = dist.Normal(0.3, 0.9), {"x": x}
+        log_weights = (target.log_prob(x) - dist.Normal(0.0, 1.0).log_prob(x)).sum(-1)
+        found.append(by_weights(Elements.of(draws), draws, draws, checked(log_weights)))
+    for value, error, truth in (("mean", "mean_error", 0.3), ("log_sd", "log_sd_error", math.log(0.9))):
+        values = torch.cat([getattr(each, value) for each in found])
+        errors = torch.cat([getattr(each, error) for each in found])
+        assert float(values.mean()) == pytest.approx(truth, abs=0.01)
+        assert 0.8 < float(errors.mean() / values.std()) < 1.6  # what smoothing takes off is left in
+
+
+def test_without_time_the_summary_says_what_is_not_known() -> None:
+    said = "\n".join(WRONG["two hundred of few counts"]()[0]._notes(time.process_time()))
+    assert "is not known" in said or "too few to know" in said
+    assert fitted_logistic()._check(time.process_time())["effective_sample_size"] <= 128.0
+
+
+def test_a_posterior_keeps_how_long_its_fit_took(tmp_path) -> None:
+    begun = time.process_time()
+    posterior = LaplaceEvidence(logistic, stop=QUIET).run(*class_data())
+    assert 0.0 < posterior.fit_seconds <= time.process_time() - begun
+    posterior.save(tmp_path / "fit")
+    assert LaplacePosterior.load(tmp_path / "fit", logistic).fit_seconds == posterior.fit_seconds
+
+
+def test_the_table_is_had_without_the_check(capsys) -> None:
+    fitted_logistic().summary(check=False)
+    text = capsys.readouterr().out
+    assert "w[0]" in text and "log evidence" not in text
