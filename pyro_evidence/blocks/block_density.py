@@ -38,18 +38,20 @@ def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int,
         return torch.where(active, 0.0, 0.5 * groups.log_precision(theta) - half_log_tau).sum()
 
     linear = structure.linear or (structure.factors.linear if structure.factors is not None else None)
-    density = BlockDensity(joint, found, linear, kept, left_out)
+    density = BlockDensity(joint, found, linear, kept, left_out, slots=structure.slots or ())
     if linear is not None and not density.explains(theta):
         density = replace(density, linear=None)
     return Marginal(density, num, limits, joint.latents.label)
 
 
-def check_nodes(nodes: Any, curvature: Curvature | None) -> int | str:
-    """The setting ``nodes``, checked.
+def check_nodes(nodes: Any, curvature: Curvature | None) -> int | str | None:
+    """The setting ``nodes``, checked; None leaves it to the model.
 
     :raises BadInput: for what is neither a whole number of at least 1 nor ``"auto"``, and beside a curvature that is
         not the exact Hessian.
     """
+    if nodes is None:
+        return None
     if isinstance(nodes, str) and nodes != "auto":
         raise BadInput(f"nodes={nodes!r}; expected a whole number of at least 1, such as 7, or 'auto'.")
     number = nodes if isinstance(nodes, str) else check_count("nodes", nodes)

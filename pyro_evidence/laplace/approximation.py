@@ -338,8 +338,8 @@ def require_proper(state: LaplaceState, *, last: bool = True) -> None:
     :raises ImproperPosterior: when the log joint stays up in some direction, with the site.
     """
     problem = state.problem
-    if problem.curvature not in PLAIN or not bool(problem.active.any()):
-        return  # damping was asked for, so a flat direction is intended
+    if problem.curvature not in PLAIN or not bool(problem.active.any()) or state.place is not None:
+        return  # damping was asked for, so a flat direction is intended; or it is the mode of an integral
     summit = _neighbourhood(problem, state.u, state.theta, state.log_joint)
     mode_checks.require_proper_mode(summit, state.precision, problem.joint.latents)
     if problem.curvature is exact_hessian:
