@@ -88,7 +88,8 @@ def _louis_of_terms(terms: Terms, nodes: Nodes, shared: Tensor, path: Path) -> I
     share = log_terms.softmax(0)
     every = torch.cat([share, _first_of(share)], 1)  # what belongs to no block is the same at all nodes
     slopes = shared.new_zeros(len(rows), p.num_blocks + 1, len(shared))
-    of_shared, beside, of_blocks = slopes.new_zeros(len(shared), len(shared)), torch.zeros_like(C), 0.0
+    of_shared, of_blocks = shared.new_zeros(len(shared), len(shared)), shared.new_zeros(len(p.own), p.width)
+    beside = torch.zeros_like(C)
     for found in term_derivatives(terms, rows, shared):
         slopes = slopes + found.slope_of_shared()
         slopes = slopes.index_add(1, p.block, found.slope_of_blocks().unsqueeze(-1) * C)

@@ -16,7 +16,7 @@ from pyro_evidence.structure.factor_cells import by_width, coordinate_table
 from pyro_evidence.structure.factors import NotSparse, followed_terms
 
 MOST_DIMS = max(GENERATORS)  # of a block
-MOST_GLOBALS = 100  # coordinates around which the blocks are integrated, or passes for their second derivatives
+MOST_GLOBALS = 100  # coordinates around which the blocks are integrated, each a pass for its second derivatives
 WIDEST = 128  # coordinates of one term, beyond which there are no blocks worth looking for
 
 
@@ -90,9 +90,10 @@ class Partition:
         return f"{' and '.join(parts)} by quadrature; {len(self.shared)} global coordinates around them"
 
 
-def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | NotSparse:
+def partition(joint: LogJoint, active: Tensor, theta: Tensor, *, crossed: bool = False) -> Partition | NotSparse:
     """The blocks of a model, or why there are none.
 
+    :param crossed: whether latents of one plate multiply those of another, of which one is shared, however large.
     :param active: coordinates that are not pruned, ``(D,)`` bool.
     :param theta: hyperparameters at which a run of the model is followed, ``(T,)``.
     """
@@ -106,10 +107,10 @@ def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | Not
     if widest > WIDEST:
         return NotSparse(f"{followed.widest} ties {widest:,} coordinates together", followed.widest.coordinates)
     edges = _edges(touched, joint.latents.size, joint.device)
-    narrow = widest * (widest + 1) // 2 <= MOST_GLOBALS  # second derivatives of each term, in its own coordinates
-    found = _best(edges, active, narrow)
+    found = _best(edges, active, crossed)
     if found is None:
-        return NotSparse("no set of few coordinates, given which the others fall into small blocks, was found")
+        few = "few" if crossed else f"at most {MOST_GLOBALS}"
+        return NotSparse(f"no set of {few} coordinates, given which the others fall into small blocks, was found")
     return _partition(touched, *found, held=torch.nonzero(~active).flatten())
 
 
@@ -136,22 +137,22 @@ def _edges(touched: Mapping[str, Tensor], size: int, device: torch.device) -> Te
     return graph_of(Pattern(size, (every, *joined))).edges
 
 
-def _best(edges: Tensor, active: Tensor, narrow: bool) -> tuple[Tensor, Tensor] | None:
+def _best(edges: Tensor, active: Tensor, crossed: bool) -> tuple[Tensor, Tensor] | None:
     """Blocks of at most three coordinates around the fewest others; wider ones where there are none such.
 
-    :param narrow: whether the second derivatives of all terms take few passes, however many coordinates are shared.
+    Of two crossed plates the one whose blocks are narrower.
     """
     wider: tuple[Tensor, Tensor] | None = None
     degree = torch.bincount(edges[0], minlength=len(active)) if edges.numel() else torch.zeros_like(active).long()
     for limit in degree[active].unique().flip(0).tolist():
         shared = active & (degree > limit)  # those that touch most others
-        if not _are_few(shared, active, narrow):
+        if not _are_few(shared, active, crossed):
             break
         label = _components(edges, active & ~shared, MOST_DIMS)
         if label is not None and bool((label >= 0).any()) and _is_shared(edges, label, shared):
-            if _width(label) > 1:  # of two crossed plates the one whose blocks are narrower
+            if crossed and _width(label) > 1:
                 other = _components(edges, shared, _width(label) - 1)
-                if other is not None and _are_few(label >= 0, active, narrow) and _is_shared(edges, other, label >= 0):
+                if other is not None and _are_few(label >= 0, active, crossed) and _is_shared(edges, other, label >= 0):
                     label, shared = other, label >= 0
             found = label, torch.nonzero(shared).flatten()
             if _width(label) <= PRODUCT_DIMS:
@@ -160,10 +161,10 @@ def _best(edges: Tensor, active: Tensor, narrow: bool) -> tuple[Tensor, Tensor] 
     return wider
 
 
-def _are_few(shared: Tensor, active: Tensor, narrow: bool) -> bool:
+def _are_few(shared: Tensor, active: Tensor, crossed: bool) -> bool:
     """Whether second derivatives in so many coordinates can be had."""
     num = int(shared.sum())
-    return num <= MOST_GLOBALS or (narrow and num * int((active & ~shared).sum()) <= BATCH_NUMBERS)
+    return num <= MOST_GLOBALS or (crossed and num * int((active & ~shared).sum()) <= BATCH_NUMBERS)
 
 
 def _width(label: Tensor) -> int:

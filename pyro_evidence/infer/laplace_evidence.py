@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from pyro_evidence.blocks.block_density import check_nodes, require_blocks
-from pyro_evidence.blocks.multipliers import NODES, multipliers
+from pyro_evidence.blocks.block_density import NODES, all_blocks, check_nodes, require_blocks
+from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
@@ -180,7 +180,7 @@ class LaplaceEvidence(Resumable):
         self._constant = joint.constant if joint.has_latent_noise else None
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
-        inside = multipliers(joint, problem.structure) if self.curvature in (None, exact_hessian) else ()
+        inside = self._multipliers(problem)
         self._multiplies = bool(inside)
         if self.nodes is None:
             self._num_nodes = NODES if inside else 1
@@ -193,8 +193,13 @@ class LaplaceEvidence(Resumable):
             full, problem = problem, marginalised_problem(conditional, self.curvature)
             self._full = replace(full, curvature=problem.curvature)
         if self._num_nodes != 1:
-            require_blocks(problem.joint, self._num_nodes)
+            require_blocks(problem.joint, problem.structure, self._num_nodes)
         return problem
+
+    def _multipliers(self, problem: Problem) -> tuple[str, ...]:
+        """The sites that multiply those of another plate, where one of these can be integrated block by block."""
+        inside = problem.structure.multipliers if self.curvature in (None, exact_hessian) else ()
+        return inside if inside and isinstance(all_blocks(problem.joint, problem.structure), Partition) else ()
 
     def _search(self, problem: Problem) -> None:
         """The distinct modes from all starts; those of a network with hyperparameters that have warmed up."""
@@ -299,7 +304,7 @@ class LaplaceEvidence(Resumable):
     def _of_groups(self, chunks: Chunks, first: LogJoint, own: tuple[str, ...]) -> Problem:
         """The problem of what all groups share, the groups' ``own`` sites eliminated.
 
-        :raises UnsupportedModel: for another curvature than the exact one.
+        :raises UnsupportedModel: for another curvature than the exact one, and where blocks are to be integrated.
         """
         if self.curvature not in (None, exact_hessian):
             raise UnsupportedModel(f"curvature={self.curvature} beside groups in chunks; expected exact_hessian.")
@@ -308,6 +313,12 @@ class LaplaceEvidence(Resumable):
             model = partial(with_dummy_site, model, torch.zeros((), dtype=first.dtype, device=first.device))
         make = partial(LogJoint, model, maximise=self.maximise, values=self.start.values)
         first = first if model is self.model else make(first.args)
+        inside = self._multipliers(laplace_problem(first, exact_hessian)) if self.nodes is None else ()
+        if inside:
+            raise UnsupportedModel(
+                f"site(s) {', '.join(inside)} multiply those of another plate, for which run(...) takes nodes={NODES}, "
+                f"with all rows at hand. Pass nodes=1 for Laplace in chunks, which run(...) with nodes=1 makes too."
+            )
         self._groups = group_rows(self.model, chunks, COMMUNICATOR.get(), make, first, own)
         return problem_of(self._groups.prior, self._groups.structure, exact_hessian)
 
