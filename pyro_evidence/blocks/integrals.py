@@ -95,7 +95,10 @@ def _louis_of_terms(terms: Terms, nodes: Nodes, shared: Tensor, path: Path) -> I
         slopes = slopes.index_add(1, p.block, found.slope_of_blocks().unsqueeze(-1) * C)
         of_shared, beside = of_shared + found.second_of_shared(every), beside + found.second_beside(every)
         of_blocks = of_blocks + found.second_of_blocks(every)
-    slope = torch.einsum("qg,qgp->p", every, slopes)
+    if shared.requires_grad:  # it is differentiated several times, and this graph is there already
+        slope = pullback(each.sum(), shared, create_graph=True)
+    else:
+        slope = torch.einsum("qg,qgp->p", every, slopes)
     across = beside + 0.5 * sum((of_blocks[:, k : k + 1] * C[mate] for k, mate in enumerate(p.mates)), 0.0 * C)
     second = of_shared + C.mT @ across + across.mT @ C
     slopes, share = slopes[:, :-1], share.unsqueeze(-1)

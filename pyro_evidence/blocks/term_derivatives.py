@@ -231,14 +231,15 @@ class _Orders(torch.autograd.Function):
         ctx.save_for_backward(u, theta)
         ctx.family = family
         ctx.set_materialize_grads(False)
-        num, found = family.second.num_colours, []
+        num, start = family.second.num_colours, 0
+        found = u.new_empty(num + len(family.second.pairs), len(u), len(family.owner))
         for part in _chunks(family, u):
             with torch.enable_grad():
                 leaf = part.detach().requires_grad_()
-                each = [x.detach() for x in family.derivatives(leaf, theta.detach(), False)]
-            found.append((torch.stack(each[:num]), torch.stack(each[num:])))
-        slopes, seconds = (torch.cat(x, 1) if len(x) > 1 else x[0] for x in zip(*found, strict=True))
-        return slopes, seconds
+                for into, each in zip(found, family.derivatives(leaf, theta.detach(), False), strict=True):
+                    into[start : start + len(part)] = each.detach()
+            start += len(part)
+        return found[:num], found[num:]
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor, Tensor, None]:
@@ -268,5 +269,6 @@ def _pulled_back(
 
 
 def _chunks(family: Family, u: Tensor) -> Sequence[Tensor]:
+    """Rows that are differentiated together: each derivative keeps about as much as the run that it is of."""
     kept = family.density.joint.row_bytes or batched.BATCH_BYTES
-    return u.split(max(1, batched.BATCH_BYTES // max(1, kept)))
+    return u.split(max(1, batched.BATCH_BYTES // max(1, kept * (1 + len(family.second.pairs)))))
