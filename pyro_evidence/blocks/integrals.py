@@ -3,13 +3,13 @@ r"""Integrals of all blocks with their first and second derivatives in what bloc
 Nodes follow the modes of their blocks as these follow ``w``, to first order: :math:`b_q + C (w - w_0)`.  Held, they
 would be left behind by a narrow block whose prior moves with ``w``, and few of them would not tell the slope of its
 integral.  They are held where the prior of blocks is Gaussian whatever ``w``, and data see latents through linear
-predictors ``eta = X w + Z b``.  Then Louis's (1982) formula has it: with ``p_q`` the share of each node in a block's
-integral and ``s_q`` the slope of the block's log density there,
+predictors ``eta = X w + Z b``.  Louis's (1982) formula has it: with ``p_q`` the share of each node in a block's
+integral, ``s_q`` the slope of the block's log density there and ``H_q`` its second derivatives, both along the path,
 
-.. math:: \partial^2_{ww} \log \sum_q \dots = \sum_q p_q\, X' \mathrm{diag}(\ell''_q) X
-    + \sum_q p_q s_q s_q' - \bar s \bar s'
+.. math:: \partial^2_{ww} \log \sum_q \dots = \sum_q p_q H_q + \sum_q p_q s_q s_q' - \bar s \bar s'
 
-which takes two derivatives of the likelihood, however many coordinates are shared.  In general, one pass for each.
+With linear predictors :math:`H_q = X' \mathrm{diag}(\ell''_q) X` takes two derivatives of the likelihood, however many
+coordinates are shared; else it is added up of those of each term.  Where terms see many coordinates, one pass for each.
 Shapes ``(...)`` stand for nothing, or for rows ``(R,)`` with hyperparameters and shared coordinates of their own.
 """
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.blocks.local import Nodes, Path
+from pyro_evidence.blocks.term_derivatives import by_terms, term_derivatives
 from pyro_evidence.blocks.terms import BlockDensity, RowTerms, Terms
 from pyro_evidence.numerics.derivatives import pullback
 
@@ -57,6 +58,8 @@ def with_derivatives(
         held = is_linear(terms.density, nodes.rows.shape[-2])
         if held and isinstance(terms, Terms):
             return _louis(terms, nodes, shared, create_graph)
+        if isinstance(terms, Terms) and by_terms(terms.density):
+            return _louis_of_terms(terms, nodes, shared, path)
         w = shared if create_graph else shared.detach().requires_grad_()
         each = integrals(terms, nodes if held else replace(nodes, rows=nodes.rows + path.away(w)), w)
         slope = pullback(each.sum(), w, create_graph=True) if w.numel() else w
@@ -74,6 +77,38 @@ def is_linear(density: BlockDensity, num_nodes: int) -> bool:
         return False
     largest = max(num_nodes * p.num_blocks, *(view.num_data for view in views)) * len(p.shared)
     return largest <= MOST_NUMBERS and all(view.part.slot.layout.num_coupled == 1 for view in views)
+
+
+def _louis_of_terms(terms: Terms, nodes: Nodes, shared: Tensor, path: Path) -> Integrals:
+    """The general case; what arrives with a graph leaves with one."""
+    p, rows, C = terms.density.partition, nodes.rows + path.away(shared), path.slope
+    total = terms(rows, shared)
+    log_terms = total[:, :-1] + nodes.log_weights
+    each = torch.cat([log_terms.logsumexp(0), total[0, -1:]])
+    share = log_terms.softmax(0)
+    every = torch.cat([share, _first_of(share)], 1)  # what belongs to no block is the same at all nodes
+    slopes = shared.new_zeros(len(rows), p.num_blocks + 1, len(shared))
+    of_shared, of_blocks = shared.new_zeros(len(shared), len(shared)), shared.new_zeros(len(p.own), p.width)
+    beside = torch.zeros_like(C)
+    for found in term_derivatives(terms, rows, shared):
+        slopes = slopes + found.slope_of_shared()
+        slopes = slopes.index_add(1, p.block, found.slope_of_blocks().unsqueeze(-1) * C)
+        of_shared, beside = of_shared + found.second_of_shared(every), beside + found.second_beside(every)
+        of_blocks = of_blocks + found.second_of_blocks(every)
+    if shared.requires_grad:  # it is differentiated several times, and this graph is there already
+        slope = pullback(each.sum(), shared, create_graph=True)
+    else:
+        slope = torch.einsum("qg,qgp->p", every, slopes)
+    across = beside + 0.5 * sum((of_blocks[:, k : k + 1] * C[mate] for k, mate in enumerate(p.mates)), 0.0 * C)
+    second = of_shared + C.mT @ across + across.mT @ C
+    slopes, share = slopes[:, :-1], share.unsqueeze(-1)
+    away = (slopes - (share * slopes).sum(0)).flatten(0, 1)
+    return Integrals(each, slope, -second - (share.flatten(0, 1) * away).mT @ away)
+
+
+def _first_of(share: Tensor) -> Tensor:
+    """One at the first node, zero at the others, ``(Q, 1)``."""
+    return torch.nn.functional.pad(share.new_ones(1, 1), (0, 0, 0, len(share) - 1))
 
 
 def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> Integrals:
@@ -94,8 +129,8 @@ def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> In
         orders.append((view.design, owner, kept[1].squeeze(-1), kept[2].squeeze(-1)))
     log_terms = total[:, :-1] + nodes.log_weights
     each = torch.cat([log_terms.logsumexp(0), total[0, -1:] + torch.as_tensor(read.rest).to(total)])
-    first_row = torch.nn.functional.pad(total.new_ones(1, 1), (0, 0, 0, len(total) - 1))
-    share = torch.cat([log_terms.softmax(0), first_row], 1)  # what belongs to no block is the same at all nodes
+    share = log_terms.softmax(0)
+    share = torch.cat([share, _first_of(share)], 1)  # what belongs to no block is the same at all nodes
     loc, precision = (x[p.shared] for x in read.prior)
     slope, curvature = -precision * (shared - loc), precision.diag()
     slopes = total.new_zeros(*share.shape, len(shared))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.blocks.partition import Partition
+from pyro_evidence.blocks.term_derivatives import by_terms, term_derivatives
 from pyro_evidence.blocks.terms import RowTerms, Terms
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.batched import Batched
@@ -161,6 +162,11 @@ def beside(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph
     """Minus the second derivatives between blocks and shared coordinates, ``(..., n, P)``."""
     with torch.enable_grad():
         own = own if create_graph and own.requires_grad else own.detach().requires_grad_()
+        if isinstance(terms, Terms) and by_terms(terms.density):
+            p, rows = terms.density.partition, own.unsqueeze(0)
+            every, each = rows.new_ones(1, p.num_blocks + 1), term_derivatives(terms, rows, shared)
+            found = -torch.stack([x.second_beside(every) for x in each]).sum(0)
+            return found if create_graph else found.detach()
         away, num = torch.zeros_like(shared).requires_grad_(), shared.shape[-1]
         if not shared.numel():
             return own.new_zeros(*own.shape, num)

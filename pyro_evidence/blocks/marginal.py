@@ -151,10 +151,13 @@ class Marginal:
     def _moved(self, terms: Terms, here: Place) -> Place | None:
         """The first of ever shorter steps that rises, or that halves what the next one promises.
 
-        Close to the mode the second counts: slope and value agree up to the error of the nodes only.
+        Close to the mode the second counts: slope and value agree up to the error of the nodes only.  Where the
+        curvature is not that of a maximum no coordinate moves by more than one.
         """
-        decrement, slack, scale = float(here.decrement), self.limits.slack * (1.0 + abs(float(here.value))), 1.0
-        while scale == 1.0 or slack <= scale * decrement < math.inf:  # less cannot be told from rounding
+        decrement, slack = float(here.decrement), self.limits.slack * (1.0 + abs(float(here.value)))
+        longest = 1.0 if bool(here.direction.definite) else 1.0 / max(1.0, float(here.step.abs().max()))
+        scale = longest
+        while scale == longest or slack <= scale * decrement < math.inf:  # less cannot be told from rounding
             with suppress(ArithmeticError):
                 shared = here.shared + scale * here.step
                 new = self.place(terms, here.own_at(self.partition, shared), shared)
@@ -252,9 +255,28 @@ def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tens
         W = torch.cholesky_inverse(torch.linalg.cholesky(place.curvature))
         total = found.each.sum() - 0.5 * (W * found.curvature).sum()
         by_theta, by_w, by_nodes = pullbacks(total, theta, w, at_nodes)
-        moving = torch.stack([pullback(one, at_nodes) for one in found.slope])
-        back = torch.linalg.solve((moving - found.curvature.detach()).mT, by_w + by_nodes)
+        back = _solved_by_products(found.slope, at_nodes, W, by_w + by_nodes)
         return by_theta - pullback(found.slope, theta, back), partial
+
+
+def _solved_by_products(slope: Tensor, at_nodes: Tensor, W: Tensor, b: Tensor) -> Tensor:
+    """``J'^-1 b`` with ``J = d slope / d at_nodes - W^-1``, by products with the first, which many nodes make small.
+
+    Each round leaves the share of the error that the nodes of a block leave of its integral's second derivatives; all
+    products are made where that share is above a half.
+    """
+    start = x = -(W @ b)
+    before = math.inf
+    for _ in range(len(b)):
+        new = start + W @ pullback(slope, at_nodes, x)
+        change, x = float((new - x).abs().max()), new
+        if change <= float(x.abs().max()) * torch.finfo(x.dtype).eps ** 0.5:  # of which a share is left
+            return x
+        if change > 0.5 * before:
+            break
+        before = change
+    moving = torch.stack([pullback(one, at_nodes) for one in slope])
+    return torch.linalg.solve((moving - torch.linalg.inv(W)).mT, b)
 
 
 def _following(num: int, terms: Terms, modes: Modes, shared: Tensor) -> tuple[Nodes, Path, Tensor]:

@@ -1,12 +1,13 @@
 """Which coordinates fall into independent blocks once the others, the global ones, are given."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.quadrature.rules import GENERATORS, PRODUCT_DIMS
 from pyro_evidence.precision.dense import Pattern
 from pyro_evidence.precision.elimination import graph_of
@@ -15,7 +16,7 @@ from pyro_evidence.structure.factor_cells import by_width, coordinate_table
 from pyro_evidence.structure.factors import NotSparse, followed_terms
 
 MOST_DIMS = max(GENERATORS)  # of a block
-MOST_GLOBALS = 100  # coordinates around which the blocks are integrated
+MOST_GLOBALS = 100  # coordinates around which the blocks are integrated, each a pass for its second derivatives
 WIDEST = 128  # coordinates of one term, beyond which there are no blocks worth looking for
 
 
@@ -31,6 +32,7 @@ class Partition:
     shared: Tensor  # (P,) the global coordinates
     held: Tensor  # (H,) those that are pruned
     owner: Mapping[str, Tensor]  # the block of each term of the log joint density, flat, by name
+    touched: Mapping[str, Tensor] = field(default_factory=dict)  # the coordinates of each, ``(F, m)``, -1 for none
 
     @cached_property
     def own(self) -> Tensor:
@@ -55,6 +57,21 @@ class Partition:
         return max((front.shape[-1] for front in self.fronts), default=0)
 
     @cached_property
+    def mates(self) -> tuple[Tensor, ...]:
+        """For each of :attr:`own`, where the first, second, ... coordinate of its block stands there, ``(n,)`` each.
+
+        Past the end of narrower blocks, its own place.
+        """
+        found, start = [], 0
+        for front in self.fronts:
+            places = torch.arange(front.numel(), device=front.device).reshape(front.shape) + start
+            each = places.repeat_interleave(front.shape[-1], 0)
+            more = places.reshape(-1, 1).expand(-1, self.width - front.shape[-1])
+            found.append(torch.cat([each, more], -1))
+            start += front.numel()
+        return torch.cat(found).unbind(-1) if found else ()
+
+    @cached_property
     def place(self) -> Tensor:
         """Where each of the ``D`` coordinates stands in ``own``, then ``shared``, then ``held``."""
         order = torch.cat([self.own, self.shared, self.held])
@@ -73,9 +90,10 @@ class Partition:
         return f"{' and '.join(parts)} by quadrature; {len(self.shared)} global coordinates around them"
 
 
-def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | NotSparse:
+def partition(joint: LogJoint, active: Tensor, theta: Tensor, *, crossed: bool = False) -> Partition | NotSparse:
     """The blocks of a model, or why there are none.
 
+    :param crossed: whether latents of one plate multiply those of another, of which one is shared, however large.
     :param active: coordinates that are not pruned, ``(D,)`` bool.
     :param theta: hyperparameters at which a run of the model is followed, ``(T,)``.
     """
@@ -89,11 +107,10 @@ def partition(joint: LogJoint, active: Tensor, theta: Tensor) -> Partition | Not
     if widest > WIDEST:
         return NotSparse(f"{followed.widest} ties {widest:,} coordinates together", followed.widest.coordinates)
     edges = _edges(touched, joint.latents.size, joint.device)
-    found = _best(edges, active)
+    found = _best(edges, active, crossed)
     if found is None:
-        return NotSparse(
-            f"no set of at most {MOST_GLOBALS} coordinates, given which the others fall into small blocks, was found"
-        )
+        few = "few" if crossed else f"at most {MOST_GLOBALS}"
+        return NotSparse(f"no set of {few} coordinates, given which the others fall into small blocks, was found")
     return _partition(touched, *found, held=torch.nonzero(~active).flatten())
 
 
@@ -120,21 +137,39 @@ def _edges(touched: Mapping[str, Tensor], size: int, device: torch.device) -> Te
     return graph_of(Pattern(size, (every, *joined))).edges
 
 
-def _best(edges: Tensor, active: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Blocks of at most three coordinates around the fewest others; wider ones where there are none such."""
+def _best(edges: Tensor, active: Tensor, crossed: bool) -> tuple[Tensor, Tensor] | None:
+    """Blocks of at most three coordinates around the fewest others; wider ones where there are none such.
+
+    Of two crossed plates the one whose blocks are narrower.
+    """
     wider: tuple[Tensor, Tensor] | None = None
     degree = torch.bincount(edges[0], minlength=len(active)) if edges.numel() else torch.zeros_like(active).long()
     for limit in degree[active].unique().flip(0).tolist():
         shared = active & (degree > limit)  # those that touch most others
-        if int(shared.sum()) > MOST_GLOBALS:
+        if not _are_few(shared, active, crossed):
             break
         label = _components(edges, active & ~shared, MOST_DIMS)
         if label is not None and bool((label >= 0).any()) and _is_shared(edges, label, shared):
+            if crossed and _width(label) > 1:
+                other = _components(edges, shared, _width(label) - 1)
+                if other is not None and _are_few(label >= 0, active, crossed) and _is_shared(edges, other, label >= 0):
+                    label, shared = other, label >= 0
             found = label, torch.nonzero(shared).flatten()
-            if int(torch.bincount(label[label >= 0]).max()) <= PRODUCT_DIMS:
+            if _width(label) <= PRODUCT_DIMS:
                 return found
             wider = wider or found
     return wider
+
+
+def _are_few(shared: Tensor, active: Tensor, crossed: bool) -> bool:
+    """Whether second derivatives in so many coordinates can be had."""
+    num = int(shared.sum())
+    return num <= MOST_GLOBALS or (crossed and num * int((active & ~shared).sum()) <= BATCH_NUMBERS)
+
+
+def _width(label: Tensor) -> int:
+    """Coordinates of the widest block."""
+    return int(torch.bincount(label[label >= 0]).max()) if bool((label >= 0).any()) else 0
 
 
 def _is_shared(edges: Tensor, label: Tensor, shared: Tensor) -> bool:
@@ -171,5 +206,5 @@ def _partition(touched: Mapping[str, Tensor], label: Tensor, shared: Tensor, hel
     counts = torch.unique_consecutive(label[members], return_counts=True)[1]
     size = counts.repeat_interleave(counts)
     fronts = tuple(members[size == d].reshape(-1, d) for d in counts.unique().tolist())
-    bare = Partition(len(label), fronts, shared, held, {})
+    bare = Partition(len(label), fronts, shared, held, {}, touched)
     return replace(bare, owner={n: bare.block_of(index) for n, index in touched.items()})

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import LinearPart, LinearPredictors, ModelParts
 from pyro_evidence.structure.factor_cells import cells
 from pyro_evidence.structure.factor_linear import SparseLinear
@@ -26,6 +27,7 @@ class BlockDensity:
     :ivar kept: what pruned coordinates are held at, ``(H,)``.
     :ivar left_out: their log prior density there as a function of the hyperparameters, which does not count, nats.
     :ivar names: the sites whose terms count, where predictors were not found; None for all.
+    :ivar slots: where observed sites see the latents, linear or not.
     """
 
     joint: LogJoint
@@ -34,6 +36,8 @@ class BlockDensity:
     kept: Tensor
     left_out: Callable[[Tensor], Tensor]
     names: tuple[str, ...] | None = None
+    slots: tuple[LikelihoodTerm, ...] = ()
+    families: list[Any] = field(init=False, repr=False, compare=False, default_factory=list)  # of terms, once known
 
     def terms(self, theta: Tensor) -> "Terms":
         """The density at hyperparameters ``(T,)``, with their graph if they have one."""
@@ -52,6 +56,33 @@ class BlockDensity:
     def data_owner(self) -> tuple[Tensor, ...]:
         """The block of each datum of each linear predictor, ``(N,)``."""
         return tuple(self.partition.owner[view.part.slot.site] for view in self.views)
+
+    def whole(self, rows: Tensor, shared: Tensor) -> Tensor:
+        """All coordinates, ``(Q, D)``, of blocks ``(Q, n)`` and what they share, ``(P,)``."""
+        others = torch.cat([shared, self.kept]).expand(len(rows), -1)
+        return torch.cat([rows, others], 1)[:, self.partition.place]
+
+    def cells(self, u: Tensor, theta: Tensor, names: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+        """The terms of the model run at every row ``(Q, D)``, nats, ``(Q, F)`` by name.
+
+        :param names: the sites that count; None for :attr:`names`.
+        """
+        shapes: dict[str, torch.Size] = {}
+
+        def one(row: Tensor) -> Tensor:
+            found = cells(self.joint, row, theta, self.names if names is None else names)
+            shapes.update({n: x.shape for n, x in found.items()})
+            return torch.cat([x.reshape(-1) for x in found.values()])
+
+        flat = self.by_rows(one, u)
+        return dict(zip(shapes, flat.split([s.numel() for s in shapes.values()], 1), strict=True))
+
+    def by_rows(self, one: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+        """What runs of the model make of every row ``(Q, D)``, together where it takes a batch."""
+        if self.joint.row_bytes is not None and len(u) > 1:
+            with suppress(Exception):  # one bad row; what one() raises below is what the caller sees
+                return torch.vmap(one, chunk_size=max(1, batched.BATCH_BYTES // self.joint.row_bytes))(u)
+        return torch.stack([one(row) for row in u])
 
     def explains(self, theta: Tensor) -> bool:
         """Whether linear predictors and terms of the model, block by block, are the same at a point without pattern."""
@@ -83,7 +114,7 @@ class Terms:
         :param shared: the global coordinates of all rows, ``(P,)``.
         """
         if self.read is None:
-            return self._summed(self._cells(rows, shared, self.density.names))
+            return self._summed(self.density.cells(self.density.whole(rows, shared), self.theta))
         total = self.prior(rows, shared, self.read)
         for view, owner, offset in zip(self.density.views, self.density.data_owner, self.read.offsets, strict=True):
             eta = view.eta(rows, shared, self.density.kept, offset).to(self.density.joint.dtype)
@@ -96,7 +127,7 @@ class Terms:
         """The log prior density of each block, and last that of what belongs to none, nats, ``(Q, G + 1)``."""
         density = self.density
         if read.prior is None:
-            return self._summed(self._cells(rows, shared, density.joint.latents.names))
+            return self._summed(density.cells(density.whole(rows, shared), self.theta, density.joint.latents.names))
         p, (loc, precision) = density.partition, read.prior
         log_norm = 0.5 * (precision / torch.pi / 2).log()
         own = log_norm[p.own] - 0.5 * precision[p.own] * (rows - loc[p.own]).square()
@@ -115,25 +146,6 @@ class Terms:
             owner = torch.full_like(flat[0], p.num_blocks, dtype=torch.long) if owner is None else owner
             total = total.index_add(1, owner, flat)
         return torch.cat([total[:, :-1], total[:, -1:] - self.density.left_out(self.theta)], 1)
-
-    def _cells(self, rows: Tensor, shared: Tensor, names: tuple[str, ...] | None) -> dict[str, Tensor]:
-        """The terms of the model run at every row."""
-        p, joint = self.density.partition, self.density.joint
-        kept = self.density.kept.expand(len(rows), -1)
-        u = torch.cat([rows, shared.expand(len(rows), -1), kept], 1)[:, p.place]
-        shapes: dict[str, torch.Size] = {}
-
-        def one(row: Tensor) -> Tensor:
-            found = cells(joint, row, self.theta, names)
-            shapes.update({n: x.shape for n, x in found.items()})
-            return torch.cat([x.reshape(-1) for x in found.values()])
-
-        flat = None
-        if joint.row_bytes is not None and len(u) > 1:  # the model takes a batch
-            with suppress(Exception):  # one bad row; what one() raises below is what the caller sees
-                flat = torch.vmap(one, chunk_size=max(1, batched.BATCH_BYTES // joint.row_bytes))(u)
-        flat = torch.stack([one(row) for row in u]) if flat is None else flat
-        return dict(zip(shapes, flat.split([s.numel() for s in shapes.values()], 1), strict=True))
 
 
 @dataclass(frozen=True)

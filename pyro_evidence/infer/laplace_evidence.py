@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from pyro_evidence.blocks.block_density import check_nodes, require_blocks
+from pyro_evidence.blocks.block_density import NODES, all_blocks, check_nodes, require_blocks
+from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
@@ -24,10 +25,11 @@ from pyro_evidence.laplace.approximation import (
     can_batch,
     is_certified,
     laplace_problem,
+    laplace_state,
     problem_of,
     require_proper,
 )
-from pyro_evidence.laplace.evidence_error import refined, with_nodes
+from pyro_evidence.laplace.evidence_error import numbers_of_nodes, refined, with_nodes
 from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
 from pyro_evidence.laplace.restarts import (
     NO_MAXIMUM,
@@ -78,7 +80,9 @@ class LaplaceEvidence(Resumable):
     :param nodes: of quadrature, on each axis of each independent block (a group's effects given everything that groups
         share; up to three axes, spheres where there are more).  1: Laplace.  Above: the blocks are
         integrated first, and the other latent sites by Laplace around them.  ``"auto"``: as many as bring
-        ``posterior.log_evidence_error`` below ``stop.quadrature_tol`` nats.
+        ``posterior.log_evidence_error`` below ``stop.quadrature_tol`` nats.  None: 1, but 7 where latents of one plate
+        multiply those of another, such as the discriminations of items the abilities of persons; of two factors
+        the joint mode says little, and params are then maximised with the blocks integrated from the beginning.
     :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.  None:
         the exact Hessian, but Gauss-Newton where the latents are weights of hidden units that can be exchanged: where
         two of them meet, a network's exact Hessian is singular and its log evidence infinite.
@@ -103,7 +107,7 @@ class LaplaceEvidence(Resumable):
         *,
         marginalise: Sequence[str] | None = None,
         maximise: Sequence[str] | None = None,
-        nodes: int | str = 1,
+        nodes: int | str | None = None,
         curvature: Curvature | None = None,
         stop: Stop = Stop(),
         start: Start = Start(),
@@ -117,7 +121,7 @@ class LaplaceEvidence(Resumable):
         self.marginalise = marginalise
         self.model = model
         self.maximise = maximise
-        self.nodes: int | str = check_nodes(nodes, curvature)
+        self.nodes: int | str | None = None if nodes is None else check_nodes(nodes, curvature)
         self.curvature = curvature
         self.stop = stop
         self._data: Arguments | None = None
@@ -128,6 +132,8 @@ class LaplaceEvidence(Resumable):
         self._groups: GroupRows | None = None
         self._integrated: dict[int, LaplacePosterior] = {}
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
+        self._num_nodes: int | str = 1 if nodes is None else nodes
+        self._multiplies = False  # whether latents of one plate multiply those of another
 
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
@@ -186,24 +192,37 @@ class LaplaceEvidence(Resumable):
         self._require_varied(joint)
         refuse_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
+        inside = self._multipliers(problem)
+        self._multiplies = bool(inside)
+        if self.nodes is None:
+            self._num_nodes = NODES if inside else 1
         found = self.marginalise is None and problem.structure.has_weights_alone  # none of them sets a spread
-        sites = () if found else marginalised_sites(joint, self.marginalise)
+        sites = () if found else marginalised_sites(joint, self.marginalise, inside)
         marginalise = tuple(sorted((*sites, *self._more)))
         self._full, self._integrated, self._groups = None, {}, None
         if marginalise:
-            inside = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)
-            full, problem = problem, marginalised_problem(inside, self.curvature)
+            conditional = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)
+            full, problem = problem, marginalised_problem(conditional, self.curvature)
             self._full = replace(full, curvature=problem.curvature)
-        if self.nodes != 1:
-            require_blocks(problem.joint, self.nodes)
+        if self._num_nodes != 1:
+            require_blocks(problem.joint, problem.structure, self._num_nodes)
         return problem
+
+    def _multipliers(self, problem: Problem) -> tuple[str, ...]:
+        """The sites that multiply those of another plate, where one of these can be integrated block by block."""
+        inside = problem.structure.multipliers if self.curvature in (None, exact_hessian) else ()
+        return inside if inside and isinstance(all_blocks(problem.joint, problem.structure), Partition) else ()
 
     def _search(self, problem: Problem) -> None:
         """The distinct modes from all starts; those of a network with hyperparameters that have warmed up."""
         num, seed = self.start.number(laplace_restarts.automatic(problem)), seed_of(self.start.seed)
         problem, places = rescaled_start(problem, starts(problem.joint, num, seed))
         theta = problem.joint.initial_theta
-        if problem.structure.network is not None and can_batch(problem):
+        if self._multiplies and self._num_nodes != 1:  # what is highest around their joint mode is elsewhere
+            integrated = replace(problem, nodes=numbers_of_nodes(self._num_nodes)[0])
+            found = [partial(laplace_state, integrated, theta, place) for place in places]
+            self._found = laplace_restarts.distinct_modes(found)
+        elif problem.structure.network is not None and can_batch(problem):
             self._found = laplace_restarts.search_in_batch(problem, places, theta)
         elif num > 1 and (laplace_restarts.has_params_alone(problem.joint) or self.start.restarts is not None):
             self._found = laplace_restarts.search_apart(problem, places, thetas(problem.joint, num, seed))
@@ -214,7 +233,7 @@ class LaplaceEvidence(Resumable):
 
     def _maximise(self) -> Fit[TypeII]:
         """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one; the best."""
-        if len(self._fits) > 1 and can_batch(self._fits[0].state.laplace.problem):
+        if len(self._fits) > 1 and not self._multiplies and can_batch(self._fits[0].state.laplace.problem):
             self._fits = type2_rows.climb(self._fits, self.stop)
         for i, fit in enumerate(self._fits):
             fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives)
@@ -234,8 +253,9 @@ class LaplaceEvidence(Resumable):
         moved = len(best.objectives) > 1 or best.state.laplace.problem.joint.dtype is not torch.float64
         if moved and best.status is not Status.UNBOUNDED:  # else standard deviations mean nothing
             require_proper(best.state.laplace)
-        if self.nodes != 1:
-            self._fits = tuple(refined(fit, self._begun[i], self.nodes, self.stop) for i, fit in enumerate(self._fits))
+        if self._num_nodes != 1 and not (self._multiplies and isinstance(self._num_nodes, int)):
+            pairs = zip(self._fits, self._begun, strict=True)
+            self._fits = tuple(refined(fit, begun, self._num_nodes, self.stop) for fit, begun in pairs)
         posterior = self.posterior
         reached = {n: v.reshape(-1)[:SHOWN].tolist() for n, v in list(posterior.hyperparameters.items())[:SHOWN]}
         detail = f". Hyperparameters reached, at most {SHOWN} elements of each: {reached}"
@@ -275,7 +295,7 @@ class LaplaceEvidence(Resumable):
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         :raises UnsupportedModel: for models of neither kind, and for sites to be integrated around Laplace.
         """
-        if self.nodes != 1:
+        if self.nodes not in (None, 1):
             raise UnsupportedModel(f"nodes={self.nodes} integrates blocks of rows; expected nodes=1, or run(...).")
         joining = COMMUNICATOR.get()
         make = partial(LogJoint, self.model, maximise=self.maximise, values=self.start.values)
@@ -297,7 +317,7 @@ class LaplaceEvidence(Resumable):
     def _of_groups(self, chunks: Chunks, first: LogJoint, own: tuple[str, ...]) -> Problem:
         """The problem of what all groups share, the groups' ``own`` sites eliminated.
 
-        :raises UnsupportedModel: for another curvature than the exact one.
+        :raises UnsupportedModel: for another curvature than the exact one, and where blocks are to be integrated.
         """
         if self.curvature not in (None, exact_hessian):
             raise UnsupportedModel(f"curvature={self.curvature} beside groups in chunks; expected exact_hessian.")
@@ -306,6 +326,12 @@ class LaplaceEvidence(Resumable):
             model = partial(with_dummy_site, model, torch.zeros((), dtype=first.dtype, device=first.device))
         make = partial(LogJoint, model, maximise=self.maximise, values=self.start.values)
         first = first if model is self.model else make(first.args)
+        inside = self._multipliers(laplace_problem(first, exact_hessian)) if self.nodes is None else ()
+        if inside:
+            raise UnsupportedModel(
+                f"site(s) {', '.join(inside)} multiply those of another plate, for which run(...) takes nodes={NODES}, "
+                f"with all rows at hand. Pass nodes=1 for Laplace in chunks, which run(...) with nodes=1 makes too."
+            )
         self._groups = group_rows(self.model, chunks, COMMUNICATOR.get(), make, first, own)
         self._require_varied(first)
         return problem_of(self._groups.prior, self._groups.structure, exact_hessian)
@@ -333,8 +359,8 @@ class LaplaceEvidence(Resumable):
         if self._data is None or not same_arguments(self._data, (args, kwargs)):
             self._start(args, kwargs)
             self._fits = self._fits[:1]
-            if self.nodes != 1:
-                self._fits = (with_nodes(self._fits[0], self.nodes),)
+            if self._num_nodes != 1 and not self._multiplies:
+                self._fits = (with_nodes(self._fits[0], self._num_nodes),)
         else:
             fit = self._fits[0]
             state = type2.step(fit.state) if fit.state.gradient_norm else fit.state

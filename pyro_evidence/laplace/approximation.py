@@ -327,8 +327,8 @@ def require_proper(state: LaplaceState, *, last: bool = True) -> None:
     :raises ImproperPosterior: when the log joint stays up in some direction, with the site.
     """
     problem = state.problem
-    if problem.curvature not in PLAIN or not bool(problem.active.any()):
-        return  # damping was asked for, so a flat direction is intended
+    if problem.curvature not in PLAIN or not bool(problem.active.any()) or state.place is not None:
+        return  # damping was asked for, so a flat direction is intended; or it is the mode of an integral
     place = (problem.density, state.u, state.theta)
     summit = mode_checks.ModeNeighbourhood(problem.joint, *place, state.log_joint, problem.active)
     mode_checks.require_proper_mode(summit, state.precision)

@@ -201,7 +201,7 @@ GROWING = growing(COMPARED, 95, 1.45)
 def with_nodes(fit: Fit[TypeII], nodes: int | str) -> Fit[TypeII]:
     """The same hyperparameters with blocks integrated by so many nodes, in the metric that was learned."""
     laplace = fit.state.laplace
-    integrated = replace(laplace.problem, nodes=_numbers(nodes)[0])
+    integrated = replace(laplace.problem, nodes=numbers_of_nodes(nodes)[0])
     new = type2.type2_state(laplace_state(integrated, laplace.theta, laplace.u))
     learned = fit.state.learned and new.metric.shape == fit.state.metric.shape
     new = replace(new, metric=fit.state.metric, learned=True, trusted=True) if learned else new
@@ -215,7 +215,7 @@ def refined(fit: Fit[TypeII], begun: Fit[TypeII], nodes: int | str, stop: Stop) 
     """
     active, full = (f.state.laplace.problem.active for f in (fit, begun))
     fit = fit if fit.status is Status.CONVERGED and torch.equal(active, full) else begun
-    for num in _numbers(nodes):
+    for num in numbers_of_nodes(nodes):
         begin = with_nodes(fit, num)
         fit = iterate(type2.step, begin.state, stop, "LaplaceEvidence", before=begin.objectives)
         if fit.status is Status.INTERRUPTED or not isinstance(nodes, str):
@@ -232,5 +232,6 @@ def refined(fit: Fit[TypeII], begun: Fit[TypeII], nodes: int | str, stop: Stop) 
     return fit
 
 
-def _numbers(nodes: int | str) -> tuple[int, ...]:
+def numbers_of_nodes(nodes: int | str) -> tuple[int, ...]:
+    """The numbers of nodes that the setting stands for, in the order in which they are tried."""
     return GROWING if isinstance(nodes, str) else (nodes,)

@@ -289,14 +289,17 @@ def _is_symmetric(fn: Any) -> bool:
     return bool(((here - there).abs() <= relative_rounding(here.dtype) * (1.0 + here.abs())).all())
 
 
-def marginalised_sites(joint: LogJoint, marginalise: Sequence[str] | None) -> tuple[str, ...]:
+def marginalised_sites(
+    joint: LogJoint, marginalise: Sequence[str] | None, inside: Sequence[str] = ()
+) -> tuple[str, ...]:
     """The sites to integrate numerically around Laplace: those that are named, or those that are found.
 
     :param joint: the log joint with all of these sites among its latents.
+    :param inside: sites that are not looked at: they multiply others, element by element.
     :param marginalise: names; None for those that :func:`sites_to_marginalise` finds.
     :raises BadInput: for names that are no continuous latent sites of ``joint``, for too many coordinates.
     """
-    chosen = sites_to_marginalise(joint) if marginalise is None else _named(joint, marginalise)
+    chosen = sites_to_marginalise(joint, inside) if marginalise is None else _named(joint, marginalise)
     if chosen:
         _check_size(joint, chosen)
     return chosen
@@ -342,12 +345,13 @@ def _check_size(joint: LogJoint, chosen: Sequence[str]) -> None:
         )
 
 
-def sites_to_marginalise(joint: LogJoint) -> tuple[str, ...]:
+def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[str, ...]:
     """Latent sites on positive or bounded support that spread others.
 
     :param joint: the log joint with all of these sites among its latents.
+    :param inside: sites that are not looked at.
     """
-    candidates = [p for p in joint.latents if not is_affine(p.transform)]
+    candidates = [p for p in joint.latents if not is_affine(p.transform) and p.name not in inside]
     if not candidates or len(joint.latents.parts) == 1:
         return ()
     theta, generator = joint.initial_theta, torch.Generator().manual_seed(1)

@@ -376,7 +376,7 @@ def _marginal(state: LaplaceState) -> Marginal:
     problem = state.problem
     found = problem.marginal or problem.by_quadrature(COMPARED)
     if found is None:
-        raise no_blocks(problem.joint, "blocks(...)")
+        raise no_blocks(problem.joint, problem.structure, "blocks(...)")
     return found
 
 

@@ -77,6 +77,23 @@ class Second:
             found.append(-pairs.gather(-1, flat).reshape(*pairs.shape[:-1], *place.shape[1:]))
         return tuple(found)
 
+    @property
+    def num_colours(self) -> int:
+        """Number of colours, one more than the highest."""
+        return int(self.colours.max()) + 1 if len(self.colours) else 0
+
+    def firsts(self, values: Tensor, u: Tensor) -> list[Tensor]:
+        """Derivatives of all factors ``(R, F)`` at rows ``(R, D)`` along each colour, with a graph."""
+        first = Forward(values, u, create_graph=True)
+        return [first.along(self._mask(colour, u))[0] for colour in range(self.num_colours)]
+
+    def seconds(self, firsts: Sequence[Tensor], u: Tensor, create_graph: bool) -> Iterator[Tensor]:
+        """Derivatives of these along each pair of colours, ``(R, F)`` in the order of :attr:`pairs`."""
+        for a, partners in groupby(self.pairs, lambda pair: pair[0]):
+            second = Forward(firsts[a], u, create_graph=create_graph)
+            for _, b in partners:
+                yield second.along(self._mask(b, u))[0]
+
     def slopes(self, values: Values, u: Tensor, weights: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor]:
         """Derivatives in ``wrt`` of ``sum(weights * elements)``, one pair of colours held at a time."""
         totals = [torch.zeros_like(x) for x in wrt]

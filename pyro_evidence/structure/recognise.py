@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -23,6 +24,7 @@ from pyro_evidence.structure.factor_terms import SITES, terms_of_steps
 from pyro_evidence.structure.factors import SMALL, Followed, NotSparse
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import PrecisionGroups
+from pyro_evidence.structure.multipliers import multipliers
 from pyro_evidence.structure.network import NetworkDensity
 from pyro_evidence.structure.probes import NearbyPoints, TestPoint
 
@@ -82,6 +84,12 @@ class Structure:
     def latent(self) -> GaussianLatent | None:
         """The density of linear predictors whose latents have a dense Gaussian prior."""
         return self.known if isinstance(self.known, GaussianLatent) else None
+
+    @cached_property
+    def multipliers(self) -> tuple[str, ...]:
+        """The sites that multiply those of another plate, such as the discriminations of items the abilities."""
+        linear = self.linear or self.network or (self.factors is not None and self.factors.linear)
+        return () if linear else multipliers(self.density.joint)
 
     @property
     def factors(self) -> Structured | None:
