@@ -220,8 +220,8 @@ for name, (model, data, settings) in gallery.items():
 # Eight pass, the eight schools among them: their spread `tau` is integrated numerically around the rest, because the
 # joint density of a scale and what it scales has no useful mode. Two do not pass, and say so: the hidden coin is seen
 # through another coin only, which gives a ridge; a network has ridges and mirrored modes besides.
-# NUTS on `posterior.model` is the remedy there. The mixture has two labellings of equal height. Both are found, integrated
-# together and drawn from; `at_mode` has one of them alone, which holds half of the mass, log 2 nats less.
+# NUTS on `posterior.model` is the remedy there. The mixture has two labellings of equal height. Both are found,
+# integrated together and drawn from; `at_mode` has one of them alone, which holds half of the mass, log 2 nats less.
 
 # %%
 both = posteriors["Gaussian mixture"]

@@ -34,6 +34,7 @@ from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_si
 from pyro_evidence.laplace.restarts import (
     NO_MAXIMUM,
     Restarts,
+    can_tour,
     rescaled_start,
     same_height,
     search,
@@ -406,7 +407,7 @@ class LaplaceEvidence(Resumable):
                 if id(fit) not in self._integrated:
                     self._integrated[id(fit)] = integrated(self._full, fit, self.stop.quadrature_tol, found)
                 found = self._integrated[id(fit)]
-            elif most == 1 and self._groups is None and fit.status is Status.CONVERGED:
+            elif most == 1 and self.start.tour != 0 and fit.status is Status.CONVERGED and can_tour(state):
                 if id(fit) not in self._integrated:
                     self._integrated[id(fit)] = toured(found, self.start.tour, seed_of(self.start.seed))
                 found = self._integrated[id(fit)]

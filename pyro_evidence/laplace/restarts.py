@@ -29,14 +29,16 @@ from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural_metrics
 from pyro_evidence.numerics import lbfgs, trust_region
 from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diagonal
-from pyro_evidence.precision.choices import gauss_newton
+from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING, submodules
+from pyro_evidence.program.predictors import IDENTITY, LOG, LOGIT, PROBIT, LikelihoodTerm, unwrapped
 from pyro_evidence.settings import seeded
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.factors import SMALL
 
 SEVERAL = 4  # starts where there may be several modes
+MOST_COORDINATES = 50  # beyond, few draws from the prior lie near any mode, and joint weights say little
 BUDGET = 2**26  # bytes that autograd may keep for their rows
 
 
@@ -95,6 +97,44 @@ def automatic(problem: Problem) -> int:
     if joint.latents.size > SMALL or (simple and not joint.discrete) or structure.eliminated is not None:
         return 1
     return 1 if joint.row_bytes is None or SEVERAL * joint.row_bytes > BUDGET else SEVERAL
+
+
+def has_one_mode(state: LaplaceState) -> bool:
+    """Whether the density's structure proves that it has one mode: Gaussian priors, log-concave likelihoods."""
+    linear = state.problem.structure.linear
+    if linear is None or not linear.gaussian or state.problem.joint.discrete:
+        return False
+    trace = state.problem.joint.trace(state.u, state.theta)
+    return all(_is_log_concave(part.slot, trace) for part in linear.linear)
+
+
+LOG_CONCAVE = {  # in a predictor behind one of these links, by the name of Pyro's distribution and parameter
+    ("Normal", "loc"): (IDENTITY,),
+    ("MultivariateNormal", "loc"): (IDENTITY,),
+    ("Laplace", "loc"): (IDENTITY,),
+    ("LogNormal", "loc"): (IDENTITY,),
+    ("Poisson", "rate"): (LOG,),
+    ("Exponential", "rate"): (LOG,),
+    ("Bernoulli", "logits"): (IDENTITY,),
+    ("Bernoulli", "probs"): (LOGIT, PROBIT),
+    ("Binomial", "logits"): (IDENTITY,),
+    ("Binomial", "probs"): (LOGIT, PROBIT),
+}
+
+
+def _is_log_concave(slot: LikelihoodTerm, trace: object) -> bool:
+    base = unwrapped(trace.nodes[slot.site]["fn"]).base  # type: ignore[attr-defined]
+    softmax = type(base).__name__ in ("Categorical", "OneHotCategorical", "Multinomial")
+    known = LOG_CONCAVE.get((type(base).__name__, slot.parameter), ())
+    return slot.mixture is None and (softmax or slot.link in known)
+
+
+def can_tour(state: LaplaceState) -> bool:
+    """Whether other modes can be looked for: a small density by the exact Hessian, and not known to have one mode."""
+    problem = state.problem
+    small = 0 < len(state.u) <= MOST_COORDINATES and bool(problem.active.all()) and problem.joint.has_data
+    plain = problem.form is None and problem.structure.network is None and problem.structure.eliminated is None
+    return small and plain and problem.curvature is exact_hessian and not has_one_mode(state)
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,11 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, search_modes, state_at
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
-from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense, Precision, precision_tril
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.predictors import IDENTITY, LOG, LOGIT, PROBIT, LikelihoodTerm, unwrapped
 from pyro_evidence.program.simulate import latents_from_prior, rows_at_once
 from pyro_evidence.settings import seeded
 
-MOST_COORDINATES = 50  # beyond, few draws from the prior lie near any mode, and joint weights say little
 DRAWS = 1_000  # from the prior: of two modes of equal mass, a hundredth of it finds each with probability .99995
 CLIMBS = 16  # from the best of them, and at least as many images of what is found at a time
 MOST_MODES = 120  # five components have as many labellings
@@ -91,44 +88,6 @@ class NormalMixture:
         """Draws from white rows, and their log density, which of a single normal is that of the white rows."""
         rows = self.unwhiten(white)
         return rows, self._component(white, 0) if len(self.loc) == 1 else self.log_prob(rows)
-
-
-def has_one_mode(state: LaplaceState) -> bool:
-    """Whether the density's structure proves that it has one mode: Gaussian priors, log-concave likelihoods."""
-    linear = state.problem.structure.linear
-    if linear is None or not linear.gaussian or state.problem.joint.discrete:
-        return False
-    trace = state.problem.joint.trace(state.u, state.theta)
-    return all(_is_log_concave(part.slot, trace) for part in linear.linear)
-
-
-LOG_CONCAVE = {  # in a predictor behind one of these links, by the name of Pyro's distribution and parameter
-    ("Normal", "loc"): (IDENTITY,),
-    ("MultivariateNormal", "loc"): (IDENTITY,),
-    ("Laplace", "loc"): (IDENTITY,),
-    ("LogNormal", "loc"): (IDENTITY,),
-    ("Poisson", "rate"): (LOG,),
-    ("Exponential", "rate"): (LOG,),
-    ("Bernoulli", "logits"): (IDENTITY,),
-    ("Bernoulli", "probs"): (LOGIT, PROBIT),
-    ("Binomial", "logits"): (IDENTITY,),
-    ("Binomial", "probs"): (LOGIT, PROBIT),
-}
-
-
-def _is_log_concave(slot: LikelihoodTerm, trace: object) -> bool:
-    base = unwrapped(trace.nodes[slot.site]["fn"]).base  # type: ignore[attr-defined]
-    softmax = type(base).__name__ in ("Categorical", "OneHotCategorical", "Multinomial")
-    known = LOG_CONCAVE.get((type(base).__name__, slot.parameter), ())
-    return slot.mixture is None and (softmax or slot.link in known)
-
-
-def can_tour(state: LaplaceState) -> bool:
-    """Whether other modes can be looked for: a small density by the exact Hessian, and not known to have one mode."""
-    problem = state.problem
-    small = 0 < len(state.u) <= MOST_COORDINATES and bool(problem.active.all())
-    plain = problem.form is None and problem.structure.network is None and problem.structure.eliminated is None
-    return small and plain and problem.curvature is exact_hessian and not has_one_mode(state)
 
 
 def tour(state: LaplaceState, num_draws: int, seed: int) -> tuple[LaplaceState, ...]:

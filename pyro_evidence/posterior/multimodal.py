@@ -227,14 +227,11 @@ def of_modes(
 
 
 def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> LaplacePosterior:
-    """The posterior over all modes that can be found; itself where there is no other, or none is looked for.
+    """The posterior over all modes that can be found; itself where there is no other.
 
-    :param num_draws: from the prior; None: a thousand where the density is small and not known to have one mode.
+    :param num_draws: from the prior; None: a thousand.
     """
-    state = posterior.state
-    if num_draws == 0 or not tour.can_tour(state):
-        return posterior
-    states = tour.tour(state, tour.DRAWS if num_draws is None else num_draws, seed)
+    states = tour.tour(posterior.state, tour.DRAWS if num_draws is None else num_draws, seed)
     if len(states) == 1 or len(states) > tour.MOST_MODES:
         return posterior
     return of_modes(states, (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures))

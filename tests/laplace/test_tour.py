@@ -11,7 +11,7 @@ from pyro.infer import Predictive
 from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, Start, Stop
-from pyro_evidence.laplace import tour
+from pyro_evidence.laplace.restarts import has_one_mode
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import MultimodalPosterior
 
@@ -117,4 +117,4 @@ def regression(family: str) -> object:
 @pytest.mark.parametrize(("family", "one"), [("bernoulli", 1), ("poisson", 1), ("normal", 1), ("student", 0)])
 def test_log_concave_likelihoods_under_normal_priors_have_one_mode(family: str, one: int) -> None:
     y = (X > 0.2).double()
-    assert tour.has_one_mode(fitted(regression(family), y, start=Start(tour=0)).state) == bool(one)
+    assert has_one_mode(fitted(regression(family), y, start=Start(tour=0)).state) == bool(one)
