@@ -27,7 +27,8 @@ from pyro_evidence.laplace.gradient import slopes_at_fixed_mode
 from pyro_evidence.laplace.remedies import vanishing_noise
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.laplace.type2_rows import natural_metrics
-from pyro_evidence.numerics import lbfgs, trust_region
+from pyro_evidence.numerics import derivatives, lbfgs, trust_region
+from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diagonal
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.program.log_joint import LogJoint
@@ -96,14 +97,28 @@ def automatic(problem: Problem) -> int:
     simple = bool(parts) and all(part.slot.mixture is None for part in parts)
     if joint.latents.size > SMALL or (simple and not joint.discrete) or structure.eliminated is not None:
         return 1
-    return 1 if joint.row_bytes is None or SEVERAL * joint.row_bytes > BUDGET else SEVERAL
+    return SEVERAL if _are_cheap(joint) else 1
+
+
+def _are_cheap(joint: LogJoint) -> bool:
+    """Whether several rows of the density cost little memory."""
+    return joint.row_bytes is not None and SEVERAL * joint.row_bytes <= BUDGET
 
 
 def has_one_mode(state: LaplaceState) -> bool:
-    """Whether the density's structure proves that it has one mode: Gaussian priors, log-concave likelihoods."""
+    """Whether the density's structure proves that it has one mode: Gaussian priors, log-concave likelihoods.
+
+    A Gaussian prior over several sites is told by its curvature, which is the same at the mode and far from it.
+    """
     linear = state.problem.structure.linear
-    if linear is None or not linear.gaussian or state.problem.joint.discrete:
+    if linear is None or state.problem.joint.discrete:
         return False
+    if not linear.gaussian:
+        rows = torch.stack([state.u, *(state.u + generic_directions(2, len(state.u), state.u))])
+        here, *there = derivatives.hessian(linear._log_prior, rows, state.theta).detach()
+        scale = 1e-9 * float(here.abs().max())
+        if not all(float((H - here).abs().max()) <= scale for H in there):
+            return False
     trace = state.problem.joint.trace(state.u, state.theta)
     return all(_is_log_concave(part.slot, trace) for part in linear.linear)
 
@@ -134,7 +149,8 @@ def can_tour(state: LaplaceState) -> bool:
     problem = state.problem
     small = 0 < len(state.u) <= MOST_COORDINATES and bool(problem.active.all()) and problem.joint.has_data
     plain = problem.form is None and problem.structure.network is None and problem.structure.eliminated is None
-    return small and plain and problem.curvature is exact_hessian and not has_one_mode(state)
+    exact = problem.curvature is exact_hessian and _are_cheap(problem.joint)
+    return small and plain and exact and not has_one_mode(state)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.precision.dense import Dense, Precision, precision_tril
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.simulate import latents_from_prior, rows_at_once
+from pyro_evidence.program.simulate import affordable_draws, latents_from_prior, rows_at_once
 from pyro_evidence.settings import seeded
 
 DRAWS = 1_000  # from the prior: of two modes of equal mass, a hundredth of it finds each with probability .99995
@@ -121,16 +121,15 @@ def _heights(state: LaplaceState, rows: Tensor) -> Tensor:
 def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
     """The highest of ``num`` draws from the prior, each far from those before it, ``(at most CLIMBS, D)``.
 
-    Under an improper prior, which has no draws, they are starts as NUTS draws them.
+    Of a prior that is improper, or cannot be drawn from in rows, they are uniform on (-2, 2), as NUTS starts.
     """
     joint = state.problem.joint
-    if not num:
-        return state.u.new_zeros(0, len(state.u))
     try:
-        values = latents_from_prior(joint, state.theta, num, seed)
+        values = latents_from_prior(joint, state.theta, num, seed, apart=False)
         rows = torch.cat([p.transform.inv(values[p.name]).reshape(num, -1) for p in joint.latents], -1).to(state.u)
-    except (ArithmeticError, RuntimeError, NotImplementedError):
-        rows = joint.initial(num, seed)
+    except (ArithmeticError, RuntimeError, NotImplementedError, ValueError, Warning):
+        uniform = torch.rand(num, len(state.u), generator=seeded(seed), dtype=torch.float64)
+        rows = (4.0 * uniform - 2.0).to(state.u)
     height = _heights(state, rows)
     order = height.argsort(descending=True)[: int(torch.isfinite(height).sum())]
     rows = rows[order]
@@ -244,12 +243,14 @@ class ModeIntegral:
     :ivar error: its standard error, nats.
     :ivar pareto_k: of the weights; above .7 the number is none.
     :ivar log_shares: of each mode in the integral, ``(M,)``.
+    :ivar num_draws: that were weighed in the end.
     """
 
     log_evidence: Tensor
     error: float
     pareto_k: float
     log_shares: Tensor
+    num_draws: int
 
 
 def proposal(modes: Sequence[LaplaceState], tails: Sequence[tuple[float, float]] = ((1.0, 1.0),)) -> NormalMixture:
@@ -274,18 +275,19 @@ def integral_over(modes: Sequence[LaplaceState], seed: int) -> ModeIntegral:
     Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15.
     """
     state, generator = modes[0], seeded(seed)
+    num = affordable_draws(state.problem.joint, WEIGHTED)
     first = mixture = proposal(modes, TAILS)
     for last in (False, False, True):
-        white = torch.randn(WEIGHTED, len(state.u), generator=generator, dtype=torch.float64).to(state.u)
+        white = torch.randn(num, len(state.u), generator=generator, dtype=torch.float64).to(state.u)
         u = mixture.unwhiten(white)
         parts = mixture.by_component(u)
         with without_validation():
             found = importance.checked(_heights(state, u) - parts.logsumexp(0))
         mixture = mixture if last else _adapted(first, u, (found.log_weights + parts.log_softmax(0)).exp())
-    by_mode = parts.reshape(-1, len(modes), len(TAILS), WEIGHTED).logsumexp((0, 2))
+    by_mode = parts.reshape(-1, len(modes), len(TAILS), num).logsumexp((0, 2))
     log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
     error = float(importance.standard_error(found.log_weights))
-    return ModeIntegral(importance.log_mean(found.log_weights), error, found.pareto_k, log_shares)
+    return ModeIntegral(importance.log_mean(found.log_weights), error, found.pareto_k, log_shares, num)
 
 
 def _adapted(first: NormalMixture, u: Tensor, weights: Tensor) -> NormalMixture:

@@ -24,6 +24,7 @@ from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
 from pyro_evidence.program.log_joint import Model
+from pyro_evidence.program.simulate import affordable_draws
 from pyro_evidence.settings import check_count, quantile_levels
 
 SEED = 0  # of the draws that the log evidence is taken from: it is a number to report
@@ -207,7 +208,7 @@ class ModesGuide(LaplaceGuide):
 
 def is_trusted(integral: ModeIntegral) -> bool:
     """Whether the weights say that the integral is a number."""
-    return integral.pareto_k <= threshold(tour.WEIGHTED) and math.isfinite(float(integral.log_evidence))
+    return integral.pareto_k <= threshold(integral.num_draws) and math.isfinite(float(integral.log_evidence))
 
 
 def _sum_of_modes(states: Sequence[LaplaceState]) -> Tensor:
@@ -229,9 +230,10 @@ def of_modes(
 def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> LaplacePosterior:
     """The posterior over all modes that can be found; itself where there is no other.
 
-    :param num_draws: from the prior; None: a thousand.
+    :param num_draws: from the prior; None: a thousand, fewer of many data.
     """
-    states = tour.tour(posterior.state, tour.DRAWS if num_draws is None else num_draws, seed)
+    num_draws = affordable_draws(posterior._joint, tour.DRAWS) if num_draws is None else num_draws
+    states = tour.tour(posterior.state, num_draws, seed)
     if len(states) == 1 or len(states) > tour.MOST_MODES:
         return posterior
     return of_modes(states, (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures))

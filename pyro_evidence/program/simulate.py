@@ -63,10 +63,14 @@ def with_data(joint: LogJoint, theta: Tensor, data: Mapping[str, Tensor]) -> Mod
     return poutine.condition(unobserved(joint, theta), data=dict(data))
 
 
-def latents_from_prior(joint: LogJoint, theta: Tensor, num_samples: int, seed: int) -> Values:
-    """Draws of the integrated sites from the prior, each ``(S,) + site shape``."""
+def latents_from_prior(joint: LogJoint, theta: Tensor, num_samples: int, seed: int, *, apart: bool = True) -> Values:
+    """Draws of the integrated sites from the prior, each ``(S,) + site shape``.
+
+    :param apart: whether one by one, where they cannot be drawn together.
+    :raises RuntimeError, NotImplementedError, ValueError, Warning: where they can be neither.
+    """
     model = joint.substituted(theta)
-    drawn = _rows(joint, lambda _: _run(joint, model), torch.zeros(num_samples, 1), seed)
+    drawn = _rows(joint, lambda _: _run(joint, model), torch.zeros(num_samples, 1), seed, apart)
     return {n: drawn[n] for n in joint.latents.names}
 
 
@@ -165,14 +169,14 @@ def _is_function(node: Any) -> bool:
     return bool(node["is_observed"]) and not is_observation(node)
 
 
-def _rows(joint: LogJoint, draw: Callable[[Tensor], Values], u: Tensor, seed: int) -> Values:
+def _rows(joint: LogJoint, draw: Callable[[Tensor], Values], u: Tensor, seed: int, apart: bool = True) -> Values:
     def draw_apart(row: Tensor) -> Values:
         with SitesDrawnInRows(row):
             return draw(row)
 
     with own_random_numbers(), torch.no_grad(), without_validation():
         torch.manual_seed(seed)
-        return _joined([vectorised(draw_apart, part) for part in u.split(rows_at_once(joint))])
+        return _joined([vectorised(draw_apart, part, apart) for part in u.split(rows_at_once(joint))])
 
 
 class SitesDrawnInRows(Messenger):
@@ -238,16 +242,19 @@ def _joined(parts: list[Values]) -> Values:
     return parts[0] if len(parts) == 1 else {n: torch.cat([part[n] for part in parts]) for n in parts[0]}
 
 
-def vectorised(function: Callable[[Any], Values], rows: Any) -> Values:
+def vectorised(function: Callable[[Any], Values], rows: Any, apart: bool = True) -> Values:
     """All rows at once; one by one where the model's own Python, or a sampler, cannot be vectorised.
 
     :param rows: a tensor, or a dict of tensors, with rows in front.
+    :param apart: whether one by one is better than not at all.
     """
     try:
         with own_warnings("error"):  # a sampler that only warns may return rows that are not independent
             warnings.filterwarnings("ignore", "There is a performance drop")  # of one operation, row by row
             return torch.vmap(function, randomness="different")(rows)
     except (RuntimeError, NotImplementedError, ValueError, Warning):
+        if not apart:
+            raise
         if isinstance(rows, Tensor):
             each = list(rows)
         else:
