@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.infer.rvm import RVM
     from pyro_evidence.infer.vrvm import VRVM
     from pyro_evidence.posterior.laplace import LaplacePosterior
+    from pyro_evidence.posterior.multimodal import MultimodalPosterior
     from pyro_evidence.posterior.nested import NestedPosterior
     from pyro_evidence.posterior.process import predict_latent
     from pyro_evidence.precision.choices import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
@@ -58,6 +59,7 @@ __all__ = [
     "LaplaceMarginal",
     "LaplaceNUTS",
     "LaplacePosterior",
+    "MultimodalPosterior",
     "NestedPosterior",
     "NotAMode",
     "NotConverged",

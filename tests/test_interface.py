@@ -84,7 +84,15 @@ def test_the_page_has_the_signatures() -> None:
 
 def test_the_page_has_every_public_name_that_fits_or_looks_at_a_fit() -> None:
     """A new engine or function has a row, or is a class of results, settings, errors or curvatures."""
-    others = {"LaplaceMarginal", "LaplacePosterior", "NestedPosterior", "Start", "Status", "Stop"}
+    others = {
+        "LaplaceMarginal",
+        "LaplacePosterior",
+        "MultimodalPosterior",
+        "NestedPosterior",
+        "Start",
+        "Status",
+        "Stop",
+    }
     others |= {"block_diagonal", "damped", "diagonal", "exact_hessian", "gauss_newton"}
     errors = {n for n in pyro_evidence.__all__ if hasattr(pyro_evidence.errors, n)}
     assert set(pyro_evidence.__all__) == {*ENGINES, *BESIDE, *others, *errors}
@@ -121,7 +129,7 @@ def test_one_word_for_one_thing(name) -> None:
 def test_one_start_and_one_stop(name) -> None:
     parameters = inspect.signature(getattr(pyro_evidence, name).__init__).parameters
     assert type(parameters["start"].default) is Start and type(parameters["stop"].default) is Stop
-    assert list(inspect.signature(Start).parameters) == ["restarts", "seed", "values"]
+    assert list(inspect.signature(Start).parameters) == ["restarts", "seed", "values", "tour"]
 
 
 @pytest.mark.parametrize("name", [n for n in BESIDE if "seed" in settings_of(getattr(pyro_evidence, n))])

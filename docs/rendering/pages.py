@@ -20,6 +20,7 @@ LESSONS = (  # in the order of need
     "12_persons_and_items",
     "10_only_the_engine_line",
     "15_which_kernel",
+    "16_fields_and_series",
     "02_mixtures",
     "03_conditional_densities",
     "04_handwritten_digits",

@@ -19,6 +19,11 @@ class Prequential:
 
     :ivar steps: lengths of the series, ascending, ``(S,)``.
     :ivar log_evidences: of the data up to each length, nats, ``(S,)``.
+
+    >>> import torch
+    >>> from pyro_evidence.compare import Prequential
+    >>> Prequential(torch.tensor([1, 2, 3]), torch.tensor([-1.0, -2.0, -4.5])).log_scores
+    tensor([-1.0000, -2.5000])
     """
 
     steps: Tensor
@@ -30,7 +35,7 @@ class Prequential:
         return self.log_evidences.diff()
 
 
-def prequential(engine: LaplaceEvidence, args: tuple[Any, ...], *, first: int, every: int = 1) -> Prequential:
+def prequential(engine: LaplaceEvidence, args: tuple[Any, ...], *, first: int, step: int = 1) -> Prequential:
     """Fit ever longer parts of a series, each begun where the last one ended.
 
     The scores and the log evidence of the first part sum to the log evidence of all: exactly so where the engine's is
@@ -39,7 +44,7 @@ def prequential(engine: LaplaceEvidence, args: tuple[Any, ...], *, first: int, e
     :param args: the model's arguments over all steps: tensors as long as the data are cut along their first dimension,
         and whole numbers that are their length are made smaller.
     :param first: length of the first part.
-    :param every: how many steps one part has more than the last.
+    :param step: how many one part has more than the last.
     :raises BadInput: for a first part that is not shorter than the series, and for an engine that maximises: a maximum
         over hyperparameters is another one at each length, and no forecast.
 
@@ -58,14 +63,14 @@ def prequential(engine: LaplaceEvidence, args: tuple[Any, ...], *, first: int, e
     joint = LogJoint(engine.model, args)
     nodes = joint.trace(joint.initial_u, joint.initial_theta).nodes
     size = len(nodes[joint.observed[0]]["value"])
-    first, every = check_count("first", first), check_count("every", every)
+    first, step = check_count("first", first), check_count("step", step)
     if first >= size:
         raise BadInput(f"prequential(first={first}) of {size} steps; expected fewer, so that some can be forecast.")
-    steps = [*range(first, size, every), size]
+    steps = [*range(first, size, step), size]
     known: dict[str, Tensor] = {}
     found = []
-    for step in steps:
-        part = tuple(_cut(x, size, step) for x in args)
+    for length in steps:
+        part = tuple(_cut(x, size, length) for x in args)
         run = copy.copy(engine)
         run.start = replace(engine.start, values={**(engine.start.values or {}), **known})
         posterior = run.run(*part)
@@ -75,7 +80,7 @@ def prequential(engine: LaplaceEvidence, args: tuple[Any, ...], *, first: int, e
                 f"or held. Give them priors (pyro.sample), or take maximise=()."
             )
         found.append(posterior.log_evidence)
-        known = {n: v for n, v in posterior.mode.items() if step not in v.shape}  # what grows begins anew
+        known = {n: v for n, v in posterior.mode.items() if length not in v.shape}  # what grows begins anew
     return Prequential(torch.tensor(steps), torch.stack(found))
 
 

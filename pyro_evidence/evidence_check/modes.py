@@ -15,6 +15,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, search_modes, stat
 from pyro_evidence.laplace.tour import NormalMixture, axes_of_length
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.multimodal import MultimodalPosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, check_random_start, seed_of
 
@@ -87,7 +88,7 @@ def find_modes(posterior: Posterior, *, start: Start = Start(), labels: Axes | N
         axis as long as the discrete site has states, in every site that has one.  ``{}`` relabels nothing.
     :raises BadInput: when an axis does not exist, or there are more than 120 relabellings.
     """
-    posterior = laplace_posterior(posterior)
+    posterior = posterior.at_mode(0) if isinstance(posterior, MultimodalPosterior) else laplace_posterior(posterior)
     problem = posterior.state.problem
     axes, num_components = component_axes(problem.joint, posterior.state, labels)
     check_random_start(start)

@@ -22,7 +22,7 @@ class LaplaceForecaster(HMCForecaster):
     :param model: a ``ForecastingModel``; its latents may be reparametrised inside it.
     :param data: ``(..., T, size)``, time second to last.
     :param covariates: ``(..., T, number)``.
-    :param num_draws: of the posterior, from which every forecast takes its own.
+    :param num_samples: of the posterior, from which every forecast takes its own.
     :param seed: of these draws.
     :param settings: of :class:`LaplaceEvidence`.
     :ivar posterior: the fit, with its log evidence, nats.
@@ -46,7 +46,7 @@ class LaplaceForecaster(HMCForecaster):
         data: Tensor,
         covariates: Tensor,
         *,
-        num_draws: int = NUM_DRAWS,
+        num_samples: int = NUM_DRAWS,
         seed: int = 0,
         **settings: Any,
     ) -> None:
@@ -56,10 +56,10 @@ class LaplaceForecaster(HMCForecaster):
                 f"{tuple(covariates.shape)}; expected a ForecastingModel, and both of one length along dimension -2."
             )
         torch.nn.Module.__init__(self)
-        self._num_samples = check_count("num_draws", num_draws)
+        self._num_samples = check_count("num_samples", num_samples)
         self.posterior = LaplaceEvidence(model, **settings).run(data, covariates)
         joint, (u, theta) = self.posterior.state.problem.joint, self.posterior._mode_at
-        self._samples = self.posterior.get_samples(num_draws, seed)
+        self._samples = self.posterior.get_samples(num_samples, seed)
         trace = joint.trace(u, theta)
         frames = [frame for node in sample_nodes(trace).values() for frame in node["cond_indep_stack"]]
         self.max_plate_nesting = max(1, *(-frame.dim for frame in frames))

@@ -62,9 +62,13 @@ def mean_shift(problem: Problem, theta: Tensor, u: Tensor, precision: Precision)
 
     :param precision: at the mode.
     :return: None where the series says nothing (modes that merge, weights that are hardly identified), where the
-        curvature is not the exact one or blocks are integrated by quadrature, and where the data were not kept.
+        curvature is not the exact one or blocks are integrated by quadrature, and where groups came in chunks.
     """
-    if problem.curvature is not exact_hessian or problem.marginal is not None or not problem.joint.has_data:
+    structure = problem.structure
+    is_at_hand = (
+        problem.joint.has_data or structure.linear is not None
+    )  # the rows of a linear predictor may be streamed
+    if not is_at_hand or problem.curvature is not exact_hessian or problem.marginal is not None:
         return None
     sd = precision.variance[0].sqrt()
     with torch.enable_grad(), suppress(ArithmeticError):

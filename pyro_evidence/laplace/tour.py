@@ -8,6 +8,7 @@ elements exchanged along an axis, or sites exchanged.  Integrated by importance 
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ from pyro_evidence.program.simulate import affordable_draws, latents_from_prior,
 from pyro_evidence.settings import seeded
 
 DRAWS = 1_000  # from the prior: of two modes of equal mass, a hundredth of it finds each with probability .99995
-CLIMBS = 16  # from the best of them, and at least as many images of what is found at a time
+CLIMBS = 16  # from the best of them, and from images of each mode: six components have fifteen pairs
 MOST_MODES = 120  # five components have as many labellings
 ROUNDS = 12  # of images of images; ten exchanges of neighbours reverse the order of five components
 NEAR = 0.1  # standard deviations between two ends of climbs to one mode
@@ -106,7 +107,12 @@ def tour(state: LaplaceState, num_draws: int, seed: int) -> tuple[LaplaceState, 
             found = _climbed(found, images)
     top = max(float(mode.log_evidence) for mode in found)
     kept = [mode for mode in found if float(mode.log_evidence) > top - FAINT]
-    return tuple(sorted(kept, key=lambda mode: -float(mode.log_evidence)))
+    return tuple(sorted(kept, key=_rank))
+
+
+def _rank(mode: LaplaceState) -> tuple[float, list[float]]:
+    """The highest first; of equal ones that with the least coordinates, whichever rounding made higher."""
+    return -round(float(mode.log_evidence), 5), [round(x, 3) for x in mode.u.tolist()]
 
 
 def _heights(state: LaplaceState, rows: Tensor) -> Tensor:
@@ -134,8 +140,8 @@ def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
     order = height.argsort(descending=True)[: int(torch.isfinite(height).sum())]
     rows = rows[order]
     chosen: list[int] = []
-    spread = rows.std(0).clamp(min=torch.finfo(rows.dtype).tiny) if len(rows) > 1 else 1.0
-    scaled = rows / spread
+    spread = rows.std(0).clamp(min=torch.finfo(rows.dtype).tiny)  # a coordinate that never varies sets nothing apart
+    scaled = rows / spread if len(rows) > 1 else rows
     for row in range(len(rows)):
         apart = all(float((scaled[row] - scaled[other]).norm()) > NEAR * len(state.u) ** 0.5 for other in chosen)
         chosen += [row] if apart else []
@@ -158,10 +164,9 @@ def _climbed(known: Sequence[LaplaceState], starts: Tensor) -> list[LaplaceState
     for row in range(len(starts)):
         if not bool(reached.converged[row]) or any(_is_near(mode, reached.u[row]) for mode in found):
             continue
-        try:
-            found.append(state_at(problem, theta, reached, row, log_hyperprior=found[0].log_hyperprior))
-        except ArithmeticError:
-            continue
+        with suppress(ArithmeticError):
+            mode = state_at(problem, theta, reached, row, log_hyperprior=found[0].log_hyperprior)
+            found += [mode] if bool(mode.log_evidence.isfinite()) else []
     return found
 
 
@@ -171,11 +176,11 @@ def _is_near(mode: LaplaceState, u: Tensor) -> bool:
 
 
 def _images(mode: LaplaceState) -> Tensor:
-    """Images of a mode that lie about as high, ``(S, D)``, the highest first."""
+    """The highest images of a mode that lie about as high, ``(at most CLIMBS, D)``."""
     rows = torch.stack([mode.u, *_turned(mode), *_exchanged(mode.problem.joint, mode.u)])
     height = _heights(mode, rows)
     order = height.argsort(descending=True)
-    return rows[order][height[order] > height[0] - WORTH]
+    return rows[order][height[order] > height[0] - WORTH][:CLIMBS]
 
 
 def _turned(mode: LaplaceState) -> Iterator[Tensor]:
@@ -259,7 +264,8 @@ def proposal(modes: Sequence[LaplaceState], tails: Sequence[tuple[float, float]]
     :param tails: widths of the normals at each mode, in its standard deviations, and their shares.
     """
     heights = torch.stack([mode.log_evidence for mode in modes])
-    log_mixing = heights.clamp(min=float(heights.max()) + math.log(LEAST_SHARE)).log_softmax(0)
+    least = float(heights.max()) + math.log(LEAST_SHARE)
+    log_mixing = heights.clamp(min=least).log_softmax(0)  # no mode without draws
     trils = [precision_tril(mode.precision, len(mode.u)) for mode in modes]
     precisions = tuple(Dense((tril / width).unsqueeze(0)) for tril in trils for width, _ in tails)
     log_shares = log_mixing.new_tensor([share for _, share in tails]).log()
@@ -283,7 +289,9 @@ def integral_over(modes: Sequence[LaplaceState], seed: int) -> ModeIntegral:
         parts = mixture.by_component(u)
         with without_validation():
             found = importance.checked(_heights(state, u) - parts.logsumexp(0))
-        mixture = mixture if last else _adapted(first, u, (found.log_weights + parts.log_softmax(0)).exp())
+        mixture = (
+            mixture if last else _adapted(first, u, (found.log_weights.log_softmax(0) + parts.log_softmax(0)).exp())
+        )
     by_mode = parts.reshape(-1, len(modes), len(TAILS), num).logsumexp((0, 2))
     log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
     error = float(importance.standard_error(found.log_weights))
@@ -301,14 +309,14 @@ def _adapted(first: NormalMixture, u: Tensor, weights: Tensor) -> NormalMixture:
     share = weights.sum(-1)
     precisions, locs = [], []
     for own, loc, precision in zip(weights, first.loc, first.precisions, strict=True):
-        own = own / own.sum().clamp(min=torch.finfo(own.dtype).tiny)
+        own = own / own.sum().clamp(min=torch.finfo(own.dtype).tiny)  # all zero where no row of its was drawn
         mean = own @ u
         away = u - mean
         tril, info = torch.linalg.cholesky_ex(away.mT @ (own.unsqueeze(-1) * away))
         enough = int(info) == 0 and float(1.0 / own.square().sum()) > 2.0 * u.shape[-1]
         locs.append(mean if enough else loc)
         precisions.append(_of_covariance(tril) if enough else precision)
-    share = share.clamp(min=LEAST_SHARE / len(share))
+    share = share.clamp(min=LEAST_SHARE / len(share))  # none without draws
     log_mixing = torch.cat([first.log_mixing, (share / share.sum()).log()]) - math.log(2.0)
     return NormalMixture(
         log_mixing, torch.cat([first.loc, torch.stack(locs)]), (*first.precisions, *precisions), first.active

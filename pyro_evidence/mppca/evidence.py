@@ -143,10 +143,10 @@ def _log_curvatures(counts: Tensor, norms: Tensor, s: Tensor, rest: Tensor, on: 
     """
     N, c = counts.unsqueeze(-1), 1.0 + norms
     ratio = s / c
-    out = N / c * (s - rest.unsqueeze(-1)).clamp(min=LEAST)
+    out = N / c * (s - rest.unsqueeze(-1)).clamp(min=LEAST)  # a column that explains nothing stays finite
     norm = 2.0 * N * norms / c.square() * (2.0 * ratio - 1.0).clamp(min=1e-2)  # negative far from a maximum
     excess = 2.0 - 2.0 * (ratio.unsqueeze(-1) + ratio.unsqueeze(-2)) + s.unsqueeze(-1) + s.unsqueeze(-2)
-    pair = N.unsqueeze(-1) * excess.clamp(min=LEAST) / (c.unsqueeze(-1) * c.unsqueeze(-2))
+    pair = N.unsqueeze(-1) * excess.clamp(min=LEAST) / (c.unsqueeze(-1) * c.unsqueeze(-2))  # so do two of them
     single = torch.where(on, norm.log(), 0.0).sum(-1)
     double = torch.where(_pairs(on), pair.log(), 0.0).sum((-2, -1))
     return torch.stack([torch.where(on, out.log(), 0.0).sum(-1), single + double])

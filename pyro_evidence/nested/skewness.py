@@ -176,7 +176,7 @@ class SkewnessCorrection:
 
 @dataclass(frozen=True)
 class Shift:
-    """The same with a shift alone, for densities of any size: means are those of the next order of Laplace's series.
+    """Inner draws about their means, by the next order of Laplace's series, with the spread of the mode's Gaussian.
 
     :ivar loc: in white noise, in the basis of :func:`follow`, ``(B, D)``.
     """

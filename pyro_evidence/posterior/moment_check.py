@@ -37,7 +37,8 @@ class Elements:
         kept = torch.isfinite(x.std(0)) & varies(x)
         names = [(n, place) for n, v in draws.items() for place in itertools.product(*map(range, v.shape[1:]))]
         own = tuple(name for name, keep in zip(names, kept.tolist(), strict=True) if keep)
-        return cls(own, kept, x[:, kept].mean(0), x[:, kept].std(0, correction=0))
+        mean = x[:, kept].mean(0)
+        return cls(own, kept, mean, (x[:, kept] - mean).square().mean(0).sqrt())
 
     def standardised(self, draws: Mapping[str, Tensor]) -> Tensor:
         """Other draws in units of these moments, ``(S, K)``."""

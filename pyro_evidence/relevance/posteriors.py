@@ -67,6 +67,15 @@ CHECKS = (
 ).split()
 
 
+class AboutMode(LaplacePosterior):
+    """Laplace's posterior whose draws are about the mode, as those of the axes are."""
+
+    @property
+    def _shifted(self) -> None:
+        """No mean is looked for."""
+        return None
+
+
 @dataclass(frozen=True, repr=False)
 class AxesPosterior(PredictivePosterior, archive.Saved):
     """Gaussian approximation in the active axes, at the mode of likelihood times learned prior.
@@ -181,7 +190,7 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         values = self.mode | {AXES: self.state.x[: self.num_active].to(joint.dtype)}
         u = joint.latents.flat({n: values[n] for n in joint.latents.names}).double()
         state = laplace_state(laplace_problem(joint), joint.initial_theta, u)
-        return LaplacePosterior(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
+        return AboutMode(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
 
     def columns(self) -> dict[str, Tensor]:
         """Columns of :meth:`table`, one number per active axis."""

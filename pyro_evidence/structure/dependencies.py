@@ -51,7 +51,7 @@ def united(*many: Groups) -> Groups:
 
 def _is_global(group: Tensor) -> bool:
     """Whether every element has the same coordinates."""
-    return group[..., 0].numel() == 1
+    return group.shape[:-1].numel() == 1
 
 
 def _full(group: Tensor, shape: Sequence[int]) -> Tensor:
@@ -175,7 +175,7 @@ class Follow(DispatchMode):
         return [self._joined(func, args, kwargs)]
 
     def _moved(self, value: Tensor, move: Callable[[Tensor], Any]) -> list[Groups]:
-        groups = self.of(value)
+        groups = tuple(group for group in self.of(value) if group.shape[-1])  # some depend on nothing
         each: list[list[Tensor] | None] = []
         for group in groups:
             if _is_global(group):
@@ -183,6 +183,8 @@ class Follow(DispatchMode):
             else:
                 columns = [listed(move(column)) for column in _full(group, value.shape).unbind(-1)]
                 each.append([torch.stack(parts, -1) for parts in zip(*columns, strict=True)])
+        if not groups:
+            return [()] * len(listed(move(torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape))))
         num = next((len(e) for e in each if e is not None), 0)
         if not num:
             num = len(listed(move(torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape))))

@@ -281,7 +281,6 @@ def test_a_start_may_be_given() -> None:
 # --- modes that mirror one another ---
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 6: one of two equal modes, and no word of it")
 def test_mirror_modes_are_both_counted() -> None:
     """z is seen through z squared: the log evidence is that of quadrature, half of the mass is at -2."""
     t = 4 + 0.1 * draws(100)

@@ -173,7 +173,7 @@ def test_labels_are_matched_before_anything_is_compared() -> None:
     x = two_normals_data(6.0)
     joint = LogJoint(two_normals, (x,), maximise=())
     draws = (
-        LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2))
+        LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2, tour=0))
         .run(x)
         .get_samples(200, seed=0)["centre"]
         .reshape(1, 200, 2)
@@ -189,7 +189,7 @@ def test_labels_are_matched_before_anything_is_compared() -> None:
 
 def test_mixture_engines_stuck_in_different_labellings_agree() -> None:
     x = two_normals_data(6.0)
-    flipped = LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2)).run(x)
+    flipped = LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2, tour=0)).run(x)
     other = SimpleNamespace(
         run=lambda *_: SimpleNamespace(
             model=two_normals,
@@ -199,7 +199,7 @@ def test_mixture_engines_stuck_in_different_labellings_agree() -> None:
     found = compare(
         two_normals,
         x,
-        engines={"other": other, "laplace": LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2))},
+        engines={"other": other, "laplace": LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2, tour=0))},
     )
     assert found.rows["other"]["mean"] < 0.2
     assert found.rows["other"]["switches"] == 0

@@ -90,9 +90,11 @@ def test_bad_pareto_k_is_refused() -> None:
 
 def test_hyperparameters_and_labels_are_listed_beside() -> None:
     x = two_normals_data(6.0)
-    mixture = LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2)).run(x)
+    mixture = LaplaceEvidence(two_normals, maximise=(), start=Start(restarts=2, tour=0)).run(x)
     row = compare_evidence(a=mixture, b=mixture).rows[0]
     assert row.log_labels == pytest.approx(math.log(2.0))
+    both = LaplaceEvidence(two_normals, maximise=()).run(x)
+    assert compare_evidence(a=both, b=both).rows[0].log_labels == 0.0  # they are counted
     assert row.num_hyperparameters == 0
     X, y = targets()
     learned = LaplaceEvidence(linear).run(X, y)

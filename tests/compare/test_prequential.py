@@ -24,7 +24,7 @@ def test_scores_are_those_of_dense_normals_and_sum_to_the_log_evidence() -> None
     torch.manual_seed(0)
     y = torch.randn(7).double().cumsum(0)
     engine = LaplaceEvidence(chain, marginalise=(), stop=Stop(progress=False))
-    found = prequential(engine, (y,), first=2, every=2)
+    found = prequential(engine, (y,), first=2, step=2)
     assert found.steps.tolist() == [2, 4, 6, 7]
     lag = (torch.arange(7).double() - torch.arange(7).double().unsqueeze(-1)).abs()
     covariance = SCALE**2 / (1.0 - PHI**2) * PHI**lag + NOISE**2 * torch.eye(7).double()

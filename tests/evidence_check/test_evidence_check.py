@@ -272,13 +272,13 @@ def separable() -> tuple[Tensor, Tensor]:
 def test_posteriors_far_from_gaussian_are_said_to_be(
     model: object, args: tuple[Tensor, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    posterior = LaplaceEvidence(model, maximise=()).run(*args)  # type: ignore[arg-type]
+    posterior = LaplaceEvidence(model, maximise=(), start=Start(tour=0)).run(*args)  # type: ignore[arg-type]
     found = importance_sampling(posterior)
     assert found.diagnostics["pareto_k"] > 0.7
     assert not found.reliable
     assert "k-hat is" in str(found)
     posterior.summary()
-    assert "k-hat is above 0.7: the posterior is far from Gaussian" in capsys.readouterr().out
+    assert "k-hat is above 0.7" in capsys.readouterr().out
 
 
 def test_smc_is_right_where_the_gaussian_is_not() -> None:

@@ -125,7 +125,7 @@ def test_evidence_of_a_linear_model_is_exact_by_importance_too() -> None:  # ora
 def test_ratios_are_the_joint_density_over_the_gaussian() -> None:  # oracle: a multivariate normal from torch
     posterior = fitted_logistic()
     state = posterior.state
-    w = posterior.get_samples(7, seed=3)["w"]
+    w = posterior.get_samples(7, seed=3)["w"] - (posterior._about_mean.u - state.u)  # weighed are draws at the mode
     precision = state.precision.tril[0] @ state.precision.tril[0].mT
     log_joint = torch.stack([state.problem.joint.log_joint(row, state.theta) for row in w])
     expected = log_joint - MultivariateNormal(state.u, precision_matrix=precision).log_prob(w)

@@ -32,7 +32,7 @@ def data() -> Tensor:
 
 def test_forecasts_are_draws_of_the_exact_conditional(data: Tensor) -> None:
     pyro.clear_param_store()
-    forecaster = LaplaceForecaster(Walk(), data, torch.zeros(SIZE, 0), num_draws=20_000)
+    forecaster = LaplaceForecaster(Walk(), data, torch.zeros(SIZE, 0), num_samples=20_000)
     torch.manual_seed(1)
     drawn = forecaster(data, torch.zeros(SIZE + AHEAD, 0), num_samples=20_000)
     assert not list(pyro.get_param_store().keys())
@@ -59,7 +59,7 @@ def test_a_backtest_takes_it(data: Tensor) -> None:
         min_train_window=6,
         stride=3,
         num_samples=50,
-        forecaster_options={"num_draws": 200},
+        forecaster_options={"num_samples": 200},
     )
     assert [window["t1"] for window in windows] == [6, 9]
     assert all(0.0 < window["crps"] < 1.0 for window in windows)

@@ -16,43 +16,45 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import MultimodalPosterior
 
 QUIET = Stop(progress=False)
+ZERO = torch.tensor(0.0)
 CENTRES = torch.tensor([[3.0, -2.0], [-3.0, 1.0], [0.0, 4.0]])
 SHARES = torch.tensor([0.5, 0.3, 0.2])
 WIDTHS = torch.tensor([0.3, 0.6, 0.4])
 
 
-def hills() -> None:
+def hills(far: Tensor) -> None:
     """A factor that makes the posterior a mixture of three normals under a flat enough prior, of known integral."""
     w = pyro.sample("w", dist.Normal(0.0, 4.0).expand([2]).to_event(1))
     parts = dist.Normal(CENTRES, WIDTHS.unsqueeze(-1)).to_event(1).log_prob(w.unsqueeze(-2))
-    pyro.factor("hills", (parts + SHARES.log()).logsumexp(-1) - dist.Normal(0.0, 4.0).log_prob(w).sum(-1))
+    pyro.factor("hills", (parts + SHARES.log()).logsumexp(-1) - dist.Normal(0.0, 4.0).log_prob(w).sum(-1) + far)
 
 
 def fitted(model: object, *args: Tensor, **settings: object) -> LaplacePosterior:
     return LaplaceEvidence(model, stop=QUIET, **settings).run(*args)
 
 
-def test_three_hills_have_their_integral_shares_and_moments() -> None:
-    posterior = fitted(hills)
+@pytest.mark.parametrize("far", [0.0, -5_000.0])
+def test_three_hills_have_their_integral_shares_and_moments(far: float) -> None:
+    posterior = fitted(hills, torch.tensor(far))
     assert isinstance(posterior, MultimodalPosterior)
-    assert float(posterior.log_evidence) == pytest.approx(0.0, abs=0.01)
+    assert float(posterior.log_evidence) == pytest.approx(far, abs=0.01)
     assert posterior.integral.log_shares.exp().tolist() == pytest.approx(SHARES.tolist(), abs=0.01)
     draws = posterior.get_samples(20_000, seed=0)["w"]
     torch.testing.assert_close(draws.mean(0), SHARES @ CENTRES, atol=0.06, rtol=0.0)
     below = SHARES @ torch.special.ndtr(-CENTRES[:, 0] / WIDTHS)
     assert float((draws[:, 0] < 0).double().mean()) == pytest.approx(float(below), abs=0.015)
-    assert float(posterior.at_mode(0).log_evidence) == pytest.approx(math.log(0.5), abs=1e-6)
+    assert float(posterior.at_mode(0).log_evidence) == pytest.approx(far + math.log(0.5), abs=1e-6)
 
 
 def test_the_guide_draws_from_all_modes() -> None:
-    posterior = fitted(hills)
+    posterior = fitted(hills, ZERO)
     pyro.set_rng_seed(0)
-    drawn = Predictive(posterior.model, guide=posterior.guide, num_samples=4_000, parallel=True)()["w"]
+    drawn = Predictive(posterior.model, guide=posterior.guide, num_samples=4_000, parallel=True)(ZERO)["w"]
     torch.testing.assert_close(drawn.squeeze().mean(0), SHARES @ CENTRES, atol=0.15, rtol=0.0)
 
 
 def test_a_file_has_all_modes(tmp_path: Path) -> None:
-    posterior = fitted(hills)
+    posterior = fitted(hills, ZERO)
     posterior.save(tmp_path / "hills.posterior")
     loaded = MultimodalPosterior.load(tmp_path / "hills.posterior", hills)
     torch.testing.assert_close(loaded.log_evidence, posterior.log_evidence)
@@ -85,11 +87,11 @@ def test_signs_that_turn_together_are_two_modes_of_long_ridges() -> None:
 
 
 def test_one_mode_alone_when_no_tour_is_asked_for() -> None:
-    assert type(fitted(hills, start=Start(tour=0, restarts=1))) is LaplacePosterior
+    assert type(fitted(hills, ZERO, start=Start(tour=0, restarts=1))) is LaplacePosterior
 
 
 def test_a_mode_that_is_not_there_is_refused() -> None:
-    posterior = fitted(hills)
+    posterior = fitted(hills, ZERO)
     assert isinstance(posterior, MultimodalPosterior)
     with pytest.raises(BadInput, match="expected the number of a mode, 0 to 2"):
         posterior.at_mode(3)

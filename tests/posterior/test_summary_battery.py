@@ -57,9 +57,8 @@ RIGHT = {
     "three hundred of heavier tails": lambda: of_prior(lambda one: dist.StudentT(30.0 * one, 1.0, 2.0), 300),
 }
 WRONG = {
-    "few counts": lambda: counted(0.0, 1),
-    "forty of few counts": lambda: counted(0.0, 40),
-    "two hundred of few counts": lambda: counted(1.0, 200),
+    "far tails": lambda: of_prior(lambda one: dist.StudentT(3.2 * one, 1.0, 2.0), 1),
+    "forty of heavy tails": lambda: of_prior(lambda one: dist.StudentT(4.0 * one, 1.0, 2.0), 40),
     "heavy tails": lambda: of_prior(lambda one: dist.StudentT(4.0 * one, 1.0, 2.0), 2),
     "two hundred of heavy tails": lambda: of_prior(lambda one: dist.StudentT(4.0 * one, 1.0, 2.0), 200),
     "near an edge": lambda: of_prior(lambda one: dist.Beta(0.4 * one, 4.0), 1),
