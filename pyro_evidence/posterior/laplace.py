@@ -49,7 +49,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     Evidence, ``mode`` and covariance are Laplace's.  Draws, quantiles, the table, predictions and the guide are about
     the posterior mean, which the next order of Laplace's series has elsewhere where the log density is skewed, as of
-    sparse counts: see :mod:`pyro_evidence.laplace.mean_shift`.  Standard deviations are not corrected.
+    sparse counts: see :mod:`pyro_evidence.laplace.mean_shift`.  Standard deviations are not corrected, nor what
+    ``predict`` says of a Gaussian process at new inputs, which is that of ``predict_latent``.
 
     :ivar state: the last iterate; every number below is of this one.
     :ivar status: why the fit stopped, as a sentence.
@@ -241,7 +242,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     ) -> Iterator[tuple[Values, Tensor]]:
         found = None
         if isinstance(self.state.precision, LatentPrecision) and bool(self.state.problem.active.any()):
-            found = latents_at(self._about_mean, joint, new, num_samples, seed, by_quadrature)
+            found = latents_at(self.state, joint, new, num_samples, seed, by_quadrature)  # as predict_latent
         return super()._latent_draws(joint, new, num_samples, seed, by_quadrature) if found is None else found
 
     @property
