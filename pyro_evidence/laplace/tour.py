@@ -30,6 +30,7 @@ ROUNDS = 12  # of images of images; ten exchanges of neighbours reverse the orde
 NEAR = 0.1  # standard deviations between two ends of climbs to one mode
 FAINT = math.log(1e4)  # nats below the highest evidence: a mode that holds less than a ten thousandth is left out
 WORTH = 20.0  # nats below a mode at which a climb may still end as high: half the square of six standard deviations
+HIGHER = 3.0  # nats above the Gaussian at a mode, twenty times as likely: on another one, or on a skewed slope
 WEIGHTED = 8_000  # draws: the log evidence is then known to .01 nats where they keep half of their weight
 TAILS = ((1.0, 0.8), (3.0, 0.2))  # standard deviations of the proposal in those of a mode, and shares of its draws
 LEAST_SHARE = 0.01  # of the draws of the highest mode, for each
@@ -127,6 +128,7 @@ def _heights(state: LaplaceState, rows: Tensor) -> Tensor:
 def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
     """The highest of ``num`` draws from the prior, each far from those before it, ``(at most CLIMBS, D)``.
 
+    Those alone that lie higher than the Gaussian at the mode has them: the others are on its slopes.
     Of a prior that is improper, or cannot be drawn from in rows, they are uniform on (-2, 2), as NUTS starts.
     """
     joint = state.problem.joint
@@ -137,11 +139,14 @@ def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
         uniform = torch.rand(num, len(state.u), generator=seeded(seed), dtype=torch.float64)
         rows = (4.0 * uniform - 2.0).to(state.u)
     height = _heights(state, rows)
-    order = height.argsort(descending=True)[: int(torch.isfinite(height).sum())]
-    rows = rows[order]
+    slopes = float(state.log_joint) - 0.5 * state.precision.whiten(rows - state.u).square().sum(-1)
+    order = height.argsort(descending=True)
+    rows = rows[order][((height > slopes + HIGHER) & height.isfinite())[order]]
+    if len(rows) < 2:
+        return rows
     chosen: list[int] = []
     spread = rows.std(0).clamp(min=torch.finfo(rows.dtype).tiny)  # a coordinate that never varies sets nothing apart
-    scaled = rows / spread if len(rows) > 1 else rows
+    scaled = rows / spread
     for row in range(len(rows)):
         apart = all(float((scaled[row] - scaled[other]).norm()) > NEAR * len(state.u) ** 0.5 for other in chosen)
         chosen += [row] if apart else []

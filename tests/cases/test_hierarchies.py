@@ -96,7 +96,7 @@ def check_item_response(persons: int, items: int, seconds: float, **settings: ob
 
 def test_ten_items_by_default() -> None:
     """A param that acts through the prior of a marginalised site has a slope there."""
-    check_item_response(200, 10, 10.0)
+    check_item_response(200, 10, 30.0)
 
 
 @pytest.mark.slow
