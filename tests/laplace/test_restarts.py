@@ -100,7 +100,9 @@ def test_a_mode_at_which_the_linear_predictor_is_none_is_searched_again() -> Non
 @pytest.mark.parametrize("begun", [-2.0, 2.0])
 def test_a_search_begins_at_the_values_given(begun: float) -> None:
     """From either side of the barrier the near mode is found, the lower one too."""
-    posterior = LaplaceEvidence(double_well, start=Start(values={"x": torch.tensor(begun)})).run(torch.tensor(0.5))
+    posterior = LaplaceEvidence(double_well, start=Start(values={"x": torch.tensor(begun)}, tour=0)).run(
+        torch.tensor(0.5)
+    )
     assert float(posterior.mode["x"]) * begun > 3.0 and posterior.restarts.shape == (1,)
 
 

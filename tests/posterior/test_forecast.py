@@ -90,7 +90,7 @@ def test_without_arguments_targets_grow_and_counts_are_drawn() -> None:
     y = torch.tensor([3.0, 2.0, 5.0, 8.0, 6.0, 9.0]).double()
     posterior = LaplaceEvidence(counts, marginalise=()).run(y)
     mean = posterior.forecast(4, num_samples=20_000)
-    loc, variance = posterior.mode["walk"][-1], posterior.state.precision.variance[0, -1]
+    loc, variance = posterior.median()["walk"][-1], posterior.state.precision.variance[0, -1]
     power = 0.9 ** torch.arange(1.0, 5.0).double()
     spread = power.square() * variance + 0.09 * (1.0 - power.square()) / (1.0 - 0.81)
     torch.testing.assert_close(mean, (1.0 + power * loc + 0.5 * spread).exp(), rtol=0.02, atol=0.0)

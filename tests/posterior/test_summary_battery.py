@@ -129,7 +129,7 @@ def test_errors_of_weighted_moments_are_how_they_spread() -> None:
 
 
 def test_without_time_the_summary_says_what_is_not_known() -> None:
-    said = "\n".join(WRONG["two hundred of few counts"]()[0]._notes(time.process_time()))
+    said = "\n".join(WRONG["two hundred of heavy tails"]()[0]._notes(time.process_time()))
     assert "is not known" in said or "too few to know" in said
     assert fitted_logistic()._check(time.process_time())["effective_sample_size"] <= 128.0
 
