@@ -70,7 +70,12 @@ def test_every_picture_is_in_a_tutorial() -> None:
     assert {name for name in drawn if f".{name}(" not in text} == set()
 
 
-@each_tutorial
+LONGEST = ("03", "04", "06", "09", "11", "13", "14")  # NUTS, or many rows: their notebooks are executed at a release
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, marks=[pytest.mark.slow] * p.name.startswith(LONGEST), id=p.stem) for p in TUTORIALS]
+)
 def test_tutorial_runs(path: Path) -> None:
     try:
         runpy.run_path(str(path))

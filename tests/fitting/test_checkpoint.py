@@ -146,7 +146,9 @@ def unbroken(name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", FITS)
-@pytest.mark.parametrize("number", [1, 4, 25])
+@pytest.mark.parametrize(
+    "number", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(25, marks=pytest.mark.slow)]
+)
 def test_a_killed_fit_goes_on_to_the_same_end(name, number, tmp_path: Path) -> None:
     make, args = FITS[name]
     expected = unbroken(name)
