@@ -403,13 +403,14 @@ class LaplaceEvidence(Resumable):
             found = LaplacePosterior(state, fit.status.value, fit.objectives, restarts, failures)
             if self._groups is not None:
                 found = with_groups(self._groups, found)
-            if self._full is not None:
-                if id(fit) not in self._integrated:
-                    self._integrated[id(fit)] = integrated(self._full, fit, self.stop.quadrature_tol, found)
-                found = self._integrated[id(fit)]
-            elif most == 1 and self.start.tour != 0 and fit.status is Status.CONVERGED and can_tour(state):
-                if id(fit) not in self._integrated:
-                    self._integrated[id(fit)] = toured(found, self.start.tour, seed_of(self.start.seed))
-                found = self._integrated[id(fit)]
-            posteriors.append(found)
+            if self._full is None and not (
+                most == 1 and self.start.tour != 0 and fit.status is Status.CONVERGED and can_tour(state)
+            ):
+                posteriors.append(found)
+                continue
+            if id(fit) not in self._integrated and self._full is not None:
+                self._integrated[id(fit)] = integrated(self._full, fit, self.stop.quadrature_tol, found)
+            elif id(fit) not in self._integrated:
+                self._integrated[id(fit)] = toured(found, self.start.tour, seed_of(self.start.seed))
+            posteriors.append(self._integrated[id(fit)])
         return tuple(posteriors)

@@ -191,23 +191,15 @@ def _images(mode: LaplaceState) -> Tensor:
 def _turned(mode: LaplaceState) -> Iterator[Tensor]:
     """Real coordinates with their signs turned: one, sites and pairs of sites whole, one element in all of them."""
     joint = mode.problem.joint
-    real = [part for part in joint.latents if is_identity(part.transform)]
-    masks = []
-    for num in (1, 2):
-        for some in itertools.combinations(real, num):
-            masks.append(_mask(mode, {part.name: torch.ones(part.shape) for part in some}))
-    for index in range(len(mode.u)):
-        masks.append(torch.arange(len(mode.u)) == index)
-    for size in {size for part in real for size in part.shape if size > 1}:
+    real = {part.name: torch.ones(part.shape) for part in joint.latents if is_identity(part.transform)}
+    masks = [_mask(mode, {n: real[n] for n in some}) for k in (1, 2) for some in itertools.combinations(real, k)]
+    masks += [torch.arange(len(mode.u)) == index for index in _mask(mode, real).nonzero().flatten()]
+    for size in {size for ones in real.values() for size in ones.shape if size > 1}:
+        axes = {name: axis for name, axis in axes_of_length(joint, size).items() if name in real}
         for k in range(size):
-            ones = {p.name: (torch.ones(p.shape), list(p.shape).index(size)) for p in real if size in p.shape}
-            element = torch.arange(size) != k
-            masks.append(
-                _mask(mode, {n: one.index_fill(axis, element.nonzero()[:, 0], 0.0) for n, (one, axis) in ones.items()})
-            )
+            others = torch.arange(size)[torch.arange(size) != k]
+            masks.append(_mask(mode, {name: real[name].index_fill(axis, others, 0.0) for name, axis in axes.items()}))
     for mask in masks:
-        if bool((mask & ~_mask(mode, {part.name: torch.ones(part.shape) for part in real})).any()):
-            continue
         yield torch.where(mask.to(mode.u.device), -mode.u, mode.u)
 
 

@@ -183,13 +183,11 @@ class Follow(DispatchMode):
             else:
                 columns = [listed(move(column)) for column in _full(group, value.shape).unbind(-1)]
                 each.append([torch.stack(parts, -1) for parts in zip(*columns, strict=True)])
-        if not groups:
-            return [()] * len(listed(move(torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape))))
         num = next((len(e) for e in each if e is not None), 0)
         if not num:
             num = len(listed(move(torch.zeros((), dtype=torch.long, device=value.device).expand(value.shape))))
         lists = [[g.reshape(-1)] * num if e is None else e for g, e in zip(groups, each, strict=True)]
-        return [tuple(parts) for parts in zip(*lists, strict=True)]
+        return [tuple(parts[k] for parts in lists) for k in range(num)]
 
     def _joined(self, func: Any, args: Any, kwargs: Any) -> Groups:
         """``cat`` and ``stack``: the k-th coordinates of each part side by side."""
