@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.compare.committee import committee
     from pyro_evidence.compare.comparison import compare
     from pyro_evidence.compare.evidence import compare_evidence
+    from pyro_evidence.compare.explore import explore
     from pyro_evidence.compare.sbc import sbc
     from pyro_evidence.compare.to_arviz import to_datatree, to_inference_data
     from pyro_evidence.evidence_check import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.posterior.multimodal import MultimodalPosterior
     from pyro_evidence.posterior.nested import NestedPosterior
     from pyro_evidence.posterior.process import predict_latent
+    from pyro_evidence.posterior.structures import StructurePosterior
     from pyro_evidence.precision.choices import block_diagonal, damped, diagonal, exact_hessian, gauss_newton
     from pyro_evidence.settings import Start
 
@@ -68,6 +70,7 @@ __all__ = [
     "Start",
     "Status",
     "Stop",
+    "StructurePosterior",
     "TooLarge",
     "UnsupportedModel",
     "block_diagonal",
@@ -79,6 +82,7 @@ __all__ = [
     "damped",
     "diagonal",
     "exact_hessian",
+    "explore",
     "find_modes",
     "gauss_newton",
     "importance_sampling",

@@ -31,6 +31,8 @@ class Start:
         ``LaplaceEvidence``; a mixture or a network begins at ``initial=``.
     :ivar tour: draws from the prior among which ``LaplaceEvidence`` looks for other modes, once the best is found; 0
         for none.  None: a thousand where there are at most 50 coordinates and the structure does not prove one mode.
+    :ivar structures: of a model with structure sites, that ``LaplaceEvidence`` looks at, in a search where there are
+        more.  None: all of up to 65,536; else 16,384, or 512 where each takes a fit of its own.
 
     >>> from pyro_evidence.settings import Start
     >>> Start(restarts=8).number(automatic=4), Start().number(automatic=4)
@@ -41,6 +43,7 @@ class Start:
     seed: int | None = 0
     values: Mapping[str, Tensor] | None = None
     tour: int | None = None
+    structures: int | None = None
 
     def __post_init__(self) -> None:
         _check_values(self.values)
@@ -48,6 +51,8 @@ class Start:
             check_count("Start: restarts", self.restarts)
         if self.tour is not None:
             check_count("Start: tour", self.tour, at_least=0)
+        if self.structures is not None:
+            check_count("Start: structures", self.structures, at_least=2)
         object.__setattr__(self, "seed", seed_of(self.seed))
 
     def number(self, automatic: int) -> int:

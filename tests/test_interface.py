@@ -24,7 +24,7 @@ ENGINES = ("LaplaceEvidence", "EvidenceEM", "RVM", "VRVM", "REVM", "OverlapEM", 
 CALLS = ("run", "run_chunks", "step", "resume", "posterior")
 BESIDE = (
     *("bridge_sampling", "importance_sampling", "tempered_smc", "thermodynamic_integration", "thames", "find_modes"),
-    *("compare", "compare_evidence", "sbc", "committee", "class_conditional"),
+    *("compare", "compare_evidence", "explore", "sbc", "committee", "class_conditional"),
     *("to_inference_data", "to_datatree", "predict_latent"),
 )
 ONE_WORD = {  # a word that is not in use -> the one that is
@@ -92,6 +92,7 @@ def test_the_page_has_every_public_name_that_fits_or_looks_at_a_fit() -> None:
         "Start",
         "Status",
         "Stop",
+        "StructurePosterior",
     }
     others |= {"block_diagonal", "damped", "diagonal", "exact_hessian", "gauss_newton"}
     errors = {n for n in pyro_evidence.__all__ if hasattr(pyro_evidence.errors, n)}
@@ -129,7 +130,7 @@ def test_one_word_for_one_thing(name) -> None:
 def test_one_start_and_one_stop(name) -> None:
     parameters = inspect.signature(getattr(pyro_evidence, name).__init__).parameters
     assert type(parameters["start"].default) is Start and type(parameters["stop"].default) is Stop
-    assert list(inspect.signature(Start).parameters) == ["restarts", "seed", "values", "tour"]
+    assert list(inspect.signature(Start).parameters) == ["restarts", "seed", "values", "tour", "structures"]
 
 
 @pytest.mark.parametrize("name", [n for n in BESIDE if "seed" in settings_of(getattr(pyro_evidence, n))])

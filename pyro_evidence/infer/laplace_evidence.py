@@ -10,6 +10,7 @@ from itertools import compress
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pyro_evidence.blocks.block_density import NODES, all_blocks, check_nodes, require_blocks
 from pyro_evidence.blocks.partition import Partition
@@ -49,7 +50,9 @@ from pyro_evidence.posterior.groups import with_groups
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import toured
 from pyro_evidence.posterior.nested import integrated
+from pyro_evidence.posterior.structures import over_structures
 from pyro_evidence.precision.choices import Curvature, exact_hessian
+from pyro_evidence.program.branching import fixed, refuse_structures, structures_of
 from pyro_evidence.program.checks import Arguments, Constant, constant_targets, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
@@ -136,16 +139,30 @@ class LaplaceEvidence(Resumable):
         self._num_nodes: int | str = 1 if nodes is None else nodes
         self._multiplies = False  # whether latents of one plate multiply those of another
 
-    def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         """Fit to data, from scratch.
+
+        Structure sites, discrete ones with ``infer={"branching": True}`` that choose what the model is made of in plain
+        Python, are summed over outside of Laplace: the posterior is then a :class:`StructurePosterior`, averaged over
+        structures.  Without the annotation a discrete site is summed out inside.
 
         :param args: the model's arguments, as for ``MCMC.run``.
         :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see errors.
         """
         self._more = ()
+        if (structures := structures_of(self.model, (args, kwargs))) is not None:
+            fit = partial(self._with_structure, (args, kwargs))
+            return over_structures(self.model, (args, kwargs), structures, fit, self.start, self.stop.progress)
         posterior = self._fitted(args, kwargs)
         return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
+
+    def _with_structure(self, data: Arguments, values: dict[str, Tensor]) -> LaplacePosterior:
+        """The posterior of one structure of the model, by an engine of the same settings."""
+        engine = copy.copy(self)
+        engine.model, engine.stop = fixed(self.model, values), replace(self.stop, progress=False)
+        found: LaplacePosterior = engine.run(*data[0], **data[1])
+        return found
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         """Modes at the first hyperparameters, hyperparameters of the highest log evidence, posterior."""
@@ -300,7 +317,12 @@ class LaplaceEvidence(Resumable):
             raise UnsupportedModel(f"nodes={self.nodes} integrates blocks of rows; expected nodes=1, or run(...).")
         joining = COMMUNICATOR.get()
         make = partial(LogJoint, self.model, maximise=self.maximise, values=self.start.values)
-        first = first_joint(self.model, chunks, joining, make)
+
+        def make_first(args: Sequence[Any]) -> LogJoint:
+            refuse_structures(self.model, (tuple(args), {}), "run_chunks(...)")
+            return make(args)
+
+        first = first_joint(self.model, chunks, joining, make_first)
         sites = local_sites(first, chunks, joining, own)
         self._full, self._integrated, self._groups = None, {}, None
         self._check_for_chunks(first)
@@ -358,6 +380,7 @@ class LaplaceEvidence(Resumable):
         :return: minus the log evidence (plus log hyperprior, where sites are maximised), nats.
         """
         if self._data is None or not same_arguments(self._data, (args, kwargs)):
+            refuse_structures(self.model, (args, kwargs), "step(...)")
             self._start(args, kwargs)
             self._fits = self._fits[:1]
             if self._num_nodes != 1 and not self._multiplies:

@@ -5,7 +5,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -179,7 +179,7 @@ class PredictivePosterior(Posterior):
             if exact is not None:
                 return exact
         joint = self._with(args, kwargs)
-        found = _chosen(predictions(self, joint, num_samples, seed, 0 if quantiles is None else num_samples), site)
+        found = chosen(predictions(self, joint, num_samples, seed, 0 if quantiles is None else num_samples), site)
         return found.told(return_std, quantiles)
 
     def forecast(
@@ -223,7 +223,7 @@ class PredictivePosterior(Posterior):
             args, kwargs = longer(self._joint, *self._mode_at, steps)
         joint, kept = self._with(args, kwargs), 0 if quantiles is None else num_samples
         parts = predictions(self, joint, num_samples, seed, kept, linear=self._is_normal and quantiles is None)
-        found = _chosen(parts, site)
+        found = chosen(parts, site)
         moments, values = found.moments, tuple(value[:, -steps:] for value in found.values)
         last = PredictiveMoments(moments.weight, moments.mean[-steps:], moments.variance[-steps:])
         return SitePrediction(last, values, found.classes).told(return_std, quantiles)
@@ -257,7 +257,7 @@ def probability(posterior: Posterior, joint: LogJoint, *, site: str | None, num_
 
     :raises UnsupportedModel: for a site that has no classes.
     """
-    found = _chosen(predictions(posterior, joint, num_samples, 0, kept=0), site)
+    found = chosen(predictions(posterior, joint, num_samples, 0, kept=0), site)
     if not found.classes:
         raise UnsupportedModel(
             f"probability(...) is for a site of classes (Bernoulli, Categorical, OneHotCategorical); "
@@ -411,7 +411,7 @@ def likelihood_moments(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
     return mean.double(), variance.double()
 
 
-def _chosen(found: Mapping[str, SitePrediction], site: str | None) -> SitePrediction:
+def chosen(found: Mapping[str, SitePrediction], site: str | None) -> SitePrediction:
     """The prediction of one site.
 
     :raises BadInput: for a name that is none, or where there are several sites and none is named.
@@ -421,3 +421,8 @@ def _chosen(found: Mapping[str, SitePrediction], site: str | None) -> SitePredic
     if not isinstance(site, str) or site not in found:
         raise BadInput(f"site={site!r}; expected one of the observed sites: {', '.join(found) or 'there is none'}.")
     return found[site]
+
+
+def reweighted(found: SitePrediction, weight: float) -> SitePrediction:
+    """The prediction with another weight among those that it is added to."""
+    return replace(found, moments=replace(found.moments, weight=weight))

@@ -1,0 +1,163 @@
+"""Sums over structures: right against closed forms and fits one by one, and how long they take.
+
+    python benchmarks/model_space.py [NAME ...]
+
+One thread; processor seconds of whole runs.
+"""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+
+from pyro_evidence import LaplaceEvidence, Start, Stop, StructurePosterior, compare_evidence, explore
+from pyro_evidence.program.branching import fixed
+
+torch.set_default_dtype(torch.float64)
+torch.set_num_threads(1)
+BRANCHING = {"branching": True}
+QUIET = Stop(progress=False)
+
+
+def selection(likelihood: Callable, scale: float, intercept: bool = False) -> Callable:
+    """A regression whose columns are chosen."""
+
+    def model(X, y=None):
+        keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer=BRANCHING)
+        w = pyro.sample("w", dist.Normal(0.0, scale).expand([X.shape[1]]).to_event(1))
+        b = pyro.sample("b", dist.Normal(0.0, scale)) if intercept else 0.0
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", likelihood(b + X @ (w * keep)), obs=y)
+
+    return model
+
+
+def logistic(eta):
+    return dist.Bernoulli(logits=eta)
+
+
+def simulated(num: int, size: int, seed: int, binary: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns that have a half of their variance in common; a third of them matter."""
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(num, size, generator=generator) + 0.7 * torch.randn(num, 1, generator=generator)
+    w = 0.3 * torch.randn(size, generator=generator) * (torch.rand(size, generator=generator) < 0.4)
+    noise = torch.randn(num, generator=generator)
+    return X, (torch.sigmoid(X @ w) > torch.special.ndtr(noise)).double() if binary else X @ w + 0.5 * noise
+
+
+def timed(run: Callable[[], StructurePosterior]) -> tuple[StructurePosterior, float]:
+    begun = time.process_time()
+    return run(), time.process_time() - begun
+
+
+def conjugate() -> str:
+    X, y = simulated(100, 10, 0, binary=False)
+    model = selection(lambda eta: dist.Normal(eta, 0.5), 1.0)
+    found, seconds = timed(lambda: LaplaceEvidence(model).run(X, y))
+    every = torch.tensor(list(product([0.0, 1.0], repeat=10)))
+    exact = torch.stack(
+        [dist.MultivariateNormal(torch.zeros(100), 0.25 * torch.eye(100) + (X * k) @ X.T).log_prob(y) for k in every]
+    )
+    away = abs(float(found.log_evidence - exact.logsumexp(0) + 10 * math.log(2.0)))
+    inclusion = float((found.inclusion("keep") - exact.softmax(0) @ every).abs().max())
+    return f"log evidence {away:.1e} off, inclusion {inclusion:.1e}; {seconds:.2f} s"
+
+
+def pima() -> str:
+    rows = torch.from_numpy(
+        np.loadtxt(Path(os.environ["PYRO_EVIDENCE_DATA"]) / "pima_532.csv", delimiter=",", skiprows=1)
+    )
+    found, seconds = timed(
+        lambda: LaplaceEvidence(selection(logistic, 10.0, intercept=True)).run(rows[:, 1:], rows[:, 0])
+    )
+    noted = torch.tensor([0.930, 1.000, 0.013, 0.020, 0.997, 0.953, 0.134])
+    return f"inclusion {float((found.inclusion('keep') - noted).abs().max()):.1e} from the noted; {seconds:.2f} s"
+
+
+def many() -> str:
+    X, y = simulated(500, 12, 1, binary=True)
+    model = selection(logistic, 1.0)
+    found, seconds = timed(lambda: LaplaceEvidence(model).run(X, y))
+    alone = [
+        float(
+            LaplaceEvidence(fixed(model, found.found.of(i)), stop=QUIET).run(X, y).log_evidence - found.log_evidences[i]
+        )
+        for i in range(0, 4096, 512)
+    ]
+    return f"4,096 logistic models, fits of their own {max(map(abs, alone)):.1e} off; {seconds:.2f} s"
+
+
+def limited() -> str:
+    said = []
+    for seed in range(3):
+        X, y = simulated(1000, 16, seed, binary=True)
+        every, whole = timed(lambda X=X, y=y: LaplaceEvidence(selection(logistic, 1.0)).run(X, y))
+        found, seconds = timed(
+            lambda X=X, y=y: LaplaceEvidence(selection(logistic, 1.0), start=Start(structures=2000)).run(X, y)
+        )
+        masses = dict(zip(map(tuple, every.found.values["keep"].tolist()), every.probabilities.tolist(), strict=True))
+        truth = 1.0 - sum(masses[tuple(row)] for row in found.found.values["keep"].tolist())
+        away = float((found.inclusion("keep") - every.inclusion("keep")).abs().max())
+        said.append(
+            f"inclusion {away:.3f} off, unvisited {found.unvisited:.3f} said, {truth:.3f} true; {seconds:.1f} s, "
+            f"all of them {whole:.1f} s"
+        )
+    return "\n    ".join(said)
+
+
+def fifty() -> str:
+    X, y = simulated(500, 50, 0, binary=True)
+    pairs = [
+        timed(lambda seed=seed: LaplaceEvidence(selection(logistic, 1.0), start=Start(seed=seed)).run(X, y))
+        for seed in (0, 1)
+    ]
+    (one, first), (other, second) = pairs
+    away = float((one.inclusion("keep") - other.inclusion("keep")).abs().max())
+    return f"two searches {away:.3f} apart, unvisited {one.unvisited:.2f}; {first:.1f} and {second:.1f} s"
+
+
+def counts() -> str:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(200, 3, generator=generator)
+    y = torch.poisson((0.5 * X[:, 0] + torch.randn(200, generator=generator) * 0.8).exp(), generator=generator)
+
+    def poisson(X, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Poisson((X @ w).exp()), obs=y)
+
+    def negative_binomial(X, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        size = pyro.sample("size", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.GammaPoisson(size, size / (X @ w).exp()), obs=y)
+
+    def zero_inflated(X, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        gate = pyro.sample("gate", dist.Beta(1.0, 1.0))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.ZeroInflatedPoisson((X @ w).exp(), gate=gate), obs=y)
+
+    programs = {"Poisson": poisson, "negative binomial": negative_binomial, "zero-inflated": zero_inflated}
+    found, seconds = timed(lambda: explore(programs, X, y))
+    begun = time.process_time()
+    alone = {n: LaplaceEvidence(m, stop=QUIET).run(X, y) for n, m in programs.items()}
+    apart = time.process_time() - begun
+    compared = compare_evidence(throw=False, **{n.replace(" ", "_").replace("-", "_"): p for n, p in alone.items()})
+    shares = {n: round(float(p), 4) for n, p in found.values_of("program").items()}
+    return f"{shares}, compare_evidence {compared.probabilities}; {seconds:.2f} s, the fits alone {apart:.2f} s"
+
+
+CASES = {f.__name__: f for f in (conjugate, pima, many, limited, fifty, counts)}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or CASES:
+        print(f"{name}: {CASES[name]()}", flush=True)

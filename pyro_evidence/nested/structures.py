@@ -1,0 +1,267 @@
+"""The log evidence of many structures of one model: of columns switched off in one batch, or fit by fit."""
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.laplace.approximation import Problem, laplace_problem
+from pyro_evidence.nested.roles import marginalised_sites
+from pyro_evidence.numerics import evidence, newton
+from pyro_evidence.numerics.batched import HELD_NUMBERS
+from pyro_evidence.numerics.derivatives import generic_directions
+from pyro_evidence.program.branching import Model, Product, Structures, fixed
+from pyro_evidence.program.checks import Arguments
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.settings import seeded
+from pyro_evidence.structure.density import LinearDensity, with_prior
+
+TESTED = 3  # structures at which a switched density is compared with the model's own
+SPREAD = 0.4  # about one, of the numbers that stand for an element's value to see what it multiplies
+Evaluate = Callable[[Structures], Tensor]  # to log p(D | structure), nats, (S,)
+
+
+@dataclass(frozen=True)
+class Switched:
+    """A density of linear predictors with columns switched off, which are others in each row.
+
+    The prior of a coordinate whose column is off stays, and its integral is one.
+
+    :ivar density: with all columns.
+    :ivar problem: whose density it is.
+    :ivar owner: which structure element multiplies each coordinate's column, -1 for none, ``(D,)``.
+    """
+
+    problem: Problem
+    density: LinearDensity
+    owner: Tensor
+
+    @property
+    def _theta(self) -> Tensor:
+        return self.density.joint.initial_theta
+
+    def switches(self, structures: Structures) -> Tensor:
+        """The factor of each coordinate's column, ``(S, D)``."""
+        elements = structures.elements().to(self._theta.device)
+        ones = elements.new_ones(len(elements), 1)
+        return torch.cat([elements, ones], -1)[:, self.owner]
+
+    @property
+    def _prior(self) -> tuple[Tensor, Tensor]:
+        """Mean and precision of each coordinate, ``(D,)``."""
+        prior = self.density.parts(self._theta).prior
+        assert prior is not None  # as :func:`switched` asks for
+        return prior[0].detach(), prior[1].detach()
+
+    def log_joint(self, u: Tensor, switches: Tensor) -> Tensor:
+        """``log p(D, w | structure)`` of rows ``(R, D)``, nats, ``(R,)``."""
+        loc, precision = self._prior
+        log_prior = 0.5 * ((precision / math.tau).log() - precision * (u - loc).square()).sum(-1)
+        return log_prior + self.density.log_likelihood(u * switches, self._theta)
+
+    def gradient(self, u: Tensor, switches: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``, detached."""
+        loc, precision = self._prior
+        slope = -precision * (u - loc)
+        log_prior = 0.5 * ((precision / math.tau).log() + slope * (u - loc)).sum(-1)
+        likelihood, rise = self.density.likelihood_gradient(u * switches, self._theta)
+        return log_prior + likelihood, slope + rise * switches
+
+    def precision(self, u: Tensor, switches: Tensor) -> Tensor:
+        """Minus the Hessian in ``u``, ``(R, D, D)``."""
+        A = self.density.likelihood_precision(u * switches, self._theta)
+        A = A * switches.unsqueeze(-1) * switches.unsqueeze(-2)
+        return with_prior(A, self._prior[1])
+
+    def log_evidences(self, structures: Structures) -> Tensor:
+        """Laplace's log evidence of each structure, nats, nan where no mode was found, ``(S,)``."""
+        size = max(self.density.joint.latents.size**2, sum(part.J[..., 0].numel() for part in self.density.linear))
+        rows = self.switches(structures).split(max(1, HELD_NUMBERS // (4 * size)))
+        return torch.cat([self._log_evidences(part) for part in rows])
+
+    def _log_evidences(self, switches: Tensor) -> Tensor:
+        start = self.density.joint.initial_u.expand(len(switches), -1)
+        mode = newton.climb(self, self.precision, start, switches, self.problem.limits)
+        tril, info = torch.linalg.cholesky_ex(mode.precision)
+        log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        found = evidence.log_evidence(mode.log_joint, log_det, switches.shape[-1])
+        return torch.where(mode.converged & (info == 0), found, torch.nan).detach()
+
+
+def switched(model: Model, data: Arguments, product: Product) -> Switched | None:
+    """The density of all structures at once, where each of their elements, 0 or 1, multiplies columns of the design.
+
+    Which element multiplies which column is read off the design at generic values in their places; then the density
+    is compared with the model's own at a few structures.  None where hyperparameters are maximised or integrated, and
+    where a structure does more than to leave columns out.
+    """
+    if any(sorted(support.tolist()) != [0, 1] for support in product.supports.values()):
+        return None
+    size = len(product.sizes)
+    ones = torch.ones(1, size, dtype=torch.long)
+    try:
+        problem = laplace_problem(LogJoint(fixed(model, product.with_choices(ones).of(0)), *data))
+        density, joint = problem.structure.linear, problem.joint
+        if not isinstance(density, LinearDensity) or not density.gaussian or joint.hypers.size:
+            return None
+        if marginalised_sites(joint, None):
+            return None
+        factors = 1.0 + SPREAD * generic_directions(1, size, joint.initial_theta)[0]
+        generic = product.with_elements(factors)
+        other = laplace_problem(LogJoint(fixed(model, generic), *data)).structure.linear
+        if not isinstance(other, LinearDensity) or len(other.linear) != len(density.linear):
+            return None
+        owner = _owners(density, other, factors)
+        found = None if owner is None else Switched(problem, density, owner)
+        return found if found is not None and _agrees(found, model, data, product) else None
+    except (ArithmeticError, RuntimeError, ValueError, TypeError, IndexError):
+        return None  # generic values in place of zeros and ones are nothing that a model has to bear
+
+
+def _owners(density: LinearDensity, other: LinearDensity, factors: Tensor) -> Tensor | None:
+    """The element whose factor each column of the other design has, -1 for none; None where that is not all."""
+    first, second = (torch.cat([p.J.flatten(0, 1) for p in d.linear]) for d in (density, other))
+    if first.shape != second.shape:
+        return None
+    ratio = (first * second).sum(0) / first.square().sum(0)
+    choices = torch.cat([factors, factors.new_ones(1)])
+    owner = (ratio.unsqueeze(-1) - choices).abs().nan_to_num(nan=torch.inf).argmin(-1)
+    expected = first * choices[owner]
+    return owner if bool(((second - expected).abs() <= 1e-10 * first.abs().amax()).all()) else None
+
+
+def _agrees(found: Switched, model: Model, data: Arguments, product: Product) -> bool:
+    """Whether the density is the model's own at some structures, all of them random places."""
+    sizes, generator = product.sizes, seeded(0)
+    for _ in range(TESTED):
+        choice = torch.randint(2, (1, len(sizes)), generator=generator)
+        structures = product.with_choices(choice)
+        joint = LogJoint(fixed(model, structures.of(0)), *data)
+        u = joint.initial(1, seed=0)
+        own, here = joint.log_joint(u, joint.initial_theta), found.log_joint(u, found.switches(structures))
+        if joint.hypers.size or not bool((own - here).abs() <= 1e-9 * (1.0 + own.abs())):
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search among structures has found.
+
+    :ivar structures: those that were evaluated.
+    :ivar log_evidences: of each, nats, ``(S,)``.
+    :ivar log_weights: whose exponentials estimate ``p(D)`` by their sum, and sums over structures by weighted ones:
+        ``log p(D, structure)`` of what was found by steps, the importance weight of what was drawn, ``(S,)``.
+    :ivar error: standard error of the log of their sum, nats.
+    :ivar unvisited: the share of the posterior mass that was not looked at, two standard errors above its estimate.
+    """
+
+    structures: Structures
+    log_evidences: Tensor
+    log_weights: Tensor
+    error: float
+    unvisited: float
+
+
+def search(product: Product, evaluate: Evaluate, most: int, seed: int) -> Search:
+    """Structures found by steps from the best ones to their neighbours, and draws for all the others.
+
+    A quarter of the evaluations go, best first, to neighbours of what is known: structures that differ in one element,
+    and those with two elements exchanged.  The rest are drawn, each element by itself: first as often as it has its
+    values given all others of the structures whose neighbours are known, then by what the draws so far say.  Draws of
+    structures that the steps have not found stand for all of those, by weights against the mixture of all rounds
+    (Owen and Zhou, 2000; Clyde, Ghosh and Littman, 2011, sample elements so without replacement).
+
+    :param most: structures to evaluate.
+    """
+    sizes = torch.tensor(product.sizes)
+    known: dict[tuple[int, ...], float] = {}
+    frontier: list[tuple[float, tuple[int, ...]]] = []
+    expanded: list[tuple[int, ...]] = []
+
+    def look(choices: Tensor) -> None:
+        new = [row for row in dict.fromkeys(map(tuple, choices.tolist())) if row not in known]
+        if not new:
+            return
+        structures = product.with_choices(torch.tensor(new))
+        heights = (evaluate(structures) + structures.log_prior).nan_to_num(nan=-torch.inf)
+        for row, height in zip(new, heights.tolist(), strict=True):
+            known[row] = height
+            heapq.heappush(frontier, (-height, row))
+
+    look(torch.stack([torch.zeros_like(sizes), sizes - 1]))
+    while frontier and len(known) < most // 4:
+        _, row = heapq.heappop(frontier)
+        look(_neighbours(torch.tensor(row), sizes))
+        expanded.append(row)
+    before, generator = len(known), seeded(seed)
+    laws, draws = [_conditional(known, expanded, sizes)], torch.empty(0, len(sizes), dtype=torch.long)
+    while True:
+        num = max(2, (most - before) // ROUNDS)
+        own = [torch.multinomial(law, num, replacement=True, generator=generator) for law in laws[-1]]
+        draws = torch.cat([draws, torch.stack(own, -1)])
+        look(draws[-num:])
+        log_qs = [torch.stack([p.log()[draws[:, b]] for b, p in enumerate(law)]).sum(0) for law in laws]
+        log_q = torch.stack(log_qs).logsumexp(0) - math.log(len(laws))
+        heights = torch.tensor(list(known.values()), dtype=torch.float64)
+        places = {row: place for place, row in enumerate(known)}
+        place = torch.tensor([places[row] for row in map(tuple, draws.tolist())])
+        drawn = torch.where(place >= before, heights[place] - log_q, -torch.inf) - math.log(len(draws))
+        shift = float(torch.cat([heights, drawn]).max())
+        mass = (drawn - shift).exp()  # of each draw, whose sum estimates that of all structures not found by steps
+        by_draws = torch.zeros_like(heights).index_add(0, place, mass)
+        weights = torch.where(torch.arange(len(heights)) < before, (heights - shift).exp(), by_draws)
+        if len(laws) == ROUNDS:
+            break
+        rows, share = torch.tensor(list(known)), weights / weights.sum()
+        new = [torch.bincount(rows[:, b], share, size) for b, size in enumerate(sizes.tolist())]
+        laws.append([_guarded(0.5 * (one + other)) for one, other in zip(new, laws[-1], strict=True)])
+    total = float(weights.sum())
+    error = float(len(draws) ** 0.5 * mass.std()) / total
+    unvisited = max(0.0, 1.0 - float((heights - shift).exp().sum()) / total / (1.0 + 2.0 * error))
+    structures = product.with_choices(torch.tensor(list(known)))
+    return Search(structures, heights - structures.log_prior, weights.log() + shift, error, unvisited)
+
+
+def _guarded(law: Tensor) -> Tensor:
+    """Probabilities of which none is too small for importance weights."""
+    law = law.clamp(min=GUARD)  # no value is left out
+    return law / law.sum()
+
+
+def _conditional(
+    known: Mapping[tuple[int, ...], float], expanded: Sequence[tuple[int, ...]], sizes: Tensor
+) -> list[Tensor]:
+    """The probabilities of each element's values given the other elements, averaged over some structures.
+
+    :param expanded: structures that differ from no unknown one in one element.
+    """
+    share = torch.tensor([known[row] for row in expanded], dtype=torch.float64).softmax(0)
+    laws = []
+    for b, size in enumerate(sizes.tolist()):
+        heights = [[known[(*row[:b], k, *row[b + 1 :])] for k in range(size)] for row in expanded]
+        laws.append(_guarded(share @ torch.tensor(heights, dtype=torch.float64).softmax(-1)))
+    return laws
+
+
+ROUNDS = 4  # of draws, each with the probabilities that those before have taught
+GUARD = 0.01  # least probability of each value of an element in draws of structures
+
+
+def _neighbours(row: Tensor, sizes: Tensor) -> Tensor:
+    """Structures with one element changed, and with two elements exchanged, ``(S, B)``."""
+    found = []
+    for b, size in enumerate(sizes.tolist()):
+        for k in range(size):
+            if k != int(row[b]):
+                found.append(row.index_fill(0, torch.tensor([b]), k))
+    for a in range(len(row)):
+        for b in range(a):
+            if int(row[a]) != int(row[b]) and int(sizes[a]) == int(sizes[b]):
+                swapped = row.clone()
+                swapped[[a, b]] = row[[b, a]]
+                found.append(swapped)
+    return torch.stack(found)

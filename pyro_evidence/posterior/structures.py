@@ -1,0 +1,345 @@
+"""The posterior over structures of a model: their probabilities, and averages over them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.display import Axes, Table, axes_or_current
+from pyro_evidence.errors import BadInput, NotAMode, NotConverged, UnsupportedModel
+from pyro_evidence.fitting.iterate import bar_of
+from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.laplace.evidence_error import EvidenceError
+from pyro_evidence.nested.structures import Evaluate, Search, search, switched
+from pyro_evidence.posterior.base import NUM_DRAWS, Values
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.predict import SitePrediction, chosen, predictions, reweighted
+from pyro_evidence.program.branching import MOST, Model, Product, Structures
+from pyro_evidence.program.checks import Arguments
+from pyro_evidence.settings import Start, check_count, seed_of, seeded
+
+SEARCHED, SEARCHED_APART = 2**14, 2**9  # structures looked at where there are more: together, or a fit for each
+CLOSE = 5.0  # nats below the best structure, within which a structure's own error counts
+SHOWN = 10  # structures in a summary
+NEGLIGIBLE = 1e-3  # share of the mass whose structures a prediction may leave out
+
+
+@within_memory
+@dataclass(frozen=True, eq=False, repr=False)
+class StructurePosterior:
+    """Structures with their probabilities, and the posterior of each; draws and predictions are averages over them.
+
+    :ivar search: the structures that were looked at, and their log evidences.
+    :ivar fit: the posterior of a structure, by a fit.
+    :ivar failures: messages of fits that failed.
+    :ivar num_maximised: hyperparameters that are maximised in each structure.
+    :ivar labels: structure site -> names of its values 0, 1, ...; empty for numbers.
+
+    >>> import pyro, torch
+    >>> from pyro import distributions as dist
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> def model(X, y):
+    ...     keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([2]).to_event(1), infer={"branching": True})
+    ...     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    ...     with pyro.plate("data", len(X)):
+    ...         pyro.sample("y", dist.Normal(X @ (w * keep), 0.5), obs=y)
+    >>> X = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [2.0, -1.0], [-2.0, -1.0]])
+    >>> posterior = LaplaceEvidence(model).run(X, X[:, 0])
+    >>> [round(p, 2) for p in posterior.inclusion("keep").tolist()]
+    [1.0, 0.2]
+    >>> posterior.structure(0)["keep"]
+    tensor([1., 0.])
+    """
+
+    search: Search
+    fit: Callable[[Values], LaplacePosterior]
+    failures: tuple[str, ...] = ()
+    num_maximised: int = 0
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    _members: dict[int, LaplacePosterior] = field(default_factory=dict)
+
+    @property
+    def found(self) -> Structures:
+        """The structures that were looked at."""
+        return self.search.structures
+
+    @property
+    def log_evidences(self) -> Tensor:
+        """``log p(D | structure)`` of each, nats, nan where its fit failed, ``(S,)``."""
+        return self.search.log_evidences
+
+    @property
+    def unvisited(self) -> float:
+        """The share of the posterior mass that was not looked at.
+
+        Zero where all structures were, else two standard errors above an estimate by importance sampling.
+        """
+        return self.search.unvisited
+
+    def __repr__(self) -> str:
+        return f"StructurePosterior({len(self.found):,} structures, log_evidence={float(self.log_evidence):.4g})"
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Of the structures that were looked at, given that it is one of them or of those they stand for, ``(S,)``."""
+        return self.search.log_weights.softmax(0)
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """``log p(D)``, averaged over structures, nats, ``()``."""
+        return self.search.log_weights.logsumexp(0)
+
+    @cached_property
+    def order(self) -> Tensor:
+        """Places of the structures, the most probable first; of equal ones the first."""
+        return self.search.log_weights.argsort(descending=True, stable=True)
+
+    @cached_property
+    def log_evidence_error(self) -> EvidenceError:
+        """An estimate of its error, nats: the errors of the structures within five nats of the best, averaged."""
+        best, weights = self.search.log_weights.max(), self.probabilities
+        near = [i for i in self.order.tolist() if float(best - self.search.log_weights[i]) < CLOSE][:SHOWN]
+        share = weights[near] / weights[near].sum()
+        errors = [self._member(i).log_evidence_error for i in near]
+        signed = sum(float(w) * error.signed for w, error in zip(share, errors, strict=True))
+        method = f"of the {len(near)} best structures, averaged: {errors[0].method}"
+        return EvidenceError.of(signed, "", 0.0, 0.0, method).beside(self.search.error)
+
+    def structure(self, k: int = 0) -> Values:
+        """Site -> value of the structure in row ``k`` of :meth:`structures`: what ``poutine.condition`` takes.
+
+        :raises BadInput: for a row that is not there.
+        """
+        return self.found.of(self._place(k))
+
+    def member(self, k: int = 0) -> LaplacePosterior:
+        """The posterior given the structure in row ``k`` of :meth:`structures`.
+
+        :raises BadInput: for a row that is not there.
+        """
+        return self._member(self._place(k))
+
+    def _place(self, k: int) -> int:
+        k = check_count("k", k, at_least=0)
+        if k >= len(self.found):
+            raise BadInput(f"k={k}; expected the row of a structure, 0 to {len(self.found) - 1}.")
+        return int(self.order[k])
+
+    def _member(self, place: int) -> LaplacePosterior:
+        if place not in self._members:
+            self._members[place] = self.fit(self.found.of(place))
+        return self._members[place]
+
+    def structures(self, most: int | None = None) -> Table:
+        """A row for each structure, the most probable first: its probability, log prior and log evidence.
+
+        :param most: rows, None for all.
+        """
+        probabilities = self.probabilities
+        rows = {}
+        for place in self.order.tolist()[: None if most is None else check_count("most", most)]:
+            rows[label_of(self.found.of(place), self.labels)] = {
+                "probability": float(probabilities[place]),
+                "log prior": float(self.found.log_prior[place]),
+                "log evidence": float(self.log_evidences[place]),
+            }
+        columns = {
+            "probability": "of the structure given the data",
+            "log prior": "of the structure, nats",
+            "log evidence": "log p(data | structure), nats",
+        }
+        return Table(rows, columns, self._notes(), "structure", digits=4)
+
+    def inclusion(self, site: str) -> Tensor:
+        """The probability that each element of a structure site is not zero, in the site's shape.
+
+        Of a site with more than two values, the probability of each stands in :meth:`values_of`.
+
+        :raises BadInput: for a name that no structure site has.
+        """
+        on = self._values(site) != 0
+        present = self.found.present[site].reshape(-1, *(1 for _ in on.shape[1:]))
+        return torch.tensordot(self.probabilities, (on & present).double(), 1)
+
+    def values_of(self, site: str) -> dict[Any, Tensor]:
+        """Value, or its name -> the probability that each element of a structure site has it, in the site's shape.
+
+        :raises BadInput: as :meth:`inclusion`.
+        """
+        values, present = self._values(site), self.found.present[site]
+        shares = present.reshape(-1, *(1 for _ in values.shape[1:]))
+        names, found = self.labels.get(site), dict[Any, Tensor]()
+        for value in values[present].unique():
+            here = ((values == value) & shares).double()
+            found[float(value) if names is None else names[int(value)]] = torch.tensordot(self.probabilities, here, 1)
+        return found
+
+    def _values(self, site: str) -> Tensor:
+        if site not in self.found.values:
+            raise BadInput(f"site={site!r}; expected a structure site: {', '.join(self.found.values)}.")
+        return self.found.values[site]
+
+    def get_samples(self, num_samples: int = NUM_DRAWS, seed: int | None = None) -> Values:
+        """Draws of the structure and of the latent sites that every drawn structure has, in one shape.
+
+        :return: site name -> ``(S,) + shape``.
+        """
+        num_samples, seed = check_count("num_samples", num_samples, at_least=0), seed_of(seed)
+        generator = seeded(seed)
+        drawn = torch.multinomial(self.probabilities, max(1, num_samples), replacement=True, generator=generator)
+        drawn = drawn[:num_samples].sort().values
+        places, counts = drawn.unique(return_counts=True)
+        parts = [
+            self._member(place).get_samples(count, seed + number)
+            for number, (place, count) in enumerate(zip(places.tolist(), counts.tolist(), strict=True))
+        ]
+        order = torch.randperm(num_samples, generator=generator)
+        shared = [n for n in parts[0] if all(n in p and p[n].shape[1:] == parts[0][n].shape[1:] for p in parts)]
+        found = {name: torch.cat([part[name] for part in parts])[order] for name in shared}
+        there = {n: v for n, v in self.found.values.items() if bool(self.found.present[n][drawn].all())}
+        return found | {name: value[drawn][order] for name, value in there.items()}
+
+    def predict(
+        self,
+        *args: Any,
+        return_std: bool = False,
+        quantiles: float | Sequence[float] | None = None,
+        site: str | None = None,
+        num_samples: int = NUM_DRAWS,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """Means of new data, or class probabilities, averaged over structures and their posteriors.
+
+        Structures that hold a thousandth of the mass together are left out.
+
+        :param args: the model's arguments at new inputs, and all other settings, as for ``LaplacePosterior.predict``.
+        :param num_samples: draws of the latents, shared out among structures by their probabilities.
+        """
+        probabilities, left = self.probabilities, 1.0
+        found: list[SitePrediction] = []
+        for place in self.order.tolist():
+            if left <= NEGLIGIBLE and found:
+                break
+            share = float(probabilities[place])
+            left -= share
+            num, member = max(2, math.ceil(share * num_samples)), self._member(place)
+            kept = 0 if quantiles is None else num
+            parts = predictions(member, member._with(args, kwargs), num, seed + place, kept)
+            found.append(reweighted(chosen(parts, site), share))
+        return reduce(lambda one, other: one + other, found).told(return_std, quantiles)
+
+    def _notes(self) -> list[str]:
+        said = [f"{len(self.failures)} structures have no posterior: {self.failures[0]}"] if self.failures else []
+        if self.unvisited > 0:
+            said.append(f"not all structures were looked at: up to {self.unvisited:.2g} of the mass is elsewhere")
+        if self.num_maximised:
+            said.append(f"{self.num_maximised} numbers are maximised in each structure, for which there is no penalty")
+        return [*said, "vague priors decide between structures: the log evidence falls with the log of a prior's width"]
+
+    def summary(self) -> Table:
+        """Print the most probable structures, and say what stands beside them."""
+        table = self.structures(SHOWN)
+        print(table)  # noqa: T201, what summaries do
+        print(f"log evidence {float(self.log_evidence):.2f} nats, over {len(self.found):,} structures")  # noqa: T201
+        return table
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Bars: the probability that each element of each structure site is not zero.
+
+        :raises ImportError: without matplotlib.
+        """
+        axes = axes_or_current(axes)
+        bars: dict[str, float] = {}
+        for site in self.found.values:
+            included = self.inclusion(site)
+            names = [site] if not included.dim() else [f"{site}[{i}]" for i in range(included.numel())]
+            bars |= dict(zip(names, included.reshape(-1).tolist(), strict=True))
+        axes.bar_label(axes.barh(list(bars), list(bars.values())), fmt="%.2f", padding=3)
+        axes.invert_yaxis()
+        axes.set(xlim=(0.0, 1.15), xlabel="probability that it is in the model")
+        return axes
+
+
+def over_structures(
+    model: Model,
+    data: Arguments,
+    structures: Product | Structures,
+    fit: Callable[[Values], LaplacePosterior],
+    start: Start,
+    progress: bool,
+) -> StructurePosterior:
+    """The posterior over all structures, or over those that a search finds: in one batch, or by a fit for each.
+
+    :raises UnsupportedModel: where structures maximise different numbers of hyperparameters, which evidences that have
+        no penalty for them cannot be compared by.
+    :raises NotAMode: where no structure has a posterior.
+    """
+    batch = switched(model, data, structures) if isinstance(structures, Product) else None
+    members: list[LaplacePosterior | None] = []
+    failures: list[str] = []
+
+    def one_by_one(some: Structures) -> Tensor:
+        with bar_of("structures", progress, total=len(some)) as bar:
+            for row in range(len(some)):
+                try:
+                    members.append(fit(some.of(row)))
+                except (ArithmeticError, NotConverged) as error:
+                    failures.append(f"{type(error).__name__}: {error}")
+                    members.append(None)
+                bar.update()
+        heights = [math.nan if m is None else float(m.log_evidence) for m in members[-len(some) :]]
+        return torch.tensor(heights, dtype=torch.float64)
+
+    evaluate: Evaluate = one_by_one if batch is None else batch.log_evidences
+    num = math.prod(structures.sizes) if isinstance(structures, Product) else len(structures)
+    most = start.structures or (num if num <= MOST else SEARCHED if batch else SEARCHED_APART)
+    if isinstance(structures, Product) and num > most:
+        found = search(structures, evaluate, most, seed_of(start.seed))
+    else:
+        every = structures.with_choices(structures.all()) if isinstance(structures, Product) else structures
+        every = every.rows((every.log_prior > -math.inf).nonzero().flatten())
+        log_evidences = evaluate(every)
+        found = Search(every, log_evidences, log_evidences + every.log_prior, 0.0, 0.0)
+    log_weights = found.log_weights.nan_to_num(nan=-math.inf)
+    if not bool(log_weights.isfinite().any()):
+        said = failures[0] if failures else "no mode was found."
+        raise NotAMode(
+            f"none of the {len(log_weights):,} structures has a posterior; expected one that has. The first ended with "
+            f"{said} Look at it alone: fit poutine.condition(model, data=...) with a structure fixed."
+        )
+    maximised = {m._num_maximised for m in members if m is not None}
+    if len(maximised) > 1:
+        raise UnsupportedModel(
+            f"structures maximise different numbers of hyperparameters, {sorted(maximised)}; expected one number, "
+            "since a log evidence has no penalty for them. Give those that only some structures have a prior: "
+            "pyro.sample in place of pyro.param."
+        )
+    kept = {row: member for row, member in enumerate(members) if member is not None}
+    found, num_maximised = replace(found, log_weights=log_weights), max(maximised, default=0)
+    return StructurePosterior(found, fit, tuple(failures), num_maximised, _members=kept)
+
+
+def label_of(values: Mapping[str, Tensor], labels: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:
+    """A structure on one line; of a site of zeros and ones the places of the ones.
+
+    :param labels: structure site -> names of its values.
+
+    >>> label_of({"keep": torch.tensor([1.0, 0.0, 1.0]), "link": torch.tensor(1)}, {"link": ("logit", "probit")})
+    'keep 0, 2; link=probit'
+    """
+    parts = []
+    for name, value in values.items():
+        flat = value.reshape(-1).tolist()
+        if name in labels:
+            parts.append(f"{name}={', '.join(labels[name][int(x)] for x in flat)}")
+        elif value.dim() and set(flat) <= {0, 1}:
+            parts.append(f"{name} {', '.join(str(i) for i, on in enumerate(flat) if on) or 'none'}")
+        else:
+            parts.append(f"{name}={', '.join(f'{x:g}' for x in flat)}")
+    return "; ".join(parts)

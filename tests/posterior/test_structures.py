@@ -1,0 +1,354 @@
+"""Sums over structures against closed forms, against fits one by one, and what is refused."""
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_evidence import (
+    BadInput,
+    ImproperPosterior,
+    LaplaceEvidence,
+    NotAMode,
+    Start,
+    Stop,
+    StructurePosterior,
+    UnsupportedModel,
+    explore,
+)
+from pyro_evidence.posterior.structures import over_structures
+from pyro_evidence.program.branching import Product, fixed, structures_of
+
+BRANCHING = {"branching": True}
+QUIET = Stop(progress=False)
+NOISE = 0.5
+
+
+def linear(X: Tensor, y: Tensor | None = None, odds: float = 0.3) -> None:
+    keep = pyro.sample("keep", dist.Bernoulli(odds).expand([X.shape[1]]).to_event(1), infer=BRANCHING)
+    w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([X.shape[1]]).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X @ (w * keep), NOISE), obs=y)
+
+
+def logistic(X: Tensor, y: Tensor | None = None) -> None:
+    keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer=BRANCHING)
+    b = pyro.sample("b", dist.Normal(0.0, 10.0))
+    w = pyro.sample("w", dist.Normal(0.0, 10.0).expand([X.shape[1]]).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Bernoulli(logits=b + X @ (w * keep)), obs=y)
+
+
+def data(num: int = 40, size: int = 5, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(num, size, generator=generator)
+    X = X + 0.5 * torch.randn(num, 1, generator=generator)
+    y = X[:, 0] - 0.4 * X[:, 1] + 0.1 * X[:, 2] + NOISE * torch.randn(num, generator=generator)
+    return X, y
+
+
+def in_closed_form(X: Tensor, y: Tensor, odds: float = 0.3) -> tuple[Tensor, Tensor]:
+    """Structures ``(S, D)``, and ``log p(y, structure)`` of each with the weights integrated out on paper."""
+    every = torch.tensor(list(itertools.product([0.0, 1.0], repeat=X.shape[1])))
+    found = []
+    for keep in every:
+        covariance = NOISE**2 * torch.eye(len(X)) + 4.0 * (X * keep) @ X.T
+        prior = float((keep * math.log(odds) + (1.0 - keep) * math.log1p(-odds)).sum())
+        found.append(float(dist.MultivariateNormal(torch.zeros(len(X)), covariance).log_prob(y)) + prior)
+    return every, torch.tensor(found)
+
+
+def test_linear_models_are_summed_as_on_paper() -> None:
+    X, y = data()
+    posterior = LaplaceEvidence(linear).run(X, y)
+    every, expected = in_closed_form(X, y)
+    assert isinstance(posterior, StructurePosterior) and posterior.unvisited == 0.0
+    torch.testing.assert_close(posterior.log_evidence, expected.logsumexp(0), rtol=1e-11, atol=0.0)
+    torch.testing.assert_close(posterior.inclusion("keep"), expected.softmax(0) @ every, rtol=1e-9, atol=1e-12)
+    best = every[expected.argmax()]
+    assert torch.equal(posterior.structure()["keep"], best)
+    assert float(posterior.log_evidence_error) < 1e-8
+
+
+def test_means_of_predictions_and_draws_are_averages_over_structures() -> None:
+    X, y = data()
+    posterior = LaplaceEvidence(linear).run(X, y)
+    every, heights = in_closed_form(X, y)
+    shares, new = heights.softmax(0), torch.eye(5)
+    means = []
+    for keep in every:
+        A = (X * keep).T @ (X * keep) / NOISE**2 + torch.eye(5) / 4.0
+        means.append(keep * torch.linalg.solve(A, (X * keep).T @ y / NOISE**2))
+    expected = shares @ torch.stack(means)
+    torch.testing.assert_close(posterior.predict(new), new @ expected, rtol=0.0, atol=3e-3)
+    draws = posterior.get_samples(4000, seed=0)
+    effect = draws["w"] * draws["keep"]
+    assert bool(((effect.mean(0) - expected).abs() < 4.0 * effect.std(0) / 4000**0.5 + 1e-3).all())
+    torch.testing.assert_close(draws["keep"].mean(0), posterior.inclusion("keep"), rtol=0.0, atol=0.035)
+    assert torch.equal(draws["w"], posterior.get_samples(4000, seed=0)["w"])
+
+
+def test_the_structures_of_pima(data_dir: Path) -> None:
+    """The 128 models by Laplace of an independent program: notes of the probabilities, three digits each."""
+    rows = torch.from_numpy(np.loadtxt(data_dir / "pima_532.csv", delimiter=",", skiprows=1))
+    posterior = LaplaceEvidence(logistic).run(rows[:, 1:], rows[:, 0])
+    expected = torch.tensor([0.930, 1.000, 0.013, 0.020, 0.997, 0.953, 0.134])
+    torch.testing.assert_close(posterior.inclusion("keep"), expected, rtol=0.0, atol=6e-4)
+    best = posterior.structures(1)
+    assert list(best.rows) == ["keep 0, 1, 4, 5"] and best.rows["keep 0, 1, 4, 5"]["probability"] == pytest.approx(
+        0.803, abs=6e-4
+    )
+
+
+def test_a_batch_is_fits_one_by_one() -> None:
+    X, y = data()
+    y = (y > 0).double()
+    posterior = LaplaceEvidence(logistic).run(X, y)
+    assert not posterior._members
+    for row in (0, 1, 7, 31):
+        alone = LaplaceEvidence(fixed(logistic, posterior.found.of(row)), stop=QUIET).run(X, y)
+        assert float(posterior.log_evidences[row]) == pytest.approx(float(alone.log_evidence), abs=1e-8)
+
+
+def test_columns_in_another_order_and_structures_recoded() -> None:
+    X, y = data()
+    order = torch.tensor([3, 0, 4, 1, 2])
+
+    def recoded(X: Tensor, y: Tensor) -> None:
+        with pyro.plate("columns", X.shape[1]):
+            out = pyro.sample("out", dist.Bernoulli(0.7), infer=BRANCHING)
+            w = pyro.sample("w", dist.Normal(0.0, 2.0))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Normal(X @ torch.where(out > 0, 0.0, w), NOISE), obs=y)
+
+    one = LaplaceEvidence(linear, stop=QUIET).run(X, y)
+    other = LaplaceEvidence(linear).run(X[:, order], y)
+    torch.testing.assert_close(other.inclusion("keep"), one.inclusion("keep")[order], rtol=1e-9, atol=1e-12)
+    again = LaplaceEvidence(recoded, stop=QUIET).run(X[:, :3], y)
+    expected = in_closed_form(X[:, :3], y)[1].logsumexp(0)
+    torch.testing.assert_close(again.log_evidence, expected, rtol=1e-9, atol=0.0)
+
+
+def likelihoods(y: Tensor) -> None:
+    """A structure that chooses the likelihood; one branch has a latent of its own."""
+    dispersed = pyro.sample("dispersed", dist.Bernoulli(0.25), infer=BRANCHING)
+    level = pyro.sample("level", dist.Normal(0.0, 3.0))
+    with pyro.plate("data", len(y)):
+        if bool(dispersed):
+            noise = pyro.sample("noise", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Poisson((level + noise).exp()), obs=y)
+        else:
+            pyro.sample("y", dist.Poisson(level.exp()), obs=y)
+
+
+def test_branches_with_sites_of_their_own_are_their_fits() -> None:
+    y = torch.tensor([0.0, 9.0, 2.0, 25.0, 1.0, 3.0])
+    posterior = LaplaceEvidence(likelihoods, stop=QUIET).run(y)
+    heights = []
+    for value, prior in ((0.0, 0.75), (1.0, 0.25)):
+        alone = LaplaceEvidence(fixed(likelihoods, {"dispersed": torch.tensor(value)}), stop=QUIET).run(y)
+        heights.append(float(alone.log_evidence) + math.log(prior))
+    assert float(posterior.log_evidence) == pytest.approx(float(torch.tensor(heights).logsumexp(0)), abs=1e-9)
+    assert float(posterior.inclusion("dispersed")) == pytest.approx(
+        float(torch.tensor(heights).softmax(0)[1]), abs=1e-9
+    )
+    assert "noise" in posterior.member(0).mode and "noise" not in posterior.member(1).mode
+    assert set(posterior.get_samples(50, seed=1)) >= {"level", "dispersed"}
+
+
+def test_sites_that_only_some_structures_have() -> None:
+    """A tree: the second choice is there after a first one only."""
+
+    def tree(y: Tensor) -> None:
+        shifted = pyro.sample("shifted", dist.Bernoulli(0.5), infer=BRANCHING)
+        places = torch.tensor([-1.0, 1.0, 2.0])
+        if bool(shifted):
+            place = pyro.sample("place", dist.Categorical(torch.tensor([0.2, 0.5, 0.3])), infer=BRANCHING)
+            loc = places[place]
+        else:
+            loc = torch.tensor(0.0)
+        mu = pyro.sample("mu", dist.Normal(loc, 1.0))
+        pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    y = torch.tensor(1.3)
+    posterior = LaplaceEvidence(tree, stop=QUIET).run(y)
+    locs, prior = torch.tensor([0.0, -1.0, 1.0, 2.0]), torch.tensor([0.5, 0.1, 0.25, 0.15])
+    heights = dist.Normal(locs, 2.0**0.5).log_prob(y) + prior.log()
+    assert len(posterior.found) == 4
+    assert float(posterior.log_evidence) == pytest.approx(float(heights.logsumexp(0)), abs=1e-10)
+    shares = {value: float(p) for value, p in posterior.values_of("place").items()}
+    assert shares == pytest.approx(dict(zip([0.0, 1.0, 2.0], heights.softmax(0)[1:].tolist(), strict=True)), abs=1e-10)
+    assert any("place" not in posterior.structure(k) for k in range(4))
+
+
+def test_kernels_are_chosen() -> None:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.linspace(0.0, 6.0, 30)
+    t = torch.sin(2.0 * math.pi * X) + 0.1 * torch.randn(30, generator=generator)
+
+    def model(X: Tensor, t: Tensor) -> None:
+        waves = pyro.sample("waves", dist.Categorical(torch.ones(2)), infer=BRANCHING)
+        away = X.unsqueeze(-1) - X
+        away = torch.sin(math.pi * away) if int(waves) else away
+        covariance = (-0.5 * away.square()).exp() + 0.01 * torch.eye(len(X))
+        f = pyro.sample("f", dist.MultivariateNormal(torch.zeros(len(X)), covariance))
+        pyro.sample("t", dist.Normal(f, 0.1).to_event(1), obs=t)
+
+    posterior = LaplaceEvidence(model, stop=QUIET).run(X, t)
+    heights = []
+    for away in (X.unsqueeze(-1) - X, torch.sin(math.pi * (X.unsqueeze(-1) - X))):
+        covariance = (-0.5 * away.square()).exp() + 0.02 * torch.eye(len(X))
+        heights.append(float(dist.MultivariateNormal(torch.zeros(len(X)), covariance).log_prob(t)))
+    expected = torch.tensor(heights).logsumexp(0) - math.log(2.0)
+    torch.testing.assert_close(posterior.log_evidence, expected, rtol=1e-9, atol=0.0)
+    share = float(torch.tensor(heights).softmax(0)[1])
+    assert float(posterior.values_of("waves")[1.0]) == pytest.approx(share, abs=1e-9)
+
+
+def test_a_search_says_what_it_has_not_visited() -> None:
+    X, y = data(60, 10, seed=3)
+    every, heights = in_closed_form(X, y)
+    found = LaplaceEvidence(linear, start=Start(structures=200)).run(X, y)
+    assert len(found.found) <= 220
+    lookup = dict(zip(map(tuple, every.tolist()), heights.softmax(0).tolist(), strict=True))
+    seen = sum(lookup[tuple(row)] for row in found.found.values["keep"].tolist())
+    assert 0.0 < 1.0 - seen <= found.unvisited
+    assert abs(float(found.log_evidence - heights.logsumexp(0))) < 4.0 * found.search.error + 1e-3
+    torch.testing.assert_close(found.inclusion("keep"), heights.softmax(0) @ every, rtol=0.0, atol=0.06)
+    again = LaplaceEvidence(linear, start=Start(structures=200)).run(X, y)
+    assert float(again.log_evidence) == float(found.log_evidence)
+    assert any("not all structures" in note for note in found.structures(1).notes)
+
+
+def test_a_structure_is_a_model_for_other_engines() -> None:
+    X, y = data()
+    posterior = LaplaceEvidence(linear).run(X, y)
+    winner = poutine.condition(linear, data=posterior.structure())
+    alone = LaplaceEvidence(winner, stop=QUIET).run(X, y)
+    assert float(alone.log_evidence) == pytest.approx(float(posterior.search.log_weights.max()), abs=1e-9)
+
+
+def test_programs_are_explored_by_name() -> None:
+    X, y = data()
+    counted = (y.exp() * 3.0).floor()
+
+    def poisson(X: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Poisson((X @ w).exp()), obs=y)
+
+    def geometric(X: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Geometric(logits=-(X @ w)), obs=y)
+
+    posterior = explore({"Poisson": poisson, "geometric": geometric}, X, counted, prior={"Poisson": 1, "geometric": 3})
+    alone = [float(LaplaceEvidence(m, stop=QUIET).run(X, counted).log_evidence) for m in (poisson, geometric)]
+    expected = (torch.tensor(alone) + torch.tensor([0.25, 0.75]).log()).softmax(0)
+    shares = posterior.values_of("program")
+    assert {n: float(p) for n, p in shares.items()} == pytest.approx(
+        {"Poisson": float(expected[0]), "geometric": float(expected[1])}, abs=1e-9
+    )
+    assert "program=" in str(posterior.structures())
+    with pytest.raises(BadInput, match="expected programs by name"):
+        explore([poisson], X, counted)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="a positive number for each"):
+        explore({"Poisson": poisson}, X, counted, prior={"other": 1.0})
+
+
+def flat(y: Tensor) -> None:
+    """Without a posterior where the flat site is not used."""
+    unused = pyro.sample("unused", dist.Bernoulli(0.5), infer=BRANCHING)
+    mu = pyro.sample("mu", dist.ImproperUniform(dist.constraints.real, (), ()))
+    nu = pyro.sample("nu", dist.Normal(0.0, 1.0))
+    pyro.sample("y", dist.Normal(nu if bool(unused) else mu + nu, 1.0), obs=y)
+
+
+def test_structures_without_a_posterior_are_told_and_left_out() -> None:
+    posterior = LaplaceEvidence(flat, stop=QUIET).run(torch.tensor(0.3))
+    assert len(posterior.failures) == 1 and "1 structures have no posterior" in str(posterior.structures())
+    assert float(posterior.probabilities.max()) == 1.0
+    improper = posterior.found.rows(posterior.found.values["unused"].nonzero().flatten())
+
+    def fails(values: dict[str, Tensor]) -> Any:
+        raise ImproperPosterior("it has no integral.")
+
+    with pytest.raises(NotAMode, match=r"none of the 1 structures has a posterior.*it has no integral"):
+        over_structures(flat, ((torch.tensor(0.3),), {}), improper, fails, Start(), progress=False)
+
+
+def continuous(y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0), infer=BRANCHING)
+    pyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+
+def hierarchical(y: Tensor) -> None:
+    p = pyro.sample("p", dist.Beta(1.0, 1.0))
+    keep = pyro.sample("keep", dist.Bernoulli(p), infer=BRANCHING)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    pyro.sample("y", dist.Normal(w * keep, 1.0), obs=y)
+
+
+def learned(y: Tensor) -> None:
+    wide = pyro.sample("wide", dist.Bernoulli(0.5), infer=BRANCHING)
+    scale = pyro.param("scale", torch.tensor(2.0), constraint=dist.constraints.positive) if bool(wide) else 1.0
+    w = pyro.sample("w", dist.Normal(0.0, scale))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (continuous, BadInput, "annotated as branching and is a Normal"),
+        (hierarchical, UnsupportedModel, "depends on other latent sites"),
+        (learned, UnsupportedModel, "maximise different numbers of hyperparameters"),
+    ],
+)
+def test_what_is_no_structure_is_refused(model: Callable[..., Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        LaplaceEvidence(model, stop=QUIET).run(torch.tensor([3.0, 4.0]))
+
+
+def test_steps_and_chunks_take_one_structure() -> None:
+    X, y = data()
+    with pytest.raises(UnsupportedModel, match=r"summed over by run\(\.\.\.\) alone"):
+        LaplaceEvidence(linear).step(X, y)
+    with pytest.raises(UnsupportedModel, match=r"fixed structure in run_chunks"):
+        LaplaceEvidence(linear).run_chunks([(X[:20], y[:20]), (X[20:], y[20:])])
+    posterior = LaplaceEvidence(linear).run(X, y)
+    with pytest.raises(BadInput, match="expected a structure site: keep"):
+        posterior.inclusion("w")
+    with pytest.raises(BadInput, match="0 to 31"):
+        posterior.structure(32)
+
+
+def test_structures_are_a_product_where_their_priors_do_not_meet() -> None:
+    X, y = data()
+    assert isinstance(structures_of(linear, ((X, y), {})), Product)
+    assert structures_of(fixed(linear, {"keep": torch.ones(5)}), ((X, y), {})) is None
+
+
+def test_bars_of_inclusion() -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    X, y = data()
+    posterior = LaplaceEvidence(linear).run(X, y)
+    axes = posterior.plot(plt.figure().gca())
+    widths = torch.tensor([bar.get_width() for bar in axes.patches])
+    torch.testing.assert_close(widths, posterior.inclusion("keep"), rtol=1e-12, atol=0.0)
+    plt.close("all")
+
+
+def test_the_summary_has_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    X, y = data()
+    table = LaplaceEvidence(linear).run(X, y).summary()
+    assert len(table.rows) == 10 and "over 32 structures" in capsys.readouterr().out
