@@ -50,7 +50,7 @@ from pyro_evidence.posterior.groups import with_groups
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import toured
 from pyro_evidence.posterior.nested import integrated
-from pyro_evidence.posterior.structures import over_structures
+from pyro_evidence.posterior.structures import StructurePosterior, over_structures
 from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.branching import fixed, refuse_structures, structures_of
 from pyro_evidence.program.checks import Arguments, Constant, constant_targets, same_arguments
@@ -135,6 +135,7 @@ class LaplaceEvidence(Resumable):
         self._full: Problem | None = None
         self._groups: GroupRows | None = None
         self._integrated: dict[int, LaplacePosterior] = {}
+        self._over: StructurePosterior | None = None  # of a model with structure sites
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
         self._num_nodes: int | str = 1 if nodes is None else nodes
         self._multiplies = False  # whether latents of one plate multiply those of another
@@ -150,10 +151,11 @@ class LaplaceEvidence(Resumable):
         :raises NotConverged: unless ``stop.throw`` is off; it carries the posterior that was reached.
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see errors.
         """
-        self._more = ()
+        self._more, self._over = (), None
         if (structures := structures_of(self.model, (args, kwargs))) is not None:
             fit = partial(self._with_structure, (args, kwargs))
-            return over_structures(self.model, (args, kwargs), structures, fit, self.start, self.stop.progress)
+            self._over = over_structures(self.model, (args, kwargs), structures, fit, self.start, self.stop.progress)
+            return self._over
         posterior = self._fitted(args, kwargs)
         return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
 
@@ -392,11 +394,13 @@ class LaplaceEvidence(Resumable):
         return -self._fits[0].state.objective
 
     @property
-    def posterior(self) -> LaplacePosterior:
-        """The posterior at the best state so far.
+    def posterior(self) -> Any:
+        """The posterior at the best state so far; over structures, where the model has structure sites.
 
         :raises BadInput: before the first ``run`` or ``step``.
         """
+        if self._over is not None:
+            return self._over
         return self._of(1)[0]
 
     @property

@@ -69,7 +69,9 @@ def in_closed_form(X: Tensor, y: Tensor, odds: float = 0.3) -> tuple[Tensor, Ten
 
 def test_linear_models_are_summed_as_on_paper() -> None:
     X, y = data()
-    posterior = LaplaceEvidence(linear).run(X, y)
+    engine = LaplaceEvidence(linear)
+    posterior = engine.run(X, y)
+    assert engine.posterior is posterior
     every, expected = in_closed_form(X, y)
     assert isinstance(posterior, StructurePosterior) and posterior.unvisited == 0.0
     torch.testing.assert_close(posterior.log_evidence, expected.logsumexp(0), rtol=1e-11, atol=0.0)
