@@ -164,8 +164,7 @@ def beside(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph
         own = own if create_graph and own.requires_grad else own.detach().requires_grad_()
         if isinstance(terms, Terms) and by_terms(terms.density):
             p, rows = terms.density.partition, own.unsqueeze(0)
-            every, each = rows.new_ones(1, p.num_blocks + 1), term_derivatives(terms, rows, shared)
-            found = -torch.stack([x.second_beside(every) for x in each]).sum(0)
+            found = -term_derivatives(terms, rows, shared, rows.new_ones(1, p.num_blocks + 1)).beside
             return found if create_graph else found.detach()
         away, num = torch.zeros_like(shared).requires_grad_(), shared.shape[-1]
         if not shared.numel():

@@ -5,7 +5,7 @@ share: one for each colour of :class:`Second` and one for each pair of colours. 
 predictor they are taken of that, :math:`\partial_{ab} \ell = \ell' \eta_{ab} + \ell'' \eta_a \eta_b`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.blocks.terms import BlockDensity, Terms
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.derivatives import generic_directions, pullback, pullbacks
@@ -151,62 +150,46 @@ def _is_all(density: BlockDensity, slot: LikelihoodTerm) -> bool:
 
 @dataclass(frozen=True)
 class TermDerivatives:
-    """Of some terms at rows ``(Q, D)``.
+    """Derivatives of all terms at nodes ``(Q, D)``, added up.
 
-    :ivar slopes: along each colour, ``(C, Q, F)``.
-    :ivar seconds: along each pair of colours, ``(P, Q, F)``.
+    :ivar of_blocks: first ones in the blocks' own coordinates, ``(Q, n)``.
+    :ivar of_shared: those of each block, and last of no block, in shared coordinates, ``(Q, G + 1, P)``.
+    :ivar shared: second ones in shared coordinates, nodes weighed, ``(P, P)``.
+    :ivar beside: the same between blocks and shared coordinates, ``(n, P)``.
+    :ivar within: the same between own coordinates and each member of their block, ``(n, d)``.
     """
 
-    family: Family
-    slopes: Tensor
-    seconds: Tensor
+    of_blocks: Tensor
+    of_shared: Tensor
+    shared: Tensor
+    beside: Tensor
+    within: Tensor
 
-    def slope_of_blocks(self) -> Tensor:
-        """First derivatives in the blocks' own coordinates, ``(Q, n)``."""
-        total = self.slopes.new_zeros(self.slopes.shape[1], len(self._p.own) + 1)
-        for place, slope in zip(self.family.own, self.slopes, strict=True):
-            total = total.index_add(1, place, slope)
-        return total[:, :-1]
 
-    def slope_of_shared(self) -> Tensor:
-        """First derivatives of each block in shared coordinates, and last those of no block, ``(Q, G + 1, P)``."""
-        num, size = self._p.num_blocks + 1, len(self._p.shared) + 1
-        total = self.slopes.new_zeros(self.slopes.shape[1], num * size)
-        for place, slope in zip(self.family.shared, self.slopes, strict=True):
-            if bool((place < size - 1).any()):
-                total = total.index_add(1, self.family.owner * size + place, slope)
-        return total.reshape(-1, num, size)[..., :-1]
+def _summed(family: Family, derivatives: Iterator[Tensor], share: Tensor) -> list[Tensor]:
+    """The fields of :class:`TermDerivatives` for one family, from what :meth:`Family.derivatives` gives.
 
-    def second_of_shared(self, share: Tensor) -> Tensor:
-        """Second derivatives in shared coordinates, nodes weighed by ``share`` ``(Q, G + 1)``, ``(P, P)``."""
-        shared, size = self.family.shared, len(self._p.shared)
-        return self._second(share, shared, size, shared, size)
-
-    def second_beside(self, share: Tensor) -> Tensor:
-        """Second derivatives between blocks and shared coordinates, ``(n, P)``."""
-        return self._second(share, self.family.own, len(self._p.own), self.family.shared, len(self._p.shared))
-
-    def second_of_blocks(self, share: Tensor) -> Tensor:
-        """Second derivatives between own coordinates and each member of their block, ``(n, d)``."""
-        return self._second(share, self.family.own, len(self._p.own), self.family.member, self._p.width)
-
-    @property
-    def _p(self) -> Partition:
-        return self.family.density.partition
-
-    def _second(self, share: Tensor, rows: Tensor, num_rows: int, columns: Tensor, num_columns: int) -> Tensor:
-        """A matrix of second derivatives, rows and columns of each term by colour ``(C, F)``."""
-        total = self.seconds.new_zeros((num_rows + 1) * (num_columns + 1))
-        weight = share[:, self.family.owner]
-        in_rows, in_columns = (
-            (place < num).any(1).tolist() for place, num in ((rows, num_rows), (columns, num_columns))
-        )
-        for (a, b), second in zip(self.family.second.pairs, self.seconds, strict=True):
-            ways = [(i, j) for i, j in {(a, b), (b, a)} if in_rows[i] and in_columns[j]]
-            each = (weight * second).sum(0) if ways else second
-            for i, j in ways:
-                total = total.index_add(0, rows[i] * (num_columns + 1) + columns[j], each)
-        return total.reshape(num_rows + 1, num_columns + 1)[:-1, :-1]
+    :param share: weights of nodes in each block, ``(Q, G + 1)``.
+    """
+    p, second, weight = family.density.partition, family.second, share[:, family.owner]
+    n, num = len(p.own), len(p.shared)
+    of_blocks, of_shared = share.new_zeros(len(share), n + 1), share.new_zeros(len(share), share.shape[1] * (num + 1))
+    for own, shared, slope in zip(family.own, family.shared, islice(derivatives, second.num_colours), strict=True):
+        of_blocks = of_blocks.index_add(1, own, slope)
+        if bool((shared < num).any()):
+            of_shared = of_shared.index_add(1, family.owner * (num + 1) + shared, slope)
+    sides = [(family.shared, num, family.shared, num), (family.own, n, family.shared, num)]
+    sides.append((family.own, n, family.member, p.width))
+    totals = [share.new_zeros((num_rows + 1) * (num_columns + 1)) for _, num_rows, _, num_columns in sides]
+    met = [((rows < r).any(1).tolist(), (columns < c).any(1).tolist()) for rows, r, columns, c in sides]
+    for (a, b), found in zip(second.pairs, derivatives, strict=True):
+        each = (weight * found).sum(0)
+        for k, (rows, _, columns, num_columns) in enumerate(sides):
+            for i, j in {(a, b), (b, a)}:
+                if met[k][0][i] and met[k][1][j]:
+                    totals[k] = totals[k].index_add(0, rows[i] * (num_columns + 1) + columns[j], each)
+    wholes = [total.reshape(-1, c + 1)[:-1, :-1] for total, (_, _, _, c) in zip(totals, sides, strict=True)]
+    return [of_blocks[:, :-1], of_shared.reshape(*share.shape, num + 1)[..., :-1], *wholes]
 
 
 def by_terms(density: BlockDensity) -> bool:
@@ -217,58 +200,53 @@ def by_terms(density: BlockDensity) -> bool:
     return sum(len(family.second.pairs) for family in families(density)) < num
 
 
-def term_derivatives(terms: Terms, rows: Tensor, shared: Tensor) -> list[TermDerivatives]:
-    """At blocks ``(Q, n)`` and shared coordinates ``(P,)``; their own derivatives are for one reverse pass."""
+def term_derivatives(terms: Terms, rows: Tensor, shared: Tensor, share: Tensor) -> TermDerivatives:
+    """At blocks ``(Q, n)`` and shared coordinates ``(P,)``; their own derivatives are for one reverse pass.
+
+    :param share: weights of nodes in each block, and last of what belongs to none, ``(Q, G + 1)``.
+    """
     u = terms.density.whole(rows, shared)
-    return [TermDerivatives(each, *_Orders.apply(u, terms.theta, each)) for each in families(terms.density)]
+    found = [_Sums.apply(u, terms.theta, share, each) for each in families(terms.density)]
+    return TermDerivatives(*(torch.stack(parts).sum(0) for parts in zip(*found, strict=True)))
 
 
-class _Orders(torch.autograd.Function):
-    """:meth:`Family.derivatives` in chunks of rows, evaluated again on the way back so that no graph is held."""
+class _Sums(torch.autograd.Function):
+    """:func:`_summed` in chunks of nodes, evaluated again on the way back so that no graph is held."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, theta: Tensor, family: Family) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(u, theta)
+    def forward(ctx: Any, u: Tensor, theta: Tensor, share: Tensor, family: Family) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(u, theta, share)
         ctx.family = family
         ctx.set_materialize_grads(False)
-        num, start = family.second.num_colours, 0
-        found = u.new_empty(num + len(family.second.pairs), len(u), len(family.owner))
-        for part in _chunks(family, u):
+        slopes, seconds = list[list[Tensor]](), list[Tensor]()
+        for part, weights in _chunks(family, u, share):
             with torch.enable_grad():
-                leaf = part.detach().requires_grad_()
-                for into, each in zip(found, family.derivatives(leaf, theta.detach(), False), strict=True):
-                    into[start : start + len(part)] = each.detach()
-            start += len(part)
-        return found[:num], found[num:]
+                every = family.derivatives(part.detach().requires_grad_(), theta.detach(), False)
+                found = [x.detach() for x in _summed(family, (x.detach() for x in every), weights.detach())]
+            slopes.append(found[:2])
+            seconds = [x + y for x, y in zip(seconds, found[2:], strict=True)] if seconds else found[2:]
+        return *(torch.cat(parts) for parts in zip(*slopes, strict=True)), *seconds
 
     @staticmethod
-    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor, Tensor, None]:
-        (u, theta), by_u, start = ctx.saved_tensors, [], 0
+    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor, Tensor, Tensor, None]:
+        (u, theta, share), of_rows, start = ctx.saved_tensors, list[list[Tensor]](), 0
         by_theta = torch.zeros_like(theta)
-        for part in _chunks(ctx.family, u):
-            chosen = [None if x is None else x[:, start : start + len(part)] for x in by]
-            of_part, more = _pulled_back(ctx.family, part, theta, *chosen)
-            by_u.append(of_part)
-            by_theta, start = by_theta + more, start + len(part)
-        return torch.cat(by_u), by_theta, None
+        for part in _chunks(ctx.family, u, share):
+            rows = slice(start, start + len(part[0]))
+            weights = [x if x is None or i > 1 else x[rows] for i, x in enumerate(by)]
+            leaves = [x.detach().requires_grad_() for x in (*part, theta)]
+            with torch.enable_grad():
+                found = _summed(ctx.family, ctx.family.derivatives(leaves[0], leaves[2], True), leaves[1])
+                total = torch.stack([(x * w).sum() for x, w in zip(found, weights, strict=True) if w is not None]).sum()
+                *own, more = pullbacks(total, *leaves)
+            of_rows.append(own)
+            by_theta, start = by_theta + more, rows.stop
+        by_u, by_share = (torch.cat(parts) for parts in zip(*of_rows, strict=True))
+        return by_u, by_theta, by_share, None
 
 
-def _pulled_back(
-    family: Family, u: Tensor, theta: Tensor, by_slopes: Tensor | None, by_seconds: Tensor | None
-) -> list[Tensor]:
-    """Derivatives in ``u`` and ``theta`` of first and second derivatives, weighed and added up."""
-    u, theta = u.detach().requires_grad_(), theta.detach().requires_grad_()
-    num = family.second.num_colours
-    with torch.enable_grad():
-        found = family.derivatives(u, theta, True)
-        pairs = [] if by_slopes is None else list(zip(islice(found, num), by_slopes, strict=True))
-        if by_seconds is not None:
-            pairs += zip(islice(found, 0 if pairs else num, None), by_seconds, strict=True)
-        total = torch.stack([(x * weight).sum() for x, weight in pairs]).sum()
-        return pullbacks(total, u, theta)
-
-
-def _chunks(family: Family, u: Tensor) -> Sequence[Tensor]:
-    """Rows that are differentiated together: each derivative keeps about as much as the run that it is of."""
+def _chunks(family: Family, u: Tensor, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Nodes that are differentiated together: each derivative keeps about as much as the run that it is of."""
     kept = family.density.joint.row_bytes or batched.BATCH_BYTES
-    return u.split(max(1, batched.BATCH_BYTES // max(1, kept * (1 + len(family.second.pairs)))))
+    size = max(1, batched.BATCH_BYTES // max(1, kept * (1 + len(family.second.pairs))))
+    return zip(u.split(size), share.split(size), strict=True)

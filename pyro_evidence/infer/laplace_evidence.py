@@ -46,6 +46,7 @@ from pyro_evidence.laplace.restarts import (
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.nested.roles import marginalised_sites
+from pyro_evidence.numerics import lbfgs
 from pyro_evidence.posterior.groups import with_groups
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import toured
@@ -240,6 +241,8 @@ class LaplaceEvidence(Resumable):
         theta = problem.joint.initial_theta
         if self._multiplies and self._num_nodes != 1:  # what is highest around their joint mode is elsewhere
             integrated = replace(problem, nodes=numbers_of_nodes(self._num_nodes)[0])
+            slope = partial(problem.density.gradient, theta=theta)
+            places = lbfgs.from_far(slope, places, problem.limits.slack)  # whose steps are cheaper
             found = [partial(laplace_state, integrated, theta, place) for place in places]
             self._found = laplace_restarts.distinct_modes(found)
         elif problem.structure.network is not None and can_batch(problem):
