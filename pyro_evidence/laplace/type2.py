@@ -68,6 +68,7 @@ class TypeII:
     restarted: bool = False  # whether the fit has left a plateau by beginning again
     share: float = 1.0  # of the last step that was taken
     way: tuple[float, ...] = ()  # objectives before the last steps, as many as there are hyperparameters
+    rested: "TypeII | None" = None  # where the fit has come to rest at an edge, before it began there again
 
     @property
     def objective(self) -> float:
@@ -116,6 +117,18 @@ def step(state: TypeII) -> TypeII:
     learned, and looks once beyond plateaus.  The other branches are for networks whose mode is about to vanish, for
     processes on a long way, for rounding, and for steps that lead nowhere.
     """
+    new = _stepped(state)
+    if _rests_at_edge(new):
+        new = _begun_again(new)
+    before = new.rested
+    if new.stop_reason is None or before is None:
+        return new
+    lower = new.stop_reason is not Status.CONVERGED or new.objective < before.objective
+    return replace(before, stop_reason=Status.CONVERGED) if lower else new
+
+
+def _stepped(state: TypeII) -> TypeII:
+    """:func:`step`, at an edge or not."""
     network = state.laplace.problem.structure.network is not None
     if network and not state.trusted and near_fold(state.laplace):
         return _at_higher_mode(state)
@@ -143,7 +156,7 @@ def step(state: TypeII) -> TypeII:
         new = _off_plateaus(new)
     new = replace(new, way=(*state.way, state.objective)[-len(new.laplace.theta) :])
     done = new.learned and 0.5 * new.gradient_norm**2 <= new.laplace.problem.slack
-    return replace(new, stop_reason=Status.CONVERGED) if done or _rests_at_edge(new) else new
+    return replace(new, stop_reason=Status.CONVERGED) if done else new
 
 
 def _goes_far(state: TypeII, move: Tensor, logs: Tensor) -> bool:
@@ -160,9 +173,28 @@ def _rests_at_edge(state: TypeII) -> bool:
     way along which the objective is level.  By as many steps its curvature is learned, so nothing better will come.
     """
     flat = log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
+    if state.rested is not None and state.way and state.objective - state.way[-1] < SHARP:
+        if abs(state.objective - state.rested.objective) < SHARP * len(flat):
+            return state.stop_reason is None  # back where it was
     if len(flat) <= FEW or len(state.way) < len(flat) or not bool(flat.any()):
         return False
     return state.stop_reason is None and state.objective - state.way[0] < SHARP * len(flat)
+
+
+def _begun_again(state: TypeII) -> TypeII:
+    """What lies at an edge, from its start once more, the others kept; the end where that has gained nothing.
+
+    A spread near zero has little slope, and so have the correlations of its effects, whatever they are: as in polar
+    coordinates at the origin, the fit comes to rest there though effects of other correlations would rise.
+    """
+    problem = state.laplace.problem
+    flat = log_units(problem) & (state.metric.diagonal() > FLAT)
+    theta = torch.where(flat, problem.joint.initial_theta, state.laplace.theta)
+    gained = state.rested is None or state.objective > state.rested.objective + WORTH
+    found = reached(problem, theta, state.laplace.u) if gained else None
+    if found is None:
+        return replace(state, stop_reason=Status.CONVERGED)
+    return replace(_arrived(replace(state, scanned=False), found), rested=state)
 
 
 def reached(problem: Problem, theta: Tensor, start: Tensor) -> LaplaceState | None:
@@ -307,7 +339,7 @@ def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> 
     """
     pruned, needed = prune(found, state.needed, move)
     new = type2_state(replace(pruned, left_saddle=pruned.left_saddle or state.laplace.left_saddle))
-    new = replace(new, needed=needed, scanned=state.scanned, restarted=state.restarted)
+    new = replace(new, needed=needed, scanned=state.scanned, restarted=state.restarted, rested=state.rested)
     if bool((new.away > FARTHEST).any()):
         return replace(new, stop_reason=Status.UNBOUNDED)
     return replace(new, stop_reason=Status.SINGULAR) if is_singular(new.laplace) else new

