@@ -741,9 +741,7 @@ PROGRAMS: dict[str, Program] = {
     "scale": Program(scale, lambda: (T(8.5).double(),)),
     "csis": Program(csis, lambda: (T(8.0).double(), T(9.0).double())),
     "logistic": Program(logistic, lambda: (ROWS, LABELS)),
-    "boosting, two equal modes": Program(
-        boosting, lambda: (4.0 + 0.1 * normal(100),), pending="issue 6: one of two equal modes, and no word of it"
-    ),
+    "boosting, two equal modes": Program(boosting, lambda: (4.0 + 0.1 * normal(100),)),
     "mixture of Gaussians": Program(gmm, lambda: (CLUMPS,), compared=False),
     "mixture of Gaussians, EvidenceEM": Program(gmm, lambda: (CLUMPS,), engine=EvidenceEM, compared=False),
     "Dirichlet process of the plane": Program(sticks, lambda: (PLANE,), compared=False),
