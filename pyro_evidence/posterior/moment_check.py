@@ -13,7 +13,7 @@ from pyro_evidence.posterior.base import varies
 
 # Shifts of a mean, in standard deviations, and ratios of two standard deviations: what nobody need hear of, what is
 # said once it is known, and what must not be passed over in silence.
-HARMLESS, NOTABLE, HARMFUL = 0.1, 0.2, 0.3
+HARMLESS, NOTABLE, HARMFUL = 0.1, 0.15, 0.3
 LEVEL = 0.01  # probability of a wrong sentence among all elements
 WEIGHED = "take draws from posterior.importance_resampled(...)"
 
