@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -315,8 +316,8 @@ class MPPCAPosterior(LaplacePosterior):
         return isinstance(self.state.precision, Dense) and not self.refusal and self._joint.has_data
 
     def _check(self, until: float) -> dict[str, Any]:
-        """As :meth:`diagnostics` does: chains do not go round the orbits."""
-        return self._importance_check(self._num_checked, 0)
+        """As :meth:`diagnostics` does, of fewer draws where time is short: chains do not go round the orbits."""
+        return diagnostics.most_until(partial(self._importance_check, seed=0), self._num_checked, until)
 
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:
         """And components and columns that are left; without a dense curvature what comes from ratios is nan."""

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -217,18 +218,19 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
             break
     best: Shifts | None = moved if is_reliable else None
     if posterior._is_by_blocks:
-        found |= _blocks_until(posterior, most, 0.5 * (now + until))
+        check = partial(check_by_blocks, posterior._inside, float(posterior.log_evidence), seed=0)
+        found |= most_until(check, most, 0.5 * (now + until))
     if best is None or not best.is_settled():
         best = _by_chains_until(posterior, elements, u, until) or best
     return found | {"moments": moments(best, names_of(posterior._joint).label, num)}
 
 
-def _blocks_until(posterior: Any, most: int, until: float) -> dict[str, Any]:
-    """The check of each block by itself, of three times as many draws as long as there is time for these."""
+def most_until(check: Callable[[int], dict[str, Any]], most: int, until: float) -> dict[str, Any]:
+    """A check of three times as many draws, ``most`` of them at the end, as long as there is time for these."""
     num = FEWEST_WEIGHTED
     while True:
         begun = time.process_time()
-        found = check_by_blocks(posterior._inside, float(posterior.log_evidence), min(num, most), 0)
+        found = check(min(num, most))
         now = time.process_time()
         if num >= most or now + 3.0 * (now - begun) > until:
             return found

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.numerics.importance import checked
-from pyro_evidence.posterior.diagnostics import lines
+from pyro_evidence.posterior.diagnostics import lines, most_until
 from pyro_evidence.posterior.moment_check import Elements, Shifts, by_chains, by_weights, moments
 from tests.models_for_tests.posterior_models import class_data, fitted_logistic, logistic
 
@@ -146,3 +146,16 @@ def test_the_table_is_had_without_the_check(capsys) -> None:
     fitted_logistic().summary(check=False)
     text = capsys.readouterr().out
     assert "w[0]" in text and "log evidence" not in text
+
+
+def test_a_check_takes_more_draws_while_there_is_time() -> None:
+    asked: list[int] = []
+
+    def check(num: int) -> dict[str, Any]:
+        asked.append(num)
+        return {}
+
+    most_until(check, 1000, time.process_time() + 30.0)
+    assert asked == [100, 300, 900, 1000]
+    most_until(check, 1000, time.process_time())
+    assert asked[4:] == [100]
