@@ -45,6 +45,7 @@ from pyro_evidence.precision.dense import Pattern
 from pyro_evidence.precision.elimination import Fronts, Order
 
 PATIENCE = 8  # steps that neither halve the least decrement nor gain a nat: rounding leads them
+SETTLED = 1e-6  # part of the tolerance: the step that is taken is not Newton's to the last digit
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Marginal:
         here = best = self.place(terms, u[p.own], u[p.shared])
         waited = 0
         for _ in range(self.limits.num_steps):
-            settled = here.decrement <= self.limits.tolerance
+            settled = here.decrement <= SETTLED * self.limits.tolerance
             new = None if settled or waited > PATIENCE else self._moved(terms, here)
             if new is None:
                 break
