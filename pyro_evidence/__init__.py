@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.infer.rvm import RVM
     from pyro_evidence.infer.vrvm import VRVM
     from pyro_evidence.posterior.laplace import LaplacePosterior
-    from pyro_evidence.posterior.multimodal import MultimodalPosterior
+    from pyro_evidence.posterior.multimodal import ImportancePosterior, MultimodalPosterior
     from pyro_evidence.posterior.nested import NestedPosterior
     from pyro_evidence.posterior.process import predict_latent
     from pyro_evidence.posterior.structures import StructurePosterior
@@ -55,6 +55,7 @@ __all__ = [
     "VRVM",
     "BadInput",
     "EvidenceEM",
+    "ImportancePosterior",
     "ImproperPosterior",
     "LaplaceEvidence",
     "LaplaceKernel",

@@ -85,6 +85,7 @@ def test_the_page_has_the_signatures() -> None:
 def test_the_page_has_every_public_name_that_fits_or_looks_at_a_fit() -> None:
     """A new engine or function has a row, or is a class of results, settings, errors or curvatures."""
     others = {
+        "ImportancePosterior",
         "LaplaceMarginal",
         "LaplacePosterior",
         "MultimodalPosterior",

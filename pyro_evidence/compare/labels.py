@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.compare.runs import coordinates
-from pyro_evidence.laplace.tour import axes_of_length
+from pyro_evidence.laplace.tour import axes_of_length, renamed
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import responsibility_rows
 
@@ -80,24 +80,15 @@ def matched(joint: LogJoint, draws: Draws, reference: Tensor | None = None) -> t
     resp = resp.reshape(len(u), -1, resp.shape[-1])
     orders = _orders(resp, resp[0] if reference is None else reference)
     if reference is None:
-        orders = _orders(resp, _renamed(resp, orders, -1).mean(0))
+        orders = _orders(resp, renamed(resp, orders, -1).mean(0))
     first = next(iter(draws.values()))
     chains = orders.reshape(*first.shape[:2], -1)
     switches = int((chains[:, 1:] != chains[:, :-1]).any(-1).sum())
     axes = axes_of_length(joint, joint.num_states)
-    renamed = {
-        n: _renamed(draws[n].flatten(0, 1), orders, axis + 1).reshape(draws[n].shape) for n, axis in axes.items()
-    }
-    return draws | renamed, _renamed(resp, orders, -1).mean(0), switches
+    own = {n: renamed(draws[n].flatten(0, 1), orders, axis + 1).reshape(draws[n].shape) for n, axis in axes.items()}
+    return draws | own, renamed(resp, orders, -1).mean(0), switches
 
 
 def _orders(resp: Tensor, reference: Tensor) -> Tensor:
     """For every draw the old label of each new one, ``(S, K)``."""
     return torch.tensor([assign(cost) for cost in overlap_cost(resp, reference)])
-
-
-def _renamed(value: Tensor, orders: Tensor, axis: int) -> Tensor:
-    """Rows ``(S, ...)`` with one axis reordered, each by its own order."""
-    moved = value.movedim(axis, 1)
-    index = orders.to(value.device).reshape(*orders.shape, *[1] * (moved.dim() - 2)).expand_as(moved)
-    return moved.gather(1, index).movedim(1, axis)

@@ -1,10 +1,7 @@
 """The evidence by Pareto-smoothed importance sampling, from one Laplace approximation or from all modes."""
 
-import math
-
 import torch
 
-from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.modes import Modes
 from pyro_evidence.evidence_check.target import (
     EvidenceEstimate,
@@ -15,10 +12,12 @@ from pyro_evidence.evidence_check.target import (
 )
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.evidence_error import by_more_nodes
+from pyro_evidence.laplace.tour import integral_over, weighed
 from pyro_evidence.numerics import importance
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.diagnostics import MANY, check_weighted
 from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.multimodal import ImportancePosterior
 from pyro_evidence.program.simulate import affordable_draws
 from pyro_evidence.settings import seeded
 
@@ -32,9 +31,9 @@ def importance_sampling(
     """Log evidence by importance sampling from the Laplace posterior, weights Pareto-smoothed.
 
     The estimate is consistent whatever the posterior's shape, and its k-hat says whether ``num_samples`` are
-    enough. From :func:`find_modes`'s result the proposal is the mixture of all modes that were found, draws
-    stratified, so that symmetric and minor modes count.  Vehtari, Simpson, Gelman, Yao and Gabry (2024),
-    section 2.
+    enough. From :func:`find_modes`'s result, and from a posterior whose log evidence is by importance sampling, the
+    proposal is normals and t distributions at all modes that were found, adapted twice, so that symmetric and minor
+    modes count.  Vehtari, Simpson, Gelman, Yao and Gabry (2024), section 2.
 
     :param target: a posterior, or the modes of one.
     :param num_samples: number of draws, at least 100; by default 10,000, fewer where latents and data are more than
@@ -44,24 +43,23 @@ def importance_sampling(
         ``min(1 - 1/log10(S), 0.7)``.
     :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
     """
-    proposal = target.proposal if isinstance(target, Modes) else laplace_normal(target)
     density = target.target if isinstance(target, Modes) else target_of(target)
     num_samples = affordable_draws(density.joint, MOST) if num_samples is None else num_samples
     num_samples = check_weighted(num_samples)
-    white = torch.randn(num_samples, density.size, generator=seeded(seed), dtype=torch.float64)
-    x, log_proposal = proposal.drawn(white.to(density.centre))
-    log_joint = density.log_joint_or_nan(x)
-    log_weights = torch.where(log_joint.isnan(), -math.inf, log_joint) - log_proposal
-    if not bool((log_weights > -math.inf).any()):
-        raise BadInput(
-            f"the log joint density is -inf or nan at all {num_samples} draws; expected a density that is "
-            "finite around its mode."
-        )
-    found = importance.checked(log_weights)
+    if isinstance(target, Modes | ImportancePosterior):
+        exchange = None if isinstance(target, Modes) else target.integral.exchange
+        integral = integral_over(target.states, seed, num_samples, density, exchange)
+        log_joint, found, log_copies = integral.log_joint, integral.weighed, integral.log_copies
+        num_modes = len(target.states)
+    else:
+        white = torch.randn(num_samples, density.size, generator=seeded(seed), dtype=torch.float64)
+        x, log_proposal = laplace_normal(target).drawn(white.to(density.centre))
+        log_joint = density.log_joint_or_nan(x)
+        found, log_copies, num_modes = weighed(log_joint, log_proposal), 0.0, 1
     k, smooth = found.pareto_k, found.log_weights
     return estimated(
-        f"importance sampling from {len(proposal.loc)} mode{'s' if len(proposal.loc) > 1 else ''}, S={num_samples}",
-        importance.log_mean(smooth),
+        f"importance sampling from {num_modes} mode{'s' * (num_modes > 1)}, S={num_samples}",
+        importance.log_mean(smooth) + log_copies,
         importance.standard_error(smooth),
         {"pareto_k": k, "effective_sample_size": float(importance.effective_sample_size(smooth))},
         (k > importance.threshold(num_samples), _heavy_tails(k, num_samples, density.size)),

@@ -4,18 +4,19 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.target import Target, laplace_posterior, target_of
-from pyro_evidence.fitting.process_state import within_memory
-from pyro_evidence.laplace.approximation import LaplaceState, search_modes, state_at
-from pyro_evidence.laplace.tour import NormalMixture, axes_of_length
+from pyro_evidence.fitting.process_state import within_memory, without_validation
+from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.tour import all_modes, axes_of_length, relabelled
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.multimodal import MultimodalPosterior
+from pyro_evidence.posterior.multimodal import ImportancePosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, check_random_start, seed_of
 
@@ -64,16 +65,6 @@ class Modes:
         """Log of the sum of the modes' evidences, nats, shape ``()``; too high where modes overlap."""
         return self.log_evidences.logsumexp(0)
 
-    @property
-    def proposal(self) -> NormalMixture:
-        """Normals of all modes, in proportion to their evidences but at least a hundredth of the largest."""
-        raised = self.log_evidences.clamp(
-            min=float(self.log_evidences.max()) - math.log(100.0)
-        )  # no mode without draws
-        active = self.posterior.state.problem.active
-        loc = torch.stack([s.u[active] for s in self.states])
-        return NormalMixture(raised.log_softmax(0), loc, tuple(s.precision for s in self.states), active)
-
 
 @within_memory
 def find_modes(posterior: Posterior, *, start: Start = Start(), labels: Axes | None = None) -> Modes:
@@ -88,17 +79,14 @@ def find_modes(posterior: Posterior, *, start: Start = Start(), labels: Axes | N
         axis as long as the discrete site has states, in every site that has one.  ``{}`` relabels nothing.
     :raises BadInput: when an axis does not exist, or there are more than 120 relabellings.
     """
-    posterior = posterior.at_mode(0) if isinstance(posterior, MultimodalPosterior) else laplace_posterior(posterior)
+    posterior = posterior.at_mode(0) if isinstance(posterior, ImportancePosterior) else laplace_posterior(posterior)
     problem = posterior.state.problem
     axes, num_components = component_axes(problem.joint, posterior.state, labels)
     check_random_start(start)
-    starts = torch.cat(
-        [posterior.state.u.unsqueeze(0), problem.joint.initial(start.number(AUTOMATIC), seed_of(start.seed))]
-    )
-    found = _distinct([posterior.state], posterior, starts)
-    if axes:
-        images = relabelled(problem.joint, torch.stack([s.u for s in found]), axes, permutations(num_components))
-        found = _distinct(found, posterior, images.transpose(0, 1).flatten(0, 1))
+    starts = problem.joint.initial(start.number(AUTOMATIC), seed_of(start.seed))
+    orders = permutations(num_components) if axes else []
+    with without_validation():
+        found = all_modes(posterior.state, starts, partial(_labellings, axes=axes, orders=orders or [()]))
     order = sorted(found, key=lambda s: -float(s.log_evidence))
     return Modes(posterior, tuple(order), num_components)
 
@@ -138,32 +126,6 @@ def permutations(num_components: int) -> list[tuple[int, ...]]:
     return list(itertools.permutations(range(num_components)))
 
 
-def relabelled(joint: LogJoint, u: Tensor, axes: Axes, orders: Sequence[tuple[int, ...]]) -> Tensor:
-    """Unconstrained rows ``(S, D)`` with their components in each of some orders, shape ``(K!, S, D)``."""
-    if not axes:
-        return u.unsqueeze(0)
-    values, found = joint.latents.constrained(u.to(joint.dtype)), []
-    for order in torch.tensor(orders, device=u.device):
-        moved = values | {n: values[n].index_select(axis + 1, order) for n, axis in axes.items()}
-        parts = [p.transform.inv(moved[p.name]).reshape(len(u), -1) for p in joint.latents]
-        found.append(torch.cat(parts, -1).double())
-    return torch.stack(found)
-
-
-def _distinct(known: list[LaplaceState], posterior: LaplacePosterior, starts: Tensor) -> list[LaplaceState]:
-    """The known states and those reached elsewhere from ``starts``; failed climbs are left out.
-
-    Elsewhere: a hundredth of a posterior standard deviation away in some coordinate.
-    """
-    theta, problem = posterior.state.theta, posterior.state.problem
-    mode = search_modes(problem, starts, theta, cold=True)
-    found = list(known)
-    for row in range(len(starts)):
-        try:
-            state = state_at(problem, theta, mode, row)
-        except ArithmeticError:
-            continue
-        away = [((state.u - other.u).abs() / other.precision.variance[0].sqrt())[problem.active] for other in found]
-        if not any(bool((sds < 0.01).all()) for sds in away):
-            found.append(state)
-    return found
+def _labellings(mode: LaplaceState, axes: Axes, orders: Sequence[tuple[int, ...]]) -> Tensor:
+    """A mode with its components in each of some orders, ``(K!, D)``."""
+    return relabelled(mode.problem.joint, mode.u.unsqueeze(0), axes, orders)[:, 0]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.laplace.tour import NormalMixture
+from pyro_evidence.laplace.tour import ActiveDensity, NormalMixture, proposal
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.newton import Density
@@ -80,45 +80,12 @@ Doubt = tuple[bool, str]  # whether it holds, and a sentence
 Source = Posterior | LogJoint
 
 
-@dataclass(frozen=True)
-class Target:
-    """``log p(D, w | hyperparameters)`` of rows ``(S, d)``: the active unconstrained coordinates."""
-
-    joint: LogJoint
-    density: Density
-    theta: Tensor  # (T,)
-    active: Tensor  # (D,) bool
-    centre: Tensor  # (D,) where the inactive coordinates stay
-
-    @property
-    def size(self) -> int:
-        """Number of active coordinates."""
-        return int(self.active.sum())
-
-    def embedded(self, x: Tensor) -> Tensor:
-        """Rows ``(S, d)`` as rows ``(S, D)`` of all coordinates."""
-        if self.size == len(self.active):
-            return x
-        u = self.centre.expand(len(x), -1).clone()
-        u[:, self.active] = x
-        return u
+class Target(ActiveDensity):
+    """The density with its gradient, and draws of chains in its coordinates."""
 
     @property
     def _at_once(self) -> int:
-        """Rows that are evaluated together."""
         return min(ROWS, rows_at_once(self.joint))
-
-    def log_joint(self, x: Tensor) -> Tensor:
-        """Log joint density, nats, Jacobian included, shape ``(S,)``; -inf outside the support, and where it is nan."""
-        value = self.log_joint_or_nan(x)
-        return torch.where(value.isnan(), -torch.inf, value)
-
-    def log_joint_or_nan(self, x: Tensor) -> Tensor:
-        """Log joint density with nan where the model computes nan, for :func:`undefined` to count."""
-        with torch.no_grad(), without_validation():
-            return torch.cat(
-                [self.density.log_joint(self.embedded(part), self.theta) for part in x.split(self._at_once)]
-            )
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint ``(S,)`` and its gradient ``(S, d)``; gradient 0 where the density is."""
@@ -251,6 +218,4 @@ def laplace_normal(posterior: Posterior) -> NormalMixture | Proposal:
     laplace = laplace_posterior(posterior)
     if laplace.proposal is not None:
         return laplace.proposal
-    state = laplace.state
-    active = state.problem.active
-    return NormalMixture(state.u.new_zeros(1), state.u[active].unsqueeze(0), (state.precision,), active)
+    return proposal([laplace.state])

@@ -10,7 +10,7 @@ from torch.distributions import biject_to, constraints
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.bridge import effective_draws, few_draws
-from pyro_evidence.evidence_check.modes import Axes, component_axes, permutations, relabelled
+from pyro_evidence.evidence_check.modes import Axes, component_axes, permutations
 from pyro_evidence.evidence_check.target import (
     Draws,
     EvidenceEstimate,
@@ -21,6 +21,7 @@ from pyro_evidence.evidence_check.target import (
     target_of,
 )
 from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.laplace.tour import relabelled
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import Coordinate
 from pyro_evidence.posterior.base import Posterior

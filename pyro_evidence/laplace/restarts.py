@@ -33,7 +33,6 @@ from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diago
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING, submodules
-from pyro_evidence.program.predictors import IDENTITY, LOG, LOGIT, PROBIT, LikelihoodTerm, unwrapped
 from pyro_evidence.settings import seeded
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.factors import SMALL
@@ -120,28 +119,7 @@ def has_one_mode(state: LaplaceState) -> bool:
         if not all(float((H - here).abs().max()) <= scale for H in there):
             return False
     trace = state.problem.joint.trace(state.u, state.theta)
-    return all(_is_log_concave(part.slot, trace) for part in linear.linear)
-
-
-LOG_CONCAVE = {  # in a predictor behind one of these links, by the name of Pyro's distribution and parameter
-    ("Normal", "loc"): (IDENTITY,),
-    ("MultivariateNormal", "loc"): (IDENTITY,),
-    ("Laplace", "loc"): (IDENTITY,),
-    ("LogNormal", "loc"): (IDENTITY,),
-    ("Poisson", "rate"): (LOG,),
-    ("Exponential", "rate"): (LOG,),
-    ("Bernoulli", "logits"): (IDENTITY,),
-    ("Bernoulli", "probs"): (LOGIT, PROBIT),
-    ("Binomial", "logits"): (IDENTITY,),
-    ("Binomial", "probs"): (LOGIT, PROBIT),
-}
-
-
-def _is_log_concave(slot: LikelihoodTerm, trace: object) -> bool:
-    base = unwrapped(trace.nodes[slot.site]["fn"]).base  # type: ignore[attr-defined]
-    softmax = type(base).__name__ in ("Categorical", "OneHotCategorical", "Multinomial")
-    known = LOG_CONCAVE.get((type(base).__name__, slot.parameter), ())
-    return slot.mixture is None and (softmax or slot.link in known)
+    return all(part.slot.is_log_concave(trace) for part in linear.linear)
 
 
 def can_tour(state: LaplaceState) -> bool:

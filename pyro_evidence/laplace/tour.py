@@ -1,89 +1,117 @@
 """The other modes of a density, and the integral over all of them.
 
 Climbed to from the best of many draws from the prior, and from images of the modes that are found: with signs turned,
-elements exchanged along an axis, or sites exchanged.  Integrated by importance sampling from normals at all modes
-(Owen and Zhou, 2000: weights against the whole mixture), which counts overlap once.
+elements exchanged along an axis, or sites exchanged.  Integrated by importance sampling from normals and t
+distributions at all modes (Owen and Zhou, 2000: weights against the whole mixture), which counts overlap once.  Where
+elements have many orders, one order is integrated, and multiplied by their number.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.laplace.approximation import LaplaceState, search_modes, state_at
+from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, search_modes, state_at
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
-from pyro_evidence.precision.dense import Dense, Precision, precision_tril
+from pyro_evidence.numerics.importance import Smoothed
+from pyro_evidence.numerics.newton import Density
+from pyro_evidence.numerics.quadrature.rules import quasi_normal
+from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import affordable_draws, latents_from_prior, rows_at_once
 from pyro_evidence.settings import seeded
 
 DRAWS = 1_000  # from the prior: of two modes of equal mass, a hundredth of it finds each with probability .99995
 CLIMBS = 16  # from the best of them, and from images of each mode: six components have fifteen pairs
-MOST_MODES = 120  # five components have as many labellings
+MOST_MODES = 120  # beyond, their normals are no longer worth their price
+MOST_ORDERS = 6  # of three elements; of more, one order is integrated
 ROUNDS = 12  # of images of images; ten exchanges of neighbours reverse the order of five components
 NEAR = 0.1  # standard deviations between two ends of climbs to one mode
-FAINT = math.log(1e4)  # nats below the highest evidence: a mode that holds less than a ten thousandth is left out
+FAINT = math.log(1e6)  # nats below the highest evidence: few of the draws are where modes that are left out are
 WORTH = 20.0  # nats below a mode at which a climb may still end as high: half the square of six standard deviations
 HIGHER = 3.0  # nats above the Gaussian at a mode, twenty times as likely: on another one, or on a skewed slope
 WEIGHTED = 8_000  # draws: the log evidence is then known to .01 nats where they keep half of their weight
-TAILS = ((1.0, 0.8), (3.0, 0.2))  # standard deviations of the proposal in those of a mode, and shares of its draws
+PRECISE, MORE = 0.005, 8.0  # nats, the standard error for which more are drawn in the end, up to so many times as many
+HEAVY = 0.2  # of the draws at each mode, from a t distribution: densities fall as slowly as Cauchy's, or exponentially
+DEGREES = 2.0  # of freedom of these: the square of such a draw's length is a normal one's over an exponential number
+TURNS = 2  # of adaptation: the second sees what the first has left in the tails
+NEARLY_ALL = 0.9  # of the draws that weights leave: a tail that looks heavy then holds next to nothing
+FEW = 512  # draws that tell a hundredth of a nat where weights vary by a tenth
 LEAST_SHARE = 0.01  # of the draws of the highest mode, for each
+TRIED = 64  # draws at which elements are exchanged, by which their numbers' standard deviations are known to a tenth
+SAME = 1e-8  # of the log density, the rounding of sums over data
 
 
 @dataclass(frozen=True)
 class NormalMixture:
-    """Normals ``N(loc_m, A_m^-1)`` over the active coordinates, in proportions ``exp(log_mixing_m)``.
+    """Normals ``N(loc_m, A_m^-1)``, or such t distributions, over the active coordinates; shares ``exp(log_mixing_m)``.
 
     :ivar log_mixing: shape ``(M,)``.
     :ivar loc: means, shape ``(M, d)``.
     :ivar precisions: of all coordinates, one on those that are not active.
     :ivar active: which of them are, bool, shape ``(D,)``.
+    :ivar heavy: which are t distributions of two degrees of freedom; all are normal where it is empty.
     """
 
     log_mixing: Tensor
     loc: Tensor
     precisions: tuple[Precision, ...]
     active: Tensor
+    heavy: tuple[bool, ...] = ()
 
     def log_prob(self, u: Tensor) -> Tensor:
         """Log density of rows ``(S, d)``, shape ``(S,)``."""
         return self.by_component(u).logsumexp(0)
 
     def by_component(self, u: Tensor) -> Tensor:
-        """Log density of rows ``(S, d)`` that each normal contributes, its share counted, ``(M, S)``."""
+        """Log density of rows ``(S, d)`` that each component contributes, its share counted, ``(M, S)``."""
         away = [self._among_all(u - loc) for loc in self.loc]
         white = [p.whiten(x) for p, x in zip(self.precisions, away, strict=True)]
         return torch.stack([self._component(x, m) for m, x in enumerate(white)])
 
     def _component(self, white: Tensor, m: int) -> Tensor:
-        log_norm = 0.5 * (self.precisions[m].log_det[0] - int(self.active.sum()) * math.log(math.tau))
-        return self.log_mixing[m] + log_norm - 0.5 * white.square().sum(-1)
+        size, square = self.loc.shape[-1], white.square().sum(-1)
+        log_norm = self.log_mixing[m] + 0.5 * self.precisions[m].log_det[0]
+        if not any(self.heavy[m : m + 1]):
+            return log_norm - 0.5 * (size * math.log(math.tau) + square)
+        log_norm = log_norm - 0.5 * size * math.log(DEGREES * math.pi)
+        log_norm = log_norm + math.lgamma(0.5 * (DEGREES + size)) - math.lgamma(0.5 * DEGREES)
+        return log_norm - 0.5 * (DEGREES + size) * (square / DEGREES).log1p()
 
     def _among_all(self, x: Tensor) -> Tensor:
         """Rows ``(S, d)`` with zeros for the coordinates that are not active, ``(S, D)``."""
         return x.new_zeros(len(x), len(self.active)).index_copy(1, self.active.nonzero().squeeze(-1), x)
 
     def counts(self, num_samples: int) -> Tensor:
-        """How many of ``num_samples`` draws each normal gives, proportional to within 1, shape ``(M,)``."""
+        """How many of ``num_samples`` draws each component gives, proportional to within 1, shape ``(M,)``."""
         ends = (self.log_mixing.exp().cumsum(0) * num_samples).round().long()
         return torch.diff(ends, prepend=ends.new_zeros(1))
 
     def unwhiten(self, white: Tensor) -> Tensor:
-        """White rows ``(S, d)`` to draws, stratified: the first ``counts[0]`` rows to the first normal."""
+        """White rows to draws, stratified: the first ``counts[0]`` rows to the first component.
+
+        :param white: shape ``(S, d)``; ``(S, d + 1)`` where some are t distributions.
+        """
         return self.of_components(white, torch.arange(len(self.loc)).repeat_interleave(self.counts(len(white)).cpu()))
 
     def of_components(self, white: Tensor, component: Tensor) -> Tensor:
-        """White rows ``(S, d)`` to draws of the normals that ``component`` ``(S,)`` names."""
-        found = torch.empty_like(white)
+        """White rows, as in :meth:`unwhiten`, to draws ``(S, d)`` of those that ``component`` ``(S,)`` names."""
+        size = self.loc.shape[-1]
+        found = torch.empty_like(white[:, :size])
         for m, (loc, precision) in enumerate(zip(self.loc, self.precisions, strict=True)):
             own = (component == m).nonzero().squeeze(-1).to(white.device)
-            found[own] = loc + precision.unwhiten(self._among_all(white[own]))[:, self.active]
+            noise = white[own, :size]
+            if any(self.heavy[m : m + 1]):  # over the root of an exponential number
+                noise = noise * torch.special.log_ndtr(white[own, size:]).neg().rsqrt()
+            found[own] = loc + precision.unwhiten(self._among_all(noise))[:, self.active]
         return found
 
     def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,37 +120,99 @@ class NormalMixture:
         return rows, self._component(white, 0) if len(self.loc) == 1 else self.log_prob(rows)
 
 
+@dataclass(frozen=True)
+class ActiveDensity:
+    """``log p(D, w | hyperparameters)`` of rows ``(S, d)``: the active unconstrained coordinates."""
+
+    joint: LogJoint
+    density: Density
+    theta: Tensor  # (T,)
+    active: Tensor  # (D,) bool
+    centre: Tensor  # (D,) where the inactive coordinates stay
+
+    @property
+    def size(self) -> int:
+        """Number of active coordinates."""
+        return int(self.active.sum())
+
+    def embedded(self, x: Tensor) -> Tensor:
+        """Rows ``(S, d)`` as rows ``(S, D)`` of all coordinates."""
+        if self.size == len(self.active):
+            return x
+        u = self.centre.expand(len(x), -1).clone()
+        u[:, self.active] = x
+        return u
+
+    @property
+    def _at_once(self) -> int:
+        """Rows that are evaluated together."""
+        return rows_at_once(self.joint)
+
+    def log_joint(self, x: Tensor) -> Tensor:
+        """Log joint density, nats, Jacobian included, shape ``(S,)``; -inf outside the support, and where it is nan."""
+        value = self.log_joint_or_nan(x)
+        return torch.where(value.isnan(), -torch.inf, value)
+
+    def log_joint_or_nan(self, x: Tensor) -> Tensor:
+        """Log joint density with nan where the model computes nan."""
+        with torch.no_grad(), without_validation():
+            parts = self.embedded(x).split(self._at_once)
+            return torch.cat([self.density.log_joint(part, self.theta) for part in parts])
+
+
+def density_of(state: LaplaceState) -> ActiveDensity:
+    """The density that a state approximates."""
+    problem = state.problem
+    return ActiveDensity(problem.joint, problem.density, state.theta, problem.active, state.u)
+
+
 def tour(state: LaplaceState, num_draws: int, seed: int) -> tuple[LaplaceState, ...]:
     """The modes that can be found at a state's hyperparameters, the highest evidence first; more than one or itself.
+
+    Where elements have more orders than modes are looked for, those in which :class:`Exchange` has them.
 
     :param num_draws: from the prior.
     """
     with without_validation():
-        found = _climbed([state], _best_draws(state, num_draws, seed))
-        looked = 0
-        for _ in range(ROUNDS):
-            before, looked = looked, len(found)
-            if before == looked or looked > MOST_MODES:
-                break
-            images = torch.cat([_images(mode) for mode in found[before:]])
-            found = _climbed(found, images)
-    top = max(float(mode.log_evidence) for mode in found)
-    kept = [mode for mode in found if float(mode.log_evidence) > top - FAINT]
+        exchange = exchange_of(state)
+        if exchange is not None:
+            ordered = laplace_state(state.problem, state.theta, exchange.in_order(state.u.unsqueeze(0))[0])
+            state = replace(ordered, log_hyperprior=state.log_hyperprior, left_saddle=state.left_saddle)
+        found = all_modes(state, _best_draws(state, num_draws, seed), partial(_images, exchange=exchange), exchange)
+    return in_ranks(found)
+
+
+def all_modes(
+    state: LaplaceState,
+    starts: Tensor,
+    images: Callable[[LaplaceState], Tensor],
+    exchange: "Exchange | None" = None,
+) -> list[LaplaceState]:
+    """A mode, those that ``starts`` ``(S, D)`` lead to, and those that images of all of them lead to.
+
+    :param images: rows ``(I, D)`` for a mode.
+    """
+    found, looked = climbed([state], starts, exchange), 0
+    for _ in range(ROUNDS):
+        before, looked = looked, len(found)
+        if before == looked or looked > MOST_MODES:
+            break
+        found = climbed(found, torch.cat([images(mode) for mode in found[before:]]), exchange)
+    return found
+
+
+def in_ranks(modes: Sequence[LaplaceState]) -> tuple[LaplaceState, ...]:
+    """The highest evidence first, without faint ones; of equal ones that with the least coordinates.
+
+    Rounding decides otherwise which of them is higher.
+    """
+    top = max(float(mode.log_evidence) for mode in modes)
+    kept = [mode for mode in modes if float(mode.log_evidence) > top - FAINT]
     return tuple(sorted(kept, key=_rank))
 
 
 def _rank(mode: LaplaceState) -> tuple[float, list[float]]:
-    """The highest first; of equal ones that with the least coordinates, whichever rounding made higher."""
     return -round(float(mode.log_evidence), 5), [round(x, 3) for x in mode.u.tolist()]
-
-
-def _heights(state: LaplaceState, rows: Tensor) -> Tensor:
-    """Log joint density of rows ``(S, D)``, nats, minus infinity where there is none."""
-    problem = state.problem
-    with torch.no_grad():
-        parts = rows.split(rows_at_once(problem.joint))
-        value = torch.cat([problem.density.log_joint(part, state.theta) for part in parts])
-    return value.nan_to_num(nan=-math.inf, posinf=-math.inf)
 
 
 def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
@@ -138,7 +228,7 @@ def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
     except (ArithmeticError, RuntimeError, NotImplementedError, ValueError, Warning):
         uniform = torch.rand(num, len(state.u), generator=seeded(seed), dtype=torch.float64)
         rows = (4.0 * uniform - 2.0).to(state.u)
-    height = _heights(state, rows)
+    height = density_of(state).log_joint(rows)
     slopes = float(state.log_joint) - 0.5 * state.precision.whiten(rows - state.u).square().sum(-1)
     order = height.argsort(descending=True)
     rows = rows[order][((height > slopes + HIGHER) & height.isfinite())[order]]
@@ -155,35 +245,37 @@ def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
     return rows[chosen]
 
 
-def _climbed(known: Sequence[LaplaceState], starts: Tensor) -> list[LaplaceState]:
+def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange | None") -> list[LaplaceState]:
     """The known modes and those reached elsewhere from ``starts`` ``(S, D)``; failed climbs are left out."""
     found = list(known)
-    starts = starts[[not any(_is_near(mode, row) for mode in found) for row in starts]]
+    starts = starts[~torch.stack([_is_near(mode, starts) for mode in found]).any(0)]
     if not len(starts):
         return found
     problem, theta = found[0].problem, found[0].theta
     try:
         reached = search_modes(problem, starts, theta, cold=True)
+        if exchange is not None:
+            reached = search_modes(problem, exchange.in_order(reached.u), theta, cold=False)
     except ArithmeticError:
         return found
-    for row in range(len(starts)):
-        if not bool(reached.converged[row]) or any(_is_near(mode, reached.u[row]) for mode in found):
-            continue
-        with suppress(ArithmeticError):
-            mode = state_at(problem, theta, reached, row, log_hyperprior=found[0].log_hyperprior)
-            found += [mode] if bool(mode.log_evidence.isfinite()) else []
+    for row, u in enumerate(reached.u):
+        if bool(reached.converged[row]) and not any(bool(_is_near(mode, u.unsqueeze(0))) for mode in found):
+            with suppress(ArithmeticError):
+                mode = state_at(problem, theta, reached, row, log_hyperprior=found[0].log_hyperprior)
+                found += [mode] if bool(mode.log_evidence.isfinite()) else []
     return found
 
 
-def _is_near(mode: LaplaceState, u: Tensor) -> bool:
-    """Whether ``u`` ``(D,)`` is a mode's place, by the standard deviations there."""
-    return float(mode.precision.whiten((u - mode.u).unsqueeze(0)).norm()) < NEAR
+def _is_near(mode: LaplaceState, rows: Tensor) -> Tensor:
+    """Which of ``rows`` ``(S, D)`` are at a mode's place, by the standard deviations there, bool ``(S,)``."""
+    return mode.precision.whiten(rows - mode.u).norm(dim=-1) < NEAR
 
 
-def _images(mode: LaplaceState) -> Tensor:
+def _images(mode: LaplaceState, exchange: "Exchange | None") -> Tensor:
     """The highest images of a mode that lie about as high, ``(at most CLIMBS, D)``."""
-    rows = torch.stack([mode.u, *_turned(mode), *_exchanged(mode.problem.joint, mode.u)])
-    height = _heights(mode, rows)
+    known = () if exchange is None else (exchange.size,)
+    rows = torch.stack([mode.u, *_turned(mode), *_exchanged(mode.problem.joint, mode.u, known)])
+    height = density_of(mode).log_joint(rows)
     order = height.argsort(descending=True)
     return rows[order][height[order] > height[0] - WORTH][:CLIMBS]
 
@@ -211,25 +303,51 @@ def _mask(mode: LaplaceState, chosen: Mapping[str, Tensor]) -> Tensor:
     return found
 
 
-def _exchanged(joint: LogJoint, u: Tensor) -> Iterator[Tensor]:
-    """Two elements along an axis exchanged, in all sites with an axis of that length; and two sites of one shape."""
+def _exchanged(joint: LogJoint, u: Tensor, but: Sequence[int]) -> Iterator[Tensor]:
+    """Two elements along an axis exchanged, in all sites with an axis of that length; and two sites of one shape.
+
+    :param but: lengths of axes that are left as they are.
+    """
+    for size in _lengths(joint) - set(but):
+        yield from relabelled(joint, u.unsqueeze(0), axes_of_length(joint, size), _swaps(size))[1:, 0]
     values = joint.latents.constrained(u.to(joint.dtype))
-
-    def flat(moved: dict[str, Tensor]) -> Tensor:
-        return joint.latents.flat(values | moved).to(u)
-
-    for size in {size for part in joint.latents for size in part.shape if size > 1}:
-        axes = axes_of_length(joint, size)
-        for pair in itertools.combinations(range(size), 2):
-            order = torch.arange(size, device=u.device)
-            order[list(pair)] = order[list(pair)].flip(0)
-            yield flat({name: values[name].index_select(axis, order) for name, axis in axes.items()})
     for a, b in itertools.combinations(joint.latents, 2):
         if a.shape == b.shape and a.unconstrained_shape == b.unconstrained_shape:
-            try:
-                yield flat({a.name: values[b.name], b.name: values[a.name]})
-            except ValueError:  # one's value lies outside of the other's support
-                continue
+            with suppress(ValueError):  # one's value lies outside of the other's support
+                yield joint.latents.flat(values | {a.name: values[b.name], b.name: values[a.name]}).to(u)
+
+
+def _lengths(joint: LogJoint) -> set[int]:
+    return {size for part in joint.latents for size in part.shape if size > 1}
+
+
+def _swaps(size: int) -> list[tuple[int, ...]]:
+    """The order of so many elements, and each in which two of them are exchanged."""
+    found = [tuple(range(size))]
+    for i, j in itertools.combinations(range(size), 2):
+        found.append(tuple(j if k == i else i if k == j else k for k in range(size)))
+    return found
+
+
+def relabelled(joint: LogJoint, u: Tensor, axes: Mapping[str, int], orders: Sequence[Sequence[int]]) -> Tensor:
+    """Unconstrained rows ``(S, D)`` with elements along some sites' axes in each of some orders, ``(len, S, D)``."""
+    if not axes:
+        return u.unsqueeze(0)
+    return torch.stack([reordered(joint, u, axes, order.expand(len(u), -1)) for order in torch.tensor(orders)])
+
+
+def reordered(joint: LogJoint, u: Tensor, axes: Mapping[str, int], orders: Tensor) -> Tensor:
+    """Unconstrained rows ``(S, D)`` with elements along some sites' axes in orders ``(S, K)`` of their own."""
+    values = joint.latents.constrained(u.to(joint.dtype))
+    moved = values | {n: renamed(values[n], orders, axis + 1) for n, axis in axes.items()}
+    return torch.cat([p.transform.inv(moved[p.name]).reshape(len(u), -1) for p in joint.latents], -1).to(u)
+
+
+def renamed(value: Tensor, orders: Tensor, axis: int) -> Tensor:
+    """Rows ``(S, ...)`` with one axis reordered, each by its own order."""
+    moved = value.movedim(axis, 1)
+    index = orders.to(value.device).reshape(*orders.shape, *[1] * (moved.dim() - 2)).expand_as(moved)
+    return moved.gather(1, index).movedim(1, axis)
 
 
 def axes_of_length(joint: LogJoint, num: int) -> dict[str, int]:
@@ -238,88 +356,209 @@ def axes_of_length(joint: LogJoint, num: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """Elements along axes of one length, such as components, that can be exchanged while the density stays the same.
+
+    Of all their orders one is integrated: that in which one number of each rises.
+
+    :ivar axes: latent site -> which axis of its value.
+    :ivar size: how many elements there are.
+    :ivar key: place of that number among those of an element.
+    """
+
+    joint: LogJoint
+    axes: Mapping[str, int]
+    size: int
+    key: int
+
+    @property
+    def log_orders(self) -> float:
+        """Log of the number of orders."""
+        return math.lgamma(self.size + 1.0)
+
+    def elements(self, u: Tensor) -> Tensor:
+        """The numbers of each element at rows ``(S, D)``, constrained, ``(S, size, numbers)``."""
+        values = self.joint.latents.constrained(u.to(self.joint.dtype))
+        parts = [values[n].movedim(axis + 1, 1).reshape(len(u), self.size, -1) for n, axis in self.axes.items()]
+        return torch.cat(parts, -1)
+
+    def is_ordered(self, u: Tensor) -> Tensor:
+        """Which rows ``(S, D)`` are in order, bool ``(S,)``."""
+        return (self.elements(u)[..., self.key].diff(dim=1) >= 0).all(1)
+
+    def in_order(self, u: Tensor) -> Tensor:
+        """Rows ``(S, D)`` with their elements in order."""
+        return reordered(self.joint, u, self.axes, self.elements(u)[..., self.key].argsort(1))
+
+
+def exchange_of(state: LaplaceState) -> Exchange | None:
+    """Elements with more orders than modes are looked for, where the density stays the same when two are exchanged.
+
+    None, too, where a mode stays where it is: all orders are then one.  The number that tells them apart is that in
+    which neighbours are most standard deviations apart, up to six.
+    """
+    joint, density = state.problem.joint, density_of(state)
+    white = torch.randn(TRIED, len(state.u), generator=seeded(0), dtype=torch.float64).to(state.u)
+    for size in (size for size in _lengths(joint) if math.factorial(size) > MOST_ORDERS):
+        axes = axes_of_length(joint, size)
+        rows = state.u + torch.cat([torch.zeros_like(white[:1]), state.precision.unwhiten(white)])
+        images = relabelled(joint, rows, axes, _swaps(size))
+        log_det = joint.latents.constrained_with_log_det(images.flatten(0, 1).to(joint.dtype))[1]
+        height = (density.log_joint(images.flatten(0, 1)) - log_det).reshape(images.shape[:2])
+        same = (height - height[0]).abs() <= SAME * (1.0 + height[0].abs())
+        if not bool(same.all()) or bool(_is_near(state, images[:, 0]).all()):
+            continue
+        numbers = Exchange(joint, axes, size, 0).elements(rows)
+        gaps = numbers[0].sort(0).values.diff(dim=0) / numbers[1:].std(0).amax(0)
+        return Exchange(joint, axes, size, int(gaps.clamp(max=6.0).sum(0).argmax()))
+    return None
+
+
+@dataclass(frozen=True)
 class ModeIntegral:
     """The integral of a density over all its modes, by importance sampling.
 
-    :ivar log_evidence: nats, ``()``.
-    :ivar error: its standard error, nats.
-    :ivar pareto_k: of the weights; above .7 the number is none.
+    :ivar log_joint: the log joint density at the draws, nats, ``(S,)``; nan where the model computes nan.
+    :ivar weighed: their weights, Pareto-smoothed.
     :ivar log_shares: of each mode in the integral, ``(M,)``.
-    :ivar num_draws: that were weighed in the end.
+    :ivar heaviest: the draws of largest weight, ``(at most CLIMBS, D)``: another mode is near where there is one.
+    :ivar exchange: elements of which one order has been integrated; None where all have been.
     """
 
-    log_evidence: Tensor
-    error: float
-    pareto_k: float
+    log_joint: Tensor
+    weighed: Smoothed
     log_shares: Tensor
-    num_draws: int
+    heaviest: Tensor
+    exchange: Exchange | None
+
+    @property
+    def log_copies(self) -> float:
+        """Log of the number of orders, each with as much mass."""
+        return 0.0 if self.exchange is None else self.exchange.log_orders
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Nats, all orders counted, ``()``."""
+        return importance.log_mean(self.weighed.log_weights) + self.log_copies
+
+    @property
+    def error(self) -> float:
+        """Standard error of :attr:`log_evidence`, nats."""
+        return float(importance.standard_error(self.weighed.log_weights))
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the weights say that the integral is a number."""
+        log_weights, k = self.weighed.log_weights, self.weighed.pareto_k
+        share = float(importance.effective_sample_size(log_weights)) / len(log_weights)
+        enough = k <= importance.threshold(len(log_weights)) or (k < 1.0 and share > NEARLY_ALL)
+        return enough and bool(self.log_evidence.isfinite())
 
 
-def proposal(modes: Sequence[LaplaceState], tails: Sequence[tuple[float, float]] = ((1.0, 1.0),)) -> NormalMixture:
+def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0) -> NormalMixture:
     """Normals at all modes, in proportion to their evidences but at least a hundredth of the largest.
 
-    :param tails: widths of the normals at each mode, in its standard deviations, and their shares.
+    :param heavy: share of the draws at each mode that are of a t distribution there.
     """
-    heights = torch.stack([mode.log_evidence for mode in modes])
+    heights, active = torch.stack([mode.log_evidence for mode in modes]), modes[0].problem.active
     least = float(heights.max()) + math.log(LEAST_SHARE)
-    log_mixing = heights.clamp(min=least).log_softmax(0)  # no mode without draws
-    trils = [precision_tril(mode.precision, len(mode.u)) for mode in modes]
-    precisions = tuple(Dense((tril / width).unsqueeze(0)) for tril in trils for width, _ in tails)
-    log_shares = log_mixing.new_tensor([share for _, share in tails]).log()
-    loc = torch.stack([mode.u for mode in modes]).repeat_interleave(len(tails), 0)
-    mixing = (log_mixing.unsqueeze(-1) + log_shares).reshape(-1)
-    return NormalMixture(mixing, loc, precisions, modes[0].problem.active)
+    mixing = heights.clamp(min=least).log_softmax(0)  # no mode without draws
+    loc, precisions = torch.stack([mode.u[active] for mode in modes]), tuple(mode.precision for mode in modes)
+    if not heavy:
+        return NormalMixture(mixing, loc, precisions, active)
+    mixing = torch.cat([mixing + math.log1p(-heavy), mixing + math.log(heavy)])
+    kinds = (False,) * len(modes) + (True,) * len(modes)
+    return NormalMixture(mixing, loc.repeat(2, 1), precisions * 2, active, kinds)
 
 
-def integral_over(modes: Sequence[LaplaceState], seed: int) -> ModeIntegral:
-    """Importance sampling from two normals at each mode, the wider one for tails; weights Pareto-smoothed.
+def integral_over(
+    modes: Sequence[LaplaceState],
+    seed: int | None,
+    num: int | None = None,
+    density: ActiveDensity | None = None,
+    exchange: Exchange | None = None,
+) -> ModeIntegral:
+    """Importance sampling from a normal and a t distribution at each mode; weights Pareto-smoothed.
 
     Adapted twice: normals of the weighted draws' shares, means and covariances stand beside the first ones, after
     Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15.
+
+    :param num: of draws, each time; None: 8,000, fewer of many data, more in the end where the error asks for them.
+    :param density: at whose draws; None: that of which the modes are.
+    :param exchange: elements of which one order is integrated, and all are counted.
+    :raises BadInput: when the density is zero at all draws.
     """
-    state, generator = modes[0], seeded(seed)
-    num = affordable_draws(state.problem.joint, WEIGHTED)
-    first = mixture = proposal(modes, TAILS)
-    for last in (False, False, True):
-        white = torch.randn(num, len(state.u), generator=generator, dtype=torch.float64).to(state.u)
-        u = mixture.unwhiten(white)
-        parts = mixture.by_component(u)
-        with without_validation():
-            found = importance.checked(_heights(state, u) - parts.logsumexp(0))
-        mixture = (
-            mixture if last else _adapted(first, u, (found.log_weights.log_softmax(0) + parts.log_softmax(0)).exp())
-        )
-    by_mode = parts.reshape(-1, len(modes), len(TAILS), num).logsumexp((0, 2))
+    density, generator = density_of(modes[0]) if density is None else density, seeded(seed)
+    most, num = (1.0, num) if num else (MORE, affordable_draws(density.joint, WEIGHTED))
+    first = mixture = proposal(modes, HEAVY)
+    for left in range(TURNS, -1, -1):
+        white = torch.randn(num, density.size + 1, generator=generator, dtype=torch.float64).to(density.centre)
+        x = mixture.unwhiten(white)
+        parts, log_joint = mixture.by_component(x), density.log_joint_or_nan(x)
+        inside = log_joint if exchange is None else log_joint.where(exchange.is_ordered(density.embedded(x)), -math.inf)
+        found = weighed(inside, parts.logsumexp(0))
+        if left:
+            mixture = _adapted(first, x, (found.log_weights.log_softmax(0) + parts.log_softmax(0)).exp())
+        if left == 1:
+            error = float(importance.standard_error(found.log_weights))
+            num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
+    by_mode = first.by_component(x).reshape(2, len(modes), num).logsumexp(0)
     log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
-    error = float(importance.standard_error(found.log_weights))
-    return ModeIntegral(importance.log_mean(found.log_weights), error, found.pareto_k, log_shares, num)
+    heaviest = density.embedded(x[found.log_weights.topk(min(CLIMBS, num)).indices])
+    return ModeIntegral(log_joint, found, log_shares, heaviest, exchange)
 
 
-def _adapted(first: NormalMixture, u: Tensor, weights: Tensor) -> NormalMixture:
-    """The first normals, with half of the draws, beside such with the moments of weighted rows ``(S, d)``.
+def gain_of_few(state: LaplaceState) -> tuple[float, float]:
+    """What few draws from the normal at a mode add to its log evidence by importance sampling, and the error; nats."""
+    density = density_of(state)
+    x, log_proposal = proposal([state]).drawn(quasi_normal(FEW, density.size).to(state.u))
+    found = weighed(density.log_joint(x), log_proposal).log_weights
+    return float(importance.log_mean(found) - state.log_evidence), float(importance.standard_error(found))
 
-    :param weights: of each row in each normal that it was drawn from, ``(m M, S)``; a normal whose rows are too few for
+
+def weighed(log_joint: Tensor, log_proposal: Tensor) -> Smoothed:
+    """The weights of draws, Pareto-smoothed; a density that is nan counts as zero.
+
+    :raises BadInput: when it is zero at all draws.
+    """
+    log_weights = log_joint.nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf) - log_proposal
+    if not bool((log_weights > -math.inf).any()):
+        raise BadInput(
+            f"the log joint density is -inf or nan at all {len(log_weights)} draws; expected a density that is "
+            "finite around its mode."
+        )
+    return importance.checked(log_weights)
+
+
+def _adapted(first: NormalMixture, x: Tensor, weights: Tensor) -> NormalMixture:
+    """The first components, with half of the draws, beside normals with the moments of weighted rows ``(S, d)``.
+
+    :param weights: of each row in each component that it was drawn from, ``(m M, S)``; one whose rows are too few for
         a covariance is the first one again.
     """
-    weights = weights.reshape(-1, len(first.loc), len(u)).sum(0)
+    weights = weights.reshape(-1, len(first.loc), len(x)).sum(0)
     weights = weights / weights.sum()
     share = weights.sum(-1)
     precisions, locs = [], []
     for own, loc, precision in zip(weights, first.loc, first.precisions, strict=True):
         own = own / own.sum().clamp(min=torch.finfo(own.dtype).tiny)  # all zero where no row of its was drawn
-        mean = own @ u
-        away = u - mean
+        mean = own @ x
+        away = x - mean
         tril, info = torch.linalg.cholesky_ex(away.mT @ (own.unsqueeze(-1) * away))
-        enough = int(info) == 0 and float(1.0 / own.square().sum()) > 2.0 * u.shape[-1]
+        enough = int(info) == 0 and float(1.0 / own.square().sum()) > 2.0 * x.shape[-1]
         locs.append(mean if enough else loc)
-        precisions.append(_of_covariance(tril) if enough else precision)
+        precisions.append(_of_covariance(tril, first.active) if enough else precision)
     share = share.clamp(min=LEAST_SHARE / len(share))  # none without draws
     log_mixing = torch.cat([first.log_mixing, (share / share.sum()).log()]) - math.log(2.0)
+    heavy = (*first.heavy, *(False for _ in locs))
     return NormalMixture(
-        log_mixing, torch.cat([first.loc, torch.stack(locs)]), (*first.precisions, *precisions), first.active
+        log_mixing, torch.cat([first.loc, torch.stack(locs)]), (*first.precisions, *precisions), first.active, heavy
     )
 
 
-def _of_covariance(tril: Tensor) -> Dense:
-    """The precision of a covariance by its Cholesky factor."""
-    return Dense(torch.linalg.cholesky(torch.cholesky_inverse(tril)).unsqueeze(0))
+def _of_covariance(tril: Tensor, active: Tensor) -> Dense:
+    """The precision of the active coordinates' covariance by its Cholesky factor; one on the others."""
+    found = torch.eye(len(active)).to(tril)
+    inside = active.nonzero().squeeze(-1)
+    found[inside.unsqueeze(-1), inside] = torch.linalg.cholesky(torch.cholesky_inverse(tril))
+    return Dense(found.unsqueeze(0))

@@ -18,7 +18,6 @@ from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.evidence_error import EvidenceError, evidence_error, is_in_blocks, messages
 from pyro_evidence.laplace.mean_shift import at_mean
 from pyro_evidence.laplace.mode_checks import rounded_inside
-from pyro_evidence.laplace.tour import NormalMixture
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics import importance
@@ -81,6 +80,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     _normal: ClassVar[bool] = True
     _in_blocks: ClassVar[bool] = True
     _maximises_evidence: ClassVar[bool] = True  # not what else may stand for it in the loop
+    _about_mode: ClassVar[bool] = False  # whether draws are, where others are about the mean
 
     def __repr__(self) -> str:
         sites, hypers = list(self.mode), list(self.hyperparameters)
@@ -105,7 +105,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     @property
     def log_hyperposterior(self) -> Tensor:
         """Log evidence plus the log prior density of maximised latent sites, nats, shape ``()``."""
-        return self.state.log_evidence + self.state.log_hyperprior
+        return self.log_evidence + self.state.log_hyperprior
 
     @property
     def hyperparameters(self) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return ()
 
     @property
-    def proposal(self) -> Proposal | NormalMixture | None:
+    def proposal(self) -> Proposal | None:
         """The posterior over all latents, as importance sampling draws from it; None for a single Gaussian."""
         return None
 
@@ -196,7 +196,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     def _shifted(self) -> LaplaceState | None:
         """The Gaussian about the mean; None where that is not known, and it is about the mode."""
         with own_random_numbers(), without_validation():
-            return at_mean(self.state) if self._maximises_evidence else None
+            return at_mean(self.state) if self._maximises_evidence and not self._about_mode else None
 
     @property
     def _about_mean(self) -> LaplaceState:
@@ -286,8 +286,11 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return self._constrained(drawn + (self._about_mean.u - self.state.u))
 
     def _beside(self, white: Tensor, drawn: Tensor) -> Tensor:
-        """Draws to compare others with: those of white noise that the others followed, or such as have been drawn."""
-        return self._unwhitened(white)
+        """Draws to compare others with: those of white noise that the others followed; else ``drawn``.
+
+        Those over several modes, which the noise of a chain does not choose, and those that need inner modes.
+        """
+        return self._unwhitened(white) if self._normal else drawn
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Unconstrained draws to be weighed, from white noise, and their log density, nats, ``(S,)``."""

@@ -1,4 +1,4 @@
-"""The posterior over several modes: Gaussians at all that were found, and the integral over them as evidence."""
+"""Posteriors whose log evidence is an integral by importance sampling: of one mode, or over all that were found."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,6 @@ from pyro_evidence.laplace import tour
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.tour import ModeIntegral, NormalMixture
-from pyro_evidence.numerics.importance import threshold
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import white_noise
 from pyro_evidence.posterior.guide import LaplaceGuide
@@ -28,19 +27,152 @@ from pyro_evidence.program.simulate import affordable_draws
 from pyro_evidence.settings import check_count, quantile_levels
 
 SEED = 0  # of the draws that the log evidence is taken from: it is a number to report
+GOOD_ENOUGH = 0.02  # nats, by which Laplace's log evidence of a single mode may be off: a fiftieth of a Bayes factor
+ROUNDS = 4  # of climbs from the heaviest draws, each of sixteen
 QUANTILE_DRAWS = 10_000  # of a mixture, whose quantiles are then known to two hundredths of a standard deviation
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MultimodalPosterior(LaplacePosterior):
-    """Gaussians at several modes, in proportion to the integral of the density around each.
+class ImportancePosterior(LaplacePosterior):
+    """Laplace's posterior where its log evidence is not good to two hundredths of a nat, and importance sampling's is.
 
-    ``log_evidence`` is that of all modes that were found: by importance sampling from the normals at them, or, where
-    its weights cannot be trusted, the sum of Laplace's of each; ``log_evidence_error`` says by which.  Draws,
-    quantiles and predictions are of all modes; ``mode`` and ``state`` are those of the one with the highest evidence.
+    ``log_evidence`` is by importance sampling from normals and t distributions at the modes, or, where its weights
+    cannot be trusted, the sum of Laplace's at each, and no number to compare models by; ``log_evidence_error`` says by
+    which.  All else is that of the Gaussian at the mode, but for the posterior over several modes.
 
     :ivar states: Laplace's approximation at each mode, the highest evidence first.
     :ivar integral: over all of them.
+
+    >>> import torch
+    >>> from pyro import distributions as dist, sample
+    >>> from pyro_evidence import LaplaceEvidence
+    >>> def heavy(t):
+    ...     a = sample("a", dist.StudentT(3.0, 0.0, 1.0))
+    ...     sample("t", dist.StudentT(3.0, a, 1.0), obs=t)
+    >>> posterior = LaplaceEvidence(heavy).run(torch.tensor(0.0))
+    >>> len(posterior.states), bool(posterior.log_evidence > posterior.at_mode(0).log_evidence)
+    (1, True)
+    """
+
+    schema: ClassVar[Mapping[str, Any]] = archive.LAPLACE | {
+        "modes": Array("M D", torch.float64),
+        "total": archive.NUMBER,
+    }
+    _in_blocks: ClassVar[bool] = False
+
+    states: tuple[LaplaceState, ...] = field(kw_only=True)
+    integral: ModeIntegral = field(kw_only=True)
+
+    @property
+    def _num_components(self) -> int | None:
+        """One: labellings are among the modes, and counted."""
+        return 1
+
+    @property
+    def _as_laplace(self) -> tuple[float, tuple[str, ...]]:
+        return float(self._by_laplace), ()
+
+    @property
+    def _by_laplace(self) -> Tensor:
+        """The sum of Laplace's log evidences, all copies counted, nats."""
+        return torch.stack([state.log_evidence for state in self.states]).logsumexp(0) + self.integral.log_copies
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """``log p(D | hyperparameters)`` of all modes, by importance sampling or as their sum, nats, shape ``()``."""
+        return self.integral.log_evidence if self.integral.is_trusted else self._by_laplace
+
+    @cached_property
+    def log_evidence_error(self) -> EvidenceError:
+        """The standard error of importance sampling; of the sum of modes, what it differs by; nats."""
+        over = f"importance sampling over {len(self.states)} mode{'s' * (len(self.states) > 1)}"
+        if self.integral.is_trusted:
+            return EvidenceError.of(0.0, "", 0.0, 0.0, over).beside(self.integral.error)
+        gap = float(self.integral.log_evidence - self._by_laplace)
+        return EvidenceError.of(gap, "", 0.0, 0.0, f"against {over}, whose weights are not to be trusted")
+
+    @property
+    def modes(self) -> Table:
+        """A row for each mode: its share of the integral, its own log evidence by Laplace, and how many are as high."""
+        heights = [float(state.log_evidence) for state in self.states]
+        shares, orders = self.integral.log_shares.exp().tolist(), round(math.exp(self.integral.log_copies))
+        rows = {
+            str(k): {
+                "share": share,
+                "log evidence": height,
+                "copies": float(orders * sum(abs(height - other) < SAME_HEIGHT for other in heights)),
+            }
+            for k, (share, height) in enumerate(zip(shares, heights, strict=True))
+        }
+        columns = {
+            "share": "of the posterior's mass, its copies in other orders counted",
+            "log evidence": "of this mode alone by Laplace, nats",
+            "copies": "modes of this height, itself among them",
+        }
+        return Table(rows, columns, (), "mode", digits=4)
+
+    def at_mode(self, k: int) -> LaplacePosterior:
+        """Laplace's posterior around one mode alone, as if the others were not there.
+
+        :param k: its row in :attr:`modes`.
+        :raises BadInput: for a number that no mode has.
+        """
+        k = check_count("k", k, at_least=0)
+        if k >= len(self.states):
+            raise BadInput(f"k={k}; expected the number of a mode, 0 to {len(self.states) - 1}: see posterior.modes.")
+        return LaplacePosterior(self.states[k], self.status, self.log_evidences, self.restarts, self.failures)
+
+    def _described(self, check: dict[str, Any]) -> dict[str, Any]:
+        """And the log evidence by importance sampling over all modes."""
+        found = {
+            "pareto_k": self.integral.weighed.pareto_k,
+            "log_evidence_importance": float(self.integral.log_evidence),
+            "log_evidence_importance_se": self.integral.error,
+        }
+        return super()._described(check | found)
+
+    def _notes(self, until: float) -> list[str]:
+        said, integral = [], self.integral
+        if len(self.states) > 1:
+            shares = ", ".join(f"{share:.3g}" for share in integral.log_shares.exp().tolist()[:LISTED])
+            more = ", ..." if len(self.states) > LISTED else ""
+            held = f"{len(self.states)} modes hold {shares}{more} of the mass"
+            said.append(f"{held}: see posterior.modes, posterior.at_mode(k)")
+        if integral.exchange is not None:
+            said.append(
+                f"{integral.exchange.size} elements of {', '.join(integral.exchange.axes)} can be exchanged: the log "
+                f"evidence counts all {round(math.exp(integral.log_copies)):,} orders."
+            )
+        if not integral.is_trusted:
+            said.append(
+                f"k-hat of importance sampling over the modes is {integral.weighed.pareto_k:.2f}: the log evidence is "
+                "the sum of Laplace's at each, and no number to compare models by; run NUTS or "
+                "tempered_smc(posterior)."
+            )
+        return [*said, *super()._notes(until)]
+
+    def _record(self) -> dict[str, Any]:
+        modes = torch.stack([state.u for state in self.states])
+        return super()._record() | {"modes": modes, "total": self.log_evidence}
+
+    @classmethod
+    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "ImportancePosterior":
+        state = archive.restore(content, model)
+        archive.require_laplace(state)
+        states = tuple(laplace_state(state.problem, state.theta, u) for u in content["modes"])
+        found = of_modes((state, *states[1:]), LaplacePosterior(state, *archive.history(content)))
+        archive.require_equal("total", found.log_evidence, content["total"], state.problem.joint.dtype)
+        archive.require_equal("u", states[0].u, state.u, state.problem.joint.dtype)
+        return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MultimodalPosterior(ImportancePosterior):
+    """Gaussians at several modes, in proportion to the integral of the density around each.
+
+    Draws, quantiles and predictions are of all modes; ``mode`` and ``state`` are those of the one with the highest
+    evidence.  Where more than three elements, such as components, can be exchanged, modes are listed in one order; the
+    log evidence counts all, draws are in any, those of the guide in that one.
 
     >>> import torch
     >>> from pyro import distributions as dist, sample
@@ -53,35 +185,17 @@ class MultimodalPosterior(LaplacePosterior):
     (2, True)
     """
 
-    schema: ClassVar[Mapping[str, Any]] = archive.LAPLACE | {"modes": Array("M D", torch.float64)}
     _normal: ClassVar[bool] = False
-    _in_blocks: ClassVar[bool] = False
-
-    states: tuple[LaplaceState, ...] = field(kw_only=True)
-    integral: ModeIntegral = field(kw_only=True)
-
-    @property
-    def _num_components(self) -> int | None:
-        """One: labellings are among the modes, and counted."""
-        return 1
+    _about_mode: ClassVar[bool] = True  # means are those of the mixture
 
     @property
     def _num_directions(self) -> int:
-        return len(self.state.u) + 1  # the last one chooses the mode
-
-    @property
-    def _shifted(self) -> None:
-        """Means are those of the mixture."""
-        return None
+        """Coordinates, one number that chooses the mode, and those whose ranks are an order of elements."""
+        return len(self.state.u) + 1 + (0 if self.integral.exchange is None else self.integral.exchange.size)
 
     @cached_property
     def _mixture(self) -> NormalMixture:
         return replace(tour.proposal(self.states), log_mixing=self.integral.log_shares)
-
-    @property
-    def proposal(self) -> NormalMixture:
-        """The mixture, as importance sampling draws from it."""
-        return self._mixture
 
     def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
         u = self.state.u
@@ -92,58 +206,17 @@ class MultimodalPosterior(LaplacePosterior):
 
     def _unwhitened(self, white: Tensor) -> Tensor:
         ends = self.integral.log_shares.exp().cumsum(0)
-        component = torch.searchsorted(ends, torch.special.ndtr(white[:, -1])).clamp(max=len(ends) - 1)
-        return self._mixture.of_components(white[:, :-1], component)
-
-    def _beside(self, white: Tensor, drawn: Tensor) -> Tensor:
-        return drawn  # of all modes, which the noise of a chain does not choose
+        size, exchange = len(self.state.u), self.integral.exchange
+        component = torch.searchsorted(ends, torch.special.ndtr(white[:, size])).clamp(max=len(ends) - 1)
+        u = self._mixture.of_components(white[:, :size], component)
+        if exchange is None:
+            return u
+        return tour.reordered(exchange.joint, u, exchange.axes, white[:, size + 1 :].argsort(1))
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         u = self._unwhitened(white)
-        return u, self._mixture.log_prob(u)
-
-    @cached_property
-    def log_evidence_error(self) -> EvidenceError:
-        """The standard error of importance sampling over all modes; of their sum, what it differs by; nats."""
-        by_sum = _sum_of_modes(self.states)
-        if is_trusted(self.integral):
-            method = f"importance sampling over {len(self.states)} modes"
-            return EvidenceError.of(0.0, "", 0.0, 0.0, method).beside(self.integral.error)
-        method = (
-            f"the sum over {len(self.states)} modes against importance sampling, whose weights are not to be trusted"
-        )
-        return EvidenceError.of(float(self.integral.log_evidence - by_sum), "", 0.0, 0.0, method)
-
-    @property
-    def modes(self) -> Table:
-        """A row for each mode: its share of the integral, its own log evidence by Laplace, and how many are as high."""
-        heights = [float(state.log_evidence) for state in self.states]
-        shares = self.integral.log_shares.exp().tolist()
-        rows = {
-            str(k): {
-                "share": share,
-                "log evidence": height,
-                "copies": float(sum(abs(height - other) < SAME_HEIGHT for other in heights)),
-            }
-            for k, (share, height) in enumerate(zip(shares, heights, strict=True))
-        }
-        columns = {
-            "share": "of the posterior's mass",
-            "log evidence": "of this mode alone by Laplace, nats",
-            "copies": "modes of this height, itself among them",
-        }
-        return Table(rows, columns, (), "mode", digits=4)
-
-    def at_mode(self, k: int) -> LaplacePosterior:
-        """The posterior around one mode alone, as if the others were not there.
-
-        :param k: its row in :attr:`modes`.
-        :raises BadInput: for a number that no mode has.
-        """
-        k = check_count("k", k, at_least=0)
-        if k >= len(self.states):
-            raise BadInput(f"k={k}; expected the number of a mode, 0 to {len(self.states) - 1}: see posterior.modes.")
-        return LaplacePosterior(self.states[k], self.status, self.log_evidences, self.restarts, self.failures)
+        places = u if self.integral.exchange is None else self.integral.exchange.in_order(u)
+        return u, self._mixture.log_prob(places) - self.integral.log_copies
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
@@ -172,29 +245,6 @@ class MultimodalPosterior(LaplacePosterior):
             self.state.problem, self.state.theta.expand(len(u), -1), u, u.new_zeros(len(u))
         )
 
-    def _notes(self, until: float) -> list[str]:
-        shares = ", ".join(f"{share:.3g}" for share in self.integral.log_shares.exp().tolist()[:LISTED])
-        more = ", ..." if len(self.states) > LISTED else ""
-        said = [f"{len(self.states)} modes hold {shares}{more} of the mass: see posterior.modes, posterior.at_mode(k)"]
-        if not is_trusted(self.integral):
-            said.append(
-                f"k-hat of importance sampling over the modes is {self.integral.pareto_k:.2f}: the log evidence is the "
-                "sum of Laplace's at each, and no number to compare models by; run NUTS or tempered_smc(posterior)."
-            )
-        return [*said, *super()._notes(until)]
-
-    def _record(self) -> dict[str, Any]:
-        return super()._record() | {"modes": torch.stack([state.u for state in self.states])}
-
-    @classmethod
-    def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "MultimodalPosterior":
-        state = archive.restore(content, model)
-        states = tuple(laplace_state(state.problem, state.theta, u) for u in content["modes"])
-        found = of_modes(states, archive.history(content))
-        archive.require_equal("log_evidence", found.log_evidence, state.log_evidence, state.problem.joint.dtype)
-        archive.require_equal("u", found.state.u, state.u, state.problem.joint.dtype)
-        return found
-
 
 SAME_HEIGHT = 1e-4  # nats between the evidences of copies of a mode
 LISTED = 6  # shares in a line of the summary
@@ -210,34 +260,37 @@ class ModesGuide(LaplaceGuide):
         self.gaussian: Any = dist.MixtureSameFamily(dist.Categorical(logits=mixture.log_mixing), normals)
 
 
-def is_trusted(integral: ModeIntegral) -> bool:
-    """Whether the weights say that the integral is a number."""
-    return integral.pareto_k <= threshold(integral.num_draws) and math.isfinite(float(integral.log_evidence))
+def of_modes(states: Sequence[LaplaceState], posterior: LaplacePosterior, rounds: int = 0) -> ImportancePosterior:
+    """The posterior over these modes, the highest evidence first, and such as the heaviest draws lead to.
 
-
-def _sum_of_modes(states: Sequence[LaplaceState]) -> Tensor:
-    return torch.stack([state.log_evidence for state in states]).logsumexp(0)
-
-
-def of_modes(
-    states: Sequence[LaplaceState], known: tuple[str, tuple[float, ...], Tensor, tuple[str, ...]]
-) -> MultimodalPosterior:
-    """The posterior over these modes, the highest evidence first.
-
-    :param known: status, log evidence of each step and restart, and failures of the fit that found the first.
+    :param posterior: what is known of the fit that found the first.
+    :param rounds: of climbs from the heaviest draws, as long as weights cannot be trusted and there are other modes.
     """
-    integral = tour.integral_over(states, SEED)
-    total = integral.log_evidence if is_trusted(integral) else _sum_of_modes(states)
-    return MultimodalPosterior(replace(states[0], log_evidence=total), *known, states=tuple(states), integral=integral)
+    exchange = tour.exchange_of(states[0])
+    integral = tour.integral_over(states, SEED, exchange=exchange)
+    if rounds and not integral.is_trusted:
+        more = tour.in_ranks(tour.climbed(states, integral.heaviest, exchange))
+        if len(states) < len(more) <= tour.MOST_MODES:
+            return of_modes(more, posterior, rounds - 1)
+    kind = ImportancePosterior if len(states) == 1 else MultimodalPosterior
+    known = (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)
+    return kind(states[0], *known, states=tuple(states), integral=integral)
 
 
 def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> LaplacePosterior:
-    """The posterior over all modes that can be found; itself where there is no other.
+    """The posterior over all modes that can be found; itself where there is no other, and Laplace's is good enough.
 
     :param num_draws: from the prior; None: a thousand, fewer of many data.
     """
     num_draws = affordable_draws(posterior._joint, tour.DRAWS) if num_draws is None else num_draws
     states = tour.tour(posterior.state, num_draws, seed)
-    if len(states) == 1 or len(states) > tour.MOST_MODES:
+    if len(states) > tour.MOST_MODES:
         return posterior
-    return of_modes(states, (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures))
+    if len(states) == 1 and tour.exchange_of(states[0]) is None:
+        gain, error = tour.gain_of_few(states[0])
+        if abs(gain) + 2.0 * error < GOOD_ENOUGH:
+            return posterior
+        found = of_modes(states, posterior, ROUNDS)
+        off = float(found.integral.log_evidence - posterior.log_evidence)
+        return posterior if found.integral.is_trusted and abs(off) < GOOD_ENOUGH else found
+    return of_modes(states, posterior, ROUNDS)

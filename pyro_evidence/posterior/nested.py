@@ -114,9 +114,6 @@ class NestedPosterior(LaplacePosterior):
             return white
         return torch.cat([self._drawn(part).u for part in white.split(self._rows)])
 
-    def _beside(self, white: Tensor, drawn: Tensor) -> Tensor:
-        return drawn  # others would need inner modes
-
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         found = self._drawn(white)
         return found.u, found.log_density

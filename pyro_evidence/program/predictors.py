@@ -135,6 +135,21 @@ def candidate_links(constraint: Any, normalised_logits: bool) -> tuple[Link, ...
     return (IDENTITY,)
 
 
+LOG_CONCAVE: dict[tuple[type, str], tuple[Link, ...]] = {  # in a predictor behind these links, by the parameter
+    (Normal, "loc"): (IDENTITY,),
+    (MultivariateNormal, "loc"): (IDENTITY,),
+    (Laplace, "loc"): (IDENTITY,),
+    (LogNormal, "loc"): (IDENTITY,),
+    (torch.distributions.Poisson, "rate"): (LOG,),
+    (Exponential, "rate"): (LOG,),
+    (Bernoulli, "logits"): (IDENTITY,),
+    (Bernoulli, "probs"): (LOGIT, PROBIT),
+    (Binomial, "logits"): (IDENTITY,),
+    (Binomial, "probs"): (LOGIT, PROBIT),
+    **{(kind, name): (BASELINE_LOGITS, BASELINE_SOFTMAX) for kind in SOFTMAX_KINDS for name in ("logits", "probs")},
+}
+
+
 @dataclass(frozen=True)
 class Unwrapped:
     """A distribution without its wrappers."""

@@ -70,10 +70,7 @@ CHECKS = (
 class AboutMode(LaplacePosterior):
     """Laplace's posterior whose draws are about the mode, as those of the axes are."""
 
-    @property
-    def _shifted(self) -> None:
-        """No mean is looked for."""
-        return None
+    _about_mode: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, repr=False)

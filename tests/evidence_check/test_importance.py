@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Gamma, MultivariateNormal, Normal
 
-from pyro_evidence import LaplaceEvidence
+from pyro_evidence import LaplaceEvidence, Start
 from pyro_evidence.numerics import importance
 from tests.models_for_tests.posterior_models import (
     assert_approx,
@@ -141,7 +141,8 @@ def test_ratios_do_not_depend_on_the_batches(monkeypatch) -> None:  # law
 
 def test_importance_corrects_laplace_towards_the_true_evidence() -> None:  # oracle: quadrature
     data = torch.tensor([0.8])
-    found = LaplaceEvidence(funnel, marginalise=()).run(data).diagnostics(num_samples=100_000)
+    alone = Start(tour=0)
+    found = LaplaceEvidence(funnel, marginalise=(), start=alone).run(data).diagnostics(num_samples=100_000)
     # given the scale s, x ~ N(0, 1 + s^2); s = tan(pi c / 2) with c uniform
     cell = (torch.arange(200_000) + 0.5) / 200_000
     scale = torch.tan(0.5 * math.pi * cell)

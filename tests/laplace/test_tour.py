@@ -1,6 +1,8 @@
 """Other modes of small densities: found, integrated together, drawn from, by closed forms."""
 
+import functools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyro
@@ -10,7 +12,7 @@ import torch
 from pyro.infer import Predictive
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, Start, Stop
+from pyro_evidence import BadInput, ImportancePosterior, LaplaceEvidence, Start, Stop, importance_sampling
 from pyro_evidence.laplace.restarts import has_one_mode
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import MultimodalPosterior
@@ -79,11 +81,87 @@ def test_signs_that_turn_together_are_two_modes_of_long_ridges() -> None:
     truth = float(log_joint.flatten().logsumexp(0)) + 2.0 * math.log(0.01)
     assert isinstance(posterior, MultimodalPosterior)
     assert len(posterior.states) == 2
-    assert posterior.integral.pareto_k < 0.7
+    assert posterior.integral.weighed.pareto_k < 0.7
     assert posterior.log_evidence_error < 0.05
     assert float(posterior.log_evidence) == pytest.approx(truth, abs=3.0 * posterior.log_evidence_error)
     signs = posterior.get_samples(2_000, seed=0)["a"] > 0
     assert float(signs.double().mean()) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_single_mode_that_is_no_normal_is_integrated_and_saved(tmp_path: Path) -> None:
+    """The evidence of a Cauchy prior and nothing else is one; by Laplace it is sqrt(2 / pi) of that or so."""
+
+    def heavy(o: Tensor) -> None:
+        pyro.sample("x", dist.StudentT(2.0, torch.zeros(2), 1.0).to_event(1))
+        pyro.sample("o", dist.Bernoulli(1.0 - 1e-16), obs=o)
+
+    posterior = fitted(heavy, torch.tensor(1.0))
+    assert isinstance(posterior, ImportancePosterior)
+    assert len(posterior.states) == 1
+    assert posterior.log_evidence_error < 0.01
+    assert abs(float(posterior.log_evidence)) < 0.02
+    assert float(posterior.at_mode(0).log_evidence) < -0.3
+    estimate = importance_sampling(posterior)
+    assert estimate.reliable
+    assert abs(estimate.log_evidence) < 0.02
+    posterior.save(tmp_path / "heavy.posterior")
+    loaded = ImportancePosterior.load(tmp_path / "heavy.posterior", heavy)
+    torch.testing.assert_close(loaded.log_evidence, posterior.log_evidence)
+
+
+CLUSTERS = torch.tensor([-12.0, -7.0, -2.0, 3.0, 8.0, 13.0])
+
+
+def means_of(num: int) -> object:
+    def model(t: Tensor) -> None:
+        with pyro.plate("components", num):
+            m = pyro.sample("m", dist.Normal(0.0, 5.0))
+        with pyro.plate("data", len(t)):
+            k = pyro.sample("k", dist.Categorical(torch.ones(num)), infer={"enumerate": "parallel"})
+            pyro.sample("t", dist.Normal(m[k], 1.0), obs=t)
+
+    return model
+
+
+def log_sum_over_partitions(t: Tensor, num: int) -> float:
+    """Oracle: each way to put data into at most ``num`` clusters, its integral, and its number of labellings."""
+
+    @functools.cache
+    def of_cluster(members: tuple[int, ...]) -> float:
+        size = len(members)
+        covariance = 25.0 * torch.ones(size, size) + torch.eye(size)
+        return float(dist.MultivariateNormal(torch.zeros(size), covariance).log_prob(t[list(members)]))
+
+    def terms(i: int, clusters: tuple[tuple[int, ...], ...]) -> Iterator[float]:
+        if i == len(t):
+            labellings = math.lgamma(num + 1) - math.lgamma(num - len(clusters) + 1)
+            yield sum(map(of_cluster, clusters)) + labellings - len(t) * math.log(num)
+            return
+        for j, cluster in enumerate(clusters):
+            yield from terms(i + 1, (*clusters[:j], (*cluster, i), *clusters[j + 1 :]))
+        if len(clusters) < num:
+            yield from terms(i + 1, (*clusters, (i,)))
+
+    return float(torch.tensor(list(terms(0, ()))).logsumexp(0))
+
+
+@pytest.mark.parametrize(("num", "data"), [(3, 6), (4, 4), (6, 6), (6, 1)])
+def test_all_labellings_of_components_are_counted(num: int, data: int) -> None:
+    """Of three by their modes, of six by one order of 720, and where one mode holds all orders, once."""
+    t = CLUSTERS[:data] if data > 1 else torch.tensor([0.3])
+    posterior = fitted(means_of(num), t)
+    assert isinstance(posterior, ImportancePosterior)
+    assert posterior.integral.is_trusted
+    assert (posterior.integral.exchange is not None) == (num == data)
+    assert posterior.log_evidence_error < 0.02
+    truth = log_sum_over_partitions(t, num)
+    assert float(posterior.log_evidence) == pytest.approx(truth, abs=0.02 + 2.0 * posterior.log_evidence_error)
+    if num == data:
+        assert posterior.integral.log_copies == pytest.approx(math.lgamma(num + 1))
+        assert f"counts all {math.factorial(num)} orders" in " ".join(posterior._notes(0.0))
+        drawn = posterior.get_samples(4_000, seed=0)["m"]
+        torch.testing.assert_close(drawn.mean(0), t.mean().expand(num), atol=0.6, rtol=0.0)
+        assert posterior.relative_ess > 0.5
 
 
 def test_one_mode_alone_when_no_tour_is_asked_for() -> None:

@@ -111,7 +111,7 @@ def test_every_member_comes_back(name, tmp_path: Path) -> None:
     model, engine, data = FITS[name]()
     posterior = engine.run(*data)
     posterior.save(tmp_path / "fit.pt")
-    loaded = LaplacePosterior.load(tmp_path / "fit.pt", model)
+    loaded = type(posterior).load(tmp_path / "fit.pt", model)
     assert_same(loaded, posterior)
 
 
