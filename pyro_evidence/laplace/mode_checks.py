@@ -268,6 +268,7 @@ def _slope(node: Node, point: Tensor, *, create_graph: bool = False) -> Tensor:
 
 FAR = (10.0, 30.0, 100.0)  # standard deviations
 LEAST = 1.0  # nats, at one of them
+BEYOND = (1e4, 1e6)  # standard deviations: another mode is nearer, and the largest number is far
 NEAR = 2.0  # standard deviations, where a normal density has fallen by 2 nats
 LEAST_FALL = 0.2  # nats, there
 NUM_ON_THE_WAY = 8  # places up to there
@@ -311,6 +312,7 @@ def require_proper_mode(summit: ModeNeighbourhood, precision: Precision) -> None
     few = torch.stack([FAR[0] * direction, -FAR[0] * direction, NEAR * direction, -NEAR * direction])
     moves = torch.cat([few, *(ends[:1] for _, ends in rays)])
     falls = torch.cat([summit.fall(part) for part in moves.split(most)])
+    _require_end(summit, precision.variance[0].sqrt() * summit.active)
     if bool((falls[:2] >= LEAST).all()) and bool((falls[2:].abs() >= LEAST_FALL).all()):
         return
     on_the_way = [NEAR * k / NUM_ON_THE_WAY for k in range(1, NUM_ON_THE_WAY + 1)]
@@ -325,6 +327,27 @@ def require_proper_mode(summit: ModeNeighbourhood, precision: Precision) -> None
         away = f"{FAR[-1] if stays_up else NEAR:g} posterior standard deviations away"
         raise _improper(summit, int(direction.abs().argmax()), away)
     _require_fall(summit, rays, falls[most:])
+
+
+def _require_end(summit: ModeNeighbourhood, sd: Tensor) -> None:
+    """Refuse a log joint that rises without end in some direction: it grows by more than any normal density falls.
+
+    :raises ImproperPosterior: naming the site that rises most by itself.
+    """
+    way = generic_directions(1, len(sd), sd)[0] * sd
+    moves = torch.stack([sign * far * way for far in BEYOND for sign in (1.0, -1.0)])
+    near, far = summit.fall(moves).chunk(2)
+    if not bool(((far < near) & (near < -LEAST)).any()):
+        return
+    alone = torch.zeros(len(summit.joint.latents.parts), len(sd)).to(sd)
+    for row, block in zip(alone, summit.joint.latents.slices.values(), strict=True):
+        row[block] = BEYOND[0] * way[block]
+    worst = list(summit.joint.latents.slices)[int(torch.minimum(summit.fall(alone), summit.fall(-alone)).argmin())]
+    raise ImproperPosterior(
+        f"the log joint rises without end {BEYOND[0]:g} and {BEYOND[1]:g} posterior standard deviations from its mode, "
+        f"most in site '{worst}': its integral is infinite, and there is no posterior. Look for a pyro.factor or a "
+        f"likelihood that grows faster than that site's prior falls, or give the site a bounded support."
+    )
 
 
 def require_fall_on_rays(summit: ModeNeighbourhood) -> None:

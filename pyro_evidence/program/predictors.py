@@ -10,7 +10,18 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from pyro.distributions import Poisson, Unit
+from pyro.distributions import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Exponential,
+    Laplace,
+    LogNormal,
+    Multinomial,
+    OneHotCategorical,
+    Poisson,
+    Unit,
+)
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, MultivariateNormal, Normal, constraints
@@ -135,18 +146,12 @@ def candidate_links(constraint: Any, normalised_logits: bool) -> tuple[Link, ...
     return (IDENTITY,)
 
 
-LOG_CONCAVE: dict[tuple[type, str], tuple[Link, ...]] = {  # in a predictor behind these links, by the parameter
-    (Normal, "loc"): (IDENTITY,),
-    (MultivariateNormal, "loc"): (IDENTITY,),
-    (Laplace, "loc"): (IDENTITY,),
-    (LogNormal, "loc"): (IDENTITY,),
-    (torch.distributions.Poisson, "rate"): (LOG,),
-    (Exponential, "rate"): (LOG,),
-    (Bernoulli, "logits"): (IDENTITY,),
-    (Bernoulli, "probs"): (LOGIT, PROBIT),
-    (Binomial, "logits"): (IDENTITY,),
-    (Binomial, "probs"): (LOGIT, PROBIT),
-    **{(kind, name): (BASELINE_LOGITS, BASELINE_SOFTMAX) for kind in SOFTMAX_KINDS for name in ("logits", "probs")},
+SOFTMAX: tuple[Link, ...] = (BASELINE_LOGITS, BASELINE_SOFTMAX)  # of a Categorical's, against the first class
+LOG_CONCAVE: dict[Any, tuple[Link, ...]] = {  # in a predictor behind one of these links
+    **dict.fromkeys((Normal, MultivariateNormal, Laplace, LogNormal), (IDENTITY,)),
+    **dict.fromkeys((Poisson, Exponential), (LOG,)),
+    **dict.fromkeys((Bernoulli, Binomial), (IDENTITY, LOGIT, PROBIT)),  # logits, or probabilities
+    **dict.fromkeys((Categorical, OneHotCategorical, Multinomial), SOFTMAX),
 }
 
 
@@ -206,6 +211,13 @@ class LikelihoodTerm:
     def predictor(self, trace: Trace) -> Tensor:
         """``eta`` of this site in a trace, shape ``layout.shape``."""
         return self.link.inverse(self.value(trace)).reshape(self.layout.shape)
+
+    def is_log_concave(self, trace: Trace) -> bool:
+        """Whether the site's likelihood is known to be log-concave in the predictor."""
+        base = unwrapped(trace.nodes[self.site]["fn"]).base
+        known = [links for kind, links in LOG_CONCAVE.items() if is_like(base, kind, base.batch_shape)]
+        by_place = self.parameter in ("loc", "rate", "logits") or self.link is not IDENTITY
+        return self.mixture is None and by_place and any(self.link in links for links in known)
 
     def blocks(self, trace: Trace) -> Tensor:
         """The slot's values as data of coupled elements, shape ``(N, C)``."""
@@ -472,7 +484,6 @@ def no_predictor(joint: LogJoint) -> UnsupportedModel:
 
 
 LOGISTIC: tuple[Link, ...] = (IDENTITY, LOGIT)  # of a Bernoulli's parameter, seen in log odds
-SOFTMAX: tuple[Link, ...] = (BASELINE_LOGITS, BASELINE_SOFTMAX)  # of a Categorical's, against the first class
 
 
 def softmax_average(mean: Tensor, covariance: Tensor, points: Tensor) -> Tensor:
