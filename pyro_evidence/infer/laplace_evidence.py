@@ -49,7 +49,7 @@ from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.posterior.groups import with_groups
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.multimodal import toured
+from pyro_evidence.posterior.multimodal import over_labels, toured
 from pyro_evidence.posterior.nested import integrated
 from pyro_evidence.posterior.structures import StructurePosterior, over_structures
 from pyro_evidence.precision.choices import Curvature, exact_hessian
@@ -433,13 +433,15 @@ class LaplaceEvidence(Resumable):
             found = LaplacePosterior(state, fit.status.value, fit.objectives, restarts, failures)
             if self._groups is not None:
                 found = with_groups(self._groups, found)
-            if self._full is None and not (
-                most == 1 and self.start.tour != 0 and fit.status is Status.CONVERGED and can_tour(state)
-            ):
+            looks = most == 1 and self.start.tour != 0 and fit.status is Status.CONVERGED
+            if self._full is None and not (looks and can_tour(state)):
                 posteriors.append(found)
                 continue
             if id(fit) not in self._integrated and self._full is not None:
-                self._integrated[id(fit)] = integrated(self._full, fit, self.stop.quadrature_tol, found)
+                found = integrated(self._full, fit, self.stop.quadrature_tol, found)
+                labels = looks and self.marginalise is None and bool(found._joint.discrete)
+                search = (self.start.tour, seed_of(self.start.seed))
+                self._integrated[id(fit)] = over_labels(found, *search) if labels else found
             elif id(fit) not in self._integrated:
                 self._integrated[id(fit)] = toured(found, self.start.tour, seed_of(self.start.seed))
             posteriors.append(self._integrated[id(fit)])
