@@ -23,7 +23,6 @@ from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import affordable_draws, latents_from_prior, rows_at_once
@@ -44,7 +43,6 @@ HEAVY = 0.2  # of the draws at each mode, from a t distribution: densities fall 
 DEGREES = 2.0  # of freedom of these: the square of such a draw's length is a normal one's over an exponential number
 TURNS = 2  # of adaptation: the second sees what the first has left in the tails
 NEARLY_ALL = 0.9  # of the draws that weights leave: a tail that looks heavy then holds next to nothing
-FEW = 512  # draws that tell a hundredth of a nat where weights vary by a tenth
 LEAST_SHARE = 0.01  # of the draws of the highest mode, for each
 TRIED = 64  # draws at which elements are exchanged, by which their numbers' standard deviations are known to a tenth
 SAME = 1e-8  # of the log density, the rounding of sums over data
@@ -506,14 +504,6 @@ def integral_over(
     log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
     heaviest = density.embedded(x[found.log_weights.topk(min(CLIMBS, num)).indices])
     return ModeIntegral(log_joint, found, log_shares, heaviest, exchange)
-
-
-def gain_of_few(state: LaplaceState) -> tuple[float, float]:
-    """What few draws from the normal at a mode add to its log evidence by importance sampling, and the error; nats."""
-    density = density_of(state)
-    x, log_proposal = proposal([state]).drawn(quasi_normal(FEW, density.size).to(state.u))
-    found = weighed(density.log_joint(x), log_proposal).log_weights
-    return float(importance.log_mean(found) - state.log_evidence), float(importance.standard_error(found))
 
 
 def weighed(log_joint: Tensor, log_proposal: Tensor) -> Smoothed:
