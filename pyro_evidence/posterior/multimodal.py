@@ -126,15 +126,6 @@ class ImportancePosterior(LaplacePosterior):
             raise BadInput(f"k={k}; expected the number of a mode, 0 to {len(self.states) - 1}: see posterior.modes.")
         return LaplacePosterior(self.states[k], self.status, self.log_evidences, self.restarts, self.failures)
 
-    def _described(self, check: dict[str, Any]) -> dict[str, Any]:
-        """And the log evidence by importance sampling over all modes."""
-        found = {
-            "pareto_k": self.integral.weighed.pareto_k,
-            "log_evidence_importance": float(self.integral.log_evidence),
-            "log_evidence_importance_se": self.integral.error,
-        }
-        return super()._described(check | found)
-
     def _notes(self, until: float) -> list[str]:
         said, integral = [], self.integral
         if len(self.states) > 1:
@@ -147,7 +138,12 @@ class ImportancePosterior(LaplacePosterior):
                 f"{integral.exchange.size} elements of {', '.join(integral.exchange.axes)} can be exchanged: the log "
                 f"evidence counts all {round(math.exp(integral.log_copies)):,} orders."
             )
-        if not integral.is_trusted:
+        if integral.is_trusted:
+            said.append(
+                f"the log evidence is by importance sampling from normals and t distributions at the modes: +- "
+                f"{integral.error:.2g}, k-hat {integral.weighed.pareto_k:.2f}; what follows is of the draws"
+            )
+        else:
             said.append(
                 f"k-hat of importance sampling over the modes is {integral.weighed.pareto_k:.2f}: the log evidence is "
                 "the sum of Laplace's at each, and no number to compare models by; run NUTS or "
