@@ -127,8 +127,8 @@ def can_tour(state: LaplaceState) -> bool:
     problem = state.problem
     small = 0 < len(state.u) <= MOST_COORDINATES and bool(problem.active.all()) and problem.joint.has_data
     plain = problem.form is None and problem.structure.network is None and problem.structure.eliminated is None
-    exact = problem.curvature is exact_hessian and _are_cheap(problem.joint)
-    return small and plain and exact and not has_one_mode(state)
+    exact = problem.curvature is exact_hessian
+    return small and plain and exact and not has_one_mode(state) and _are_cheap(problem.joint)  # the dearest last
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ FLAT = 1.0  # squared log units: a hyperparameter known no better than to a fact
 PLATEAU = either_way(AWAY[:3])  # log units away from it
 WORTH = 0.05  # nats: less is no reason to leave it
 LEAP = 1.0  # nats that must be promised, and gained, by going over to another mode
+WALKED = 1e3  # times the distance at which a fit has converged: beside a saddle it is nowhere that far off its ridge
 LONGER = 4.0  # times the share of the last step
 CUT = 0.1  # share of a step, less of which means that modes cannot be followed
 NEAR = 1.0  # largest natural step in log units at which they are
@@ -69,6 +70,7 @@ class TypeII:
     share: float = 1.0  # of the last step that was taken
     way: tuple[float, ...] = ()  # objectives before the last steps, as many as there are hyperparameters
     rested: "TypeII | None" = None  # where the fit has come to rest at an edge, before it began there again
+    places: tuple[Tensor, ...] = ()  # hyperparameters (T,) before each step
 
     @property
     def objective(self) -> float:
@@ -226,15 +228,18 @@ def off_saddle(state: TypeII) -> TypeII | None:
     """An iterate higher than a stationary point that is no maximum, along its least curvature; None at a maximum.
 
     Params that begin alike and mean alike, such as two factors of a product, have no slope apart.  Looked at once a
-    fit, by differences, unless the metric has shown it on the way; up to FEW params, recognised precisions left out.
+    fit, by differences, unless the metric has shown it on the way, or the way went along every direction: an ascent
+    comes to a saddle only from where nothing leads it along the least curvature.  Up to FEW params, recognised
+    precisions left out.
     """
     if state.concave:
         return None
     laplace, groups = state.laplace, state.laplace.problem.structure.groups
-    free = state.metric.diagonal() > 0 if groups is None else (state.metric.diagonal() > 0) & (groups.power == 0)
-    if laplace.problem.structure.network is not None or not 0 < int(free.sum()) <= FEW:
-        return None
+    free = (state.metric.diagonal() > 0) & (True if groups is None else groups.power == 0)
     measure = torch.where(free, measures(laplace.problem, state.metric), 0.0)
+    is_network, few = laplace.problem.structure.network is not None, 0 < int(free.sum()) <= FEW
+    if is_network or not few or _went_along_all(state, measure):
+        return None
     try:
         found = curvature(laplace, state.slope, measure)
     except ArithmeticError:
@@ -244,13 +249,19 @@ def off_saddle(state: TypeII) -> TypeII | None:
     if float(values[0]) >= -DIFFERENCES:
         return None
     half_a_nat = vectors[:, 0] * unit / math.sqrt(-float(values[0]))
-    for length in (2.0, 0.5, 0.125):
-        for sign in (1.0, -1.0):
-            theta = laplace.theta.index_add(0, on, sign * length * half_a_nat)
-            higher = reached(laplace.problem, theta, laplace.u)
-            if higher is not None and higher.objective > state.objective + _rounding(state):
-                return _arrived(state, higher)
+    for length in (2.0, -2.0, 0.5, -0.5, 0.125, -0.125):
+        higher = reached(laplace.problem, laplace.theta.index_add(0, on, length * half_a_nat), laplace.u)
+        if higher is not None and higher.objective > state.objective + _rounding(state):
+            return _arrived(state, higher)
     return None
+
+
+def _went_along_all(state: TypeII, measure: Tensor) -> bool:
+    """Whether the steps here had length in every direction among the hyperparameters with a measure."""
+    if len(state.places) < int((measure > 0).sum()):
+        return False
+    moved = (torch.stack(state.places) - state.laplace.theta)[:, measure > 0] / measure[measure > 0]
+    return float(torch.linalg.svdvals(moved)[-1]) > WALKED * math.sqrt(2.0 * state.laplace.problem.slack)
 
 
 def _rounding(state: TypeII) -> float:
@@ -340,6 +351,7 @@ def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> 
     pruned, needed = prune(found, state.needed, move)
     new = type2_state(replace(pruned, left_saddle=pruned.left_saddle or state.laplace.left_saddle))
     new = replace(new, needed=needed, scanned=state.scanned, restarted=state.restarted, rested=state.rested)
+    new = replace(new, places=(*state.places, state.laplace.theta))
     if bool((new.away > FARTHEST).any()):
         return replace(new, stop_reason=Status.UNBOUNDED)
     return replace(new, stop_reason=Status.SINGULAR) if is_singular(new.laplace) else new

@@ -91,7 +91,8 @@ def central_value(fn: Any) -> Tensor | None:
     except NotImplementedError:
         return None
     try:
-        like = fn.sample()
+        # only its type matters, and a draw of a field asks for a factor that its density may not need
+        like = fn.mean if hasattr(fn, "element_log_prob") else fn.sample()
     except NotImplementedError:  # improper; NUTS cannot start it by itself
         like = torch.zeros(())
     shape = unconstrained_shape(transform, fn.shape())

@@ -213,6 +213,34 @@ def test_a_saddle_of_params_is_left() -> None:
     assert a == pytest.approx(b, abs=1e-4) and a**2 == pytest.approx(3.0 - (1 + 0.01 / 3), abs=1e-4)
 
 
+def alike(t: Tensor) -> None:
+    """In a + b, c and d a way of several steps; in a - b a ridge at 0, where a and b begin, between maxima at +-1."""
+    a, b, c, d = (pyro.param(n, torch.tensor(x)) for n, x in zip("abcd", (3.0, 3.0, 1.0, 0.0), strict=True))
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    pyro.factor("valley", -0.5 * (a + b - c) ** 2 - 0.5 * (c - d - 2.0) ** 2 - 0.1 * (c**2 + c**4 + d**2))
+    pyro.factor("ridge", -0.25 * ((a - b) ** 2 - 1.0) ** 2)
+    pyro.sample("t", dist.Normal(w, 1.0).expand(t.shape).to_event(1), obs=t)
+
+
+def test_params_that_begin_alike_part_after_a_way_on_which_they_stay_alike() -> None:
+    engine = LaplaceEvidence(alike)
+    found = engine.run(torch.tensor([2.9, 3.0, 3.1])).hyperparameters
+    assert abs(float(found["a"] - found["b"])) == pytest.approx(1.0, abs=1e-4)
+    assert len(engine._fits[0].state.places) > 4  # more steps than params, all of them with a = b before the ridge
+
+
+@pytest.mark.parametrize(("directions", "looks"), [([[1.0, 1.0], [2.0, 2.0]], True), ([[1.0, 1.0], [0.1, 0.0]], False)])
+def test_a_saddle_is_looked_for_unless_the_way_went_along_every_direction(
+    directions: list[list[float]], looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, calls = LaplaceEvidence(product_of_params), []
+    engine.run(torch.tensor([2.9, 3.0, 3.1]))
+    state = engine._fits[0].state
+    monkeypatch.setattr(type2, "curvature", lambda *args: calls.append(args) or gradient.curvature(*args))
+    ways = [state.laplace.theta + torch.tensor(way) for way in directions]
+    assert type2.off_saddle(replace(state, concave=False, places=tuple(ways))) is None and bool(calls) == looks
+
+
 def two_free_clusters(t: Tensor) -> None:
     means = pyro.param("means", torch.zeros(2))
     scales = pyro.param("scales", torch.ones(2), constraint=constraints.positive)

@@ -34,10 +34,13 @@ from pyro_evidence.models.gmrf import (
     PCScale,
     RandomWalk,
     Seasonal,
+    constrained,
     lattice,
 )
 from pyro_evidence.models.gmrf.constrained import log_det
 from pyro_evidence.precision import damped, exact_hessian
+from pyro_evidence.precision.dense import Pattern, Plan
+from pyro_evidence.program import LogJoint, checks
 from tests.oracles import gmrf as oracle
 
 SQUARE = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [3, 4], [4, 1]])
@@ -594,3 +597,23 @@ def test_triangles_of_points_nearly_on_a_line_at_the_border_are_left_out() -> No
     mesh = Mesh.delaunay(points)
     assert len(mesh.triangles) == 18
     assert float(mesh.areas.sum()) == pytest.approx(9.0, abs=1e-5)
+
+
+def test_the_pattern_of_a_field_at_a_level_is_not_factorised_for_its_density(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its determinant is that of the field without a level; nor do a run's modes see how that pattern is made."""
+    graph, elimination, seen, plans = lattice(4, 4), constrained.elimination, list[Tensor](), list[int]()
+
+    def counted(pattern: Pattern) -> Plan:
+        before = len(seen)
+        found = elimination(pattern)
+        plans.append(len(seen) - before)
+        return found
+
+    def model(y: Tensor) -> None:
+        x = pyro.sample("x", ICAR(graph, pyro.param("scale", torch.tensor(0.5)), level=3.0))
+        pyro.sample("y", dist.Normal(x[torch.arange(16)], 1.0).to_event(1), obs=y)
+
+    monkeypatch.setattr(constrained, "elimination", counted)
+    monkeypatch.setattr(checks.Levels, "_check", lambda self, index: seen.append(index))
+    LogJoint(model, (torch.randn(16),))
+    assert plans == [0] and seen

@@ -60,7 +60,8 @@ class Structure:
         :raises NotPositiveDefinite: where it is not a precision on the constraint.
         """
         anchors = torch.ones(len(self.anchors), 1, 1, dtype=torch.float64, device=self.fixed.device)
-        factor = self.plan.factorise((elements.detach().double(), anchors), coordinate)
+        with torch._C.DisableTorchFunction():  # its indices are no business of a run's modes
+            factor = self.plan.factorise((elements.detach().double(), anchors), coordinate)
         return ConstrainedPrecision(self, factor)
 
 
