@@ -128,7 +128,7 @@ def can_tour(state: LaplaceState) -> bool:
     small = 0 < len(state.u) <= MOST_COORDINATES and bool(problem.active.all()) and problem.joint.has_data
     plain = problem.form is None and problem.structure.network is None and problem.structure.eliminated is None
     exact = problem.curvature is exact_hessian
-    return small and plain and exact and not has_one_mode(state) and _are_cheap(problem.joint)  # the dearest last
+    return small and plain and exact and not has_one_mode(state) and _are_cheap(problem.joint)
 
 
 @dataclass(frozen=True)

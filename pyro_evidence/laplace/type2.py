@@ -1,5 +1,6 @@
 """Type-II maximisation: quasi-Newton on the exact gradient, in MacKay's metric where precisions are recognised."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,6 @@ FLAT = 1.0  # squared log units: a hyperparameter known no better than to a fact
 PLATEAU = either_way(AWAY[:3])  # log units away from it
 WORTH = 0.05  # nats: less is no reason to leave it
 LEAP = 1.0  # nats that must be promised, and gained, by going over to another mode
-WALKED = 1e3  # times the distance at which a fit has converged: beside a saddle it is nowhere that far off its ridge
 LONGER = 4.0  # times the share of the last step
 CUT = 0.1  # share of a step, less of which means that modes cannot be followed
 NEAR = 1.0  # largest natural step in log units at which they are
@@ -232,13 +232,11 @@ def off_saddle(state: TypeII) -> TypeII | None:
     comes to a saddle only from where nothing leads it along the least curvature.  Up to FEW params, recognised
     precisions left out.
     """
-    if state.concave:
-        return None
     laplace, groups = state.laplace, state.laplace.problem.structure.groups
     free = (state.metric.diagonal() > 0) & (True if groups is None else groups.power == 0)
     measure = torch.where(free, measures(laplace.problem, state.metric), 0.0)
-    is_network, few = laplace.problem.structure.network is not None, 0 < int(free.sum()) <= FEW
-    if is_network or not few or _went_along_all(state, measure):
+    few = laplace.problem.structure.network is None and 0 < int(free.sum()) <= FEW
+    if state.concave or not few or _went_along_all(state, measure):
         return None
     try:
         found = curvature(laplace, state.slope, measure)
@@ -249,19 +247,22 @@ def off_saddle(state: TypeII) -> TypeII | None:
     if float(values[0]) >= -DIFFERENCES:
         return None
     half_a_nat = vectors[:, 0] * unit / math.sqrt(-float(values[0]))
-    for length in (2.0, -2.0, 0.5, -0.5, 0.125, -0.125):
-        higher = reached(laplace.problem, laplace.theta.index_add(0, on, length * half_a_nat), laplace.u)
+    for length, sign in itertools.product((2.0, 0.5, 0.125), (1.0, -1.0)):
+        higher = reached(laplace.problem, laplace.theta.index_add(0, on, sign * length * half_a_nat), laplace.u)
         if higher is not None and higher.objective > state.objective + _rounding(state):
             return _arrived(state, higher)
     return None
 
 
 def _went_along_all(state: TypeII, measure: Tensor) -> bool:
-    """Whether the steps here had length in every direction among the hyperparameters with a measure."""
-    if len(state.places) < int((measure > 0).sum()):
-        return False
-    moved = (torch.stack(state.places) - state.laplace.theta)[:, measure > 0] / measure[measure > 0]
-    return float(torch.linalg.svdvals(moved)[-1]) > WALKED * math.sqrt(2.0 * state.laplace.problem.slack)
+    """Whether the way here had some length in every direction among the hyperparameters with a measure.
+
+    Some: halfway, in digits, between the distance at which a fit has converged and a standard deviation.  Beside a
+    saddle the part along the least curvature grows with every step, so that a fit which ends there had less of it.
+    """
+    places = torch.stack([*state.places, state.laplace.theta])[:, measure > 0]
+    moved = (places - state.laplace.theta[measure > 0]) / measure[measure > 0]
+    return float(torch.linalg.eigvalsh(moved.mT @ moved)[0]) > state.laplace.problem.slack**0.5
 
 
 def _rounding(state: TypeII) -> float:
@@ -463,9 +464,8 @@ def _in_natural_metric(state: TypeII) -> TypeII:
 
 def _is_flat(state: TypeII) -> bool:
     """Whether the objective is the same, to 1e-5 nats, with some hyperparameter a factor e smaller and larger."""
-    directions = torch.eye(len(state.laplace.theta), dtype=torch.float64, device=state.laplace.theta.device)
-    directions = directions[log_units(state.laplace.problem) & (state.metric.diagonal() > 0)]  # the others are pruned
-    return any(max(_change(state, d), _change(state, -d)) < 1e-5 for d in directions)
+    on = log_units(state.laplace.problem) & (state.metric.diagonal() > 0)  # the others are pruned
+    return any(max(_change(state, d), _change(state, -d)) < 1e-5 for d in torch.eye(len(on)).to(state.slope.total)[on])
 
 
 def _change(state: TypeII, move: Tensor) -> float:

@@ -1,6 +1,7 @@
 """The sites of a trace: which of them are latent, discrete, data or mere bookkeeping."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -90,11 +91,10 @@ def central_value(fn: Any) -> Tensor | None:
         transform = biject_to(fn.support)
     except NotImplementedError:
         return None
-    try:
+    like = torch.zeros(())
+    with suppress(NotImplementedError):  # improper; NUTS cannot start it by itself
         # only its type matters, and a draw of a field asks for a factor that its density may not need
         like = fn.mean if hasattr(fn, "element_log_prob") else fn.sample()
-    except NotImplementedError:  # improper; NUTS cannot start it by itself
-        like = torch.zeros(())
     shape = unconstrained_shape(transform, fn.shape())
     uniform = torch.rand(shape, dtype=like.dtype, device=like.device)
     return cast(Tensor, transform(2.0 * (2.0 * uniform - 1.0))).detach()

@@ -1,7 +1,8 @@
 """The log joint density of a model as many small terms: one for each cell of each site's plates."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -195,14 +196,20 @@ def by_width(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:
     return found
 
 
-def families(dependencies: Mapping[str, Groups], shapes: Mapping[str, Sequence[int]]) -> tuple[FactorFamily, ...]:
-    """Every term that depends on a coordinate, in families of as many coordinates each."""
-    found: dict[int, list[tuple[Member, Tensor]]] = {}
+def families(
+    dependencies: Mapping[str, Groups], shapes: Mapping[str, Sequence[int]], apart: Container[str]
+) -> tuple[FactorFamily, ...]:
+    """Every term that depends on a coordinate, in families of as many coordinates each.
+
+    :param apart: sites with families of their own: data, of which second derivatives vary where those of priors do not.
+    """
+    found: dict[tuple[int, bool], list[tuple[Member, Tensor]]] = {}
     for name, groups in dependencies.items():
         if groups:
             for rows, index in by_width(coordinate_table(groups, shapes[name])):
-                found.setdefault(index.shape[-1], []).append((Member(name, rows), index))
+                key = index.shape[-1], name.split(", ")[0] in apart
+                found.setdefault(key, []).append((Member(name, rows), index))
     return tuple(
         FactorFamily(tuple(member for member, _ in parts), torch.cat([index for _, index in parts]))
-        for _, parts in sorted(found.items())
+        for _, parts in sorted(found.items(), key=itemgetter(0))
     )

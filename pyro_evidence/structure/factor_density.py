@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -35,13 +36,18 @@ class Structured(AutogradDensity):
     names: tuple[str, ...]  # sites whose factors are differentiated as they stand
     families: tuple[FactorFamily, ...]  # of these
     wide: tuple[FactorFamily, ...]  # of these, few that depend on many coordinates
-    quadratic: bool = False  # whether the second derivatives of the families are the same at all latents
+    varies: tuple[bool, ...] = ()  # whether second derivatives are others at other latents, of families, then of wide
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
     def second(self) -> Second:
         """The second derivatives of the families."""
         return Second(self.size, tuple(family.index for family in self.families))
+
+    @cached_property
+    def varying(self) -> Second:
+        """The second derivatives of those families of which they are others at other latents."""
+        return Second(self.size, tuple(family.index for family in compress(self.families, self.varies)))
 
     @property
     def size(self) -> int:
@@ -119,7 +125,7 @@ class Structured(AutogradDensity):
         if self.wide or len(self.B):
             return False
         if self.linear is not None:
-            return self.joint.row_bytes is not None and (self.quadratic or not self.families)
+            return self.joint.row_bytes is not None and (not any(self.varies) or not self.families)
         return bool(self.families) and (self.terms is not None or self.joint.row_bytes is not None)
 
     def elements_of_rows(self, u: Tensor, theta: Tensor) -> list[Elements]:
@@ -136,9 +142,13 @@ class Structured(AutogradDensity):
     def _factors(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
         if not (self.families or self.wide):
             return ()
-        if self.quadratic and self._kept and torch.equal(self._kept[0][0], theta):
-            return self._kept[0][1]
-        found = self.second.elements(self._values(theta), self._seen(u)) if self.families else ()
+        known = self._kept[0][1] if self._kept and torch.equal(self._kept[0][0], theta) else ()
+        if known and not any(self.varies):
+            return known
+        new = self.varies[: len(self.families)] if known else (True,) * len(self.families)
+        second = self.varying if known else self.second
+        made = iter(second.elements(self._values(theta, new), self._seen(u)) if any(new) else ())
+        found = tuple(next(made) if is_new else known[i] for i, is_new in enumerate(new))
         if self.wide:
             with torch.enable_grad():
                 leaf = u.detach().clone().requires_grad_()
@@ -152,12 +162,15 @@ class Structured(AutogradDensity):
         """Coordinates as factors see them, rows too: sums of many stand after the coordinates themselves."""
         return self.terms.appended(u) if self.terms is not None and len(self.B) else u
 
-    def _values(self, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    def _values(self, theta: Tensor, chosen: Sequence[bool] = ()) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        """The factors of the chosen families, by default of all, as a function of the coordinates that they see."""
+        chosen = chosen or (True,) * len(self.families)
+
         def values(u: Tensor) -> tuple[Tensor, ...]:
             if self.terms is not None:
-                return self.terms.families(u, theta)[: len(self.families)]
+                return tuple(compress(self.terms.families(u, theta), chosen))
             found = cells(self.joint, u, theta, self.names)
-            return tuple(family.of(found) for family in self.families)
+            return tuple(family.of(found) for family in compress(self.families, chosen))
 
         return values
 

@@ -150,7 +150,7 @@ def terms_of_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[RecordedTe
         return None
     if found is None:
         return None
-    own = families(found.groups, found.shapes)
+    own = families(found.groups, found.shapes, joint.observed)
     B, c = _straight(found, u, theta)
     value = RecordedTerms(found.replay, tuple(len(family.index) for family in own), B, c, found.used, found.num)
     return (value, own) if _is_right(value, joint, u, theta) else None
@@ -166,7 +166,7 @@ def _meet(joint: LogJoint, u: Tensor, theta: Tensor) -> Met | None:
         groups = {name: notes.of(term) for name, term in found.items()}
         if any(sum(g.shape[-1] for g in gs) > NARROW for gs in groups.values()):
             raise notes.widest
-        members = [m for family in families(groups, _shapes(found)) for m in family.members]
+        members = [m for family in families(groups, _shapes(found), joint.observed) for m in family.members]
         with_coordinates = {m.name for m in members}
         return [m.of(found) for m in members] + [x for n, x in found.items() if n not in with_coordinates]
 

@@ -142,7 +142,7 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     if linear is not None:  # it describes the factors of all other sites
         names = () if linear.gaussian else joint.latents.names
     mine = {n: g for n, g in followed.groups.items() if any(part.split(", ")[0] in names for part in n.split("+"))}
-    found = families(mine, followed.shapes)
+    found = families(mine, followed.shapes, joint.observed)
     narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
     wide = tuple(family for family in found if family.index.shape[-1] > NARROW)
     slots = None if linear is None else linear.slots
@@ -160,7 +160,7 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     if linear is None:
         at_once = factor_terms.terms_of_steps(followed.joint, (*narrow, *wide), followed.u, followed.theta)
         density = replace(density, terms=at_once)
-    return replace(density, quadratic=_is_quadratic(density, followed.u, followed.theta))
+    return replace(density, varies=_varies(density, followed.u, followed.theta))
 
 
 def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> Structured | None:
@@ -172,14 +172,14 @@ def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> Structured | None:
     density = Structured(joint, None, found[0], names=names, families=found[1], wide=())
     if not _affordable(density):
         return None
-    return replace(density, quadratic=_is_quadratic(density, u, theta))
+    return replace(density, varies=_varies(density, u, theta))
 
 
-def _is_quadratic(density: Structured, u: Tensor, theta: Tensor) -> bool:
-    """Whether the families have the same second derivatives at the point that was followed and at a generic one."""
+def _varies(density: Structured, u: Tensor, theta: Tensor) -> tuple[bool, ...]:
+    """Which families have other second derivatives at a generic point than at the one that was followed."""
     first, second = (replace(density, _kept=[])._factors(v, theta) for v in (u, generic_directions(3, len(u), u)[2]))
     pairs = zip(first, second, strict=True)
-    return all(bool(((a - b).abs() <= relative_rounding(a.dtype) * (1.0 + a.abs())).all()) for a, b in pairs)
+    return tuple(not bool(((a - b).abs() <= relative_rounding(a.dtype) * (1.0 + a.abs())).all()) for a, b in pairs)
 
 
 def _affordable(density: Structured) -> bool:

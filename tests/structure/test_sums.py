@@ -1,6 +1,7 @@
 """Terms that see many coordinates through a few sums: against the dense Hessian, and on paper where there is paper."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pyro
@@ -13,9 +14,12 @@ from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.errors import TooLarge
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, is_certified, laplace_problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.models.gmrf import ICAR, lattice
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
+from pyro_evidence.structure.factor_density import Structured
+from pyro_evidence.structure.factor_derivatives import Second, Values
 from tests.models_for_tests.hierarchies import positive
 
 NUM = 210  # more than are treated as one dense matrix
@@ -145,3 +149,29 @@ def test_the_letter_for_what_stays_dense_comes_before_the_memory(monkeypatch: py
     monkeypatch.setattr("pyro_evidence.numerics.linalg.available_bytes", lambda device: 10**9)
     with pytest.raises(TooLarge, match=r"60,000 coordinates together \(site 'a'.*ICAR\(edges, scale, level="):
         LaplaceEvidence(model, stop=Stop(progress=False)).run(data(60_000))
+
+
+def test_second_derivatives_of_a_prior_are_made_once_for_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an ICAR that sums to zero and Poisson data only those of the data; the elements are those made afresh."""
+    graph = lattice(15, 15)
+
+    def counts(y: Tensor) -> None:
+        x = pyro.sample("x", ICAR(graph, pyro.param("scale", torch.tensor(0.5))))
+        pyro.sample("y", dist.Poisson(x.exp()).to_event(1), obs=y)
+
+    density = laplace_problem(LogJoint(counts, (torch.arange(225.0) % 4.0,))).structure.known
+    assert isinstance(density, Structured) and len(density.B) > 0
+    assert density.varies == tuple(family.members[0].name == "y" for family in density.families)
+    theta, seen, elements = torch.tensor([0.1]), list[int](), Second.elements
+
+    def noted(self: Second, values: Values, u: Tensor) -> tuple[Tensor, ...]:
+        seen.append(len(self.pairs))
+        return elements(self, values, u)
+
+    monkeypatch.setattr(Second, "elements", noted)
+    u = torch.linspace(-1.0, 1.0, 224)
+    first = density.elements(0.3 * u, theta)
+    again, fresh = density.elements(u, theta), replace(density, _kept=[]).elements(u, theta)
+    assert seen[1] < seen[0] == seen[2]
+    torch.testing.assert_close(again, fresh, rtol=1e-12, atol=1e-12)
+    assert any(not torch.allclose(a, b) for a, b in zip(first, again, strict=True))

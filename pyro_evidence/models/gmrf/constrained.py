@@ -85,10 +85,8 @@ class ConstrainedPrecision:
     @cached_property
     def capacitance(self) -> Tensor:
         """``[U E]' Q_a^-1 [U E]`` less the identity where anchors meet, ``(m + a, m + a)``."""
-        count = len(self.structure.anchors)
-        taken_off = torch.zeros(len(self._columns), dtype=torch.float64, device=self._columns.device)
-        taken_off[len(taken_off) - count :] = 1.0
-        return self._columns @ self.border.mT - taken_off.diag()
+        is_anchor = torch.arange(len(self._columns), device=self.border.device) >= self.structure.fixed.shape[-1]
+        return self._columns @ self.border.mT - is_anchor.to(self.border).diag()
 
     @property
     def log_det(self) -> Tensor:
