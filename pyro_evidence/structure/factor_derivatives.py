@@ -60,8 +60,13 @@ class Second:
         """Second derivatives of every factor along each pair of colours, in the order of :attr:`pairs`."""
         with torch.enable_grad():
             u = u if u.requires_grad else u.detach().requires_grad_()
-            for found in self.seconds(self.firsts(torch.cat(values(u), -1), u), u, create_graph):
-                yield found.split([len(index) for index in self.index], -1)
+            every = torch.cat(values(u), -1)
+            first = Forward(every, u, create_graph=True)
+            for a, partners in groupby(self.pairs, lambda pair: pair[0]):
+                slope = first.along(self._mask(a, u))[0]
+                second = Forward(slope, u, create_graph=create_graph)
+                for _, b in partners:
+                    yield second.along(self._mask(b, u))[0].split([len(index) for index in self.index], -1)
 
     def elements(self, values: Values, u: Tensor) -> tuple[Tensor, ...]:
         """Minus the second derivatives, ``(F, k, k)`` for each family; ``(R, F, k, k)`` at rows ``(R, D)``."""
