@@ -89,7 +89,7 @@ def require_rows(what: str, *arrays: Any) -> None:
     for place, array in enumerate(arrays):
         if isinstance(array, Tensor):
             require_dense(f"array {place}", array)
-        shape = None if isinstance(array, type) else getattr(array, "shape", None)
+        shape = getattr(array, "shape", None) if hasattr(array, "__array__") and not isinstance(array, type) else None
         if shape is None or len(shape) == 0:
             found = f"a {type(array).__name__}" if shape is None else "a single number"
             raise BadInput(

@@ -29,7 +29,7 @@ from pyro_evidence import files
 from pyro_evidence.data.chunks import digest_of_chunks, heard_by_all
 from pyro_evidence.data.passes import each_pass_compared
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, require_same_settings
-from pyro_evidence.errors import BadInput, NotConverged, NotPositiveDefinite, NotWritten, TooLarge, UnsupportedModel
+from pyro_evidence.errors import BadInput, NotConverged, NotPositiveDefinite, NotWritten
 from pyro_evidence.fitting.codec import (
     WORDS,
     Known,
@@ -384,16 +384,16 @@ def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Ca
                 if hasattr(found, "fit_seconds"):
                     vars(found)["fit_seconds"] = time.process_time() - begun
                 return found
-            except (BadInput, UnsupportedModel, NotConverged, TooLarge):
+            except NotConverged:
                 raise
-            except files.UNFIT as error:
-                if recorder is None or not recorder.earlier:
-                    if isinstance(error, LinAlgError):
-                        raise NotPositiveDefinite(_no_factor(error)) from error
-                    raise
-                raise BadInput(
-                    f"the fit that went on from {recorder.path} failed ({type(error).__name__}: {error}): either that "
-                    f"file was damaged or changed, or the model fails there. Fit anew, without resume(...)."
-                ) from error
+            except Exception as error:
+                if recorder is not None and recorder.earlier and str(recorder.path) not in str(error):
+                    raise BadInput(
+                        f"the fit that went on from {recorder.path} failed ({type(error).__name__}: {error}): either "
+                        f"that file was damaged or changed, or the model fails there. Fit anew, without resume(...)."
+                    ) from error
+                if isinstance(error, LinAlgError):
+                    raise NotPositiveDefinite(_no_factor(error)) from error
+                raise
 
     return wrapped

@@ -291,7 +291,7 @@ def log_joint(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lo
         return LogJoint(model, args, kwargs)
     Y = checked_data(args, kwargs, gappy=gappy)
     joint = LogJoint(marginalised(ours.marginalised) if gappy else ours.marginalised, (some_rows(ours, Y),))
-    joint.args = (Y,)
+    joint.args, joint.plates = (Y,), {}
     return joint
 
 

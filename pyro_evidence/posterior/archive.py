@@ -66,6 +66,7 @@ MODEL = {
     "kwargs": {str: object},
     "held": {str: Array(finite=False)},
     "shapes": {str: [int]},
+    "plates": {str: int},
     "dtype": torch.dtype,
     "log_joint_beside": NUMBER,
 }
@@ -76,6 +77,7 @@ SETTINGS = {
     "active": Array("D", torch.bool),
     "nodes": int,
     "precision": (None, Array("1 D D"), Array("1 D")),
+    "beside": Array("D"),
 }
 # what a file of this kind of posterior holds
 LAPLACE = MODEL | STATE | SETTINGS | HISTORY
@@ -87,6 +89,7 @@ NESTED = LAPLACE | {
         "precision": Array("d d"),
         "follows": Array("I d"),
         "nodes_in_blocks": int,
+        "beside": Array("I"),
         "basis": Array("d d"),
         "axes": [Array("d")],
         "rule": str,
@@ -245,6 +248,7 @@ def record_model(joint: LogJoint) -> dict[str, Any]:
         "kwargs": dict(joint.kwargs),
         "held": held,
         "shapes": _shapes(joint),
+        "plates": joint.plates,
         "dtype": joint.dtype,
     }
 
@@ -263,7 +267,8 @@ def restore_model(content: Mapping[str, Any], model: Model, maximise: Any) -> Lo
     """
     try:
         with empty_store():
-            joint = LogJoint(model, content["args"], content["kwargs"], maximise=maximise)
+            sites = content["shapes"] | {n: [size] for n, size in content["plates"].items()}
+            joint = LogJoint(model, content["args"], content["kwargs"], maximise=maximise, shapes=sites)
     except (ValueError, TypeError) as error:
         raise BadInput(f"the saved data do not fit this model: {error}") from error
     shapes, held = _shapes(joint), {n: list(v.shape) for n, v in content["held"].items()}
@@ -308,17 +313,17 @@ def record(state: LaplaceState) -> dict[str, Any]:
             "active": problem.active,
             "nodes": problem.nodes,
             "precision": cholesky_or_diagonal,
-            "log_joint_beside": _log_joint_beside(state),
+            "beside": beside(state),
+            "log_joint_beside": _log_joint(state, state.u + beside(state)),
         }
     )
 
 
-def _log_joint_beside(state: LaplaceState) -> Tensor:
-    """Log joint one posterior standard deviation beside the mode, in a direction without symmetry, nats."""
+def beside(state: LaplaceState) -> Tensor:
+    """Away from the mode by one posterior standard deviation, in a direction without symmetry, ``(D,)``."""
     index = torch.arange(1.0, len(state.u) + 1.0, dtype=state.u.dtype, device=state.u.device)
     white = torch.where(state.problem.active, (1.7 * index).sin(), 0.0).unsqueeze(0)
-    beside = state.u + state.precision.unwhiten(white / white.norm())
-    return _log_joint(state, beside[0])
+    return state.precision.unwhiten(white / white.norm())[0]
 
 
 def _log_joint(state: LaplaceState, u: Tensor) -> Tensor:
@@ -361,7 +366,9 @@ def restore(content: Mapping[str, Any], model: Model) -> LaplaceState:
         precision = Dense(stored.double().tril()) if stored.dim() == 3 else Diagonal(stored.double())
     state = LaplaceState(problem, precision=precision, place=place, **numbers)
     require_equal("log_joint", _log_joint(state, state.u), state.log_joint, joint.dtype, OTHER_DENSITY)
-    require_equal("log_joint_beside", _log_joint_beside(state), content["log_joint_beside"], joint.dtype, OTHER_DENSITY)
+    require_equal("beside", beside(state), content["beside"], joint.dtype)
+    there = _log_joint(state, state.u + content["beside"])
+    require_equal("log_joint_beside", there, content["log_joint_beside"], joint.dtype, OTHER_DENSITY)
     require_equal("log_hyperprior", joint.log_hyperprior(state.theta).detach(), state.log_hyperprior, joint.dtype)
     return state
 
@@ -394,6 +401,7 @@ def record_integral(integral: Integral) -> dict[str, Any]:
         "precision": found.precision,
         "follows": found.follows,
         "nodes_in_blocks": found.state.problem.nodes,
+        "beside": beside(found.state),
         "basis": integral.chart.basis,
         "axes": list(vars(integral.chart.axes).values()),
         "rule": integral.rule,
@@ -425,6 +433,7 @@ def restore_integral(content: Mapping[str, Any], whole: LaplaceState, model: Mod
         raise BadInput(f"axes have scales and tails that are not above 0; expected those of a fit. {files.OTHER}")
     where = Standardisation(found.centre, content["basis"], axes)
     require_equal("u", index_map(full, found).whole(found.centre, state.u), whole.u, full.dtype)
+    require_equal("beside", beside(state), content["beside"], full.dtype)
     require_equal("basis", found.precision.inverse(), where.basis @ where.basis.mT, full.dtype)
 
     z = content["z"]

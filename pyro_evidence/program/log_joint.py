@@ -38,6 +38,7 @@ from pyro_evidence.program.sites import (
     is_discrete,
     is_empty,
     is_observation,
+    is_plate,
     sample_nodes,
 )
 from pyro_evidence.settings import seeded
@@ -89,6 +90,7 @@ class LogJoint:
         :meth:`log_hyperprior`; ``()`` holds the params fixed; default: maximise the params.
     :param values: of latent sites and params, constrained, at which a search begins; others begin at random, params
         where the model says.
+    :param shapes: of sites and plates by name: a run with others is refused before anything is drawn for them.
     :raises BadInput: for data that cannot be used.
     :raises UnsupportedModel: for a model that is not a fixed, finite, differentiable density.
 
@@ -113,6 +115,7 @@ class LogJoint:
         integrate: Sequence[str] | None = None,
         maximise: Sequence[str] | None = None,
         values: Mapping[str, Tensor] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.model: Model = model
         self.values: Mapping[str, Tensor] = dict(values or {})
@@ -125,8 +128,11 @@ class LogJoint:
         self.has_data = True  # whether the arguments are all data; not where these came in chunks
         checks.check_sizes(self.args, self.kwargs)
         parameters.check_kind("maximise", maximise)
-        trace, declared = self._prototype(maximise=maximise is None or len(maximise) > 0)
+        trace, declared = self._prototype(maximise is None or len(maximise) > 0, shapes)
         nodes = sample_nodes(trace)
+        self.plates: dict[str, int] = {  # of all plates the number of cells
+            n: s["fn"].size for n, s in trace.nodes.items() if s["type"] == "sample" and is_plate(s)
+        }
         with global_lock(), own_random_numbers():
             self.left_out: dict[str, Tensor] = parameters.imputed(partial(self.model, *self.args, **self.kwargs), nodes)
         latent = {n: s for n, s in nodes.items() if not (s["is_observed"] or n in self.left_out)}
@@ -148,12 +154,14 @@ class LogJoint:
         covariances = (MultivariateNormal, LowRankMultivariateNormal, MultivariateStudentT)
         self._check_density(continuous, any(isinstance(innermost(s["fn"]), covariances) for s in nodes.values()))
 
-    def _prototype(self, maximise: bool) -> tuple[Trace, dict[str, Declaration]]:
+    def _prototype(
+        self, maximise: bool, shapes: Mapping[str, Sequence[int]] | None
+    ) -> tuple[Trace, dict[str, Declaration]]:
         """A validated run, and the params that it declares; a model of params alone gets a latent beside them."""
         with global_lock(), own_random_numbers(), own_warnings("ignore"):
             store = pyro.get_param_store()
             found = dict(store.items()), store.get_state()["constraints"]
-            statements = FirstRun(*found, self.values)
+            statements = FirstRun(*found, self.values, shapes)
             with empty_store():
                 trace = self._validated_run(statements)
             free = [d.value for d in statements.found.values() if not d.frozen]
@@ -339,7 +347,7 @@ class LogJoint:
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], times: int) -> "LogJoint":
         """This model on all the data of which the present ones are every ``times``-th row."""
         found = copy.copy(self)
-        found.args, found.kwargs, found.seen = tuple(args), dict(kwargs), times
+        found.args, found.kwargs, found.seen, found.plates = tuple(args), dict(kwargs), times, {}
         found._row_bytes = None if self._row_bytes is None else (self._row_bytes[0], self._row_bytes[1] * times)
         return found
 

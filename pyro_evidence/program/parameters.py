@@ -19,7 +19,7 @@ from torch.distributions import Transform, biject_to, constraints, transform_to
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation_or_params
 from pyro_evidence.numerics.coordinates import unconstrained_shape
-from pyro_evidence.program.sites import Node, central_value, is_discrete, sample_nodes
+from pyro_evidence.program.sites import Node, central_value, is_discrete, is_plate, sample_nodes
 
 
 class Constants(Messenger):
@@ -298,20 +298,31 @@ class FirstRun(Messenger):
     :param stored: what params without a value of their own begin with, in an empty store.
     :param limits: their constraints.
     :param values: of sites and params that are to begin there, constrained.
+    :param shapes: of sites and plates by name; others are refused before anything is drawn for them.
     """
 
     def __init__(
-        self, stored: Mapping[str, Tensor], limits: Mapping[str, Any], values: Mapping[str, Tensor] | None = None
+        self,
+        stored: Mapping[str, Tensor],
+        limits: Mapping[str, Any],
+        values: Mapping[str, Tensor] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         super().__init__()
         self.stored = stored
         self.limits = limits
         self.values = values or {}
+        self.shapes = shapes or {}
         self.begun: set[str] = set()  # at one of these values
         self.found: dict[str, Declaration] = {}
         self.fixed: set[str] = set()  # given a value by a handler of the user's
 
     def _pyro_sample(self, msg: Any) -> None:
+        name = msg["name"]
+        if name in self.shapes and msg["value"] is None:
+            shape, expected = [msg["fn"].size] if is_plate(msg) else [*msg["fn"].shape()], [*self.shapes[name]]
+            if shape != expected:
+                raise BadInput(f"'{name}' has shape {shape} in this model on these data; expected {expected}.")
         if msg["value"] is None and hasattr(msg["fn"], "support") and not is_discrete(msg):
             msg["value"] = self._given(msg["name"], central_value(msg["fn"]))
 
