@@ -38,18 +38,19 @@ from pyro_evidence.fitting.codec import (
     places,
     put_down,
     require_alike,
+    require_same,
     taken_up,
 )
-from pyro_evidence.fitting.process_state import exclusive, within_memory
+from pyro_evidence.fitting.process_state import exclusive, restored_global_state, within_memory
 from pyro_evidence.numerics.linalg import PER_NUMBER, expect, one_thread_if_small
 from pyro_evidence.settings import check_path, stacklevel
 
-FORMAT = "pyro_evidence checkpoint 2"
-PROGRESS = {"tuple": [[int, object], [int, object], [int, {"list": [[int, float]]}], [int, object]]}
+FORMAT = "pyro_evidence checkpoint 3"
+PROGRESS = {"tuple": [[int, object], [int, object], [int, {"tuple": [[int, float]]}], [int, object], [int, object]]}
 LOOP = {"name": str, "start": float, "done": bool, "progress": PROGRESS}
 CHECKPOINT = {"format": str, "engine": str, "data": str, "loops": [LOOP]}
 TAKEN = "It is no checkpoint, and is not overwritten: give another name, or remove it."
-SAME = 1e-6  # relative difference between two objectives that may be rounding on two machines
+SAME = 1e-6  # relative difference of numbers that may be rounding on two machines
 
 
 def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -86,12 +87,14 @@ class Progress:
 
     :ivar step: what is repeated; where it keeps a journal, that counts as well.
     :ivar status: why the loop is at its end; None while it goes on.
+    :ivar last: the state before the last step, by which a file's state is checked; None before the first.
     """
 
     step: Any
     state: Any
     objectives: tuple[float, ...]
     status: Any = None
+    last: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,26 +111,26 @@ class Loop:
     recorder: "Recorder | None" = None
     known: Known = dataclasses.field(default_factory=dict)
 
-    def note(self, state: Any, objectives: Sequence[float]) -> None:
+    def note(self, now: Progress) -> None:
         """After a step: to the disk when it is time."""
         if self.recorder is not None and self.recorder.is_time:
-            self.recorder.write(self, state, objectives)
+            self.recorder.write(self, now)
 
-    def end(self, state: Any, objectives: Sequence[float], status: Any, interrupted: bool) -> None:
+    def end(self, now: Progress, interrupted: bool) -> None:
         """After the last step; at an interrupt the file is written, and what follows is no part of it."""
         if self.recorder is None or self.recorder.over:
             return
         if interrupted:
-            self.recorder.write(self, state, objectives)
+            self.recorder.write(self, dataclasses.replace(now, status=None))
             self.recorder.over = True
         elif self.number >= len(self.recorder.done):
-            self.recorder.finish(self, state, objectives, status)
+            self.recorder.finish(self, now)
 
-    def stored(self, state: Any, objectives: Sequence[float], status: Any = None) -> dict[str, Any]:
-        """For the file; ``status`` where the loop is done."""
+    def stored(self, now: Progress) -> dict[str, Any]:
+        """For the file."""
         known = {k: v for k, v in self.known.items() if k != id(self.begin.step) or not dataclasses.is_dataclass(v[1])}
-        progress = put_down((self.begin.step, state, list(objectives), status), known)
-        return {"name": self.name, "start": self.start, "done": status is not None, "progress": progress}
+        progress = put_down((self.begin.step, now.state, now.objectives, now.status, now.last), known)
+        return {"name": self.name, "start": self.start, "done": now.status is not None, "progress": progress}
 
 
 class Recorder:
@@ -146,14 +149,14 @@ class Recorder:
 
         :raises BadInput: when the earlier run's loop was another.
         """
-        number, root = self.count, (begin.step, begin.state)
-        self.count, known = self.count + 1, places(root)
+        number, known = self.count, places((begin.step, begin.state))
+        self.count += 1
         if number < len(self.earlier):
-            begin = self._taken_up(self.earlier[number], (name, start), root)
+            begin = self._taken_up(self.earlier[number], (name, start), begin)
         return Loop(begin, name, start, number, self, known)
 
-    def _taken_up(self, earlier: Mapping[str, Any], here: tuple[str, float], root: tuple[Any, Any]) -> Progress:
-        """Where an earlier run's loop had got to."""
+    def _taken_up(self, earlier: Mapping[str, Any], here: tuple[str, float], begin: Progress) -> Progress:
+        """Where an earlier run's loop had got to: its last step is made again, and leads to the state of the file."""
         if earlier["name"] != here[0] or not math.isclose(earlier["start"], here[1], rel_tol=SAME, abs_tol=SAME):
             raise BadInput(
                 f"{self.path}: {earlier['name']} began at {earlier['start']:.10g}; here {here[0]} begins at "
@@ -161,17 +164,19 @@ class Recorder:
                 f"interrupted, or fit anew."
             )
         try:
-            step, state, objectives, status = taken_up(earlier["progress"], root)
-            require_alike((step, state), root)
-            if not math.isclose(state.objective, objectives[-1], rel_tol=SAME, abs_tol=SAME):
-                raise ValueError(
-                    f"its last objective is {objectives[-1]:.10g}, that of its state {state.objective:.10g}"
-                )
+            root = (begin.step, begin.state)
+            step, state, objectives, status, last = taken_up(earlier["progress"], root)
+            require_alike((step, state, last), (*root, begin.state))
+            made = [begin.state]
+            if len(objectives) > len(begin.objectives):
+                with restored_global_state():
+                    made = [last, begin.step(last)]
+            require_same((state, objectives[-len(made) :]), (made[-1], tuple(each.objective for each in made)), SAME)
         except files.UNFIT as error:
             raise files.unreadable(self.path, error, "checkpoint", "Stop(checkpoint=path)") from error
-        if step is not root[0]:  # a step that keeps a journal goes on with it
-            vars(root[0]).update(vars(step))
-        return Progress(root[0], state, tuple(objectives), status)
+        if step is not begin.step:  # a step that keeps a journal goes on with it
+            vars(begin.step).update(vars(step))
+        return Progress(begin.step, made[-1], objectives, status, last)
 
     def begin(self) -> None:
         """Have a checkpoint at the path; an older one stays until there is something better.
@@ -196,18 +201,18 @@ class Recorder:
         """Whether the last writing is long ago."""
         return not (self.over or self.quiet) and time.monotonic() - self.written >= self.interval
 
-    def finish(self, loop: Loop, state: Any, objectives: Sequence[float], status: Any) -> None:
+    def finish(self, loop: Loop, now: Progress) -> None:
         """Keep the end of a loop; where it cannot be put down, nothing more is written."""
         try:
-            self.done.append(loop.stored(state, objectives, status))
+            self.done.append(loop.stored(now))
         except BadInput as error:
             self.over = True
             _warn(error)
 
-    def write(self, loop: Loop, state: Any, objectives: Sequence[float]) -> None:
+    def write(self, loop: Loop, now: Progress) -> None:
         """Everything to the disk; where that fails the fit goes on, and says so."""
         try:
-            self.save(loop.stored(state, objectives))
+            self.save(loop.stored(now))
         except (NotWritten, BadInput) as error:
             _warn(error)
         self.written = time.monotonic()
@@ -317,8 +322,8 @@ class Resumable(Engine):
     def resume(self: Kept, path: str | Path) -> Kept:
         """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
 
-        Data and model must be those of the fit, states of the kinds that the loops begin with, and the last objective
-        that of the last state; other numbers of a state are believed.
+        Data and model must be those of the fit.  Of every loop the last step is made again, and must lead to the state
+        that the file holds; the objectives of earlier steps are believed.
 
         :raises BadInput: for a file that is no checkpoint of such an engine.
         :raises FileNotFoundError: where there is none.

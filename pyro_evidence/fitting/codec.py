@@ -147,6 +147,33 @@ def require_alike(found: Any, begun: Any) -> None:
             require_alike(child, inside[key])
 
 
+def require_same(found: Any, made: Any, tolerance: float, place: str = "") -> None:
+    """Refuse a state of a file that differs from the one that its last step makes by more than rounding.
+
+    :param tolerance: of each number, relative to it, or to the mean size in its tensor.
+    :param place: of the two inside of the states.
+    :raises ValueError: naming the first place where they differ.
+    """
+    if found is made:
+        return
+    inside, expected = dict(children(found)), dict(children(made))
+    same = _kind_in_words(found) == _kind_in_words(made) and inside.keys() == expected.keys()
+    if same and isinstance(made, Tensor | float):
+        one, other = torch.as_tensor(found), torch.as_tensor(made)
+        same = one.shape == other.shape
+        if same and other.is_floating_point():
+            size = float(other.abs().nan_to_num(0.0, 0.0, 0.0).mean())
+            same = bool(torch.isclose(one, other, rtol=tolerance, atol=tolerance * size, equal_nan=True).all())
+        elif same:
+            same = torch.equal(one, other)
+    elif not expected:
+        same = same and found == made
+    if not same:
+        raise ValueError(f"what it holds at {place} is not what its last step leads to")
+    for key, child in inside.items():
+        require_same(child, expected[key], tolerance, f"{place}[{key!r}]")
+
+
 def _kind_in_words(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} tensor of {value.dim()} axes"

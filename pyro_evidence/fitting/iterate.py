@@ -174,24 +174,26 @@ def iterate(
     settled = Status.CONVERGED if state.gradient_norm <= min(NOTHING, stop.gradient_tolerance) else None
     begin = checkpoint.Progress(step, state, tuple(before or [state.objective]), settled)
     loop = checkpoint.begun(name, begin, state.objective)
-    state, objectives, status = loop.begin.state, [*loop.begin.objectives], loop.begin.status
+    last, state, objectives, status = loop.begin.last, loop.begin.state, [*loop.begin.objectives], loop.begin.status
     with bar_of(name, stop.progress, total=stop.num_steps if stop.counted else None) as bar:
         while status is None:
             try:
                 with restored_global_state():
-                    state = step(state)
+                    after = step(state)
             except (KeyboardInterrupt, ArithmeticError) as error:
                 status = Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED
                 warnings.warn(f"{name}, step {len(objectives)}: {status.value}. {error}", stacklevel=stacklevel())
                 break
+            last, state = None if loop.recorder is None else state, after
             objectives.append(state.objective)
             status = stop(objectives[-2], state, len(objectives) - 1)
             if status is None:
-                loop.note(state, objectives)
+                loop.note(checkpoint.Progress(step, state, tuple(objectives), None, last))
             reached = f"{state.objective:.4f}" if math.isfinite(state.objective) else str(state.objective)
             bar.set_postfix_str(f"{quantity} {reached}", refresh=False)
             bar.update()
-    loop.end(state, objectives, status, interrupted=status is Status.INTERRUPTED)
+    progress = checkpoint.Progress(step, state, tuple(objectives), status, last)
+    loop.end(progress, interrupted=status is Status.INTERRUPTED)
     return Fit(state, status, tuple(objectives))
 
 

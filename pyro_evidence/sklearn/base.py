@@ -40,8 +40,14 @@ __all__ = [
 
 
 def tensor(values: Array) -> Tensor:
-    """A float64 tensor of the values, its memory its own."""
-    return torch.from_numpy(np.array(values, dtype=np.float64, order="C"))
+    """A float64 tensor of the values, its memory its own.
+
+    :raises BadInput: for an array whose elements are no numbers.
+    """
+    try:
+        return torch.from_numpy(np.array(values, dtype=np.float64, order="C"))
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"an array of {np.asarray(values).dtype} holds no numbers ({error}); expected some.") from error
 
 
 def counted(X: Any, y: Any, sample_weight: Array) -> tuple[Any, Any, Tensor | None]:
