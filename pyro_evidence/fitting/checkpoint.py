@@ -37,7 +37,6 @@ from pyro_evidence.fitting.codec import (
     encoded_arguments,
     places,
     put_down,
-    require_alike,
     require_same,
     taken_up,
 )
@@ -164,9 +163,8 @@ class Recorder:
                 f"interrupted, or fit anew."
             )
         try:
-            root = (begin.step, begin.state)
-            step, state, objectives, status, last = taken_up(earlier["progress"], root)
-            require_alike((step, state, last), (*root, begin.state))
+            stored = taken_up(earlier["progress"], (begin.step, begin.state))
+            step, state, objectives, status, last = stored
             made = [begin.state]
             if len(objectives) > len(begin.objectives):
                 with restored_global_state():
@@ -245,10 +243,7 @@ def begun(name: str, begin: Progress, start: float) -> Loop:
 @contextmanager
 def recording(recorder: Recorder | None) -> Iterator[None]:
     """Loops inside are recorded; a run within a run belongs to the outer one."""
-    if recorder is None or _CURRENT.get() is not None:
-        yield
-        return
-    token = _CURRENT.set(recorder)
+    token = _CURRENT.set(_CURRENT.get() or recorder)
     try:
         yield
     finally:

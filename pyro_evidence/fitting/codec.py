@@ -129,24 +129,6 @@ def taken_up(stored: Any, root: Any) -> Any:
     return dict(items) if container == "dict" else CONTAINERS[container](v for _, v in items)
 
 
-def require_alike(found: Any, begun: Any) -> None:
-    """Refuse a state of a file that is not made of the same kinds of parts as the one that a loop began with.
-
-    What is None in one of the two may be anything in the other; lengths may differ.
-
-    :raises ValueError: naming both kinds.
-    """
-    if found is begun or found is None or begun is None:
-        return
-    one, other = _kind_in_words(found), _kind_in_words(begun)
-    if one != other:
-        raise ValueError(f"it holds a {one} where a {other} belongs")
-    inside = dict(children(begun))
-    for key, child in children(found):
-        if key in inside:
-            require_alike(child, inside[key])
-
-
 def require_same(found: Any, made: Any, tolerance: float, place: str = "") -> None:
     """Refuse a state of a file that differs from the one that its last step makes by more than rounding.
 

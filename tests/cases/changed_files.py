@@ -257,6 +257,21 @@ def ending_of(name: str, folder: Path, change: Callable[[Any], Any]) -> str:
     return ending(lambda: kind.load(path), path, expected)
 
 
+def checkpoint_ending_of(name: str, folder: Path, change: Callable[[Any], Any]) -> str:
+    """How a fit ends that goes on from a checkpoint of which a function has changed the fields of the last state."""
+    make, args = FITS[name]
+    path = folder / "checkpoint"
+    expected = numbers(run(make(), *args()))
+    killed_at(make(), args(), path, 4)
+    content = thawed(files.read(path))
+    state = content["loops"][-1]["progress"]["tuple"][1][1]["inside"]
+    fields = dict(state)
+    change(fields)
+    state[:] = [[field, value] for field, value in fields.items()]
+    files.write(content, path)
+    return ending(lambda: run(make().resume(path), *args()), path, expected)
+
+
 def posterior_endings(name: str, folder: Path, number: int | None = None) -> Iterator[tuple[str, str]]:
     """Each change of one kind of posterior, and how its reading ends."""
     kind, path = POSTERIORS[name], folder / "posterior"

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.cases.changed_files import POSTERIORS, checkpoint_endings, ending_of, posterior_endings
+from tests.cases.changed_files import (
+    POSTERIORS,
+    checkpoint_ending_of,
+    checkpoint_endings,
+    ending_of,
+    posterior_endings,
+)
 
 
 @pytest.mark.parametrize("name", POSTERIORS)
@@ -34,6 +40,8 @@ FOUND: dict[str, tuple[str, Callable[[Any], Any]]] = {  # changes that were beli
     "a coarser bound": ("VRVM", lambda content: _coarser(content["fit"], 1)),
     "no tail": ("nested", lambda content: content["nested"]["axes"][3][-1:].zero_()),
     "a billion nodes": ("blocks", lambda content: content.update(nodes=10**9)),
+    "a node more inside": ("nested", lambda content: content["nested"].update(nodes_in_blocks=2)),
+    "a billion groups": ("blocks", lambda content: content["args"].__setitem__(2, 10**9)),
     "a billion nodes inside": ("nested", lambda content: content["nested"].update(nodes_in_blocks=10**9)),
 }
 
@@ -44,7 +52,25 @@ def test_changes_that_were_found_are_refused(case: str, tmp_path: Path) -> None:
     assert ending_of(name, tmp_path, change) == "refused"
 
 
-@pytest.mark.parametrize("name", ["RVM", "EvidenceEM", "OverlapEM"])
+OF_STATES: dict[str, tuple[str, Callable[[Any], Any]]] = {  # changes of a checkpoint's last state that were believed
+    "a precision that is nan": ("RVM", lambda state: state["alpha"][-1:].fill_(math.nan)),
+    "a precision without an end": ("RVM", lambda state: state["alpha"][-1:].fill_(-math.inf)),
+    "precisions below zero": ("RVM", lambda state: state["alpha"].neg_()),
+    "data of free noise": ("VRVM", lambda state: state.update(num_data=0.25)),
+    "another scale": ("VRVM", lambda state: state.update(log_scale=state["log_scale"] + 1.0)),
+    "rates below zero": ("VRVM", lambda state: state["rate"].neg_()),
+    "turned rates": ("VRVM", lambda state: state["rate"].copy_(state["rate"].flip(0))),
+    "rounds that were not": ("OverlapEM", lambda state: state["since"].add_(1)),
+}
+
+
+@pytest.mark.parametrize("case", OF_STATES)
+def test_changes_of_the_last_state_are_refused(case: str, tmp_path: Path) -> None:
+    name, change = OF_STATES[case]
+    assert checkpoint_ending_of(name, tmp_path, change) == "refused"
+
+
+@pytest.mark.parametrize("name", ["RVM", "VRVM", "EvidenceEM", "OverlapEM"])
 def test_a_fit_that_goes_on_from_a_changed_checkpoint_is_refused_or_right(name: str, tmp_path: Path) -> None:
     endings = dict(checkpoint_endings(name, tmp_path, 5))
     assert {what: found for what, found in endings.items() if found not in ("refused", "right")} == {}

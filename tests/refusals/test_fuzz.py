@@ -66,6 +66,8 @@ def test_a_bare_error_is_seen(raised: Exception, said: str, monkeypatch: pytest.
     ("engine", "inputs", "targets"),
     [
         ("groups", "pandas", "good"),
+        ("groups", "buffer", "good"),
+        ("RVMRegressor", "good", "numpy void"),
         ("groups", "pandas with words", "good"),
         ("groups", "good", "ragged list"),
         ("EvidenceEM planes in chunks", "no columns", "good"),
