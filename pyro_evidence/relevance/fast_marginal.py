@@ -62,7 +62,7 @@ class FastState:
     @cached_property
     def active(self) -> Tensor:
         """Weights in the model, bool, shape ``(M,)``."""
-        return self.alpha != torch.inf
+        return self.alpha < torch.inf
 
     @cached_property
     def index(self) -> Tensor:

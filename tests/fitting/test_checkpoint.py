@@ -329,7 +329,10 @@ def forged(path: Path, change: Callable[[dict[Any, Any]], Any]) -> None:
             "too many values",
         ),
         (lambda state: state | {"inside": state["inside"][1:]}, "lacks fields ['failed']"),
-        (lambda state: {"kind": "Status", "member": "STUCK"}, "what it holds at [0] is not what its last step leads to"),
+        (
+            lambda state: {"kind": "Status", "member": "STUCK"},
+            "what it holds at [0] is not what its last step leads to",
+        ),
     ],
 )
 def test_a_fit_does_not_go_on_from_a_forged_file(change: Any, reason: str, tmp_path: Path) -> None:
