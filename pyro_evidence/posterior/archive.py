@@ -16,18 +16,8 @@ from pyro_evidence.files import Array
 from pyro_evidence.fitting.codec import encoded_arguments
 from pyro_evidence.fitting.process_state import empty_store, within_memory, without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
-from pyro_evidence.nested.inner import (
-    MarginalisedJoint,
-    marginalised_problem,
-)
-from pyro_evidence.nested.integration import (
-    Integral,
-    OuterMode,
-    by_design,
-    by_draws,
-    by_lattice,
-    by_product,
-)
+from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
+from pyro_evidence.nested.integration import Integral, OuterMode, by_design, by_draws, by_lattice, by_product
 from pyro_evidence.nested.joint_posterior import index_map
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.newton import Density

@@ -154,9 +154,7 @@ class LogJoint:
         covariances = (MultivariateNormal, LowRankMultivariateNormal, MultivariateStudentT)
         self._check_density(continuous, any(isinstance(innermost(s["fn"]), covariances) for s in nodes.values()))
 
-    def _prototype(
-        self, maximise: bool, shapes: Mapping[str, Sequence[int]] | None
-    ) -> tuple[Trace, dict[str, Declaration]]:
+    def _prototype(self, maximise: bool, shapes: Any) -> tuple[Trace, dict[str, Declaration]]:
         """A validated run, and the params that it declares; a model of params alone gets a latent beside them."""
         with global_lock(), own_random_numbers(), own_warnings("ignore"):
             store = pyro.get_param_store()
