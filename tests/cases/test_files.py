@@ -131,6 +131,16 @@ def test_what_is_no_file_of_that_length_is_refused_before_it_is_read(make: Any, 
     says(said[0], str(path), "cannot be read")
 
 
+def test_no_more_is_read_of_a_file_than_its_header_names(tmp_path: Path) -> None:
+    """A few bytes more, which fit into memory: forty gigabytes would be refused for want of it."""
+    files.write({"a": torch.ones(2)}, tmp_path / "whole")
+    (tmp_path / "longer").write_bytes((tmp_path / "whole").read_bytes() + b"0" * 8)
+    size = (tmp_path / "longer").stat().st_size
+    says(
+        refusal(lambda: files.read(tmp_path / "longer")), "longer", f"it has {size} bytes, and {size - 8} by its header"
+    )
+
+
 # --- paths that are no checkpoint ---
 
 

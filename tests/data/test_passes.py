@@ -180,6 +180,14 @@ def test_numbers_made_anew_may_differ_by_their_rounding() -> None:
         gone_through((X.float(), TARGETS), lambda rows: (rows[0] * (1.0 + 1e-5), rows[1]))
 
 
+def test_columns_whose_combination_nearly_cancels_may_differ_by_their_rounding() -> None:
+    x = X[:, :1].float()
+    for seed in range(20):
+        noise = torch.rand(ROWS, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.5
+        rounding = noise * torch.finfo(torch.float32).eps
+        gone_through((torch.cat([x, -x], -1),), lambda rows, r=rounding: ((rows[0] * (1.0 + r)).float(),))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 import os
 import re
 import signal
@@ -25,7 +26,7 @@ from pyro_evidence import RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, Over
 from pyro_evidence.errors import NotWritten
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.checkpoint import Recorder
-from pyro_evidence.fitting.codec import KINDS, places, put_down, taken_up
+from pyro_evidence.fitting.codec import KINDS, places, put_down, require_same, taken_up
 from pyro_evidence.models.basis import Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.gp import gp_classifier
@@ -306,6 +307,24 @@ def test_the_table_names_classes_that_have_fields_or_members(kind: str) -> None:
 def test_a_forged_state_is_refused(stored: Any, reason: str) -> None:
     with pytest.raises((ValueError, KeyError, TypeError), match=reason):
         taken_up({"tuple": [[0, stored]]}, (1, 2))
+
+
+def other_entry(value: Any) -> dict[str, Any]:
+    return {"x": torch.ones(3), "n": 2, "value": value}
+
+
+@pytest.mark.parametrize(
+    "value", [torch.tensor([1.0, torch.nan, torch.inf]), torch.arange(3), 1.0, math.nan, "a", None]
+)
+def test_a_state_is_that_of_its_last_step_up_to_rounding(value: Any) -> None:
+    require_same(other_entry(value), other_entry(value), 1e-6)
+    close = value * (1.0 + 1e-7) if isinstance(value, float) else value
+    require_same(other_entry(close), other_entry(value), 1e-6)
+    for other in (torch.tensor([1.1, torch.nan, torch.inf]), torch.tensor([1.0, 2.0, torch.inf]), 1.1, 3, "b", [value]):
+        with pytest.raises(ValueError, match=re.escape("at ['value'] is not what its last step leads to")):
+            require_same(other_entry(other), other_entry(value), 1e-6)
+    with pytest.raises(ValueError, match="is not what its last step leads to"):
+        require_same(other_entry(value) | {"more": 1}, other_entry(value), 1e-6)
 
 
 def forged(path: Path, change: Callable[[dict[Any, Any]], Any]) -> None:

@@ -289,3 +289,27 @@ def test_bernoulli_labels_and_float32() -> None:
     actual = joint.log_joint(u, NO_THETA)
     assert joint.dtype == torch.float32 and actual.dtype == torch.float64
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+def of_size(num: int, t: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([num]).to_event(1))
+    with pyro.plate("cells", num):
+        pyro.sample("b", dist.Normal(0.0, 1.0))
+    pyro.sample("t", dist.Normal(w.sum(), 1.0).expand([len(t)]).to_event(1), obs=t)
+
+
+@pytest.mark.parametrize("shapes", [{"w": [3], "cells": [3]}, {"cells": [3]}, {"b": [3]}])
+def test_sites_and_plates_of_other_shapes_are_refused_before_they_are_drawn(
+    shapes: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LogJoint(of_size, (3, T), shapes=shapes).plates == {"cells": 3}
+    drawn: list[int] = []
+    sample = dist.Normal.sample
+    monkeypatch.setattr(
+        dist.Normal, "sample", lambda self, *a: (drawn.append(self.batch_shape.numel()), sample(self, *a))[1]
+    )
+    with pytest.raises(
+        ValueError, match=rf"'{next(iter(shapes))}' has shape \[4\] in this model on these data; expected \[3\]"
+    ):
+        LogJoint(of_size, (4, T), shapes=shapes)
+    assert len(drawn) == (0 if "w" in shapes else 1)
