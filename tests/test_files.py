@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pyro_evidence import files
 from pyro_evidence.errors import BadInput, NotWritten
@@ -308,3 +308,12 @@ LITTLE = textwrap.dedent(
 def test_writing_takes_little_memory_beside_the_tensors(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", LITTLE, str(tmp_path / "file")], cwd=Path(__file__).parents[1], check=True)
     assert float(files.read(tmp_path / "file")["a"].sum()) == 5e6
+
+
+def test_tensors_of_other_dtypes_are_refused_though_the_check_sum_fits(tmp_path: Path) -> None:
+    tensor = torch.ones(2).to(torch.float8_e4m3fn)
+    text = json.dumps({"dict": [["a", {"tensor": 0, "on": "cpu"}]]})
+    metadata = {"writer": files.WRITER, "content": text, "sha256": files.digest(text, [tensor])}
+    save_file({"0": tensor}, tmp_path / "file", metadata)
+    with pytest.raises(BadInput, match="it holds tensors of .*float8_e4m3fn"):
+        files.read(tmp_path / "file")
