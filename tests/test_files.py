@@ -315,5 +315,5 @@ def test_tensors_of_other_dtypes_are_refused_though_the_check_sum_fits(tmp_path:
     text = json.dumps({"dict": [["a", {"tensor": 0, "on": "cpu"}]]})
     metadata = {"writer": files.WRITER, "content": text, "sha256": files.digest(text, [tensor])}
     save_file({"0": tensor}, tmp_path / "file", metadata)
-    with pytest.raises(BadInput, match="it holds tensors of .*float8_e4m3fn"):
+    with pytest.raises(BadInput, match=r"it holds tensors of .*float8_e4m3fn"):
         files.read(tmp_path / "file")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.cases.changed_files import (
     POSTERIORS,
@@ -41,6 +42,7 @@ FOUND: dict[str, tuple[str, Callable[[Any], Any]]] = {  # changes that were beli
     "no tail": ("nested", lambda content: content["nested"]["axes"][3][-1:].zero_()),
     "a billion nodes": ("blocks", lambda content: content.update(nodes=10**9)),
     "another slope": ("logistic", lambda content: content.update(decrement=0.25)),
+    "another dtype": ("logistic", lambda content: content.update(dtype=torch.float32)),
     "a node more inside": ("nested", lambda content: content["nested"].update(nodes_in_blocks=2)),
     "a billion groups": ("blocks", lambda content: content["args"].__setitem__(2, 10**9)),
     "a billion nodes inside": ("nested", lambda content: content["nested"].update(nodes_in_blocks=10**9)),
