@@ -53,7 +53,7 @@ from pyro_evidence.posterior.multimodal import over_labels, toured
 from pyro_evidence.posterior.nested import integrated
 from pyro_evidence.posterior.structures import StructurePosterior, over_structures
 from pyro_evidence.precision.choices import Curvature, exact_hessian
-from pyro_evidence.program.branching import fixed, refuse_structures, structures_of
+from pyro_evidence.program.branching import StructureSites, fixed
 from pyro_evidence.program.checks import Arguments, Constant, constant_targets, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
@@ -153,11 +153,12 @@ class LaplaceEvidence(Resumable):
         :raises BadInput, UnsupportedModel, NotAMode, NotPositiveDefinite, ImproperPosterior, TooLarge: see errors.
         """
         self._more, self._over = (), None
-        if (structures := structures_of(self.model, (args, kwargs))) is not None:
+        try:
+            posterior = self._fitted(args, kwargs)
+        except StructureSites:
             fit = partial(self._with_structure, (args, kwargs))
-            self._over = over_structures(self.model, (args, kwargs), structures, fit, self.start, self.stop.progress)
+            self._over = over_structures(self.model, (args, kwargs), fit, self.start, self.stop.progress)
             return self._over
-        posterior = self._fitted(args, kwargs)
         return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
 
     def _with_structure(self, data: Arguments, values: dict[str, Tensor]) -> LaplacePosterior:
@@ -322,12 +323,7 @@ class LaplaceEvidence(Resumable):
             raise UnsupportedModel(f"nodes={self.nodes} integrates blocks of rows; expected nodes=1, or run(...).")
         joining = COMMUNICATOR.get()
         make = partial(LogJoint, self.model, maximise=self.maximise, values=self.start.values)
-
-        def make_first(args: Sequence[Any]) -> LogJoint:
-            refuse_structures(self.model, (tuple(args), {}), "run_chunks(...)")
-            return make(args)
-
-        first = first_joint(self.model, chunks, joining, make_first)
+        first = first_joint(self.model, chunks, joining, make)
         sites = local_sites(first, chunks, joining, own)
         self._full, self._integrated, self._groups = None, {}, None
         self._check_for_chunks(first)
@@ -385,7 +381,6 @@ class LaplaceEvidence(Resumable):
         :return: minus the log evidence (plus log hyperprior, where sites are maximised), nats.
         """
         if self._data is None or not same_arguments(self._data, (args, kwargs)):
-            refuse_structures(self.model, (args, kwargs), "step(...)")
             self._start(args, kwargs)
             self._fits = self._fits[:1]
             if self._num_nodes != 1 and not self._multiplies:

@@ -19,7 +19,7 @@ from pyro_evidence.nested.structures import Evaluate, Search, search, switched
 from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.predict import SitePrediction, chosen, predictions, reweighted
-from pyro_evidence.program.branching import MOST, Model, Product, Structures
+from pyro_evidence.program.branching import MOST, Model, Product, Structures, structures_of
 from pyro_evidence.program.checks import Arguments
 from pyro_evidence.settings import Start, check_count, seed_of, seeded
 
@@ -269,7 +269,6 @@ class StructurePosterior:
 def over_structures(
     model: Model,
     data: Arguments,
-    structures: Product | Structures,
     fit: Callable[[Values], LaplacePosterior],
     start: Start,
     progress: bool,
@@ -280,6 +279,7 @@ def over_structures(
         no penalty for them cannot be compared by.
     :raises NotAMode: where no structure has a posterior.
     """
+    structures = structures_of(model, data)
     batch = switched(model, data, structures) if isinstance(structures, Product) else None
     members: list[LaplacePosterior | None] = []
     failures: list[str] = []

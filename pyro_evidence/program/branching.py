@@ -98,20 +98,35 @@ class Product:
         return torch.cartesian_prod(*(torch.arange(size) for size in self.sizes)).reshape(-1, len(self.sizes))
 
 
-def structures_of(model: Model, data: Arguments) -> Product | Structures | None:
-    """The structures that a model can have, as a product of independent choices where they are; None without any.
+class StructureSites(UnsupportedModel):
+    """A model has structure sites, where a single structure is to be fitted."""
 
-    :raises BadInput: for an annotated site that is continuous, infinite, or observed.
+
+def require_one_structure(trace: Any) -> None:
+    """Refuse structure sites that are not fixed.
+
+    :raises StructureSites: naming them.
+    """
+    if names := [n for n, node in sample_nodes(trace).items() if _branches(node)]:
+        raise StructureSites(
+            f"structure site(s) {', '.join(names)} are summed over by LaplaceEvidence(...).run(...) alone; expected a "
+            f"fixed structure here. Fix it: poutine.condition(model, data={{'{names[0]}': ...}})."
+        )
+
+
+def _branches(node: Node) -> bool:
+    return bool(node["infer"].get("branching")) and not node["is_observed"]
+
+
+def structures_of(model: Model, data: Arguments) -> Product | Structures:
+    """The structures that a model can have, as a product of independent choices where they are.
+
+    :raises BadInput: for an annotated site that is continuous or infinite.
     :raises UnsupportedModel: for more structures than can be enumerated whose sites depend on one another, and for a
         structure prior that depends on latents.
     """
-    try:
-        data = as_tensors(*data)
-        first = _branching(model, data, {})
-    except Exception:  # whatever it is, the fit of the model says it with its reason
-        return None
-    if not first:
-        return None
+    data = as_tensors(*data)
+    first = _branching(model, data, {})
     supports = {name: _support(name, node) for name, node in first.items()}
     shapes = {name: torch.Size(node["value"].shape) for name, node in first.items()}
     laws = {name: _law(node) for name, node in first.items()}
@@ -146,31 +161,18 @@ class _Begun(Messenger):
             msg["value"] = central_value(msg["fn"])
 
 
-def refuse_structures(model: Model, data: Arguments, what: str) -> None:
-    """Refuse a model with structure sites where a single structure is to be fitted.
-
-    :param what: was called.
-    :raises UnsupportedModel: naming them.
-    """
-    if (structures := structures_of(model, data)) is not None:
-        names = structures.shapes if isinstance(structures, Product) else structures.values
-        raise UnsupportedModel(
-            f"structure site(s) {', '.join(names)} are summed over by run(...) alone; expected a fixed structure in "
-            f"{what}. Fix it: poutine.condition(model, data={{'{next(iter(names))}': ...}})."
-        )
-
-
 def _branching(
     model: Model, data: Arguments, values: Values, *, all_of_them: bool = False, seed: int = 0
 ) -> dict[str, Node]:
-    """The annotated sites of one run but for observed ones, those among ``values`` left out unless ``all_of_them``."""
+    """The annotated sites of one run that have no value yet; those among ``values`` too where ``all_of_them``."""
     conditioned = poutine.condition(model, data=values) if values else model
     with global_lock(), own_random_numbers(), own_warnings("ignore"), empty_store(), _Begun():
         torch.manual_seed(seed)
         trace = poutine.trace(conditioned).get_trace(*data[0], **data[1])
     nodes = sample_nodes(trace)
-    found = {n: s for n, s in nodes.items() if s["infer"].get("branching") and (n in values or not s["is_observed"])}
-    return found if all_of_them else {n: s for n, s in found.items() if n not in values}
+    if not all_of_them:
+        return {name: node for name, node in nodes.items() if _branches(node)}
+    return {name: node for name, node in nodes.items() if _branches(node) or name in values}
 
 
 def _support(name: str, node: Node) -> Tensor:

@@ -15,6 +15,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_evidence import (
+    RVM,
     BadInput,
     ImproperPosterior,
     LaplaceEvidence,
@@ -279,13 +280,12 @@ def test_structures_without_a_posterior_are_told_and_left_out() -> None:
     posterior = LaplaceEvidence(flat, stop=QUIET).run(torch.tensor(0.3))
     assert len(posterior.failures) == 1 and "1 structures have no posterior" in str(posterior.structures())
     assert float(posterior.probabilities.max()) == 1.0
-    improper = posterior.found.rows(posterior.found.values["unused"].nonzero().flatten())
 
     def fails(values: dict[str, Tensor]) -> Any:
         raise ImproperPosterior("it has no integral.")
 
-    with pytest.raises(NotAMode, match=r"none of the 1 structures has a posterior.*it has no integral"):
-        over_structures(flat, ((torch.tensor(0.3),), {}), improper, fails, Start(), progress=False)
+    with pytest.raises(NotAMode, match=r"none of the 2 structures has a posterior.*it has no integral"):
+        over_structures(flat, ((torch.tensor(0.3),), {}), fails, Start(), progress=False)
 
 
 def continuous(y: Tensor) -> None:
@@ -323,10 +323,12 @@ def test_what_is_no_structure_is_refused(model: Callable[..., Any], error: type[
 
 def test_steps_and_chunks_take_one_structure() -> None:
     X, y = data()
-    with pytest.raises(UnsupportedModel, match=r"summed over by run\(\.\.\.\) alone"):
+    with pytest.raises(UnsupportedModel, match=r"structure site\(s\) keep are summed over by"):
         LaplaceEvidence(linear).step(X, y)
-    with pytest.raises(UnsupportedModel, match=r"fixed structure in run_chunks"):
+    with pytest.raises(UnsupportedModel, match=r"structure site\(s\) keep are summed over by"):
         LaplaceEvidence(linear).run_chunks([(X[:20], y[:20]), (X[20:], y[20:])])
+    with pytest.raises(UnsupportedModel, match=r"structure site\(s\) keep are summed over by"):
+        RVM(linear, site="w").run(X, y)
     posterior = LaplaceEvidence(linear).run(X, y)
     with pytest.raises(BadInput, match="expected a structure site: keep"):
         posterior.inclusion("w")
@@ -337,7 +339,7 @@ def test_steps_and_chunks_take_one_structure() -> None:
 def test_structures_are_a_product_where_their_priors_do_not_meet() -> None:
     X, y = data()
     assert isinstance(structures_of(linear, ((X, y), {})), Product)
-    assert structures_of(fixed(linear, {"keep": torch.ones(5)}), ((X, y), {})) is None
+    assert len(structures_of(linear, ((X, y), {})).sizes) == 5
 
 
 def test_bars_of_inclusion() -> None:
