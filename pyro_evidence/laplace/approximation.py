@@ -329,12 +329,16 @@ def require_proper(state: LaplaceState, *, last: bool = True) -> None:
     problem = state.problem
     if problem.curvature not in PLAIN or not bool(problem.active.any()) or state.place is not None:
         return  # damping was asked for, so a flat direction is intended; or it is the mode of an integral
-    place = (problem.density, state.u, state.theta)
-    summit = mode_checks.ModeNeighbourhood(problem.joint, *place, state.log_joint, problem.active)
-    mode_checks.require_proper_mode(summit, state.precision)
+    mode_checks.require_proper_mode(around(state), state.precision)
     if problem.curvature is exact_hessian:
         products = mode_checks.of_precision(state.precision, problem.active)
-        mode_checks.certify(problem.joint, *place, products, last=last)
+        mode_checks.certify(problem.joint, problem.density, state.u, state.theta, products, last=last)
+
+
+def around(state: LaplaceState) -> mode_checks.ModeNeighbourhood:
+    """The mode, and the density around it."""
+    place = (state.problem.density, state.u, state.theta, state.log_joint)
+    return mode_checks.ModeNeighbourhood(state.problem.joint, *place, state.problem.active)
 
 
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular

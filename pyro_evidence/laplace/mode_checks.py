@@ -312,7 +312,6 @@ def require_proper_mode(summit: ModeNeighbourhood, precision: Precision) -> None
     few = torch.stack([FAR[0] * direction, -FAR[0] * direction, NEAR * direction, -NEAR * direction])
     moves = torch.cat([few, *(ends[:1] for _, ends in rays)])
     falls = torch.cat([summit.fall(part) for part in moves.split(most)])
-    _require_end(summit, precision.variance[0].sqrt() * summit.active)
     if bool((falls[:2] >= LEAST).all()) and bool((falls[2:].abs() >= LEAST_FALL).all()):
         return
     on_the_way = [NEAR * k / NUM_ON_THE_WAY for k in range(1, NUM_ON_THE_WAY + 1)]
@@ -329,11 +328,12 @@ def require_proper_mode(summit: ModeNeighbourhood, precision: Precision) -> None
     _require_fall(summit, rays, falls[most:])
 
 
-def _require_end(summit: ModeNeighbourhood, sd: Tensor) -> None:
+def require_end(summit: ModeNeighbourhood, precision: Precision) -> None:
     """Refuse a log joint that rises without end in some direction: it grows by more than any normal density falls.
 
     :raises ImproperPosterior: naming the site that rises most by itself.
     """
+    sd = precision.variance[0].sqrt() * summit.active
     way = generic_directions(1, len(sd), sd)[0] * sd
     moves = torch.stack([sign * far * way for far in BEYOND for sign in (1.0, -1.0)])
     near, far = summit.fall(moves).chunk(2)

@@ -15,8 +15,9 @@ from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array
 from pyro_evidence.laplace import tour
-from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, around, laplace_state
 from pyro_evidence.laplace.evidence_error import EvidenceError
+from pyro_evidence.laplace.mode_checks import require_end
 from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.laplace.tour import ModeIntegral, NormalMixture
 from pyro_evidence.numerics import importance
@@ -283,14 +284,19 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
     Of a single mode the log evidence that hyperparameters were maximised by stays: it is Laplace's.
 
     :param num_draws: from the prior; None: a thousand, fewer of many data.
+    :raises ImproperPosterior: where the density rises without end.
     """
+    require_end(around(posterior.state), posterior.state.precision)
     num_draws = affordable_draws(posterior._joint, tour.DRAWS) if num_draws is None else num_draws
     states = tour.tour(posterior.state, num_draws, seed)
     single = len(states) == 1 and tour.exchange_of(states[0]) is None
     if len(states) > tour.MOST_MODES or (single and len(posterior.state.theta)):
         return posterior
     if single:
-        few = importance.checked(posterior.log_weights(FEW)).log_weights
+        weights = posterior.log_weights(FEW)
+        if not bool(weights.isfinite().any()):  # a mode in a corner, of which the summary warns
+            return posterior
+        few = importance.checked(weights).log_weights
         gain = abs(float(importance.log_mean(few) - posterior.log_evidence))
         if gain + 2.0 * float(importance.standard_error(few)) < GOOD_ENOUGH:
             return posterior

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, Stop, UnsupportedModel
+from pyro_evidence import LaplaceEvidence, Start, Stop, UnsupportedModel
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.recognise import recognise
 
@@ -121,5 +121,5 @@ def test_chunks_of_persons_are_not_fitted_otherwise_than_all() -> None:
     with pytest.raises(UnsupportedModel, match=r"slope multiply those of another plate.*nodes=1"):
         LaplaceEvidence(two_parameters, marginalise=(), stop=stop).run_chunks(chunks, own=["ability"])
     found = LaplaceEvidence(two_parameters, marginalise=(), nodes=1, stop=stop).run_chunks(chunks, own=["ability"])
-    whole = LaplaceEvidence(two_parameters, marginalise=(), nodes=1, stop=stop).run(Y)
+    whole = LaplaceEvidence(two_parameters, marginalise=(), nodes=1, stop=stop, start=Start(tour=0)).run(Y)
     torch.testing.assert_close(found.log_evidence, whole.log_evidence, rtol=1e-9, atol=1e-9)
