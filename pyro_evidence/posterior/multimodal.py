@@ -317,5 +317,8 @@ def over_labels(posterior: LaplacePosterior, num_draws: int | None, seed: int) -
         whole = laplace_state(state.problem, state.theta, state.u, cold=True)
         known = (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)
         found = toured(LaplacePosterior(whole, *known), num_draws, seed) if can_tour(whole) else posterior
-        return found if isinstance(found, ImportancePosterior) else posterior
+        several = isinstance(found, ImportancePosterior) and (
+            len(found.states) > 1 or found.integral.exchange is not None
+        )
+        return found if several else posterior
     return posterior

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start, Stop
 from pyro_evidence.blocks.block_density import MOST_NODES
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace import evidence_error
@@ -215,7 +215,7 @@ def test_a_chain_has_no_blocks_and_a_second_order_term() -> None:
     y = (torch.rand(30) < 0.5).double()
     with pytest.raises(UnsupportedModel, match="nodes=7 asks for independent blocks"):
         LaplaceEvidence(walk, nodes=7).run(y)
-    posterior = LaplaceEvidence(walk).run(y)
+    posterior = LaplaceEvidence(walk, start=Start(tour=0)).run(y)
     error = posterior.log_evidence_error
     assert "second-order" in error.method
     assert not error.block
