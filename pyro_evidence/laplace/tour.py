@@ -25,7 +25,7 @@ from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.simulate import affordable_draws, latents_from_prior, rows_at_once
+from pyro_evidence.program.simulate import latents_from_prior, rows_at_once
 from pyro_evidence.settings import seeded
 
 DRAWS = 1_000  # from the prior: of two modes of equal mass, a hundredth of it finds each with probability .99995
@@ -37,6 +37,9 @@ NEAR = 0.1  # standard deviations between two ends of climbs to one mode
 FAINT = math.log(1e6)  # nats below the highest evidence: few of the draws are where modes that are left out are
 WORTH = 20.0  # nats below a mode at which a climb may still end as high: half the square of six standard deviations
 HIGHER = 3.0  # nats above the Gaussian at a mode, twenty times as likely: on another one, or on a skewed slope
+LITTLE = 2e7  # bytes kept by autograd for the rows of a look, a twentieth of a second: what may cost no more than that
+PRICE = 4e8  # bytes for the rows of an integral over several modes, a second
+FEWEST = 64  # rows, whatever they cost
 WEIGHTED = 8_000  # draws: the log evidence is then known to .01 nats where they keep half of their weight
 PRECISE, MORE = 0.005, 8.0  # nats, the standard error for which more are drawn in the end, up to so many times as many
 HEAVY = 0.2  # of the draws at each mode, from a t distribution: densities fall as slowly as Cauchy's, or exponentially
@@ -401,15 +404,22 @@ def exchange_of(state: LaplaceState) -> Exchange | None:
         axes = axes_of_length(joint, size)
         rows = state.u + torch.cat([torch.zeros_like(white[:1]), state.precision.unwhiten(white)])
         images = relabelled(joint, rows, axes, _swaps(size))
-        log_det = joint.latents.constrained_with_log_det(images.flatten(0, 1).to(joint.dtype))[1]
-        height = (density.log_joint(images.flatten(0, 1)) - log_det).reshape(images.shape[:2])
-        same = (height - height[0]).abs() <= SAME * (1.0 + height[0].abs())
-        if not bool(same.all()) or bool(_is_near(state, images[:, 0]).all()):
+        if not all(_are_level(density, images[:, some]) for some in (slice(1, 2), slice(None))):  # one tells as a rule
+            continue
+        if bool(_is_near(state, images[:, 0]).all()):
             continue
         numbers = Exchange(joint, axes, size, 0).elements(rows)
         gaps = numbers[0].sort(0).values.diff(dim=0) / numbers[1:].std(0).amax(0)
         return Exchange(joint, axes, size, int(gaps.clamp(max=6.0).sum(0).argmax()))
     return None
+
+
+def _are_level(density: ActiveDensity, images: Tensor) -> bool:
+    """Whether constrained values have one density in all their images ``(P, S, D)``."""
+    joint, rows = density.joint, images.flatten(0, 1)
+    log_det = joint.latents.constrained_with_log_det(rows.to(joint.dtype))[1]
+    height = (density.log_joint(rows) - log_det).reshape(images.shape[:2])
+    return bool(((height - height[0]).abs() <= SAME * (1.0 + height[0].abs())).all())
 
 
 @dataclass(frozen=True)
@@ -475,6 +485,7 @@ def integral_over(
     num: int | None = None,
     density: ActiveDensity | None = None,
     exchange: Exchange | None = None,
+    price: float = PRICE,
 ) -> ModeIntegral:
     """Importance sampling from a normal and a t distribution at each mode; weights Pareto-smoothed.
 
@@ -482,12 +493,13 @@ def integral_over(
     Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15.
 
     :param num: of draws, each time; None: 8,000, fewer of many data, more in the end where the error asks for them.
+    :param price: bytes that these draws may cost where ``num`` is None.
     :param density: at whose draws; None: that of which the modes are.
     :param exchange: elements of which one order is integrated, and all are counted.
     :raises BadInput: when the density is zero at all draws.
     """
     density, generator = density_of(modes[0]) if density is None else density, seeded(seed)
-    most, num = (1.0, num) if num else (MORE, affordable_draws(density.joint, WEIGHTED))
+    most, num = (1.0, num) if num else (MORE, within(price / (TURNS + MORE), density.joint, WEIGHTED))
     first = mixture = proposal(modes, HEAVY)
     for left in range(TURNS, -1, -1):
         white = torch.randn(num, density.size + 1, generator=generator, dtype=torch.float64).to(density.centre)
@@ -504,6 +516,11 @@ def integral_over(
     log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
     heaviest = density.embedded(x[found.log_weights.topk(min(CLIMBS, num)).indices])
     return ModeIntegral(log_joint, found, log_shares, heaviest, exchange)
+
+
+def within(price: float, joint: LogJoint, most: int) -> int:
+    """How many rows of a density a price in bytes pays for: their time goes with what autograd keeps of them."""
+    return max(FEWEST, min(most, int(price / max(1, joint.row_bytes or 1))))
 
 
 def weighed(log_joint: Tensor, log_proposal: Tensor) -> Smoothed:

@@ -27,7 +27,6 @@ from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
 from pyro_evidence.program.log_joint import Model
-from pyro_evidence.program.simulate import affordable_draws
 from pyro_evidence.settings import check_count, quantile_levels
 
 SEED = 0  # of the draws that the log evidence is taken from: it is a number to report
@@ -268,7 +267,8 @@ def of_modes(states: Sequence[LaplaceState], posterior: LaplacePosterior, rounds
     :param rounds: of climbs from the heaviest draws, as long as weights cannot be trusted and there are other modes.
     """
     exchange = tour.exchange_of(states[0])
-    integral = tour.integral_over(states, SEED, exchange=exchange)
+    price = tour.PRICE if len(states) > 1 or exchange is not None else 2.0 * tour.LITTLE
+    integral = tour.integral_over(states, SEED, exchange=exchange, price=price)
     if rounds and not integral.is_trusted:
         more = tour.in_ranks(tour.climbed(states, integral.heaviest, exchange))
         if len(states) < len(more) <= tour.MOST_MODES:
@@ -287,12 +287,14 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
     :raises ImproperPosterior: where the density rises without end.
     """
     require_end(around(posterior.state), posterior.state.precision)
-    num_draws = affordable_draws(posterior._joint, tour.DRAWS) if num_draws is None else num_draws
+    num_draws = tour.within(tour.LITTLE, posterior._joint, tour.DRAWS) if num_draws is None else num_draws
     states = tour.tour(posterior.state, num_draws, seed)
     single = len(states) == 1 and tour.exchange_of(states[0]) is None
     if len(states) > tour.MOST_MODES or (single and len(posterior.state.theta)):
         return posterior
     if single:
+        if tour.within(tour.LITTLE, posterior._joint, FEW) < FEW:  # too dear to be asked
+            return posterior
         weights = posterior.log_weights(FEW)
         if not bool(weights.isfinite().any()):  # a mode in a corner, of which the summary warns
             return posterior

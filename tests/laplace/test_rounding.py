@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence
+from pyro_evidence import LaplaceEvidence, Start
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.program.log_joint import LogJoint
@@ -36,10 +36,10 @@ def survival(as_float: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
 
 
 def test_a_mask_as_float32_is_named_and_the_fit_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    rounded = LaplaceEvidence(survival(lambda m: m.float())).run(SEEN)
+    rounded = LaplaceEvidence(survival(lambda m: m.float()), start=Start(tour=0)).run(SEEN)
     rounded.summary()
     assert "round to float32 within a float64 model" in capsys.readouterr().out
-    exact = LaplaceEvidence(survival(lambda m: m.double())).run(SEEN)  # the advice
+    exact = LaplaceEvidence(survival(lambda m: m.double()), start=Start(tour=0)).run(SEEN)  # the advice
     assert exact.diagnostics(200)["notes"] == []
     assert float(rounded.log_evidence) == pytest.approx(float(exact.log_evidence), abs=1e-5)
     state = rounded.state
