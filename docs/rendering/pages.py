@@ -21,6 +21,7 @@ LESSONS = (  # in the order of need
     "10_only_the_engine_line",
     "15_which_kernel",
     "16_fields_and_series",
+    "17_which_columns",
     "02_mixtures",
     "03_conditional_densities",
     "04_handwritten_digits",

@@ -519,8 +519,12 @@ def integral_over(
 
 
 def within(price: float, joint: LogJoint, most: int) -> int:
-    """How many rows of a density a price in bytes pays for: their time goes with what autograd keeps of them."""
-    return max(FEWEST, min(most, int(price / max(1, joint.row_bytes or 1))))
+    """How many rows of a density a price in bytes pays for: their time goes with what autograd keeps of them.
+
+    A power of four, so that it is the same for data that differ in their dtype alone.
+    """
+    num = price / max(1, joint.row_bytes or 1)
+    return most if num >= most else max(FEWEST, int(4 ** (math.log(num, 4) // 1.0)))
 
 
 def weighed(log_joint: Tensor, log_proposal: Tensor) -> Smoothed:

@@ -26,6 +26,7 @@ from pyro_evidence.settings import Start, check_count, seed_of, seeded
 SEARCHED, SEARCHED_APART = 2**14, 2**9  # structures looked at where there are more: together, or a fit for each
 CLOSE = 5.0  # nats below the best structure, within which a structure's own error counts
 SHOWN = 10  # structures in a summary
+AVERAGED = 50  # structures whose own shares count in an average, and as many that stand for the rest
 NEGLIGIBLE = 1e-3  # share of the mass whose structures a prediction may leave out
 
 
@@ -216,23 +217,31 @@ class StructurePosterior:
     ) -> Any:
         """Means of new data, or class probabilities, averaged over structures and their posteriors.
 
-        Structures that hold a thousandth of the mass together are left out.
+        Structures that hold a thousandth of the mass together are left out; of more than a hundred others, the best
+        fifty count by their probabilities, and fifty at equal steps of the rest's mass stand for the rest.
 
         :param args: the model's arguments at new inputs, and all other settings, as for ``LaplacePosterior.predict``.
         :param num_samples: draws of the latents, shared out among structures by their probabilities.
         """
-        probabilities, left = self.probabilities, 1.0
         found: list[SitePrediction] = []
-        for place in self.order.tolist():
-            if left <= NEGLIGIBLE and found:
-                break
-            share = float(probabilities[place])
-            left -= share
+        for place, share in self._shares():
             num, member = max(2, math.ceil(share * num_samples)), self._member(place)
             kept = 0 if quantiles is None else num
             parts = predictions(member, member._with(args, kwargs), num, seed + place, kept)
             found.append(reweighted(chosen(parts, site), share))
         return reduce(lambda one, other: one + other, found).told(return_std, quantiles)
+
+    def _shares(self) -> list[tuple[int, float]]:
+        """Places of structures that stand for all in an average, and the weight of each."""
+        order, probabilities = self.order.tolist(), self.probabilities[self.order]
+        num = int((probabilities.cumsum(0) < 1.0 - NEGLIGIBLE).sum()) + 1
+        if num <= 2 * AVERAGED:
+            return list(zip(order[:num], probabilities[:num].tolist(), strict=True))
+        ends = probabilities[AVERAGED:].cumsum(0)
+        steps = (torch.arange(AVERAGED) + 0.5).to(ends) / AVERAGED * ends[-1]
+        rest = [order[AVERAGED + i] for i in torch.searchsorted(ends, steps).tolist()]
+        exact = zip(order[:AVERAGED], probabilities[:AVERAGED].tolist(), strict=True)
+        return [*exact, *((place, float(ends[-1]) / AVERAGED) for place in rest)]
 
     def _notes(self) -> list[str]:
         said = [f"{len(self.failures)} structures have no posterior: {self.failures[0]}"] if self.failures else []

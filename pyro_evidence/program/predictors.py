@@ -15,9 +15,11 @@ from pyro.distributions import (
     Binomial,
     Categorical,
     Exponential,
+    Geometric,
     Laplace,
     LogNormal,
     Multinomial,
+    NegativeBinomial,
     OneHotCategorical,
     Poisson,
     Unit,
@@ -151,6 +153,7 @@ LOG_CONCAVE: dict[Any, tuple[Link, ...]] = {  # in a predictor behind one of the
     **dict.fromkeys((Normal, MultivariateNormal, Laplace, LogNormal), (IDENTITY,)),
     **dict.fromkeys((Poisson, Exponential), (LOG,)),
     **dict.fromkeys((Bernoulli, Binomial), (IDENTITY, LOGIT, PROBIT)),  # logits, or probabilities
+    **dict.fromkeys((Geometric, NegativeBinomial), (IDENTITY, LOGIT)),
     **dict.fromkeys((Categorical, OneHotCategorical, Multinomial), SOFTMAX),
 }
 

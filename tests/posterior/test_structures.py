@@ -26,6 +26,7 @@ from pyro_evidence import (
     UnsupportedModel,
     explore,
 )
+from pyro_evidence.posterior import structures
 from pyro_evidence.posterior.structures import over_structures
 from pyro_evidence.program.branching import Product, fixed, structures_of
 
@@ -98,6 +99,18 @@ def test_means_of_predictions_and_draws_are_averages_over_structures() -> None:
     assert bool(((effect.mean(0) - expected).abs() < 4.0 * effect.std(0) / 4000**0.5 + 1e-3).all())
     torch.testing.assert_close(draws["keep"].mean(0), posterior.inclusion("keep"), rtol=0.0, atol=0.035)
     assert torch.equal(draws["w"], posterior.get_samples(4000, seed=0)["w"])
+
+
+def test_some_structures_stand_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = data()
+    posterior = LaplaceEvidence(linear).run(X, y)
+    whole = posterior.predict(X)
+    monkeypatch.setattr(structures, "AVERAGED", 3)
+    shares = posterior._shares()
+    assert len(shares) == 6 < len(posterior.found)
+    assert sum(share for _, share in shares) == pytest.approx(1.0, abs=1e-12)
+    assert [place for place, _ in shares[:3]] == posterior.order[:3].tolist()
+    torch.testing.assert_close(posterior.predict(X), whole, rtol=0.0, atol=0.03)
 
 
 def test_the_structures_of_pima(data_dir: Path) -> None:
