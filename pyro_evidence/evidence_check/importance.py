@@ -12,7 +12,7 @@ from pyro_evidence.evidence_check.target import (
 )
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.evidence_error import by_more_nodes
-from pyro_evidence.laplace.tour import integral_over, weighed
+from pyro_evidence.laplace.tour import integral_over, smoothed_weights
 from pyro_evidence.numerics import importance
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.diagnostics import MANY, check_weighted
@@ -55,7 +55,7 @@ def importance_sampling(
         white = torch.randn(num_samples, density.size, generator=seeded(seed), dtype=torch.float64)
         x, log_proposal = laplace_normal(target).drawn(white.to(density.centre))
         log_joint = density.log_joint_or_nan(x)
-        found, log_copies, num_modes = weighed(log_joint, log_proposal), 0.0, 1
+        found, log_copies, num_modes = smoothed_weights(log_joint, log_proposal), 0.0, 1
     k, smooth = found.pareto_k, found.log_weights
     return estimated(
         f"importance sampling from {num_modes} mode{'s' * (num_modes > 1)}, S={num_samples}",

@@ -506,7 +506,7 @@ def integral_over(
         x = mixture.unwhiten(white)
         parts, log_joint = mixture.by_component(x), density.log_joint_or_nan(x)
         inside = log_joint if exchange is None else log_joint.where(exchange.is_ordered(density.embedded(x)), -math.inf)
-        found = weighed(inside, parts.logsumexp(0))
+        found = smoothed_weights(inside, parts.logsumexp(0))
         if left:
             mixture = _adapted(first, x, (found.log_weights.log_softmax(0) + parts.log_softmax(0)).exp())
         if left == 1:
@@ -527,7 +527,7 @@ def within(price: float, joint: LogJoint, most: int) -> int:
     return most if num >= most else max(FEWEST, int(4 ** (math.log(num, 4) // 1.0)))
 
 
-def weighed(log_joint: Tensor, log_proposal: Tensor) -> Smoothed:
+def smoothed_weights(log_joint: Tensor, log_proposal: Tensor) -> Smoothed:
     """The weights of draws, Pareto-smoothed; a density that is nan counts as zero.
 
     :raises BadInput: when it is zero at all draws.

@@ -13,7 +13,7 @@ from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import evidence, newton
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.derivatives import generic_directions
-from pyro_evidence.program.branching import Model, Product, Structures, fixed
+from pyro_evidence.program.branching import IndependentChoices, Model, Structures, fixed
 from pyro_evidence.program.checks import Arguments
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import seeded
@@ -91,7 +91,7 @@ class Switched:
         return torch.where(mode.converged & (info == 0), found, torch.nan).detach()
 
 
-def switched(model: Model, data: Arguments, product: Product) -> Switched | None:
+def switched(model: Model, data: Arguments, product: IndependentChoices) -> Switched | None:
     """The density of all structures at once, where each of their elements, 0 or 1, multiplies columns of the design.
 
     Which element multiplies which column is read off the design at generic values in their places; then the density
@@ -133,7 +133,7 @@ def _owners(density: LinearDensity, other: LinearDensity, factors: Tensor) -> Te
     return owner if bool(((second - expected).abs() <= 1e-10 * first.abs().amax()).all()) else None
 
 
-def _agrees(found: Switched, model: Model, data: Arguments, product: Product) -> bool:
+def _agrees(found: Switched, model: Model, data: Arguments, product: IndependentChoices) -> bool:
     """Whether the density is the model's own at some structures, all of them random places."""
     sizes, generator = product.sizes, seeded(0)
     for _ in range(TESTED):
@@ -166,7 +166,7 @@ class Search:
     unvisited: float
 
 
-def search(product: Product, evaluate: Evaluate, most: int, seed: int) -> Search:
+def search(product: IndependentChoices, evaluate: Evaluate, most: int, seed: int) -> Search:
     """Structures found by steps from the best ones to their neighbours, and draws for all the others.
 
     A quarter of the evaluations go, best first, to neighbours of what is known: structures that differ in one element,

@@ -19,7 +19,7 @@ from pyro_evidence.nested.structures import Evaluate, Search, search, switched
 from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.predict import SitePrediction, chosen, predictions, reweighted
-from pyro_evidence.program.branching import MOST, Model, Product, Structures, structures_of
+from pyro_evidence.program.branching import MOST, IndependentChoices, Model, Structures, structures_of
 from pyro_evidence.program.checks import Arguments
 from pyro_evidence.settings import Start, check_count, seed_of, seeded
 
@@ -289,7 +289,7 @@ def over_structures(
     :raises NotAMode: where no structure has a posterior.
     """
     structures = structures_of(model, data)
-    batch = switched(model, data, structures) if isinstance(structures, Product) else None
+    batch = switched(model, data, structures) if isinstance(structures, IndependentChoices) else None
     members: list[LaplacePosterior | None] = []
     failures: list[str] = []
 
@@ -306,12 +306,12 @@ def over_structures(
         return torch.tensor(heights, dtype=torch.float64)
 
     evaluate: Evaluate = one_by_one if batch is None else batch.log_evidences
-    num = math.prod(structures.sizes) if isinstance(structures, Product) else len(structures)
+    num = math.prod(structures.sizes) if isinstance(structures, IndependentChoices) else len(structures)
     most = start.structures or (num if num <= MOST else SEARCHED if batch else SEARCHED_APART)
-    if isinstance(structures, Product) and num > most:
+    if isinstance(structures, IndependentChoices) and num > most:
         found = search(structures, evaluate, most, seed_of(start.seed))
     else:
-        every = structures.with_choices(structures.all()) if isinstance(structures, Product) else structures
+        every = structures.with_choices(structures.all()) if isinstance(structures, IndependentChoices) else structures
         every = every.rows((every.log_prior > -math.inf).nonzero().flatten())
         log_evidences = evaluate(every)
         found = Search(every, log_evidences, log_evidences + every.log_prior, 0.0, 0.0)

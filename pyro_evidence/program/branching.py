@@ -61,7 +61,7 @@ class Structures:
 
 
 @dataclass(frozen=True)
-class Product:
+class IndependentChoices:
     """Structure sites that are there in every structure, each element with values of its own.
 
     :ivar supports: site -> the values of each of its elements, ``(k,)``.
@@ -118,7 +118,7 @@ def _branches(node: Node) -> bool:
     return bool(node["infer"].get("branching")) and not node["is_observed"]
 
 
-def structures_of(model: Model, data: Arguments) -> Product | Structures:
+def structures_of(model: Model, data: Arguments) -> IndependentChoices | Structures:
     """The structures that a model can have, as a product of independent choices where they are.
 
     :raises BadInput: for an annotated site that is continuous or infinite.
@@ -130,7 +130,7 @@ def structures_of(model: Model, data: Arguments) -> Product | Structures:
     supports = {name: _support(name, node) for name, node in first.items()}
     shapes = {name: torch.Size(node["value"].shape) for name, node in first.items()}
     laws = {name: _law(node) for name, node in first.items()}
-    product = Product(supports, shapes, laws)
+    product = IndependentChoices(supports, shapes, laws)
     sizes, generator = product.sizes, torch.Generator().manual_seed(0)
     tried = [[0] * len(sizes), [size - 1 for size in sizes]]
     tried += [[int(torch.randint(size, (), generator=generator)) for size in sizes] for _ in range(TRIED)]

@@ -28,7 +28,7 @@ from pyro_evidence import (
 )
 from pyro_evidence.posterior import structures
 from pyro_evidence.posterior.structures import over_structures
-from pyro_evidence.program.branching import Product, fixed, structures_of
+from pyro_evidence.program.branching import IndependentChoices, fixed, structures_of
 
 BRANCHING = {"branching": True}
 QUIET = Stop(progress=False)
@@ -351,7 +351,7 @@ def test_steps_and_chunks_take_one_structure() -> None:
 
 def test_structures_are_a_product_where_their_priors_do_not_meet() -> None:
     X, y = data()
-    assert isinstance(structures_of(linear, ((X, y), {})), Product)
+    assert isinstance(structures_of(linear, ((X, y), {})), IndependentChoices)
     assert len(structures_of(linear, ((X, y), {})).sizes) == 5
 
 
