@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence import LaplaceEvidence, Start, Stop
 from pyro_evidence.models.formula import mixed
 from tests.cases.expect import reached, refusal, says, summary_of, within
 
@@ -153,9 +153,10 @@ def seeds(given: Tensor | None = None) -> Callable[[Tensor], None]:
 def seeds_by_quadrature() -> tuple[float, float, float]:
     """Log evidence, and mean and standard deviation of ``tau^(-1/2)``: 45 points of log tau, Laplace inside."""
     log_tau = torch.linspace(math.log(0.5), math.log(3e4), 45)
-    fits = [LaplaceEvidence(seeds(v.exp()), maximise=(), stop=QUIET).run(SEEDS_Y) for v in log_tau]
-    inside = torch.stack([fit.log_evidence for fit in fits])
-    log_joint = inside + PRECISION.log_prob(log_tau.exp()) + log_tau
+    inside = {"maximise": (), "stop": QUIET, "start": Start(tour=0)}
+    fits = [LaplaceEvidence(seeds(v.exp()), **inside).run(SEEDS_Y) for v in log_tau]
+    heights = torch.stack([fit.log_evidence for fit in fits])
+    log_joint = heights + PRECISION.log_prob(log_tau.exp()) + log_tau
     share, sigma = log_joint.softmax(0), (-log_tau / 2).exp()
     mean = (share * sigma).sum()
     evidence = log_joint.logsumexp(0) + (log_tau[1] - log_tau[0]).log()
