@@ -455,8 +455,6 @@ def test_a_prediction_of_ordered_classes_is_their_probabilities() -> None:
 
 @pytest.mark.slow
 @pytest.mark.xfail(strict=True, raises=TooSlow, reason="issue 4: single nodes in single precision")
-    strict=True, reason="4: in single precision nodes searched together do not arrive, and go one by one"
-)
 def test_logistic_growth_in_ten_regions_takes_seconds() -> None:
     """Forty-two latents, two scales, 14 times: Pyro's tutorial on logistic growth, with simulated counts."""
     torch.set_default_dtype(torch.float32)
