@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence
+from pyro_evidence.models import gmrf
+from pyro_evidence.models.survival import Censored
 from pyro_evidence.nested.roles import NUM_POINTS, sites_to_marginalise
 from pyro_evidence.program.log_joint import LogJoint
 from tests.models_for_tests.sampled_scales import CASES, SCHOOLS, Case, schools_centred
@@ -151,3 +153,20 @@ def test_a_factor_that_sees_many_positive_numbers_has_none_of_them_outside() -> 
         pyro.factor("y", dist.Poisson(sum(names) * slope.exp()).log_prob(y.abs().round()).sum())
 
     assert sites_to_marginalise(LogJoint(model, (SCHOOLS,))) == ()
+
+
+def test_a_field_with_a_constraint_is_symmetric_on_its_support() -> None:
+    """Beside a site that multiplies nothing, and a scale of times whose censoring is no normal."""
+    graph = gmrf.Neighbours(torch.tensor([[0, 1], [1, 2], [2, 3], [0, 3]]))
+    where = torch.arange(24) % 4
+
+    def model(event: Tensor, time: Tensor) -> None:
+        scale, shape = pyro.sample("scale", dist.HalfNormal(1.0)), pyro.sample("shape", dist.LogNormal(0.0, 1.0))
+        field = pyro.sample("field", gmrf.ICAR(graph, scale))
+        with pyro.plate("data", 24):
+            pyro.sample("time", Censored(dist.Weibull(field[where].exp(), shape), event=event), obs=time)
+
+    generator = torch.Generator().manual_seed(0)
+    time = -torch.rand(24, generator=generator).log()
+    event = (torch.arange(24) % 3 > 0).double()
+    assert sites_to_marginalise(LogJoint(model, (event, time))) == ("scale",)
