@@ -344,13 +344,13 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def gap(posterior: Any) -> float | None:
-    """The largest difference of the five highest nodes' log evidence from that by dense matrices, nats; None where too large."""
+    """The largest difference of the five highest nodes from those by dense matrices, nats; None where too large."""
     nodes, problem = posterior.integral.nodes, posterior.integral.outer_mode.state.problem
     if nodes.u.shape[-1] > DENSE:
         return None
     density, gaps = AutogradDensity(problem.joint, None), []
     order = nodes.log_density.argsort(descending=True)[: len(nodes.u)]
-    for row in order[:5].tolist():  # further out a dense factor loses digits: a field's condition number grows to 1e14
+    for row in order[:5].tolist():  # further out a dense factor loses digits: condition numbers grow to 1e14
         u, theta = nodes.u[row : row + 1], nodes.theta[row]
         for _ in range(2):
             value, slope = density.gradient(u, theta)
