@@ -53,8 +53,8 @@ from pyro_evidence.posterior.multimodal import over_labels, toured
 from pyro_evidence.posterior.nested import integrated
 from pyro_evidence.posterior.structures import StructurePosterior, over_structures
 from pyro_evidence.precision.choices import Curvature, exact_hessian
-from pyro_evidence.program.branching import StructureSites, fixed
-from pyro_evidence.program.checks import Arguments, Constant, constant_targets, same_arguments
+from pyro_evidence.program.branching import fixed
+from pyro_evidence.program.checks import Arguments, Constant, StructureSites, constant_targets, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of

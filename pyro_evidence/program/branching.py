@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import empty_store, global_lock, own_random_numbers, own_warnings
 from pyro_evidence.program.checks import Arguments, as_tensors
-from pyro_evidence.program.sites import Node, central_value, innermost, sample_nodes
+from pyro_evidence.program.sites import Node, central_value, innermost, is_structure, sample_nodes
 
 Model = Callable[..., Any]
 Values = dict[str, Tensor]
@@ -98,26 +98,6 @@ class IndependentChoices:
         return torch.cartesian_prod(*(torch.arange(size) for size in self.sizes)).reshape(-1, len(self.sizes))
 
 
-class StructureSites(UnsupportedModel):
-    """A model has structure sites, where a single structure is to be fitted."""
-
-
-def require_one_structure(trace: Any) -> None:
-    """Refuse structure sites that are not fixed.
-
-    :raises StructureSites: naming them.
-    """
-    if names := [n for n, node in sample_nodes(trace).items() if _branches(node)]:
-        raise StructureSites(
-            f"structure site(s) {', '.join(names)} are summed over by LaplaceEvidence(...).run(...) alone; expected a "
-            f"fixed structure here. Fix it: poutine.condition(model, data={{'{names[0]}': ...}})."
-        )
-
-
-def _branches(node: Node) -> bool:
-    return bool(node["infer"].get("branching")) and not node["is_observed"]
-
-
 def structures_of(model: Model, data: Arguments) -> IndependentChoices | Structures:
     """The structures that a model can have, as a product of independent choices where they are.
 
@@ -171,8 +151,8 @@ def _branching(
         trace = poutine.trace(conditioned).get_trace(*data[0], **data[1])
     nodes = sample_nodes(trace)
     if not all_of_them:
-        return {name: node for name, node in nodes.items() if _branches(node)}
-    return {name: node for name, node in nodes.items() if _branches(node) or name in values}
+        return {name: node for name, node in nodes.items() if is_structure(node)}
+    return {name: node for name, node in nodes.items() if is_structure(node) or name in values}
 
 
 def _support(name: str, node: Node) -> Tensor:

@@ -24,6 +24,7 @@ from pyro_evidence.program.sites import (
     is_masked,
     is_observation,
     is_plate,
+    is_structure,
     sample_nodes,
 )
 
@@ -197,6 +198,22 @@ def _other_types(given: Sequence[tuple[str, Tensor]], others: Sequence[tuple[str
     advice = f"Expected tensors: write torch.as_tensor(...) around {named}. " if others else ""
     advice += f"Expected real numbers: pass the .real or the .abs() of {imaginary}. " if imaginary else ""
     return advice + (f"Integers and floats may not mix: try .double() after {whole}. " if whole else "")
+
+
+class StructureSites(UnsupportedModel):
+    """A model has structure sites, where a single structure is to be fitted."""
+
+
+def require_one_structure(trace: Any) -> None:
+    """Refuse structure sites that are not fixed.
+
+    :raises StructureSites: naming them.
+    """
+    if names := [n for n, node in sample_nodes(trace).items() if is_structure(node)]:
+        raise StructureSites(
+            f"structure site(s) {', '.join(names)} are summed over by LaplaceEvidence(...).run(...) alone; expected a "
+            f"fixed structure here. Fix it: poutine.condition(model, data={{'{names[0]}': ...}})."
+        )
 
 
 def check_trace(trace: Trace, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

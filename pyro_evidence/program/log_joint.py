@@ -29,7 +29,6 @@ from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.coordinates import Coordinates, unconstrained_shape
 from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.program import checks, enumeration, parameters
-from pyro_evidence.program.branching import require_one_structure
 from pyro_evidence.program.exact import WholeNumbers, exact
 from pyro_evidence.program.parameters import Constants, Declaration, FirstRun, WithParameters, in_place
 from pyro_evidence.program.sites import (
@@ -169,7 +168,7 @@ class LogJoint:
                 statements = FirstRun(*found, self.values)
                 with empty_store():
                     trace = self._validated_run(statements)
-        require_one_structure(trace)
+        checks.require_one_structure(trace)
         checks.check_begun(self.values, statements.begun, (*trace.stochastic_nodes, *trace.param_nodes))
         checks.check_trace(trace, self.args, self.kwargs)
         params: dict[str, Declaration] = {}  # each parameter once, under the first of its names

@@ -31,6 +31,11 @@ def is_observation(node: Node) -> bool:
     return bool(node["is_observed"]) and not node["infer"].get("_deterministic", False)
 
 
+def is_structure(node: Node) -> bool:
+    """Whether a site chooses what the model is made of, by its annotation, and is not fixed."""
+    return bool(node["infer"].get("branching")) and not node["is_observed"]
+
+
 def is_discrete(node: Node) -> bool:
     """Whether a latent site is to be summed rather than integrated."""
     fn = node["fn"]
