@@ -1,6 +1,5 @@
 """Structure sites: discrete sites annotated ``infer={"branching": True}``, which choose what a model is made of."""
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -182,9 +181,7 @@ def _tree(model: Model, data: Arguments) -> Structures:
     """Structures of sites that depend on the values of others: each by a run of the model."""
     pending: list[tuple[Values, float]] = [({}, 0.0)]
     found: list[tuple[Values, float]] = []
-    for _ in itertools.count():
-        if not pending:
-            break
+    while pending:
         values, log_prior = pending.pop()
         here = _branching(model, data, values)
         if not here:
