@@ -19,7 +19,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, around, laplace_st
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.mode_checks import require_end
 from pyro_evidence.laplace.restarts import can_tour
-from pyro_evidence.laplace.tour import ModeIntegral, NormalMixture
+from pyro_evidence.laplace.tour import Exchange, ModeIntegral, NormalMixture
 from pyro_evidence.numerics import importance
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import white_noise
@@ -160,7 +160,8 @@ class ImportancePosterior(LaplacePosterior):
         state = archive.restore(content, model)
         archive.require_laplace(state)
         states = tuple(laplace_state(state.problem, state.theta, u) for u in content["modes"])
-        found = of_modes((state, *states[1:]), LaplacePosterior(state, *archive.history(content)))
+        known = LaplacePosterior(state, *archive.history(content))
+        found = of_modes((state, *states[1:]), known, tour.exchange_of(state))
         archive.require_equal("total", found.log_evidence, content["total"], state.problem.joint.dtype)
         archive.require_equal("u", states[0].u, state.u, state.problem.joint.dtype)
         return found
@@ -260,19 +261,21 @@ class ModesGuide(LaplaceGuide):
         self.gaussian: Any = dist.MixtureSameFamily(dist.Categorical(logits=mixture.log_mixing), normals)
 
 
-def of_modes(states: Sequence[LaplaceState], posterior: LaplacePosterior, rounds: int = 0) -> ImportancePosterior:
+def of_modes(
+    states: Sequence[LaplaceState], posterior: LaplacePosterior, exchange: Exchange | None, rounds: int = 0
+) -> ImportancePosterior:
     """The posterior over these modes, the highest evidence first, and such as the heaviest draws lead to.
 
     :param posterior: what is known of the fit that found the first.
+    :param exchange: elements that can be exchanged at the first.
     :param rounds: of climbs from the heaviest draws, as long as weights cannot be trusted and there are other modes.
     """
-    exchange = tour.exchange_of(states[0])
     price = tour.PRICE if len(states) > 1 or exchange is not None else 2.0 * tour.LITTLE
     integral = tour.integral_over(states, SEED, exchange=exchange, price=price)
     if rounds and not integral.is_trusted:
         more = tour.in_ranks(tour.climbed(states, integral.heaviest, exchange))
         if len(states) < len(more) <= tour.MOST_MODES:
-            return of_modes(more, posterior, rounds - 1)
+            return of_modes(more, posterior, tour.exchange_of(more[0]), rounds - 1)
     kind = ImportancePosterior if len(states) == 1 else MultimodalPosterior
     known = (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)
     return kind(states[0], *known, states=tuple(states), integral=integral)
@@ -289,7 +292,8 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
     require_end(around(posterior.state), posterior.state.precision)
     num_draws = tour.within(tour.LITTLE, posterior._joint, tour.DRAWS) if num_draws is None else num_draws
     states = tour.tour(posterior.state, num_draws, seed)
-    single = len(states) == 1 and tour.exchange_of(states[0]) is None
+    exchange = tour.exchange_of(states[0])
+    single = len(states) == 1 and exchange is None
     if len(states) > tour.MOST_MODES or (single and len(posterior.state.theta)):
         return posterior
     if single:
@@ -302,10 +306,10 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
         gain = abs(float(importance.log_mean(few) - posterior.log_evidence))
         if gain + 2.0 * float(importance.standard_error(few)) < GOOD_ENOUGH:
             return posterior
-        found = of_modes(states, posterior, ROUNDS)
+        found = of_modes(states, posterior, exchange, ROUNDS)
         off = float(found.integral.log_evidence - posterior.log_evidence)
         return posterior if found.integral.is_trusted and abs(off) < GOOD_ENOUGH else found
-    return of_modes(states, posterior, ROUNDS)
+    return of_modes(states, posterior, exchange, ROUNDS)
 
 
 def over_labels(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> LaplacePosterior:
