@@ -21,6 +21,7 @@ from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.mixture import mode as mixture_mode
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, mixture_data, natural_parameters, responsibilities
 from pyro_evidence.mixture.updates import SharedParameters, Update, estep
+from pyro_evidence.numerics.evidence import log_evidence as laplace
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def log_evidence(nets: Networks, at: Mixture) -> Tensor:
     """Laplace, full Hessian, at the weights' mode, nats, shape ``(R,)``."""
     mode = mixture_mode.find_mode(nets.train, at, num_em=20, num_newton=0)
     A = mixture_evidence.full(nets.train, mode, estep(nets.train, mode, nets.ties, mixture_evidence.full).stats)
-    found = mixture_evidence.log_evidence(mixture_evidence.log_joint(nets.train, mode), A, mode.alpha)
+    log_det = mixture_evidence.well_determined(A, mode.alpha).log_det
+    found = laplace(mixture_evidence.log_joint(nets.train, mode), log_det, mode.alpha[0].numel())
     return torch.where(found.isfinite(), found, -torch.inf)
 
 

@@ -72,7 +72,7 @@ def evolution(train: Tensor, test: Tensor, start: FactorAnalysers, rule: MPPCAUp
     path = []
     for step in range(NUM_ROUNDS):
         if step < NUM_DIRECT:
-            batch = moved_to(batch, mppca_start.direct(batch.Y, batch.it.analysers))
+            batch = moved_to(batch, mppca_start.direct(batch.data, batch.it.analysers))
         else:
             batch = advance(batch)
         path.append(kernels.log_joint(test, batch.it.analysers).logsumexp(-1))

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_rows
+from pyro_evidence.data.chunks import Chunks, first_rows, looked_through, with_rows
 from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums, share, zeros_like
 
 SCATTER = 2654435761  # odd, 2^32 times the golden ratio: multiples of it modulo 2^32 are spread evenly
@@ -64,13 +64,13 @@ class Rows(Generic[Piece]):
 
         :param read: a chunk as a piece, from its number and its arguments; called in every pass.
         :param check: raises for what is wrong with a chunk, when it is seen first; None for ``read``.
-        :param example: None for the first chunk that has rows, or else for the first.
+        :param example: None for the first chunk that has rows; among several processes for the first few rows of all.
         :raises BadInput: on every process what is wrong on one of them, and for chunks without rows.
         """
         counts = looked_through(model, chunks, communicator, check or read)
         pieces = Repeated(lambda: (read(number, args) for number, args in with_rows(chunks)))
         if example is None:
-            example = next(iter(pieces)) if counts[communicator.rank] else read(0, arguments(0, next(iter(chunks))))
+            example = read(0, first_rows(chunks, communicator))
         return Rows(pieces, example, counts, communicator)
 
     def __len__(self) -> int:

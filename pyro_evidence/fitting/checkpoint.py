@@ -169,7 +169,9 @@ class Recorder:
             if len(objectives) > len(begin.objectives):
                 with restored_global_state():
                     made = [last, begin.step(last)]
-            require_same((state, objectives[-len(made) :]), (made[-1], tuple(each.objective for each in made)), SAME)
+            known = (*begin.objectives, *(each.objective for each in made))
+            found = (*objectives[: len(begin.objectives)], *objectives[-len(made) :])
+            require_same((state, found), (made[-1], known), SAME)
         except files.UNFIT as error:
             raise files.unreadable(self.path, error, "checkpoint", "Stop(checkpoint=path)") from error
         if step is not begin.step:  # a step that keeps a journal goes on with it
@@ -318,7 +320,7 @@ class Resumable(Engine):
         """This engine, whose next ``run`` on the same data goes on from a checkpoint that ``stop`` asked for.
 
         Data and model must be those of the fit.  Of every loop the last step is made again, and must lead to the state
-        that the file holds; the objectives of earlier steps are believed.
+        that the file holds; the objectives of the steps between its first and its last are believed.
 
         :raises BadInput: for a file that is no checkpoint of such an engine.
         :raises FileNotFoundError: where there is none.

@@ -25,6 +25,9 @@ LONGEST = 16.0  # steps of one leap; longer ones are often refused, and cost a p
 CRAWLING = 20  # rounds after which they are taken to crawl
 
 
+Batch = TypeVar("Batch", bound="Restarts")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Restarts(ABC):
     """One iterate of all restarts.  A family of models says what a round leads to, and what that is worth."""
@@ -86,6 +89,15 @@ class Restarts(ABC):
         same = [(x.present == after.present).all(-1) for x in states]
         return found.where(torch.stack(same).all(0), after)
 
+    @classmethod
+    def begun(cls: type[Batch], like: Tensor, **parts: Any) -> Batch:
+        """A batch at its start.
+
+        :param like: a number for each restart, ``(R,)``.
+        :param parts: what a family adds to the fields of all.
+        """
+        return cls(failed=torch.zeros_like(like, dtype=torch.bool), change=torch.full_like(like, torch.inf), **parts)
+
     @cached_property
     def objective(self) -> float:
         """Log evidence of the restart that has most."""
@@ -108,7 +120,6 @@ class Restarts(ABC):
         return Status.FAILED if bool(self.failed.all()) else None
 
 
-Batch = TypeVar("Batch", bound=Restarts)
 Step = Callable[[Batch], Batch]
 
 
@@ -257,14 +268,21 @@ class SplitProposals:
 class ComponentRestarts(Restarts):
     """Restarts of a mixture.  A family says what its candidates are; its ``parameters`` have ``log_mixing``."""
 
+    data: Any  # on which the restarts run, with their number ``num_data``
+
+    @property
+    def modes(self) -> Any:
+        """What restarts are compared by, with ``occam`` and ``log_evidence``."""
+        return self
+
     @property
     @abstractmethod
     def occam(self) -> Tensor:
         """Log evidence with an Occam factor for all that is maximised, nats, ``(R,)``; -inf where there is none."""
 
-    @abstractmethod
     def heights(self, exact: Tensor) -> Tensor:
         """As :attr:`occam`, as exactly as can be in the rows ``exact``; -inf in rows that have failed."""
+        return self.occam
 
     @abstractmethod
     def selected(self, index: Tensor) -> Any:
@@ -295,24 +313,6 @@ class ComponentRestarts(Restarts):
 
 
 Mixtures = TypeVar("Mixtures", bound=ComponentRestarts)
-
-
-class Deletion(Protocol):
-    """What is tried after the rounds."""
-
-    @property
-    def num_steps(self) -> int:
-        """Rounds of re-fitting."""
-
-    @property
-    def after(self) -> int:
-        """Most rounds before it."""
-
-    def __call__(self, batch: Mixtures) -> Mixtures:
-        """The restarts with components left out."""
-
-    def split(self, chosen: Mixtures, ties: Any, room: int) -> tuple[Mixtures, str]:
-        """One restart with components split, and what kept it from further splits, if anything did."""
 
 
 @dataclass(frozen=True)
@@ -490,44 +490,63 @@ class EMSettings(Protocol):
     initial: Any  # what a restart begins with; its ``warm_up`` is a number of rounds
     update: Any
     curvature: Any
-    deletion: Deletion | None
+    deletion: GreedyDeletion | None
     stop: Stop
 
 
-class ComponentFit(Protocol):
-    """A recognised model with all its restarts: what a family of mixtures says of it."""
+@dataclass(frozen=True)
+class ComponentFit(ABC, Generic[Mixtures]):
+    """A recognised model, the units inside, and all restarts: what a family of mixtures says of it."""
+
+    structure: Any
+    units: Any
+    data: Any  # all, in the units inside
+    batch: Mixtures  # on a sample of the data where these are many
 
     @property
-    def batch(self) -> Any:
-        """All restarts, on a sample of the data where these are many."""
+    def jacobian(self) -> Any:
+        """What the log evidence loses by going to the model's units, nats."""
+        return self.units.log_jacobian(self.data)
 
     @property
     def times(self) -> float:
         """How often the restarts' data would have to be had to be all."""
+        return float(self.data.num_data / self.batch.data.num_data)
 
     def is_closed(self, settings: EMSettings) -> bool:
-        """Whether rounds ask nothing of autograd."""
-
-    def together(self, stop: Stop, deletion: Deletion) -> Stop:
-        """When rounds of all restarts end, where deletions and splits of the chosen one follow."""
+        """Whether rounds are known to ask nothing of autograd."""
+        return False
 
     def watched(self, step: Step[Any]) -> Step[Any]:
         """A round that writes down what is seen of it, if anything is."""
+        return step
 
-    def chosen(self, fit: Fit[Any], deletion: Deletion | None) -> Chosen[Any]:
+    def chosen(self, fit: Fit[Mixtures], deletion: GreedyDeletion | None) -> Chosen[Mixtures]:
         """The best restart alone, after components were left out where that is done with several restarts."""
+        batch = fit.state
+        modes = batch.modes
+        best = first_highest(torch.where(batch.failed, -torch.inf, modes.occam)).reshape(1)
+        heights = torch.where(batch.failed, torch.nan, self.times * modes.log_evidence)
+        return Chosen(replace(fit, state=batch.selected(best)), int(best), heights, batch.reasons)
 
+    @abstractmethod
+    def together(self, stop: Stop, deletion: GreedyDeletion) -> Stop:
+        """When rounds of all restarts end, where deletions and splits of the chosen one follow."""
+
+    @abstractmethod
     def whole(self, alone: Any) -> Any:
         """The chosen restart on all data."""
 
-    def resized(self, alone: Any, deletion: Deletion) -> tuple[Any, str]:
+    @abstractmethod
+    def resized(self, alone: Any, deletion: GreedyDeletion) -> tuple[Any, str]:
         """It with as many components as its evidence wants, on all data, and what kept it from more."""
 
+    @abstractmethod
     def posterior(self, chosen: Chosen[Any]) -> Any:
         """The posterior in the model's units."""
 
 
-def fit_mixture(task: ComponentFit, settings: EMSettings) -> Any:
+def fit_mixture(task: ComponentFit[Any], settings: EMSettings) -> Any:
     """Warm-up, rounds of all restarts, the choice of one, deletions and splits, and rounds of that one alone.
 
     :return: the family's posterior.
@@ -550,7 +569,7 @@ def _to_the_end(stop: Stop) -> Step[Any]:
     return advance if stop.counted else slowly_converging
 
 
-def choose(task: ComponentFit, fit: Fit[Any], deletion: Deletion | None, stop: Stop) -> Chosen[Any]:
+def choose(task: ComponentFit[Any], fit: Fit[Any], deletion: GreedyDeletion | None, stop: Stop) -> Chosen[Any]:
     """From all restarts to one, on all data, with as many components as its evidence wants, converged.
 
     :raises NotConverged: when every restart has failed, with all reasons.
@@ -570,9 +589,3 @@ def choose(task: ComponentFit, fit: Fit[Any], deletion: Deletion | None, stop: S
     rest = iterate(task.watched(_to_the_end(stop)), replace(alone, num_rounds=0), stop, "EvidenceEM")
     before = fit.objectives if task.times == 1.0 else rest.objectives[:1]
     return replace(chosen, fit=Fit(rest.state, rest.status, before + rest.objectives[1:]), limit=limit)
-
-
-def posterior_by_hand(task: ComponentFit, stop: Stop) -> Any:
-    """The posterior where the best restart stands."""
-    fit = Fit(task.batch, Status.BY_HAND, (task.batch.objective,))
-    return task.posterior(choose(task, fit, None, stop))

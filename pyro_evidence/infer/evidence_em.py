@@ -10,8 +10,8 @@ from torch import Tensor
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.checkpoint import Resumable
-from pyro_evidence.fitting.em import Deletion, GreedyDeletion, advance, fit_mixture, posterior_by_hand, warmed
-from pyro_evidence.fitting.iterate import Fit, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.em import GreedyDeletion, advance, choose, fit_mixture, warmed
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import laplace_problem
@@ -136,7 +136,7 @@ class EvidenceEM(Resumable):
     :param start: number of restarts, run as one batch, None: five, and their seed.
     :param initial: what a restart begins with, and after how many rounds regularisation sets in: ``RandomWeights()``,
         or ``NormalCentres()`` of ``pyro_evidence.mppca``.
-    :param deletion: what to try after the rounds: ``GreedyDeletion()``, or None for nothing.
+    :param deletion: what to try after the rounds: ``GreedyDeletion()``, an object like it, or None for nothing.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.
 
     >>> import torch
@@ -156,7 +156,7 @@ class EvidenceEM(Resumable):
         curvature: MixtureCurvature = mixture_evidence.coordinate,
         start: Start = Start(),
         initial: RandomWeights = INITIAL,
-        deletion: Deletion | None = DELETION,
+        deletion: GreedyDeletion | None = DELETION,
         stop: Stop = STOP,
     ) -> None:
         check_model(model)
@@ -263,7 +263,9 @@ class EvidenceEM(Resumable):
         """
         if self._task is None:
             raise BadInput("nothing is fitted yet; call step(...) with the model's data first.")
-        return posterior_by_hand(self._task, self.stop)
+        fit = Fit(self._task.batch, Status.BY_HAND, (self._task.batch.objective,))
+        found: MixturePosterior | MPPCAPosterior = self._task.posterior(choose(self._task, fit, None, self.stop))
+        return found
 
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
         """The model on its data."""

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
@@ -104,17 +105,10 @@ class OverlapEM(Resumable):
         self._task: PRBFFit | None = None
         self._data: Arguments = ((), {})
 
-    def with_alpha(self, alpha: Alpha) -> "OverlapEM":
-        """An engine like this one with another penalty."""
-        return self._like(self.model, alpha, self.initial)
-
-    def with_model(self, model: PRBF, initial: Initial) -> "OverlapEM":
-        """An engine like this one for another model, from another beginning."""
-        return self._like(model, self.alpha, initial)
-
-    def _like(self, model: PRBF, alpha: Alpha, initial: Initial) -> "OverlapEM":
-        kept = {"update": self.update, "start": self.start, "lost": self.lost, "stop": self.stop}
-        return OverlapEM(model, alpha=alpha, initial=initial, **kept)  # type: ignore[arg-type]
+    def with_settings(self, **settings: Any) -> "OverlapEM":
+        """An engine like this one with other settings, by the names of the constructor."""
+        names = ("model", "alpha", "update", "start", "initial", "lost", "stop")
+        return OverlapEM(**{name: getattr(self, name) for name in names} | settings)
 
     def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
         """Fit to data, from scratch; the best restart by eq. 22.

@@ -65,9 +65,8 @@ def _isotropic(weights: Weights, ridge: float, start: Tensor) -> float:
     alpha[: weights.num_weights] = ridge
     density = Penalised(weights.target, alpha)
     tril = cholesky(density.precision(y.unsqueeze(0), y)[0], "the posterior precision")
-    log_joint = (
-        density.log_joint(y.unsqueeze(0), y)[0] + 0.5 * weights.num_weights * torch.tensor(ridge / math.tau).log()
-    )
+    log_norm = 0.5 * weights.num_weights * torch.tensor(ridge / math.tau).log()
+    log_joint = density.log_joint(y.unsqueeze(0), y)[0] + log_norm
     return float(log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(y)))
 
 

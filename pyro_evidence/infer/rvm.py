@@ -34,7 +34,14 @@ from pyro_evidence.structure.recognise import recognition_error
 class LinearEngine(Resumable):
     """An engine for models with linear predictors, whose weights are all that is latent."""
 
-    def __init__(self, model: Model, site: str | Sequence[str] | None, noise: str | None, stop: Stop) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        site: str | Sequence[str] | None = None,
+        noise: str | None = None,
+        stop: Stop = Stop(num_steps=2000),
+    ) -> None:
         check_model(model)
         check_stop(stop)
         self.model = model
@@ -69,9 +76,40 @@ class LinearEngine(Resumable):
         :param chunks: tuples of the model's positional arguments, as for :meth:`REVM.run_chunks`.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         """
-        return self._climbed(linear_weights_in_chunks(self.model, self.site, chunks, self.noise))
+        rows = weights_in_chunks(self.model, self.site, chunks, COMMUNICATOR.get())
+        require_search(rows.example, self.noise)
+        return self._climbed(rows)
 
     def _climbed(self, rows: Rows[Weights]) -> RVMPosterior:
+        start, name = self._start(rows), type(self).__name__
+        _ = start.gradient_norm  # what is kept of the design is made here, where autograd may use it later
+        with torch.inference_mode(start.is_closed):
+            self._fit = iterate(self._step, start, self.stop, name)
+        posterior = self.posterior
+        require_convergence(name, self._fit.status, posterior, self.stop)
+        return posterior
+
+    @property
+    def posterior(self) -> RVMPosterior:
+        """The posterior at the last state.
+
+        :raises BadInput: before the first ``run``, or ``step`` where there is one.
+        """
+        if self._fit is None or self._of is None:
+            raise BadInput(
+                "nothing is fitted yet; call run(...) or step(...), where there is one, with the model's data first."
+            )
+        state = self._fit.state
+        of = self._of if self._noise is None else self._noise.weights_at(state.log_scale)
+        return RVMPosterior(of, self._reached(state), self._fit.status.value, self._fit.objectives)
+
+    def _start(self, rows: Rows[Weights]) -> Any:
+        raise NotImplementedError
+
+    def _step(self, state: Any) -> Any:
+        raise NotImplementedError
+
+    def _reached(self, state: Any) -> RVMState:
         raise NotImplementedError
 
 
@@ -105,30 +143,12 @@ class RVM(LinearEngine):
     4
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        site: str | Sequence[str] | None = None,
-        noise: str | None = None,
-        stop: Stop = Stop(num_steps=2000),
-    ) -> None:
-        super().__init__(model, site, noise, stop)
-
-    def _climbed(self, rows: Rows[Weights]) -> RVMPosterior:
-        start = self._start(rows)
-        _ = start.gradient_norm  # what is kept of the design is made here, where autograd may use it later
-        with torch.inference_mode(start.is_closed):
-            self._fit = iterate(fast_marginal.step, start, self.stop, "RVM")
-        posterior = self.posterior
-        require_convergence("RVM", self._fit.status, posterior, self.stop)
-        return posterior
-
     def _start(self, rows: Rows[Weights]) -> FastState:
         """The model without weights."""
         self._of = of_all_rows(rows)
-        if self.noise is not None:
-            return fast_marginal.empty(noise_of_rows(rows, self.noise))
+        self._noise = None if self.noise is None else noise_of_rows(rows, self.noise)
+        if self._noise is not None:
+            return fast_marginal.empty(self._noise)
         target = self._of.target
         assert isinstance(target, LinearTarget)
         return fast_marginal.empty(target if target.is_resident else summarised(target))
@@ -139,27 +159,18 @@ class RVM(LinearEngine):
         :return: minus the log evidence, nats.
         """
         if self._fit is None or not same_arguments(self._data, (args, kwargs)):
-            self._data, state = (
-                (args, kwargs),
-                self._start(linear_weights(self.model, self.site, args, kwargs, self.noise)),
-            )
+            state = self._start(linear_weights(self.model, self.site, args, kwargs, self.noise))
+            self._data = args, kwargs
             self._fit = Fit(state, Status.STEP_LIMIT, (state.objective,))
         state = fast_marginal.step(self._fit.state)
         self._fit = Fit(state, state.stop_reason or Status.STEP_LIMIT, (*self._fit.objectives, state.objective))
         return -state.objective
 
-    @property
-    def posterior(self) -> RVMPosterior:
-        """The posterior at the last state.
+    def _step(self, state: FastState) -> FastState:
+        return fast_marginal.step(state)
 
-        :raises BadInput: before the first ``run`` or ``step``.
-        """
-        if self._fit is None or self._of is None:
-            raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
-        state = self._fit.state
-        of = state.source.weights_at(state.log_scale) if isinstance(state.source, Noise) else self._of
-        found = RVMState(state.alpha.clone(), state.x.clone())  # outside of inference mode, so fit for derivatives
-        return RVMPosterior(of, found, self._fit.status.value, self._fit.objectives)
+    def _reached(self, state: FastState) -> RVMState:
+        return RVMState(state.alpha.clone(), state.x.clone())  # outside of inference mode, so fit for derivatives
 
 
 def linear_weights(
@@ -191,19 +202,6 @@ def linear_weights(
         )
     require_search(weights, noise)
     return Rows.resident(weights, len(weights.target.parts[0].c))
-
-
-def linear_weights_in_chunks(
-    model: Model, site: str | Sequence[str] | None, chunks: Chunks, noise: str | None = None
-) -> Rows[Weights]:
-    """The weights of data in chunks, of a model in which they are all that is latent; one pass.
-
-    :raises BadInput: for chunks that can be gone through only once, hold no rows, or differ in more than their rows.
-    :raises UnsupportedModel, NotSmooth: as :func:`linear_weights`.
-    """
-    rows = weights_in_chunks(model, site, chunks, COMMUNICATOR.get())
-    require_search(rows.example, noise)
-    return rows
 
 
 def require_search(weights: Weights, noise: str | None) -> None:

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from pyro_evidence.data.rows import Rows
-from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.iterate import Stop, iterate, require_convergence
+from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.infer.rvm import LinearEngine
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.relevance import variational
 from pyro_evidence.relevance.axis_priors import GaussianFit
 from pyro_evidence.relevance.noise import noise_of_rows
-from pyro_evidence.relevance.posteriors import RVMPosterior, RVMState
+from pyro_evidence.relevance.posteriors import RVMState
+from pyro_evidence.relevance.variational import VariationalState
 from pyro_evidence.relevance.weights import Weights, of_all_rows
 
 SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=2000)  # a rise of 1e-6 of the bound counts as none
@@ -44,26 +44,16 @@ class VRVM(LinearEngine):
     def __init__(
         self, model: Model, *, site: str | Sequence[str] | None = None, noise: str | None = None, stop: Stop = SLOW
     ) -> None:
-        super().__init__(model, site, noise, stop)
+        super().__init__(model, site=site, noise=noise, stop=stop)
 
-    def _climbed(self, rows: Rows[Weights]) -> RVMPosterior:
+    def _start(self, rows: Rows[Weights]) -> VariationalState:
         self._of = of_all_rows(rows)
         self._noise = None if self.noise is None else noise_of_rows(rows, self.noise)
-        start = variational.start(rows, self._noise.num_data if self._noise else 0.0)
-        self._fit = iterate(variational.step, start, self.stop, "VRVM")
-        posterior = self.posterior
-        require_convergence("VRVM", self._fit.status, posterior, self.stop)
-        return posterior
+        return variational.start(rows, self._noise.num_data if self._noise else 0.0)
 
-    @property
-    def posterior(self) -> RVMPosterior:
-        """The posterior at the last state.
+    def _step(self, state: VariationalState) -> VariationalState:
+        return variational.step(state)
 
-        :raises BadInput: before the first ``run``.
-        """
-        if self._fit is None or self._of is None:
-            raise BadInput("nothing is fitted yet; call run(...) with the model's data first.")
-        state = self._fit.state
-        of = self._of if self._noise is None else self._noise.weights_at(state.log_scale)
+    def _reached(self, state: VariationalState) -> RVMState:
         fit = GaussianFit(state.tril, state.mean.new_tensor(state.objective))
-        return RVMPosterior(of, RVMState(state.alpha, state.mean, fit), self._fit.status.value, self._fit.objectives)
+        return RVMState(state.alpha, state.mean, fit)

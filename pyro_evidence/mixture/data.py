@@ -116,15 +116,19 @@ class MixtureData:
         G = None if self.is_constant else self.G
         return _features(self.Y, G, self.observed, products=num > self.layout.num_diagonal)[..., :num]
 
+    def along_rows(self, change: Callable[..., Tensor], *args: Any) -> "MixtureData":
+        """The data with ``change(tensor, axis, *args)`` in the place of every tensor, along the axis of its rows."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in AXES}
+        changed: dict[str, Any] = {n: change(v, AXES[n] % v.dim(), *args) for n, v in values.items() if v is not None}
+        return replace(self, **changed)
+
     def parts(self, size: int) -> Iterator["MixtureData"]:
         """The data, ``size`` rows at a time."""
         if self.Y.shape[-2] <= size:
             yield self
             return
-        values = {name: getattr(self, name) for name in AXES}
-        pieces = {n: v.split(size, AXES[n]) for n, v in values.items() if v is not None}
-        for i in range(len(pieces["weight"])):
-            part = replace(self, **{n: v[i] for n, v in pieces.items()})
+        for start in range(0, self.Y.shape[-2], size):
+            part = self.along_rows(Tensor.narrow, start, min(size, self.Y.shape[-2] - start))
             part.__dict__["is_unweighted"] = self.is_unweighted
             yield part
 
@@ -133,10 +137,8 @@ class MixtureData:
         here = self
         if self.communicator.num_ranks > 1:
             mine = share(self.communicator, self.num_rows)
-            values = {name: getattr(self, name) for name in AXES}
-            length = mine.stop - mine.start
-            cut = {n: v.narrow(AXES[n], mine.start, length) for n, v in values.items() if v is not None}
-            here = replace(self, communicator=SINGLE_PROCESS, **cut)
+            alone = replace(self, communicator=SINGLE_PROCESS)
+            here = alone.along_rows(Tensor.narrow, mine.start, mine.stop - mine.start)
         found: Sums | None = None
         for part in here.parts(size):
             found = of_part(part) if found is None else found + of_part(part)
@@ -301,9 +303,7 @@ class Mixture(Batched):
 
 def some(data: MixtureData, index: Tensor) -> MixtureData:
     """Some of the data."""
-    values = {name: getattr(data, name) for name in AXES}
-    kept = {n: v.index_select(AXES[n] % v.dim(), index) for n, v in values.items() if v is not None}
-    return replace(data, **kept)
+    return data.along_rows(torch.index_select, index)
 
 
 def rows_of(data: MixtureData, rows: Tensor) -> MixtureData:

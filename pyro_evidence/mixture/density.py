@@ -124,9 +124,8 @@ class MixtureDensity:
     def conditional(self, outputs: Sequence[int], values: Tensor) -> "MixtureDensity":
         """The density of the other outputs, given ``values`` ``(N, len(outputs))`` of these."""
         given = torch.as_tensor(outputs, device=self.loc.device)
-        left = torch.tensor(
-            [i for i in range(self.loc.shape[-1]) if i not in set(given.tolist())], device=self.loc.device
-        )
+        left = torch.arange(self.loc.shape[-1], device=self.loc.device)
+        left = left[~torch.isin(left, given)]
         covariance = self.tril @ self.tril.mT
         known, cross = covariance[..., given[:, None], given], covariance[..., left[:, None], given]
         gain = torch.linalg.solve(known, cross.mT).mT

@@ -12,7 +12,7 @@ prior, in blocks: shape ``(R, groups, d, d)``, rows and columns in the order com
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -22,11 +22,9 @@ from pyro_evidence.mixture.data import FeatureLayout, Mixture, MixtureData, some
 from pyro_evidence.mixture.expectation import (
     MixtureStatistics,
     data_precision,
-    e_step,
     natural_parameters,
     responsibilities,
 )
-from pyro_evidence.numerics.evidence import log_evidence as laplace
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ def log_det_slopes(data: MixtureData, mixture: Mixture) -> LogDetSlopes:
     log_alpha, logits = mixture.alpha.log().detach().requires_grad_(), mixture.log_mixing.detach().requires_grad_()
     precision = noise if mixture.has_full_noise else noise.exp()
     moved = Mixture(w, precision, logits.log_softmax(-1), log_alpha.exp(), mixture.loc)
-    H = full_by_residuals(data, moved, e_step(data, mixture)).squeeze(1) + moved.alpha.flatten(1).diag_embed()
+    H = data.total(_rows(moved), partial(full_by_residuals, moved)) + moved.alpha.flatten(1).diag_embed()
     # cholesky_inverse would refuse an indefinite H, which a point that is not yet a mode may have
     adjoint = torch.linalg.inv(H.detach())
     log_det = (adjoint * H).sum()
@@ -162,20 +160,9 @@ def _each(part: MixtureData) -> Tensor:
     return part.weight if part.weight.dim() == 1 else part.weight.unsqueeze(-2)
 
 
-def _added(of_shard: MixtureCurvature) -> MixtureCurvature:
-    """A curvature that is a sum over data, shard by shard."""
-
-    @wraps(of_shard)
-    def total(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
-        return data.total(_rows(mixture), lambda part: of_shard(part, mixture, stats))
-
-    return total
-
-
-@_added
-def full_by_residuals(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
-    """The exact Hessian as :func:`full` gives it, from every datum; differentiable."""
-    return hessian_of(pointwise_joint(data, mixture), data, mixture)[:, None]
+def full_by_residuals(mixture: Mixture, data: MixtureData) -> Tensor:
+    """The exact Hessian of some data, shape ``(R, K m B, K m B)``, from every datum; differentiable."""
+    return hessian_of(pointwise_joint(data, mixture), data, mixture)
 
 
 def hessian_of(pointwise: PointwiseJoint, data: MixtureData, mixture: Mixture) -> Tensor:
@@ -217,11 +204,10 @@ def coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) ->
     """One block per component, couplings between its outputs included, shape ``(R, K, m B, m B)``; eq. A.37."""
     if data.is_constant and data.layout.has_products and data.observed is None:
         return _coordinate_from_sums(data, mixture, stats)
-    return _coordinate(data, mixture, stats)
+    return data.total(_rows(mixture), partial(_coordinate, mixture))
 
 
-@_added
-def _coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
+def _coordinate(mixture: Mixture, data: MixtureData) -> Tensor:
     pointwise = pointwise_joint(data, mixture)
     u, weighted = pointwise.by_weights, pointwise.resp * _each(data)
     return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - pointwise.resp)).unsqueeze(-2)) @ u.mT
@@ -234,11 +220,10 @@ def block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tens
     """
     if data.is_constant and not mixture.has_full_noise:
         return _block_from_sums(data, mixture, stats)
-    return _block(data, mixture, stats)
+    return data.total(_rows(mixture), partial(_block, mixture))
 
 
-@_added
-def _block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
+def _block(mixture: Mixture, data: MixtureData) -> Tensor:
     pointwise = pointwise_joint(data, mixture)
     weighted = pointwise.resp * _each(data)
     sizes = pointwise.u.shape[2:4]
@@ -303,6 +288,9 @@ class WellDetermined:
 def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
     r"""Well-determinedness of each weight; sums over a block are :math:`\sum_v \epsilon_v / (\alpha + \epsilon_v)`.
 
+    At a mode the log evidences by :func:`full`, :func:`coordinate` and :func:`block` fall in this order, by Fischer's
+    inequality.  A pruned component, at its prior mean, contributes nothing to them.
+
     Husmeier (2000), eq. 2.20, with the eigenvalues clipped at zero: away from a mode, and in blocks of the Hessian
     even there, they may be negative, and gamma with them.  Where none is, which a Cholesky factor tells, nobody asks
     for eigenvalues.  Rows that are not finite are nan throughout.
@@ -361,22 +349,3 @@ def _eigh(A: Tensor) -> tuple[Tensor, Tensor]:
         return values, vectors
     values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None, None], A, 0.0))
     return torch.where(finite[:, None, None], values, torch.nan), vectors
-
-
-def log_evidence(log_joint: Tensor, A: Tensor, alpha: Tensor) -> Tensor:
-    """Laplace's log evidence, nats, shape ``(R,)``; nan where curvature plus prior is not positive definite.
-
-    At a mode full >= coordinate >= block, by Fischer's inequality.  Husmeier (2000), eq. 2.11 with all K m B weights.
-    A pruned component, at its prior mean, contributes exactly nothing.
-    """
-    H = A + alpha.reshape(A.shape[:-1]).diag_embed() if A.shape[-1] > 1 else A.flatten(1) + alpha.flatten(1)
-    return laplace(log_joint, _log_det(H), alpha[0].numel())
-
-
-def _log_det(H: Tensor) -> Tensor:
-    """Sum of log determinants of blocks ``(R, groups, d, d)`` or numbers ``(R, groups)``; nan if not positive."""
-    if H.dim() == 2:
-        return H.log().sum(-1)
-    tril, info = torch.linalg.cholesky_ex(H)
-    log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
-    return torch.where((info == 0).all(-1), log_det, torch.nan)

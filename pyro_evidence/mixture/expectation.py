@@ -46,36 +46,25 @@ def natural_parameters(mixture: Mixture, layout: Layout) -> Tensor:
 
     With diagonal noise those of the first ``layout.num_diagonal`` columns only: the others are zero.
     """
-    w, noise = mixture.w, mixture.noise
-    if mixture.has_full_noise:
-        return _full_parameters(mixture, layout)
-    weighted = noise.unsqueeze(-1) * w
-    log_norm, square = 0.5 * (noise / math.tau).log(), -0.5 * noise
-    if layout.is_plain:
+    w, noise, full = mixture.w, mixture.noise, mixture.has_full_noise
+    if full:
+        weighted, num = noise @ w, layout.num_features
+        each = mixture.log_det_noise.unsqueeze(-1) / w.shape[-2] - math.log(math.tau)  # shared out over the outputs
+        log_norm = (0.5 * each).expand(*w.shape[:-1])
+    else:
+        weighted, num = noise.unsqueeze(-1) * w, layout.num_diagonal
+        log_norm = 0.5 * (noise / math.tau).log()
+    square = -0.5 * noise
+    if layout.is_plain and not full:
         constant = (log_norm - 0.5 * (w * weighted).squeeze(-1)).sum(-1) + mixture.log_mixing
         return torch.cat([constant.unsqueeze(-1), weighted.squeeze(-1), square], -1)
     gram = -0.5 * w.unsqueeze(-1) * weighted.unsqueeze(-2)
-    coefficients = w.new_zeros(*w.shape[:2], layout.num_diagonal)
-    parts = [(layout.present, log_norm), (layout.gram, gram), (layout.cross, weighted)]
-    return _summed(coefficients, [*parts, (layout.square.diagonal(), square)], mixture.log_mixing)
-
-
-def _full_parameters(mixture: Mixture, layout: Layout) -> Tensor:
-    w, noise = mixture.w, mixture.noise
-    weighted = noise @ w
-    each = mixture.log_det_noise.unsqueeze(-1) / w.shape[-2] - math.log(math.tau)
-    log_norm = (0.5 * each).expand(*w.shape[:-1])  # shared out over the outputs
-    gram = -0.5 * w.unsqueeze(-1) * weighted.unsqueeze(-2)
-    coefficients = w.new_zeros(*w.shape[:2], layout.num_features)
-    parts = [(layout.present, log_norm), (layout.gram, gram), (layout.cross, weighted), (layout.square, -0.5 * noise)]
-    return _summed(coefficients, parts, mixture.log_mixing)
-
-
-def _summed(coefficients: Tensor, parts: list[tuple[Tensor, Tensor]], log_mixing: Tensor) -> Tensor:
-    """Every value added in its columns, the mixing in the first."""
+    place = layout.square if full else layout.square.diagonal()
+    parts = [(layout.present, log_norm), (layout.gram, gram), (layout.cross, weighted), (place, square)]
     index = torch.cat([index.flatten() for index, _ in parts])
+    coefficients = w.new_zeros(*w.shape[:2], num)
     coefficients.index_add_(-1, index, torch.cat([value.flatten(2) for _, value in parts], -1))
-    coefficients[..., 0] += log_mixing
+    coefficients[..., 0] += mixture.log_mixing
     return coefficients
 
 

@@ -12,14 +12,15 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import Chunks, arguments, looked_through, with_rows
-from pyro_evidence.data.ranks import COMMUNICATOR, Communicator
-from pyro_evidence.data.rows import Repeated, Rows
+from pyro_evidence.data.chunks import Chunks, first_rows
+from pyro_evidence.data.chunks import few as first_few
+from pyro_evidence.data.ranks import COMMUNICATOR
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.em import (
     Chosen,
+    ComponentFit,
     ComponentRestarts,
-    Deletion,
     EMSettings,
     GreedyDeletion,
     Phase,
@@ -46,7 +47,6 @@ from pyro_evidence.mixture.expectation import (
 from pyro_evidence.mixture.mode import RestartModes
 from pyro_evidence.mixture.posterior import MixturePosterior, without_data
 from pyro_evidence.mixture.recognise import (
-    FEW,
     MixtureStructure,
     enlarged,
     most_components,
@@ -126,7 +126,7 @@ SCREENING = 5  # rounds of it
 FEW_FOR_HALVES = 2**15  # data on which components are looked at
 MOST = BATCH_NUMBERS  # of their weights, one set for each component and direction, and of their features
 DIRECTIONS = 3  # in which each component is split
-ROUNDS = 10  # of the small mixtures
+ROUNDS = 10  # of the small mixtures; those of planes have a warm-up of as many
 SURE = 0.5  # responsibility above which a datum shows what a component looks like
 LEAST = 8  # data that show it at least
 
@@ -140,6 +140,10 @@ class MixtureRestarts(ComponentRestarts):
     @property
     def parameters(self) -> Mixture:
         return self.expected.mixture
+
+    @property
+    def data(self) -> MixtureData:
+        return self.expected.data
 
     @property
     def log_likelihood(self) -> Tensor:
@@ -263,9 +267,7 @@ def first(
 ) -> MixtureRestarts:
     """The batch at its start."""
     expected = estep(data, mixture, ties, curvature)
-    failed = torch.zeros(len(mixture.w), dtype=torch.bool, device=mixture.w.device)
-    change = expected.stats.log_likelihood.new_full((len(failed),), torch.inf)
-    return MixtureRestarts(expected, update=update, failed=failed, change=change)
+    return MixtureRestarts.begun(expected.stats.log_likelihood, expected=expected, update=update)
 
 
 def _pairs(data: MixtureData, resp: Tensor, mixture: Mixture) -> Mixture:
@@ -323,12 +325,13 @@ class Journal(Generic[Entry]):
 
     def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
         after = self.step(batch)
-        self.note(after)
+        self.entries.append(self.look(after))
         return after
 
-    def note(self, batch: MixtureRestarts) -> None:
-        """An entry for the restarts as they stand."""
-        self.entries.append(self.look(batch))
+    @staticmethod
+    def begun(batch: MixtureRestarts, look: Callable[[MixtureRestarts], Entry]) -> "Journal[Entry]":
+        """With one entry, for restarts before the first round."""
+        return Journal(look, [look(batch)])
 
 
 @dataclass(frozen=True)
@@ -422,32 +425,21 @@ SAMPLE_EACH = 2**8  # the same for each component
 
 
 @dataclass(frozen=True)
-class MixtureFit:
+class MixtureFit(ComponentFit[MixtureRestarts]):
     """A recognised model, the units inside, and all restarts."""
 
     structure: MixtureStructure
     units: ResponseUnits
-    data: MixtureData  # all of it; the restarts may be on a sample
+    data: MixtureData
     ties: SharedParameters
-    batch: MixtureRestarts
     journal: Journal[tuple[Tensor, ...]]
-
-    @property
-    def jacobian(self) -> Tensor:
-        """What the log evidence loses by going to the model's units, nats."""
-        return self.units.log_jacobian(self.data)
-
-    @property
-    def times(self) -> float:
-        """How often the restarts' data would have to be had to be all."""
-        return float(self.data.num_data / self.batch.expected.data.num_data)
 
     def is_closed(self, settings: EMSettings) -> bool:
         """Whether rounds are formulas of ours on data in memory, which ask nothing of autograd."""
         given = settings.update, settings.deletion, settings.curvature
         return self.data.in_one_piece and all(x in FORMULAS or type(x) in KINDS for x in given)
 
-    def together(self, stop: Stop, deletion: Deletion) -> Stop:
+    def together(self, stop: Stop, deletion: GreedyDeletion) -> Stop:
         """Restarts are compared at their modes, settled or not."""
         return replace(stop, num_steps=min(stop.num_steps, deletion.after))
 
@@ -456,13 +448,9 @@ class MixtureFit:
         self.journal.step = step
         return self.journal
 
-    def chosen(self, fit: Fit[MixtureRestarts], deletion: Deletion | None) -> Chosen[MixtureRestarts]:
+    def chosen(self, fit: Fit[MixtureRestarts], deletion: GreedyDeletion | None) -> Chosen[MixtureRestarts]:
         """The restart that is highest at its mode after deletions in the best ones."""
-        batch = fit.state if deletion is None else deletion(fit.state)
-        modes = batch.modes
-        best = first_highest(torch.where(batch.failed, -torch.inf, modes.occam)).reshape(1)
-        heights = torch.where(batch.failed, torch.nan, self.times * modes.log_evidence)
-        return Chosen(replace(fit, state=batch.selected(best)), int(best), heights, batch.reasons)
+        return super().chosen(fit if deletion is None else replace(fit, state=deletion(fit.state)), deletion)
 
     def whole(self, alone: MixtureRestarts) -> MixtureRestarts:
         """The chosen restart on all data, without its pruned components."""
@@ -472,7 +460,7 @@ class MixtureFit:
             return alone
         return first(self.data, expected.mixture, expected.ties, expected.curvature, alone.update)
 
-    def resized(self, alone: MixtureRestarts, deletion: Deletion) -> tuple[MixtureRestarts, str]:
+    def resized(self, alone: MixtureRestarts, deletion: GreedyDeletion) -> tuple[MixtureRestarts, str]:
         """The chosen restart with components split, and what kept it from further splits."""
         alone = alone if self.times == 1.0 else settled(alone, deletion.after)
         loc = self.structure.loc
@@ -505,9 +493,7 @@ class MixtureFit:
 
     def watching(self, joint: LogJoint) -> "MixtureFit":
         """The fit, whose journal has the errors of other data as well."""
-        journal = Journal(Errors(self.units, (self.unseen(joint),)))
-        journal.note(self.batch)
-        return replace(self, journal=journal)
+        return replace(self, journal=Journal.begun(self.batch, Errors(self.units, (self.unseen(joint),))))
 
     def unseen(self, joint: LogJoint) -> MixtureData:
         """Other data of the same model, in the units inside.
@@ -554,10 +540,9 @@ def _begun(
     ties, own = in_units(structure.ties, units.unit), units.standard(structure.start)
     few = data.sampled(max(SAMPLE, SAMPLE_EACH * len(own.loc))) if sampled else data
     start = settings.initial(settings.start, few, own, ties)
-    batch, journal = first(few, start, ties, settings.curvature, settings.update), Journal(Errors(units))
-    journal.note(batch)
+    batch = first(few, start, ties, settings.curvature, settings.update)
     _ = data.num_data  # is kept with the data, where autograd may use it later
-    return MixtureFit(structure, units, data, ties, batch, journal)
+    return MixtureFit(structure, units, data, batch, ties, Journal.begun(batch, Errors(units)))
 
 
 def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit:
@@ -587,14 +572,13 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit
                 f"gaps are for EvidenceEM(marginalised(model)).run(Y), all at once."
             )
 
-    counts = looked_through(model, chunks, communicator, check)
+    rows = Rows.of_chunks(model, chunks, read, check=check, communicator=communicator)
     if communicator.restarts is not None:
-        communicator.restarts.check_equal("numbers of rows where shards(restarts=...) wants the same", str(counts))
-    first = _first(chunks, communicator)
-    pieces = Repeated(lambda: (read(number, args) for number, args in with_rows(chunks)))
-    rows = Rows(pieces, read(0, first), counts, communicator)
+        counts = str(rows.counts)
+        communicator.restarts.check_equal("numbers of rows where shards(restarts=...) wants the same", counts)
     settled_model = model.settled_over(rows)
-    structure = recognise_mixture(LogJoint(settled_model, settled_model.few(1, *first)))
+    first = settled_model.few(1, *first_few(first_rows(chunks, communicator)))
+    structure = recognise_mixture(LogJoint(settled_model, first))
     units = response_units(rows)
     products = settings.curvature is not evidence.block or structure.correlation is not None
 
@@ -604,14 +588,3 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit
         return here.spread(part, structure.background, units.unit)
 
     return _begun(structure, units, StreamedData.of(rows.mapped(standard)), settings, sampled=True)
-
-
-def _first(chunks: Chunks, communicator: Communicator) -> tuple[Tensor, ...]:
-    """The arguments of the first few rows of all."""
-    columns: list[list[Tensor]] = [[x[:0]] for x in arguments(0, next(iter(chunks)))]
-    for _, args in with_rows(chunks):
-        for column, x in zip(columns, args, strict=True):
-            column.append(x[:FEW])
-        if sum(len(x) for x in columns[0]) >= FEW:
-            break
-    return tuple(communicator.gathered(torch.cat(x)[:FEW])[:FEW] for x in columns)

@@ -14,7 +14,7 @@ from pyro_evidence.mixture import expectation
 from pyro_evidence.mixture.data import ResponseUnits
 from pyro_evidence.mixture.evidence import PointwiseJoint, pointwise_joint
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of, solve_weights
-from pyro_evidence.mixture.recognise import MixtureStructure
+from pyro_evidence.mixture.recognise import MixtureStructure, held_at
 from pyro_evidence.mixture.updates import SMALLEST, EStep, estep, padded
 from pyro_evidence.numerics import newton
 from pyro_evidence.numerics.batched import distinct
@@ -171,7 +171,7 @@ def _exactly(expected: EStep, found: RestartModes, chosen: Tensor) -> RestartMod
         evidence = exact_log_evidence(here)
         numbers.append((evidence, evidence + occam_factor(here)))
     heights = [_finite(torch.cat(x)) for x in zip(*numbers, strict=True)]
-    old = (found.log_evidence, found.occam)
+    old = found.log_evidence, found.occam
     new = (x.index_copy(0, chosen, height) for x, height in zip(old, heights, strict=True))
     return RestartModes(replace(found.mixture, w=found.mixture.w.index_copy(0, chosen, mode.w)), *new)
 
@@ -237,7 +237,7 @@ def laplace_state(
     """
     whole = padded(inside, units.standard(structure.start))
     mixture = structure.consistent(units.original(whole))
-    joint = structure.fixed(structure.params(mixture))
+    joint = held_at(structure.joint, structure.params(mixture))
     u, place = structure.flat(mixture.w[0]), structure.index.flatten().argsort()
     small = mixture_evidence.full(data, inside, e_step(data, inside))[0, 0]
     unit = units.unit.unsqueeze(-1).expand(inside.w.shape[1:]).flatten()  # of each weight inside

@@ -15,7 +15,14 @@ from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
 from pyro_evidence.mixture.evidence import well_determined
 from pyro_evidence.mixture.expectation import Mixture
-from pyro_evidence.mixture.recognise import Kernels, MixtureStructure, kernels, recognise_mixture, with_components
+from pyro_evidence.mixture.recognise import (
+    Kernels,
+    MixtureStructure,
+    held_at,
+    kernels,
+    recognise_mixture,
+    with_components,
+)
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import as_tensors, new_data, require_kept
@@ -199,7 +206,7 @@ class MixturePosterior(LaplacePosterior):
     def _kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         """The kernels at these arguments; at the training data without any."""
         structure = self.recognised
-        joint = structure.fixed(structure.params(self.mixture))
+        joint = held_at(structure.joint, structure.params(self.mixture))
         if args or kwargs:
             joint = copy.copy(joint)
             joint.args, joint.kwargs = as_tensors(args, kwargs)

@@ -237,10 +237,6 @@ class MixtureStructure:
             0, self.index.flatten(), w.flatten()
         )
 
-    def fixed(self, params: Mapping[str, Tensor]) -> LogJoint:
-        """The log joint with its hyperparameters held at ``params``."""
-        return held_at(self.joint, params)
-
 
 def held_at(joint: LogJoint, params: Mapping[str, Tensor]) -> LogJoint:
     """The log joint with its hyperparameters held at ``params``."""
@@ -379,9 +375,8 @@ class ModelRun(Generic[Seen]):
             if is_identity(part.transform):
                 place = joint.hypers.slices[part.name]
                 width[place] = joint.initial_theta[place].abs().clamp(min=1.0)  # about zero by 1, in data's units
-        theta = (
-            joint.initial_theta + 0.1 * width * noise[1]
-        ).requires_grad_()  # a tenth: no precision leaves its range
+        theta = joint.initial_theta + 0.1 * width * noise[1]  # a tenth: no precision leaves its range
+        theta.requires_grad_()
         u = (noise[0] if u is None else u).requires_grad_()
         trace = joint.trace(u, theta)
         return ModelRun(joint, u, theta, trace, read(joint, trace))
@@ -513,9 +508,8 @@ def _prior(joint: LogJoint, points: list[ModelRun[Kernels]], index: Tensor) -> t
     found = [predictors.gaussian_prior(joint, p.trace) for p in points]
     if not bool(found[0][2].all()):
         raise NotRecognised("its weights are not Normal")
-    if predictors.depends(found[0][0], points[0].theta) or any(
-        predictors.depends(x, points[0].u) for x in found[0][:2]
-    ):
+    pairs = (found[0][0], points[0].theta), (found[0][0], points[0].u), (found[0][1], points[0].u)
+    if any(predictors.depends(x, on) for x, on in pairs):
         raise NotRecognised("the prior mean of its weights is learned, or depends on other latent sites")
     return found[0][0].detach()[index], scaling([f[1][index] for f in found], points, "prior precision of its weights")
 

@@ -223,13 +223,9 @@ def stationary(expected: EStep) -> Mixture:
         noise = _inverse(scatter / expected.stats.counts[..., None, None])
     else:
         noise = _noise(expected, w, slopes.noise, 0.0)
-    squares = expected.ties.alpha_ratio * (w - expected.mixture.loc).square()
-    pool = expected.ties.alpha_pool
-    alpha = (
-        pool((1.0 - slopes.alpha) * expected.mixture.on)
-        / pool(squares * expected.mixture.on)
-        * expected.ties.alpha_ratio
-    )
+    ratio, pool, on = expected.ties.alpha_ratio, expected.ties.alpha_pool, expected.mixture.on
+    squares = ratio * (w - expected.mixture.loc).square()
+    alpha = pool((1.0 - slopes.alpha) * on) / pool(squares * on) * ratio
     return _next(expected, w, noise, alpha, expected.gamma, expected.stats.counts - 0.5 * slopes.logits)
 
 
@@ -407,12 +403,20 @@ def _next(
 def _survivors(expected: EStep, subtracted: Tensor) -> Tensor | None:
     """Components with more data than well-determined parameters; at least one, shape ``(R, K)`` bool; None for all."""
     margin = expected.stats.counts - subtracted.amax(-1)
-    above = margin - LEAST_LEFT  # Husmeier (2000), sec. 2.2: below, the noise precision is negative
-    whole = expected.mixture.all_active
-    if whole and float(above.amin()) > 0.0:
+    if expected.mixture.all_active and float((margin - LEAST_LEFT).amin()) > 0.0:
         return None
-    best = torch.where(expected.mixture.active, margin, -torch.inf).argmax(-1, keepdim=True)
-    return (expected.mixture.active & (above > 0.0)).scatter(-1, best, True)
+    return survivors(expected.mixture.active, margin)
+
+
+def survivors(active: Tensor, margin: Tensor) -> Tensor:
+    """Components with data left beyond their well-determined parameters, and the best one; shape ``(R, K)`` bool.
+
+    Husmeier (2000), sec. 2.2 and below eq. 3.26: without, the noise precision is negative.
+
+    :param margin: data less parameters, ``(R, K)``.
+    """
+    best = torch.where(active, margin, -torch.inf).argmax(-1, keepdim=True)
+    return (active & (margin > LEAST_LEFT)).scatter(-1, best, True)
 
 
 def pruned(mixture: Mixture, keep: Tensor) -> Mixture:

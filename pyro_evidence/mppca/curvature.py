@@ -64,15 +64,19 @@ def _newton(Y: Observations, analysers: FactorAnalysers) -> FactorAnalysers:
     return analysers
 
 
+def shares_precision(analysers: FactorAnalysers) -> Tensor:
+    """Components all of whose columns have one precision, which any rotation leaves alone, shape ``(R, K)`` bool."""
+    return ((analysers.alpha == analysers.alpha[..., :1]) & analysers.columns).all(-1)
+
+
 def canonical(analysers: FactorAnalysers) -> FactorAnalysers:
     """Components with orthogonal columns, longest first, where all columns share a precision; the density stays.
 
     Components whose columns the prior tells apart stay as they are.
     """
-    shared = (analysers.alpha == analysers.alpha[..., :1]).all(-1) & analysers.columns.all(-1)
     _, turn = torch.linalg.eigh(analysers.W.mT @ analysers.W)
     turned = fix_signs(analysers.W @ turn).flip(-1)
-    return replace(analysers, W=torch.where(shared[..., None, None], turned, analysers.W))
+    return replace(analysers, W=torch.where(shares_precision(analysers)[..., None, None], turned, analysers.W))
 
 
 ROWS = 1024  # data whose slopes are held at once

@@ -40,6 +40,11 @@ class Observations:
         return len(self.rows)
 
     @property
+    def num_data(self) -> int:
+        """``N``."""
+        return len(self)
+
+    @property
     def shape(self) -> torch.Size:
         """``(N, m)``."""
         return torch.Size((len(self), self.rows.example.shape[1]))

@@ -119,7 +119,8 @@ def orbit_log_evidence(it: Iterate) -> Tensor:
     outside, inside = _log_curvatures(counts, norms, s, rest, on)
     pairs = _pairs(on)
     volume = torch.where(pairs, 0.5 * (norms.unsqueeze(-1) + norms.unsqueeze(-2)).log(), 0.0).sum((-2, -1))
-    orbit = log_orbit(_kappa(it, alpha), pairs, num) + volume
+    kappa = held_by_prior(alpha, analysers.W.square().sum(-2) if it.ties.columnwise else torch.zeros_like(norms))
+    orbit = log_orbit(kappa, pairs, num) + volume
     width = 0.5 * (m * num - num * (num - 1) // 2) * math.log(math.tau)
     jacobian = -0.5 * num * analysers.beta.log().sum(-1)
     switched_off = 0.5 * m * torch.where(there & ~on, (alpha / math.tau).log(), 0.0).sum(-1)
@@ -127,13 +128,10 @@ def orbit_log_evidence(it: Iterate) -> Tensor:
     return log_joint(it) + torch.where(analysers.active, each, 0.0).sum(-1)
 
 
-def _kappa(it: Iterate, alpha: Tensor) -> Tensor:
-    """How strongly the prior holds each pair of columns in place, shape ``(R, K, q, q)``."""
-    norms = it.analysers.W.square().sum(-2)
-    if not it.ties.columnwise:
-        return torch.zeros_like(norms).unsqueeze(-1).expand(*norms.shape, norms.shape[-1])
+def held_by_prior(alpha: Tensor, norms: Tensor) -> Tensor:
+    """How strongly the prior holds each pair of columns in place, ``(..., q, q)``, given their squared norms."""
     apart = (alpha.unsqueeze(-1) - alpha.unsqueeze(-2)) * (norms.unsqueeze(-2) - norms.unsqueeze(-1))
-    return 0.5 * apart.clamp(min=0.0)  # negative only before columns have found their order
+    return 0.5 * apart.clamp(min=0.0)  # negative where two columns are out of order, which the prior hardly sees
 
 
 def _log_curvatures(counts: Tensor, norms: Tensor, s: Tensor, rest: Tensor, on: Tensor) -> Tensor:

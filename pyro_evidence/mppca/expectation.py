@@ -249,8 +249,7 @@ def log_prior(analysers: FactorAnalysers) -> Tensor:
 
 def latent_posterior(Y: Tensor, analysers: FactorAnalysers) -> tuple[Tensor, Tensor]:
     """Mean ``(R, N, K, q)`` and covariance ``(R, K, q, q)`` of x given y and k; Husmeier (2000), eqs. 3.17 and 3.18."""
-    z = torch.einsum("rkqm,nm->rnkq", analysers.whitener, Y) - (
-        analysers.whitener @ analysers.mu.unsqueeze(-1)
-    ).squeeze(-1).unsqueeze(1)
+    shift = (analysers.whitener @ analysers.mu.unsqueeze(-1)).squeeze(-1)
+    z = torch.einsum("rkqm,nm->rnkq", analysers.whitener, Y) - shift.unsqueeze(1)
     x = torch.linalg.solve_triangular(analysers.tril.mT.unsqueeze(1), z.unsqueeze(-1), upper=True).squeeze(-1)
     return x, torch.cholesky_inverse(analysers.tril)

@@ -4,7 +4,6 @@ What one round leads to, the warm-up, what is left out or split; at the end the 
 """
 
 import copy
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,9 +18,10 @@ from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.em import (
     Chosen,
+    ComponentFit,
     ComponentRestarts,
-    Deletion,
     EMSettings,
+    GreedyDeletion,
     Phase,
     SplitProposals,
     Step,
@@ -29,9 +29,9 @@ from pyro_evidence.fitting.em import (
     repeated,
     warmed,
 )
-from pyro_evidence.fitting.iterate import Fit, Stop
+from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.mixture import updates as mixture_updates
-from pyro_evidence.mixture.fit import AUTOMATIC, RandomWeights
+from pyro_evidence.mixture.fit import AUTOMATIC, ROUNDS, SURE, RandomWeights
 from pyro_evidence.mixture.recognise import most_components, with_components
 from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.models.mppca import MPPCA
@@ -60,28 +60,24 @@ from pyro_evidence.settings import Start, seeded
 DIRECT = 5  # rounds of the warm-up that take loadings straight from covariances; Husmeier (2000), footnote 14
 
 
-RULES: dict[object, MPPCAUpdate] = {
-    mixture_updates.husmeier2000_update: MPPCAUpdate(literal_gamma),
-    mixture_updates.corrected: MPPCAUpdate(orbit_gamma),
-}
-RULES_WITH_SETTINGS: dict[type, Callable[[Any], MPPCAUpdate]] = {
-    mixture_updates.BoundedInflation: lambda update: MPPCAUpdate(orbit_gamma, rho=update.rho, prepare=best_within_span),
-    mixture_updates.Unregularised: lambda update: MPPCAUpdate(no_gamma, alpha=0.0, rho=update.rho),
-    mixture_updates.WeightDecay: lambda update: MPPCAUpdate(no_gamma, alpha=update.alpha, rho=update.rho),
-    MPPCAUpdate: lambda rule: rule,
-}
-
-
 def rule_of(update: object) -> MPPCAUpdate:
     """What an update of a mixture means for the loadings of a mixture of probabilistic PCA.
 
     :raises BadInput: for an update that has no such meaning.
     """
-    if isinstance(update, Hashable) and (rule := RULES.get(update)) is not None:
-        return rule
-    for kind, rule_with in RULES_WITH_SETTINGS.items():
-        if isinstance(update, kind):
-            return rule_with(update)
+    match update:
+        case MPPCAUpdate():
+            return update
+        case mixture_updates.husmeier2000_update:
+            return MPPCAUpdate(literal_gamma)
+        case mixture_updates.corrected:
+            return MPPCAUpdate(orbit_gamma)
+        case mixture_updates.BoundedInflation(rho=rho):
+            return MPPCAUpdate(orbit_gamma, rho=rho, prepare=best_within_span)
+        case mixture_updates.Unregularised(rho=rho):
+            return MPPCAUpdate(no_gamma, alpha=0.0, rho=rho)
+        case mixture_updates.WeightDecay(alpha=alpha, rho=rho):
+            return MPPCAUpdate(no_gamma, alpha=alpha, rho=rho)
     raise BadInput(
         f"update={update!r} has no form for a mixture of probabilistic PCA; expected BoundedInflation(), "
         f"husmeier2000_update, corrected, Unregularised(), WeightDecay(alpha), or a "
@@ -91,9 +87,7 @@ def rule_of(update: object) -> MPPCAUpdate:
 
 FEW = 2**13  # data on which components are looked at
 EACH = 2**10  # of one component
-ROUNDS = 10  # of the small mixtures, after a warm-up of as many
 PAIRS = 3  # of centres from which they begin
-SURE = 0.5  # responsibility above which a datum shows what a component looks like
 ALPHA = 0.01  # prior precision at the start, in units of the data
 SMALL = 0.1  # size of the loadings there: zero would stay so in EM
 
@@ -102,7 +96,7 @@ SMALL = 0.1  # size of the loadings there: zero would stay so in EM
 class MPPCARestarts(ComponentRestarts):
     """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.fitting.em.advance`."""
 
-    Y: Observations  # (N, m) in standard units, nan where missing
+    data: Observations  # (N, m) in standard units, nan where missing
     it: Iterate
 
     @property
@@ -125,21 +119,17 @@ class MPPCARestarts(ComponentRestarts):
         found = evidence.log_evidence_occam(self.it, self.update.gamma(self.it))
         return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
 
-    def heights(self, exact: Tensor) -> Tensor:
-        """As :attr:`occam`, which is as exact as is known here."""
-        return self.occam
-
     def proposed(self) -> FactorAnalysers:
         new: FactorAnalysers = self.update(self.it)
         return new
 
     def reached(self, parameters: FactorAnalysers) -> "MPPCARestarts":
-        return self.on(self.Y, parameters)
+        return self.on(self.data, parameters)
 
     def on(self, Y: Observations, parameters: FactorAnalysers) -> "MPPCARestarts":
         """The restarts with other data and parameters."""
         stats = missing.e_step_of_all(Y, parameters)
-        return replace(self, Y=Y, it=Iterate(parameters, self.it.ties, stats, self.it.variance))
+        return replace(self, data=Y, it=Iterate(parameters, self.it.ties, stats, self.it.variance))
 
     def change_to(self, parameters: FactorAnalysers) -> Tensor:
         """Largest change of a log precision or of a share, ``(R,)``; nan where a coordinate is not finite."""
@@ -155,7 +145,7 @@ class MPPCARestarts(ComponentRestarts):
 
     def warm_up(self, num_rounds: int, step: Step["MPPCARestarts"]) -> list[Phase]:
         """Rounds without a prior on the loadings, with the rule's gamma prior if it has one: direct ones, then EM."""
-        free = self.it.ties.all_free[1] and not self.Y.has_gaps  # whose covariances are not known
+        free = self.it.ties.all_free[1] and not self.data.has_gaps  # whose covariances are not known
         num_direct = min(DIRECT, num_rounds) if free else 0
         plain = MPPCAUpdate(no_gamma, alpha=0.0, rho=self.update.rho)
         return [Phase(self.update, directly, num_direct), Phase(plain, step, num_rounds - num_direct)]
@@ -183,11 +173,11 @@ class MPPCARestarts(ComponentRestarts):
         owner = torch.zeros(len(keep), dtype=torch.long, device=keep.device)
         if not len(owner):
             return self, owner
-        return first(self.Y, pruned(analysers[owner], keep, kept), ties, self.it.variance, self.update), owner
+        return first(self.data, pruned(analysers[owner], keep, kept), ties, self.it.variance, self.update), owner
 
     def split_proposals(self, ties: SharedParameters) -> SplitProposals:
         """Each component's halves, the best of all starts: as small mixtures of the data that are surely its own."""
-        few, variance = self.Y.sampled(FEW), self.it.variance
+        few, variance = self.data.sampled(FEW), self.it.variance
         resp = missing.log_joint(few, self.parameters)[0].softmax(-1)
         halves, gains = [], []
         for k in range(resp.shape[-1]):
@@ -210,22 +200,21 @@ class MPPCARestarts(ComponentRestarts):
         return SplitProposals(together, torch.cat(gains))
 
     def begun_at(self, parameters: FactorAnalysers, ties: SharedParameters) -> "MPPCARestarts":
-        return first(self.Y, parameters, ties.resized(parameters.W.shape[1]), self.it.variance, self.update)
+        return first(self.data, parameters, ties.resized(parameters.W.shape[1]), self.it.variance, self.update)
 
 
 def first(
     Y: Observations, analysers: FactorAnalysers, ties: SharedParameters, variance: Tensor, rule: MPPCAUpdate
 ) -> MPPCARestarts:
     """The batch at its start."""
-    failed = torch.zeros(len(analysers.W), dtype=torch.bool, device=variance.device)
     it = Iterate(analysers, ties, missing.e_step_of_all(Y, analysers), variance)
-    return MPPCARestarts(Y, it, update=rule, failed=failed, change=variance.new_full(failed.shape, torch.inf))
+    return MPPCARestarts.begun(it.stats.log_likelihood, data=Y, it=it, update=rule)
 
 
 def directly(batch: MPPCARestarts) -> MPPCARestarts:
     """A round that takes loadings straight from covariances."""
     held, ties = batch.it.analysers, batch.it.ties
-    new = mppca_start.direct(batch.Y, held, 2.0 * batch.update.rho * batch.it.variance.mean())
+    new = mppca_start.direct(batch.data, held, 2.0 * batch.update.rho * batch.it.variance.mean())
     new = new if ties.mean_free else replace(new, mu=held.mu)
     return moved_to(batch, new if ties.mixing_free else replace(new, log_mixing=held.log_mixing))
 
@@ -233,14 +222,14 @@ def directly(batch: MPPCARestarts) -> MPPCARestarts:
 def _starts(own: Tensor, one: FactorAnalysers, ties: SharedParameters) -> FactorAnalysers:
     """Pairs of components, ``(PAIRS, 2)``: about centres apart, without loadings."""
     m, q = one.W.shape[-2:]
-    wide = {n: getattr(one, n).expand(PAIRS, 2, *getattr(one, n).shape[2:]) for n in ("beta", "alpha", "columns")}
     W = torch.randn(PAIRS, 2, m, q, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(one.W)
-    mu = one.mu[0, 0] + _centres((own - one.mu[0, 0]).nan_to_num(0.0))
+    wide = one.rebuilt(lambda _, x: x.expand(PAIRS, 2, *x.shape[2:]))
+    if ties.mean_free:
+        wide = replace(wide, mu=one.mu[0, 0] + _centres((own - one.mu[0, 0]).nan_to_num(0.0)))
     if ties.all_free[0]:
-        wide |= {"alpha": torch.full_like(wide["alpha"], ALPHA), "columns": torch.ones_like(wide["columns"])}
-    W = SMALL * W * wide["columns"].unsqueeze(-2)
-    mu = mu if ties.mean_free else one.mu.expand(PAIRS, 2, m)
-    return FactorAnalysers(W, mu, wide["beta"], torch.full((PAIRS, 2), 0.5).to(W).log(), wide["alpha"], wide["columns"])
+        wide = replace(wide, alpha=torch.full_like(wide.alpha, ALPHA), columns=torch.ones_like(wide.columns))
+    even = torch.full_like(wide.log_mixing, 0.5).log()
+    return replace(wide, W=SMALL * W * wide.columns.unsqueeze(-2), log_mixing=even)
 
 
 def _centres(away: Tensor) -> Tensor:
@@ -347,54 +336,28 @@ def _require_numbers(Y: Tensor, *, gappy: bool) -> None:
 
 
 @dataclass(frozen=True)
-class MPPCAFit:
+class MPPCAFit(ComponentFit[MPPCARestarts]):
     """A recognised model, the units inside, and all restarts."""
 
     structure: MPPCAStructure
     units: ScalarUnits
-    batch: MPPCARestarts
-    Y: Observations  # all data in the units inside; the restarts may be on a sample
+    data: Observations
 
-    @property
-    def jacobian(self) -> float:
-        """What the log evidence loses by going to the model's units, nats."""
-        return self.units.log_jacobian(self.Y)
-
-    @property
-    def times(self) -> float:
-        """How often the restarts' data would have to be had to be all."""
-        return len(self.Y) / len(self.batch.Y)
-
-    def is_closed(self, settings: EMSettings) -> bool:
-        """Not known to be."""
-        return False
-
-    def together(self, stop: Stop, deletion: Deletion) -> Stop:
+    def together(self, stop: Stop, deletion: GreedyDeletion) -> Stop:
         """Restarts are compared where they converge, for they overtake one another late; on a sample, before."""
         return stop if self.times == 1.0 else replace(stop, num_steps=min(stop.num_steps, deletion.after))
 
-    def watched(self, step: Step[MPPCARestarts]) -> Step[MPPCARestarts]:
-        """The round as it is."""
-        return step
-
-    def chosen(self, fit: Fit[MPPCARestarts], deletion: Deletion | None) -> Chosen[MPPCARestarts]:
-        """The restart of the highest Occam-corrected log evidence."""
-        batch = fit.state
-        best = first_highest(batch.occam).reshape(1)
-        heights = torch.where(batch.failed, torch.nan, self.times * batch.log_evidence)
-        return Chosen(replace(fit, state=batch.selected(best)), int(best), heights, batch.reasons)
-
     def whole(self, alone: MPPCARestarts) -> MPPCARestarts:
         """The chosen restart on all data."""
-        return alone if self.times == 1.0 else alone.on(self.Y, alone.parameters)
+        return alone if self.times == 1.0 else alone.on(self.data, alone.parameters)
 
-    def resized(self, alone: MPPCARestarts, deletion: Deletion) -> tuple[MPPCARestarts, str]:
+    def resized(self, alone: MPPCARestarts, deletion: GreedyDeletion) -> tuple[MPPCARestarts, str]:
         """The chosen restart with components left out and split, on the restarts' data and then on all."""
-        few = alone if self.times == 1.0 else alone.on(self.batch.Y, alone.parameters)
+        few = alone if self.times == 1.0 else alone.on(self.batch.data, alone.parameters)
         after, limit = deletion(few), ""
         if bool(after.parameters.active.all()):
             before, ties, num = after, self.structure.ties, self.structure.start.W.shape[1]
-            room = most_components(self.structure.joint.model, num, len(self.Y), alike=ties.mixing_free)
+            room = most_components(self.structure.joint.model, num, len(self.data), alike=ties.mixing_free)
             after, limit = deletion.split(before, ties, room)
             after = after if after is before else deletion(after)
         return (after if self.times == 1.0 else deletion(self.whole(after))), limit
@@ -403,7 +366,7 @@ class MPPCAFit:
         """The chosen restart at its mode, in the model's units."""
         fit, batch = chosen.fit, chosen.fit.state
         structure = enlarged(self.structure, batch.parameters.W.shape[1])
-        found = laplace_state(structure, self.units, batch.Y, batch.it)
+        found = laplace_state(structure, self.units, batch.data, batch.it)
         return MPPCAPosterior(
             found.state,
             fit.status.value,
@@ -450,7 +413,7 @@ def _begun(structure: MPPCAStructure, raw: Observations, settings: EMSettings, s
     analysers = _start(whole, units.standard(structure.start), structure.ties, settings.start, settings.initial)
     few = Y.shared_sample(SAMPLE) if sampled and len(Y) > SAMPLE else Y
     batch = first(few, analysers, structure.ties, variance, rule_of(settings.update))
-    return MPPCAFit(structure, units, batch, Y)
+    return MPPCAFit(structure, units, Y, batch)
 
 
 def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MPPCAFit:
@@ -518,15 +481,9 @@ def _start(
     beta = torch.full_like(model.beta, initial.width**-2) if ties.all_free[1] else model.beta
     alpha = torch.full_like(model.alpha, initial.alpha) if ties.all_free[0] else model.alpha
     flat = torch.zeros_like(model.log_mixing).log_softmax(-1) if ties.mixing_free else model.log_mixing
-    W = SMALL * torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(
-        model.W
-    )  # zero would stay so in EM
-    analysers = replace(model, W=W, beta=beta, alpha=alpha, log_mixing=flat)
-    wide = {
-        n: getattr(analysers, n).expand(R, *getattr(analysers, n).shape[1:])
-        for n in ("beta", "alpha", "log_mixing", "columns")
-    }
-    return replace(analysers, mu=mu, **wide)
+    W = torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(model.W)
+    analysers = replace(model, W=SMALL * W, mu=mu, beta=beta, alpha=alpha, log_mixing=flat)
+    return analysers.rebuilt(lambda _, x: x.expand(R, *x.shape[1:]))
 
 
 def enlarged(structure: MPPCAStructure, num_components: int) -> MPPCAStructure:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.mixture.recognise import held_at
 from pyro_evidence.mppca import curvature, evidence, missing
-from pyro_evidence.mppca import evidence as mppca_evidence
-from pyro_evidence.mppca.curvature import turns
+from pyro_evidence.mppca.curvature import shares_precision, turns
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits
@@ -26,11 +26,6 @@ from pyro_evidence.structure.recognise import Structure
 
 GRID = 2001  # angles at which the density of a turn is tabulated
 ROWS = 32  # draws whose densities are found together
-
-
-def shares_precision(analysers: FactorAnalysers) -> Tensor:
-    """Components all of whose columns have one precision, which any rotation leaves alone, shape ``(K,)`` bool."""
-    return ((analysers.alpha == analysers.alpha[..., :1]) & analysers.columns).all(-1)[0] & analysers.active[0]
 
 
 def _basis(analysers: FactorAnalysers) -> Tensor:
@@ -68,14 +63,14 @@ def turned(W: Tensor, analysers: FactorAnalysers, generator: torch.Generator) ->
     uniform, R = torch.linalg.qr(white)
     uniform = uniform * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     held = _held_rotations(len(W), analysers, generator)
-    Q = torch.where(shares_precision(analysers)[:, None, None], uniform, held)
+    Q = torch.where(shares_precision(analysers)[0, :, None, None], uniform, held)
     return torch.where(analysers.active[0][:, None, None], W @ Q, W)
 
 
 def _held_rotations(num: int, analysers: FactorAnalysers, generator: torch.Generator) -> Tensor:
     K, q = analysers.W.shape[1], analysers.W.shape[-1]
     angle = torch.linspace(-0.5 * math.pi, 0.5 * math.pi, GRID).to(analysers.W)
-    kappa, on = _kappa(analysers.W[0].square().sum(-2), analysers), analysers.columns[0]
+    kappa, on = evidence.held_by_prior(analysers.alpha[0], analysers.W[0].square().sum(-2)), analysers.columns[0]
     signs = torch.randint(2, (num, K, q), generator=generator).to(analysers.W) * 2.0 - 1.0
     Q = torch.diag_embed(signs)
     for a, b in torch.combinations(torch.arange(q), 2).tolist():  # rotations do not commute
@@ -86,13 +81,6 @@ def _held_rotations(num: int, analysers: FactorAnalysers, generator: torch.Gener
         c, s = theta.cos().unsqueeze(-1), theta.sin().unsqueeze(-1)
         Q[..., a], Q[..., b] = c * left + s * right, c * right - s * left
     return Q
-
-
-def _kappa(norms: Tensor, analysers: FactorAnalysers) -> Tensor:
-    """How strongly the prior holds each pair of columns, given their squared norms ``(..., K, q)``."""
-    alpha = analysers.alpha[0]
-    apart = (alpha.unsqueeze(-1) - alpha.unsqueeze(-2)) * (norms.unsqueeze(-2) - norms.unsqueeze(-1))
-    return 0.5 * apart.clamp(min=0.0)  # negative where two columns are out of order, which the prior hardly sees
 
 
 def log_weights(Y: Tensor, analysers: FactorAnalysers, precision: Dense, num_samples: int, seed: int) -> Tensor:
@@ -122,15 +110,10 @@ def _log_det(A: Tensor) -> Tensor:
 
 def _log_density(Y: Tensor, analysers: FactorAnalysers, W: Tensor) -> Tensor:
     """``log p(D, W)`` integrated over the orbits through rows ``W`` ``(S, K, m, q)``, times the measure across them."""
-    rows = replace(
-        analysers, W=W, **{n: getattr(analysers, n).expand(len(W), *getattr(analysers, n).shape[1:]) for n in FIELDS}
-    )
+    rows = replace(analysers.rebuilt(lambda _, x: x.expand(len(W), *x.shape[1:])), W=W)
     log_lik = missing.log_joint(Y, rows).logsumexp(-1).sum(-1)
     measure, inside = _measure(analysers, W)
     return torch.where(inside, log_lik + measure + _orbits(analysers, W), -torch.inf)
-
-
-FIELDS = ("mu", "beta", "log_mixing", "alpha", "columns")
 
 
 def _measure(analysers: FactorAnalysers, W: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +138,7 @@ def _orbits(analysers: FactorAnalysers, W: Tensor) -> Tensor:
     norms = torch.where(on, torch.linalg.eigvalsh(W.mT @ W).flip(-1), 0.0)
     place = torch.where(analysers.on[0], analysers.alpha[0], torch.inf)
     alpha = torch.where(on, place.sort(-1).values, 1.0)  # the longest column goes with the least precision
-    kappa = _kappa(norms, replace(analysers, alpha=alpha.unsqueeze(0)))
+    kappa = evidence.held_by_prior(alpha, norms)
     pairs = (on.unsqueeze(-1) & on.unsqueeze(-2)).triu(1).expand(kappa.shape)
     orbit = evidence.log_orbit(kappa, pairs, num.expand(len(W), -1))
     each = analysers.W.shape[-2] * (alpha / math.tau).log() - alpha * norms
@@ -178,28 +161,28 @@ def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Observations
     :param Y: data in the standard units of ``it``, which ``units`` describes.
     """
     analysers = curvature.canonical(curvature.find_mode(Y, it.analysers))
-    params = structure.params(units.original(analysers))
-    written = structure.prior_precision(units.original(analysers))  # what is pruned has the model's precision
+    joint = held_at(structure.joint, structure.params(units.original(analysers)))
+    written = structure.alpha.read(structure.theta(units.original(analysers)))  # what is pruned has the model's
     analysers = replace(analysers, alpha=torch.where(analysers.on, analysers.alpha, written * units.unit.square()))
     it = Iterate(analysers, it.ties, missing.e_step_of_all(Y, analysers), it.variance)
-    precision, evidence, refusal = _laplace(Y, it)
+    precision, log_evidence, refusal = _laplace(Y, it)
     slope = curvature.loading_slope(analysers, it.stats).reshape(1, -1)
     decrement = float((slope * precision.solve(slope)).sum())
     original, jacobian = units.original(analysers), units.log_jacobian(Y)
-    joint, m = structure.fixed(params), analysers.W.shape[-2]
+    m = analysers.W.shape[-2]
     takes_part = (analysers.columns | ~analysers.active.unsqueeze(-1)).unsqueeze(-2).expand(analysers.W.shape)
     density = Structure(None, None, None, AutogradDensity(joint, None))
     problem = Problem(joint, density, exact_hessian, takes_part.reshape(-1))
     pruned_prior = 0.5 * m * torch.where(original.on, 0.0, (original.alpha / math.tau).log()).sum()  # at zero
     loadings_jacobian = int(analysers.on.sum() * m) * math.log(float(units.unit))
-    log_joint = mppca_evidence.log_joint(it)[0] - jacobian + pruned_prior - loadings_jacobian
+    log_joint = evidence.log_joint(it)[0] - jacobian + pruned_prior - loadings_jacobian
     if isinstance(precision, Dense):
         scaled: Precision = Dense(precision.tril / units.unit)
     else:
         scaled = Diagonal(precision.adjoint.reciprocal() / units.unit.square())
-    numbers = (scaled, decrement, evidence - jacobian, torch.zeros_like(evidence))
+    numbers = (scaled, decrement, log_evidence - jacobian, torch.zeros_like(log_evidence))
     state = LaplaceState(problem, joint.initial_theta, original.W.reshape(-1), log_joint, *numbers)
-    return OrbitLaplace(state, original, refusal, float(mppca_evidence.literal(it)[0]) - jacobian)
+    return OrbitLaplace(state, original, refusal, float(evidence.literal(it)[0]) - jacobian)
 
 
 def _laplace(Y: Observations, it: Iterate) -> tuple[Precision, Tensor, str]:
@@ -208,18 +191,18 @@ def _laplace(Y: Observations, it: Iterate) -> tuple[Precision, Tensor, str]:
     if it.analysers.W.numel() <= curvature.full_size(Y):
         try:
             split = curvature.gauge(curvature.loading_precision(Y, it.analysers), it.analysers)
-            found = curvature.orbit_laplace(mppca_evidence.log_joint(it)[0], split, it.analysers)
+            found = curvature.orbit_laplace(evidence.log_joint(it)[0], split, it.analysers)
             return Dense(split.tril.unsqueeze(0)), torch.full_like(found, torch.nan) if refusal else found, refusal
         except ArithmeticError as error:
             refusal = refusal or f"the loadings are not at a mode: {error}"
-    found = mppca_evidence.orbit_log_evidence(it)[0]
+    found = evidence.orbit_log_evidence(it)[0]
     found = torch.full_like(found, torch.nan) if refusal else found
-    return Diagonal(mppca_evidence.loading_curvature(it)), found, refusal
+    return Diagonal(evidence.loading_curvature(it)), found, refusal
 
 
 def vanishing(it: Iterate) -> str:
     """Why the orbit formula does not hold: a column no longer than it is uncertain; empty where it holds."""
-    sizes, on = mppca_evidence.relative_lengths(it)
+    sizes, on = evidence.relative_lengths(it)
     short = on & (sizes < 1.0)
     if not bool(short.any()):
         return ""

@@ -266,11 +266,8 @@ class MPPCAPosterior(LaplacePosterior):
             torch.randn(num_samples, size, generator=generator, dtype=torch.float64).to(analysers.W)
             for size in analysers.W.shape[:1:-1]
         )
-        return (
-            (analysers.W[0, z] @ x.unsqueeze(-1)).squeeze(-1)
-            + analysers.mu[0, z]
-            + noise * analysers.beta[0, z].rsqrt()
-        )
+        mean = (analysers.W[0, z] @ x.unsqueeze(-1)).squeeze(-1) + analysers.mu[0, z]
+        return mean + noise * analysers.beta[0, z].rsqrt()
 
     def principal_subspaces(self) -> list[PrincipalSubspace | None]:
         """Principal axes of each component in canonical form; None where it is pruned."""

@@ -1,7 +1,6 @@
 """A log joint recognised as a mixture of probabilistic PCA, by its values at random points, never by names."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from pyro_evidence.mixture.recognise import (
     NotRecognised,
     Scaling,
     close,
-    held_at,
     held_mixing,
     holder,
     require_known,
@@ -66,14 +64,6 @@ class MPPCAStructure:
             params[self.mean] = analysers.mu[0]
         return {n: v.to(self.joint.dtype) for n, v in params.items()}
 
-    def prior_precision(self, analysers: FactorAnalysers) -> Tensor:
-        """Prior precisions of the columns under the :meth:`params` of the first row, shape ``(K, q)``."""
-        return self.alpha.read(self.theta(analysers))
-
-    def fixed(self, params: Mapping[str, Tensor]) -> LogJoint:
-        """The log joint with its hyperparameters held at ``params``."""
-        return held_at(self.joint, params)
-
 
 @dataclass(frozen=True)
 class Observed:
@@ -84,11 +74,6 @@ class Observed:
     factor: Tensor  # (K, m, q)
     precision: Tensor  # (K, m)
     value: Tensor  # (N, m)
-
-    @property
-    def detached(self) -> "Observed":
-        """The parameters of the observed site without derivatives."""
-        return Observed(*(x.detach() for x in vars(self).values()))
 
 
 def is_mppca(joint: LogJoint) -> bool:
@@ -125,7 +110,7 @@ def _recognise(joint: LogJoint) -> MPPCAStructure:
     mean = holder([p.seen.loc for p in points], points, "its means")
     mixing = held_mixing(joint, points, [p.seen.probs for p in points])
     require_known(joint, [alpha, beta], {mean, mixing})
-    seen = ModelRun.drawn(joint, _observed, None).seen.detached
+    seen = Observed(*(x.detach() for x in vars(ModelRun.drawn(joint, _observed, None).seen).values()))
     shape = 1, *seen.factor.shape
     start = FactorAnalysers(
         W=seen.factor.new_zeros(shape),

@@ -67,38 +67,16 @@ class _Products(Statistics):
 
     counts: Tensor  # (R K,)
     sums: Tensor  # (R K, m)
-    products: Tensor  # (R K, m, m) of data; or (m, R K q) of data and their products with a basis
+    products: Tensor  # (m, R K d) of data, and their d products with a basis
     squares: Tensor  # (R K,)
 
 
-def _products(Y: Tensor, analysers: FactorAnalysers) -> _Products:
-    R, K, m, _ = analysers.W.shape
-    counts, products = analysers.W.new_zeros(R * K), analysers.W.new_zeros(R * K, m, m)
-    sums = analysers.W.new_zeros(R * K, m)
-    for block in Y.split(max(expectation.SMALLEST_BLOCK, 8 * expectation.BLOCK // (R * K * m))):
-        resp = expectation.responsibilities(block, analysers).permute(0, 2, 1).reshape(R * K, -1)
-        counts, sums = counts + resp.sum(-1), sums + resp @ block
-        products += (resp.unsqueeze(1) * block.mT) @ block
-    return _Products(counts, sums, products, torch.zeros_like(counts))
-
-
 def _by_covariance(Y: Observations, analysers: FactorAnalysers) -> Leading:
-    R, K, m, q = analysers.W.shape
-    found = Y.total(lambda rows: _products(rows, analysers))
-    counts, sums, products = found.counts, found.sums, found.products
-    counts = counts.reshape(R, K)
-    mean = _mean(counts, sums.reshape(R, K, m), analysers)
-    S = products.reshape(R, K, m, m) / counts.clamp(min=SMALLEST)[..., None, None]  # no data: zero
-    S = S - mean.unsqueeze(-1) * mean.unsqueeze(-2) * (counts > 0)[..., None, None]
+    m, q = analysers.W.shape[-2:]
+    counts, mean, trace, S = _times_covariance(Y, analysers, None)
     values, vectors = torch.linalg.eigh(0.5 * (S + S.mT))
     vectors = fix_signs(vectors)
-    trace = S.diagonal(dim1=-2, dim2=-1).sum(-1)
     return counts, mean, trace, values[..., m - q :].flip(-1), vectors[..., m - q :].flip(-1)
-
-
-def _mean(counts: Tensor, sums: Tensor, analysers: FactorAnalysers) -> Tensor:
-    seen = counts.unsqueeze(-1) > 0
-    return torch.where(seen, sums / torch.where(seen, counts.unsqueeze(-1), 1.0), analysers.mu)
 
 
 def _by_subspace(Y: Observations, analysers: FactorAnalysers) -> Leading:
@@ -113,31 +91,36 @@ def _by_subspace(Y: Observations, analysers: FactorAnalysers) -> Leading:
     return counts, mean, trace, values.flip(-1), fix_signs(basis @ turn).flip(-1)
 
 
-def _image(Y: Tensor, analysers: FactorAnalysers, basis: Tensor) -> _Products:
+def _image(Y: Tensor, analysers: FactorAnalysers, basis: Tensor | None) -> _Products:
     R, K, m, q = analysers.W.shape
+    width = m if basis is None else q
+    rows = max(expectation.SMALLEST_BLOCK, min(8 * expectation.BLOCK // (R * K * width), 4 * expectation.BLOCK // m))
     counts, sums, squares = analysers.W.new_zeros(R * K), analysers.W.new_zeros(R * K, m), analysers.W.new_zeros(R * K)
-    cross = analysers.W.new_zeros(m, R * K * q)
-    laid_out = basis.permute(2, 0, 1, 3).reshape(m, -1)
-    for block in Y.split(expectation.rows_at_once(analysers)):
+    cross = analysers.W.new_zeros(m, R * K * width)
+    laid_out = None if basis is None else basis.permute(2, 0, 1, 3).reshape(m, -1)
+    for block in Y.split(rows):
         resp = expectation.responsibilities(block, analysers).permute(1, 0, 2).reshape(len(block), R * K)
         counts, sums = counts + resp.sum(0), sums + resp.mT @ block
         squares = squares + resp.mT @ block.square().sum(-1)
-        seen = (block @ laid_out).reshape(len(block), R * K, q) * resp.unsqueeze(-1)
-        cross += block.mT @ seen.flatten(1)
+        seen = block.unsqueeze(1) if laid_out is None else (block @ laid_out).reshape(len(block), R * K, q)
+        cross += block.mT @ (seen * resp.unsqueeze(-1)).flatten(1)
     return _Products(counts, sums, cross, squares)
 
 
 def _times_covariance(
-    Y: Observations, analysers: FactorAnalysers, basis: Tensor
+    Y: Observations, analysers: FactorAnalysers, basis: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Counts, means, traces of the covariances, and the covariances times ``basis``, in one pass."""
-    R, K, m, q = analysers.W.shape
+    """Counts, means, traces of the covariances, and the covariances times ``basis``, in one pass.
+
+    :param basis: ``(R, K, m, q)``; None for the covariances themselves.
+    """
+    R, K, m, _ = analysers.W.shape
     found = Y.total(lambda rows: _image(rows, analysers, basis))
-    counts, sums, cross, squares = found.counts, found.sums, found.products, found.squares
-    shaped = counts.reshape(R, K)
-    mean, weight = _mean(shaped, sums.reshape(R, K, m), analysers), shaped.clamp(min=SMALLEST)  # no data: zero
-    on = (shaped > 0).to(mean)
-    image = cross.reshape(m, R, K, q).permute(1, 2, 0, 3) / weight[..., None, None]
-    image = image - on[..., None, None] * mean.unsqueeze(-1) * (mean.unsqueeze(-2) @ basis)
-    trace = squares.reshape(R, K) / weight - on * mean.square().sum(-1)
-    return shaped, mean, trace, image
+    counts, sums = found.counts.reshape(R, K), found.sums.reshape(R, K, m)
+    seen, weight = (counts > 0).unsqueeze(-1), counts.clamp(min=SMALLEST)  # no data: zero
+    mean = torch.where(seen, sums / weight.unsqueeze(-1), analysers.mu)
+    along = mean.unsqueeze(-2) if basis is None else mean.unsqueeze(-2) @ basis
+    image = found.products.reshape(m, R, K, -1).permute(1, 2, 0, 3) / weight[..., None, None]
+    image = image - seen.unsqueeze(-1) * mean.unsqueeze(-1) * along
+    trace = found.squares.reshape(R, K) / weight - (seen * mean.square()).sum(-1)
+    return counts, mean, trace, image

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_evidence.mixture.updates import ALPHA_RANGE, LARGEST_NOISE, LEAST_LEFT, SMALLEST, SharedParameters
+from pyro_evidence.mixture.updates import ALPHA_RANGE, LARGEST_NOISE, SMALLEST, SharedParameters, survivors
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics, LatentMoments
 from pyro_evidence.numerics.linalg import fix_signs
@@ -113,7 +113,8 @@ class MPPCAUpdate:
         mixing = it.stats.counts / it.stats.counts.sum(-1, keepdim=True)
         log_mixing = mixing.log() if ties.mixing_free else analysers.log_mixing
         new = replace(analysers, W=W, mu=it.found.mean, beta=beta, alpha=alpha, log_mixing=log_mixing)
-        return pruned(new, self._survivors(it, gamma), self._columns(it))
+        margin = it.stats.counts - gamma.mean(-2).sum(-1)  # Husmeier (2000), below eq. 3.26
+        return pruned(new, survivors(analysers.active, margin), self._columns(it))
 
     def _noise(self, it: Iterate, W: Tensor, gamma: Tensor) -> Tensor:
         """Noise precisions, ties kept, shape ``(R, K, m)``."""
@@ -133,14 +134,6 @@ class MPPCAUpdate:
         top, bottom = pool(outputs * gamma.sum(-2) * on), pool(W.square().sum(-2) * on)
         alpha = (top / bottom).clamp(*ALPHA_RANGE)
         return torch.where((bottom > 0) & (top > 0), alpha, torch.where(on, ALPHA_RANGE[1], it.analysers.alpha))
-
-    def _survivors(self, it: Iterate, gamma: Tensor) -> Tensor:
-        """Components with more data than well-determined parameters, at least one, shape ``(R, K)`` bool."""
-        margin = it.stats.counts - gamma.mean(-2).sum(-1)
-        above = margin - LEAST_LEFT  # Husmeier (2000), below eq. 3.26: N_k <= gamma_k / m is pruned
-        keep = it.analysers.active & (above > 0.0)
-        best = torch.where(it.analysers.active, margin, -torch.inf).argmax(-1, keepdim=True)
-        return keep.scatter(-1, best, True)
 
     def _columns(self, it: Iterate) -> Tensor:
         """Columns that stay: those of a precision by which the data determine something, shape ``(R, K, q)`` bool."""

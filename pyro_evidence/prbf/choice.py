@@ -14,7 +14,7 @@ from pyro_evidence.models.prbf import PRBF, Labels, Shared
 from pyro_evidence.prbf.data import DataTotals, Labelled, rows_in_memory
 from pyro_evidence.prbf.densities import Network, Point, column_variance, log_density, parts_of, stacked_data
 from pyro_evidence.prbf.fit import AlphaPerKernel, first, require_survivors, rounds
-from pyro_evidence.prbf.posterior import PRBFPosterior
+from pyro_evidence.prbf.posterior import ClassProbabilities, PRBFPosterior
 from pyro_evidence.prbf.start import StartFrom, Training
 from pyro_evidence.settings import check_count, check_function, seeded
 
@@ -34,11 +34,8 @@ class NetworkEngine(Protocol):
     def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
         """Fit to data, from scratch."""
 
-    def with_alpha(self, alpha: Any) -> "NetworkEngine":
-        """An engine like this one with another penalty."""
-
-    def with_model(self, model: Any, initial: Any) -> "NetworkEngine":
-        """An engine like this one for another model, from another beginning."""
+    def with_settings(self, **settings: Any) -> "NetworkEngine":
+        """An engine like this one with other settings, by their names."""
 
 
 MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)  # of the penalty: none, and those of the source
@@ -126,7 +123,7 @@ def choose_alpha(
     tests = [(X[fold == f] - X.mean(0), y[fold == f]) for f in range(num_folds)]
     scores = [[_scored(found, int(r), *test, score) for r, test in zip(line, tests, strict=True)] for line in rows]
     table = torch.tensor(scores, dtype=torch.float64)
-    return AlphaChoice(multiples, table, engine.with_alpha(_best(multiples, table)).run(*given))
+    return AlphaChoice(multiples, table, engine.with_settings(alpha=_best(multiples, table)).run(*given))
 
 
 def _check_engine(engine: Any) -> None:
@@ -196,7 +193,7 @@ def _scored(found: Point, row: int, X: Tensor, y: Tensor, score: Score) -> float
 
 @within_memory
 @dataclass(frozen=True)
-class NetworkAverage:
+class NetworkAverage(ClassProbabilities):
     """Networks whose class probabilities are averaged; the source's first idea for later work.
 
     :ivar posteriors: the networks.
@@ -219,18 +216,6 @@ class NetworkAverage:
         each = torch.stack([p.log_proba(X) for p in self.posteriors])
         return each.logsumexp(0) - math.log(len(each))
 
-    def predict(self, X: Tensor) -> Tensor:
-        """Mean over networks of ``P(C_k | x_n)``, shape ``(N, K)``."""
-        return self.log_proba(X).exp()
-
-    def predict_proba(self, X: Tensor) -> Tensor:
-        """``P(C_k | x_n)`` under the name that scikit-learn gives it, shape ``(N, K)``."""
-        return self.predict(X)
-
-    def labels(self, X: Tensor) -> Tensor:
-        """The likeliest class of each datum, shape ``(N,)``, int64."""
-        return self.log_proba(X).argmax(-1)
-
 
 @within_memory
 def average_networks(
@@ -242,7 +227,9 @@ def average_networks(
     :raises BadInput: without multiples; see :meth:`pyro_evidence.OverlapEM.run` for the rest.
     """
     _check_engine(engine)
-    return NetworkAverage(tuple(engine.with_alpha(AlphaPerKernel(c)).run(X, labels) for c in _checked(multiples)))
+    return NetworkAverage(
+        tuple(engine.with_settings(alpha=AlphaPerKernel(c)).run(X, labels) for c in _checked(multiples))
+    )
 
 
 @dataclass(frozen=True)
@@ -296,7 +283,7 @@ def add_kernels(
     generator = seeded(seed)
     start, found = StartFrom(Z.mean(0, keepdim=True)), []
     for M in range(1, most + 1):
-        found.append(engine.with_model(replace(engine.model, num_kernels=M), start).run(X, labels))
+        found.append(engine.with_settings(model=replace(engine.model, num_kernels=M), initial=start).run(X, labels))
         chosen = torch.randperm(len(Z), generator=generator)[:num_candidates].to(Z.device)
         start = _extended(found[-1], Z, y, chosen)
     criterion = [float(p.log_likelihood) - 0.5 * num_parameters(p) * math.log(len(Z)) for p in found]

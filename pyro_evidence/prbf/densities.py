@@ -193,14 +193,9 @@ class Network(Batched):
         return torch.where(total > 0, joint / torch.where(total > 0, total, 1.0), 0.0)
 
 
-def natural(net: Network, kind: Covariance) -> Tensor:
-    """Coefficients of the features in ``log N(x | j)``, shape ``(B, M, P)``."""
-    return kind.natural(net.loc, net.covariance)
-
-
 def log_density(net: Network, kind: Covariance, features: Tensor) -> Tensor:
     """``log p(x_n | C_k)``, nats, shape ``(B, N, K)``, from features ``(N, P)`` or ``(B, N, P)``."""
-    kernels = natural(net, kind) @ features.mT  # (B, M, N)
+    kernels = kind.natural(net.loc, net.covariance) @ features.mT  # (B, M, N)
     peak = kernels.amax(-2, keepdim=True)
     dense = net.mixing @ (kernels - peak).exp()
     found = dense.log() + peak
@@ -273,7 +268,7 @@ class Point:
             for (k, part), resp in zip(self.data.blocks, self.resp, strict=True):
                 yield k, part, resp
             return
-        base, log_mixing = natural(self.net, self.kind), self.net.mixing.log()
+        base, log_mixing = self.kind.natural(self.net.loc, self.net.covariance), self.net.mixing.log()
         for k, part in self.data.blocks:
             joint = _joint(base, log_mixing, self.net.class_prior, k)
             yield k, part, responsibilities(part.features, joint)[0]
@@ -307,7 +302,7 @@ def parts_of(net: Network) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def evaluate(data: ClassData, net: Network, alpha: Tensor, lag: Tensor | None = None) -> Point:
     """The E-step, eq. 24, and the sums that every update needs."""
     B, K, _ = net.mixing.shape
-    base, log_mixing = natural(net, data.kind), net.mixing.log()
+    base, log_mixing = data.kind.natural(net.loc, net.covariance), net.mixing.log()
     moments = base.new_zeros(B, K, *base.shape[1:])
     log_likelihood, kept = base.new_zeros(B), []
     for k, part in data.blocks:

@@ -69,7 +69,8 @@ class PRBFRestarts(Restarts):
         if bool(plain.any()) and not bool(plain.all()):
             rows = plain.nonzero().squeeze(-1)
             new = new.with_rows(rows, _tried(em, old[rows]))
-        gone = is_lost(new, old.net)
+        few = new.counts.sum(1) < LOST * new.data.num_data.reshape(-1, 1)  # data belong to the kernel now
+        gone = few & (old.net.mixing > 0).any(1)
         new = self.lost(new, gone, self.num_rounds + 1) if bool(gone.any()) else new
         return replace(new, gone=gone)
 
@@ -101,9 +102,8 @@ def warmed_up(point: Point, update: Update, lost: Lost) -> PRBFRestarts:
         for _ in range(getattr(update, "warm_up", 0)):
             point = _tried(em, point)
     since = torch.full_like(point.net.mixing, -1, dtype=torch.long)
-    none, nothing = torch.zeros_like(point.alpha).bool(), torch.zeros_like(since[:, 0]).bool()
-    change = torch.full_like(point.alpha, torch.inf)
-    return PRBFRestarts(point, lost, (point.objective,), since, nothing, update=update, failed=none, change=change)
+    seen = {"paths": (point.objective,), "since": since, "gone": torch.zeros_like(since[:, 0]).bool()}
+    return PRBFRestarts.begun(point.alpha, point=point, lost=lost, update=update, **seen)
 
 
 def next_round(now: PRBFRestarts) -> PRBFRestarts:
@@ -131,12 +131,6 @@ def _tried(update: Update, point: Point) -> Point:
         return check_result("update", update(point), Point, "the next Point, such as Ascent() gives")
     except LinAlgError as error:
         raise ArithmeticError(f"a covariance became singular; pass a larger floor, as Full(1e-6). {error}") from error
-
-
-def is_lost(point: Point, before: Network) -> Tensor:
-    """Kernels that were in use before the round, and that hardly any datum belongs to now, shape ``(B, M)``."""
-    few = point.counts.sum(1) < LOST * point.data.num_data.reshape(-1, 1)
-    return few & (before.mixing > 0).any(1)
 
 
 def rounds(point: Point, update: Update, num_steps: int, lost: Lost = keep_dead_kernels) -> PRBFRestarts:
@@ -243,12 +237,8 @@ def begin(engine: Any, rows: Rows[Labelled]) -> PRBFFit:
         and leaves a class no kernel.
     """
     totals = DataTotals.of(rows, engine.model.num_classes)
-    training, data, shift = (
-        training_of(engine.model, rows, totals),
-        centred_data(engine.model, rows, totals),
-        totals.mean,
-    )
-    net = engine.initial(training, start=engine.start)
+    data, shift = centred_data(engine.model, rows, totals), totals.mean
+    net = engine.initial(training_of(engine.model, rows, totals), start=engine.start)
     net = check_result("initial", net, Network, "a Network, such as RandomPoints() gives")
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
     point = first(data, net, alpha_of(engine.alpha, float(data.num_data), engine.model))

@@ -19,7 +19,7 @@ from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.posterior import archive
-from pyro_evidence.prbf.densities import Network, log_density, natural, parts_of
+from pyro_evidence.prbf.densities import Network, log_density, parts_of
 from pyro_evidence.prbf.updates import CovarianceGain, covariance_gain
 
 THICK = 0.1  # nats of overlap at which a kernel's line is thickest
@@ -78,8 +78,27 @@ def _sampled(mode: dict[str, Tensor], *args: Any, **kwargs: Any) -> dict[str, Te
 
 
 @within_memory
+class ClassProbabilities:
+    """Classes of new data by their log probabilities."""
+
+    log_proba: Callable[[Tensor], Tensor]  # inputs (N, D) to log P(C_k | x_n), (N, K)
+
+    def predict(self, X: Tensor) -> Tensor:
+        """``P(C_k | x_n)``, shape ``(N, K)``; rows add up to 1."""
+        return self.log_proba(X).exp()
+
+    def predict_proba(self, X: Tensor) -> Tensor:
+        """``P(C_k | x_n)`` under the name that scikit-learn gives it, shape ``(N, K)``."""
+        return self.predict(X)
+
+    def labels(self, X: Tensor) -> Tensor:
+        """The likeliest class of each datum, shape ``(N,)``, int64."""
+        return self.log_proba(X).argmax(-1)
+
+
+@within_memory
 @dataclass(frozen=True, repr=False)
-class PRBFPosterior(archive.Saved):
+class PRBFPosterior(ClassProbabilities, archive.Saved):
     """The network at the maximum of its penalised likelihood: a point, not a distribution over parameters.
 
     :ivar model: the Pyro model it was fitted for.
@@ -188,18 +207,6 @@ class PRBFPosterior(archive.Saved):
         """``log P(C_k | x_n)``, eq. 1, shape ``(N, K)``."""
         return (self.log_density(X) + self.class_prior.log()).log_softmax(-1)
 
-    def predict(self, X: Tensor) -> Tensor:
-        """``P(C_k | x_n)``, eq. 1, shape ``(N, K)``; rows add up to 1."""
-        return self.log_proba(X).exp()
-
-    def predict_proba(self, X: Tensor) -> Tensor:
-        """``P(C_k | x_n)`` under the name that scikit-learn gives it, shape ``(N, K)``."""
-        return self.predict(X)
-
-    def labels(self, X: Tensor) -> Tensor:
-        """The likeliest class of each datum, shape ``(N,)``, int64."""
-        return self.log_proba(X).argmax(-1)
-
     def log_prob(self, X: Tensor, labels: Labels | None = None) -> Tensor:
         """``log p(x_n, label_n)``, or ``log p(x_n)`` where the label is unknown, nats, shape ``(N,)``.
 
@@ -212,7 +219,8 @@ class PRBFPosterior(archive.Saved):
 
     def responsibilities(self, X: Tensor, labels: Labels | None = None) -> Tensor:
         """``P(j | x_n, label_n)``, eq. 24, or ``P(j | x_n)`` where the label is unknown, shape ``(N, M)``."""
-        kernels = self._features(X) @ natural(self.network, self.model.kernels)[0].mT
+        natural = self.model.kernels.natural(self.network.loc, self.network.covariance)[0]
+        kernels = self._features(X) @ natural.mT
         whole = (self.class_prior.unsqueeze(-2) @ self.mixing).squeeze(-2)
         y = class_labels(labels, len(X), self.model.num_classes).to(X.device)
         mixing = torch.cat([self.mixing, whole.unsqueeze(0)])[y]  # the last row is for unknown labels

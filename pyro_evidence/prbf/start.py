@@ -85,11 +85,8 @@ class RandomPoints:
         M = usable.shape[-1]
         generator = seeded(start.seed)
         centres = [training.X[_distinct(usable, generator)] for _ in range(restarts)]
-        return _network(
-            training,
-            torch.stack(centres),
-            _covariance(training).expand(restarts, M, *[-1] * training.kind.event_dim),
-        )
+        wide = _covariance(training).expand(restarts, M, *[-1] * training.kind.event_dim)
+        return _network(training, torch.stack(centres), wide)
 
 
 def _distinct(usable: Tensor, generator: torch.Generator) -> Tensor:

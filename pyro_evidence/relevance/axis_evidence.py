@@ -49,12 +49,10 @@ def from_gram(A: Tensor, w: Tensor, score: Tensor) -> EigenAxes:
     h, V = torch.linalg.eigh(A)
     if float(h[0]) < -SAME * float(h.abs().max()):
         raise NotPositiveDefinite(
-            f"the curvature of the log likelihood, shape {tuple(A.shape)}, has smallest eigenvalue "
-            f"{float(h[0]):.2e}; "
-            f"expected none below zero (largest {float(h[-1]):.2e}), or no quadratic is centred there. The "
-            "likelihood "
-            f"is not log-concave: pass approximation=empirical_fisher, a Gauss-Newton curvature that is "
-            "never negative. (Of single-precision data it may be rounding: pass them in double precision.)"
+            f"the curvature of the log likelihood, shape {tuple(A.shape)}, has smallest eigenvalue {float(h[0]):.2e}; "
+            f"expected none below zero (largest {float(h[-1]):.2e}), or no quadratic is centred there. The likelihood "
+            "is not log-concave: pass approximation=empirical_fisher, a Gauss-Newton curvature that is never negative. "
+            "(Of single-precision data it may be rounding: pass them in double precision.)"
         )
     kept = h > torch.finfo(h.dtype).eps * len(h) * h[-1]
     h, V = h[kept].flip(0), V[:, kept].flip(1)
@@ -140,52 +138,37 @@ STIFF = 1.15  # below this z the best a exceeds 3, where the closed form of the 
 NUM_NODES = 96  # of Gauss-Laguerre: exact to rounding for a >= 2.5
 
 
-def gaussian_alpha(h: Tensor, u: Tensor) -> Tensor:
+def gaussian_alpha(h: Tensor, u: Tensor, block: Tensor | None = None) -> Tensor:
     r"""The prior precision of highest evidence, :math:`h / (h u^2 - 1)`; ``inf`` iff :math:`h u^2 \le 1`.
 
-    Kropotov and Vetrov (2007), eq. 11.
-    """
-    excess = h * u.square() - 1.0
-    kept = excess > 0.0
-    return torch.where(kept, h / torch.where(kept, excess, 1.0), torch.inf)
-
-
-def gaussian_log_gain(wald: Tensor) -> Tensor:
-    r"""What the best ``alpha`` gains over ``inf``, :math:`(z^2 - 1 - \log z^2)/2` nats; 0 where pruned.
-
-    :param wald: :math:`z^2 = h u^2`.
-    """
-    kept = wald.clamp(min=1.0)  # z^2 <= 1 is pruned and gains nothing
-    return 0.5 * (kept - 1.0 - kept.log())
-
-
-def group_gaussian_alpha(h: Tensor, u: Tensor, block: Tensor) -> Tensor:
-    r"""Prior precisions of highest evidence when the axes of a block share one scaled prior variance.
-
-    With :math:`\alpha_i = h_i / s_B` the best :math:`1 + s_B` is the mean of :math:`z^2` over the block where
-    that exceeds 1; otherwise the whole block is pruned.  A block of ``b`` axes of noise survives with probability
+    Kropotov and Vetrov (2007), eq. 11.  Where the axes of a block share one scaled prior variance,
+    :math:`\alpha_i = h_i / s_B`, the best :math:`1 + s_B` is the mean of :math:`z^2` over the block where that exceeds
+    1; otherwise the whole block is pruned.  A block of ``b`` axes of noise survives with probability
     :math:`P(\chi^2_b > b)`, which rises with ``b``, from 0.32 towards 0.5.
 
-    :param block: index of each axis' block, int64, shape ``(M,)`` as ``h`` and ``u``.
+    :param block: index of each axis' block, int64, shape ``(M,)`` as ``h`` and ``u``; None for axes of their own.
     """
-    excess = _block_mean(h * u.square(), block) - 1.0
-    kept = excess > 0.0
-    return torch.where(kept, h / torch.where(kept, excess, 1.0), torch.inf)
+    mean = _block_mean(h * u.square(), block)
+    kept = mean > 1.0
+    return torch.where(kept, h / torch.where(kept, mean - 1.0, 1.0), torch.inf)
 
 
-def group_gaussian_log_gain(wald: Tensor, block: Tensor) -> Tensor:
-    r"""What :func:`group_gaussian_alpha` gains over ``inf``, nats, by axis; with ``m`` the block's mean of ``z^2``.
+def gaussian_log_gain(wald: Tensor, block: Tensor | None = None) -> Tensor:
+    r"""What the best ``alpha`` gains over ``inf``, nats, by axis; with ``m`` the block's mean of ``z^2``.
 
     :math:`(z^2 (1 - 1/m) - \log m)/2` where :math:`m > 1`, 0 in pruned blocks; a single axis' share may be negative,
     that of a block is not.
+
+    :param wald: :math:`z^2 = h u^2`.
+    :param block: as for :func:`gaussian_alpha`.
     """
     mean = _block_mean(wald, block).clamp(min=1.0)  # a mean below 1 is pruned and gains nothing
     return 0.5 * (wald * (1.0 - 1.0 / mean) - mean.log())
 
 
-def _block_mean(wald: Tensor, block: Tensor) -> Tensor:
+def _block_mean(wald: Tensor, block: Tensor | None) -> Tensor:
     """Of each axis' block, ``(M,)``."""
-    if not len(block):
+    if block is None or not len(block):
         return wald
     sums = torch.zeros(int(block.max()) + 1, dtype=wald.dtype, device=wald.device).index_add(0, block, wald)
     return (sums / torch.bincount(block).to(wald))[block]
@@ -301,11 +284,6 @@ class AxisMoments(NamedTuple):
     mean: Tensor
     absolute: Tensor  # E|s|
     second: Tensor  # E s^2
-
-    @property
-    def variance(self) -> Tensor:
-        """Posterior variance, in units of ``1/h``."""
-        return self.second - self.mean.square()
 
 
 def laplace_moments(a: Tensor, z: Tensor) -> AxisMoments:

@@ -68,10 +68,14 @@ class GaussianPrior:
 
     def alpha(self, h: Tensor, u: Tensor) -> Tensor:
         """Kropotov and Vetrov (2007), eq. 11."""
-        return axis_evidence.gaussian_alpha(h, u)
+        return axis_evidence.gaussian_alpha(h, u, self._block(h))
 
     def log_gain(self, wald: Tensor) -> Tensor:
-        return axis_evidence.gaussian_log_gain(wald)
+        return axis_evidence.gaussian_log_gain(wald, self._block(wald))
+
+    def _block(self, like: Tensor) -> Tensor | None:
+        """Which axes share a hyperparameter; None where each has its own."""
+        return None
 
     def mode(self, target: Target, alpha: Tensor, start: Tensor) -> Tensor:
         return climbed(target, alpha, start)
@@ -106,14 +110,6 @@ class GroupPrior(GaussianPrior):
     def __post_init__(self) -> None:
         """Requires a size of at least one."""
         check_count("size", self.size, advice="It is the number of axes in a group.")
-
-    def alpha(self, h: Tensor, u: Tensor) -> Tensor:
-        """``h / s`` of every axis, ``inf`` for pruned groups, shape ``(K,)``."""
-        return axis_evidence.group_gaussian_alpha(h, u, self._block(h))
-
-    def log_gain(self, wald: Tensor) -> Tensor:
-        """Each axis' share, nats, shape ``(K,)``; negative for axes that only their group keeps."""
-        return axis_evidence.group_gaussian_log_gain(wald, self._block(wald))
 
     def _block(self, like: Tensor) -> Tensor:
         return torch.arange(len(like), device=like.device) // self.size

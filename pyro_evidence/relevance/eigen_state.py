@@ -118,8 +118,7 @@ def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) ->
 
 def _improper() -> ImproperPosterior:
     return ImproperPosterior(
-        "with ridge=0 the likelihood has no single maximum: the classes can be separated, or columns of the "
-        "design "
+        "with ridge=0 the likelihood has no single maximum: the classes can be separated, or columns of the design "
         "coincide. Pass ridge=1e-2, or ridge=isotropic_evidence."
     )
 
@@ -239,29 +238,22 @@ def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Q
     num_weights = len(axes.directions)
     alpha = settings.prior.alpha(axes.h, axes.u)
     kept = torch.isfinite(alpha)
-    reason, start, others = Status.CONVERGED, axes.u[kept], quadratic.y[num_weights:]
+    reason, others = Status.CONVERGED, quadratic.y[num_weights:]
+    start, T = (
+        torch.cat([axes.u[kept], others]),
+        torch.block_diag(axes.directions[:, kept], torch.eye(len(others)).to(alpha)),
+    )
     try:
-        u = mode_on_axes(target, settings, (axes.directions[:, kept], alpha[kept]), (start, others))
+        u = settings.prior.mode(target.along(T), alpha[kept], start) if len(start) else start
     except SearchStopped as error:
         u, reason = point_reached(error, settings.stop), Status.FAILED
     nonzero = u[: int(kept.sum())] != 0
     active = kept.clone()
     active[kept] = nonzero
     x = torch.cat([u[: len(nonzero)][nonzero], u[len(nonzero) :]])
-    null = torch.cat([torch.zeros_like(quadratic.y[:num_weights]), quadratic.y[num_weights:]])
+    null = torch.cat([torch.zeros_like(quadratic.y[:num_weights]), others])
     values = target.value(torch.stack([quadratic.y, null]))
     return REVMState(settings, ridge, quadratic, axes, alpha, active, x, values[0], values[1], reason)
-
-
-def mode_on_axes(
-    target: Target, settings: REVMSettings, prior: tuple[Tensor, Tensor], start: tuple[Tensor, Tensor]
-) -> Tensor:
-    """The mode over the kept axes and the other coordinates."""
-    directions, alpha = prior
-    if not sum(len(s) for s in start):
-        return alpha
-    T = torch.block_diag(directions, torch.eye(len(start[1])).to(alpha))
-    return settings.prior.mode(target.along(T), alpha, torch.cat(start))
 
 
 def refuse_if_outweighed(state: REVMState) -> None:
@@ -295,14 +287,12 @@ def warn_if_meaningless(state: REVMState) -> None:
             stacklevel=stacklevel(),
         )
         return
-    largest = max(
-        (float(p.eta(state.quadratic.y.unsqueeze(0)).abs().max()) for p in state.quadratic.parts), default=0.0
-    )
+    y, parts = state.quadratic.y.unsqueeze(0), state.quadratic.parts
+    largest = max((float(p.eta(y).abs().max()) for p in parts), default=0.0)
     far_away = abs(float(state.misfit)) / (1.0 + abs(float(state.base_log_likelihood)))
     if largest > SATURATED and far_away > 0.01:  # else the quadratic is the likelihood
         warnings.warn(
-            f"the ridge mode has a predictor of {largest:.0f}: at ridge={state.ridge:g} some data no longer "
-            "feel the "
+            f"the ridge mode has a predictor of {largest:.0f}: at ridge={state.ridge:g} some data no longer feel the "
             f"weights, and the quadratic is poor (misfit {float(state.misfit):.3g} nats). Raise the ridge.",
             stacklevel=stacklevel(),
         )

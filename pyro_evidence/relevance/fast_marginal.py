@@ -10,7 +10,7 @@ mode, column ``m`` has
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.relevance.axis_priors import climbed
-from pyro_evidence.relevance.noise import Noise
+from pyro_evidence.relevance.noise import Noise, squares
 from pyro_evidence.relevance.targets import LinearTarget, Parts, QuadraticTarget
 
 SETTLED = 1e-6  # nats that the best single change must promise, or the fit has converged
@@ -214,16 +214,12 @@ def by_rows(parts: Parts, active: Parts, x: Tensor) -> Expansion:
         cross = [w @ p.columns.mT for p, w in zip(parts, weighted, strict=True)]
         return _total(S), _total(Q), _total(cross)
 
-    def squares() -> Tensor:
-        B = curvatures[0].flatten()
-        return (slopes[0].square() / torch.where(B > 0, B, 1.0)).sum()  # a masked datum has no slope either
-
     return Expansion(
         lambda: _total([p.log_likelihood(eta)[0] for p, eta in zip(active, etas, strict=True)]),
         _total([p.columns @ slope for p, slope in zip(active, slopes, strict=True)]),
         _total([w @ p.columns.mT for p, w in zip(active, weighted, strict=True)]),
         columns,
-        squares,
+        partial(squares, slopes[0], curvatures[0]),
     )
 
 
@@ -239,7 +235,7 @@ def by_sums(target: LinearTarget | QuadraticTarget, index: Tensor, y: Tensor) ->
     found = target.sums(y)
     A = found.precision
 
-    def squares() -> Tensor:
+    def squared() -> Tensor:
         assert isinstance(target, QuadraticTarget)  # only Gaussian noise has residuals
         return target.squares_at(y)
 
@@ -248,7 +244,7 @@ def by_sums(target: LinearTarget | QuadraticTarget, index: Tensor, y: Tensor) ->
         found.gradient[index],
         A[index][:, index],
         lambda: (A.diagonal(), found.gradient, A[index]),
-        squares,
+        squared,
     )
 
 

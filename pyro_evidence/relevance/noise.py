@@ -142,7 +142,8 @@ def noise_of(weights: Weights, name: str) -> Noise:
         )
     ratio, zero = found.rise(found.start + STEP), torch.zeros(1, weights.num_weights).to(_only_part(weights).J)
     rise = float(moved.target.value(zero) - weights.target.value(zero))
-    residual = float(squares(_only_part(weights), zero[0]))
+    part = _only_part(weights)
+    residual = float(squares(*part.derivatives(part.eta(zero))))
     return replace(found, num_data=2.0 * (rise + 0.5 * math.expm1(ratio) * residual) / ratio)
 
 
@@ -167,9 +168,8 @@ def noise_of_rows(rows: Rows[Weights], name: str) -> Noise:
 
     def of_chunk(weights: Weights) -> _Quadratic:
         here, part = noise_of(weights, name), _only_part(weights)
-        return _Quadratic(
-            sums_of(zero, exact_derivatives, (part,)), squares(part, zero), zero.new_tensor(here.num_data)
-        )
+        residual = squares(*part.derivatives(part.eta(zero.unsqueeze(0))))
+        return _Quadratic(sums_of(zero, exact_derivatives, (part,)), residual, zero.new_tensor(here.num_data))
 
     found = rows.total(of_chunk)
     added_up = QuadraticTarget(found.sums, found.squares, found.num_data, eps=rows.example.target.eps)
@@ -197,8 +197,7 @@ def _only_noise(old: Weights, new: Weights) -> bool:
     return quadratic and proportional and centred and torch.allclose(here, there, rtol=close)
 
 
-def squares(part: Part, w: Tensor) -> Tensor:
-    """Sum of squared residuals in units of the noise, shape ``()``."""
-    slope, B = part.derivatives(part.eta(w.unsqueeze(0)))
-    safe = torch.where(B.flatten() > 0, B.flatten(), 1.0)  # a masked datum has no slope either
-    return (slope.flatten().square() / safe).sum()
+def squares(slope: Tensor, curvature: Tensor) -> Tensor:
+    """Sum of squared residuals in units of the noise, shape ``()``, from derivatives of as many elements each."""
+    B = curvature.flatten()
+    return (slope.flatten().square() / torch.where(B > 0, B, 1.0)).sum()  # a masked datum has no slope either

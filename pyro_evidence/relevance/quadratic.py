@@ -4,7 +4,7 @@ Each maps a target, a ridge and the ridge mode to a :class:`Quadratic`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,9 +43,8 @@ class Quadratic:
         """Gradient of the log likelihood in ``y``, shape ``(D,)``."""
         if self.summed_score is not None:
             return self.summed_score
-        return torch.stack([s.flatten() @ p.J.flatten(0, 1) for p, s in zip(self.parts, self.slopes, strict=True)]).sum(
-            0
-        )
+        each = [s.flatten() @ p.J.flatten(0, 1) for p, s in zip(self.parts, self.slopes, strict=True)]
+        return torch.stack(each).sum(0)
 
 
 def bare(y: Tensor) -> Quadratic:
@@ -78,12 +77,12 @@ def _quadratic(target: Target, y: Tensor, local: Local) -> Quadratic:
     parts = _linearised(target, y)
     found = [local(p, p.eta(y.unsqueeze(0))) for p in parts]
     slopes, curvatures = (tuple(x[0] for x in xs) for xs in zip(*found, strict=True))
+    quadratic = Quadratic(y, parts, curvatures, slopes, None)
     if not isinstance(target, LinearTarget) or target.rest is None:
-        return Quadratic(y, parts, curvatures, slopes, None)
+        return quadratic
     log_prior, point = target.rest, y.unsqueeze(0)  # of the other coordinates
-    grams = [gram(p.J, B.unsqueeze(0))[0] for p, B in zip(parts, curvatures, strict=True)]
     prior = hessian(lambda v, _: log_prior(v), point, point)[0]
-    return Quadratic(y, parts, curvatures, slopes, torch.stack(grams).sum(0) - prior)
+    return replace(quadratic, precision=quadratic.gram - prior)
 
 
 def _linearised(target: Target, y: Tensor) -> tuple[Part, ...]:

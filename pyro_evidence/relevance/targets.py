@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any, ClassVar
 
 import torch
@@ -34,15 +35,14 @@ class LikelihoodSums(Statistics):
 
 def sums_of(y: Tensor, local: Local, parts: Parts) -> LikelihoodSums:
     """The sums over some rows at ``y`` ``(D,)``, with each datum's derivatives by ``local``."""
-    found: LikelihoodSums | None = None
-    for part in parts:
+
+    def of_part(part: Part) -> LikelihoodSums:
         eta = part.eta(y.unsqueeze(0))
         slope, B = local(part, eta)
         values = part.log_likelihood(torch.cat([eta, part.c.unsqueeze(0)]))
-        here = LikelihoodSums(values[0], slope.flatten() @ part.J.flatten(0, 1), gram(part.J, B)[0], values[1])
-        found = here if found is None else found + here
-    assert found is not None
-    return found
+        return LikelihoodSums(values[0], slope.flatten() @ part.J.flatten(0, 1), gram(part.J, B)[0], values[1])
+
+    return reduce(add, map(of_part, parts))
 
 
 def exact_derivatives(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributions import Gamma, kl_divergence
 
 from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
@@ -124,6 +125,7 @@ class VariationalState:
     objective: float  # lower bound on log p(t), nats
     gradient_norm: float  # its last rise, nats
     stop_reason: ClassVar[Status | None] = None  # a further step can always be made
+    is_closed: ClassVar[bool] = False  # pieces in chunks are read by the user's model
 
     @property
     def alpha(self) -> Tensor:
@@ -176,16 +178,9 @@ def step(state: VariationalState) -> VariationalState:
 
 def _weights_bound(tril: Tensor, rate: Tensor) -> Tensor:
     r"""``E log p(w | alpha) - E log q(w) - KL(q(alpha) || p(alpha))`` at the optimal ``q(alpha)``, nats."""
-    shape = torch.tensor(SHAPE + 0.5, dtype=rate.dtype)
-    prior = torch.tensor(SHAPE, dtype=rate.dtype)
+    shape = rate.new_tensor(SHAPE + 0.5)
     log_alpha = torch.digamma(shape) - rate.log()
     second = 2.0 * (rate - RATE)
     likelihood = 0.5 * (log_alpha - shape / rate * second + 1.0)
-    divergence = (
-        (shape - prior) * torch.digamma(shape)
-        - torch.lgamma(shape)
-        + torch.lgamma(prior)
-        + prior * (rate.log() - math.log(RATE))
-        + shape * (RATE - rate) / rate
-    )
+    divergence = kl_divergence(Gamma(shape, rate), Gamma(rate.new_tensor(SHAPE), rate.new_tensor(RATE)))
     return (likelihood - divergence).sum() - tril.diagonal().log().sum()

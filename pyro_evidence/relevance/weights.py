@@ -66,10 +66,6 @@ class Weights:
         pieces = w.split([parts[n].size for n in self.sites], -1)
         return {n: v.reshape(*v.shape[:-1], *parts[n].shape) for n, v in zip(self.sites, pieces, strict=True)}
 
-    def label(self, index: int) -> str:
-        """What a reader calls element ``index`` of ``y``."""
-        return self.joint.latents.label(int(self.order[index]))
-
 
 def weights_of(joint: LogJoint, site: str | Sequence[str] | None) -> Weights:
     """The weight vector of a model.

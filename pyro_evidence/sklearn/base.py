@@ -122,6 +122,7 @@ class Classifier(ClassifierMixin, Estimator):
     """Class probabilities of an engine's posterior."""
 
     classes_: Any
+    _fitted: Any  # rows, numbers of their classes and their weights or None, to a posterior
 
     def fit(self, X: Array, y: Array) -> "Classifier":
         """Fit to rows ``X`` ``(N, D)`` and their labels ``y`` ``(N,)``, numbers or words."""
@@ -136,9 +137,6 @@ class Classifier(ClassifierMixin, Estimator):
             raise BadInput(f"y has one class only, {self.classes_[0]}; a classifier needs at least two classes.")
         self.posterior_ = self._fitted(tensor(X), torch.as_tensor(place), weight)
         return self
-
-    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
-        raise NotImplementedError
 
     def _probabilities(self, X: Tensor) -> Tensor:
         return self.posterior_.predict(X)
@@ -174,6 +172,8 @@ class WeighingClassifier(Classifier):
 class Regressor(RegressorMixin, Estimator):
     """Predictive means and standard deviations of an engine's posterior."""
 
+    _fitted: Any  # rows, targets and their weights or None, to a posterior
+
     def fit(self, X: Array, y: Array) -> "Regressor":
         """Fit to rows ``X`` ``(N, D)`` and their targets ``y`` ``(N,)``."""
         return self._fit(X, y)
@@ -183,9 +183,6 @@ class Regressor(RegressorMixin, Estimator):
         X, y, weight = counted(X, y, sample_weight)
         self.posterior_ = self._fitted(tensor(X), tensor(y), weight)
         return self
-
-    def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
-        raise NotImplementedError
 
     def predict(self, X: Array, return_std: bool = False) -> Any:
         """Predictive mean, shape ``(N,)``, and with ``return_std`` the standard deviation, noise included."""

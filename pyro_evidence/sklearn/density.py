@@ -20,13 +20,12 @@ from pyro_evidence.sklearn.base import QUIET, Array, Classifier, DensityMixin, E
 class _Density(DensityMixin, Estimator):
     """A density of rows."""
 
+    _engine: Any  # called for an engine with this estimator's settings
+
     def fit(self, X: Array, y: Array = None) -> "_Density":
         """Fit to rows ``X`` ``(N, D)``; ``y`` is not looked at."""
         self.posterior_ = self._engine().run(tensor(self._checked(X, ensure_min_samples=2)))
         return self
-
-    def _engine(self) -> EvidenceEM:
-        raise NotImplementedError
 
     @property
     def n_components_(self) -> int:
@@ -72,7 +71,7 @@ class _GaussianMixture(Estimator):
 
     def _engine(self) -> EvidenceEM:
         model = gaussian_mixture(self.n_components, noise=self.noise or DiagonalNoise())
-        return EvidenceEM(model, start=_start(self.n_init, self.random_state), stop=QUIET)
+        return EvidenceEM(model, start=Start(restarts=self.n_init, seed=self.random_state), stop=QUIET)
 
 
 class EvidenceMixture(_GaussianMixture, _Density):
@@ -125,7 +124,7 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
 
     def _engine(self) -> EvidenceEM:
         model = planes.mppca(self.n_components, self.n_latents, alpha=planes.PerColumn())
-        return EvidenceEM(model, start=_start(self.n_init, self.random_state), stop=QUIET)
+        return EvidenceEM(model, start=Start(restarts=self.n_init, seed=self.random_state), stop=QUIET)
 
     def transform(self, X: Array) -> Any:
         """For each plane its probability and, times that, the coordinates in it, shape ``(N, K (1 + Q))``."""
@@ -141,10 +140,6 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
         """The rows as their coordinates have them, shape ``(N, D)``."""
         new = self._new(X)
         return array(self.posterior_.reconstruct(new))
-
-
-def _start(n_init: int | None, random_state: int | None) -> Start:
-    return Start(seed=random_state) if n_init is None else Start(restarts=n_init, seed=random_state)
 
 
 class ClassConditionalMixture(_GaussianMixture, Classifier):

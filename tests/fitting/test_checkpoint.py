@@ -362,6 +362,17 @@ def test_a_fit_does_not_go_on_from_a_forged_file(change: Any, reason: str, tmp_p
         run(make().resume(tmp_path / "file"), *args())
 
 
+@pytest.mark.parametrize("change", [lambda history: history.pop(0), lambda history: history[0].__setitem__(1, 0.25)])
+def test_objectives_that_begin_elsewhere_than_their_loop_are_refused(change, tmp_path: Path) -> None:
+    make, args = FITS["RVM"]
+    killed_at(make(), args(), tmp_path / "file", 4)
+    content = files.read(tmp_path / "file")
+    change(content["loops"][-1]["progress"]["tuple"][2][1]["tuple"])
+    files.write(content, tmp_path / "file")
+    with pytest.raises(BadInput, match="is not what its last step leads to"):
+        run(make().resume(tmp_path / "file"), *args())
+
+
 def test_a_checkpoint_of_an_older_release_is_named(tmp_path: Path) -> None:
     files.write({"format": "pyro_evidence checkpoint 1", "engine": "RVM"}, tmp_path / "file")
     with pytest.raises(BadInput, match="holds a pyro_evidence checkpoint 1; expected a checkpoint of RVM"):

@@ -410,3 +410,14 @@ def test_the_default_never_falls_on_real_data(data_dir: Path, name: str, kernels
         posterior = OverlapEM(model, start=Start(seed=seed), stop=stop).run(X, y)
         path = posterior.objectives
         assert all(b >= a for a, b in pairwise(path)) and path[-1] > path[0]
+
+
+def test_an_engine_with_another_setting_keeps_the_others() -> None:
+    def stays(point: Point, lost: Tensor, step: int) -> Point:
+        return point
+
+    settings = {"update": em, "start": Start(restarts=4, seed=2), "initial": KMeans(), "lost": stays, "stop": Stop()}
+    engine = OverlapEM(prbf(2), alpha=3.0, **settings)
+    other = engine.with_settings(alpha=1.0)
+    assert other.alpha == 1.0 and other.model is engine.model
+    assert all(getattr(other, name) is value for name, value in settings.items())

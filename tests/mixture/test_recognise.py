@@ -16,7 +16,7 @@ from torch.distributions import constraints
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture.expectation import Mixture, mixture_data
-from pyro_evidence.mixture.recognise import MixtureStructure, recognise_mixture
+from pyro_evidence.mixture.recognise import MixtureStructure, held_at, recognise_mixture
 from pyro_evidence.models.basis import Polynomial
 from pyro_evidence.models.mixture import (
     DiagonalNoise,
@@ -123,7 +123,7 @@ def test_the_arrays_are_the_model(name: str) -> None:
     structure = recognise_mixture(LogJoint(model, arguments()))
     for mixture in (structure.start, elsewhere(structure)):
         at = mixture_data(structure.Y, structure.G, weight=structure.weight)
-        joint = structure.fixed(structure.params(mixture))
+        joint = held_at(structure.joint, structure.params(mixture))
         expected = joint.log_joint(structure.flat(mixture.w[0]), joint.initial_theta)
         assert_exact(mixture_evidence.log_joint(at, mixture)[0], expected)
 

@@ -29,6 +29,7 @@ from pyro_evidence.mixture.updates import (
     husmeier2000_update,
     stationary,
 )
+from tests.models_for_tests.mixture_cases import log_evidence
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
@@ -67,7 +68,7 @@ def run(data: MixtureData, at: Mixture, ties: SharedParameters, schedule: list[t
 def evidence(data: MixtureData, at: Mixture) -> Tensor:
     at = mixture_mode.find_mode(data, at)
     A = mixture_evidence.full(data, at, e_step(data, at))
-    return mixture_evidence.log_evidence(mixture_evidence.log_joint(data, at), A, at.alpha)
+    return log_evidence(data, at, A)
 
 
 # Log evidences of converged K = 2 fits from an independent implementation, and of L-BFGS on the evidence itself.

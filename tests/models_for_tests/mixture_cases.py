@@ -7,9 +7,17 @@ from torch import Tensor
 
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.mixture import MixturePosterior
+from pyro_evidence.mixture.evidence import log_joint, well_determined
+from pyro_evidence.mixture.expectation import Mixture, MixtureData
+from pyro_evidence.numerics.evidence import log_evidence as laplace
 from pyro_evidence.program import LogJoint
 
 assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
+
+
+def log_evidence(data: MixtureData, at: Mixture, A: Tensor) -> Tensor:
+    """Laplace's log evidence by some curvature, nats, shape ``(R,)``; Husmeier (2000), eq. 2.11."""
+    return laplace(log_joint(data, at), well_determined(A, at.alpha).log_det, at.alpha[0].numel())
 
 
 def far_blobs(num_data: int, seed: int) -> Tensor:

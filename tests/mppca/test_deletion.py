@@ -56,7 +56,7 @@ def test_columns_that_the_data_do_not_need_are_deleted() -> None:
         columns=torch.cat([at.columns, ~spare], -1),
     )
     ties = SharedParameters.of(torch.arange(8).reshape(2, 4), done.it.ties.beta_group)
-    before = mppca_fit.first(done.Y, wide, ties, done.it.variance, RULE)
+    before = mppca_fit.first(done.data, wide, ties, done.it.variance, RULE)
     after = GreedyDeletion(num_steps=25)(before)
     assert after.it.analysers.columns[0].sum(-1).tolist() == [2, 2]
     assert float(after.occam[0]) > float(before.occam[0])
@@ -83,7 +83,7 @@ def test_candidates_are_every_component_and_the_shortest_column_of_each() -> Non
 def test_a_fixed_mixing_keeps_its_components() -> None:
     batch = settled(standard(), 5, 2, columnwise=False)
     held = replace(batch.it.ties, mixing_free=False)
-    fixed = mppca_fit.first(batch.Y, batch.it.analysers, held, batch.it.variance, RULE)
+    fixed = mppca_fit.first(batch.data, batch.it.analysers, held, batch.it.variance, RULE)
     assert GreedyDeletion(num_steps=5)(fixed) is fixed
 
 

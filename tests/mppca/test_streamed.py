@@ -119,5 +119,5 @@ def test_a_process_without_rows_adds_nothing(gappy: bool) -> None:
         return
     B = analysers.whitener[0]
     spread = curvature._spread(Y[:0], analysers, analysers.beta[0].diag_embed() - B.mT @ B)
-    products = start._products(Y[:0], analysers), start._image(Y[:0], analysers, analysers.W)
+    products = (start._image(Y[:0], analysers, basis) for basis in (None, analysers.W))
     assert not any(bool(x.any()) for found in (spread, *products) for x in vars(found).values())

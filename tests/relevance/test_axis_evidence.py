@@ -113,7 +113,7 @@ def test_moments_under_the_laplace_prior_against_quadrature(a: float, z: float) 
     moments = axis_evidence.laplace_moments(number(a), number(z))
     assert abs(float(moments.mean) - mean) <= 1e-11 * (1 + abs(mean))
     assert abs(float(moments.second) - second) <= 1e-11 * (1 + abs(second))
-    assert abs(float(moments.variance) - (second - mean**2)) <= 1e-11 * (1 + second)
+    assert abs(float(moments.second - moments.mean.square()) - (second - mean**2)) <= 1e-11 * (1 + second)
 
 
 def test_laplace_gain_is_the_difference_of_the_evidences() -> None:
@@ -124,7 +124,7 @@ def test_laplace_gain_is_the_difference_of_the_evidences() -> None:
 
 def test_group_threshold_is_on_the_mean_wald_statistic() -> None:
     h, u = torch.tensor([4.0, 1.0, 1.0, 4.0]), torch.tensor([1.0, 0.1, 1.2, 0.1])
-    alpha = axis_evidence.group_gaussian_alpha(h, u, torch.tensor([0, 0, 1, 1]))
+    alpha = axis_evidence.gaussian_alpha(h, u, torch.tensor([0, 0, 1, 1]))
     scale = (4.0 + 0.01) / 2.0 - 1.0
     torch.testing.assert_close(alpha, torch.tensor([4.0 / scale, 1.0 / scale, math.inf, math.inf]))
 
@@ -132,7 +132,7 @@ def test_group_threshold_is_on_the_mean_wald_statistic() -> None:
 def test_no_other_scale_of_a_groups_variances_has_more_evidence() -> None:
     h, u = torch.tensor([9.0, 5.0, 2.0, 1.0]), torch.tensor([0.1, 0.9, -0.8, 0.3])
     block = torch.tensor([0, 0, 1, 1])
-    gain = axis_evidence.group_gaussian_log_gain(h * u.square(), block)
+    gain = axis_evidence.gaussian_log_gain(h * u.square(), block)
     at_zero = -0.5 * h * u.square()
     for b in (0, 1):
         scales = torch.logspace(-6, 3, 20_001)
@@ -143,9 +143,7 @@ def test_no_other_scale_of_a_groups_variances_has_more_evidence() -> None:
 
 def test_groups_of_one_are_the_axes_themselves() -> None:
     h, u = torch.rand(9) * 5.0, torch.randn(9)
-    torch.testing.assert_close(
-        axis_evidence.group_gaussian_alpha(h, u, torch.arange(9)), axis_evidence.gaussian_alpha(h, u)
-    )
+    torch.testing.assert_close(axis_evidence.gaussian_alpha(h, u, torch.arange(9)), axis_evidence.gaussian_alpha(h, u))
 
 
 def test_no_prior_covariance_beats_the_rank_one_optimum() -> None:
