@@ -406,13 +406,24 @@ def laplace_rows(
 
     :param num_steps: of the search; by default those of the problem's limits.
     """
+    mode = modes_of_rows(problem, theta, active, start, num_steps)
+    return at_modes(theta, active, mode, mode.precision, mode.converged)
+
+
+def modes_of_rows(
+    problem: Problem, theta: Tensor, active: Tensor, start: Tensor, num_steps: int | None = None
+) -> newton.Mode:
+    """The modes of rows at hyperparameters ``(R, T)`` and with coordinates ``(R, D)`` of their own.
+
+    :return: with the curvature that was asked for.
+    """
     rows, log_joint = torch.cat([theta, active.to(theta)], -1), problem.density_by_rows
     climb = newton.climb if problem.structure.network is None else trust_region.climb
     limits = problem.limits if num_steps is None else replace(problem.limits, num_steps=num_steps)
     mode = climb(log_joint, partial(exact_hessian, log_joint), start, rows, limits)
-    known = problem.curvature is exact_hessian  # where the last step of a search that has arrived took it
-    A = mode.precision if known else problem.curvature(log_joint, mode.u, rows)
-    return at_modes(theta, active, mode, A, mode.converged)
+    if problem.curvature is exact_hessian:  # where the last step of a search that has arrived took it
+        return mode
+    return replace(mode, precision=problem.curvature(log_joint, mode.u, rows).detach())
 
 
 def at_modes(theta: Tensor, active: Tensor, mode: newton.Mode, A: Tensor, sound: Tensor) -> LaplaceRows:
@@ -427,10 +438,11 @@ def at_modes(theta: Tensor, active: Tensor, mode: newton.Mode, A: Tensor, sound:
     return LaplaceRows(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf), mode.left_saddle)
 
 
-def single(problem: Problem, points: LaplaceRows, row: int) -> LaplaceState:
-    """The state of one row, its mode found by itself.
+def state_of_row(problem: Problem, theta: Tensor, start: Tensor, mode: newton.Mode, row: int) -> LaplaceState:
+    """The state of one row of :func:`modes_of_rows`, searched for by itself where the batch has found no mode.
 
     :raises ArithmeticError: where there is none.
     """
-    own = replace(problem, active=points.active[row])
-    return replace(laplace_state(own, points.theta[row], points.u[row]), left_saddle=bool(points.left_saddle[row]))
+    if bool(mode.converged[row]):
+        return state_at(problem, theta, mode, row)
+    return laplace_state(problem, theta, start)

@@ -203,8 +203,9 @@ def with_nodes(fit: Fit[TypeII], nodes: int | str) -> Fit[TypeII]:
     laplace = fit.state.laplace
     integrated = replace(laplace.problem, nodes=numbers_of_nodes(nodes)[0])
     new = type2.type2_state(laplace_state(integrated, laplace.theta, laplace.u))
-    learned = fit.state.learned and new.metric.shape == fit.state.metric.shape
-    new = replace(new, metric=fit.state.metric, learned=True, trusted=True) if learned else new
+    learned = fit.state.learned
+    if learned is not None and len(learned) == len(new.laplace.theta):
+        new = replace(new, learned=learned, trusted=True)
     return Fit(replace(new, scanned=True), Status.BY_HAND, (new.objective,))
 
 

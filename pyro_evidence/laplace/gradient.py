@@ -1,19 +1,21 @@
 """Exact derivatives of Laplace's log evidence in the hyperparameters."""
 
 import re
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.blocks import marginal as blocks
-from pyro_evidence.errors import NotSmooth
+from pyro_evidence.errors import NotAMode, NotSmooth
 from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceRows, LaplaceState, Problem, laplace_state
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import Orders, generic_directions, pullback, pullbacks
 from pyro_evidence.precision.choices import exact_hessian
-from pyro_evidence.precision.dense import factorise
+from pyro_evidence.precision.dense import factorise, precision_tril
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.structure.density import AutogradDensity, LinearDensity
 
@@ -106,17 +108,21 @@ def orders_of(problem: Problem, u: Tensor, theta: Tensor) -> Orders:
     return Orders(log_joint, pullback(log_joint.sum(), u, create_graph=True), curvature(density, u, theta))
 
 
-def slopes(problem: Problem, points: LaplaceRows) -> Slope:
-    """Exact derivatives of each row's log evidence in its hyperparameters, as :func:`slope` has them."""
-    theta, u = points.theta.clone().requires_grad_(), points.u.clone().requires_grad_()
-    rows, by_rows = torch.cat([theta, points.active.to(theta)], -1), problem.density_by_rows
-    half_log_det = 0.5 * (torch.cholesky_inverse(points.tril) * problem.curvature(by_rows, u, rows)).sum()
+def slopes(problem: Problem, states: Sequence[LaplaceState]) -> Slope:
+    """Exact derivatives of the log evidence of each state of one problem, as :func:`slope` has them, ``(R, T)``.
+
+    :param states: with dense precisions, without maximised sites.
+    """
+    theta, u, active = (torch.stack(x) for x in zip(*((s.theta, s.u, s.problem.active) for s in states), strict=True))
+    tril = torch.stack([precision_tril(s.precision, len(s.u)) for s in states])
+    theta, u, by_rows = theta.requires_grad_(), u.requires_grad_(), problem.density_by_rows
+    rows = torch.cat([theta, active.to(theta)], -1)
+    half_log_det = 0.5 * (torch.cholesky_inverse(tril) * problem.curvature(by_rows, u, rows)).sum()
     by_u, by_theta = pullback(half_log_det, u), pullback(half_log_det, theta)
     log_joint = by_rows.log_joint(u, rows).sum()
     direct = pullback(log_joint, theta)
-    tril = points.tril
     if problem.curvature is not exact_hessian:  # by which modes move all the same; nan where there is none
-        tril, info = torch.linalg.cholesky_ex(by_rows.precision(points.u, rows.detach()).double())
+        tril, info = torch.linalg.cholesky_ex(by_rows.precision(u.detach(), rows.detach()).double())
         tril = torch.where((info == 0)[:, None, None], tril, torch.nan)
     moved = torch.cholesky_solve(by_u.unsqueeze(-1), tril).squeeze(-1)
     mixed = pullback(pullback(log_joint, u, create_graph=True), theta, moved)
@@ -136,15 +142,34 @@ FORWARD = 0.2  # power of the rounding that a one-sided difference steps, in a h
 CENTRAL = 1.0 / 6.0  # the same for two-sided ones
 
 
-def curvature(laplace: LaplaceState, found: Slope, measure: Tensor) -> Tensor:
+class ModeAt(NamedTuple):
+    """A request for Laplace's approximation at ``theta``, its mode searched from ``start`` ``(D,)``."""
+
+    problem: Problem
+    theta: Tensor
+    start: Tensor
+
+
+Out = TypeVar("Out")
+Asking = Generator[ModeAt | LaplaceState, Any, Out]  # what a state asks for is its slope
+
+
+def curvature(laplace: LaplaceState, found: Slope, measure: Tensor) -> Asking[Tensor]:
     """Minus the Hessian of the objective by one-sided differences, shape ``(T, T)``: good to three digits.
 
     :param found: the slope there.
     :param measure: the unit of each hyperparameter, its standard deviation or so; those of 0 are left out.
-    :raises ArithmeticError: where the mode is lost on the way.
+    :raises NotAMode: where the mode is lost on the way.
     """
     step = measure * torch.finfo(laplace.problem.joint.dtype).eps ** FORWARD
-    rows = [(found.total - _slope(laplace, t, float(step[t]))) / step[t] for t in measure.nonzero().flatten().tolist()]
+    rows = []
+    for t in measure.nonzero().flatten().tolist():
+        theta = laplace.theta.clone()
+        theta[t] += float(step[t])
+        there = yield ModeAt(laplace.problem, theta, laplace.u)
+        if there is None:
+            raise NotAMode("the mode is lost within a difference; expected one there")
+        rows.append((found.total - (yield there[1]).total) / step[t])
     return _symmetric(rows, measure)
 
 

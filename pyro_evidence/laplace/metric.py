@@ -200,16 +200,14 @@ def rescaled(problem: Problem, metric: Tensor, s: Tensor, y: Tensor) -> Tensor:
     return torch.where(plain.diag(), (s @ y) / (y @ y), metric) if bool(curves(s, y)) else metric
 
 
-def updated(metric: Tensor, fresh: Tensor, s: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """BFGS update of a metric after a step ``s``, or a fresh one.  Nocedal and Wright (2006), eq. 6.17.
+def updated(metric: Tensor, s: Tensor, y: Tensor) -> Tensor | None:
+    """BFGS update of a metric after a step ``s`` that fell the slope by ``y``, ``(T,)`` both; None without curvature.
 
-    :param metric: approximate inverse of minus the Hessian of the objective, ``(..., T, T)``.
-    :param fresh: what to fall back on where the step shows no negative curvature.
-    :param s: ``(..., T)``.
-    :param before: slopes before the step, and ``after`` it, ``(..., T)``.
+    Nocedal and Wright (2006), eq. 6.17.
+
+    :param metric: approximate inverse of minus the Hessian of the objective, ``(T, T)``.
     """
-    y = before - after
-    bends = curves(s, y).unsqueeze(-1)
-    safe = torch.where(bends, (s * y).sum(-1)[..., None, None], 1.0)
-    left = torch.eye(s.shape[-1]).to(s) - s.unsqueeze(-1) * y.unsqueeze(-2) / safe
-    return torch.where(bends, left @ metric @ left.mT + s.unsqueeze(-1) * s.unsqueeze(-2) / safe, fresh)
+    if not bool(curves(s, y)):
+        return None
+    left = torch.eye(len(s)).to(s) - torch.outer(s, y) / (s @ y)
+    return left @ metric @ left.mT + torch.outer(s, s) / (s @ y)

@@ -25,16 +25,18 @@ def either_way(moves: Sequence[float]) -> list[float]:
     return [*(-move for move in reversed(moves)), *moves]
 
 
-def predicted_gain(laplace: LaplaceState, index: int, moves: Tensor, least: float) -> Tensor:
+def predicted_gain(laplace: LaplaceState, index: int, moves: Tensor, least: float, below: float = 0.0) -> Tensor:
     """Which moves ``(K,)`` of a log precision may raise the log evidence by ``least`` nats, ``(K,)`` bool.
 
     All, for a hyperparameter that is not a precision of a few weights behind linear predictors.  Without it each move
     is a search for a mode: fifty precisions in benchmarks/releases.py.
+
+    :param below: nats by which this state is lower than what is to be surpassed.
     """
     member, linear = _members(laplace, index), laplace.problem.structure.linear
     if member is None or linear is None:
         return torch.ones_like(moves, dtype=torch.bool)
-    return rises(laplace, index, member, moves) > (least if is_gaussian(laplace, linear) else LEAST_RISE)
+    return rises(laplace, index, member, moves) > below + (least if is_gaussian(laplace, linear) else LEAST_RISE)
 
 
 def _members(laplace: LaplaceState, index: int) -> Tensor | None:
@@ -210,7 +212,7 @@ def reactivated(laplace: LaplaceState, flat: Tensor, most: int, least: float) ->
 
     :param flat: hyperparameters that are not felt, ``(T,)`` bool.
     :param most: of such groups; none where there are more.
-    :param least: nats that must be foreseen for a group that is felt a little.
+    :param least: nats that must be foreseen.
     """
     groups, problem = laplace.problem.structure.groups, laplace.problem
     if groups is None:
@@ -226,13 +228,15 @@ def reactivated(laplace: LaplaceState, flat: Tensor, most: int, least: float) ->
         back = replace(problem, active=problem.active | member)
         unit = torch.zeros_like(laplace.theta).index_fill(0, torch.tensor(t), 1.0 / float(groups.power[t]))
         with suppress(ArithmeticError):
-            away = _of_the_data(laplace, back, member, unit)
-            for share in SHARES:
-                yield back, laplace.theta + (away - share) * unit
+            away, felt = _of_the_data(laplace, back, member, unit)
+            places = laplace.theta + (away - torch.tensor(SHARES).to(unit)).unsqueeze(-1) * unit
+            moves_there = (places - felt.theta)[:, t]
+            for place in places[predicted_gain(felt, t, moves_there, least, laplace.objective - felt.objective)]:
+                yield back, place
 
 
-def _of_the_data(laplace: LaplaceState, problem: Problem, member: Tensor, unit: Tensor) -> float:
-    """Log precision of the data about a group's weights, less its log prior precision."""
+def _of_the_data(laplace: LaplaceState, problem: Problem, member: Tensor, unit: Tensor) -> tuple[float, LaplaceState]:
+    """Log precision of the data about a group's weights, less its log prior precision; a state in which it is felt."""
     for lower in SMALLER:  # beside a larger prior the data's is lost in rounding
         theta = laplace.theta - lower * unit
         found = laplace_state(problem, theta, laplace.u)
@@ -241,4 +245,4 @@ def _of_the_data(laplace: LaplaceState, problem: Problem, member: Tensor, unit: 
         if float(ratio) > UNFELT:
             break
     seen = ratio.clamp(min=torch.finfo(ratio.dtype).tiny)  # what no datum sees stays far off
-    return float(seen.log()) - lower
+    return float(seen.log()) - lower, found

@@ -17,16 +17,16 @@ from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
     at_modes,
-    laplace_rows,
+    modes_of_rows,
     require_proper,
     search_modes,
-    single,
     state_at,
+    state_of_row,
 )
 from pyro_evidence.laplace.gradient import slopes_at_fixed_mode
+from pyro_evidence.laplace.metric import metric_of
 from pyro_evidence.laplace.remedies import vanishing_noise
 from pyro_evidence.laplace.type2 import TypeII
-from pyro_evidence.laplace.type2_rows import natural_metrics
 from pyro_evidence.numerics import derivatives, lbfgs, trust_region
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diagonal
@@ -250,10 +250,12 @@ def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
     not worth finding (benchmarks/mlp_speed.py).
     """
     points = best = near_mode(problem, theta, u)
+    groups = problem.structure.groups
+    size = None if groups is None else groups.size(points.active)
     fallen = torch.zeros_like(theta[:, 0])  # rounds since the highest
     for _ in range(ROUNDS):
         slope = slopes_at_fixed_mode(replace(problem, curvature=gauss_newton), points)
-        move = (natural_metrics(problem, points, slope) @ slope.total.unsqueeze(-1)).squeeze(-1).clamp(-1.0, 1.0)
+        move = (metric_of(groups, size, slope) * slope.total).clamp(-1.0, 1.0)
         move = torch.where(torch.isfinite(move), move, 0.0)
         exact = vanishing_noise(problem, points.theta).any(-1)
         rows = ((fallen < PATIENCE) & ~exact & (move.abs() > 0.1).any(-1)).nonzero().squeeze(-1)
@@ -281,8 +283,8 @@ def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts
     :raises NotAMode: when every restart failed.
     """
     own, u = warm_up(problem, theta.expand(len(starts), -1).clone(), starts)
-    points = laplace_rows(problem, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=lbfgs.FAR_STEPS)
-    return distinct_modes([partial(single, problem, points, row) for row in range(len(u))])
+    mode = modes_of_rows(problem, own, torch.ones_like(u, dtype=torch.bool), u, num_steps=lbfgs.FAR_STEPS)
+    return distinct_modes([partial(state_of_row, problem, own[row], mode.u[row], mode, row) for row in range(len(u))])
 
 
 UNFELT, OVERWHELMED = 1e-4, 1e9  # curvature of the data over that of the prior, beyond: units

@@ -429,15 +429,21 @@ class ModeIntegral:
     :ivar log_joint: the log joint density at the draws, nats, ``(S,)``; nan where the model computes nan.
     :ivar weighed: their weights, Pareto-smoothed.
     :ivar log_shares: of each mode in the integral, ``(M,)``.
-    :ivar heaviest: the draws of largest weight, ``(at most CLIMBS, D)``: another mode is near where there is one.
+    :ivar draws: unconstrained, ``(S, D)``.
     :ivar exchange: elements of which one order has been integrated; None where all have been.
     """
 
     log_joint: Tensor
     weighed: Smoothed
     log_shares: Tensor
-    heaviest: Tensor
+    draws: Tensor
     exchange: Exchange | None
+
+    @property
+    def heaviest(self) -> Tensor:
+        """The draws of largest weight, ``(at most CLIMBS, D)``: another mode is near where there is one."""
+        weights = self.weighed.log_weights
+        return self.draws[weights.topk(min(CLIMBS, len(weights))).indices]
 
     @property
     def log_copies(self) -> float:
@@ -514,8 +520,7 @@ def integral_over(
             num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
     by_mode = first.by_component(x).reshape(2, len(modes), num).logsumexp(0)
     log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
-    heaviest = density.embedded(x[found.log_weights.topk(min(CLIMBS, num)).indices])
-    return ModeIntegral(log_joint, found, log_shares, heaviest, exchange)
+    return ModeIntegral(log_joint, found, log_shares, density.embedded(x), exchange)
 
 
 def within(price: float, joint: LogJoint, most: int) -> int:

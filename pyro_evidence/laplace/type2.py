@@ -2,8 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from pyro_evidence.laplace.approximation import (
     laplace_rows,
     laplace_state,
 )
-from pyro_evidence.laplace.gradient import Slope, curvature, finite_slope
+from pyro_evidence.laplace.gradient import Asking, ModeAt, Slope, curvature, finite_slope
 from pyro_evidence.laplace.metric import (
     inverted,
     log_units,
@@ -31,7 +33,14 @@ from pyro_evidence.laplace.metric import (
 from pyro_evidence.laplace.pruning import AWAY, PruningTried, either_way, predicted_gain, prune, reactivated
 from pyro_evidence.laplace.remedies import A_MILLION, interpolates_data, near_fold
 from pyro_evidence.numerics.derivatives import generic_directions
-from pyro_evidence.numerics.line_search import Backtracking, first_accepted, to_peak_or_half, to_peak_or_quarter
+from pyro_evidence.numerics.line_search import (
+    Backtracking,
+    Line,
+    accepted,
+    alone,
+    to_peak_or_half,
+    to_peak_or_quarter,
+)
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FARTHEST = 120.0  # log units from the start, of one on its way to infinity
@@ -59,8 +68,7 @@ class TypeII:
 
     laplace: LaplaceState
     slope: Slope
-    metric: Tensor  # (T, T) approximate inverse of minus the Hessian of the objective
-    learned: bool = False  # whether the metric holds more than the natural one
+    learned: Tensor | None = None  # (T, T) the metric that steps or differences have taught, if they have
     trusted: bool = False  # whether the last step has gained about what it promised, or more
     concave: bool = False  # whether a curvature by differences, on the way or here, was that of a maximum
     stop_reason: Status | None = None
@@ -71,6 +79,11 @@ class TypeII:
     way: tuple[float, ...] = ()  # objectives before the last steps, as many as there are hyperparameters
     rested: "TypeII | None" = None  # where the fit has come to rest at an edge, before it began there again
     places: tuple[Tensor, ...] = ()  # hyperparameters (T,) before each step
+
+    @cached_property
+    def metric(self) -> Tensor:
+        """An approximate inverse of minus the Hessian of the objective, ``(T, T)``: as learned, or the natural one."""
+        return natural_metric(self.laplace, self.slope) if self.learned is None else self.learned
 
     @property
     def objective(self) -> float:
@@ -104,12 +117,16 @@ class TypeII:
         return math.sqrt(max(float(capped @ self.metric @ capped), 0.0))
 
 
-def type2_state(laplace: LaplaceState) -> TypeII:
-    """The iterate at a Laplace state, with a fresh metric."""
+def type2_state(laplace: LaplaceState, found: Slope | None = None) -> TypeII:
+    """The iterate at a Laplace state, in the natural metric.
+
+    :param found: the slope there, where it is known.
+    """
     if not len(laplace.theta):
-        return TypeII(laplace, Slope(laplace.theta, laplace.theta), laplace.theta.new_zeros(0, 0))
-    found = finite_slope(laplace)
-    return TypeII(laplace, found, natural_metric(laplace, found))
+        return TypeII(laplace, Slope(laplace.theta, laplace.theta))
+    if found is None or not bool(found.total.isfinite().all()):
+        found = finite_slope(laplace)
+    return TypeII(laplace, found)
 
 
 def step(state: TypeII) -> TypeII:
@@ -117,9 +134,22 @@ def step(state: TypeII) -> TypeII:
 
     A fit that behaves well takes a natural step or two, has its curvature refreshed, goes on in the metric that it has
     learned, and looks once beyond plateaus.  The other branches are for networks whose mode is about to vanish, for
-    processes on a long way, for rounding, and for steps that lead nowhere.
+    rounding, and for steps that lead nowhere.
     """
-    new = _stepped(state)
+    return alone(steps(state), answer)
+
+
+def answer(request: ModeAt | LaplaceState) -> Any:
+    """Of a state its slope; of hyperparameters the objective and the state there, or None where there is no mode."""
+    if isinstance(request, LaplaceState):
+        return finite_slope(request)
+    found = reached(*request)
+    return None if found is None else (found.objective, found)
+
+
+def steps(state: TypeII) -> Asking[TypeII]:
+    """:func:`step`, asking for the modes of its line search and the slope where that ends, so that fits share them."""
+    new = yield from _stepped(state)
     if _rests_at_edge(new):
         new = _begun_again(new)
     before = new.rested
@@ -129,35 +159,35 @@ def step(state: TypeII) -> TypeII:
     return replace(before, stop_reason=Status.CONVERGED) if lower else new
 
 
-def _stepped(state: TypeII) -> TypeII:
-    """:func:`step`, at an edge or not."""
+def _stepped(state: TypeII) -> Asking[TypeII]:
+    """:func:`steps`, at an edge or not."""
     network = state.laplace.problem.structure.network is not None
     if network and not state.trusted and near_fold(state.laplace):
         return _at_higher_mode(state)
     logs = log_units(state.laplace.problem)
     natural = _directions(state, logs)
-    far = _goes_far(state, natural[0], logs)
+    first = next(natural)
+    far = _goes_far(state, first, logs)
     if not state.trusted and not far:
-        state = _with_refreshed_curvature(state)
-    if state.learned and state.promised <= _rounding(state):
-        return _with_refined_gradient(state, _capped(state, logs))
-    directions = (_capped(state, logs),) if state.learned else natural
-    direction, found = _best_of(state, directions)
+        state = yield from _with_refreshed_curvature(state)
+    if state.learned is not None and state.promised <= _rounding(state):
+        return (yield from _with_refined_gradient(state, _capped(state, logs)))
+    directions = [_capped(state, logs)] if state.learned is not None else itertools.chain([first], natural)
+    direction, found = yield from _best_of(state, directions)
     if found is None:
         return _stuck(state, float(direction @ state.slope.total))
     share = float((found.theta - state.laplace.theta) @ direction / (direction @ direction))
-    new = replace(_arrived(state, found, direction * logs), share=share)
+    new = replace((yield from _arriving(state, found, direction * logs)), share=share)
     if new.stop_reason is None and share < CUT and interpolates_data(state.laplace, state.slope):
         new = replace(new, stop_reason=Status.INTERPOLATING)
-    if far and not state.learned:
-        new = _further(state, new, direction * logs)
     near = not _goes_far(state, new.laplace.theta - state.laplace.theta, logs)
     if new.stop_reason is None and new.laplace.problem is state.laplace.problem and near:
         new = _learned(state, new)
-    if new.stop_reason is None and new.promised < SHARP and not new.scanned:
-        new = _off_plateaus(new)
-    new = replace(new, way=(*state.way, state.objective)[-len(new.laplace.theta) :])
-    done = new.learned and 0.5 * new.gradient_norm**2 <= new.laplace.problem.slack
+    way = (*state.way, state.objective)[-len(new.laplace.theta) :]
+    new = replace(new, way=way)
+    if new.stop_reason is None and not new.scanned and new.promised < SHARP:
+        new = replace(_off_plateaus(new), way=way)
+    done = new.learned is not None and 0.5 * new.gradient_norm**2 <= new.laplace.problem.slack
     return replace(new, stop_reason=Status.CONVERGED) if done else new
 
 
@@ -165,7 +195,7 @@ def _goes_far(state: TypeII, move: Tensor, logs: Tensor) -> bool:
     """Whether a move is too long for the curvature at its ends to be the same: it teaches the metric nothing."""
     if float((move * logs).abs().max()) > NEAR + 1e-9:  # the first step in a plain metric has length 1
         return True
-    return not state.learned and 0.5 * float((move * ~logs) @ state.slope.total) > 1.0
+    return state.learned is None and 0.5 * float((move * ~logs) @ state.slope.total) > 1.0
 
 
 def _rests_at_edge(state: TypeII) -> bool:
@@ -174,13 +204,14 @@ def _rests_at_edge(state: TypeII) -> bool:
     As where covariances of random slopes are singular: the maximum is at infinity in several log units, on a curved
     way along which the objective is level.  By as many steps its curvature is learned, so nothing better will come.
     """
-    flat = log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
+    size = len(state.laplace.theta)
     if state.rested is not None and state.way and state.objective - state.way[-1] < SHARP:
-        if abs(state.objective - state.rested.objective) < SHARP * len(flat):
+        if abs(state.objective - state.rested.objective) < SHARP * size:
             return state.stop_reason is None  # back where it was
-    if len(flat) <= FEW or len(state.way) < len(flat) or not bool(flat.any()):
+    if size <= FEW or len(state.way) < size or not state.objective - state.way[0] < SHARP * size:
         return False
-    return state.stop_reason is None and state.objective - state.way[0] < SHARP * len(flat)
+    flat = log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
+    return state.stop_reason is None and bool(flat.any())
 
 
 def _begun_again(state: TypeII) -> TypeII:
@@ -216,7 +247,7 @@ def _at_higher_mode(state: TypeII) -> TypeII:
     if state.promised <= LEAP:
         return gone
     logs = log_units(laplace.problem)
-    move = torch.where(logs, _directions(_in_natural_metric(state), logs)[0].clamp(-NEAR, NEAR), 0.0)
+    move = torch.where(logs, next(_directions(replace(state, learned=None), logs)).clamp(-NEAR, NEAR), 0.0)
     try:
         found = laplace_state(laplace.problem, laplace.theta + move, laplace.u, cold=True)
     except ArithmeticError:
@@ -239,7 +270,7 @@ def off_saddle(state: TypeII) -> TypeII | None:
     if state.concave or not few or _went_along_all(state, measure):
         return None
     try:
-        found = curvature(laplace, state.slope, measure)
+        found = alone(curvature(laplace, state.slope, measure), answer)
     except ArithmeticError:
         return None
     on, unit = free.nonzero().flatten(), measure[free]
@@ -270,12 +301,12 @@ def _rounding(state: TypeII) -> float:
     return state.laplace.problem.slack * (1.0 + abs(state.objective))
 
 
-def _with_refined_gradient(state: TypeII, direction: Tensor) -> TypeII:
+def _with_refined_gradient(state: TypeII, direction: Tensor) -> Asking[TypeII]:
     """Where steps promise less than the objective's rounding: as far as they still level the slope, which sees more."""
-    found = reached(state.laplace.problem, state.laplace.theta + direction, state.laplace.u)
-    if found is None:
+    there = yield ModeAt(state.laplace.problem, state.laplace.theta + direction, state.laplace.u)
+    if there is None:
         return replace(state, stop_reason=Status.CONVERGED)
-    new = _arrived(state, found)
+    new = yield from _arriving(state, there[1])
     if new.laplace.problem is not state.laplace.problem or new.stop_reason is not None:
         return new
     new = _learned(state, new)
@@ -284,13 +315,12 @@ def _with_refined_gradient(state: TypeII, direction: Tensor) -> TypeII:
     return new
 
 
-def _best_of(state: TypeII, directions: Sequence[Tensor]) -> tuple[Tensor, LaplaceState | None]:
+def _best_of(state: TypeII, directions: Iterable[Tensor]) -> Asking[tuple[Tensor, LaplaceState | None]]:
     """The first direction that keeps a tenth of its promise, or the one that rises most, and where it leads."""
-    best: LaplaceState | None = None
-    chosen = directions[0]
+    chosen, best = torch.empty(0), None
     for direction in directions:
-        found = _line_search(state, direction)
-        if found is not None and (best is None or found.objective > best.objective):
+        found = yield from _line_search(state, direction)
+        if not len(chosen) or (found is not None and (best is None or found.objective > best.objective)):
             chosen, best = direction, found
         if best is not None and best.objective - state.objective > 0.05 * float(chosen @ state.slope.total):
             break
@@ -337,7 +367,8 @@ def _restarted(state: TypeII) -> TypeII:
     new = type2_state(laplace_state(whole, problem.joint.initial_theta, problem.joint.initial_u, cold=True))
     logs = log_units(problem)
     for _ in range(SCALES_FIRST):
-        found = _line_search(new, torch.where(logs, _rounds(new, logs, torch.zeros_like(new.laplace.theta)), 0.0))
+        move = torch.where(logs, _rounds(new, logs, torch.zeros_like(new.laplace.theta)), 0.0)
+        found = alone(_line_search(new, move), answer)
         if found is None:
             break
         new = type2_state(found)
@@ -345,12 +376,18 @@ def _restarted(state: TypeII) -> TypeII:
 
 
 def _arrived(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> TypeII:
+    """:func:`_arriving`, by itself."""
+    return alone(_arriving(state, found, move), answer)
+
+
+def _arriving(state: TypeII, found: LaplaceState, move: Tensor | None = None) -> Asking[TypeII]:
     """The iterate there, with a fresh metric, after pruning.
 
     :param move: that led there, in log units.
     """
     pruned, needed = prune(found, state.needed, move)
-    new = type2_state(replace(pruned, left_saddle=pruned.left_saddle or state.laplace.left_saddle))
+    pruned = replace(pruned, left_saddle=pruned.left_saddle or state.laplace.left_saddle)
+    new = type2_state(pruned, (yield pruned))
     new = replace(new, needed=needed, scanned=state.scanned, restarted=state.restarted, rested=state.rested)
     new = replace(new, places=(*state.places, state.laplace.theta))
     if bool((new.away > FARTHEST).any()):
@@ -367,16 +404,18 @@ def _capped(state: TypeII, logs: Tensor) -> Tensor:
     return direction * (LARGEST_STEP / (direction * logs).abs().max().clamp(min=LARGEST_STEP))  # direction kept
 
 
-def _directions(state: TypeII, logs: Tensor) -> tuple[Tensor, ...]:
+def _directions(state: TypeII, logs: Tensor) -> Iterator[Tensor]:
     """Steps to try: Newton's of the real numbers with MacKay's rounds of the others; then either alone."""
-    if state.learned:
-        return (_capped(state, logs),)
     natural = _capped(state, logs)
+    if state.learned is not None:
+        yield natural
+        return
     real = torch.where(logs, 0.0, natural)
     others = _rounds(state, logs, real)
-    if not bool(real.any()) or not bool(others.any()):
-        return (real + others,)
-    return (real + others, _rounds(state, logs, torch.zeros_like(real)), real)
+    yield real + others
+    if bool(real.any()) and bool(others.any()):
+        yield _rounds(state, logs, torch.zeros_like(real))
+        yield real
 
 
 def _rounds(state: TypeII, logs: Tensor, real: Tensor) -> Tensor:
@@ -392,49 +431,30 @@ def _rounds(state: TypeII, logs: Tensor, real: Tensor) -> Tensor:
     return together if float((together + real) @ state.slope.total) > 0.0 else natural
 
 
-def _with_refreshed_curvature(state: TypeII) -> TypeII:
+def _with_refreshed_curvature(state: TypeII) -> Asking[TypeII]:
     """With the curvature by differences for its metric, where that is cheap, and the end is near."""
     measure = measures(state.laplace.problem, state.metric)
     most = BROAD if state.laplace.problem.latent is None else HIGH
     if int((measure > 0).sum()) > FEW or not SHARP <= state.promised <= most:
         return state
     try:
-        found = curvature(state.laplace, state.slope, measure)
+        found = yield from curvature(state.laplace, state.slope, measure)
     except ArithmeticError:
         return state
     on, metric = measure.nonzero().flatten(), torch.zeros_like(state.metric)
     metric[on.unsqueeze(-1), on] = inverted(found[on.unsqueeze(-1), on], state.slope.total[on])
     scaled = found[on.unsqueeze(-1), on] * measure[on] * measure[on].unsqueeze(-1)
     concave = bool(torch.linalg.eigvalsh(scaled)[0] > DIFFERENCES)
-    return replace(state, metric=metric, learned=True, trusted=True, concave=concave)
+    return replace(state, learned=metric, trusted=True, concave=concave)
 
 
 def _learned(old: TypeII, new: TypeII) -> TypeII:
     """With the old metric, and what the step has taught."""
     moved, before, after = new.laplace.theta - old.laplace.theta, old.slope.total, new.slope.total
-    start = old.metric if old.learned else rescaled(old.laplace.problem, old.metric, moved, before - after)
-    metric = updated(start, new.metric, moved, before, after)
+    start = rescaled(old.laplace.problem, old.metric, moved, before - after) if old.learned is None else old.learned
+    metric = updated(start, moved, before - after)
     trusted = new.objective - old.objective > KEPT * old.promised
-    return replace(new, metric=metric, learned=True, trusted=trusted, concave=old.concave)
-
-
-def _further(old: TypeII, new: TypeII, move: Tensor) -> TypeII:
-    """After more of a move, doubled as long as the slope along it has not fallen by half.
-
-    Of recognised precisions, and where one round took all log units together, the round knows better.  So this is for
-    Gaussian processes, whose rounds are dear: benchmarks/gp_speed.py.
-    """
-    groups = new.laplace.problem.structure.groups
-    move = move if groups is None else torch.where(groups.power == 0, move, 0.0)
-    one_by_one = old.laplace.problem.latent is not None
-    while one_by_one and new.stop_reason is None and 0.9 <= float(move.abs().max()) <= LARGEST_STEP:
-        if float(new.slope.total @ move) < 0.5 * float(old.slope.total @ move):
-            break
-        found = reached(new.laplace.problem, new.laplace.theta + move, new.laplace.u)
-        if found is None or not found.objective > new.objective:
-            break
-        new, move = _arrived(new, found), 2.0 * move
-    return new
+    return replace(new, learned=new.metric if metric is None else metric, trusted=trusted, concave=old.concave)
 
 
 def _stuck(state: TypeII, promised: float) -> TypeII:
@@ -446,8 +466,8 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
     eps = torch.finfo(state.laplace.problem.joint.dtype).eps
     if promised <= eps**0.5 * (1.0 + abs(state.objective)):  # and cannot be had: noise
         return replace(state, stop_reason=Status.CONVERGED)
-    if state.learned:
-        return _in_natural_metric(state)
+    if state.learned is not None:
+        return replace(state, learned=None)
     if interpolates_data(state.laplace, state.slope):
         return replace(state, stop_reason=Status.INTERPOLATING)
     if _is_flat(state):
@@ -456,10 +476,6 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
     allowed = 100.0 * (TINY * float(state.slope.total.abs().sum()) + _rounding(state))
     lost = bool((state.away > A_MILLION).any()) and max(_change(state, move) for move in moves) > allowed
     return replace(state, stop_reason=Status.UNBOUNDED if lost else Status.STUCK)
-
-
-def _in_natural_metric(state: TypeII) -> TypeII:
-    return replace(state, metric=natural_metric(state.laplace, state.slope), learned=False)
 
 
 def _is_flat(state: TypeII) -> bool:
@@ -474,7 +490,7 @@ def _change(state: TypeII, move: Tensor) -> float:
     return 0.0 if moved is None else abs(moved.objective - state.objective)
 
 
-def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
+def _line_search(state: TypeII, direction: Tensor) -> Asking[LaplaceState | None]:
     """The first of the ever shorter steps that raises the objective (Armijo), or None.
 
     A network whose mode could be followed a part of the last step only is not asked for much more at once.
@@ -483,9 +499,10 @@ def _line_search(state: TypeII, direction: Tensor) -> LaplaceState | None:
     if network and state.promised > SHARP:
         direction = direction * min(1.0, LONGER * state.share)
 
-    def trial(scale: float) -> tuple[float, LaplaceState] | None:
-        new = reached(before.problem, before.theta + scale * direction, before.u)
-        return None if new is None else (new.objective, new)
+    def trial(scale: float) -> ModeAt:
+        return ModeAt(before.problem, before.theta + scale * direction, before.u)
 
-    promised = float(direction @ state.slope.total)
-    return first_accepted(trial, before.objective, promised, _rounding(state), SEARCH_FOR_MODES if network else SEARCH)
+    line = Line(float(direction @ state.slope.total), _rounding(state))
+    asking: Asking[LaplaceState | None]
+    asking = accepted(trial, before.objective, line, SEARCH_FOR_MODES if network else SEARCH)
+    return (yield from asking)

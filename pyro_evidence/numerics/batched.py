@@ -103,6 +103,22 @@ class WithOwnConstants(TorchFunctionMode):
         return made
 
 
+class InDouble(TorchFunctionMode):
+    """Operations on single precision are in double precision inside, wherever their numbers come from."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result for the same numbers in double precision."""
+        return _doubled(func(*_doubled(args), **_doubled(kwargs or {})))
+
+
+def _doubled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _doubled(each) for key, each in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(map(_doubled, value))
+    return value.double() if isinstance(value, Tensor) and value.dtype is torch.float32 else value
+
+
 ROW_BY_ROW = ".*not yet implemented the batching rule"  # derivatives then take memory by the square of the rows
 BATCH_BYTES = 2**28  # what autograd may keep for the rows that are evaluated together
 BATCH_NUMBERS = 2**22  # of the largest tensors of what is worked on at a time where autograd does not keep it

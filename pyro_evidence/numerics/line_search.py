@@ -4,7 +4,7 @@ Of many rows at once, each with a step length of its own, or of one state (:func
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -146,6 +146,37 @@ class Backtracking:
         return new, rows
 
 
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+Found = TypeVar("Found")
+
+
+def together(
+    asking: Sequence[Generator[Request, Answer, Found]],
+    answers: Callable[[Mapping[int, Request]], Mapping[int, Answer]],
+) -> tuple[Found, ...]:
+    """What each of several searches returns, which ask for evaluations and are answered together.
+
+    :param answers: of the requests of the searches by number, those of at least one; the others wait.
+    """
+    found, waiting = dict[int, Found](), dict[int, Request]()
+    answered: Mapping[int, Any] = dict.fromkeys(range(len(asking)))  # None begins a search
+    while answered:
+        for number, answer in answered.items():
+            waiting.pop(number, None)
+            try:
+                waiting[number] = asking[number].send(answer)
+            except StopIteration as end:
+                found[number] = end.value
+        answered = answers(waiting) if waiting else {}
+    return tuple(found[number] for number in range(len(asking)))
+
+
+def alone(asking: Generator[Request, Answer, Found], answer: Callable[[Request], Answer]) -> Found:
+    """What one search returns, its requests answered one by one."""
+    return together([asking], lambda waiting: {0: answer(waiting[0])})[0]
+
+
 def first_accepted(
     trial: Callable[[float], tuple[float, State] | None],
     height: float,
@@ -161,9 +192,18 @@ def first_accepted(
     :param promised: its rise along the whole step, by its slope here.
     :param slack: its rounding.
     """
-    scale, line = 1.0, Line(promised, slack)
+    asking: Generator[float, tuple[float, State] | None, State | None]
+    asking = accepted(float, height, Line(promised, slack), search)
+    return alone(asking, trial)
+
+
+def accepted(
+    request: Callable[[float], Request], height: float, line: Line, search: Backtracking
+) -> Generator[Request, tuple[float, State] | None, State | None]:
+    """:func:`first_accepted`, asking for each trial by what ``request`` makes of the share of the step."""
+    scale = 1.0
     for _ in range(search.num_trials):
-        value, state = trial(scale) or (math.nan, None)
+        value, state = (yield request(scale)) or (math.nan, None)
         if math.isfinite(value) and search.rule(value - height, scale, line):
             return state
         rise, length = (torch.tensor(x, dtype=torch.float64) for x in (value - height, scale))

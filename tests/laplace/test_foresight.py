@@ -12,7 +12,7 @@ from torch.distributions import constraints
 from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.laplace import pruning
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_problem, laplace_state
-from pyro_evidence.laplace.pruning import is_gaussian, predicted_gain, removal, rises
+from pyro_evidence.laplace.pruning import is_gaussian, predicted_gain, reactivated, removal, rises
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.regression import Learned
 from pyro_evidence.models.regression import regression as linear_regression
@@ -132,3 +132,31 @@ def test_groups_that_are_pruned_together_are_those_that_go_one_by_one(
     height, active = fitted()
     assert together[1] == active and together[0] == pytest.approx(height, abs=1e-6)
     assert searches[0] < 0.9 * searches[1]
+
+
+@pytest.mark.parametrize("size", [0.0, 1.0])
+def test_a_pruned_group_is_tried_where_it_is_foreseen_to_gain_and_nowhere_else(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the log evidence at every place, under Gaussian noise; of data that need the weight, and that do not."""
+    X, t = data()
+    joint = LogJoint(regression, (X, t + (size - 1.0) * X[:, 0]))
+    problem = laplace_problem(joint)
+    whole = laplace_state(problem, joint.initial_theta, joint.initial_u, cold=True)
+    pruned = laplace_state(
+        problem.without(torch.arange(5) == members(whole, index_of(whole, "alpha"))), whole.theta, whole.u
+    )
+    none = torch.zeros_like(pruned.theta, dtype=torch.bool)
+
+    def places() -> list[list[float]]:
+        return [theta.tolist() for _, theta in reactivated(pruned, none, 12, 0.025)]
+
+    found = places()
+    monkeypatch.setattr(pruning, "predicted_gain", lambda _at, _index, moves, *_: torch.ones_like(moves) > 0)
+    rises_there = {
+        tuple(theta): laplace_state(problem, torch.tensor(theta), whole.u).objective - pruned.objective
+        for theta in places()
+    }
+    assert len(rises_there) == len(pruning.SHARES)
+    assert found == [[*theta] for theta, rise in rises_there.items() if rise > 0.025]
+    assert bool(found) == (size > 0.0)

@@ -14,6 +14,7 @@ from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, NotConverged, Stop
 from pyro_evidence.laplace import type2
+from pyro_evidence.laplace.gradient import Asking
 from tests.models_for_tests.engine_models import logistic_ard, positive
 
 QUIET = Stop(progress=False)
@@ -189,8 +190,8 @@ def test_the_curvature_is_taken_by_differences_near_the_end_only(monkeypatch: py
     promised: list[float] = []
     sharpened = type2._with_refreshed_curvature
 
-    def watched(state: type2.TypeII) -> type2.TypeII:
-        new = sharpened(state)
+    def watched(state: type2.TypeII) -> Asking[type2.TypeII]:
+        new = yield from sharpened(state)
         promised.extend([state.promised] if new is not state else [])
         return new
 

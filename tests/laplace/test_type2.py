@@ -180,7 +180,7 @@ def test_where_a_step_promises_less_than_rounding_the_slope_decides(monkeypatch:
     promise = 0.5 * float(direction.sum())  # of the step back along it
     moved = state.laplace.theta + (0.5 * rounding / promise) ** 0.5 * direction
     laplace = approximation.laplace_state(state.laplace.problem, moved, state.laplace.u)
-    state = type2.TypeII(laplace, gradient.slope(laplace), state.metric, learned=True, trusted=True, scanned=True)
+    state = type2.TypeII(laplace, gradient.slope(laplace), state.metric, trusted=True, scanned=True)
     assert 0.2 * rounding < state.promised < rounding
 
     def rounded(*args):  # type: ignore[no-untyped-def]
@@ -317,3 +317,23 @@ def test_steps_teach_the_metric_where_a_round_goes_too_far() -> None:
     fit = iterate(type2.step, type2.type2_state(begun), Stop(progress=False), "test")
     assert fit.status is Status.CONVERGED and len(fit.objectives) < 60
     assert float(fit.state.slope.total.abs().max()) < 1e-4
+
+
+def test_the_natural_metric_is_made_only_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fixed effects it takes second derivatives; after the first steps a learned metric takes its place."""
+    made, natural = [], type2.natural_metric
+    monkeypatch.setattr(type2, "natural_metric", lambda *args: made.append(1) or natural(*args))
+    X = torch.linspace(-1.0, 1.0, 40)
+
+    def counts(y: Tensor) -> None:
+        level, slope = pyro.param("level", torch.tensor(0.0)), pyro.param("slope", torch.tensor(0.0))
+        sd = pyro.param("sd", torch.tensor(1.0), constraint=constraints.positive)
+        with pyro.plate("groups", 10):
+            a = pyro.sample("a", dist.Normal(torch.zeros(()), sd))
+        with pyro.plate("data", 40):
+            pyro.sample("y", dist.Poisson((level + slope * X + a[torch.arange(40) % 10]).exp()), obs=y)
+
+    y = (1.0 + X + (torch.arange(40) % 10) / 5.0).exp().round()
+    engine = LaplaceEvidence(counts, stop=Stop(progress=False))
+    assert engine.run(y).status == "converged"
+    assert 1 <= len(made) < len(engine._fits[0].objectives) - 1
