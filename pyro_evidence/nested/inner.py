@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +22,14 @@ from pyro_evidence.laplace.approximation import (
 from pyro_evidence.nested.skewness import Profiles
 from pyro_evidence.numerics import batched
 from pyro_evidence.precision.choices import Curvature, exact_hessian, gauss_newton
-from pyro_evidence.precision.dense import Dense, Diagonal, Precision, Separate, precision_tril
+from pyro_evidence.precision.dense import FLOAT, Dense, Diagonal, Precision, Remade, Separate, precision_tril
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Declaration
+from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factors import SMALL
 
 MOST_BYTES = 2**34  # that reverse passes for the shapes of inner marginals may write
+MOST_TOGETHER = 64  # rows whose factors are made together: overhead is then small beside what each row costs
 MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
 
 
@@ -116,15 +119,18 @@ class ConditionalModes:
         return int((self.log_density == -torch.inf).sum())
 
 
-def solve_inner(problem: Problem, theta: Tensor, start: Tensor, *, thorough: Tensor | bool = True) -> ConditionalModes:
+def solve_inner(
+    problem: Problem, theta: Tensor, start: Tensor, *, thorough: Tensor | bool = True, light: bool = False
+) -> ConditionalModes:
     """The inner mode and its curvature at each row of ``theta`` ``(R, T)``, searched from ``start`` ``(R, D)``.
 
     :param thorough: whether to search again, from further away, where no mode was found; of all rows or each, ``(R,)``.
+    :param light: whether sparse factors are let go, and made again when they are asked for.
     """
     if not len(theta):
         nothing = theta.new_zeros(0)
         return ConditionalModes(theta, start, Dense(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing)
-    search = _together if is_batched(problem) else _one_by_one
+    search = _together if is_batched(problem) else partial(_one_by_one, light=light)
     with torch.enable_grad():  # whoever asks for draws may have switched it off
         again = torch.as_tensor(thorough).expand(len(theta)).tolist()
         u, precision, log_evidence = search(problem, theta.detach(), start.detach(), again)
@@ -147,10 +153,9 @@ def is_batched(problem: Problem) -> bool:
 
 def _together(problem: Problem, theta: Tensor, start: Tensor, again: list[bool]) -> tuple[Tensor, Precision, Tensor]:
     size = max(1, batched.BATCH_NUMBERS // start.shape[-1] ** 2)
-    parts = []
+    parts, exact = [], _in_double(problem)
     for t, s in zip(theta.split(size), start.split(size), strict=True):
-        active = problem.active.expand(len(t), -1)
-        parts.append(laplace_rows(problem, t, active, s))
+        parts.append(laplace_rows(exact, t, problem.active.expand(len(t), -1), s))
     u, tril = torch.cat([p.u for p in parts]), torch.cat([p.tril for p in parts])
     log_evidence = torch.cat([p.objective for p in parts])
     for row in torch.nonzero(log_evidence == -torch.inf).flatten().tolist():
@@ -161,15 +166,32 @@ def _together(problem: Problem, theta: Tensor, start: Tensor, again: list[bool])
     return u, Dense(tril), log_evidence
 
 
-def _one_by_one(problem: Problem, theta: Tensor, start: Tensor, again: list[bool]) -> tuple[Tensor, Precision, Tensor]:
-    near = _near(problem, theta, start)
-    rows = zip(near, theta, start, again, strict=True)
-    states = tuple(_state(problem, t, s, thorough=a) if state is None else state for state, t, s, a in rows)
-    u = torch.stack([s if state is None else state.u for state, s in zip(states, start, strict=True)])
-    values = [-torch.inf if state is None else float(state.log_evidence) for state in states]
-    missing = Diagonal(torch.ones_like(start[:1]))
-    precision = Separate(tuple(missing if state is None else state.precision for state in states))
-    return u, precision, torch.tensor(values, dtype=torch.float64, device=theta.device)
+def _in_double(problem: Problem) -> Problem:
+    """The problem in double precision: in single, scales far from their mode leave little of a log determinant."""
+    structure = problem.structure
+    if problem.curvature is not exact_hessian or structure.network is not None or structure.density.terms is not None:
+        return problem
+    joint = problem.joint.in_double
+    if joint is problem.joint:
+        return problem
+    return replace(problem, joint=joint, structure=replace(structure, known=None, density=AutogradDensity(joint, None)))
+
+
+def _one_by_one(
+    problem: Problem, theta: Tensor, start: Tensor, again: list[bool], *, light: bool = False
+) -> tuple[Tensor, Precision, Tensor]:
+    u, values, missing = start.clone(), [-torch.inf] * len(start), Diagonal(torch.ones_like(start[:1]))
+    members, factors = list[Precision]([missing]) * len(start), problem.factors if problem.nodes == 1 else None
+    held = 1 if factors is None else factors.density.plan.num_bytes  # for each of the rows that are searched together
+    for rows in torch.arange(len(start)).split(max(1, min(MOST_TOGETHER, FLOAT * batched.BATCH_NUMBERS // held))):
+        for row, near in zip(rows.tolist(), _near(problem, theta[rows], start[rows]), strict=True):
+            state = near or _state(problem, theta[row], start[row], thorough=again[row])
+            if state is not None:
+                u[row], values[row], members[row] = state.u, float(state.log_evidence), state.precision
+                if light and factors is not None:
+                    again_at = partial(factors.precision, state.u, theta[row])
+                    members[row] = Remade(again_at, state.precision.log_det)
+    return u, Separate(tuple(members)), torch.tensor(values, dtype=torch.float64, device=theta.device)
 
 
 def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState | None]:

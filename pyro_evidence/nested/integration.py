@@ -15,13 +15,14 @@ from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.laplace.mean_shift import mean_shift
 from pyro_evidence.laplace.mode_checks import double_precision
 from pyro_evidence.nested import skewness
-from pyro_evidence.nested.inner import ConditionalModes, is_affordable, profiles, solve_inner
+from pyro_evidence.nested.inner import ConditionalModes, is_affordable, is_batched, profiles, solve_inner
 from pyro_evidence.nested.skewness import Margins, Profiles, Shift, SkewnessCorrection, skewness_points
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice, MarginalisedDensity, Normal, Trend
 from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
+from pyro_evidence.precision.dense import Separate
 
 NODES = rules.growing(5, 31, 1.3)  # on each axis
 MOST_NODES = 1500  # each is a search for a mode; a product of 11 on three axes is 1331
@@ -29,6 +30,8 @@ MOVES = 5.0  # the log evidence may move by this part of the tolerance
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
 SHALLOW = 12.0  # nats below the top at which a lattice ends
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
+REMOTE = -12.0  # log weight of a node that may follow from the others: one corner in 160,000 of a normal density
+REMOTE_SHARE = 1e-3  # of the mass, of all those: what a curve through the others has wrong is a part of it
 BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond the nodes than a smooth curve has it
 NUM_DRAWS = 600  # of importance sampling
 STEP = 1e-3  # of differences of slopes, in units of the coordinates
@@ -55,17 +58,19 @@ class OuterMode:
         """The mode of the marginalised sites, unconstrained, ``(d,)``."""
         return self.state.theta[self.marginalised]
 
-    def inner(self, phi: Tensor, start: Tensor | None = None, *, thorough: Tensor | bool = True) -> ConditionalModes:
+    def inner(
+        self, phi: Tensor, start: Tensor | None = None, *, thorough: Tensor | bool = True, light: bool = False
+    ) -> ConditionalModes:
         """Laplace inside at marginalised coordinates ``(R, d)``.
 
         :param start: of the searches, ``(R, D)``; by default where the mode is expected to first order.
-        :param thorough: as for :func:`solve_inner`.
+        :param thorough, light: as for :func:`solve_inner`.
         """
         if start is None:
             moved = (phi - self.centre) @ self.follows.mT
             far = moved.abs().amax(-1, keepdim=True).clamp(min=NEAR)  # first order is not to be trusted beyond that
             start = self.state.u + moved * (NEAR / far)
-        return solve_inner(self.state.problem, self.theta(phi), start, thorough=thorough)
+        return solve_inner(self.state.problem, self.theta(phi), start, thorough=thorough, light=light)
 
     @property
     def names(self) -> list[str]:
@@ -294,19 +299,15 @@ def by_lattice(found: OuterMode, where: Standardisation, cells: Tensor, step: fl
 def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> dict[tuple[int, ...], float] | None:
     """The cells of a lattice and their log densities, neighbour by neighbour from ``front``, until these are low.
 
-    :return: None where they are more than can be paid for, or single precision loses an inner mode beside one that
-        counts, so that its cell is no low one.
+    :return: None where they are more than can be paid for.
     """
     height: dict[tuple[int, ...], float] = {}
-    is_exact = found.state.problem.joint.dtype is torch.float64
     while front:
         if len(height) + len(front) > MOST_NODES:
             return None
         cells = sorted(front)
         z = step * found.centre.new_tensor(cells)
         height |= zip(cells, found.inner(found.straight.forward(z), thorough=False).log_density.tolist(), strict=True)
-        if not is_exact and -math.inf in height.values():
-            return None
         low = max(height.values()) - SHALLOW
         front = set()
         for cell, axis, side in itertools.product(cells, range(len(cells[0])), (-1, 1)):
@@ -323,10 +324,9 @@ def _products(found: OuterMode, where: Standardisation) -> Iterator[Integral]:
             return
         now = by_product(found, where, num, modes)
         modes = now.modes
-        if bool(torch.isfinite(now.log_weights).all()):
-            yield now
-        elif found.state.problem.joint.dtype is torch.float64:  # in single precision a node may be lost by rounding
+        if not bool(torch.isfinite(now.log_weights).all()):
             return
+        yield now
 
 
 def by_product(found: OuterMode, where: Standardisation, num: int, modes: Trend | None = None) -> Integral:
@@ -358,9 +358,23 @@ def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
 def _at_rule(
     found: OuterMode, where: Standardisation, rule: Rule, modes: Trend | None = None
 ) -> tuple[ConditionalModes, Tensor]:
-    """Laplace inside at the nodes of a rule, and the log mass about each; nodes that may be missing are tried once."""
-    log_volume = rule.log_weights - _log_normal(rule.nodes)
-    return _at(found, where, rule.nodes, log_volume, modes, thorough=rule.log_weights > NEGLIGIBLE)
+    """Laplace inside at the nodes of a rule, and the log mass about each; nodes that may be missing are tried once.
+
+    Where each node is a search of its own, remote ones off the axes follow from the others, unless they count.
+    """
+    z, log_volume = rule.nodes, rule.log_weights - _log_normal(rule.nodes)
+    thorough, off_axes = rule.log_weights > NEGLIGIBLE, (z.abs() > z.abs().amin()).sum(-1) > 1
+    near = ~off_axes | (rule.log_weights > REMOTE)
+    if not bool(near.all()) and not is_batched(found.state.problem):
+        nodes, log_mass = _at(found, where, z[near], log_volume[near], modes, thorough=thorough[near])
+        log_ratio = Trend(z[near], (log_mass - rule.log_weights[near]).unsqueeze(-1))(z).squeeze(-1)
+        followed = rule.log_weights + log_ratio
+        if float(followed[~near].logsumexp(0) - followed.logsumexp(0)) < math.log(REMOTE_SHARE):  # no nan
+            nearest = torch.cdist(z, z[near]).argmin(-1).tolist()
+            precision = Separate(tuple(nodes.precision.row(i) for i in nearest))
+            theta, log_density = found.theta(where.forward(z)), followed - where.log_slope(z) - log_volume
+            return ConditionalModes(theta, Trend(z[near], nodes.u)(z), precision, log_density), followed
+    return _at(found, where, z, log_volume, modes, thorough=thorough)
 
 
 def _log_normal(z: Tensor) -> Tensor:
@@ -380,7 +394,8 @@ def _at(
 
     :param log_volume: of which each stands for all ``z``, ``(K,)``.
     """
-    nodes = found.inner(where.forward(z), None if modes is None else modes(z), thorough=thorough)
+    start = None if modes is None else modes(z)
+    nodes = found.inner(where.forward(z), start, thorough=thorough, light=True)
     return nodes, nodes.log_density + where.log_slope(z) + log_volume
 
 

@@ -9,6 +9,7 @@ last the dense remainder with one more row and column, which takes what is paddi
 border has one place, whichever way round it is asked for, so that sums over both triangles count it twice.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky, require_memory
-from pyro_evidence.precision.dense import FLOAT, DensePlan, Elements, Pattern, Plan, Precision
+from pyro_evidence.precision.dense import FLOAT, DensePlan, Elements, Pattern, Plan, Precision, Separate
 from pyro_evidence.precision.elimination import (
     MULTIPLY,
     PORTION,
@@ -105,11 +106,12 @@ class FamilyPlaces:
     places: Tensor  # (U, k, k)
 
     def scatter(self, flat: Tensor, elements: Tensor) -> None:
-        """Add the elements ``(F, k, k)`` to where they belong."""
+        """Add the elements ``(R, F, k, k)`` to where they belong in ``flat`` ``(R, total)``."""
+        elements = elements.to(flat).flatten(2)
         if self.number is not None:
-            sums = flat.new_zeros(len(self.places), elements[0].numel())
-            elements = sums.index_add_(0, self.number, elements.to(flat).flatten(1))
-        flat.index_add_(0, self.places.flatten(), elements.to(flat).flatten())
+            sums = flat.new_zeros(len(self.places), len(flat), elements.shape[-1])
+            elements = sums.index_add_(0, self.number, elements.transpose(0, 1)).transpose(0, 1)
+        _add(flat, self.places, elements)
 
     def gather(self, flat: Tensor) -> Tensor:
         """The entries at the elements' places, ``(F, k, k)``."""
@@ -129,23 +131,23 @@ class Step:
     as_product: bool  # whether one product over all blocks is cheaper than scattering
 
     def panel(self, flat: Tensor) -> Tensor:
-        """Their part of the flat vector, ``(G, d, d + p)``."""
-        return flat[self.part].view(len(self.own), self.own.shape[-1], -1)
+        """Their part of flat vectors ``(..., total)``, ``(..., G, d, d + p)``."""
+        return flat[..., self.part].unflatten(-1, (*self.own.shape, -1))
 
-    def supernode_slices(self) -> list[slice]:
-        """Slices of blocks whose neighbours' entries may be held at a time."""
-        length = max(1, PORTION // max(1, self.border.shape[-1] ** 2))
+    def supernode_slices(self, num: int = 1) -> list[slice]:
+        """Slices of blocks whose neighbours' entries may be held at a time, of so many matrices."""
+        length = max(1, PORTION // max(1, num * self.border.shape[-1] ** 2))
         return [slice(start, start + length) for start in range(0, len(self.own), length)]
 
     def spread(self, Y: Tensor, size: int) -> Tensor:
-        """``Y`` ``(G, d, p)`` with a column for each coordinate of the remainder, ``(G d, size)``."""
+        """``Y`` ``(..., G, d, p)`` with a column for each coordinate of the remainder, ``(..., G d, size)``."""
         place = self.neighbours.unsqueeze(1).expand_as(Y)
         out = Y.new_zeros(*Y.shape[:-1], size + 1).scatter_(-1, place, Y)
-        return out.flatten(0, 1)[:, :size]
+        return out.flatten(-3, -2)[..., :size]
 
 
 @dataclass(frozen=True)
-class BlockPlan:
+class BlockPlan(Plan):
     """Who is eliminated when, and where every entry goes; made by :func:`block_plan`."""
 
     size: int
@@ -173,11 +175,15 @@ class BlockPlan:
         :raises NotPositiveDefinite: naming a coordinate of the block that is not positive definite.
         :raises TooLarge: when the factors do not fit into memory.
         """
-        device = self.order.rest.device
-        require_memory(self.num_bytes, f"The precision of {self.size:,} coordinates in blocks", device)
-        flat = torch.zeros(self.places.total, dtype=torch.float64, device=device)
-        for family, own in zip(self.families, elements, strict=True):
-            family.scatter(flat, own)
+        return self.factorise_rows([elements], label).row(0)
+
+    def factorise_rows(self, elements: Sequence[Elements], label: Label) -> "BlockPrecision":
+        """Those of several matrices at a time, level by level."""
+        device, num = self.order.rest.device, len(elements)
+        require_memory(num * self.num_bytes, f"The precision of {self.size:,} coordinates in blocks", device)
+        flat = torch.zeros(num, self.places.total, dtype=torch.float64, device=device)
+        for family, own in zip(self.families, zip(*elements, strict=True), strict=True):
+            family.scatter(flat, torch.stack(own))
         factors = tuple(self._eliminate(step, flat, label) for step in self.steps)
         rest = self.remainder(flat)
         tril = cholesky(
@@ -186,20 +192,20 @@ class BlockPlan:
         return BlockPrecision(self, factors, tril)
 
     def remainder(self, flat: Tensor) -> Tensor:
-        """The dense remainder, ``(P, P)``: a part of the flat vector."""
+        """The dense remainder, ``(..., P, P)``: a part of flat vectors ``(..., total)``."""
         count = len(self.order.rest)
-        return flat[: (count + 1) ** 2].view(count + 1, count + 1)[:count, :count]
+        return flat[..., : (count + 1) ** 2].unflatten(-1, (count + 1, count + 1))[..., :count, :count]
 
     def _eliminate(self, step: Step, flat: Tensor, label: Label) -> "StepFactor":
         panel, width = step.panel(flat), step.own.shape[-1]
         factor = _factor(panel[..., :width], 0.5 * panel[..., width:], step, label)  # half: both triangles were added
         if step.as_product:
             Y = step.spread(factor.Y, len(self.order.rest))
-            self.remainder(flat).addmm_(Y.mT, Y, alpha=-1.0)
+            self.remainder(flat).baddbmm_(Y.mT, Y, alpha=-1.0)
             return factor
-        for part in step.supernode_slices() if step.border.shape[-1] else []:
-            update = -(factor.Y[part].mT @ factor.Y[part])
-            flat.index_add_(0, self.neighbours(step, part).flatten(), update.flatten())
+        for part in step.supernode_slices(len(flat)) if step.border.shape[-1] else []:
+            update = -(factor.Y[:, part].mT @ factor.Y[:, part])
+            _add(flat, self.neighbours(step, part), update)
         return factor
 
     def neighbours(self, step: Step, part: slice) -> Tensor:
@@ -248,17 +254,17 @@ def _step(front: Fronts, part: slice, places: PanelLayout, order: Order) -> Step
 
 @dataclass(frozen=True)
 class StepFactor:
-    """Blocks of one step factorised."""
+    """Blocks of one step factorised; of several matrices with ``R`` in front."""
 
     tril: Tensor  # (G, d, d) L
     Y: Tensor  # (G, d, p) L^-1 B
 
     def forward(self, b: Tensor) -> Tensor:
-        """``L^-1 b``, ``(G, d, R)``."""
+        """``L^-1 b``, ``(..., G, d, S)``."""
         return b / self.tril if self.tril.shape[-1] == 1 else torch.linalg.solve_triangular(self.tril, b, upper=False)
 
     def backward(self, b: Tensor) -> Tensor:
-        """``L'^-1 b``, ``(G, d, R)``."""
+        """``L'^-1 b``, ``(..., G, d, S)``."""
         single = self.tril.shape[-1] == 1
         return b / self.tril if single else torch.linalg.solve_triangular(self.tril.mT, b, upper=True)
 
@@ -269,9 +275,10 @@ def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> StepFactor:
         tril = D.sqrt()
     else:
         tril, info = torch.linalg.cholesky_ex(D)
-        good = (info == 0) & torch.isfinite(tril).flatten(1).all(-1)
+        good = (info == 0) & torch.isfinite(tril).flatten(-2).all(-1)
     if not bool(good.all()):
-        raise NotPositiveDefinite(partial(_not_positive, D, step, label))
+        bad = D[int(torch.nonzero(~good)[0, 0])]
+        raise NotPositiveDefinite(partial(_not_positive, bad, step, label))
     factor = StepFactor(tril, B)
     return StepFactor(tril, factor.forward(B))
 
@@ -297,17 +304,25 @@ def _not_positive(D: Tensor, step: Step, label: Label) -> str:
 
 @dataclass(frozen=True)
 class BlockPrecision(Precision):
-    """A precision factorised block by block; one row."""
+    """A precision factorised block by block; or several with ``R`` in front, of which a row knows its inverse."""
 
     plan: BlockPlan
     factors: tuple[StepFactor, ...]
     tril: Tensor  # (P, P) lower Cholesky factor of the remainder
 
+    def row(self, index: int) -> "BlockPrecision":
+        """One of several."""
+        if self.tril.dim() == 2:
+            return self
+        factors = tuple(StepFactor(factor.tril[index], factor.Y[index]) for factor in self.factors)
+        return BlockPrecision(self.plan, factors, self.tril[index])
+
     @cached_property
     def log_det(self) -> Tensor:
-        """``log |A|``, shape ``(1,)``."""
+        """``log |A|``, shape ``(R,)``."""
         parts = [self.tril, *(factor.tril for factor in self.factors)]
-        return torch.stack([2.0 * part.diagonal(dim1=-2, dim2=-1).log().sum() for part in parts]).sum().reshape(1)
+        logs = [2.0 * part.diagonal(dim1=-2, dim2=-1).log().flatten(self.tril.dim() - 2).sum(-1) for part in parts]
+        return torch.stack(logs).sum(0).reshape(-1)
 
     @cached_property
     def inverse(self) -> Tensor:
@@ -352,64 +367,89 @@ class BlockPrecision(Precision):
         return self.solve(units)[:, coordinates]
 
     def solve(self, b: Tensor) -> Tensor:
-        """``A^-1 b`` for each row of ``b``, ``(R, D)``."""
-        return self._backward(self._forward(_columns(b, self.tril)))
+        """``A^-1 b`` for each row of ``b``, ``(S, D)``."""
+        return self._backward(self._forward(self._columns(b)))
 
     def unwhiten(self, white: Tensor) -> Tensor:
         """``L'^-1 z`` for each ``z``, ``(S, D)``, with ``A = L L'`` in the order of elimination."""
-        return self._backward(_columns(white, self.tril))
+        return self._backward(self._columns(white))
 
     def whiten(self, rows: Tensor) -> Tensor:
         """``L' x`` for each ``x``, ``(S, D)``: takes :meth:`unwhiten` back."""
-        x = _columns(rows, self.tril)
+        x = self._columns(rows)
         out = torch.zeros_like(x)
         for step, factor in zip(self.plan.steps, self.factors, strict=True):
-            out[step.own] = factor.tril.mT @ x[step.own] + _times(factor.Y, x, step.border)
-        out[self.plan.order.rest] = self.tril.mT @ x[self.plan.order.rest]
-        return out[:-1].mT
+            out[:, step.own] = factor.tril.mT @ x[:, step.own] + _times(factor.Y, x, step.border)
+        out[:, self.plan.order.rest] = self.tril.mT @ x[:, self.plan.order.rest]
+        return _as_rows(out)
+
+    def _columns(self, rows: Tensor) -> Tensor:
+        """``(S, D)`` as new columns beside their matrices with a place for the padding, ``(R, D + 1, S / R)``."""
+        padded = torch.nn.functional.pad(rows.to(self.tril), (0, 1))
+        return (padded.mT.unsqueeze(0) if self.tril.dim() == 2 else padded.unsqueeze(-1)).contiguous()
 
     def _forward(self, x: Tensor) -> Tensor:
-        """``L^-1 x`` in place, ``(D + 1, R)``."""
+        """``L^-1 x`` in place, ``(R, D + 1, S / R)``."""
         for step, factor in zip(self.plan.steps, self.factors, strict=True):
-            y = factor.forward(x[step.own])
-            x[step.own] = y
+            y = factor.forward(x[:, step.own])
+            x[:, step.own] = y
             _subtract(factor.Y, y, x, step.border)
         rest = self.plan.order.rest
-        x[rest] = torch.linalg.solve_triangular(self.tril, x[rest], upper=False)
+        x[:, rest] = torch.linalg.solve_triangular(self.tril, x[:, rest], upper=False)
         return x
 
     def _backward(self, x: Tensor) -> Tensor:
-        """``L'^-1 x`` without the padding, ``(R, D)``."""
+        """``L'^-1 x`` without the padding, ``(S, D)``."""
         rest = self.plan.order.rest
-        x[rest] = torch.linalg.solve_triangular(self.tril.mT, x[rest], upper=True)
-        x[-1] = 0.0
+        x[:, rest] = torch.linalg.solve_triangular(self.tril.mT, x[:, rest], upper=True)
+        x[:, -1] = 0.0
         for step, factor in zip(reversed(self.plan.steps), reversed(self.factors), strict=True):
-            x[step.own] = factor.backward(x[step.own] - _times(factor.Y, x, step.border))
-        return x[:-1].mT.contiguous()
+            x[:, step.own] = factor.backward(x[:, step.own] - _times(factor.Y, x, step.border))
+        return _as_rows(x)
 
 
-def _columns(rows: Tensor, like: Tensor) -> Tensor:
-    """``(R, D)`` as new columns with a place for the padding, ``(D + 1, R)``."""
-    return torch.nn.functional.pad(rows.to(like), (0, 1)).mT.contiguous()
+def together(rows: Sequence[Precision]) -> Precision:
+    """Precisions of ``R = 1`` as one batch; where all are of one plan, solved level by level."""
+    blocks = [row for row in rows if isinstance(row, BlockPrecision)]
+    if not blocks or len(blocks) < len(rows) or any(row.plan is not blocks[0].plan for row in blocks):
+        return Separate(tuple(rows))
+    steps = zip(*(row.factors for row in blocks), strict=True)
+    factors = (StepFactor(torch.stack([f.tril for f in s]), torch.stack([f.Y for f in s])) for s in steps)
+    return BlockPrecision(blocks[0].plan, tuple(factors), torch.stack([row.tril for row in blocks]))
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """Columns ``(R, D + 1, S / R)`` without the padding as rows ``(S, D)``."""
+    return x[:, :-1].mT.flatten(0, 1).contiguous()
+
+
+def _add(total: Tensor, places: Tensor, values: Tensor) -> None:
+    """Add ``values`` to ``total`` ``(R, T, ...)`` at places of its second axis, in place.
+
+    ``index_add_`` along another axis than the first takes one slice after the other.
+    """
+    values = values.reshape(len(total), places.numel(), *total.shape[2:])
+    index = places.long().reshape(1, -1, *(1,) * (total.dim() - 2)).expand_as(values)
+    total.scatter_add_(1, index, values)
 
 
 def _times(Y: Tensor, x: Tensor, border: Tensor) -> Tensor:
-    """``Y x`` over the border of each block, ``(G, d, R)``."""
-    if border.numel() * x.shape[-1] <= PORTION:
-        return Y @ x[border]
-    out = x.new_zeros(*Y.shape[:2], x.shape[-1])
+    """``Y x`` over the border of each block, ``(R, G, d, S / R)``."""
+    if border.numel() * len(x) * x.shape[-1] <= PORTION:
+        return Y @ x[:, border]
+    out = x.new_zeros(len(x), *Y.shape[-3:-1], x.shape[-1])
     for column in range(border.shape[-1]):
-        out += Y[..., column].unsqueeze(-1) * x[border[:, column]].unsqueeze(1)
+        out += Y[..., column].unsqueeze(-1) * x[:, border[:, column]].unsqueeze(2)
     return out
 
 
 def _subtract(Y: Tensor, y: Tensor, x: Tensor, border: Tensor) -> None:
-    """Take ``Y' y`` of each block, ``(G, p, R)``, off ``x`` at its border, in place."""
-    if border.numel() * x.shape[-1] <= PORTION:
-        x.index_add_(0, border.flatten(), -(Y.mT @ y).flatten(0, 1))
+    """Take ``Y' y`` of each block, ``(R, G, p, S / R)``, off ``x`` at its border, in place."""
+    if border.numel() * len(x) * x.shape[-1] <= PORTION:
+        _add(x, border, -(Y.mT @ y).flatten(1, 2))
         return
     for column in range(border.shape[-1]):
-        x.index_add_(0, border[:, column], -(Y[..., column].unsqueeze(1) @ y).squeeze(1))
+        x.index_add_(1, border[:, column], -(Y[..., column].unsqueeze(-2) @ y).squeeze(2))
 
 
 def elimination(pattern: Pattern) -> Plan:

@@ -1,6 +1,6 @@
 """A posterior precision, dense or diagonal, factorised once, or a batch ``(R,)`` of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -189,6 +189,41 @@ class Separate(Precision):
         return self.members[index]
 
 
+@dataclass(frozen=True)
+class Remade(Precision):
+    """A precision, ``R = 1``, of which the factor is not kept but made again when it is asked for."""
+
+    make: Callable[[], Precision]
+    known: Tensor  # log |A|, (1,)
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log |A|``."""
+        return self.known
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Diagonal of ``A^-1``, kept once it is known."""
+        return self.make().variance
+
+    @property
+    def adjoint(self) -> Any:
+        """That of the factor."""
+        return self.make().adjoint
+
+    def solve(self, b: Tensor) -> Tensor:
+        """``A^-1 b``."""
+        return self.make().solve(b)
+
+    def unwhiten(self, white: Tensor) -> Tensor:
+        """White noise to noise of covariance ``A^-1``."""
+        return self.make().unwhiten(white)
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        """Takes :meth:`unwhiten` back."""
+        return self.make().whiten(rows)
+
+
 def factorise(A: Tensor, label: Label = coordinate) -> Precision:
     """The factorised precision: dense for ``(R, D, D)``, diagonal for ``(R, D)``.
 
@@ -282,6 +317,10 @@ class Plan(Protocol):
     def sentence(self) -> str:
         """What is eliminated and how, for the reader."""
 
+    @property
+    def num_bytes(self) -> int:
+        """What a factorisation asks for."""
+
     def factorise(self, elements: Elements, label: Label) -> StructuredPrecision:
         """The numerical half.
 
@@ -289,6 +328,10 @@ class Plan(Protocol):
         :param label: names a flat coordinate.
         :raises NotPositiveDefinite: naming a coordinate where the precision is not positive.
         """
+
+    def factorise_rows(self, elements: Sequence[Elements], label: Label) -> Precision:
+        """The numerical half for several matrices."""
+        return Separate(tuple(self.factorise(each, label) for each in elements))
 
 
 @dataclass(frozen=True)
@@ -335,7 +378,7 @@ class DenseElements(Precision):
 
 
 @dataclass(frozen=True)
-class DensePlan:
+class DensePlan(Plan):
     """Nothing is eliminated: all coordinates in one dense matrix."""
 
     pattern: Pattern
@@ -345,6 +388,11 @@ class DensePlan:
         """What is eliminated and how."""
         return f"dense {self.pattern.size}"
 
+    @property
+    def num_bytes(self) -> int:
+        """The matrix, its factor and its inverse."""
+        return 3 * FLOAT * self.pattern.size**2
+
     def factorise(self, elements: Elements, label: Label) -> DenseElements:
         """The Cholesky factor of the assembled matrix.
 
@@ -352,9 +400,7 @@ class DensePlan:
         :raises TooLarge: when the matrix and its factor do not fit into memory.
         """
         device = self.pattern.index[0].device if self.pattern.index else torch.device("cpu")
-        require_memory(
-            3 * FLOAT * self.pattern.size**2, f"A dense precision of {self.pattern.size:,} coordinates", device
-        )
+        require_memory(self.num_bytes, f"A dense precision of {self.pattern.size:,} coordinates", device)
         A = assembled(self.pattern, elements)
         return DenseElements(self.pattern, Dense(cholesky(A, "posterior precision A", label).unsqueeze(0)))
 

@@ -18,7 +18,7 @@ from pyro_evidence.precision.dense import Elements, Pattern, Plan, StructuredPre
 
 
 @dataclass(frozen=True)
-class LowRankPlan:
+class LowRankPlan(Plan):
     """Who is eliminated when among the coordinates themselves; the sums are a border of low rank."""
 
     pattern: Pattern  # of x = (u, z)
@@ -46,6 +46,11 @@ class LowRankPlan:
         """What is eliminated and how."""
         num = len(self.B)
         return f"{self.inner.sentence}; {num} sum{'s' * (num > 1)} over many coordinates, as a border of low rank"
+
+    @property
+    def num_bytes(self) -> int:
+        """That of the sparse part."""
+        return self.inner.num_bytes
 
     def factorise(self, elements: Elements, label: Label) -> "LowRank":
         """Factors of the sparse part, and of what the sums add.

@@ -156,10 +156,19 @@ class Member:
 
 @dataclass(frozen=True)
 class FactorFamily:
-    """Factors that depend on ``k`` different coordinates each."""
+    """Factors that depend on ``k`` coordinates each.
+
+    :ivar closed: whether second derivatives have a closed form, as those of Gaussian fields; else they are taken.
+    """
 
     members: tuple[Member, ...]
-    index: Tensor  # (F, k)
+    index: Tensor  # (F, k), different ones in each row; of fields, of which a coordinate may occur again, they add up
+    closed: bool = False
+
+    def elements(self, nodes: Mapping[str, Any]) -> Tensor:
+        """The precisions of fields, as sites of a trace, ``(F, k, k)``."""
+        own = [nodes[member.name] for member in self.members]
+        return torch.cat([node["fn"].elements.flatten(0, -3) * node["scale"] for node in own])
 
     def of(self, cells: Mapping[str, Tensor]) -> Tensor:
         """The factors' values, nats, ``(F,)``."""
@@ -196,20 +205,49 @@ def by_width(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:
     return found
 
 
+def field_values(joint: LogJoint, trace: Any) -> dict[str, Tensor]:
+    """By latent field that says its precision: the coordinates of the values that each factor takes, ``(F, v)``."""
+    found = {}
+    for part in joint.latents:
+        node = trace.nodes[part.name]
+        fn, scale = node["fn"], node["scale"]
+        if not hasattr(fn, "element_index") or not is_identity(part.transform) or node["mask"] is not None:
+            continue
+        if not joint.discrete and not isinstance(scale, Tensor):
+            size = fn.event_shape.numel()
+            first = joint.latents.slices[part.name].start + size * torch.arange(fn.batch_shape.numel())
+            found[part.name] = (first.to(fn.element_index)[:, None, None] + fn.element_index).flatten(0, 1)
+    return found
+
+
 def families(
-    dependencies: Mapping[str, Groups], shapes: Mapping[str, Sequence[int]], apart: Container[str]
+    dependencies: Mapping[str, Groups],
+    shapes: Mapping[str, Sequence[int]],
+    apart: Container[str],
+    fields: Mapping[str, Tensor] | None = None,
 ) -> tuple[FactorFamily, ...]:
     """Every term that depends on a coordinate, in families of as many coordinates each.
 
     :param apart: sites with families of their own: data, of which second derivatives vary where those of priors do not.
+    :param fields: of :func:`field_values`; whose factors depend on nothing else have families of their own too.
     """
-    found: dict[tuple[int, bool], list[tuple[Member, Tensor]]] = {}
+    found: dict[tuple[int, bool, bool], list[tuple[Member, Tensor]]] = {}
     for name, groups in dependencies.items():
         if groups:
-            for rows, index in by_width(coordinate_table(groups, shapes[name])):
-                key = index.shape[-1], name.split(", ")[0] in apart
+            table, own = coordinate_table(groups, shapes[name]), (fields or {}).get(name)
+            is_field = own is not None and _are_same(own, table)
+            for rows, index in [(None, own)] if is_field and own is not None else by_width(table):
+                key = index.shape[-1], name.split(", ")[0] in apart, is_field
                 found.setdefault(key, []).append((Member(name, rows), index))
     return tuple(
-        FactorFamily(tuple(member for member, _ in parts), torch.cat([index for _, index in parts]))
-        for _, parts in sorted(found.items(), key=itemgetter(0))
+        FactorFamily(tuple(member for member, _ in parts), torch.cat([index for _, index in parts]), key[-1])
+        for key, parts in sorted(found.items(), key=itemgetter(0))
     )
+
+
+def _are_same(values: Tensor, table: Tensor) -> bool:
+    """Whether the coordinates ``(F, v)`` are those of a table ``(F, m)``, -1 for none, in each row."""
+    if len(values) != len(table):
+        return False
+    equal = values.unsqueeze(-1) == table.unsqueeze(-2)
+    return bool(equal.any(-1).all()) and bool((equal.any(-2) | (table < 0)).all())

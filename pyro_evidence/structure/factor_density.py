@@ -18,6 +18,7 @@ from pyro_evidence.structure.factor_derivatives import Second, hessians_of_few, 
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
 
 Solve = Callable[[Tensor], Tensor]
+Chosen = tuple[bool, ...]  # for each family
 
 NAMED = 8  # sites that the sentence names
 
@@ -38,16 +39,18 @@ class Structured(AutogradDensity):
     wide: tuple[FactorFamily, ...]  # of these, few that depend on many coordinates
     varies: tuple[bool, ...] = ()  # whether second derivatives are others at other latents, of families, then of wide
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
+    _seconds: dict[Chosen, Second] = field(default_factory=dict, repr=False, compare=False)
 
-    @cached_property
-    def second(self) -> Second:
-        """The second derivatives of the families."""
-        return Second(self.size, tuple(family.index for family in self.families))
+    @property
+    def differentiated(self) -> Chosen:
+        """Which families are differentiated twice: those without a closed form."""
+        return tuple(not family.closed for family in self.families)
 
-    @cached_property
-    def varying(self) -> Second:
-        """The second derivatives of those families of which they are others at other latents."""
-        return Second(self.size, tuple(family.index for family in compress(self.families, self.varies)))
+    def second_of(self, chosen: Chosen) -> Second:
+        """The second derivatives of some families."""
+        if chosen not in self._seconds:
+            self._seconds[chosen] = Second(self.size, tuple(f.index for f in compress(self.families, chosen)))
+        return self._seconds[chosen]
 
     @property
     def size(self) -> int:
@@ -135,9 +138,16 @@ class Structured(AutogradDensity):
 
     def factors_of_rows(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
         """Minus the second derivatives of each family, ``(R, F, k, k)``, at rows as in :meth:`elements_of_rows`."""
-        values = torch.vmap(lambda v, t: self._values(t)(v))
-        found = self.second.elements(lambda v: values(v, theta), u) if self.families else ()
-        return tuple(x.detach() for x in found)
+        values = torch.vmap(lambda v, t: self._values(t, self.differentiated)(v))
+        closed = iter(torch.vmap(self._closed_forms)(u, theta) if not all(self.differentiated) else ())
+        second = self.second_of(self.differentiated)
+        made = iter(second.elements(lambda v: values(v, theta), u) if any(self.differentiated) else ())
+        return tuple(next(made if own else closed).detach() for own in self.differentiated)
+
+    def _closed_forms(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
+        """Second derivatives in closed form at hyperparameters ``(T,)``, ``(F, k, k)`` for each family that has them."""
+        nodes = self.joint.trace(u, theta).nodes
+        return tuple(family.elements(nodes) for family in self.families if family.closed)
 
     def _factors(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
         if not (self.families or self.wide):
@@ -145,10 +155,10 @@ class Structured(AutogradDensity):
         known = self._kept[0][1] if self._kept and torch.equal(self._kept[0][0], theta) else ()
         if known and not any(self.varies):
             return known
-        new = self.varies[: len(self.families)] if known else (True,) * len(self.families)
-        second = self.varying if known else self.second
-        made = iter(second.elements(self._values(theta, new), self._seen(u)) if any(new) else ())
-        found = tuple(next(made) if is_new else known[i] for i, is_new in enumerate(new))
+        new = self.varies[: len(self.families)] if known else self.differentiated
+        closed = iter(() if known or all(self.differentiated) else self._closed_forms(u, theta))
+        made = iter(self.second_of(new).elements(self._values(theta, new), self._seen(u)) if any(new) else ())
+        found = tuple(next(made) if own else known[i] if known else next(closed) for i, own in enumerate(new))
         if self.wide:
             with torch.enable_grad():
                 leaf = u.detach().clone().requires_grad_()
@@ -162,9 +172,8 @@ class Structured(AutogradDensity):
         """Coordinates as factors see them, rows too: sums of many stand after the coordinates themselves."""
         return self.terms.appended(u) if self.terms is not None and len(self.B) else u
 
-    def _values(self, theta: Tensor, chosen: Sequence[bool] = ()) -> Callable[[Tensor], tuple[Tensor, ...]]:
-        """The factors of the chosen families, by default of all, as a function of the coordinates that they see."""
-        chosen = chosen or (True,) * len(self.families)
+    def _values(self, theta: Tensor, chosen: Chosen) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        """The factors of the chosen families as a function of the coordinates that they see."""
 
         def values(u: Tensor) -> tuple[Tensor, ...]:
             if self.terms is not None:
@@ -210,9 +219,17 @@ class Structured(AutogradDensity):
                 for family, weight in zip(self.wide, weights[len(self.families) :], strict=True):
                     more = slopes_of_few(family.of(found), family.index, weight, u, (u, theta))
                     by_u, by_theta = by_u + more[0], by_theta + more[1]
-        if self.families:
+        if not all(self.differentiated):
+            with torch.enable_grad():
+                closed = [weight for family, weight in zip(self.families, weights, strict=False) if family.closed]
+                each = zip(closed, self._closed_forms(u.detach(), theta), strict=True)
+                total = torch.stack([(weight * element).sum() for weight, element in each]).sum()
+            by_theta = by_theta + derivatives.pullback(total, theta)
+        if any(self.differentiated):
             seen = self._seen(u).detach().requires_grad_()
-            more = self.second.slopes(self._values(theta), seen, weights[: len(self.families)], (seen, theta))
+            own = list(compress(weights, self.differentiated))
+            values = self._values(theta, self.differentiated)
+            more = self.second_of(self.differentiated).slopes(values, seen, own, (seen, theta))
             by_u, by_theta = by_u + self._back(more[0]), by_theta + more[1]
         by_u, by_theta = by_u.detach(), by_theta.detach()
         if self.linear is None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from pyro_evidence.numerics import derivatives, lbfgs, newton
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.line_search import no_callback
 from pyro_evidence.numerics.linear_predictor import CLOSE
+from pyro_evidence.precision.blocks import together
 from pyro_evidence.precision.dense import Elements, Precision, StructuredPrecision
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_rows import PredictorRows
@@ -42,6 +44,11 @@ class StructuredMode(newton.Mode):
         """One of the modes."""
         parts = {f.name: getattr(self, f.name)[index : index + 1] for f in fields(newton.Mode)}
         return StructuredMode(**parts, found=self.found[index : index + 1])
+
+
+def _same(a: Elements, b: Elements) -> bool:
+    """Whether all elements are."""
+    return all(map(torch.equal, a, b))
 
 
 @dataclass(frozen=True)
@@ -147,9 +154,10 @@ class StructuredProblem:
         An expansion of the prior loses digits where a search went far.
         """
         value, slope = derivatives.gradient(self.density.joint.log_joint, mode.u, theta)
-        found = zip(slope, mode.found, strict=True)
-        left = [torch.inf if isinstance(p, NotPositiveDefinite) else float(s @ p.solve(s[None])[0]) for s, p in found]
-        decrement = slope.new_tensor(left)
+        good = torch.tensor([not isinstance(p, NotPositiveDefinite) for p in mode.found])
+        factors = together([p for p in mode.found if not isinstance(p, NotPositiveDefinite)])
+        decrement = torch.full_like(value, torch.inf)
+        decrement[good] = (slope[good] * factors.solve(slope[good])).sum(-1)
         converged = mode.converged & limits.is_resting(decrement, value)
         return replace(mode, log_joint=value, gradient=slope, decrement=decrement, converged=converged)
 
@@ -191,20 +199,33 @@ class StructuredProblem:
             given up.
         """
         found: dict[int, StructuredPrecision | NotPositiveDefinite] = {}
+        last: list[tuple[list[int], Sequence[Elements], Precision]] = []  # of the factors that were made together
+
+        def factors_of(names: list[int], every: Sequence[Elements]) -> Precision:
+            """The factors of some rows; those of before where the curvature is the same, as that of Gaussian data."""
+            if last and last[0][0] == names and all(map(_same, last[0][1], every)):
+                return last[0][2]
+            whole = self.density.plan.factorise_rows(every, self.label)
+            last[:] = [(names, every, whole)]
+            found.update((name, cast(StructuredPrecision, whole.row(i))) for i, name in enumerate(names))
+            return whole
 
         def direction(u: Tensor, rows: Tensor, slope: Tensor) -> newton.Direction:
-            step, definite = torch.zeros_like(slope), torch.zeros_like(rows, dtype=torch.bool)
-            for i, (row, elements) in enumerate(zip(rows.tolist(), elements_at(u, rows), strict=True)):
-                try:
-                    found[row] = usable = self.density.plan.factorise(elements, self.label)
-                    definite[i] = True
-                except NotPositiveDefinite as error:
-                    found[row] = error
-                    if not shifted:
-                        continue
-                    usable = self._shifted(elements, error)
-                step[i] = usable.solve(slope[i : i + 1])[0]
-            nothing = torch.zeros_like(step)
+            names, every, nothing = rows.tolist(), elements_at(u, rows), torch.zeros_like(slope)
+            try:
+                step, definite = factors_of(names, every).solve(slope), torch.ones_like(rows, dtype=torch.bool)
+            except NotPositiveDefinite:  # some row is not: each by itself
+                step, definite = nothing.clone(), torch.zeros_like(rows, dtype=torch.bool)
+                for i, (name, elements) in enumerate(zip(names, every, strict=True)):
+                    try:
+                        found[name] = usable = self.density.plan.factorise(elements, self.label)
+                        definite[i] = True
+                    except NotPositiveDefinite as error:
+                        found[name] = error
+                        if not shifted:
+                            continue
+                        usable = self._shifted(elements, error)
+                    step[i] = usable.solve(slope[i : i + 1])[0]
             return newton.Direction(u[:, :0], step, (slope * step).sum(-1), definite, nothing)
 
         mode = newton.search(gradient, direction, u, limits)

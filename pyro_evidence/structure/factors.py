@@ -17,7 +17,7 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure import factor_terms
 from pyro_evidence.structure.dependencies import NARROW, WIDE, Follow, Groups, Lost
-from pyro_evidence.structure.factor_cells import by_width, cells, coordinate_table, families
+from pyro_evidence.structure.factor_cells import by_width, cells, coordinate_table, families, field_values
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparsePredictors, SparseRows
 from pyro_evidence.structure.probes import TestPoint
@@ -42,6 +42,7 @@ class Followed:
     shapes: Mapping[str, torch.Size]
     widest: Lost  # what ties most coordinates together
     slots: Mapping[str, Tensor]  # by site: coordinates of each datum's predictors, (N, C m), -1 for none
+    fields: Mapping[str, Tensor]  # by site that says its precision: coordinates of its factors' values, (F, v)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def followed_terms(joint: LogJoint, u: Tensor, theta: Tensor, slots: Sequence[Li
         return NotSparse(str(lost), lost.coordinates)
     groups = {name: notes.of(term) for name, term in terms.items()}
     shapes = {name: term.shape for name, term in terms.items()}
-    return Followed(joint, u, theta.detach(), groups, shapes, notes.widest, found)
+    return Followed(joint, u, theta.detach(), groups, shapes, notes.widest, found, field_values(joint, trace))
 
 
 def _width(groups: Groups) -> int:
@@ -142,7 +143,7 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     if linear is not None:  # it describes the factors of all other sites
         names = () if linear.gaussian else joint.latents.names
     mine = {n: g for n, g in followed.groups.items() if any(part.split(", ")[0] in names for part in n.split("+"))}
-    found = families(mine, followed.shapes, joint.observed)
+    found = families(mine, followed.shapes, joint.observed, followed.fields)
     narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
     wide = tuple(family for family in found if family.index.shape[-1] > NARROW)
     slots = None if linear is None else linear.slots
@@ -186,7 +187,7 @@ def _affordable(density: Structured) -> bool:
     """Whether few second derivatives give all factors, and they fit into memory."""
     size, device = density.pattern.size, density.joint.device
     numbers = sum(index.numel() * index.shape[-1] for index in density.pattern.index)
-    few = not density.families or len(density.second.pairs) <= min(MANY_PAIRS, size)
+    few = len(density.second_of(density.differentiated).pairs) <= min(MANY_PAIRS, size)
     return few and has_room(COPIES * FLOAT * numbers, device)
 
 

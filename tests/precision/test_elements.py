@@ -8,7 +8,7 @@ import torch
 
 from pyro_evidence.errors import NotPositiveDefinite, TooLarge
 from pyro_evidence.precision import elimination as ordering
-from pyro_evidence.precision.blocks import elimination
+from pyro_evidence.precision.blocks import elimination, together
 from pyro_evidence.precision.dense import DensePlan, Pattern, Plan, StructuredPrecision, pattern_product
 from pyro_evidence.precision.elimination import elimination_order
 from tests.models_for_tests.patterns import (
@@ -64,6 +64,23 @@ def test_equals_the_dense_inverse(pattern: Callable[[], Pattern], plan: Planner)
     for actual, expected in zip(precision.adjoint, oracle.on_pattern(Z, list(whole.index)), strict=True):
         assert worst(actual, expected) < 1e-10
     assert worst(pattern_product(whole, elements, rows), rows.numpy() @ A) < 1e-12
+
+
+@pytest.mark.parametrize("plan", PLANNERS)
+@pytest.mark.parametrize("pattern", EVERY)
+def test_several_matrices_at_a_time_are_each_by_itself(pattern: Callable[[], Pattern], plan: Planner) -> None:
+    _, _, whole, elements = case(pattern(), plan)
+    made, several = plan(whole), [tuple(factor * e for e in elements) for factor in (1.0, 2.0, 5.0)]
+    batch, each = made.factorise_rows(several, named), [made.factorise(own, named) for own in several]
+    rows = torch.randn(3, whole.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for found in (batch, together([batch.row(i) for i in range(3)])):  # type: ignore[misc]
+        assert worst(found.log_det, torch.cat([A.log_det for A in each]).numpy()) < 1e-13
+        for name in ("solve", "unwhiten", "whiten"):
+            expected = torch.cat([getattr(A, name)(row) for A, row in zip(each, rows.split(1), strict=True)])
+            assert worst(getattr(found, name)(rows), expected.numpy()) < 1e-12
+    assert worst(batch.row(1).variance, each[1].variance.numpy()) < 1e-12
+    with pytest.raises(NotPositiveDefinite):
+        made.factorise_rows([several[0], tuple(-e for e in elements)], named)
 
 
 @pytest.mark.parametrize("plan", PLANNERS)

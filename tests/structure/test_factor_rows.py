@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
-from pyro_evidence.models.gmrf import RandomWalk
+from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.models.gmrf import AR, RandomWalk, Seasonal
 from pyro_evidence.nested.inner import MarginalisedJoint, solve_inner
+from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.evidence import log_evidence
+from pyro_evidence.precision.blocks import BlockPlan
+from pyro_evidence.precision.dense import Remade, Separate
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factor_mode import StructuredProblem
 from pyro_evidence.structure.factor_rows import PredictorRows
@@ -86,3 +90,43 @@ def test_rows_have_the_gradient_and_value_of_the_model() -> None:  # oracle: aut
     whole, exact = AutogradDensity(joint, None).gradient(start + move, theta)
     assert value.tolist() == pytest.approx(whole.tolist(), rel=1e-11)
     assert torch.allclose(slope, exact, rtol=1e-9, atol=1e-8)
+
+
+def series(y: Tensor) -> None:
+    """Two fields of several values a factor, with Gaussian data: their coefficients move with the hyperparameters."""
+    scale = pyro.sample("scale", dist.HalfNormal(torch.tensor(0.1).double()))
+    partial = pyro.sample("partial", dist.Uniform(-torch.ones(2).double(), 1.0).to_event(1))
+    x = pyro.sample("x", AR(scale, partial, NUM))
+    season = pyro.sample("season", Seasonal(scale, NUM, 12))
+    with pyro.plate("data", NUM):
+        pyro.sample("y", dist.Normal(x + season, 1.0), obs=y)
+
+
+def test_precisions_that_fields_say_are_the_second_derivatives() -> None:  # oracles: products with the true Hessian
+    joint = MarginalisedJoint(series, (data(),), marginalise=["scale", "partial"])
+    problem = laplace_problem(joint, None)
+    assert problem.factors is not None
+    density, theta = problem.factors.density, joint.initial_theta + 0.3
+    assert sum(family.closed for family in density.families) == 2
+    gap = density.certificate(joint.initial_u, theta, density.elements(joint.initial_u, theta))
+    assert float(gap.max()) < 1e-12
+    exact, step = slope(laplace_state(problem, theta, joint.initial_u)).total, 1e-4 * torch.eye(3).double()
+    ends = [[laplace_state(problem, theta + s * e, joint.initial_u).objective for s in (1.0, -1.0)] for e in step]
+    assert exact.tolist() == pytest.approx([(a - b) / 2e-4 for a, b in ends], rel=1e-6)
+
+
+def test_gaussian_data_take_one_factorisation_and_light_factors_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = MarginalisedJoint(series, (data(),), marginalise=["scale", "partial"])
+    problem, made = laplace_problem(joint, None), []
+    theta, start = joint.initial_theta + torch.tensor([[0.0], [0.2]]).double(), joint.initial_u.expand(2, -1)
+    whole = BlockPlan.factorise_rows
+    monkeypatch.setattr(BlockPlan, "factorise_rows", lambda *args: made.append(len(args[1])) or whole(*args))
+    kept = solve_inner(problem, theta, start)
+    assert made == [2]
+    monkeypatch.setattr(batched, "BATCH_NUMBERS", 1)  # no room for two factors at a time
+    light = solve_inner(problem, theta, start, light=True)
+    assert made == [2, 1, 1]
+    assert isinstance(light.precision, Separate) and all(isinstance(A, Remade) for A in light.precision.members)
+    assert torch.allclose(light.precision.variance, kept.precision.variance, rtol=1e-12)
+    assert torch.equal(light.precision.log_det, kept.precision.log_det)
+    assert torch.allclose(light.precision.solve(start + 1.0), kept.precision.solve(start + 1.0), rtol=1e-10)
