@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.compare.comparison import compare
     from pyro_evidence.compare.evidence import compare_evidence
     from pyro_evidence.compare.explore import explore
+    from pyro_evidence.compare.savage_dickey import savage_dickey
     from pyro_evidence.compare.sbc import sbc
     from pyro_evidence.compare.to_arviz import to_datatree, to_inference_data
     from pyro_evidence.evidence_check import (
@@ -88,6 +89,7 @@ __all__ = [
     "gauss_newton",
     "importance_sampling",
     "predict_latent",
+    "savage_dickey",
     "sbc",
     "tempered_smc",
     "thames",

@@ -24,7 +24,7 @@ ENGINES = ("LaplaceEvidence", "EvidenceEM", "RVM", "VRVM", "REVM", "OverlapEM", 
 CALLS = ("run", "run_chunks", "step", "resume", "posterior")
 BESIDE = (
     *("bridge_sampling", "importance_sampling", "tempered_smc", "thermodynamic_integration", "thames", "find_modes"),
-    *("compare", "compare_evidence", "explore", "sbc", "committee", "class_conditional"),
+    *("compare", "compare_evidence", "explore", "savage_dickey", "sbc", "committee", "class_conditional"),
     *("to_inference_data", "to_datatree", "predict_latent"),
 )
 ONE_WORD = {  # a word that is not in use -> the one that is

@@ -6,6 +6,7 @@ from pyro_evidence.compare.evidence import EvidenceComparison, compare_evidence
 from pyro_evidence.compare.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.compare.prequential import Prequential, prequential
 from pyro_evidence.compare.runs import NUTSRun, SVIRun
+from pyro_evidence.compare.savage_dickey import SavageDickey, savage_dickey
 from pyro_evidence.compare.sbc import Calibration, sbc
 from pyro_evidence.compare.to_arviz import arviz_groups, to_datatree, to_inference_data
 
@@ -18,6 +19,7 @@ __all__ = [
     "NUTSRun",
     "Prequential",
     "SVIRun",
+    "SavageDickey",
     "arviz_groups",
     "committee",
     "compare",
@@ -25,6 +27,7 @@ __all__ = [
     "learning_curve",
     "linearised",
     "prequential",
+    "savage_dickey",
     "sbc",
     "to_datatree",
     "to_inference_data",

@@ -10,13 +10,16 @@ import torch
 
 from pyro_evidence import display
 from pyro_evidence.display import Axes, Table
-from pyro_evidence.errors import BadInput
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
 from pyro_evidence.evidence_check.importance import by_blocks
 from pyro_evidence.evidence_check.target import estimated
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.diagnostics import MANY
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.sensitivity import log_evidence_after
+from pyro_evidence.program.constants import PriorConstant
 
 Estimates = Mapping[str, EvidenceEstimate]
 NESTED_DRAWS = 2_000  # of a posterior whose marginalised sites were integrated
@@ -64,6 +67,7 @@ class EvidenceComparison:
 
     rows: tuple[Row, ...]
     doubts: tuple[str, ...]
+    by_priors: tuple[str, ...] = ()  # which constants of priors, twice or half as large, put the second model first
 
     @property
     def probabilities(self) -> dict[str, float]:
@@ -94,7 +98,7 @@ class EvidenceComparison:
     def notes(self) -> list[str]:
         """What no column shows: doubts, and what the first two rows do not say."""
         doubts = [f"{row.name}: {d}" for row in self.rows for d in row.doubts]
-        return [*self.doubts, *doubts, *_caveats(*self.rows[:2])]
+        return [*self.doubts, *doubts, *_caveats(*self.rows[:2]), *self.by_priors]
 
     def table(self) -> Table:
         """The rows as a table, which ``.to_pandas()`` keeps and a notebook shows."""
@@ -201,7 +205,50 @@ def compare_evidence(
     log_odds = torch.tensor([e.log_evidence + math.log((prior or {}).get(n, 1.0)) for n, e in found.items()])
     probabilities = log_odds.double().softmax(0).tolist()
     rows = [_row(n, posteriors[n], e, p) for (n, e), p in zip(found.items(), probabilities, strict=True)]
-    return EvidenceComparison(tuple(sorted(rows, key=lambda row: -row.log_evidence)), tuple(doubts))
+    rows.sort(key=lambda row: -row.log_evidence)
+    lead, runner_up = rows[0].log_evidence - rows[1].log_evidence, rows[1].name
+    overturned = overturned_by_priors(posteriors[rows[0].name], posteriors[runner_up], runner_up, lead)
+    return EvidenceComparison(tuple(rows), tuple(doubts), tuple(overturned))
+
+
+def overturned_by_priors(first: Posterior, second: Posterior, runner_up: str, lead: float) -> list[str]:
+    """A sentence for each constant of a prior that takes a lead away where it is twice or half as large.
+
+    A constant of one name in both models moves in both.  Slopes choose the constants to look at, those that would do it
+    with slopes twice as steep; refits say whether they do.
+
+    :param runner_up: the name of the second model.
+    :param lead: of the first, nats.
+    """
+    pair = first, second
+    known = [_scales(posterior) for posterior in pair]
+    said = []
+    for name in dict.fromkeys([*known[0], *known[1]]):
+        constants, slopes = zip(*(each.get(name, (None, 0.0)) for each in known), strict=True)
+        if 2.0 * abs(slopes[0] - slopes[1]) < lead:
+            continue
+        for step, times in ((1.0, "twice"), (-1.0, "half")):
+            gains = [
+                0.0
+                if constant is None
+                else log_evidence_after(posterior, constant, step) - float(posterior.log_evidence)
+                for posterior, constant in zip(pair, constants, strict=True)
+            ]
+            behind = gains[1] - gains[0] - lead
+            if behind > 0.0:
+                said.append(f"with {name} {times} as large {runner_up} would lead by {behind:.2g} nats")
+    return said
+
+
+def _scales(posterior: Posterior) -> dict[str, tuple[PriorConstant, float]]:
+    """The constants of priors that can be doubled, and the slopes in them; none where these are not known."""
+    if not isinstance(posterior, LaplacePosterior) or not posterior._joint.has_data:
+        return {}
+    try:
+        found = posterior.sensitivity()
+    except (ArithmeticError, UnsupportedModel):
+        return {}
+    return {n: (found.constants[n], s) for n, s in found.log_evidence.items() if found.constants[n].unit is None}
 
 
 def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Posteriors as files of tensors and settings, and back: a Laplace state, and the integral over marginalised sites."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -431,7 +432,7 @@ def restore_integral(content: Mapping[str, Any], whole: LaplaceState, model: Mod
         integral = by_product(found, where, round(len(z) ** (1.0 / where.num_dims)))
     elif content["rule"] == "by_lattice":
         cells = (z / content["step"]).round().long()
-        if int((cells.amax(0) - cells.amin(0)).amax()) >= len(cells):
+        if not 0.0 < content["step"] < math.inf or int((cells.amax(0) - cells.amin(0)).amax()) >= len(cells):
             raise BadInput(f"step is {content['step']:.4g}; expected that of a lattice whose cells hang together.")
         integral = by_lattice(found, where, cells, content["step"])
     elif content["rule"] == "by_design":

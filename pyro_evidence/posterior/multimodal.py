@@ -14,18 +14,22 @@ from torch import Tensor
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array
+from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.laplace import tour
 from pyro_evidence.laplace.approximation import LaplaceState, around, laplace_state
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.mode_checks import require_end
 from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.laplace.tour import Exchange, ModeIntegral, NormalMixture
+from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import importance
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import white_noise
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
+from pyro_evidence.posterior.sensitivity import WeightedPoints, at_draws
+from pyro_evidence.program.constants import PriorConstant
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.settings import check_count, quantile_levels
 
@@ -150,6 +154,14 @@ class ImportancePosterior(LaplacePosterior):
                 "tempered_smc(posterior)."
             )
         return [*said, *super()._notes(until)]
+
+    def _points_along(self, constants: Sequence[PriorConstant]) -> WeightedPoints:
+        return at_draws(self, constants)
+
+    def _log_evidence_of(self, fit: Fit[TypeII]) -> Tensor:
+        best = fit.state.laplace
+        modes = [best, *(laplace_state(best.problem, best.theta, state.u) for state in self.states[1:])]
+        return tour.integral_over(modes, SEED, exchange=tour.exchange_of(best)).log_evidence
 
     def _record(self) -> dict[str, Any]:
         modes = torch.stack([state.u for state in self.states])

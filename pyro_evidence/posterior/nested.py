@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.iterate import Fit, Status
+from pyro_evidence.fitting.iterate import Fit, Status, Stop
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
 from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimodality, has_arrived, maximised
-from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, log_priors
+from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, log_priors, marginalised_problem
 from pyro_evidence.nested.integration import Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, JointDraws, Proposal
 from pyro_evidence.nested.marginal import Marginal
@@ -28,6 +28,8 @@ from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.guide import NestedGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
+from pyro_evidence.posterior.sensitivity import WeightedPoints, at_nodes
+from pyro_evidence.program.constants import PriorConstant
 from pyro_evidence.program.log_joint import Model
 
 KEPT = 2**20  # numbers of the draws that are remembered
@@ -196,6 +198,17 @@ class NestedPosterior(LaplacePosterior):
         log_weight = log_priors(problem, inner.theta) + integral.chart.log_slope(z) - integral.density.log_prob(z)
         return ConditionalApproximations(problem, inner.theta, inner.u, log_weight)
 
+    def _points_along(self, constants: Sequence[PriorConstant]) -> WeightedPoints:
+        return at_nodes(self, constants)
+
+    def _problem_of(self, model: Model, given: Mapping[str, Any]) -> Problem:
+        joint, before = self._joint, self._inside.problem
+        conditional = MarginalisedJoint(model, joint.args, joint.kwargs, marginalise=self.marginalised_sites, **given)
+        return replace(marginalised_problem(conditional, before.curvature), nodes=before.nodes)
+
+    def _log_evidence_of(self, fit: Fit[TypeII]) -> Tensor:
+        return _integral_around(fit, Stop().quadrature_tol)[0].log_evidence
+
     @property
     def proposal(self) -> Proposal:
         """The posterior over all latents, as importance sampling draws from it."""
@@ -219,16 +232,20 @@ def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: Lap
     :param tolerance: of the log evidence, nats.
     :param posterior: what is known of the fit beside its last state.
     """
+    integral, status = _integral_around(fit, tolerance)
+    state = joint_posterior.whole_state(full, integral)
+    known = (posterior.status if status is None else status, posterior.log_evidences, posterior.restarts)
+    return NestedPosterior(state, *known, posterior.failures, integral=integral)
+
+
+def _integral_around(fit: Fit[TypeII], tolerance: float) -> tuple[Integral, str | None]:
+    """The integral over the marginalised sites around a fit; and its status, where that is another than the fit's."""
     joint = fit.state.laplace.problem.joint
     assert isinstance(joint, MarginalisedJoint)
     found = maximised(fit.state.laplace, torch.nonzero(joint.is_marginalised).flatten())
     if fit.status is Status.STEP_LIMIT:
         found = best_mode(found)
-    status = posterior.status
     found, elsewhere = check_multimodality(found, tolerance)
     integral = integrate(found, tolerance, elsewhere)
-    if fit.status is Status.STEP_LIMIT and len(found.marginalised) == len(found.state.theta) and has_arrived(found):
-        status = Status.CONVERGED.value
-    state = joint_posterior.whole_state(full, integral)
-    known = (status, posterior.log_evidences, posterior.restarts, posterior.failures)
-    return NestedPosterior(state, *known, integral=integral)
+    arrived = fit.status is Status.STEP_LIMIT and len(found.marginalised) == len(found.state.theta)
+    return integral, Status.CONVERGED.value if arrived and has_arrived(found) else None

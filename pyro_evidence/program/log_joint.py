@@ -234,6 +234,7 @@ class LogJoint:
         """
         self._row_bytes: tuple[int | None, int] | None = None
         self._writes = False  # into tensors that it makes
+        self._promotes = False  # single to double precision
         self._begins_at_origin = True
         try:
             with own_random_numbers():
@@ -356,6 +357,21 @@ class LogJoint:
         found._enumerated = handler(self._enumerated)
         return found
 
+    @property
+    def in_double(self) -> "LogJoint":
+        """This density with the same numbers in double precision; itself where the model cannot be computed so."""
+        if self.dtype is torch.float64:
+            return self
+        found, u = copy.copy(self), self._first[0]
+        found.dtype, found._promotes, found._row_bytes = torch.float64, True, None
+        with torch.no_grad(), own_random_numbers():
+            value = self._one(u, self.initial_theta)
+            try:
+                exact = found._one(u, self.initial_theta)
+            except Exception:  # it works in single precision, so whatever this is, it is double that it does not bear
+                return self
+        return found if bool((exact - value).abs() <= self.rounding * (1.0 + value.abs())) else self
+
     def initial(self, num: int, seed: int) -> Tensor:
         """Starting points, uniform on (-2, 2) in unconstrained space as NUTS draws them, shape ``(num, D)``.
 
@@ -453,8 +469,9 @@ class LogJoint:
             return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self._scored))
 
     def _one(self, u: Tensor, theta: Tensor) -> Tensor:
-        values, log_det = self.latents.constrained_with_log_det(u.to(self.dtype))
-        return (self.density(values, self.hypers.constrained(theta.to(self.dtype))) + log_det).double()
+        with batched.InDouble() if self._promotes else nullcontext():
+            values, log_det = self.latents.constrained_with_log_det(u.to(self.dtype))
+            return (self.density(values, self.hypers.constrained(theta.to(self.dtype))) + log_det).double()
 
     def _point(self, u: Tensor, theta: Tensor) -> Tensor:
         """One row; nan where a matrix of the model's is singular, as NUTS has it."""

@@ -5,18 +5,24 @@ A few changes of each kind of file, drawn with a seed; ``python -m tests.cases.c
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pyro_evidence import files
+from pyro_evidence.nested.integration import by_lattice
 from tests.cases.changed_files import (
     POSTERIORS,
     checkpoint_ending_of,
     checkpoint_endings,
+    ending,
     ending_of,
+    numbers,
     posterior_endings,
+    thawed,
 )
 
 
@@ -53,6 +59,23 @@ FOUND: dict[str, tuple[str, Callable[[Any], Any]]] = {  # changes that were beli
 def test_changes_that_were_found_are_refused(case: str, tmp_path: Path) -> None:
     name, change = FOUND[case]
     assert ending_of(name, tmp_path, change) == "refused"
+
+
+def test_the_spacing_of_a_lattice_is_that_of_the_fit_or_refused(tmp_path: Path) -> None:
+    kind, path, step = POSTERIORS["nested"], tmp_path / "posterior", 0.5
+    fitted = kind.posterior
+    mode = fitted.integral.outer_mode
+    cells = torch.arange(-14, 15).unsqueeze(-1)
+    integral = by_lattice(mode, mode.straight, cells, step)
+    state = replace(fitted.state, log_evidence=integral.log_evidence)
+    replace(fitted, state=state, integral=replace(integral, error=0.0)).save(path)
+    content, expected = thawed(files.read(path)), numbers(kind.load(path))
+    assert content["nested"]["step"] == step
+    for other in (step * (1.0 + 1e-12), 2.0 * step, 0.9 * step, 0.1 * step, 1e-9, -step, 0.0, math.nan):
+        content["nested"]["step"] = other
+        files.write(content, path)
+        found = ending(lambda: kind.load(path), path, expected)
+        assert found == ("right" if math.isclose(other, step) else "refused"), other
 
 
 OF_STATES: dict[str, tuple[str, Callable[[Any], Any]]] = {  # changes of a checkpoint's last state that were believed

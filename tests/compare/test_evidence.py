@@ -215,3 +215,32 @@ def test_a_flat_prior_is_refused_and_said(flat: str) -> None:
     with pytest.raises(BadInput, match="a has a flat prior for m, which has no integral"):
         compare_evidence(a=posterior, b=posterior)
     assert "b has a flat prior" in str(compare_evidence(a=posterior, b=posterior, throw=False))
+
+
+def vague(y: Tensor) -> None:
+    mean = pyro.sample("mean", dist.Normal(0.0, torch.tensor(6.0, dtype=torch.float64)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def centred(y: Tensor) -> None:
+    """The same without a mean, and with a latent site that says nothing of it."""
+    aside = pyro.sample("aside", dist.Normal(torch.tensor(0.0, dtype=torch.float64), 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(0.0 * aside, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(("shift", "said"), [(0.53, True), (0.0, False), (3.0, False)])
+def test_a_lead_that_half_a_prior_scale_overturns_is_said(shift: float, said: bool) -> None:
+    y = shift + torch.tensor([-1.0, 0.4, 0.9, -0.3] * 5, dtype=torch.float64)
+    found = compare_evidence(vague=LaplaceEvidence(vague).run(y), centred=LaplaceEvidence(centred).run(y))
+    lead = found.rows[0].log_evidence - found.rows[1].log_evidence
+    variances = 1.0 / 20.0 + torch.tensor([36.0, 9.0, 144.0], dtype=torch.float64)  # of the mean of the data
+    here, half, twice = dist.Normal(0.0, variances.sqrt()).log_prob(y.mean()).tolist()
+    change = (half if found.rows[0].name == "centred" else -twice) - (
+        here if found.rows[0].name == "centred" else -here
+    )
+    assert (change > lead) is said
+    assert bool(found.by_priors) is said
+    if said:
+        assert f"would lead by {change - lead:.2g} nats" in str(found)

@@ -76,7 +76,10 @@ def test_there_are_enough() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", entries())
 def test_a_program_has_the_moments_of_its_reference_or_says_not(name: str) -> None:
-    """No alarm where means are within a tenth of a deviation and deviations within 10 %; one beyond three tenths."""
+    """No alarm where means are within a tenth of a deviation and deviations within 10 %; one beyond three tenths.
+
+    Under Stan's flat priors means are within a fifth of a deviation, and deviations within 15 %.
+    """
     program: Program = PROGRAMS[name]
     fit = program.engine(program.model, stop=Stop(progress=False), **program.settings)
     if program.refused:
@@ -90,10 +93,11 @@ def test_a_program_has_the_moments_of_its_reference_or_says_not(name: str) -> No
     sites = {site: moments for site, moments in stored["sites"].items() if site not in program.heavy}
     far, wide = shifts(posterior.get_samples(NUM_DRAWS, seed=0), sites)
     says(said, *program.says)
+    limits = (0.2, 0.15) if name in flat_priors.PROGRAMS else (0.3, 0.3)
     if any(alarm in said for alarm in ABOUT_MOMENTS):
         assert far > 0.1 or wide > 0.1, (far, wide)
     elif not any(doubt in said for doubt in NOT_KNOWN):
-        assert far < 0.3 and wide < 0.3, (far, wide)
+        assert far < limits[0] and wide < limits[1], (far, wide)
     if "log_evidence" in stored and not any(alarm in said for alarm in ABOUT_EVIDENCE):
         assert float(posterior.log_evidence) == pytest.approx(stored["log_evidence"], abs=0.15)
     assert ("different modes" in said) == ("different modes" in program.says)

@@ -291,6 +291,46 @@ def test_bernoulli_labels_and_float32() -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_single_precision_computed_with_in_double(written: bool) -> None:
+    """The same numbers, those of a closure too, in a prior so narrow that single precision loses the differences."""
+    columns = X.float()
+
+    def model(y: Tensor) -> None:
+        mean = pyro.sample("mean", dist.Normal(0.0, torch.ones(()).float()))
+        with pyro.plate("rates", 2):
+            rate = pyro.sample("rate", dist.Normal(mean, torch.tensor(1e-4).float()))
+        predicted = columns @ rate
+        if written:
+            into = torch.zeros(len(y)).float()
+            into[:] = predicted
+            predicted = into
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(predicted, 1.0), obs=y)
+
+    joint = LogJoint(model, (T.float(),))
+    u = torch.tensor([0.1, 0.1001, 0.0999]).double()
+    scale = torch.tensor(1e-4).float().double()
+    expected = td.Normal(0.0, 1.0).log_prob(u[0]) + td.Normal(u[0], scale).log_prob(u[1:]).sum()
+    expected = expected + td.Normal(columns.double() @ u[1:], 1.0).log_prob(T.float().double()).sum()
+    exact = joint.in_double
+    assert exact is not joint and exact.in_double is exact and exact.dtype == torch.float64
+    assert_exact(exact.log_joint(u, NO_THETA), expected)
+    assert_exact(exact.log_joint(u.expand(3, -1), NO_THETA), expected.expand(3))
+    assert float((joint.log_joint(u, NO_THETA) - expected).abs()) > 1e-6
+    assert_exact(joint.on((2.0 * T.float(),), {}, 1).in_double.args[0], 2.0 * T.float())
+
+
+def test_a_model_that_asks_for_single_precision_is_left_in_it() -> None:
+    def model(y: Tensor) -> None:
+        b = pyro.sample("b", dist.Normal(0.0, torch.ones(()).float()))
+        assert b.dtype == torch.float32
+        pyro.sample("y", dist.Normal(b, 1.0).expand([len(y)]).to_event(1), obs=y)
+
+    joint = LogJoint(model, (T.float(),))
+    assert joint.in_double is joint
+
+
 def of_size(num: int, t: Tensor) -> None:
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([num]).to_event(1))
     with pyro.plate("cells", num):

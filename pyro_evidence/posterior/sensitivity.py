@@ -1,0 +1,321 @@
+"""How much the prior decides: slopes of the log evidence and of posterior means in the constants of the priors."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.functional import jvp
+
+from pyro_evidence.display import Axes, Table, axes_or_current, with_labels
+from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.fitting.iterate import Status, Stop, iterate
+from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
+from pyro_evidence.laplace import tour, type2
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, modes_of_rows, state_of_row
+from pyro_evidence.laplace.gradient import evidence_slope, slope, slopes
+from pyro_evidence.laplace.metric import inverted, measures, natural_metric, response
+from pyro_evidence.nested.inner import is_batched
+from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.program.constants import STEPS, MovedConstants, PriorConstant, Stepped, prior_constants
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.settings import check_count, check_number, seeded
+
+DRAWS = (
+    4_000  # of importance sampling, where the log evidence is by it: slopes are then known to a sixtieth of their sd
+)
+HEAVY = 1e-9  # share of the mass below which a node moves no digit that is shown
+SPREAD_DRAWS = 500  # for the posterior standard deviations that means are measured by
+POINTS = 9  # of a curve
+Values = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Slopes in the constants of the priors, where a step is a doubling; of a location, one scale of its prior.
+
+    :ivar log_evidence: constant -> slope of the log evidence, nats a step, the largest first.
+    :ivar means: constant -> site -> slopes of the posterior means of its elements, in the site's own units a step; of
+        Laplace's posterior, of the values at its mode.
+    :ivar constants: that these are the slopes in.
+    :ivar left_out: constants that cannot be moved: bounds of a support, arguments of distributions that cannot be made
+        again from their attributes.
+    """
+
+    log_evidence: Mapping[str, float]
+    means: Mapping[str, Values]
+    constants: Mapping[str, PriorConstant]
+    left_out: tuple[str, ...]
+    posterior: Any = field(repr=False)
+
+    @property
+    def table(self) -> Table:
+        """A row for each constant: its value, the slope of the log evidence, and that of the mean that moves most."""
+        draws = self.posterior.get_samples(SPREAD_DRAWS, seed=0)
+        sds = {site: draws[site].double().std(0) for site in draws}
+        rows, said = {}, []
+        for name, nats in self.log_evidence.items():
+            moves = {site: (m / sds[site]).nan_to_num(0.0).abs().max() for site, m in self.means[name].items()}
+            most = max(moves, key=lambda site: float(moves[site]))
+            value = self.constants[name].value.double()
+            rows[name] = {
+                "value": float(value.mean()),
+                "log evidence": nats,
+                "mean": float(moves[most]),
+            }
+            said += [f"{name} moves {most} most"] if float(moves[most]) > WORTH_SAYING else []
+        columns = {
+            "value": "of the constant, the mean of its elements",
+            "log evidence": "its slope, nats for each doubling of the constant, or for a scale's move of a location",
+            "mean": "slope of the mean that moves most, posterior standard deviations a step",
+        }
+        notes = [f"not moved: {', '.join(self.left_out)}"] if self.left_out else []
+        return Table(rows, columns, [*said, *notes], "constant")
+
+    def __str__(self) -> str:
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
+    def curve(self, constant: str, low: float, high: float, num: int = POINTS) -> "EvidenceCurve":
+        """The log evidence with a constant at other values, by refits that begin at the present one.
+
+        :param constant: its name, one of :attr:`log_evidence`.
+        :param low: the smallest value, and ``high`` the largest, evenly spaced in the logarithm; of a location
+            evenly.  Constants of several elements are moved together, and these are values of their mean.
+        :param num: of values.
+        :raises BadInput: for other names, and values that are none.
+        """
+        if constant not in self.constants:
+            raise BadInput(f"constant={constant!r}; expected one of {list(self.constants)}.")
+        one, num = self.constants[constant], check_count("num", num, at_least=2)
+        check_number("low", low)
+        check_number("high", high)
+        middle = float(one.value.double().mean())
+        if one.unit is None and not 0.0 < low < high:
+            raise BadInput(f"low={low}, high={high}; expected 0 < low < high for {constant}, which is {middle:.4g}.")
+        if one.unit is None:
+            values = torch.linspace(math.log(low), math.log(high), num, dtype=torch.float64).exp()
+            steps = (values / middle).log2()
+        else:
+            values = torch.linspace(low, high, num, dtype=torch.float64)
+            steps = (values - middle) / float(one.unit.double().mean())
+        found = torch.tensor(
+            [log_evidence_after(self.posterior, one, float(step)) for step in steps], dtype=torch.float64
+        )
+        return EvidenceCurve(one, values, found, float(self.posterior.log_evidence))
+
+
+WORTH_SAYING = 0.1  # posterior standard deviations a doubling
+
+
+@dataclass(frozen=True)
+class EvidenceCurve:
+    """The log evidence as a function of one constant of a prior.
+
+    :ivar constant: which.
+    :ivar values: of it, ``(P,)``.
+    :ivar log_evidence: with each, nats, nan where the fit failed, ``(P,)``.
+    :ivar here: with the constant as it stands in the model, nats.
+    """
+
+    constant: PriorConstant
+    values: Tensor
+    log_evidence: Tensor
+    here: float
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Log evidence against the constant, and a point where the model has it.
+
+        :raises ImportError: without matplotlib.
+        """
+        axes = axes_or_current(axes)
+        axes.plot(self.values, self.log_evidence, marker=".")
+        axes.plot(float(self.constant.value.double().mean()), self.here, "o", label="as in the model")
+        if self.constant.unit is None:
+            axes.set_xscale("log")
+        return with_labels(axes, f"log evidence / nats, by {self.constant.name}")
+
+
+@dataclass(frozen=True)
+class WeightedPoints:
+    """Points of the space of latents that stand for the posterior, and what moves at them a step of each constant.
+
+    :ivar weights: adding up to one, ``(K,)``.
+    :ivar slopes: of the log mass at each point, nats a step, ``(K, C)``.
+    :ivar u: unconstrained latents, ``(K, D)``.
+    :ivar moves: of ``u``, ``(K, C, D)``; None where points stay.
+    """
+
+    weights: Tensor
+    slopes: Tensor
+    u: Tensor
+    moves: Tensor | None
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Slopes of the log of the mass of all, ``(C,)``."""
+        return self.weights @ self.slopes
+
+    def means(self, joint: LogJoint, constant: int) -> dict[str, Tensor]:
+        """Slopes of the mean of every site in one constant, each in the site's shape."""
+        dtype, shift = joint.dtype, self.weights * (self.slopes[:, constant] - self.log_evidence[constant])
+        u = self.u.to(dtype)
+        move = torch.zeros_like(u) if self.moves is None else self.moves[:, constant].to(dtype)
+        sites = joint.latents.names
+        values, changes = jvp(lambda place: tuple(joint.latents.constrained(place)[n] for n in sites), u, move)
+        return {
+            site: torch.tensordot(self.weights, change.double(), 1) + torch.tensordot(shift, value.double(), 1)
+            for site, value, change in zip(sites, values, changes, strict=True)
+        }
+
+
+def sensitivity(posterior: Any) -> Sensitivity:
+    """Slopes of the log evidence and of the means of a posterior in every constant of every prior.
+
+    :raises UnsupportedModel: without any constant that can be moved.
+    """
+    posterior._needs_data("sensitivity()")
+    with own_random_numbers(), without_validation():
+        constants, left_out = prior_constants(posterior._joint, *posterior._mode_at)
+        if not constants:
+            raise UnsupportedModel(
+                "the priors of this model have no constant that can be moved. Expected a latent site whose prior has "
+                "an argument that depends on no other site, such as the 1.0 of HalfNormal(1.0)."
+                + (f" Left out: {', '.join(left_out)}." if left_out else "")
+            )
+        found: WeightedPoints = posterior._points_along(constants)
+        order = found.log_evidence.abs().argsort(descending=True).tolist()
+        names = [constants[c].name for c in order]
+        return Sensitivity(
+            dict(zip(names, found.log_evidence[order].tolist(), strict=True)),
+            {name: found.means(posterior._joint, c) for name, c in zip(names, order, strict=True)},
+            {name: constants[c] for name, c in zip(names, order, strict=True)},
+            left_out,
+            posterior,
+        )
+
+
+def free_model(joint: LogJoint, theta: Tensor) -> tuple[Model, Mapping[str, Any]]:
+    """The model, and what of it is maximised; with the hyperparameters put in where none is."""
+    given = {"maximise": joint.maximised_sites or None, "values": joint.values}
+    return (joint.model if joint.hypers.size else joint.substituted(theta)), given
+
+
+def _stepped(posterior: Any, constants: Sequence[PriorConstant]) -> Problem:
+    """The problem of the posterior with the constants' steps among its hyperparameters."""
+    model, given = free_model(posterior._joint, posterior._mode_at[1])
+    found: Problem = posterior._problem_of(Stepped(model, constants), given)
+    return found
+
+
+def _hypers(problem: Problem, before: Problem, theta: Tensor) -> Tensor:
+    """Hyperparameters ``(..., T)`` of a problem in the places of one that has others too, which are zero."""
+    old, new = before.joint.hypers, problem.joint.hypers
+    found = theta.new_zeros(*theta.shape[:-1], new.size)
+    for name in set(old.names) & set(new.names):
+        found[..., new.slices[name]] = theta[..., old.slices[name]]
+    return found
+
+
+def at_mode(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
+    """Laplace's mode, which follows the constants by itself and by the hyperparameters that follow them."""
+    state, problem = posterior.state, _stepped(posterior, constants)
+    here = laplace_state(problem, _hypers(problem, state.problem, state.theta), state.u)
+    ways = _ways(here)
+    moves = torch.cat([response(here, way.to(here.u)) for way in ways]).unsqueeze(0)
+    found = evidence_slope(here)[0].double() @ ways.mT
+    return WeightedPoints(found.new_ones(1), found.unsqueeze(0), here.u.unsqueeze(0), moves * problem.active)
+
+
+def _ways(here: LaplaceState) -> Tensor:
+    """How all hyperparameters move a step of each constant, those that are maximised staying at a maximum, ``(C, T)``.
+
+    By second derivatives of the log evidence, which are differences of exact slopes.
+    """
+    steps = here.problem.joint.hypers.slices[STEPS]
+    ways = torch.eye(len(here.theta), dtype=torch.float64, device=here.theta.device)[steps]
+    measure = measures(here.problem, natural_metric(here, slope(here)))
+    measure[steps] = 0.0
+    index = measure.nonzero().flatten()
+    if not len(index):
+        return ways
+    size = torch.finfo(here.problem.joint.dtype).eps ** (1.0 / 6.0)  # of a central difference of what is exact
+    rows = []
+    for move in (size * measure.diag())[index]:
+        ends = [laplace_state(here.problem, here.theta + sign * move, here.u) for sign in (1.0, -1.0)]
+        rows.append((slope(ends[0]).total - slope(ends[1]).total) / (2.0 * move.sum()))
+    second = torch.stack(rows)  # (P, T)
+    curvature = -0.5 * (second[:, index] + second[:, index].mT)
+    ways[:, index] = (inverted(curvature, slope(here).total[index]) @ second[:, steps]).mT
+    return ways
+
+
+def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
+    """The nodes of the marginalised sites, at each of which the inner mode follows the constants."""
+    integral, problem = posterior.integral, _stepped(posterior, constants)
+    weights = integral.log_weights.softmax(0)
+    kept = weights > HEAVY
+    weights, u = weights[kept] / weights[kept].sum(), integral.nodes.u[kept]
+    theta = _hypers(problem, integral.outer_mode.state.problem, integral.nodes.theta[kept])
+    steps = problem.joint.hypers.slices[STEPS]
+    ways = torch.eye(theta.shape[-1]).to(theta)[steps]
+    if is_batched(problem):
+        active = problem.active.expand(len(theta), -1)
+        mode = modes_of_rows(problem, theta, active, u)
+        states = [state_of_row(problem, t, u[row], mode, row) for row, t in enumerate(theta)]
+        found = slopes(problem, states).total + _prior_slopes(problem, theta)
+    else:
+        states = [laplace_state(problem, t, place) for t, place in zip(theta, u, strict=True)]
+        found = torch.stack([slope(state).total for state in states])
+    moves = torch.stack([torch.cat([response(state, way) for way in ways]) for state in states])
+    places, phi = posterior._places, integral.phi[kept]
+    follow = [places.whole(torch.zeros_like(phi), move) for move in moves.unbind(1)]
+    return WeightedPoints(weights, found[:, steps].double(), places.whole(phi, u), torch.stack(follow, 1))
+
+
+def _prior_slopes(problem: Problem, theta: Tensor) -> Tensor:
+    """Slopes of the log prior of the marginalised sites at each row, ``(K, T)``."""
+    rows = theta.detach().requires_grad_()
+    return torch.stack([pullback(problem.joint.log_hyperprior(row), rows)[k] for k, row in enumerate(rows)])
+
+
+def at_draws(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
+    """The draws that the log evidence is an average over, which stay where they are."""
+    if not posterior.integral.is_trusted:
+        raise UnsupportedModel(
+            "the weights of importance sampling over the modes cannot be trusted: the sum of Laplace's log evidences "
+            "has no slope to report. Expected a log evidence by its draws; try posterior.at_mode(k).sensitivity()."
+        )
+    integral, problem = posterior.integral, _stepped(posterior, constants)
+    u, weights = integral.draws, integral.weighed.weights
+    if integral.exchange is not None:  # drawn in one order, of which all are as probable
+        order = torch.rand(len(u), integral.exchange.size, generator=seeded(0)).argsort(1)
+        u = tour.reordered(integral.exchange.joint, u, integral.exchange.axes, order)
+    theta = _hypers(problem, posterior.state.problem, posterior.state.theta)
+    slopes = []
+    for part in u.split(posterior._rows):
+        own = theta.expand(len(part), -1).clone().requires_grad_()
+        slopes.append(pullback(problem.joint.log_joint(part, own).sum(), own))
+    return WeightedPoints(weights, torch.cat(slopes)[:, problem.joint.hypers.slices[STEPS]].double(), u, None)
+
+
+def log_evidence_after(posterior: Any, constant: PriorConstant, step: float) -> float:
+    """The log evidence with one constant moved, nats; nan where the fit fails.
+
+    The search begins where the posterior has ended.
+    """
+    model, given = free_model(posterior._joint, posterior._mode_at[1])
+    model = MovedConstants((constant,), torch.tensor([step], dtype=torch.float64))(model)
+    before = posterior._inside
+    try:
+        with own_random_numbers():
+            problem = posterior._problem_of(model, given)
+            begin = laplace_state(problem, _hypers(problem, before.problem, before.theta), before.u)
+            fit = iterate(type2.step, type2.type2_state(begin), Stop(progress=False), "sensitivity")
+            return float(posterior._log_evidence_of(fit)) if fit.status is Status.CONVERGED else math.nan
+    except ArithmeticError:
+        return math.nan

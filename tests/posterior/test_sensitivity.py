@@ -1,0 +1,256 @@
+"""Slopes of the log evidence and of means in the constants of priors, against closed forms, quadrature and refits."""
+
+import math
+from typing import Any
+
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import param, plate, sample
+from torch import Tensor
+from torch.distributions import constraints
+
+from pyro_evidence import BadInput, LaplaceEvidence, Start, UnsupportedModel
+from pyro_evidence.posterior.sensitivity import log_evidence_after
+
+STEP = 1e-3  # of a difference of refits
+COLUMNS, COUNTS = 3, 60
+
+
+def double(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def design() -> Tensor:
+    return torch.randn(COUNTS, COLUMNS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def classes() -> Tensor:
+    return (design()[:, 0] + 0.5 * design()[:, 1].cos() > 0.3).double()
+
+
+def weights() -> Tensor:
+    return sample("w", dist.Normal(torch.zeros(COLUMNS, dtype=torch.float64), double(2.0)).to_event(1))
+
+
+def linear(X: Tensor, t: Tensor) -> None:
+    w = weights()
+    with plate("data", len(X)):
+        sample("t", dist.Normal(X @ w, double(0.5)), obs=t)
+
+
+def logistic(X: Tensor, y: Tensor) -> None:
+    w, b = weights(), sample("b", dist.Normal(double(0.5), double(1.0)))
+    with plate("data", len(X)):
+        sample("y", dist.Bernoulli(logits=X @ w + b), obs=y)
+
+
+def learned(X: Tensor, y: Tensor) -> None:
+    spread = param("spread", double(1.0), constraint=constraints.positive)
+    w = sample("w", dist.Normal(torch.zeros(COLUMNS, dtype=torch.float64), spread).to_event(1))
+    b = sample("b", dist.Normal(double(0.5), double(1.0)))
+    with plate("data", len(X)):
+        sample("y", dist.Bernoulli(logits=X @ w + b), obs=y)
+
+
+def most_probable(X: Tensor, y: Tensor) -> None:
+    spread = sample("spread", dist.HalfNormal(double(1.0)))
+    w = sample("w", dist.Normal(torch.zeros(COLUMNS, dtype=torch.float64), spread).to_event(1))
+    with plate("data", len(X)):
+        sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def groups(g: Tensor, y: Tensor) -> None:
+    mean = sample("mean", dist.Normal(double(0.0), double(10.0)))
+    spread = sample("spread", dist.Gamma(double(2.0), double(3.0)))
+    with plate("groups", 30):
+        level = sample("level", dist.Normal(mean, spread))
+    with plate("data", len(g)):
+        sample("y", dist.Poisson(level[g].exp()), obs=y)
+
+
+def in_groups() -> tuple[Tensor, Tensor]:
+    g, generator = torch.arange(120) % 30, torch.Generator().manual_seed(1)
+    levels = 0.5 + 0.7 * torch.randn(30, generator=generator, dtype=torch.float64)
+    return g, torch.poisson(levels[g].exp(), generator=generator)
+
+
+def two_signs(t: Tensor) -> None:
+    a = sample("a", dist.Normal(double(0.0), double(3.0)))
+    sample("t", dist.Normal(a.square(), double(0.5)), obs=t)
+
+
+def simplex(y: Tensor) -> None:
+    p = sample("p", dist.Dirichlet(torch.ones(4, dtype=torch.float64)))
+    shift = sample("shift", dist.LogNormal(double(0.0), double(0.3)))
+    with plate("data", len(y)):
+        sample("y", dist.Categorical(p.pow(shift) / p.pow(shift).sum()), obs=y)
+
+
+REFITS: dict[str, tuple[Any, tuple[Tensor, ...], dict[str, Any], float]] = {
+    "linear": (linear, (design(), design()[:, 0]), {}, 1e-5),
+    "logistic": (logistic, (design(), classes()), {}, 1e-5),
+    "params": (learned, (design(), classes()), {}, 1e-5),
+    "maximised site": (most_probable, (design(), classes()), {"maximise": ["spread"]}, 1e-5),
+    # refits move the nodes, and with them what these leave out: within the error of the integral
+    "integrated scale": (groups, in_groups(), {}, 2e-4),
+    "integrated scale, blocks by quadrature": (groups, in_groups(), {"nodes": 3}, 2e-4),
+    # one Gaussian, without a look at its weights
+    "simplex": (simplex, (torch.arange(40) % 5 % 4,), {"marginalise": (), "start": Start(tour=0)}, 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", REFITS)
+def test_slopes_are_differences_of_refits(name: str) -> None:
+    model, args, settings, within = REFITS[name]
+    posterior = LaplaceEvidence(model, **settings).run(*args)
+    found = posterior.sensitivity()
+    assert len(found.log_evidence) >= 2
+    for constant, slope in found.log_evidence.items():
+        ends = [log_evidence_after(posterior, found.constants[constant], step) for step in (STEP, -STEP)]
+        assert slope == pytest.approx((ends[0] - ends[1]) / (2.0 * STEP), abs=within), constant
+
+
+def linear_evidence(scale: float, loc: float) -> tuple[float, Tensor]:
+    """Oracle: the multivariate normal of the targets, and the mean of the weights."""
+    X, t = design(), design()[:, 0]
+    covariance = 0.25 * torch.eye(COUNTS, dtype=torch.float64) + scale**2 * X @ X.T
+    mean = X.sum(-1) * loc
+    gain = scale**2 * X.T @ torch.linalg.inv(covariance)
+    value = dist.MultivariateNormal(mean, covariance).log_prob(t)
+    return float(value), loc + gain @ (t - mean)
+
+
+def test_slopes_of_a_linear_model_are_those_of_its_closed_form() -> None:
+    found = LaplaceEvidence(linear).run(design(), design()[:, 0]).sensitivity()
+    scales = [linear_evidence(2.0 * 2.0**step, 0.0) for step in (STEP, -STEP)]
+    locs = [linear_evidence(2.0, 2.0 * step) for step in (STEP, -STEP)]  # a step is the prior's scale, 2
+    for constant, (ahead, behind) in {"w.scale": scales, "w.loc": locs}.items():
+        assert found.log_evidence[constant] == pytest.approx((ahead[0] - behind[0]) / (2.0 * STEP), abs=1e-5)
+        expected = (ahead[1] - behind[1]) / (2.0 * STEP)
+        torch.testing.assert_close(found.means[constant]["w"], expected, atol=1e-7, rtol=0.0)
+    assert list(found.log_evidence) == sorted(found.log_evidence, key=lambda c: -abs(found.log_evidence[c]))
+
+
+def test_means_move_with_the_params_that_follow() -> None:
+    args = design(), classes()
+    posterior = LaplaceEvidence(learned).run(*args)
+    found = posterior.sensitivity()
+    ends = []
+    for loc in (0.5 + STEP, 0.5 - STEP):  # a step is the prior's scale, 1
+
+        def moved(X: Tensor, y: Tensor, loc: float = loc) -> None:
+            spread = param("spread", double(1.0), constraint=constraints.positive)
+            w = sample("w", dist.Normal(torch.zeros(COLUMNS, dtype=torch.float64), spread).to_event(1))
+            b = sample("b", dist.Normal(double(loc), double(1.0)))
+            with plate("data", len(X)):
+                sample("y", dist.Bernoulli(logits=X @ w + b), obs=y)
+
+        ends.append(LaplaceEvidence(moved).run(*args).mode)
+    for site in ("w", "b"):
+        expected = (ends[0][site] - ends[1][site]) / (2.0 * STEP)
+        torch.testing.assert_close(found.means["b.loc"][site], expected, atol=1e-5, rtol=0.0)
+
+
+def schools_evidence(scale: float, spread: float) -> tuple[float, float]:
+    """Oracle: quadrature over the spread, all else on paper; the log evidence, and the mean of the spread."""
+    y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64).unsqueeze(-1)
+    s = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=torch.float64).unsqueeze(-1)
+    x = torch.linspace(-16.0, 5.0, 8001, dtype=torch.float64)
+    tau = x.exp()
+    variance = s.square() + tau.square()
+    precision, shift = (1.0 / variance).sum(0) + scale**-2, (y / variance).sum(0)
+    value = -0.5 * ((math.tau * variance).log() + y.square() / variance).sum(0)
+    value = value - math.log(scale) - 0.5 * precision.log() + 0.5 * shift.square() / precision
+    value = value + dist.HalfNormal(double(spread)).log_prob(tau) + x
+    weights = value.softmax(0)
+    return float(value.logsumexp(0) + (x[1] - x[0]).log()), float(weights @ tau)
+
+
+def schools() -> None:
+    y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64)
+    s = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=torch.float64)
+    mu = sample("mu", dist.Normal(double(0.0), double(10.0)))
+    tau = sample("tau", dist.HalfNormal(double(8.0)))
+    with plate("schools", 8):
+        sample("y", dist.Normal(sample("theta", dist.Normal(mu, tau)), s), obs=y)
+
+
+def test_slopes_of_eight_schools_are_those_of_quadrature() -> None:
+    found = LaplaceEvidence(schools).run().sensitivity()
+    moved = {
+        "mu.scale": [schools_evidence(10.0 * 2.0**step, 8.0) for step in (STEP, -STEP)],
+        "tau.scale": [schools_evidence(10.0, 8.0 * 2.0**step) for step in (STEP, -STEP)],
+    }
+    for constant, (ahead, behind) in moved.items():
+        assert found.log_evidence[constant] == pytest.approx((ahead[0] - behind[0]) / (2.0 * STEP), abs=2e-3)
+        assert float(found.means[constant]["tau"]) == pytest.approx((ahead[1] - behind[1]) / (2.0 * STEP), abs=0.05)
+
+
+def test_slopes_over_two_modes_are_those_of_quadrature() -> None:
+    posterior = LaplaceEvidence(two_signs).run(double(4.0))
+    assert len(posterior.states) == 2
+    found = posterior.sensitivity()
+    a = torch.linspace(-6.0, 6.0, 20001, dtype=torch.float64)
+    log_density = dist.Normal(0.0, 3.0).log_prob(a) + dist.Normal(a.square(), 0.5).log_prob(double(4.0))
+    rise = math.log(2.0) * (a.square() / 9.0 - 1.0)  # of the log prior density, a doubling of its scale
+    assert found.log_evidence["a.scale"] == pytest.approx(float(log_density.softmax(0) @ rise), abs=2e-3)
+    assert found.log_evidence["a.loc"] == pytest.approx(0.0, abs=2e-3)  # as likely on both sides
+
+
+def test_slopes_by_importance_sampling_of_one_mode_are_those_of_quadrature() -> None:
+    def heavy(t: Tensor) -> None:
+        a = sample("a", dist.StudentT(double(3.0), double(0.0), double(1.0)))
+        sample("t", dist.StudentT(double(3.0), a, double(1.0)), obs=t)
+
+    def log_evidence(spread: float) -> Tensor:
+        a = torch.linspace(-200.0, 200.0, 400_001, dtype=torch.float64)
+        value = dist.StudentT(3.0, 0.0, double(spread)).log_prob(a) + dist.StudentT(3.0, a, 1.0).log_prob(double(1.0))
+        return value.logsumexp(0)
+
+    found = LaplaceEvidence(heavy).run(double(1.0)).sensitivity()
+    expected = float(log_evidence(2.0**STEP) - log_evidence(2.0**-STEP)) / (2.0 * STEP)
+    assert found.log_evidence["a.scale"] == pytest.approx(expected, abs=5e-3)
+    assert {"a.df", "a.loc", "a.scale"} == set(found.constants)
+
+
+def test_the_curve_holds_the_log_evidence_and_its_slope() -> None:
+    posterior = LaplaceEvidence(linear).run(design(), design()[:, 0])
+    curve = posterior.sensitivity().curve("w.scale", 0.1, 10.0)
+    expected = [linear_evidence(float(value), 0.0)[0] for value in curve.values]
+    torch.testing.assert_close(curve.log_evidence, torch.tensor(expected, dtype=torch.float64), atol=1e-8, rtol=0.0)
+    assert curve.values[[0, -1]].tolist() == pytest.approx([0.1, 10.0])
+    axes = curve.plot()
+    assert axes.get_xscale() == "log" and len(axes.get_lines()) == 2
+    flat = posterior.sensitivity().curve("w.loc", -1.0, 1.0, num=3)
+    expected = [linear_evidence(2.0, float(value))[0] for value in flat.values]
+    torch.testing.assert_close(flat.log_evidence, torch.tensor(expected, dtype=torch.float64), atol=1e-8, rtol=0.0)
+
+
+def test_what_depends_on_other_sites_is_no_constant_and_bounds_are_left_out() -> None:
+    def model() -> None:
+        top = sample("top", dist.Uniform(double(0.0), double(3.0)))
+        with plate("levels", 5):
+            level = sample("level", dist.Normal(double(1.0), top + 0.1))
+        sample("y", dist.Normal(level.sum(), double(1.0)), obs=double(3.0))
+
+    found = LaplaceEvidence(model).run().sensitivity()
+    assert set(found.log_evidence) == {"level.loc"} or not found.log_evidence
+    assert set(found.left_out) >= {"top.low", "top.high"}
+    assert "top.high" in str(found)
+
+
+def test_bad_input() -> None:
+    posterior = LaplaceEvidence(linear).run(design(), design()[:, 0])
+    found = posterior.sensitivity()
+    with pytest.raises(BadInput, match="expected one of"):
+        found.curve("w.rate", 1.0, 2.0)
+    with pytest.raises(BadInput, match="0 < low < high"):
+        found.curve("w.scale", 2.0, 1.0)
+
+    def no_constants() -> None:
+        top = sample("top", dist.Uniform(double(0.0), double(3.0)))
+        sample("y", dist.Normal(top, double(1.0)), obs=double(1.0))
+
+    with pytest.raises(UnsupportedModel, match="no constant that can be moved"):
+        LaplaceEvidence(no_constants).run().sensitivity()
