@@ -145,7 +145,7 @@ class Structured(AutogradDensity):
         return tuple(next(made if own else closed).detach() for own in self.differentiated)
 
     def _closed_forms(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
-        """Second derivatives in closed form at hyperparameters ``(T,)``, ``(F, k, k)`` for each family that has them."""
+        """Second derivatives in closed form at hyperparameters ``(T,)``, ``(F, k, k)`` for each such family."""
         nodes = self.joint.trace(u, theta).nodes
         return tuple(family.elements(nodes) for family in self.families if family.closed)
 
