@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -247,11 +248,11 @@ class SameRows:
         assert first is not None and first.of is not None
         names, eps = first.of.names, first.of.eps
         floor = len(names) ** 0.5  # of what a row adds up: columns are in units of their size
-        found = difference(first, here, lambda x: x.combined, ["a combination of all columns"], eps, floor)
+        found = difference(first, here, attrgetter("combined"), ["a combination of all columns"], eps, floor)
         if found is not None:
             again = self._added_up(Pass(here.number, first.of))
             if again.rows == here.rows:
-                found = difference(first, again, lambda x: x.each, names, eps) or found
+                found = difference(first, again, attrgetter("each"), names, eps) or found
             self._refuse(here, *found)
 
     def _refuse(self, here: Pass, before: str, now: str) -> None:

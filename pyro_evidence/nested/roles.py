@@ -16,7 +16,6 @@ from pyro_evidence.numerics.coordinates import Coordinate, is_affine
 from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullback
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS
-from pyro_evidence.program import enumeration
 from pyro_evidence.program.log_joint import LogJoint, Trace
 from pyro_evidence.program.parameters import check_kind
 from pyro_evidence.program.sites import bijection
@@ -250,9 +249,7 @@ def _slopes(joint: LogJoint, u: Tensor, theta: Tensor, value_of: Callable[[LogJo
 
 def _log_likelihood(joint: LogJoint, trace: Trace) -> Tensor:
     """Of the data, the discrete sites summed out."""
-    if joint.discrete:
-        return enumeration.log_prob_total(trace, (*joint.discrete, *joint.observed))
-    return torch.as_tensor(trace.log_prob_sum(lambda name, _: name in joint.observed))
+    return joint.total(trace, (*joint.discrete, *joint.observed))
 
 
 def _every_state(joint: LogJoint, trace: Trace) -> Tensor:

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pyro
 import torch
@@ -39,6 +39,7 @@ from pyro_evidence.program.sites import (
     is_empty,
     is_observation,
     is_plate,
+    log_prob_sum,
     sample_nodes,
 )
 from pyro_evidence.settings import seeded
@@ -461,12 +462,12 @@ class LogJoint:
         """Log density of all sites but the maximised ones at constrained values, nats, shape ``()``."""
         return self.total(self.trace_at(latents, hypers))
 
-    def total(self, trace: Trace) -> Tensor:
-        """The log density as a trace shows it."""
+    def total(self, trace: Trace, names: Sequence[str] = ()) -> Tensor:
+        """The log density of all that counts, or of the named sites, as a trace shows it; discrete ones summed out."""
+        if not self.discrete:
+            return log_prob_sum(trace, names or self._scored)
         with without_validation():
-            if self.discrete:
-                return enumeration.log_prob_total(trace, self._counted)
-            return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self._scored))
+            return enumeration.log_prob_total(trace, names or self._counted)
 
     def _one(self, u: Tensor, theta: Tensor) -> Tensor:
         with batched.InDouble() if self._promotes else nullcontext():
@@ -500,8 +501,7 @@ class LogJoint:
         if not self.maximised_sites:
             return theta.new_zeros(())
         trace = self.trace(self.initial_u if u is None else u, theta)
-        with without_validation():
-            return cast(Tensor, trace.log_prob_sum(lambda name, _: name in self.maximised_sites)).double()
+        return log_prob_sum(trace, self.maximised_sites).double()
 
     def pointwise(self, u: Tensor, theta: Tensor) -> dict[str, Tensor]:
         """Log likelihood of every observed site, one number per datum, discrete sites summed out.

@@ -36,6 +36,7 @@ from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.program.enumeration import log_sum_exp
 from pyro_evidence.program.exact import exact
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.sites import log_prob_sum
 
 Trace = Any
 Node = Mapping[str, Any]
@@ -389,13 +390,6 @@ def depends(value: Any, u: Tensor) -> bool:
         return False
     found = torch.autograd.grad(value.sum(), u, retain_graph=True, allow_unused=True)[0]
     return found is not None
-
-
-def log_prob_sum(trace: Trace, names: Sequence[str]) -> Tensor | float:
-    """Log density of the named sites, as they stand in a trace; nats, shape ``()``."""
-    with without_validation():
-        trace.compute_log_prob(lambda name, _: name in names)
-    return sum(trace.nodes[n]["log_prob_sum"] for n in names)
 
 
 def log_prior_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:

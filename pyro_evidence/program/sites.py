@@ -1,6 +1,6 @@
 """The sites of a trace: which of them are latent, discrete, data or mere bookkeeping."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Transform, TransformedDistribution, biject_to
 
 from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.coordinates import unconstrained_shape
 
 Trace = Any  # pyro.poutine.Trace
@@ -57,6 +58,12 @@ def is_masked(node: Node, how_many: Callable[[Tensor], Tensor] = torch.any) -> b
 def is_improper(node: Node) -> bool:
     """Whether the prior of a latent site is flat, in some of its elements at least: a density without an integral."""
     return isinstance(innermost(node["fn"]), ImproperUniform) or is_masked(node)
+
+
+def log_prob_sum(trace: Trace, names: Collection[str]) -> Tensor:
+    """Log density of the named sites, as they stand in a trace; nats, shape ``()``."""
+    with without_validation():
+        return torch.as_tensor(trace.log_prob_sum(lambda name, _: name in names))
 
 
 def innermost(fn: Any) -> Any:

@@ -12,7 +12,6 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, NotSmooth, UnsupportedModel
-from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import require_memory
@@ -20,6 +19,7 @@ from pyro_evidence.numerics.linear_predictor import Part, in_blocks, part_of
 from pyro_evidence.program.checks import check_offset
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import LikelihoodTerm
+from pyro_evidence.program.sites import log_prob_sum
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Parts, Target
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.recognise import Structure, recognise
@@ -183,9 +183,7 @@ def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order
     others = set(joint.latents.names) - set(sites)
 
     def log_prior(u: Tensor, names: Collection[str]) -> Tensor:
-        trace = joint.trace(u, theta)
-        with without_validation():
-            return torch.as_tensor(trace.log_prob_sum(lambda n, _: n in names)).double()
+        return log_prob_sum(joint.trace(u, theta), names).double()
 
     def rest(y: Tensor) -> Tensor:
         u = y[:, inverse]

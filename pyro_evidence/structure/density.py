@@ -32,6 +32,7 @@ from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
+from pyro_evidence.program.sites import log_prob_sum
 from pyro_evidence.structure.factor_terms import RecordedTerms
 
 
@@ -310,7 +311,7 @@ class LinearPredictors(JointDensity):
         """The parts as a trace at ``u = 0`` and ``theta`` shows them."""
         prior = predictors.gaussian_prior(self.joint, trace)[:2] if self.gaussian else None
         offsets = tuple(part.slot.blocks(trace).double() for part in self.linear)
-        rest, graph = predictors.log_prob_sum(trace, self.free), theta.requires_grad and torch.is_grad_enabled()
+        rest, graph = log_prob_sum(trace, self.free), theta.requires_grad and torch.is_grad_enabled()
         return ModelParts(theta, trace, offsets, prior, rest, theta._version, graph)
 
     def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import itemgetter, neg
 from typing import Any, cast
 
 import torch
@@ -113,7 +113,7 @@ class SummandTracker(TorchFunctionMode):
 def _multiple(func: Any, args: Any, known: list[Any]) -> Parts | None:
     """The parts of the negative or a multiple of a sum; None for other functions."""
     if func in NEGATIVE:
-        return _each(known[0], lambda x: -x)
+        return _each(known[0], neg)
     if func in OVER and known[0] and not known[1]:
         return _each(known[0], lambda x: x / args[1])
     if func in TIMES and not all(known):

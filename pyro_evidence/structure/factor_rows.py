@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.numerics.linear_predictor import slope_and_curvature
 from pyro_evidence.precision.dense import Elements
-from pyro_evidence.program.predictors import log_prob_sum
+from pyro_evidence.program.sites import log_prob_sum
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparseLinear
 

@@ -15,6 +15,7 @@ from torch.distributions import MultivariateNormal
 from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program import predictors
+from pyro_evidence.program.sites import log_prob_sum
 from pyro_evidence.structure.probes import NearbyPoints, TestPoint
 
 WIDE = 20.0  # change of a log prior precision under which a group must stay one: a factor of e^20
@@ -250,7 +251,7 @@ def _slope(probe: TestPoint, wanted: Tensor) -> Tensor:
     if not dense or joint.discrete or any(_is_moved(nodes[n], probe, wanted) for n in dense):
         return pullback(probe.log_joint, probe.theta)
     others = [n for n in (*joint.latents.names, *joint.observed) if n not in dense]
-    return pullback(torch.as_tensor(predictors.log_prob_sum(probe.trace, others)), probe.theta)
+    return pullback(log_prob_sum(probe.trace, others), probe.theta)
 
 
 def _is_moved(node: Mapping[str, Any], probe: TestPoint, wanted: Tensor) -> bool:

@@ -12,7 +12,6 @@ from torch import Tensor
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.derivatives import pullback
-from pyro_evidence.program import enumeration
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.factor_cells import coordinate_table
 from pyro_evidence.structure.factors import Followed, NotSparse, followed_terms
@@ -64,8 +63,4 @@ def _slope(joint: LogJoint, u: Tensor) -> Tensor:
     u = u.detach().clone().requires_grad_()
     trace = joint.trace(u, joint.initial_theta)
     with without_validation():
-        if joint.discrete:
-            value = enumeration.log_prob_total(trace, (*joint.discrete, *joint.observed))
-        else:
-            value = torch.as_tensor(trace.log_prob_sum(lambda name, _: name in joint.observed))
-        return pullback(value.double(), u)
+        return pullback(joint.total(trace, (*joint.discrete, *joint.observed)).double(), u)

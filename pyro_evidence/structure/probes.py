@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.derivatives import Kept, generic_directions, measured
-from pyro_evidence.program import enumeration, predictors
+from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint, Trace
 
 TYPICAL = 0.5  # prior standard deviations, but at most that many units; times 1 to 2
@@ -61,12 +60,8 @@ class TestPoint:
     @cached_property
     def log_joint(self) -> Tensor:
         """The log joint density of this run, nats, shape ``()``."""
-        names = (*self.joint.latents.names, *self.joint.discrete, *self.joint.observed)
         _, log_det = self.joint.latents.constrained_with_log_det(self.u.to(self.joint.dtype))
-        with without_validation():
-            if not self.joint.discrete:
-                return (predictors.log_prob_sum(self.trace, names) + log_det).double()
-            return (enumeration.log_prob_total(self.trace, names) + log_det).double()
+        return (self.joint.total(self.trace) + log_det).double()
 
     @cached_property
     def cells(self) -> "Cells":

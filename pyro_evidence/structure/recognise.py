@@ -16,6 +16,7 @@ from pyro_evidence.program import parameters, predictors
 from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm, Sites
+from pyro_evidence.program.sites import log_prob_sum
 from pyro_evidence.structure import factors, gaussian_process, groups, probes
 from pyro_evidence.structure.density import AutogradDensity, DenseLinear, LinearDensity, LinearPredictors, are_equal
 from pyro_evidence.structure.factor_density import Structured
@@ -256,7 +257,7 @@ def _holds(sites: Sites, probe: TestPoint) -> bool:
         if any(predictors.depends(value, probe.u) for value in values):  # the likelihood sees eta alone
             return False
         _, log_det = joint.latents.constrained_with_log_det(probe.u.detach().to(joint.dtype))
-        prior = predictors.log_prob_sum(trace, (*joint.latents.names, *sites.free)) + log_det
+        prior = log_prob_sum(trace, (*joint.latents.names, *sites.free)) + log_det
         gap = (prior + sum(values) - probe.log_joint).abs()
         return bool(gap <= joint.rounding * (1.0 + probe.log_joint.abs())) and all(
             is_separable(slot.log_likelihood(trace), slot.layout, slot.blocks(trace)[None], joint.rounding)
@@ -373,7 +374,7 @@ def _explains(linear: LinearPredictors, base: TestPoint, probe: TestPoint) -> bo
     """Whether the linear density, its parts read at ``base``, has the prior, predictors and likelihoods of a run."""
     rounding = linear.joint.rounding
     with torch.no_grad():
-        before, after = ([predictors.log_prob_sum(p.trace, linear.free)] for p in (base, probe))
+        before, after = ([log_prob_sum(p.trace, linear.free)] for p in (base, probe))
         if linear.gaussian and not are_equal(base.prior[:2], probe.prior[:2], rounding):
             return False
         if not are_equal(before, after, rounding):

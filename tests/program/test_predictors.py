@@ -19,6 +19,7 @@ from pyro_evidence.program.predictors import (
     read_sites,
     unwrapped,
 )
+from pyro_evidence.program.sites import log_prob_sum
 from pyro_evidence.structure.recognise import recognise
 from tests.models_for_tests import deceptive_models, recognised_models
 from tests.models_for_tests.recognised_models import X, binary, positive, real
@@ -117,7 +118,7 @@ def test_slots_rebuild_the_likelihood(name: str) -> None:
     """Prior, slots at their own predictor and free sites add up to the log joint; rows are a loop."""
     joint, trace, sites = sites_of(name)
     u, _ = run(joint)
-    rest = log_prior_rows(joint, u.unsqueeze(0), joint.initial_theta)[0] + predictors.log_prob_sum(trace, sites.free)
+    rest = log_prior_rows(joint, u.unsqueeze(0), joint.initial_theta)[0] + log_prob_sum(trace, sites.free)
     for slot in sites.slots:
         eta = slot.predictor(trace)
         assert eta.shape == slot.layout.shape

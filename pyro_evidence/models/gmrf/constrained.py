@@ -165,18 +165,17 @@ def least_square(elements: Tensor, structure: Structure, given: Tensor) -> Tenso
     return torch.einsum("rfa,rfab,rfb->r", near, flat, near).view(elements.shape[:-3])
 
 
-def _of_each(function: Any) -> Any:
-    """A rule for ``vmap``: one matrix after the other."""
+class _OneByOne(torch.autograd.Function):
+    """A function of one matrix, which ``vmap`` calls for one after the other."""
 
-    def rule(_info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    @classmethod
+    def vmap(cls, _info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
         count = next(arg.shape[dim] for arg, dim in zip(args, in_dims, strict=True) if dim is not None)
         rows = [
             [arg if dim is None else arg.select(dim, row) for arg, dim in zip(args, in_dims, strict=True)]
             for row in range(count)
         ]
-        return torch.stack([function().apply(*row) for row in rows]), 0
-
-    return staticmethod(rule)
+        return torch.stack([cls.apply(*row) for row in rows]), 0
 
 
 def _keep_elements(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -185,10 +184,10 @@ def _keep_elements(ctx: Any, inputs: Any, output: Tensor) -> None:
     ctx.save_for_forward(elements)
 
 
-class _LogDet(torch.autograd.Function):
+class _LogDet(_OneByOne):
     """``log det V' Q V`` of elements ``(F, k, k)``."""
 
-    vmap, setup_context = _of_each(lambda: _LogDet), staticmethod(_keep_elements)
+    setup_context = staticmethod(_keep_elements)
 
     @staticmethod
     def forward(elements: Tensor, structure: Structure) -> Tensor:
@@ -203,10 +202,10 @@ class _LogDet(torch.autograd.Function):
         return (_Covariance.apply(ctx.saved_tensors[0], ctx.structure) * tangent).sum()
 
 
-class _Covariance(torch.autograd.Function):
+class _Covariance(_OneByOne):
     """``S = V (V' Q V)^-1 V'`` on the pattern; its derivative is ``-S dQ S``."""
 
-    vmap, setup_context = _of_each(lambda: _Covariance), staticmethod(_keep_elements)
+    setup_context = staticmethod(_keep_elements)
 
     @staticmethod
     def forward(elements: Tensor, structure: Structure) -> Tensor:
@@ -221,10 +220,8 @@ class _Covariance(torch.autograd.Function):
         return -_Sandwich.apply(ctx.saved_tensors[0], tangent, ctx.structure)
 
 
-class _Sandwich(torch.autograd.Function):
+class _Sandwich(_OneByOne):
     """``S M S`` on the pattern; the end of the derivatives."""
-
-    vmap = _of_each(lambda: _Sandwich)
 
     @staticmethod
     def forward(elements: Tensor, middle: Tensor, structure: Structure) -> Tensor:
@@ -235,10 +232,8 @@ class _Sandwich(torch.autograd.Function):
         pass
 
 
-class _Solve(torch.autograd.Function):
+class _Solve(_OneByOne):
     """The least ``x' Q x / 2 - b' x`` with ``U' x = c``: its derivative is ``S (db - dQ x)``."""
-
-    vmap = _of_each(lambda: _Solve)
 
     @staticmethod
     def forward(elements: Tensor, b: Tensor, given: Tensor, structure: Structure) -> Tensor:
