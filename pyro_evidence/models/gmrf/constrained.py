@@ -170,6 +170,7 @@ class _OneByOne(torch.autograd.Function):
 
     @classmethod
     def vmap(cls, _info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        """The values of all rows, along the first axis."""
         count = next(arg.shape[dim] for arg, dim in zip(args, in_dims, strict=True) if dim is not None)
         rows = [
             [arg if dim is None else arg.select(dim, row) for arg, dim in zip(args, in_dims, strict=True)]
