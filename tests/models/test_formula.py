@@ -1,5 +1,6 @@
 """Mixed models from a formula: lme4's and glmmTMB's numbers, the same program by hand, other frames, messages."""
 
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,80 @@ def test_the_two_ways_to_write_a_binomial_agree(frame: Any) -> None:
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(one, two, strict=True))
 
 
+def test_successes_and_failures_may_be_computed(frame: Any) -> None:
+    _, one = mixed("cbind(hits, tries - hits) ~ x", frame, family="binomial")
+    _, two = mixed("cbind(hits, misses) ~ x", frame, family="binomial")
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+OTHER_FAMILIES = {  # log likelihoods by glmmTMB 1.1.5
+    "beta binomial": ("cbpp", "cbind(incidence, size - incidence) ~ C(period)", "betabinomial", None, -88.0416468),
+    "probit": ("cbpp", "prop(incidence, size) ~ C(period) + (1 | herd)", "binomial", "probit", -92.5833377),
+    "cloglog": ("cbpp", "prop(incidence, size) ~ C(period) + (1 | herd)", "Binomial", "cloglog", -91.7580020),
+    "gamma": ("sleepstudy", "Reaction ~ Days + (1 | Subject)", "Gamma", None, -883.5783367),
+    "beta": ("sleepstudy", "I(Reaction / 600) ~ Days + (1 | Subject)", "beta", None, 253.3616541),
+    "sigma": ("sleepstudy", "Reaction ~ Days + (1 | Subject); sigma ~ Days", "gaussian", None, -891.9118793),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FAMILIES)
+def test_families_links_and_parameters_give_the_values_of_glmm_tmb(data_dir: Path, name: str) -> None:
+    file, formula, family, link, log_likelihood = OTHER_FAMILIES[name]
+    model, data = mixed(formula, pandas.read_csv(data_dir / f"{file}.csv"), family=family, link=link)
+    assert float(fit(model, data).log_evidence) == pytest.approx(log_likelihood, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "eta", "given", "mean", "variance"),
+    [
+        ("gamma", 0.7, (3.0,), math.exp(0.7), math.exp(1.4) / 3.0),
+        ("student", 0.7, (2.0, 5.0), 0.7, 4.0 * 5.0 / 3.0),
+        ("beta", 0.0, (3.0,), 0.5, 0.25 / 4.0),
+        ("beta binomial", 0.0, (6.0, 3.0), 3.0, 6.0 * 0.25 * 9.0 / 4.0),
+        ("negative binomial", -0.3, (2.5,), math.exp(-0.3), math.exp(-0.3) + math.exp(-0.6) / 2.5),
+        ("negative binomial 1", 0.7, (3.0,), math.exp(0.7), 4.0 * math.exp(0.7)),
+    ],
+)
+def test_a_family_has_the_moments_that_glmm_tmb_states(
+    family: str, eta: float, given: tuple[float, ...], mean: float, variance: float
+) -> None:
+    found = FAMILIES[family].of(torch.tensor(eta), *map(torch.tensor, given))
+    assert (float(found.mean), float(found.variance)) == pytest.approx((mean, variance), rel=1e-10)
+
+
+def test_links_are_the_inverse_of_theirs() -> None:
+    eta = torch.linspace(-4.0, 3.0, 12)
+    chance = {name: link(eta).sigmoid() for name, (link, _) in FAMILIES["bernoulli"].links.items()}
+    torch.testing.assert_close(chance["probit"], torch.special.ndtr(eta), rtol=1e-10, atol=0.0)
+    torch.testing.assert_close(chance["cloglog"], -(-eta.exp()).expm1(), rtol=1e-10, atol=0.0)
+    assert bool((FAMILIES["poisson"].links["inverse"][0](eta) == 1.0 / eta).all())
+
+
+def zeros_of_counts(frame: Any, extra: str, rate: Any) -> tuple[float, Tensor]:
+    model, data = mixed(f"k ~ 1; {extra} ~ 1", frame, family="poisson")
+    found = fit(model, data)
+    return float(found.log_evidence), rate(found.hyperparameters)
+
+
+def test_a_hurdle_is_a_share_of_zeros_and_a_truncated_model(frame: Any) -> None:
+    """The log likelihood of a hurdle factorises: zeros are binomial, the others a truncated fit of their own."""
+    whole, share = zeros_of_counts(frame, "hurdle", lambda values: values["b_hurdle"].sigmoid())
+    zero, above = (frame.k == 0).mean(), frame[frame.k > 0]
+    assert float(share) == pytest.approx(zero, abs=1e-5)
+    model, data = mixed("k ~ 1", above, family="truncated poisson")
+    of_zeros = len(frame) * (zero * math.log(zero) + (1.0 - zero) * math.log(1.0 - zero))
+    assert whole == pytest.approx(float(fit(model, data).log_evidence) + of_zeros, abs=1e-6)
+
+
+def test_zero_inflation_adds_zeros(frame: Any) -> None:
+    found, share = zeros_of_counts(frame, "zi", lambda values: values["b_zi"].sigmoid())
+    model, data = mixed("k ~ 1", frame, family="poisson")
+    assert found > float(fit(model, data).log_evidence)
+    rate = frame.k.mean() / (1.0 - float(share))  # the mean is met, and so is the number of zeros
+    expected = float(share) + (1.0 - float(share)) * math.exp(-rate)
+    assert (frame.k == 0).mean() == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_negative_binomial_has_the_mean_of_its_predictor() -> None:
     eta, shape = torch.tensor([0.3, -1.0]), torch.tensor(2.5)
     made = FAMILIES["negative binomial"].distribution(eta, shape)
@@ -262,7 +337,16 @@ LETTERS = [
     ({"formula": "y ~ nothing + (1 | g)"}, "'nothing' cannot be made into columns"),
     ({"formula": "y ~ x + (0 | g)"}, "has nothing that varies"),
     ({"formula": "kind ~ x + (1 | g)"}, "the response holds words"),
-    ({"family": "gamma"}, "expected one of"),
+    ({"family": "tweedie"}, "expected one of"),
+    ({"family": "Poisson", "link": "logit"}, r"link='logit' of family='Poisson'; expected one of \['identity', 'log'"),
+    ({"family": "gamma"}, "expected above 0"),
+    ({"family": "beta", "formula": "t ~ x"}, "expected below 1"),
+    ({"family": "truncated_poisson", "formula": "k ~ x"}, "expected whole, from 1"),
+    ({"formula": "y ~ x; zi ~ x"}, "a formula for zi in a model of family 'gaussian'; expected one for sigma"),
+    ({"formula": "k ~ x; zi ~ x; hurdle ~ x", "family": "poisson"}, "not both of the last two"),
+    ({"formula": "kind ~ x; sigma ~ x", "family": "categorical"}, "expected one for the response alone"),
+    ({"formula": "y ~ x; sigma"}, 'expected "response ~ fixed terms'),
+    ({"formula": "y ~ x; sigma ~ x; sigma ~ x"}, "each time another parameter"),
     ({"family": "binomial"}, r"expected prop\(successes, trials\)"),
     ({"family": "poisson"}, "expected whole, from 0"),
     ({"family": "bernoulli", "formula": "kind ~ x"}, "of two values, or named"),

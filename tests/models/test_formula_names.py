@@ -43,6 +43,8 @@ def frame() -> Any:
             "hits": rng.integers(0, 9, ROWS),
             "tries": 9,
             "k": rng.poisson(2.0, ROWS),
+            "above": rng.poisson(2.0, ROWS) + 1,
+            "share": rng.uniform(0.1, 0.9, ROWS),
             "kind": np.array(list("abcd"))[np.arange(ROWS) % 4],
         }
     )
@@ -74,6 +76,13 @@ def log_joint(run: Any, data: tuple[Any, ...]) -> float:
 
 RESPONSES = {
     "gaussian": "y",
+    "student": "y",
+    "gamma": "t",
+    "beta": "share",
+    "beta binomial": "prop(hits, tries)",
+    "negative binomial 1": "k",
+    "truncated poisson": "above",
+    "truncated negative binomial": "above",
     "bernoulli": "yes",
     "binomial": "prop(hits, tries)",
     "poisson": "k",
@@ -104,6 +113,35 @@ def test_the_source_is_the_model_that_runs(frame: Any, family: str, right: str, 
     assert list(run.nodes) == list(written.nodes)
     assert torch.equal(run.log_prob_sum(), written.log_prob_sum())
     assert str(inspect.signature(model)) == str(inspect.signature(of_source(model)))
+
+
+PARAMETERS = {
+    "gaussian": "; sigma ~ x + (1 | g)",
+    "poisson": "; zi ~ x + (x || g)",
+    "negative binomial": "; hurdle ~ x; shape ~ h + offset(t)",
+    "beta binomial": "; phi ~ 0 + x",
+    "student": "; df ~ 1; sigma ~ h",
+    "weibull": "; shape ~ x + (1 | g)",
+}
+
+
+@pytest.mark.parametrize("priors", [None, "weak"])
+@pytest.mark.parametrize("family", PARAMETERS)
+def test_parameters_with_formulas_are_in_the_source(frame: Any, family: str, priors: str | None) -> None:
+    formula = f"{RESPONSES[family]} ~ x + (1 | g){PARAMETERS[family]}"
+    model, data = mixed(formula, frame, family=family, priors=priors)
+    written, run = traced(of_source(model), data), traced(model, data)
+    assert list(run.nodes) == list(written.nodes)
+    assert torch.equal(run.log_prob_sum(), written.log_prob_sum())
+    again = model.arguments(frame)
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(again, data, strict=False))
+
+
+@pytest.mark.parametrize("link", ["probit", "cloglog", "inverse", "identity"])
+def test_links_are_in_the_source(frame: Any, link: str) -> None:
+    family = "gamma" if link in ("inverse", "identity") else "binomial"
+    model, data = mixed(f"{RESPONSES[family]} ~ 1", frame, family=family, link=link, priors={"b": "LogNormal(0, 0.1)"})
+    assert log_joint(model, data) == log_joint(of_source(model), data)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ GROUPINGS = {
 
 @pytest.mark.parametrize("text", GROUPINGS)
 def test_groups_are_those_of_lme4(text: str) -> None:
-    assert [varying.columns for varying in parsed(f"y ~ x + {text}").varying] == GROUPINGS[text]
+    assert [varying.columns for varying in parsed(f"y ~ x + {text}")[""].varying] == GROUPINGS[text]
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_groups_are_those_of_lme4(text: str) -> None:
     ],
 )
 def test_what_varies_is_told_from_what_does_not(right: str, fixed: str, varying: tuple[Varying, ...]) -> None:
-    found = parsed(f"y ~ {right}")
+    found = parsed(f"y ~ {right}")[""]
     assert (found.response, found.fixed, found.varying) == ("y", fixed, varying)
 
 
 def test_words_are_columns_and_functions_without_their_quotes() -> None:
-    assert parsed("log(y) ~ `x 1` + np.exp(z) + (w | a / b)").words == {
+    assert parsed("log(y) ~ `x 1` + np.exp(z) + (w | a / b)")[""].words == {
         *("log", "y", "x 1", "np.exp", "z", "w", "a", "b")
     }
 

@@ -1,7 +1,7 @@
 """A data frame as the tensors of a mixed model: fixed effects, what varies by group, groups, response."""
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.formula.families import FAMILIES
 from pyro_evidence.models.formula.terms import Formula, Varying
 
 Frame = Any  # a pandas.DataFrame
@@ -55,12 +54,12 @@ class FrameDesign:
     """The design matrices of a formula on one frame, and how to build them on another.
 
     :ivar formula: taken apart.
-    :ivar family: its name in :data:`FAMILIES`.
+    :ivar kind: what its response may be, as a family says.
     :ivar frame: the rows without gaps, of the columns that the formula names.
     """
 
     formula: Formula
-    family: str
+    kind: str
     frame: Frame
     _built: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -96,7 +95,7 @@ class FrameDesign:
 
     @property
     def _has_intercept(self) -> bool:
-        return FAMILIES[self.family].response != "order"
+        return self.kind != "order"
 
     def offset(self, frame: Frame | None = None) -> Tensor | None:
         """The sum of the terms with a coefficient of one, ``(N,)``, or None."""
@@ -136,7 +135,7 @@ class FrameDesign:
         :raises BadInput: where it is not what the family is of.
         """
         frame = self.frame if frame is None else frame
-        kind = FAMILIES[self.family].response
+        kind = self.kind
         if kind == "trials":
             return self._trials(frame)
         if kind in ("times", "order"):
@@ -145,15 +144,21 @@ class FrameDesign:
         if kind in ("binary", "classes"):
             return _classes(self._column(text, frame), level.strip("]'\" "), kind, self._column(text, self.frame))
         values = _float(self._column(text, frame))
-        if kind == "counts":
-            _require(bool(((values >= 0) & (values == values.round())).all()), self.formula.response, "whole, from 0")
+        least = 1 if kind == "counts above zero" else 0
+        if kind.startswith("counts"):
+            whole = bool(((values >= least) & (values == values.round())).all())
+            _require(whole, self.formula.response, f"whole, from {least}")
+        if kind in ("positive", "share"):
+            _require(bool((values > 0).all()), self.formula.response, "above 0")
+        if kind == "share":
+            _require(bool((values < 1).all()), self.formula.response, "below 1")
         return Response(values)
 
     def _trials(self, frame: Frame) -> Response:
         found = re.fullmatch(r"(p|prop|proportion|cbind)\((.*),(.*)\)", self.formula.response)
         if not found:
             raise BadInput(
-                f"the response of family='binomial' is '{self.formula.response}'; expected prop(successes, trials) or "
+                f"the response of a family of trials is '{self.formula.response}'; expected prop(successes, trials) or "
                 f"cbind(successes, failures). For zeros and ones take family='bernoulli'."
             )
         successes, other = (_float(self._column(text.strip(), frame)) for text in found.groups()[1:])
@@ -166,7 +171,7 @@ class FrameDesign:
         parts = found.group(1).split(",") if found else []
         if not 1 <= len(parts) <= 3:
             raise BadInput(
-                f"the response of family={self.family!r} is '{self.formula.response}'; expected surv(time, event), "
+                f"the response of a family of times is '{self.formula.response}'; expected surv(time, event), "
                 f"surv(start, stop, event), or surv(time) where every event was seen."
             )
         columns = [_float(self._column(text, frame)) for text in parts]
@@ -179,11 +184,11 @@ class FrameDesign:
         return Response(time, {"event": event, **entry})
 
     def _column(self, text: str, frame: Frame) -> Any:
-        """A column, or what an expression makes of columns."""
+        """A column, or what an expression makes of columns; a minus is arithmetic there, as in R's responses."""
         name = text.strip().strip("`")
         if name in frame.columns:
             return frame[name]
-        return _design_matrices(f"{text} ~ 1", frame).response.design_matrix
+        return _design_matrices(f"I({text}) ~ 1", frame).response.design_matrix
 
     def _matrices(self, terms: str) -> Any:
         if f"~{terms}" not in self._built:
@@ -191,12 +196,13 @@ class FrameDesign:
         return self._built[f"~{terms}"]
 
 
-def complete_rows(formula: Formula, frame: Frame) -> Frame:
-    """The rows and columns that the formula needs, without those rows in which one is missing.
+def complete_rows(formulas: Collection[Formula], frame: Frame) -> Frame:
+    """The rows and columns that the formulas need, without those rows in which one is missing.
 
     :raises BadInput: as :func:`columns_of`, and for a frame of which nothing is left.
     """
-    kept = columns_of(frame, formula.words, [c for v in formula.varying for c in v.columns]).dropna()
+    words, varying = set().union(*(f.words for f in formulas)), [v for f in formulas for v in f.varying]
+    kept = columns_of(frame, words, [c for v in varying for c in v.columns]).dropna()
     if not len(kept):
         raise BadInput(f"frame has {len(frame)} rows, each with a missing value; expected some without. Fill gaps in.")
     return kept

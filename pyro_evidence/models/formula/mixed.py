@@ -8,10 +8,21 @@ from typing import Any
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.formula.design import Frame, FrameDesign, Response, columns_of, complete_rows
-from pyro_evidence.models.formula.families import FAMILIES
-from pyro_evidence.models.formula.priors import FLAT, WEAK, Priors, check_names, general, stated_prior, weak_priors
+from pyro_evidence.models.formula.families import GLMFamily, chosen_family
+from pyro_evidence.models.formula.priors import (
+    FLAT,
+    WEAK,
+    Priors,
+    check_names,
+    general,
+    stated_prior,
+    weak_coefficients,
+    weak_priors,
+)
 from pyro_evidence.models.formula.program import (
     TAKEN,
+    ZEROS,
+    Columns,
     Effects,
     Grouping,
     Predictor,
@@ -20,9 +31,10 @@ from pyro_evidence.models.formula.program import (
     identifier,
     suffixes,
 )
-from pyro_evidence.models.formula.terms import parsed
+from pyro_evidence.models.formula.terms import Formula, parsed
 
 Arguments = tuple[Any, ...]
+POSITIVE = "positive parameter"
 
 
 @dataclass(eq=False, repr=False)
@@ -40,7 +52,7 @@ class MixedModel:
     dims: Mapping[str, Sequence[str]]
     dropped: int
     classes: tuple[str, ...]
-    _design: FrameDesign
+    _designs: tuple[FrameDesign, ...]
     _sketch: Sketch
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,35 +83,48 @@ class MixedModel:
         :param frame: a ``pandas.DataFrame`` with the columns of the right-hand side.
         :raises BadInput: for a missing value, a column that is not there, a level of a fixed effect that is new.
         """
-        formula = self._design.formula
-        right_hand_side = {w for w in formula.words if w not in formula.response or w in formula.fixed}
-        wanted = [c for c in self._design.frame.columns if c in right_hand_side]
+        formulas = [design.formula for design in self._designs]
+        right_hand_side = {w for f in formulas for w in f.words if w not in f.response or w in f.fixed}
+        wanted = [c for c in self._designs[0].frame.columns if c in right_hand_side]
         frame = columns_of(frame, wanted, wanted)
         gaps = [c for c in wanted if bool(frame[c].isna().any())]
         if gaps:
             raise BadInput(f"the new rows lack values of '{gaps[0]}'; expected none missing. Leave such rows out.")
-        return tuple(_inputs(self._design, self._sketch.blocks, frame))
+        return tuple(_inputs(self._designs, self._sketch, frame))
 
 
 def mixed(
-    formula: str, frame: Frame, *, family: str = "gaussian", priors: Priors | str | None = None
+    formula: str,
+    frame: Frame,
+    *,
+    family: str = "gaussian",
+    link: str | None = None,
+    priors: Priors | str | None = None,
 ) -> tuple[MixedModel, Arguments]:
     """A mixed model as an ordinary Pyro program, and its arguments: ``LaplaceEvidence(model).run(*data)``.
 
     The formula is that of lme4 and brms: ``(days | subject)`` are correlated effects, ``(days || subject)`` independent
-    ones, ``(1 | a / b)`` nested groups, ``x * z`` interactions, ``offset(x)`` a term with coefficient one.  Without
-    priors fixed effects and spreads are params, found by maximum (marginal) likelihood.
+    ones, ``(1 | a / b)`` nested groups, ``x * z`` interactions, ``offset(x)`` a term with coefficient one.  Behind
+    semicolons stand formulas of other parameters, groups in them too: ``"y ~ x; sigma ~ x"`` (its logarithm, as of
+    every positive one), and of counts ``zi ~ x``, the log odds of zeros beside those that they have, or
+    ``hurdle ~ x``, of every zero.  Without priors fixed effects and spreads are params, found by maximum (marginal)
+    likelihood.
 
     :param frame: a ``pandas.DataFrame``; rows with a missing value are left out, and counted in ``model.dropped``.
-    :param family: gaussian, bernoulli, binomial, poisson, negative binomial or categorical; of times until an event,
+    :param family: one of ``FAMILIES``, in any case, or R's name of it (``nbinom2``): gaussian, student, gamma, beta,
+        bernoulli, binomial, beta binomial, poisson, negative binomial (1: its variance is ``mean (1 + phi)``),
+        truncated poisson, truncated negative binomial (counts from 1), categorical; of times until an event,
         ``surv(time, event)`` or ``surv(start, stop, event)``, exponential, weibull, lognormal, loglogistic (``eta`` is
         the log of a typical time), gompertz (the log of the hazard at 0), or cox, Cox's partial likelihood with Efron's
         treatment of ties, "cox breslow" with Breslow's (the log of a ratio of hazards, no intercept).
+    :param link: logit, probit or cloglog of shares and chances, identity, log or inverse of means; None for the
+        family's first.
     :param priors: of ``b`` (fixed effects), ``sd`` (spreads of groups, or ``sd_subject`` for one), ``L`` (their
-        correlations), ``sigma``, ``shape``, ``growth``: what has one is a latent site.  ``{"b": "flat"}`` gives
+        correlations), of the family's parameters (``sigma``, ``shape``, ``phi``, ``df``, ``growth``), of ``b_sigma``
+        where that has a formula: what has one is a latent site.  ``{"b": "flat"}`` gives
         restricted maximum likelihood, ``"weak"`` priors in the data's units for all; ``model.source`` states them.
     :return: the program, and its arguments, response last.
-    :raises BadInput: for a formula, a frame, a family or a prior that cannot be used.
+    :raises BadInput: for a formula, a frame, a family, a link or a prior that cannot be used.
 
     >>> import pandas
     >>> from pyro_evidence import LaplaceEvidence
@@ -111,48 +136,92 @@ def mixed(
     >>> round(slope, 4)
     2.1667
     """
-    taken_apart = parsed(formula)
-    if family not in FAMILIES:
-        raise BadInput(f"family={family!r}; expected one of {list(FAMILIES)}.")
-    kept = complete_rows(taken_apart, frame)
-    design = FrameDesign(taken_apart, family, kept)
-    response = design.response()
-    sketch = _sketch(formula, design, response, priors)
-    coords, dims = _names(sketch, design)
-    model = MixedModel(formula, family, coords, dims, len(frame) - len(kept), response.classes, design, sketch)
-    return model, (*_inputs(design, sketch.blocks), *response.given.values(), response.values)
+    formulas = parsed(formula)
+    family, chosen = chosen_family(family, link)
+    _check_parameters(formulas, family, chosen)
+    kept = complete_rows(formulas.values(), frame)
+    designs = tuple(FrameDesign(f, _kind(name, chosen), kept) for name, f in formulas.items())
+    response = designs[0].response()
+    sketch = _sketch(f"{formula}  ({family}", chosen, dict(zip(formulas, designs, strict=True)), response, priors)
+    coords, dims = _names(sketch, designs)
+    model = MixedModel(formula, family, coords, dims, len(frame) - len(kept), response.classes, designs, sketch)
+    return model, (*_inputs(designs, sketch), *response.given.values(), response.values)
 
 
-def _sketch(formula: str, design: FrameDesign, response: Response, priors: Priors | str | None) -> Sketch:
-    family, coefficients = FAMILIES[design.family], design.coefficients
-    stated = _chosen(priors, design, response)
-    endings = tuple(f"_{c}" for c in suffixes(response.classes)) if design.family == "categorical" else ("",)
-    blocks = tuple(_blocks(design, endings))
-    taken = TAKEN.union(*(_words(b.label, endings) for b in blocks))
-    classes = f"; {', '.join(f'{i} is {c}' for i, c in enumerate(response.classes))}" if response.classes else ""
-    predictors = []
-    for ending in endings:
-        shape = (len(coefficients),)
-        b = _quantity(f"b{ending}", shape, "real", coefficients, stated) if coefficients else None
-        effects = []
-        for block in blocks:
-            label, names, size = block.label + ending, block.coefficients, len(block.coefficients)
-            sd = _quantity(f"sd_{label}", () if block.plain else (size,), "positive", names, stated)
-            L = _quantity(f"L_{label}", (size, size), "corr_cholesky", names, stated) if block.correlated else None
-            effects.append(Effects(block, label, sd, L))
-        predictors.append(Predictor(f"eta{ending}", b, tuple(effects)))
-    start = 1.0 / float(response.values.max()) if family.spread == "growth" else 1.0  # else its hazard overflows
+def _kind(name: str, family: GLMFamily) -> str:
+    """What a formula is of: the family's response, a positive parameter, or log odds."""
+    return family.response if not name else "real" if name in ZEROS else POSITIVE
+
+
+def _check_parameters(formulas: Mapping[str, Formula], name: str, family: GLMFamily) -> None:
+    """Refuse formulas of parameters that the family has not.
+
+    :raises BadInput: naming those that it has.
+    """
+    zeros = ZEROS if family.response == "counts" else ()
+    allowed = (*(p for p in family.parameters if p != "growth"), *zeros)
+    wrong = [n for n in formulas if n and n not in allowed]
+    if wrong or set(ZEROS) <= set(formulas):
+        several = ", not both of the last two" if zeros else ""
+        raise BadInput(
+            f"a formula for {' and '.join(wrong or ZEROS)} in a model of family {name!r}; expected one for "
+            f"{', '.join(allowed) or 'the response alone'}{several}."
+        )
+
+
+def _sketch(
+    title: str,
+    family: GLMFamily,
+    designs: Mapping[str, FrameDesign],
+    response: Response,
+    priors: Priors | str | None,
+) -> Sketch:
+    stated = _chosen(priors, family, designs, response)
+    classes = family.response == "classes"
+    endings = tuple(f"_{c}" for c in suffixes(response.classes)) if classes else ("",)
+    of_classes = f"; {', '.join(f'{i} is {c}' for i, c in enumerate(response.classes))}" if response.classes else ""
+    taken, columns, predictors = set(TAKEN | _own(endings)), [], dict[str, list[Predictor]]()
+    for name, design in designs.items():
+        own, of_name = endings if not name else ("",), f"_{name}" if name else ""
+        taken |= _own([of_name])
+        blocks = tuple(_blocks(design, own, of_name, taken))
+        offset = "" if design.offset() is None else f"offset{of_name}"
+        columns.append(Columns(f"X{of_name}", blocks, offset))
+        taken |= {f"X{of_name}", offset}
+        predictors[name] = [
+            _predictor(name or f"eta{end}", f"b{of_name}{end}", end, columns[-1], design, stated) for end in own
+        ]
+    hazard = "growth" in family.parameters
+    start = 1.0 / float(response.values.max()) if hazard else 1.0  # else the hazard overflows
     sketch = Sketch(
-        f"{formula}  ({design.family}, {family.link} link{classes})".replace('"', "'").replace("\\", "/"),
-        design.family,
-        identifier(design.formula.response.partition("[")[0], taken | _own(endings)),
-        blocks,
-        tuple(predictors),
-        _quantity(family.spread, (), "positive", (), stated, start) if family.spread else None,
-        (*["offset"] * (design.offset() is not None), *response.given),
+        f"{title}, {family.link} link{of_classes})".replace('"', "'").replace("\\", "/"),
+        family,
+        identifier(designs[""].formula.response.partition("[")[0], taken),
+        tuple(columns),
+        tuple(predictors[""]),
+        tuple(
+            predictors[n][0] if n in predictors else _quantity(n, (), "positive", (), stated, start)
+            for n in family.parameters
+        ),
+        next((predictors[name][0] for name in ZEROS if name in predictors), None),
+        tuple(response.given),
     )
     check_names(stated, {n for n in sketch.names.keys() | {general(n) for n in sketch.names} if n[0] != "u"})
     return sketch
+
+
+def _predictor(name: str, own: str, ending: str, columns: Columns, design: FrameDesign, stated: Priors) -> Predictor:
+    """A linear predictor, with the name of its coefficients and the ending of what its groups bring."""
+    coefficients = design.coefficients
+    b = _quantity(own, (len(coefficients),), "real", coefficients, stated) if coefficients else None
+    effects = []
+    for block in columns.blocks:
+        names, size = block.coefficients, len(block.coefficients)
+        label = block.label + ending
+        sd = _quantity(f"sd_{label}", () if block.plain else (size,), "positive", names, stated)
+        L = _quantity(f"L_{label}", (size, size), "corr_cholesky", names, stated) if block.correlated else None
+        effects.append(Effects(block, label, sd, L))
+    return Predictor(name, columns, b, tuple(effects), exponential=design.kind == POSITIVE)
 
 
 def _quantity(
@@ -161,7 +230,9 @@ def _quantity(
     return Quantity(name, shape, constraint, labels, stated_prior(name, shape, priors), start)
 
 
-def _chosen(priors: Priors | str | None, design: FrameDesign, response: Response) -> Priors:
+def _chosen(
+    priors: Priors | str | None, family: GLMFamily, designs: Mapping[str, FrameDesign], response: Response
+) -> Priors:
     if priors is None:
         return {}
     if isinstance(priors, Mapping):
@@ -171,21 +242,22 @@ def _chosen(priors: Priors | str | None, design: FrameDesign, response: Response
         return priors
     if priors != WEAK:
         raise BadInput(f"priors={priors!r}; expected a dict such as {{'b': 'Normal(0, 2.5)'}}, 'weak' or None.")
-    found = weak_priors(design.fixed(), design.coefficients, FAMILIES[design.family], response.values)
-    correlated = any(v.correlated and len(design.names(v.terms)) > 1 for v in design.formula.varying)
-    absent = set() if correlated else {"L"}
-    absent |= set() if design.formula.varying else {"sd"}
-    return {n: text for n, text in found.items() if n not in absent}
+    found = weak_priors(designs[""].fixed(), designs[""].coefficients, family, response.values)
+    of_parameters = {f"b_{n}": weak_coefficients(d.fixed()) for n, d in designs.items() if n and d.coefficients}
+    varying = [(d, v) for d in designs.values() for v in d.formula.varying]
+    correlated = any(v.correlated and len(d.names(v.terms)) > 1 for d, v in varying)
+    absent = {n for n in designs if n} | (set() if correlated else {"L"}) | (set() if varying else {"sd"})
+    return {n: text for n, text in (found | of_parameters).items() if n not in absent}
 
 
-def _blocks(design: FrameDesign, endings: Sequence[str]) -> Iterator[Grouping]:
-    taken = set(TAKEN | _own(endings))
+def _blocks(design: FrameDesign, endings: Sequence[str], of_name: str, taken: set[str]) -> Iterator[Grouping]:
+    """The groupings of a formula, whose names are added to those that are taken."""
     for varying in design.formula.varying:
         coefficients = design.names(varying.terms)
         text = f"({varying.terms} {'|' if varying.correlated else '||'} {varying.group})"
         if not coefficients:
             raise BadInput(f"{text} has nothing that varies; expected terms such as (1 + x | group).")
-        label = identifier(varying.group)
+        label = identifier(f"{varying.group}{of_name}")
         if taken & _words(label, endings):
             label = identifier(f"{label}_{coefficients[0]}")
         while taken & _words(label, endings):
@@ -205,25 +277,29 @@ def _words(label: str, endings: Sequence[str]) -> set[str]:
     return sites | {f"{label}{ending}_groups" for ending in endings} | {label, f"num_{label}", f"Z_{label}"}
 
 
-def _inputs(design: FrameDesign, blocks: Sequence[Grouping], frame: Frame | None = None) -> list[Any]:
-    """The arguments up to the response, trials apart."""
-    found: list[Any] = [design.fixed(frame)]
-    for block, varying in zip(blocks, design.formula.varying, strict=True):
-        found += design.index(varying, frame)
-        if not block.plain:
-            found.append(design.matrix(varying.terms, frame))
-    offset = design.offset(frame)
-    return found if offset is None else [*found, offset]
+def _inputs(designs: Sequence[FrameDesign], sketch: Sketch, frame: Frame | None = None) -> list[Any]:
+    """The arguments up to the response, what is known of it apart."""
+    found: list[Any] = []
+    for design, columns in zip(designs, sketch.columns, strict=True):
+        found.append(design.fixed(frame))
+        for block, varying in zip(columns.blocks, design.formula.varying, strict=True):
+            found += design.index(varying, frame)
+            if not block.plain:
+                found.append(design.matrix(varying.terms, frame))
+        found += [design.offset(frame)] if columns.offset else []
+    return found
 
 
-def _names(sketch: Sketch, design: FrameDesign) -> tuple[dict[str, Sequence[str]], dict[str, Sequence[str]]]:
+def _names(sketch: Sketch, designs: Sequence[FrameDesign]) -> tuple[dict[str, Sequence[str]], dict[str, Sequence[str]]]:
     """Names along dimensions, and which site has which."""
-    coords: dict[str, Sequence[str]] = {"coefficient": design.coefficients}
-    for block, varying in zip(sketch.blocks, design.formula.varying, strict=True):
-        coords |= {block.label: design.levels(varying), f"{block.label}_effect": block.coefficients}
+    coords: dict[str, Sequence[str]] = {}
+    for design, columns in zip(designs, sketch.columns, strict=True):
+        coords[f"coefficient{columns.X[1:]}"] = design.coefficients
+        for block, varying in zip(columns.blocks, design.formula.varying, strict=True):
+            coords |= {block.label: design.levels(varying), f"{block.label}_effect": block.coefficients}
     dims: dict[str, Sequence[str]] = {}
-    for predictor in sketch.predictors:
-        dims |= {predictor.b.name: ["coefficient"]} if predictor.b else {}
+    for predictor in sketch.every_predictor:
+        dims |= {predictor.b.name: [f"coefficient{predictor.columns.X[1:]}"]} if predictor.b else {}
         for effects in predictor.effects:
             along = [] if effects.block.plain else [f"{effects.block.label}_effect"]
             dims |= {effects.sd.name: along} | ({effects.L.name: 2 * along} if effects.L else {})

@@ -151,16 +151,23 @@ def weak_priors(X: Tensor, names: tuple[str, ...], family: GLMFamily, response: 
     spread = X.std(0) if names and len(X) > 1 else X.new_ones(X.shape[1])
     scales = [2.5 * unit / (float(s) if float(s) > 0 else 1.0) for s in spread]
     centre = float(response.mean()) if gaussian else 0.0
+    hazard = "growth" in family.parameters
     if family.response == "times":
-        centre = float(response.mean().log()) * (-1.0 if family.spread == "growth" else 1.0)  # of a hazard: per time
+        centre = float(response.mean().log()) * (-1.0 if hazard else 1.0)  # of a hazard: per time
     locs = [centre if name == "Intercept" else 0.0 for name in names]
     found = {"sd": f"Exponential({1.0 / unit:.3g})", "L": "LKJ(1)"}
     if names:
         found["b"] = f"Normal({_list(locs)}, {_list(scales)})"
-    if family.spread:
-        per_time = float(response.mean()) if family.spread == "growth" else 1.0
-        found[family.spread] = f"Exponential({per_time / unit:.3g})"
+    for name in family.parameters:
+        rate = float(response.mean()) if hazard else 1.0 / unit if name == "sigma" else 0.1 if name == "df" else 1.0
+        found[name] = f"Exponential({rate:.3g})"
     return found
+
+
+def weak_coefficients(X: Tensor) -> str:
+    """The prior of coefficients of a predictor without a unit, log odds or a logarithm: 2.5 for a column's spread."""
+    spread = X.std(0) if len(X) > 1 else X.new_ones(X.shape[1])
+    return f"Normal({_list([0.0] * len(spread))}, {_list([2.5 / (float(s) if float(s) > 0 else 1.0) for s in spread])})"
 
 
 def _list(values: list[float]) -> str:

@@ -17,10 +17,13 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.models.formula.families import FAMILIES
+from pyro_evidence.models.counts import ZeroTruncated
+from pyro_evidence.models.formula.families import GLMFamily
 from pyro_evidence.models.formula.priors import Prior
 
 SURVIVAL = "from pyro_evidence.models.survival import Censored, CoxPartialLikelihood, Gompertz, LogLogistic\n"
+COUNTS = "from pyro_evidence.models.counts import ZeroTruncated\n"
+ZEROS = ("zi", "hurdle")  # log odds of a zero beside those that counts have, or of every zero
 HEAD = """import pyro
 import pyro.distributions as dist
 import torch
@@ -28,8 +31,8 @@ from torch.distributions import constraints
 """
 TAKEN = frozenset(
     {"pyro", "dist", "torch", "constraints", "model", "len", "X", "b", "eta", "u", "scale", "sigma", "shape"}
-    | {"trials", "offset", "rows", "event", "entry", "growth"}
-    | {"Censored", "CoxPartialLikelihood", "Gompertz", "LogLogistic"}
+    | {"trials", "offset", "rows", "event", "entry", "growth", "phi", "df", *ZEROS}
+    | {"Censored", "CoxPartialLikelihood", "Gompertz", "LogLogistic", "ZeroTruncated"}
 )
 
 
@@ -148,34 +151,59 @@ class Effects:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """What the program is given for linear predictors: columns, groups, an offset.
+
+    :ivar X: the name of the fixed effects' columns: ``X``, or ``X_parameter`` of a parameter with a formula.
+    :ivar offset: the name of the column with coefficient one; empty where there is none.
+    """
+
+    X: str
+    blocks: tuple[Grouping, ...]
+    offset: str
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of the program, for the rows that it is run on."""
+        found = [self.X, *(name for block in self.blocks for name in block.arguments)]
+        return [*found, self.offset] if self.offset else found
+
+
+@dataclass(frozen=True)
 class Predictor:
     """One linear predictor: fixed effects and those of groups.
 
-    :ivar name: ``eta``, or ``eta_class`` where each class but the first has its own.
+    :ivar name: ``eta``, ``eta_class`` where each class but the first has its own, or a parameter of the family.
     :ivar b: coefficients of the fixed effects, if there are any.
+    :ivar exponential: whether the parameter is positive, so that the predictor is of its logarithm.
     """
 
     name: str
+    columns: Columns
     b: Quantity | None
     effects: tuple[Effects, ...]
+    exponential: bool = False
 
-    def value(self, X: Tensor, given: Mapping[str, Any]) -> Tensor:
+    def value(self, given: Mapping[str, Any]) -> Tensor:
         """Its value for each row, ``(N,)``."""
+        X = given[self.columns.X]
         eta = X.new_zeros(len(X)) if self.b is None else X @ self.b.value(X)
-        if "offset" in given:
-            eta = eta + given["offset"]
+        if self.columns.offset:
+            eta = eta + given[self.columns.offset]
         for effects in self.effects:
             eta = eta + effects.value(X, given)
-        return eta
+        return eta.exp() if self.exponential else eta
 
-    def text(self, offset: bool) -> Iterator[str]:
+    def text(self) -> Iterator[str]:
         """Lines of the program that compute this predictor."""
         if self.b is not None:
             yield self.b.text() + _comment(self.b.labels)
-        start = "X.new_zeros(len(X))" if self.b is None else f"X @ {self.b.name}"
-        yield f"{self.name} = {start}{' + offset' if offset else ''}"
+        start = "X.new_zeros(len(X))" if self.b is None else f"{self.columns.X} @ {self.b.name}"
+        yield f"{self.name} = {start}{f' + {self.columns.offset}' if self.columns.offset else ''}"
         for effects in self.effects:
             yield from effects.text(self.name)
+        if self.exponential:
+            yield f"{self.name} = {self.name}.exp()"
 
 
 @dataclass(frozen=True)
@@ -183,48 +211,57 @@ class Sketch:
     """All that a mixed model is made of.
 
     :ivar title: the program's first line.
-    :ivar family: its name in :data:`FAMILIES`.
     :ivar response: the name of the observed site, and of the argument with its values.
-    :ivar blocks: the groupings of all predictors.
+    :ivar columns: of the response's predictors first, then of each parameter that has a formula.
     :ivar predictors: one, or of categories one for each class but the first.
-    :ivar spread: the positive parameter of the family, if it has one.
-    :ivar given: further arguments with a number for each row: ``offset``, a column with coefficient one, and what is
-        known of the response beside its values.
+    :ivar parameters: the family's, in its order: one number each, or a predictor.
+    :ivar zeros: the log odds of a zero beside those that counts have (``zi``) or of every zero (``hurdle``).
+    :ivar given: further arguments with a number for each row: what is known of the response beside its values.
     """
 
     title: str
-    family: str
+    family: GLMFamily
     response: str
-    blocks: tuple[Grouping, ...]
+    columns: tuple[Columns, ...]
     predictors: tuple[Predictor, ...]
-    spread: Quantity | None
+    parameters: tuple[Quantity | Predictor, ...]
+    zeros: Predictor | None
     given: tuple[str, ...]
 
     @property
     def arguments(self) -> list[str]:
         """Of the program, the response last."""
-        found = ["X", *(name for block in self.blocks for name in block.arguments)]
-        return [*found, *self.given, self.response]
+        return [*(name for part in self.columns for name in part.arguments), *self.given, self.response]
+
+    @property
+    def every_predictor(self) -> list[Predictor]:
+        """Those of the response, of parameters, and of zeros."""
+        of_parameters = [p for p in self.parameters if isinstance(p, Predictor)]
+        return [*self.predictors, *of_parameters, *([self.zeros] if self.zeros else [])]
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
         """Names of every param or site of the program but the response, and what its elements are called."""
         found: dict[str, tuple[str, ...]] = {}
-        for predictor in self.predictors:
+        for predictor in self.every_predictor:
             if predictor.b is not None:
                 found[predictor.b.name] = predictor.b.labels
             for effects in predictor.effects:
                 of_groups = [effects.sd] if effects.L is None else [effects.sd, effects.L]
                 found |= {q.name: q.labels for q in of_groups} | {f"u_{effects.label}": effects.sd.labels}
-        return found | ({self.spread.name: ()} if self.spread else {})
+        return found | {p.name: () for p in self.parameters if isinstance(p, Quantity)}
 
     def run(self, given: Mapping[str, Any]) -> None:
         """The model on its arguments, by name; the response may be missing."""
-        X = given["X"]
-        etas = [predictor.value(X, given) for predictor in self.predictors]
-        eta = torch.stack([X.new_zeros(len(X)), *etas], -1) if self.family == "categorical" else etas[0]
-        extra, family = given.get("trials") if self.spread is None else self.spread.value(X), FAMILIES[self.family]
-        fn = family.distribution(eta, extra, **{name: given.get(name) for name in self._known})
+        X, family = given["X"], self.family
+        etas = [predictor.value(given) for predictor in self.predictors]
+        eta = torch.stack([X.new_zeros(len(X)), *etas], -1) if family.response == "classes" else etas[0]
+        values = [p.value(X) if isinstance(p, Quantity) else p.value(given) for p in self.parameters]
+        trials = [given["trials"]] if family.response == "trials" else []
+        fn = family.of(eta, *trials, *values, **{name: given.get(name) for name in self._known})
+        if self.zeros is not None:
+            base = ZeroTruncated(fn) if self.zeros.name == "hurdle" else fn
+            fn = dist.ZeroInflatedDistribution(base, gate_logits=self.zeros.value(given))
         with nullcontext() if family.response == "order" else pyro.plate("rows", len(X)):
             pyro.sample(self.response, fn, obs=given.get(self.response))
 
@@ -236,22 +273,25 @@ class Sketch:
     def text(self) -> str:
         """The program, for reading: run by its reader, it has the log joint of :meth:`run`."""
         *given, response = self.arguments
-        lines = [
-            f'"""{one_line(self.title)}"""',
-            *(line for p in self.predictors for line in p.text("offset" in self.given)),
-        ]
-        if self.family == "categorical":
+        lines = [f'"""{one_line(self.title)}"""', *(line for p in self.predictors for line in p.text())]
+        if self.family.response == "classes":
             etas = ", ".join(["X.new_zeros(len(X))", *(p.name for p in self.predictors)])
             lines.append(f"eta = torch.stack([{etas}], -1)  # the first class is the baseline")
-        if self.spread is not None:
-            lines.append(self.spread.text())
-        family, known = FAMILIES[self.family], ", ".join(f"{name}={name}" for name in self._known)
-        in_plate = family.response != "order"
+        for parameter in self.parameters:
+            lines += [parameter.text()] if isinstance(parameter, Quantity) else parameter.text()
+        known = ", ".join(f"{name}={name}" for name in self._known)
+        fn = self.family.words.replace("{known}", known)
+        if self.zeros is not None:
+            lines += self.zeros.text()
+            base = f"ZeroTruncated({fn})" if self.zeros.name == "hurdle" else fn
+            fn = f"dist.ZeroInflatedDistribution({base}, gate_logits={self.zeros.name})"
+        in_plate = self.family.response != "order"
         lines += ['with pyro.plate("rows", len(X)):'] * in_plate
-        sample = f'pyro.sample("{response}", {family.text.format(known=known)}, obs={response})'
+        sample = f'pyro.sample("{response}", {fn}, obs={response})'
         lines.append(f"    {sample}" if in_plate else sample)
+        head = f"{HEAD}{SURVIVAL if self._known else ''}{COUNTS if 'ZeroTruncated' in fn else ''}"
         body = "\n".join(f"    {line}" for line in lines)
-        return f"{HEAD}{SURVIVAL if self._known else ''}\n\ndef model({', '.join(given)}, {response}=None):\n{body}\n"
+        return f"{head}\n\ndef model({', '.join(given)}, {response}=None):\n{body}\n"
 
 
 def identifier(text: str, taken: set[str] | frozenset[str] = TAKEN) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyro_evidence.errors import BadInput
 
@@ -45,12 +45,29 @@ class Formula:
         return {w.strip("`") for w in WORD.findall(text)} | {c for v in self.varying for c in v.columns}
 
 
-def parsed(text: str) -> Formula:
-    """The formula in its parts.
+def parsed(text: str) -> dict[str, Formula]:
+    """The formulas in their parts: of the response, under no name, and of each ``; parameter ~ terms`` behind it.
 
     :raises BadInput: where it is not one.
     """
-    if not isinstance(text, str) or text.count("~") != 1:
+    if not isinstance(text, str):
+        raise BadInput(f"formula={text!r}; expected {EXAMPLE}.")
+    first, *others = text.split(";")
+    found = {"": _parsed(first)}
+    for other in others:
+        part = _parsed(other)
+        name = part.response
+        if not name.isidentifier() or name in found:
+            raise BadInput(
+                f"formula={text!r}: '{name}' behind a semicolon; expected each time another parameter of the family, "
+                f'such as "y ~ x + (1 | g); sigma ~ x" or "count ~ x; zi ~ x".'
+            )
+        found[name] = replace(part, response="")
+    return found
+
+
+def _parsed(text: str) -> Formula:
+    if text.count("~") != 1:
         raise BadInput(f"formula={text!r}; expected {EXAMPLE}.")
     response, right = (side.strip() for side in text.split("~"))
     if not response or not right or not _balanced(text):
