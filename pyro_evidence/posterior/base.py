@@ -17,6 +17,7 @@ from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.simulate import NewLevels, largest_row, rows_at_once
 from pyro_evidence.program.sites import is_improper
 from pyro_evidence.settings import check_count, quantile_levels
+from pyro_evidence.structure.names import as_written
 
 Values = dict[str, Tensor]
 NUM_DRAWS = 1_000  # of a posterior, where nobody says how many: means are known to a thirtieth of a deviation
@@ -161,7 +162,9 @@ class Posterior:
 
     def _with(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LogJoint:
         """The log joint with other arguments; with its own, where there are none."""
-        joint = copy.copy(self._joint)
+        joint, written = copy.copy(self._joint), as_written(self._joint.model)
+        if len(args) == 1 and not kwargs and hasattr(args[0], "columns") and hasattr(written, "arguments"):
+            args = written.arguments(args[0])  # a frame, of a model that a formula made
         if args or kwargs:
             joint.args, joint.kwargs = as_tensors(args, kwargs)
             joint = joint.inside(NewLevels({part.name: part.shape for part in joint.latents}, drawn=False))

@@ -162,6 +162,7 @@ class PredictivePosterior(Posterior):
         A network is replaced by its tangent at the mode: draws of its weights are far wilder than what it has learned.
 
         :param args: the model's arguments at new inputs; targets may be left out.  Without any, the training inputs.
+            Of a formula's model also a ``pandas.DataFrame`` with the columns of its right-hand sides.
         :param return_std: with the predictive standard deviation, noise included.
         :param quantiles: return instead quantiles of new data, for classes those of the probability over the posterior.
         :param site: the observed site, where there are several.

@@ -17,6 +17,7 @@ from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.posterior import effects
 from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
@@ -165,6 +166,28 @@ class Tabulated(Protocol):
         :raises BadInput: for a ``prob`` outside 0 to 1, and for names that do not fit.
         """
         return self._table(prob, names_of(self._joint, coords, dims), most)
+
+    def fixed(self) -> Table:
+        """The rows of :meth:`table` that are fixed effects of a formula's model; of every formula in it.
+
+        :raises BadInput: for a model that no formula made.
+        """
+        return effects.fixed(self)
+
+    def effects(self, group: str) -> Table:
+        """The effects of each level of a grouping of a formula's model, as lme4's ``ranef``: values and deviations.
+
+        :param group: as the formula has it; ``"group_zi"`` in a formula of zero inflation.
+        :raises BadInput: for a model that no formula made, and for a grouping that it has not.
+        """
+        return effects.effects(self, group)
+
+    def variances(self) -> Table:
+        """Standard deviations of groups, correlations and parameters of the family, as lme4's ``VarCorr``.
+
+        :raises BadInput: for a model that no formula made.
+        """
+        return effects.variances(self)
 
     def _table(
         self, prob: float, names: Names, most: int | None, errors: bool = True, until: float = math.inf

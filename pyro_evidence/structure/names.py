@@ -46,9 +46,7 @@ def names_of(joint: LogJoint, coords: Coords | None = None, dims: Dims | None = 
     coords, dims = dict(coords or {}), dict(dims or {})
     shapes = {p.name: p.shape for part in (joint.hypers, joint.latents) for p in part}
     _check(coords, dims, shapes)
-    own: Any = joint.model
-    while isinstance(own, partial) and own.args:  # the model as the user wrote it
-        own = own.args[0]
+    own = as_written(joint.model)
     tables = dict(getattr(joint, "columns", {}))
     columns = {"column" if len(tables) == 1 else f"column of {n}": c for n, c in tables.items()}
     sizes = [len(c) for c in columns.values()]
@@ -57,6 +55,13 @@ def names_of(joint: LogJoint, coords: Coords | None = None, dims: Dims | None = 
     return Names(
         {**columns, **getattr(own, "coords", {}), **coords}, {**by_columns, **getattr(own, "dims", {}), **dims}
     )
+
+
+def as_written(model: Any) -> Any:
+    """The model as the user wrote it, without the wrappers of an engine."""
+    while isinstance(model, partial) and model.args:
+        model = model.args[0]
+    return model
 
 
 def _check(coords: Coords, dims: Dims, shapes: Mapping[str, Size]) -> None:

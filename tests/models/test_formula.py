@@ -218,6 +218,16 @@ def test_a_family_has_the_moments_that_glmm_tmb_states(
     assert (float(found.mean), float(found.variance)) == pytest.approx((mean, variance), rel=1e-10)
 
 
+def test_the_docs_have_every_family_with_its_links() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:5] for line in text.splitlines() if line.startswith('| `"')]
+    for name, family in FAMILIES.items():
+        ((_, links, parameters, _),) = [row for row in rows if f'`"{name}"`' in row[0]]
+        assert links.split(",")[0].strip() == family.link
+        assert set(family.links) == {link.strip() for link in links.split(",")}
+        assert all(f"`{parameter}`" in parameters for parameter in family.parameters)
+
+
 def test_links_are_the_inverse_of_theirs() -> None:
     eta = torch.linspace(-4.0, 3.0, 12)
     chance = {name: link(eta).sigmoid() for name, (link, _) in FAMILIES["bernoulli"].links.items()}

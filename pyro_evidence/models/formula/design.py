@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import pairwise
 from types import SimpleNamespace
@@ -32,6 +32,7 @@ FORMULAE = (
     *("B", "C", "I", "S", "Sum", "T", "Treatment", "binary", "bs", "cc", "center", "cr", "offset", "p", "poly", "prop"),
     *("proportion", "scale", "standardize", "tp"),
 )
+TRIALS = re.compile(r"(p|prop|proportion|cbind)\((.*),(.*)\)")
 FUNCTIONS = (*FORMULAE, *NUMPY, *(f"np.{name}" for name in NUMPY))  # all that a formula can call
 
 
@@ -154,8 +155,15 @@ class FrameDesign:
             _require(bool((values < 1).all()), self.formula.response, "below 1")
         return Response(values)
 
+    def trials_in(self, frame: Frame) -> Tensor | None:
+        """The numbers of trials of each row; None where there are none, or the frame has not their columns."""
+        needed = [c for c in self.frame.columns if c in replace(self.formula, fixed="", varying=()).words]
+        if self.kind != "trials" or not all(c in getattr(frame, "columns", ()) for c in needed):
+            return None
+        return self._trials(columns_of(frame, needed, needed)).given["trials"]
+
     def _trials(self, frame: Frame) -> Response:
-        found = re.fullmatch(r"(p|prop|proportion|cbind)\((.*),(.*)\)", self.formula.response)
+        found = TRIALS.fullmatch(self.formula.response)
         if not found:
             raise BadInput(
                 f"the response of a family of trials is '{self.formula.response}'; expected prop(successes, trials) or "

@@ -76,9 +76,10 @@ class MixedModel:
         return f"MixedModel({self.formula!r}, family={self.family!r})"
 
     def arguments(self, frame: Frame) -> Arguments:
-        """The program's arguments for new rows, without the response: for ``posterior.predict(*...)``.
+        """The program's arguments for new rows, without the response: ``posterior.predict(frame)`` takes these.
 
-        Groups that the fit has not seen get effects drawn from their distribution.
+        Groups that the fit has not seen get effects drawn from their distribution.  Numbers of trials are among the
+        arguments where the frame has the columns that they are made of.
 
         :param frame: a ``pandas.DataFrame`` with the columns of the right-hand side.
         :raises BadInput: for a missing value, a column that is not there, a level of a fixed effect that is new.
@@ -86,11 +87,12 @@ class MixedModel:
         formulas = [design.formula for design in self._designs]
         right_hand_side = {w for f in formulas for w in f.words if w not in f.response or w in f.fixed}
         wanted = [c for c in self._designs[0].frame.columns if c in right_hand_side]
+        trials = self._designs[0].trials_in(frame)
         frame = columns_of(frame, wanted, wanted)
         gaps = [c for c in wanted if bool(frame[c].isna().any())]
         if gaps:
             raise BadInput(f"the new rows lack values of '{gaps[0]}'; expected none missing. Leave such rows out.")
-        return tuple(_inputs(self._designs, self._sketch, frame))
+        return (*_inputs(self._designs, self._sketch, frame), *([] if trials is None else [trials]))
 
 
 def mixed(

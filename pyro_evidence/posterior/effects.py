@@ -1,0 +1,66 @@
+"""The table of a formula's model by kind: fixed effects, effects of groups, standard deviations and the like."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pyro_evidence.display import Table
+from pyro_evidence.errors import BadInput
+from pyro_evidence.structure.names import as_written
+
+
+def _site(label: str) -> str:
+    """The site that a row of the table is of."""
+    return label.partition("[")[0].partition(":")[0]
+
+
+def _of_formula(posterior: Any) -> Any:
+    """The model that a formula made.
+
+    :raises BadInput: for another one.
+    """
+    model = as_written(posterior._joint.model)
+    if not hasattr(model, "formula"):
+        raise BadInput(
+            "the sites of this model are not known as fixed effects and effects of groups; expected a model that "
+            "pyro_evidence.models.formula.mixed has made. table() has the rows of any model."
+        )
+    return model
+
+
+def _rows(posterior: Any, sites: Iterable[str]) -> Table:
+    """The rows of the table that are of some sites."""
+    every, chosen = posterior.table(), set(sites)
+    return Table({label: row for label, row in every.rows.items() if _site(label) in chosen}, every.columns)
+
+
+def fixed(posterior: Any) -> Table:
+    """The fixed effects, of formulas for parameters too."""
+    dims = _of_formula(posterior).dims
+    return _rows(posterior, (site for site, along in dims.items() if along[0].startswith("coefficient")))
+
+
+def effects(posterior: Any, group: str) -> Table:
+    """The effects of each level of a grouping: value and standard deviation of each coefficient.
+
+    :raises BadInput: for a name that no grouping has.
+    """
+    model = _of_formula(posterior)
+    sites = [site for site, along in model.dims.items() if along[0] == group]
+    if not sites:
+        known = sorted({along[0] for site, along in model.dims.items() if site.startswith("u_")})
+        raise BadInput(f"effects({group!r}): expected one of {known}, the groupings of {model.formula!r}.")
+    rows: dict[str, dict[str, float]] = {}
+    for label, row in _rows(posterior, sites).rows.items():
+        inside = label.partition("[")[2].removesuffix("]")
+        several = len(model.dims[_site(label)]) > 1
+        level, _, coefficient = inside.rpartition(", ") if several else (inside, "", "Intercept")
+        rows.setdefault(level, {}).update({coefficient: row["value"], f"{coefficient}, sd": row["sd"]})
+    columns = {column: "" for row in rows.values() for column in row}
+    return Table(rows, columns, corner=group, digits=4)
+
+
+def variances(posterior: Any) -> Table:
+    """Standard deviations of groups, their correlations, and the parameters of the family."""
+    dims = _of_formula(posterior).dims
+    others = {site for site, along in dims.items() if site.startswith("u_") or along[0].startswith("coefficient")}
+    return _rows(posterior, {_site(label) for label in posterior.table().rows} - others)
