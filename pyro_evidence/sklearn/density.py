@@ -28,10 +28,51 @@ class _Density(DensityMixin, Estimator):
         return self
 
     @property
+    def _components(self) -> tuple[Tensor, ...]:
+        """Weights, means, covariances, numbers that are free; of pruned components too."""
+        raise NotImplementedError
+
+    @property
     def n_components_(self) -> int:
         """Components that the evidence has kept."""
         check_is_fitted(self)
         return int(self.posterior_.num_components)
+
+    def _kept(self, part: int) -> Any:
+        """Weights (0), means (1), covariances (2) or numbers that are free (3) of the components that were kept."""
+        check_is_fitted(self)
+        return array(self._components[part][self.posterior_.active])
+
+    @property
+    def weights_(self) -> Any:
+        """Weights of the components that were kept, shape ``(n_components_,)``."""
+        return self._kept(0)
+
+    @property
+    def means_(self) -> Any:
+        """Their means, shape ``(n_components_, D)``."""
+        return self._kept(1)
+
+    @property
+    def covariances_(self) -> Any:
+        """Their covariance matrices, shape ``(n_components_, D, D)`` for every kind of noise."""
+        return self._kept(2)
+
+    def _num_free(self) -> int:
+        """Free numbers of the components that were kept and of their weights."""
+        return int(self._kept(3).sum()) + self.n_components_ - 1
+
+    def bic(self, X: Array) -> float:
+        """Schwarz's criterion on rows, as scikit-learn's mixtures have it: the lower the better, twice nats.
+
+        ``-2 log p(X) + p log N``; minus twice ``log_evidence_`` is what it approximates.
+        """
+        log_prob = self.score_samples(X)
+        return float(-2.0 * log_prob.sum() + self._num_free() * np.log(len(log_prob)))
+
+    def aic(self, X: Array) -> float:
+        """Akaike's criterion on rows, ``-2 log p(X) + 2 p``: the lower the better, twice nats."""
+        return float(-2.0 * self.score_samples(X).sum() + 2.0 * self._num_free())
 
     def score_samples(self, X: Array) -> Any:
         """Log density of each row, nats, shape ``(N,)``."""
@@ -84,9 +125,18 @@ class EvidenceMixture(_GaussianMixture, _Density):
 
     >>> import numpy as np
     >>> X = np.concatenate([np.random.default_rng(0).normal(m, 0.5, (50, 2)) for m in (-3.0, 3.0)])
-    >>> EvidenceMixture(4, random_state=0).fit(X).n_components_
-    2
+    >>> found = EvidenceMixture(4, random_state=0).fit(X)
+    >>> found.n_components_, found.means_.round().tolist()
+    (2, [[-3.0, -3.0], [3.0, 3.0]])
     """
+
+    @property
+    def _components(self) -> tuple[Tensor, ...]:
+        found, values = self.posterior_.density(), self.posterior_.hyperparameters
+        D = found.loc.shape[-1]
+        of_noise = values["beta"][0].numel() + (D * (D - 1) // 2 if "correlation_tril" in values else 0)
+        mixing = found.log_mixing[0].exp()
+        return mixing, found.loc[0], (found.tril @ found.tril.mT)[0], torch.full_like(mixing, D + of_noise)
 
 
 class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
@@ -121,6 +171,14 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
             )
         self.posterior_ = self._engine().run(tensor(X))
         return self
+
+    @property
+    def _components(self) -> tuple[Tensor, ...]:
+        W, values = self.posterior_.mode["W"], self.posterior_.hyperparameters
+        D, Q = W.shape[1], self.posterior_.num_latents
+        noise = values["beta"].reshape(len(W), -1).expand(-1, D).reciprocal().diag_embed()
+        free = D + D * Q - Q * (Q - 1) / 2 + values["beta"][0].numel()  # rotations of the latents change nothing
+        return values["mixing"], values["mu"], W @ W.mT + noise, free
 
     def _engine(self) -> EvidenceEM:
         model = planes.mppca(self.n_components, self.n_latents, alpha=planes.PerColumn())

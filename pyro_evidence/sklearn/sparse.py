@@ -1,7 +1,10 @@
 """Relevance vector and eigenvector machines as scikit-learn estimators."""
 
+import math
 from typing import Any
 
+import torch
+from sklearn.cluster import KMeans
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
@@ -28,13 +31,32 @@ from pyro_evidence.sklearn.base import (
 RVM_STOP = Stop(num_steps=2000, throw=False, progress=False)
 
 
-def kernel_basis(X: Tensor, basis: Basis | None, weight: Tensor | None = None) -> Basis:
-    """A Gaussian bump on every row, of the width that ``gamma="scale"`` has in support vector machines, and a bias."""
-    if basis is not None:
-        return basis
-    variance = _variance(X, weight)
-    spread = variance if variance > 0.0 else 1.0  # constant inputs
-    return GaussianRBF(X.clone(), scale=(0.5 * X.shape[1] * spread) ** 0.5)
+def kernel_basis(X: Tensor, gamma: float | str = "scale", centers: Array = None, weight: Tensor | None = None) -> Basis:
+    """Gaussian bumps ``exp(-gamma |x - c|^2)`` and a bias, made of the rows of one fit.
+
+    :param gamma: ``"scale"``, one over number of columns and variance, as in support vector machines; or a number.
+    :param centers: ``(C, D)``; a number of them, found by k-means; None for every row.
+    :raises BadInput: for a width that is no positive number, and centres that do not fit.
+    """
+    if gamma == "scale":
+        variance = _variance(X, weight)
+        gamma = 1.0 / (X.shape[1] * (variance if variance > 0.0 else 1.0))  # constant inputs
+    if not isinstance(gamma, int | float) or not 0.0 < gamma < math.inf:
+        raise BadInput(f"gamma={gamma!r}; expected 'scale' or a positive number.")
+    places = X.clone() if centers is None else _centers(X, centers, weight)
+    return GaussianRBF(places, scale=(0.5 / gamma) ** 0.5)
+
+
+def _centers(X: Tensor, centers: Array, weight: Tensor | None) -> Tensor:
+    if isinstance(centers, int):
+        if not 1 <= centers <= len(X):
+            raise BadInput(f"centers={centers} and {len(X)} rows; expected a number from 1 to that of the rows.")
+        found = KMeans(centers, n_init=1, random_state=0).fit(X.numpy(), sample_weight=weight)
+        return torch.as_tensor(found.cluster_centers_).to(X)
+    places = torch.as_tensor(centers).to(X)
+    if places.dim() != 2 or places.shape[1] != X.shape[1]:
+        raise BadInput(f"centers of shape {tuple(places.shape)}; expected (C, {X.shape[1]}), or a number of them.")
+    return places
 
 
 def _variance(values: Tensor, weight: Tensor | None) -> float:
@@ -47,10 +69,16 @@ def _variance(values: Tensor, weight: Tensor | None) -> float:
 
 
 class _OnBasis(Estimator):
-    """The setting of the relevance engines, and which of them it is."""
+    """The settings of the relevance engines, and which of them it is."""
 
-    def __init__(self, basis: Basis | None = None) -> None:
+    def __init__(self, basis: Basis | None = None, *, gamma: float | str = "scale", centers: Array = None) -> None:
         self.basis = basis
+        self.gamma = gamma
+        self.centers = centers
+
+    def _basis(self, X: Tensor, weight: Tensor | None) -> Basis:
+        """What was given, or what is made of these rows: a search over widths sees no others."""
+        return kernel_basis(X, self.gamma, self.centers, weight) if self.basis is None else self.basis
 
     def _engine(self, model: Model) -> Any:
         raise NotImplementedError
@@ -60,7 +88,7 @@ class _SparseClassifier(_OnBasis, Classifier):
     """What the relevance engines share as classifiers."""
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
-        model = classifier(kernel_basis(X, self.basis, weight), num_classes=len(self.classes_))
+        model = classifier(self._basis(X, weight), num_classes=len(self.classes_))
         return self._engine(as_counted(model, weight)).run(X, t)
 
 
@@ -69,14 +97,16 @@ class _SparseRegressor(_OnBasis, Regressor):
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         variance = _variance(t, weight)
-        model = regression(kernel_basis(X, self.basis, weight), beta=Learned(1.0 / variance if variance > 0.0 else 1.0))
+        model = regression(self._basis(X, weight), beta=Learned(1.0 / variance if variance > 0.0 else 1.0))
         return self._engine(as_counted(model, weight)).run(X, t)
 
 
 class RVMClassifier(_SparseClassifier, WeighingClassifier):
     """A relevance vector machine.  See :class:`pyro_evidence.RVM`.
 
-    :param basis: ``X`` to columns, such as ``GaussianRBF(centres, scale)``; None puts a bump on every row.
+    :param basis: ``X`` to columns, such as ``GaussianRBF(centres, scale)``; None for Gaussian bumps of the next two.
+    :param gamma: of the bumps ``exp(-gamma |x - c|^2)``: a number, or ``"scale"``, as in support vector machines.
+    :param centers: of the bumps, ``(C, D)``; how many of them, found by k-means; None for one on every row.
 
     >>> from sklearn.datasets import make_moons
     >>> X, y = make_moons(60, noise=0.1, random_state=0)
@@ -91,7 +121,7 @@ class RVMClassifier(_SparseClassifier, WeighingClassifier):
 class RVMRegressor(_SparseRegressor, WeighingRegressor):
     """A relevance vector machine with Gaussian noise, whose precision is learned.  See :class:`pyro_evidence.RVM`.
 
-    :param basis: as for :class:`RVMClassifier`.
+    :param basis: as for :class:`RVMClassifier`, and so ``gamma`` and ``centers``.
 
     >>> import numpy as np
     >>> from pyro_evidence.sklearn import RVMRegressor
@@ -110,7 +140,7 @@ class VRVMClassifier(_SparseClassifier):
 
     For more classes wrap it: ``sklearn.multiclass.OneVsRestClassifier(VRVMClassifier())``.
 
-    :param basis: as for :class:`RVMClassifier`.
+    :param basis: as for :class:`RVMClassifier`, and so ``gamma`` and ``centers``.
 
     >>> import numpy as np
     >>> from pyro_evidence.sklearn import VRVMClassifier
@@ -149,7 +179,7 @@ class VRVMClassifier(_SparseClassifier):
 class REVMClassifier(_SparseClassifier):
     """A relevance eigenvector machine.  See :class:`pyro_evidence.REVM`.
 
-    :param basis: as for :class:`RVMClassifier`.
+    :param basis: as for :class:`RVMClassifier`, and so ``gamma`` and ``centers``.
     :param ridge: of the engine; None chooses it by the evidence.  Under the engine's own 1e-2, classes that are far
         apart leave no curvature, and every axis is pruned.
 
@@ -161,8 +191,15 @@ class REVMClassifier(_SparseClassifier):
     (24, 2)
     """
 
-    def __init__(self, basis: Basis | None = None, *, ridge: float | Ridge | None = None) -> None:
-        super().__init__(basis)
+    def __init__(
+        self,
+        basis: Basis | None = None,
+        *,
+        gamma: float | str = "scale",
+        centers: Array = None,
+        ridge: float | Ridge | None = None,
+    ) -> None:
+        super().__init__(basis, gamma=gamma, centers=centers)
         self.ridge = ridge
 
     def _engine(self, model: Model) -> REVM:
@@ -174,7 +211,7 @@ class REVMRegressor(_SparseRegressor):
 
     See :class:`pyro_evidence.REVM`.
 
-    :param basis: as for :class:`RVMClassifier`.
+    :param basis: as for :class:`RVMClassifier`, and so ``gamma`` and ``centers``.
 
     >>> import numpy as np
     >>> from pyro_evidence.sklearn import REVMRegressor

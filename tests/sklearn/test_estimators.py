@@ -16,12 +16,14 @@ from torch import Tensor
 from pyro_evidence import RVM, EvidenceEM, Stop
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.classifier import classifier
-from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
+from pyro_evidence.models.mixture import FullNoise, SphericalNoise, gaussian_mixture
 from pyro_evidence.models.regression import regression as regression_of
 
 pytest.importorskip("sklearn")
+from scipy.stats import multivariate_normal
 from sklearn.base import clone
 from sklearn.datasets import make_blobs, make_moons
+from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -150,7 +152,7 @@ def test_weights_that_cannot_be_meant_are_refused(weight: Any) -> None:
 def test_a_classifier_is_the_engines_own() -> None:
     X, y = make_moons(80, noise=0.2, random_state=0)
     found = estimators.RVMClassifier().fit(X, y)
-    model = classifier(kernel_basis(torch.as_tensor(X), None))
+    model = classifier(kernel_basis(torch.as_tensor(X)))
     posterior = RVM(model, stop=RVM_STOP).run(torch.as_tensor(X), torch.as_tensor(y))
     assert found.log_evidence_ == float(posterior.log_evidence)
     np.testing.assert_array_equal(found.predict_proba(X)[:, 1], posterior.predict(torch.as_tensor(X)).numpy())
@@ -249,3 +251,58 @@ def test_a_machine_for_two_classes_says_so() -> None:
         ValueError, match=r"Only binary classification is supported\. The type of the target is multiclass"
     ):
         estimators.VRVMClassifier().fit(X, y)
+
+
+MIXTURES = {
+    "diag": estimators.EvidenceMixture(4, random_state=0),
+    "full": estimators.EvidenceMixture(4, noise=FullNoise(), random_state=0),
+    "spherical": estimators.EvidenceMixture(4, noise=SphericalNoise(), random_state=0),
+    "planes": estimators.MPPCA(3, 1, random_state=0),
+}
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_components_are_those_of_the_density(kind: str) -> None:
+    X = np.concatenate([np.random.default_rng(0).normal(m, 0.5, (50, 3)) for m in (-3.0, 3.0)])
+    found = clone(MIXTURES[kind]).fit(X)
+    parts = zip(found.weights_, found.means_, found.covariances_, strict=True)
+    density = sum(w * multivariate_normal(m, C).pdf(X) for w, m, C in parts)
+    np.testing.assert_allclose(np.log(density), found.score_samples(X), rtol=1e-9)
+    free = {"diag": 13, "full": 19, "spherical": 9}.get(kind)
+    if free is not None:
+        assert GaussianMixture(2, covariance_type=kind, random_state=0).fit(X)._n_parameters() == free
+        assert found.aic(X) == pytest.approx(2.0 * free - 2.0 * found.score_samples(X).sum())
+        assert found.bic(X) == pytest.approx(found.aic(X) + free * (np.log(100.0) - 2.0))
+    else:
+        latents = int(found.posterior_.num_latents[found.posterior_.active].sum())
+        assert found.aic(X) == pytest.approx(2.0 * (1 + 2 * 4 + 3 * latents) - 2.0 * found.score_samples(X).sum())
+
+
+def test_bumps_are_made_of_the_rows_of_the_fit() -> None:
+    """What a search over widths must do: a fold knows nothing of the others' rows."""
+    X, y = make_moons(60, noise=0.1, random_state=0)
+    found = estimators.RVMClassifier(gamma=2.0, centers=7).fit(X[:40], y[:40])
+    basis = kernel_basis(torch.as_tensor(X[:40]), 2.0, 7)
+    own = basis(torch.as_tensor(X[40:]))
+    assert own.shape == (20, 8) and found.posterior_.mode["w"].numel() == 8
+    places = basis.centres
+    squares = (torch.as_tensor(X[40:])[:, None] - places).square().sum(-1)
+    torch.testing.assert_close(own[:, :7], (-2.0 * squares).exp())
+    search = GridSearchCV(estimators.RVMRegressor(), {"gamma": [0.1, 3.0], "centers": [5, None]}, cv=2).fit(X, y)
+    assert search.best_params_["gamma"] in (0.1, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"gamma": "wide"}, "expected 'scale' or a positive number"),
+        ({"gamma": -1.0}, "expected 'scale' or a positive number"),
+        ({"centers": 0}, "expected a number from 1 to that of the rows"),
+        ({"centers": np.zeros((3, 5))}, r"centers of shape \(3, 5\); expected \(C, 2\)"),
+    ],
+    ids=str,
+)
+def test_bumps_that_cannot_be_made_are_refused(settings: dict[str, Any], said: str) -> None:
+    X, y = make_moons(20, random_state=0)
+    with pytest.raises(ValueError, match=said):
+        estimators.RVMClassifier(**settings).fit(X, y)
