@@ -23,6 +23,7 @@ pytest.importorskip("sklearn")
 from scipy.stats import multivariate_normal
 from sklearn.base import clone
 from sklearn.datasets import make_blobs, make_moons
+from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -288,6 +289,8 @@ def test_bumps_are_made_of_the_rows_of_the_fit() -> None:
     places = basis.centres
     squares = (torch.as_tensor(X[40:])[:, None] - places).square().sum(-1)
     torch.testing.assert_close(own[:, :7], (-2.0 * squares).exp())
+    every = kernel_basis(torch.as_tensor(X))(torch.as_tensor(X))[:, :-1]
+    np.testing.assert_allclose(every, rbf_kernel(X, gamma=1.0 / (2.0 * X.var())), rtol=1e-9)  # gamma="scale"
     search = GridSearchCV(estimators.RVMRegressor(), {"gamma": [0.1, 3.0], "centers": [5, None]}, cv=2).fit(X, y)
     assert search.best_params_["gamma"] in (0.1, 3.0)
 
