@@ -344,6 +344,7 @@ LETTERS = [
     ({"formula": "y ~ x + ( | g)"}, 'expected "response ~ fixed terms'),
     ({"formula": "y ~ x + (1 | log(t))"}, "expected names of columns joined by"),
     ({"formula": "y ~ x + (1 | nobody)"}, "frame has no column 'nobody'"),
+    ({"formula": "absent ~ x"}, "frame has no column 'absent', expected by the formula; it has"),
     ({"formula": "y ~ nothing + (1 | g)"}, "'nothing' cannot be made into columns"),
     ({"formula": "y ~ x + (0 | g)"}, "has nothing that varies"),
     ({"formula": "kind ~ x + (1 | g)"}, "the response holds words"),
