@@ -22,7 +22,7 @@ from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice, MarginalisedDensity, Normal, Trend
 from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
-from pyro_evidence.precision.dense import Separate
+from pyro_evidence.precision.dense import Precision, Separate
 
 NODES = rules.growing(5, 31, 1.3)  # on each axis
 MOST_NODES = 1500  # each is a search for a mode; a product of 11 on three axes is 1331
@@ -30,7 +30,7 @@ MOVES = 5.0  # the log evidence may move by this part of the tolerance
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
 SHALLOW = 12.0  # nats below the top at which a lattice ends
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
-REMOTE = -12.0  # log weight of a node that may follow from the others: one corner in 160,000 of a normal density
+REMOTE = -10.0  # log weight of a node that may follow from the others: one corner in 20,000 of a normal density
 REMOTE_SHARE = 1e-3  # of the mass, of all those: what a curve through the others has wrong is a part of it
 BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond the nodes than a smooth curve has it
 NUM_DRAWS = 600  # of importance sampling
@@ -364,17 +364,32 @@ def _at_rule(
     """
     z, log_volume = rule.nodes, rule.log_weights - _log_normal(rule.nodes)
     thorough, off_axes = rule.log_weights > NEGLIGIBLE, (z.abs() > z.abs().amin()).sum(-1) > 1
-    near = ~off_axes | (rule.log_weights > REMOTE)
-    if not bool(near.all()) and not is_batched(found.state.problem):
-        nodes, log_mass = _at(found, where, z[near], log_volume[near], modes, thorough=thorough[near])
-        log_ratio = Trend(z[near], (log_mass - rule.log_weights[near]).unsqueeze(-1))(z).squeeze(-1)
-        followed = rule.log_weights + log_ratio
-        if float(followed[~near].logsumexp(0) - followed.logsumexp(0)) < math.log(REMOTE_SHARE):  # no nan
-            nearest = torch.cdist(z, z[near]).argmin(-1).tolist()
-            precision = Separate(tuple(nodes.precision.row(i) for i in nearest))
-            theta, log_density = found.theta(where.forward(z)), followed - where.log_slope(z) - log_volume
-            return ConditionalModes(theta, Trend(z[near], nodes.u)(z), precision, log_density), followed
-    return _at(found, where, z, log_volume, modes, thorough=thorough)
+    known = ~off_axes | (rule.log_weights > REMOTE)
+    if bool(known.all()) or is_batched(found.state.problem):
+        return _at(found, where, z, log_volume, modes, thorough=thorough)
+    u, log_mass = z.new_zeros(len(z), len(found.state.u)), torch.full_like(log_volume, -torch.inf)
+    members, new = list[Precision](), known.nonzero().flatten()
+    of = new.new_zeros(len(z))  # where each node's precision is among the members
+    while True:
+        nodes, log_mass[new] = _at(found, where, z[new], log_volume[new], modes, thorough=thorough[new])
+        u[new], of[new] = nodes.u, torch.arange(len(new), device=new.device) + len(members)
+        members += [nodes.precision.row(i) for i in range(len(new))]
+        known[new] = True
+        sound = known & torch.isfinite(log_mass)
+        log_ratio = Trend(z[sound], (log_mass - rule.log_weights)[sound].unsqueeze(-1))(z).squeeze(-1)
+        followed = torch.where(known, log_mass, rule.log_weights + log_ratio)
+        left = (~known).nonzero().flatten()
+        left = left[followed[left].argsort()]
+        share = (followed[left].logcumsumexp(0) - followed.logsumexp(0)).exp()
+        new = left[share >= REMOTE_SHARE]  # those that count beside all that count less
+        if not len(new):
+            break
+    nearest = torch.cdist(z, z[sound]).argmin(-1)
+    of = torch.where(known, of, of[sound][nearest])
+    u = torch.where(known.unsqueeze(-1), u, Trend(z[sound], u[sound])(z))
+    log_density = followed - where.log_slope(z) - log_volume
+    precision = Separate(tuple(members[i] for i in of.tolist()))
+    return ConditionalModes(found.theta(where.forward(z)), u, precision, log_density), followed
 
 
 def _log_normal(z: Tensor) -> Tensor:

@@ -370,6 +370,10 @@ class BlockPrecision(Precision):
         """``A^-1 b`` for each row of ``b``, ``(S, D)``."""
         return self._backward(self._forward(self._columns(b)))
 
+    def half_solve(self, b: Tensor) -> Tensor:
+        """``L^-1 b`` for each row of ``b``, ``(S, D)``, or for some with each matrix, ``(R, S, D)``."""
+        return _as_rows(self._forward(self._columns(b))).view(b.shape)
+
     def unwhiten(self, white: Tensor) -> Tensor:
         """``L'^-1 z`` for each ``z``, ``(S, D)``, with ``A = L L'`` in the order of elimination."""
         return self._backward(self._columns(white))
@@ -386,6 +390,8 @@ class BlockPrecision(Precision):
     def _columns(self, rows: Tensor) -> Tensor:
         """``(S, D)`` as new columns beside their matrices with a place for the padding, ``(R, D + 1, S / R)``."""
         padded = torch.nn.functional.pad(rows.to(self.tril), (0, 1))
+        if rows.dim() == 3:
+            return padded.mT.contiguous()
         return (padded.mT.unsqueeze(0) if self.tril.dim() == 2 else padded.unsqueeze(-1)).contiguous()
 
     def _forward(self, x: Tensor) -> Tensor:

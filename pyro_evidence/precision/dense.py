@@ -42,6 +42,10 @@ class Precision(Protocol):
     def whiten(self, rows: Tensor) -> Tensor:
         """The white noise that :meth:`unwhiten` made ``rows`` ``(S, D)`` of: ``|whiten(x)|^2 = x' A x``."""
 
+    def half_solve(self, b: Tensor) -> Tensor:
+        """``L^-1 b`` for each row of ``b``, where :meth:`whiten` is ``L' x``."""
+        return self.whiten(self.solve(b.flatten(0, -2))).view(b.shape)
+
     def least_precise_direction(self, active: Tensor) -> Tensor:
         """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, shape ``(R, D)``.
 

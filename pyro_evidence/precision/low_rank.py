@@ -5,6 +5,7 @@ With ``x = (u, z)``, ``z = B u + c``, and ``K`` minus the second derivatives in 
 ``A = L (I + Q (G - I) Q') L'``, ``G = I + R C R'`` (the matrix determinant lemma; Golub and Van Loan, 2013, 2.1.4).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky
-from pyro_evidence.precision.blocks import elimination
-from pyro_evidence.precision.dense import Elements, Pattern, Plan, StructuredPrecision
+from pyro_evidence.precision.blocks import BlockPlan, elimination
+from pyro_evidence.precision.dense import Elements, Pattern, Plan, Precision, StructuredPrecision
 
 
 @dataclass(frozen=True)
@@ -57,83 +58,116 @@ class LowRankPlan(Plan):
 
         :raises NotPositiveDefinite: naming a coordinate.
         """
-        K_uz, K_zz = self._border(elements)
-        eye = torch.eye(len(K_zz)).to(K_zz)
-        C = torch.cat([torch.cat([torch.zeros_like(eye), eye], -1), torch.cat([eye, K_zz], -1)])
-        U = torch.cat([K_uz, self.B.mT], -1)
-        own = tuple(
-            element * (keep.unsqueeze(-1) & keep.unsqueeze(-2))
-            for element, (_, keep) in zip(elements, self._own, strict=True)
-        )
+        return self._together([elements], label).row(0)
+
+    def factorise_rows(self, elements: Sequence[Elements], label: Label) -> Precision:
+        """Those of several matrices at a time, where the sparse part is eliminated in blocks."""
+        blocks = isinstance(self.inner, BlockPlan)
+        return self._together(elements, label) if blocks else super().factorise_rows(elements, label)
+
+    def _together(self, elements: Sequence[Elements], label: Label) -> "LowRank":
+        families = [torch.stack(own) for own in zip(*elements, strict=True)]
+        K_uz, K_zz = self._border(families)
+        eye = torch.eye(K_zz.shape[-1]).to(K_zz).expand_as(K_zz)
+        C = torch.cat([torch.cat([torch.zeros_like(eye), eye], -1), torch.cat([eye, K_zz], -1)], -2)
+        U = torch.cat([K_uz, self.B.mT.expand(len(K_uz), -1, -1)], -1)
+        own = [family * inside for family, inside in zip(families, self._inside, strict=True)]
         try:
-            return LowRank(self, self.inner.factorise(own, label), U, C, label)
+            found = LowRank(self, self._inner_rows(own, label), U, C, label)
         except NotPositiveDefinite:
-            return self._held(own, U, C, label)
+            found = self._held(own, U, C, label)
+        assert len(found.G)  # whether it is positive definite shows here
+        return found
 
-    def _held(self, own: Elements, U: Tensor, C: Tensor, label: Label) -> "LowRank":
+    def _inner_rows(self, families: Sequence[Tensor], label: Label) -> Precision:
+        rows = list(zip(*families, strict=True))
+        return self.inner.factorise(rows[0], label) if len(rows) == 1 else self.inner.factorise_rows(rows, label)
+
+    def _held(self, own: Sequence[Tensor], U: Tensor, C: Tensor, label: Label) -> "LowRank":
         """With one coordinate of each sum held, and let go again in the border: a field that its sum alone pins."""
-        chosen = self.B.abs().argmax(-1)
+        chosen, num = self.B.abs().argmax(-1), len(self.B)
         amount = max(float(own[0].abs().median()), 1.0)
-        held = own[0].index_add(0, chosen, amount * torch.ones(len(chosen), 1, 1).to(own[0]))
-        units = torch.zeros(self.size, len(chosen)).to(U)
-        units[chosen, torch.arange(len(chosen))] = 1.0
-        C = torch.block_diag(C, -amount * torch.eye(len(chosen)).to(C))
-        return LowRank(self, self.inner.factorise((held, *own[1:]), label), torch.cat([U, units], -1), C, label)
+        held = own[0].index_add(1, chosen, amount * own[0].new_ones(len(U), num, 1, 1))
+        units = U.new_zeros(self.size, num)
+        units[chosen, torch.arange(num)] = 1.0
+        more = (-amount * torch.eye(num).to(C)).expand(len(C), num, num)
+        C = torch.stack([torch.block_diag(*pair) for pair in zip(C, more, strict=True)])
+        U = torch.cat([U, units.expand(len(U), -1, -1)], -1)
+        return LowRank(self, self._inner_rows([held, *own[1:]], label), U, C, label)
 
-    def _border(self, elements: Elements) -> tuple[Tensor, Tensor]:
-        """``K_uz`` ``(D, r)`` and ``K_zz`` ``(r, r)``."""
+    @cached_property
+    def _inside(self) -> list[Tensor]:
+        """Which entries of each family are between coordinates, ``(F, k, k)``."""
+        return [keep.unsqueeze(-1) & keep.unsqueeze(-2) for _, keep in self._own]
+
+    @cached_property
+    def _meets(self) -> list[tuple[Tensor, Tensor]]:
+        """Which entries of each family are in the column of a sum, and where those are in the border, flat."""
+        found = []
+        for index in self.pattern.index:
+            row, column = (x.expand(*index.shape, index.shape[-1]) for x in (index.unsqueeze(-1), index.unsqueeze(-2)))
+            entry = (column >= self.size).flatten().nonzero().flatten()
+            place = row.flatten()[entry] * len(self.B) + column.flatten()[entry] - self.size
+            found.append((entry, place))
+        return found
+
+    def _border(self, families: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """``K_uz`` ``(R, D, r)`` and ``K_zz`` ``(R, r, r)``."""
         num = len(self.B)
-        border = self.B.new_zeros(self.size + num, num)
-        for index, element in zip(self.pattern.index, elements, strict=True):
-            for column, values in zip(index.unbind(-1), element.unbind(-1), strict=True):
-                rows = (column >= self.size).nonzero()[:, 0]
-                if len(rows):
-                    place = index[rows], (column[rows] - self.size).unsqueeze(-1).expand(-1, index.shape[-1])
-                    border.index_put_(place, values[rows].to(border), accumulate=True)
-        return border.split([self.size, num])
+        border = self.B.new_zeros(len(families[0]), (self.size + num) * num)
+        for family, (entry, place) in zip(families, self._meets, strict=True):
+            border.scatter_add_(1, place.expand(len(family), -1), family.flatten(1)[:, entry].to(border))
+        K_uz, K_zz = border.unflatten(-1, (-1, num)).split([self.size, num], -2)
+        return K_uz, K_zz
 
 
 @dataclass(frozen=True)
 class LowRank(StructuredPrecision):
-    """``A = S + U C U'`` by factors of ``S``; one row."""
+    """``A = S + U C U'`` by factors of ``S``, of ``R`` rows; one of them knows its inverse."""
 
     plan: LowRankPlan
-    inner: StructuredPrecision  # S
-    U: Tensor  # (D, q), of which the columns from r to 2 r are B'
-    C: Tensor  # (q, q)
+    inner: Precision  # S
+    U: Tensor  # (R, D, q), of which the columns from r to 2 r are B'
+    C: Tensor  # (R, q, q)
     label: Label
 
-    def __post_init__(self) -> None:
-        assert len(self.G)  # whether it is positive definite shows here
+    def row(self, index: int) -> "LowRank":
+        """One of several."""
+        if len(self.U) == 1:
+            return self
+        only = slice(index, index + 1)
+        found = LowRank(self.plan, self.inner.row(index), self.U[only], self.C[only], self.label)
+        vars(found).update(QR=(self.QR[0][only], self.QR[1][only]), G=self.G[only])  # known already
+        return found
 
     @cached_property
     def QR(self) -> tuple[Tensor, Tensor]:
-        """Of ``L^-1 U``, ``(D, q)`` and ``(q, q)``."""
-        found = torch.linalg.qr(self._forward(self.U.mT).mT)
+        """Of ``L^-1 U``, ``(R, D, q)`` and ``(R, q, q)``."""
+        found = torch.linalg.qr(self.inner.half_solve(self.U.mT).mT)
         return found.Q, found.R
 
     @cached_property
     def G(self) -> Tensor:
-        """Lower Cholesky factor of ``I + R C R'``, ``(q, q)``."""
+        """Lower Cholesky factor of ``I + R C R'``, ``(R, q, q)``."""
         R = self.QR[1]
-        G = torch.eye(len(R)).to(R) + R @ self.C @ R.mT
-        place = int(self.U[:, : len(self.plan.B) * 2].abs().sum(-1).argmax())
+        G = torch.eye(R.shape[-1]).to(R) + R @ self.C @ R.mT
+        place = int(self.U[0, :, : len(self.plan.B) * 2].abs().sum(-1).argmax())
         return cholesky(0.5 * (G + G.mT), "posterior precision A over its sums", lambda _: self.label(place))
 
     @cached_property
     def W(self) -> Tensor:
-        """``L'^-1 Q``, ``(D, q)``."""
-        return self.inner.unwhiten(self.QR[0].mT).mT
+        """``L'^-1 Q`` of one row, ``(D, q)``."""
+        return self.inner.unwhiten(self.QR[0][0].mT).mT
 
     @property
     def log_det(self) -> Tensor:
-        """``log |A|``, shape ``(1,)``."""
-        return self.inner.log_det + 2.0 * self.G.diagonal().log().sum()
+        """``log |A|``, shape ``(R,)``."""
+        return self.inner.log_det + 2.0 * self.G.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     @cached_property
     def _more(self) -> Tensor:
         """``N = G^-1 - I``: the inverse of ``A`` is that of ``S`` and ``W N W'``."""
-        return torch.cholesky_inverse(self.G) - torch.eye(len(self.G)).to(self.G)
+        return torch.cholesky_inverse(self.G[0]) - torch.eye(self.G.shape[-1]).to(self.G)
 
     @cached_property
     def variance(self) -> Tensor:
@@ -144,9 +178,9 @@ class LowRank(StructuredPrecision):
     def adjoint(self) -> Elements:
         """The covariance of ``x = (u, z)`` where factors touch it, per family ``(F, k, k)``."""
         size, num = self.plan.size, len(self.plan.B)
-        R = self.QR[1][:, num : 2 * num]
-        half = torch.linalg.solve_triangular(self.G, R, upper=False)  # (q, r)
-        cross = self.W @ torch.linalg.solve_triangular(self.G.mT, half, upper=True)  # A^-1 B', (D, r)
+        R, G = self.QR[1][0, :, num : 2 * num], self.G[0]
+        half = torch.linalg.solve_triangular(G, R, upper=False)  # (q, r)
+        cross = self.W @ torch.linalg.solve_triangular(G.mT, half, upper=True)  # A^-1 B', (D, r)
         whole = torch.cat([cross, half.mT @ half])  # cov(x, z)
         pairs = zip(self.plan.pattern.index, self.plan._own, self.inner.adjoint, strict=True)
         return tuple(self._entries(index, keep, own, whole, size) for index, (_, keep), own in pairs)
@@ -164,11 +198,12 @@ class LowRank(StructuredPrecision):
     def covariance(self, coordinates: Tensor) -> Tensor:
         """``A^-1`` among chosen coordinates, ``(c, c)``."""
         W = self.W[coordinates]
+        assert hasattr(self.inner, "covariance")  # of one row
         return self.inner.covariance(coordinates) + W @ self._more @ W.mT
 
     def solve(self, b: Tensor) -> Tensor:
-        """``A^-1 b`` for each row of ``b``, ``(R, D)``."""
-        return self.unwhiten(self._turned(self._forward(b), transposed=False))
+        """``A^-1 b`` for each row of ``b``, ``(S, D)``; each by its own where they are several."""
+        return self.unwhiten(self._turned(self.inner.half_solve(b.to(self.U)), transposed=False))
 
     def unwhiten(self, white: Tensor) -> Tensor:
         """White noise ``(S, D)`` to noise of covariance ``A^-1``."""
@@ -176,17 +211,13 @@ class LowRank(StructuredPrecision):
 
     def whiten(self, rows: Tensor) -> Tensor:
         """Takes :meth:`unwhiten` back."""
-        x, Q = self.inner.whiten(rows), self.QR[0]
+        x, Q = self.inner.whiten(rows).view(len(self.U), -1, self.plan.size), self.QR[0]
         part = x @ Q
-        return x + (part @ self.G - part) @ Q.mT
-
-    def _forward(self, b: Tensor) -> Tensor:
-        """``L^-1 b`` of rows."""
-        return self.inner.whiten(self.inner.solve(b.to(self.U)))
+        return (x + (part @ self.G - part) @ Q.mT).flatten(0, 1)
 
     def _turned(self, x: Tensor, transposed: bool) -> Tensor:
         """``(I + Q (F - I) Q')^-1`` or its transposed, of rows, with ``F`` the factor of ``G``."""
-        Q = self.QR[0]
+        x, Q = x.view(len(self.U), -1, self.plan.size), self.QR[0]
         part = x @ Q
         F = self.G.mT if transposed else self.G
-        return x + (torch.linalg.solve_triangular(F, part.mT, upper=transposed).mT - part) @ Q.mT
+        return (x + (torch.linalg.solve_triangular(F, part.mT, upper=transposed).mT - part) @ Q.mT).flatten(0, 1)

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.numerics.coordinates import is_affine, is_identity
 from pyro_evidence.program.enumeration import term_cells
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.dependencies import Groups
@@ -147,11 +147,17 @@ class Member:
 
     name: str
     rows: Tensor | None  # positions in the flattened entry, None for all
+    design: Tensor | None = None  # (F, v, k) of a field's values in its coordinates; None: the same
 
     def of(self, cells: Mapping[str, Tensor]) -> Tensor:
         """The cells, ``(F,)``."""
         flat = cells[self.name].reshape(-1)
         return flat if self.rows is None else flat[self.rows]
+
+    def elements(self, node: Any) -> Tensor:
+        """The precisions of a field's factors in their coordinates, ``(F, k, k)``."""
+        own: Tensor = node["fn"].elements.flatten(0, -3) * node["scale"]
+        return own if self.design is None else self.design.mT @ own @ self.design
 
 
 @dataclass(frozen=True)
@@ -167,8 +173,7 @@ class FactorFamily:
 
     def elements(self, nodes: Mapping[str, Any]) -> Tensor:
         """The precisions of fields, as sites of a trace, ``(F, k, k)``."""
-        own = [nodes[member.name] for member in self.members]
-        return torch.cat([node["fn"].elements.flatten(0, -3) * node["scale"] for node in own])
+        return torch.cat([member.elements(nodes[member.name]) for member in self.members])
 
     def of(self, cells: Mapping[str, Tensor]) -> Tensor:
         """The factors' values, nats, ``(F,)``."""
@@ -205,18 +210,29 @@ def by_width(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:
     return found
 
 
-def field_values(joint: LogJoint, trace: Any) -> dict[str, Tensor]:
-    """By latent field that says its precision: the coordinates of the values that each factor takes, ``(F, v)``."""
-    found = {}
+FieldValues = tuple[Tensor, Tensor | None]  # coordinates (F, k) of each factor, and the values' design (F, v, k)
+
+
+def field_values(
+    joint: LogJoint, trace: Any, designed: Callable[[str, Tensor], FieldValues | None] = lambda *_: None
+) -> dict[str, FieldValues]:
+    """By latent field that says its precision: the coordinates of its factors' values.
+
+    :param designed: what is known of the values ``(F, v)`` of a site that are not its coordinates.
+    """
+    found: dict[str, FieldValues] = {}
     for part in joint.latents:
         node = trace.nodes[part.name]
         fn, scale = node["fn"], node["scale"]
-        if not hasattr(fn, "element_index") or not is_identity(part.transform) or node["mask"] is not None:
+        if not hasattr(fn, "element_index") or not is_affine(part.transform) or node["mask"] is not None:
             continue
         if not joint.discrete and not isinstance(scale, Tensor):
-            size = fn.event_shape.numel()
-            first = joint.latents.slices[part.name].start + size * torch.arange(fn.batch_shape.numel())
-            found[part.name] = (first.to(fn.element_index)[:, None, None] + fn.element_index).flatten(0, 1)
+            first = fn.event_shape.numel() * torch.arange(fn.batch_shape.numel())
+            values = (first.to(fn.element_index)[:, None, None] + fn.element_index).flatten(0, 1)
+            plain = is_identity(part.transform)
+            own = (joint.latents.slices[part.name].start + values, None) if plain else designed(part.name, values)
+            if own is not None:
+                found[part.name] = own
     return found
 
 
@@ -224,21 +240,21 @@ def families(
     dependencies: Mapping[str, Groups],
     shapes: Mapping[str, Sequence[int]],
     apart: Container[str],
-    fields: Mapping[str, Tensor] | None = None,
+    fields: Mapping[str, FieldValues] | None = None,
 ) -> tuple[FactorFamily, ...]:
-    """Every term that depends on a coordinate, in families of as many coordinates each.
+    """Every term that depends on a coordinate, in families of as many coordinates each; those apart come last.
 
     :param apart: sites with families of their own: data, of which second derivatives vary where those of priors do not.
     :param fields: of :func:`field_values`; whose factors depend on nothing else have families of their own too.
     """
-    found: dict[tuple[int, bool, bool], list[tuple[Member, Tensor]]] = {}
+    found: dict[tuple[bool, int, bool], list[tuple[Member, Tensor]]] = {}
     for name, groups in dependencies.items():
         if groups:
-            table, own = coordinate_table(groups, shapes[name]), (fields or {}).get(name)
+            table, (own, design) = coordinate_table(groups, shapes[name]), (fields or {}).get(name, (None, None))
             is_field = own is not None and _are_same(own, table)
             for rows, index in [(None, own)] if is_field and own is not None else by_width(table):
-                key = index.shape[-1], name.split(", ")[0] in apart, is_field
-                found.setdefault(key, []).append((Member(name, rows), index))
+                key = name.split(", ")[0] in apart, index.shape[-1], is_field
+                found.setdefault(key, []).append((Member(name, rows, design if is_field else None), index))
     return tuple(
         FactorFamily(tuple(member for member, _ in parts), torch.cat([index for _, index in parts]), key[-1])
         for key, parts in sorted(found.items(), key=itemgetter(0))

@@ -108,7 +108,9 @@ class Structured(AutogradDensity):
         curvatures = [] if self.linear is None else self.linear.curvatures(u.unsqueeze(0), theta)
         with torch.no_grad():
             prior = None if self.linear is None else self.linear.parts(theta).prior
-            diagonal = u.new_zeros(self.size) if prior is None else prior[1].detach()
+            diagonal = u.new_zeros(self.size)
+            if prior is not None:
+                diagonal[: len(u)] = prior[1].detach()
             joined = [part.rows.elements(B[0]) for part, B in zip(self.parts, curvatures, strict=True)]
             return self.laid_out(diagonal, joined, self._factors(u, theta))
 
@@ -125,11 +127,11 @@ class Structured(AutogradDensity):
     @property
     def takes_rows(self) -> bool:
         """Whether rows with hyperparameters of their own are differentiated together."""
-        if self.wide or len(self.B):
+        if self.wide:
             return False
         if self.linear is not None:
             return self.joint.row_bytes is not None and (not any(self.varies) or not self.families)
-        return bool(self.families) and (self.terms is not None or self.joint.row_bytes is not None)
+        return bool(self.families) and not len(self.B) and (self.terms is not None or self.joint.row_bytes is not None)
 
     def elements_of_rows(self, u: Tensor, theta: Tensor) -> list[Elements]:
         """Minus the Hessians at rows ``(R, D)``, each at its hyperparameters ``(R, T)``."""
@@ -141,7 +143,7 @@ class Structured(AutogradDensity):
         values = torch.vmap(lambda v, t: self._values(t, self.differentiated)(v))
         closed = iter(torch.vmap(self._closed_forms)(u, theta) if not all(self.differentiated) else ())
         second = self.second_of(self.differentiated)
-        made = iter(second.elements(lambda v: values(v, theta), u) if any(self.differentiated) else ())
+        made = iter(second.elements(lambda v: values(v, theta), self._seen(u)) if any(self.differentiated) else ())
         return tuple(next(made if own else closed).detach() for own in self.differentiated)
 
     def _closed_forms(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
@@ -174,12 +176,15 @@ class Structured(AutogradDensity):
 
     def _values(self, theta: Tensor, chosen: Chosen) -> Callable[[Tensor], tuple[Tensor, ...]]:
         """The factors of the chosen families as a function of the coordinates that they see."""
+        size, own = self.joint.latents.size, tuple(compress(self.families, chosen))
+        sums = self.linear is None or any(bool((family.index >= size).any()) for family in own)
+        sites = {site for f in own for member in f.members for site in member.name.split(", ")[0].split("+")}
 
         def values(u: Tensor) -> tuple[Tensor, ...]:
-            if self.terms is not None:
+            if self.terms is not None and sums:
                 return tuple(compress(self.terms.families(u, theta), chosen))
-            found = cells(self.joint, u, theta, self.names)
-            return tuple(family.of(found) for family in compress(self.families, chosen))
+            found = cells(self.joint, u[:size], theta, [name for name in self.names if name in sites])
+            return tuple(family.of(found) for family in own)
 
         return values
 
@@ -235,7 +240,7 @@ class Structured(AutogradDensity):
         if self.linear is None:
             return by_u, by_theta, None
         joined = adjoint[1 : 1 + len(self.parts)]
-        more_by_u, more_by_theta, partial, mixed = self.linear.slopes(diagonal, joined, u, theta)
+        more_by_u, more_by_theta, partial, mixed = self.linear.slopes(diagonal[: len(u)], joined, u, theta)
         return by_u + more_by_u, by_theta + more_by_theta, (partial, mixed)
 
     def _back(self, seen: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Data that linear predictors join to sparse coordinates: value, slope and curvature from one evaluation each."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,11 +16,12 @@ from pyro_evidence.structure.density import LinearPart, LinearPredictors
 
 @dataclass(frozen=True)
 class SparseRows:
-    """``J`` of ``eta = J u + c``: ``N`` data of ``C`` elements that see ``k`` coordinates."""
+    """``J`` of ``eta = J u + c``: ``N`` data of ``C`` elements that see ``k`` coordinates, or sums ``B u`` of them."""
 
-    index: Tensor  # (N, k) different coordinates
+    index: Tensor  # (N, k) different coordinates; from D on sums
     value: Tensor  # (N, C, k)
     size: int  # D
+    B: Tensor | None = None  # (r, D) of the sums
 
     @cached_property
     def _columns(self) -> tuple[Tensor, Tensor]:
@@ -31,6 +32,7 @@ class SparseRows:
     def product(self, u: Tensor) -> Tensor:
         """``J u`` of rows ``(R, D)``, shape ``(R, N, C)``."""
         shared, own = self._columns
+        u = u if self.B is None else torch.cat([u, u @ self.B.mT], -1)
         total = torch.einsum("rk,nck->rnc", u[:, self.index[0, shared]], self.value[..., shared])
         for j in own.tolist():
             total = total + u.index_select(1, self.index[:, j]).unsqueeze(-1) * self.value[..., j]
@@ -40,16 +42,21 @@ class SparseRows:
         """``J' s`` for ``s`` ``(N, C)``, shape ``(D,)``."""
         shared, own = self._columns
         each = torch.einsum("nc,nck->nk", slope, self.value) if self.value.shape[1] > 1 else slope * self.value[:, 0]
-        total = slope.new_zeros(self.size)
+        total = slope.new_zeros(self._seen)
         total.index_add_(0, self.index[0, shared], each[:, shared].sum(0))
         for j in own.tolist():
             total.index_add_(0, self.index[:, j], each[:, j])
-        return total
+        return total if self.B is None else total[: self.size] + total[self.size :] @ self.B
+
+    @property
+    def _seen(self) -> int:
+        """Coordinates and sums."""
+        return self.size + (0 if self.B is None else len(self.B))
 
     @cached_property
     def _unique(self) -> tuple[Tensor, Tensor]:
         """The different rows of ``index``, and which of them each datum has."""
-        owner = row_numbers(self.index[:, self._columns[1]], self.size)
+        owner = row_numbers(self.index[:, self._columns[1]], self._seen)
         return self.index[first_of_each(owner)], owner
 
     @property
@@ -95,7 +102,8 @@ class SparseLinear(LinearPart):
         return torch.stack([self.rows.back(own) for own in slope.double()])
 
     def reach(self, u: Tensor) -> Tensor:
-        return SparseRows(self.rows.index, self.rows.value.abs(), self.rows.size).product(u.abs().unsqueeze(0))[0]
+        B = None if self.rows.B is None else self.rows.B.abs()
+        return replace(self.rows, value=self.rows.value.abs(), B=B).product(u.abs().unsqueeze(0))[0]
 
 
 @dataclass(frozen=True)

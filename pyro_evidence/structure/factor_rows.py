@@ -73,11 +73,14 @@ class PredictorRows:
 
     def _prior(self, away: Tensor, rows: Tensor) -> Tensor:
         """Its precision times ``away`` ``(r, D)``."""
-        total = self._read[2][rows] * away
+        total, B = self._read[2][rows] * away, self.density.B
+        seen = torch.cat([away, away @ B.mT], -1)  # factors see sums too
+        of_factors = torch.zeros_like(seen)
         for family, own in zip(self.density.families, self._factors, strict=True):
-            product = (own[rows] @ away[:, family.index].unsqueeze(-1)).flatten(1)
-            total = total.index_add(1, family.index.flatten(), product)
-        return total
+            product = (own[rows] @ seen[:, family.index].unsqueeze(-1)).flatten(1)
+            of_factors.index_add_(1, family.index.flatten(), product)
+        of_coordinates, of_sums = of_factors.split([away.shape[-1], len(B)], -1)
+        return total + of_coordinates + of_sums @ B
 
     def _slopes(self, u: Tensor, rows: Tensor) -> list[Slopes]:
         if self._last and torch.equal(self._last[0][0], u):
@@ -114,6 +117,7 @@ class PredictorRows:
         """Minus the Hessians at points ``(r, D)`` of some rows."""
         blocks = [block().double() for *_, block in self._slopes(u, rows)]
         self._last.clear()  # its graph is used up
-        alone, pairs = self._read[2][rows], list(enumerate(rows.tolist()))
+        alone = torch.nn.functional.pad(self._read[2][rows], (0, len(self.density.B)))
+        pairs = list(enumerate(rows.tolist()))
         joined = [[p.rows.elements(B[i]) for p, B in zip(self.parts, blocks, strict=True)] for i, _ in pairs]
         return [self.density.laid_out(alone[i], joined[i], [own[row] for own in self._factors]) for i, row in pairs]

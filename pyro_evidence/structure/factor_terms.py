@@ -5,19 +5,19 @@ that sums to zero or of centring in the model, each such sum is a coordinate of 
 derivatives in the coordinates and the sums are small matrices again.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import batched
-from pyro_evidence.numerics.derivatives import generic_directions, pullback
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullback
 from pyro_evidence.numerics.recorded import Picked, Replay, StandIns, Unrecordable, replay
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.dependencies import NARROW, Follow, Groups, Lost
-from pyro_evidence.structure.factor_cells import FactorFamily, cells, families
+from pyro_evidence.structure.factor_cells import FactorFamily, cells, coordinate_table
 
 MANY = 500  # operations of one run
 SITES = 25  # with fewer terms, of any kind, there is no loop around them
@@ -132,15 +132,15 @@ class FollowSums(Follow):
 class Met:
     """A recorded run: the terms' coordinates, and those sums that they see."""
 
-    replay: Replay
+    replay: Replay  # of all terms, site by site
     groups: Mapping[str, Groups]  # with sums numbered from D, those that no term sees left out
     shapes: Mapping[str, torch.Size]
     used: Tensor
     num: int
 
 
-def terms_of_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[RecordedTerms, tuple[FactorFamily, ...]] | None:
-    """The sums that tie coordinates together, and the factors' families beside them; None where that is not all.
+def terms_of_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[RecordedTerms, Met] | None:
+    """The terms and the sums that tie coordinates together; None where that is not all.
 
     :param u: where the model is followed, ``(D,)``.
     """
@@ -150,10 +150,22 @@ def terms_of_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[RecordedTe
         return None
     if found is None:
         return None
-    own = families(found.groups, found.shapes, joint.observed)
-    B, c = _straight(found, u, theta)
-    value = RecordedTerms(found.replay, tuple(len(family.index) for family in own), B, c, found.used, found.num)
-    return (value, own) if _is_right(value, joint, u, theta) else None
+    value = RecordedTerms(found.replay, (), *_straight(found, u, theta), found.used, found.num)
+    return (value, found) if _is_right(value, joint, u, theta) else None
+
+
+def ordered(terms: RecordedTerms, met: Met, families: Sequence[FactorFamily]) -> RecordedTerms:
+    """The terms with those of the families first, one family after the other."""
+    size = len(met.replay.order)
+    places, start = dict[str, Tensor](), 0
+    for name, shape in met.shapes.items():
+        places[name], start = torch.arange(start, start + shape.numel()), start + shape.numel()
+    parts = [member.of(places) for family in families for member in family.members]
+    first = torch.cat(parts)
+    rest = torch.ones(size, dtype=torch.bool).index_fill(0, first, False).nonzero().flatten()
+    order = met.replay.order[torch.cat([first, rest]).to(met.replay.order.device)]
+    sizes = tuple(len(family.index) for family in families)
+    return replace(terms, replay=replace(met.replay, order=order), sizes=sizes)
 
 
 def _meet(joint: LogJoint, u: Tensor, theta: Tensor) -> Met | None:
@@ -162,31 +174,57 @@ def _meet(joint: LogJoint, u: Tensor, theta: Tensor) -> Met | None:
     def terms(u: Tensor, theta: Tensor, z: Tensor) -> list[Tensor]:
         with FollowSums(u, stand_ins) as notes:
             found = cells(joint, u, theta)
-        seen.update(notes=notes, found=found)
         groups = {name: notes.of(term) for name, term in found.items()}
+        seen.update(num=notes.num, groups=groups, shapes={name: term.shape for name, term in found.items()})
         if any(sum(g.shape[-1] for g in gs) > NARROW for gs in groups.values()):
             raise notes.widest
-        members = [m for family in families(groups, _shapes(found), joint.observed) for m in family.members]
-        with_coordinates = {m.name for m in members}
-        return [m.of(found) for m in members] + [x for n, x in found.items() if n not in with_coordinates]
+        return list(found.values())
 
     made = replay(terms, u, theta, u.new_zeros(NOTED), stand_ins=stand_ins)
-    notes, found = seen["notes"], seen["found"]
-    groups = {name: notes.of(term) for name, term in found.items()}
-    every = torch.cat([torch.zeros(0, dtype=torch.long), *(g.reshape(-1) for gs in groups.values() for g in gs)])
-    used = (every[every >= len(u)] - len(u)).unique()
+    groups, every = seen["groups"], [torch.zeros(0, dtype=torch.long, device=u.device)]
+    every += [g.reshape(-1) for gs in groups.values() for g in gs]
+    used = (torch.cat(every) - len(u)).unique()
+    used = used[used >= 0]
     if not 0 < len(used) <= MOST:
         return None
-    rank = torch.zeros(notes.num, dtype=torch.long).index_put((used,), torch.arange(len(used)))
-    renumbered, D = dict[str, Groups](), len(u)
-    for name, own in groups.items():
-        met = [D + rank[(g - D).clamp(min=0)] for g in own]  # clamp: of coordinates that are no sums, not used
-        renumbered[name] = tuple(torch.where(g >= D, sums, g) for g, sums in zip(own, met, strict=True))
-    return Met(made, renumbered, _shapes(found), used, notes.num)
+    renumbered = {name: _renumbered(own, used, len(u)) for name, own in groups.items()}
+    return Met(made, renumbered, seen["shapes"], used, seen["num"])
 
 
-def _shapes(found: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: term.shape for name, term in found.items()}
+def _renumbered(groups: Groups, used: Tensor, size: int) -> Groups:
+    """Coordinates as they are, and sums by their place among those that are used."""
+    rank = used.new_full((NOTED,), -size - 1).index_put((used,), torch.arange(len(used), device=used.device))
+    own = [(g - size).clamp(min=0) for g in groups]  # clamp: of coordinates that are no sums, not used
+    return tuple(torch.where(g >= size, size + rank[met], g) for g, met in zip(groups, own, strict=True))
+
+
+def through_sums(
+    terms: RecordedTerms, joint: LogJoint, u: Tensor, theta: Tensor, values: Callable[[Any], Tensor]
+) -> tuple[Tensor, Forward] | None:
+    """The coordinates and sums that values ``(N, C)`` of a run see, ``(N, m)``, and their slope in all of these.
+
+    None where other sums than those of the terms are seen.
+    """
+    stand_ins, seen = StandIns(), list[Tensor]()
+
+    def recorded(u: Tensor, theta: Tensor, z: Tensor) -> list[Tensor]:
+        with FollowSums(u, stand_ins) as notes:
+            found = values(joint.trace(u, theta))
+        own = _renumbered(notes.of(found), terms.used, len(u))
+        seen.append(coordinate_table(own, found.shape).reshape(len(found), -1))
+        return [found]
+
+    try:
+        made = replay(recorded, u, theta, u.new_zeros(NOTED), stand_ins=stand_ins)
+    except (Lost, Unrecordable):
+        return None
+    if not seen[0].shape[-1] or bool((seen[0] < -1).any()):
+        return None
+    with torch.enable_grad():
+        leaf = terms.appended(u).detach().requires_grad_()
+        own, z = leaf.split([len(u), len(terms.B)])
+        found = made(own, theta, z.new_zeros(NOTED).index_put((terms.used,), z))
+    return seen[0], Forward(found[: len(found) - len(stand_ins.results)], leaf)
 
 
 def _straight(found: Met, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """The factors of one model: followed through a run, joined to families, and worth it or not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +18,18 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure import factor_terms
 from pyro_evidence.structure.dependencies import NARROW, WIDE, Follow, Groups, Lost
-from pyro_evidence.structure.factor_cells import by_width, cells, coordinate_table, families, field_values
+from pyro_evidence.structure.factor_cells import (
+    FactorFamily,
+    FieldValues,
+    by_width,
+    cells,
+    coordinate_table,
+    families,
+    field_values,
+)
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparsePredictors, SparseRows
+from pyro_evidence.structure.factor_terms import RecordedTerms
 from pyro_evidence.structure.probes import TestPoint
 
 SMALL = 200  # coordinates up to which a dense precision is as fast
@@ -42,7 +52,38 @@ class Followed:
     shapes: Mapping[str, torch.Size]
     widest: Lost  # what ties most coordinates together
     slots: Mapping[str, Tensor]  # by site: coordinates of each datum's predictors, (N, C m), -1 for none
-    fields: Mapping[str, Tensor]  # by site that says its precision: coordinates of its factors' values, (F, v)
+    fields: Mapping[str, FieldValues]  # by site that says its precision
+
+    def rows(self, slot: LikelihoodTerm, slope: Forward) -> SparseRows | None:
+        """``J`` of a linear predictor; None where some datum sees many latents, or none sees any.
+
+        :param slope: of the predictor's blocks ``(N C,)`` in ``u``.
+        """
+        table = self.slots.get(slot.site)
+        return None if table is None else sparse_rows(table, slope, slot.layout.num_coupled)
+
+
+@dataclass(frozen=True)
+class FollowedSums:
+    """The terms of a model as functions of coordinates and of a few sums of them."""
+
+    terms: RecordedTerms
+    joint: LogJoint
+    u: Tensor  # (D,) where
+    theta: Tensor  # (T,)
+    families: tuple[FactorFamily, ...]  # those of data last
+
+    def rows(self, slot: LikelihoodTerm, _: Forward | None = None) -> SparseRows | None:
+        """``J`` of a linear predictor in coordinates and sums, or None."""
+        return rows_of(self.terms, self.joint, self.u, self.theta, slot.blocks)
+
+
+def rows_of(
+    terms: RecordedTerms, joint: LogJoint, u: Tensor, theta: Tensor, values: Callable[[Any], Tensor]
+) -> SparseRows | None:
+    """``J`` of values ``(N, C)`` of a run in coordinates and sums, or None."""
+    found = factor_terms.through_sums(terms, joint, u, theta, values)
+    return None if found is None else sparse_rows(found[0], found[1], len(found[1].value) // len(found[0]), terms.B)
 
 
 @dataclass(frozen=True)
@@ -104,22 +145,23 @@ def _width(groups: Groups) -> int:
     return sum(group.shape[-1] for group in groups)
 
 
-def sparse_rows(followed: Followed, slot: LikelihoodTerm, slope: Forward, num_coupled: int) -> SparseRows | None:
-    """``J`` of a linear predictor by a few of its products; None where some datum sees many latents, or none sees any.
+def sparse_rows(table: Tensor, slope: Forward, num_coupled: int, B: Tensor | None = None) -> SparseRows | None:
+    """``J`` of values by a few of its products; None where some datum sees many coordinates, or none sees any.
 
-    :param slope: of the predictor's blocks ``(N C,)`` in ``u``.
+    :param table: coordinates of each datum, ``(N, m)``, -1 for none.
+    :param slope: of the values ``(N C,)`` in the coordinates, and in sums ``B u`` after these.
     """
-    parts = by_width(followed.slots[slot.site]) if slot.site in followed.slots else []
+    parts, size = by_width(table), slope.x.numel()
     if not parts or max(own.shape[-1] for _, own in parts) > WIDEST_ROW:
         return None
-    colours = coloured(followed.joint.latents.size, [own for _, own in parts])
-    index, used = _side_by_side(parts, len(followed.slots[slot.site]))
+    colours = coloured(size, [own for _, own in parts])
+    index, used = _side_by_side(parts, len(table))
     own = torch.where(used, colours[index], -1)
     value = slope.x.new_zeros(len(index), num_coupled, index.shape[-1])
-    for unwhiten in range(int(colours.max()) + 1):
-        along = slope.along((colours == unwhiten).to(slope.x).unsqueeze(0)).reshape(len(index), num_coupled)
-        value = torch.where((own == unwhiten).unsqueeze(1), along.unsqueeze(-1).to(value), value)
-    return SparseRows(index, value, len(colours))
+    for colour in range(int(colours.max()) + 1):
+        along = slope.along((colours == colour).to(slope.x).unsqueeze(0)).reshape(len(index), num_coupled)
+        value = torch.where((own == colour).unsqueeze(1), along.unsqueeze(-1).to(value), value)
+    return SparseRows(index, value, size if B is None else B.shape[-1], B)
 
 
 def _side_by_side(parts: Sequence[tuple[Tensor | None, Tensor]], num: int) -> tuple[Tensor, Tensor]:
@@ -164,16 +206,38 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     return replace(density, varies=_varies(density, followed.u, followed.theta))
 
 
-def with_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> Structured | None:
-    """The density by its factors, where the terms that see many coordinates see them through a few sums."""
+def followed_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> FollowedSums | None:
+    """The terms, where those that see many coordinates see them through a few sums."""
     found = factor_terms.terms_of_sums(joint, u, theta)
     if found is None:
         return None
-    names = (*joint.latents.names, *joint.discrete, *joint.observed)
-    density = Structured(joint, None, found[0], names=names, families=found[1], wide=())
+    terms, met = found
+
+    def designed(name: str, values: Tensor) -> FieldValues | None:
+        rows = rows_of(terms, joint, u, theta, lambda trace: trace.nodes[name]["value"].reshape(-1, 1))
+        if rows is None:
+            return None
+        each = torch.eye(values.shape[-1]).to(u)[..., None] * rows.value[values, 0].unsqueeze(1)  # (F, v, v, k)
+        return rows.index[values].flatten(1), each.flatten(2)
+
+    fields = field_values(joint, joint.trace(u, theta), designed)
+    own = families(met.groups, met.shapes, joint.observed, fields)
+    return FollowedSums(factor_terms.ordered(terms, met, own), joint, u, theta, own)
+
+
+def with_sums(followed: FollowedSums, linear: SparsePredictors | None) -> Structured | None:
+    """The density by factors of coordinates and of a few sums of them, where that is cheaper than a dense matrix."""
+    joint, own, terms = followed.joint, followed.families, followed.terms
+    names: tuple[str, ...] = (*joint.latents.names, *joint.discrete, *joint.observed)
+    if linear is not None:  # it describes the data
+        names = () if linear.gaussian else joint.latents.names
+        own = tuple(family for family in own if all(member.name.split(", ")[0] in names for member in family.members))
+        terms = replace(terms, sizes=terms.sizes[: len(own)])
+    slots = None if linear is None else linear.slots
+    density = Structured(joint, slots, terms, linear=linear, names=names, families=own, wide=())
     if not _affordable(density):
         return None
-    return replace(density, varies=_varies(density, u, theta))
+    return replace(density, varies=_varies(density, followed.u, followed.theta))
 
 
 def _varies(density: Structured, u: Tensor, theta: Tensor) -> tuple[bool, ...]:

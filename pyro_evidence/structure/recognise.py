@@ -22,7 +22,7 @@ from pyro_evidence.structure.density import AutogradDensity, DenseLinear, Linear
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
 from pyro_evidence.structure.factor_terms import SITES, terms_of_steps
-from pyro_evidence.structure.factors import SMALL, Followed, NotSparse
+from pyro_evidence.structure.factors import SMALL, Followed, FollowedSums, NotSparse
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import PrecisionGroups
 from pyro_evidence.structure.multipliers import multipliers
@@ -212,7 +212,12 @@ def _factors(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Struc
         return density if isinstance(density, Structured) and density.terms is not None else None
     if isinstance(density, Structured) and not density.wide:
         return density
-    return factors.with_sums(joint, typical.u, typical.theta.detach()) or density
+    summed = factors.followed_sums(joint, typical.u, typical.theta.detach())
+    if summed is None:
+        return density
+    linear = None if sites is None or not far or joint.discrete else _linear(sites, found, far, summed)
+    assert linear is None or isinstance(linear, SparsePredictors)
+    return factors.with_sums(summed, linear) or density
 
 
 def _followed(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Structured | NotSparse:
@@ -267,7 +272,9 @@ def _holds(sites: Sites, probe: TestPoint) -> bool:
         return False  # a distribution that cannot be rebuilt from its parameters
 
 
-def _linear(sites: Sites, found: NearbyPoints, far: list[Pair], followed: Followed | None) -> LinearPredictors | None:
+def _linear(
+    sites: Sites, found: NearbyPoints, far: list[Pair], followed: Followed | FollowedSums | None
+) -> LinearPredictors | None:
     """The density made of linear predictors, if every slot has one at every probe.
 
     :param followed: where given, the predictors are sparse; else they are dense, and the density a LinearDensity.
@@ -299,7 +306,11 @@ def _gaussian(origin: TestPoint, others: list[TestPoint]) -> bool:
 
 
 def _linear_part(
-    slot: LikelihoodTerm, origin: TestPoint, base: TestPoint, typical: TestPoint, followed: Followed | None
+    slot: LikelihoodTerm,
+    origin: TestPoint,
+    base: TestPoint,
+    typical: TestPoint,
+    followed: Followed | FollowedSums | None,
 ) -> DenseLinear | SparseLinear | None:
     """``eta = J u + c`` under the first link for which that holds from ``base`` to ``typical``.
 
@@ -314,7 +325,7 @@ def _linear_part(
         if not _matches(part, typical, offset + moved, offset.abs() + moved.abs().amax()):
             continue
         if followed is not None:
-            rows = factors.sparse_rows(followed, part, slope, num_coupled)
+            rows = followed.rows(part, slope)
             return None if rows is None else SparseLinear(part, rows)
         if not _affordable(part, origin):
             return None

@@ -42,9 +42,10 @@ def test_remote_nodes_follow_from_the_others(monkeypatch: pytest.MonkeyPatch) ->
     rows: list[int] = []
     found = outer(skewed, rows, monkeypatch)
     some = integration.by_product(found, found.straight, 9)
+    assert sum(rows) < 0.35 * 9**3
     monkeypatch.setattr(integration, "REMOTE", -math.inf)
     every = integration.by_product(found, found.straight, 9)
-    assert rows[0] < 0.45 * rows[1] == 0.45 * 9**3
+    assert rows[-1] == 9**3
     assert float(some.log_evidence) == pytest.approx(float(every.log_evidence), abs=1e-6)
     for actual, expected in zip(some.moments, every.moments, strict=True):
         assert torch.allclose(actual, expected, atol=1e-5)
@@ -56,6 +57,8 @@ def test_remote_nodes_are_searched_where_they_count(monkeypatch: pytest.MonkeyPa
     rows: list[int] = []
     found = outer(square_of_tails, rows, monkeypatch)
     some = integration.by_product(found, found.straight, 7)
-    assert rows[-1] == 7**3
+    assert rows[0] < sum(rows) < 7**3  # the far corners, and none twice
     monkeypatch.setattr(integration, "REMOTE", -math.inf)
-    assert torch.equal(some.log_evidence, integration.by_product(found, found.straight, 7).log_evidence)
+    every = integration.by_product(found, found.straight, 7)
+    assert float(some.log_evidence) == pytest.approx(float(every.log_evidence), abs=0.02 / integration.MOVES)
+    assert torch.allclose(some.moments[1], every.moments[1], rtol=0.002)

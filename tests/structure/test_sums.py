@@ -14,7 +14,7 @@ from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.errors import TooLarge
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, is_certified, laplace_problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
-from pyro_evidence.models.gmrf import ICAR, lattice
+from pyro_evidence.models.gmrf import BYM2, ICAR, RandomWalk, lattice
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
@@ -152,26 +152,61 @@ def test_the_letter_for_what_stays_dense_comes_before_the_memory(monkeypatch: py
 
 
 def test_second_derivatives_of_a_prior_are_made_once_for_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an ICAR that sums to zero and Poisson data only those of the data; the elements are those made afresh."""
-    graph = lattice(15, 15)
+    """Those of data that see no linear predictor are others at each point; the elements are those made afresh."""
 
-    def counts(y: Tensor) -> None:
-        x = pyro.sample("x", ICAR(graph, pyro.param("scale", torch.tensor(0.5))))
-        pyro.sample("y", dist.Poisson(x.exp()).to_event(1), obs=y)
+    def model(y: Tensor) -> None:
+        a = effects(y)
+        pyro.sample("y", dist.Poisson((a - a.mean()).exp() + 0.1).to_event(1), obs=y)
 
-    density = laplace_problem(LogJoint(counts, (torch.arange(225.0) % 4.0,))).structure.known
-    assert isinstance(density, Structured) and len(density.B) > 0
-    assert density.varies == tuple(family.members[0].name == "y" for family in density.families)
+    density = laplace_problem(LogJoint(model, (data(),))).structure.known
+    assert isinstance(density, Structured) and len(density.B) > 0 and density.linear is None
+    assert density.varies == tuple(any(member.name == "y" for member in family.members) for family in density.families)
     theta, seen, elements = torch.tensor([0.1]), list[int](), Second.elements
 
     def noted(self: Second, values: Values, u: Tensor) -> tuple[Tensor, ...]:
-        seen.append(len(self.pairs))
+        seen.append(len(self.index))
         return elements(self, values, u)
 
     monkeypatch.setattr(Second, "elements", noted)
-    u = torch.linspace(-1.0, 1.0, 224)
+    u = torch.linspace(-1.0, 1.0, density.joint.latents.size)
     first = density.elements(0.3 * u, theta)
     again, fresh = density.elements(u, theta), replace(density, _kept=[]).elements(u, theta)
     assert seen[1] < seen[0] == seen[2]
     torch.testing.assert_close(again, fresh, rtol=1e-12, atol=1e-12)
     assert any(not torch.allclose(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("kind", [ICAR, BYM2, RandomWalk])
+def test_fields_of_given_sums_and_linear_predictors_are_not_differentiated(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row and several at hyperparameters of their own; oracle: the dense Hessian of the model."""
+    graph = lattice(15, 15)
+
+    def model(y: Tensor) -> None:
+        scale, mean = pyro.param("scale", torch.tensor(0.5)), pyro.sample("mean", dist.Normal(0.0, 2.0))
+        x = pyro.sample(
+            "x",
+            {ICAR: lambda: ICAR(graph, scale), BYM2: lambda: BYM2(graph, scale, 0.4)}.get(
+                kind, lambda: RandomWalk(scale, 225, order=2)
+            )(),
+        )
+        counts(y, mean + (x[0] if kind is BYM2 else x))
+
+    joint = LogJoint(model, (torch.arange(225.0) % 4.0,))
+    problem = laplace_problem(joint)
+    density, factors = problem.structure.known, problem.factors
+    assert isinstance(density, Structured) and len(density.B) == (2 if kind is RandomWalk else 1)
+    assert factors is not None and density.takes_rows and density.linear is not None and not any(density.varies)
+    theta = torch.tensor([[0.3], [0.6]])
+    u = 0.1 * torch.randn(2, joint.latents.size, generator=torch.Generator().manual_seed(0))
+    assert all(factors.is_certified(*row) for row in zip(u, theta, strict=True))
+    modes = [
+        factors.find_modes(row.unsqueeze(0), own, problem.limits, cold=True) for row, own in zip(u, theta, strict=True)
+    ]
+    together = factors.near_modes(torch.cat([mode.u for mode in modes]) + 0.001 * u, theta, problem.limits)
+    for own, alone, found in zip(theta, modes, together, strict=True):
+        assert found is not None and torch.allclose(found.u, alone.u, atol=1e-8)
+        A, precision = problem.structure.density.precision(found.u, own)[0], found.factorised(0, str)
+        assert float(precision.log_det) == pytest.approx(float(torch.logdet(A)), abs=1e-8)
+        assert torch.allclose(precision.variance[0], torch.linalg.inv(A).diagonal(), atol=1e-9)
