@@ -13,7 +13,7 @@ from pyro_evidence.fitting.process_state import own_random_numbers, without_vali
 from pyro_evidence.numerics import batched as rows
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.coordinates import Coordinate, is_affine
-from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullback
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, passes_to, pullback, weighed
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS
 from pyro_evidence.program.log_joint import LogJoint, Trace
@@ -60,10 +60,15 @@ class Run:
             return [{} for _ in directions]
         with without_validation():
             parts = {c.name: self.nodes[c.name]["fn"].log_prob(c.points).double() for c in self.children}
-        flat = torch.cat([part.reshape(-1) for part in parts.values()])
-        sizes = [part.numel() for part in parts.values()]
-        rows = [row.split(sizes) for row in Forward(flat, self.u).along(directions)]
-        return [{n: x.reshape(parts[n].shape) for n, x in zip(parts, row, strict=True)} for row in rows]
+        # a cotangent for each child: reverse passes through one for all would pad each child's part to the whole
+        cotangents = [torch.zeros_like(part).requires_grad_() for part in parts.values()]
+        slope = pullback(
+            torch.stack([weighed(*pair) for pair in zip(parts.values(), cotangents, strict=True)]).sum(),
+            self.u,
+            create_graph=True,
+        )
+        along = passes_to(slope, cotangents, directions.to(slope))
+        return [dict(zip(parts, row, strict=True)) for row in zip(*along, strict=True)]
 
     def shift(self, child: Child) -> Tensor:
         """Derivative of a child's log density as its points move together in unconstrained space."""

@@ -169,11 +169,11 @@ def weighed(value: Tensor, cotangent: Tensor) -> Tensor:
     return (value * cotangent).sum()
 
 
-def pullbacks(value: Tensor, *places: Tensor) -> list[Tensor]:
+def pullbacks(value: Tensor, *places: Tensor, create_graph: bool = False) -> list[Tensor]:
     """:func:`pullback` to several places in one pass."""
     if not value.requires_grad:
         return [torch.zeros_like(x) for x in places]
-    found = torch.autograd.grad(value, places, retain_graph=True, allow_unused=True)
+    found = torch.autograd.grad(value, places, create_graph=create_graph, retain_graph=True, allow_unused=True)
     return [torch.zeros_like(x) if g is None else g for x, g in zip(places, found, strict=True)]
 
 
@@ -273,11 +273,18 @@ def _row_scale(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor | 
 
 def passes(value: Tensor, x: Tensor, cotangents: Tensor, create_graph: bool) -> Tensor:
     """One reverse pass per cotangent, shape ``(P,) + x.shape``; zeros where nothing flows."""
-    if len(cotangents) <= FEW:
-        return torch.stack([pullback(value, x, c, create_graph=create_graph) for c in cotangents])
+    return passes_to(value, [x], cotangents, create_graph)[0]
+
+
+def passes_to(value: Tensor, places: Sequence[Tensor], cotangents: Tensor, create_graph: bool = False) -> list[Tensor]:
+    """:func:`passes` to several places at once."""
+    if len(cotangents) <= FEW or not value.requires_grad:
+        rows = [pullbacks(weighed(value, c), *places, create_graph=create_graph) for c in cotangents]
+        return [torch.stack(each) for each in zip(*rows, strict=True)]
     options = {"is_grads_batched": True, "retain_graph": True, "allow_unused": True}
-    found = torch.autograd.grad(value, x, cotangents, create_graph=create_graph, **options)[0]
-    return x.new_zeros(len(cotangents), *x.shape) if found is None else found
+    found = torch.autograd.grad(value, places, cotangents, create_graph=create_graph, **options)
+    pairs = zip(places, found, strict=True)
+    return [x.new_zeros(len(cotangents), *x.shape) if g is None else g for x, g in pairs]
 
 
 def _one_hot(index: Tensor, like: Tensor) -> Tensor:
