@@ -21,6 +21,7 @@ from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, log_priors
 from pyro_evidence.nested.integration import Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, JointDraws, Proposal
 from pyro_evidence.nested.marginal import Marginal
+from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.posterior import archive
@@ -37,6 +38,8 @@ TOGETHER = 128  # draws whose inner modes are searched together: tables and chec
 LEFT_OUT_PLACES = 64  # of the marginalised sites at which data are left out
 SMALL = 50  # inner coordinates whose shapes are cheap to look at
 ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as normal
+FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, no more are asked
+NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredths those of many keep enough
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -130,10 +133,16 @@ class NestedPosterior(LaplacePosterior):
         latents = problem.joint.latents
         names = [p.name for p in latents if p.size == 1 and not is_identity(p.transform)]
         small = 1 < len(latents.parts) and latents.size <= SMALL and dims < PRODUCT_DIMS and is_batched(problem)
-        if not (names and small) or self.relative_ess > ENOUGH or self.integral.margins is None:
+        if not (names and small) or self._loses_little or self.relative_ess > ENOUGH or self.integral.margins is None:
             return ()
         skew = self.integral.margins.axes(self.integral.phi.new_zeros(1, dims)).skew[0].abs()
         return tuple(sorted(names, key=lambda name: -float(skew[latents.slices[name]])))
+
+    @property
+    def _loses_little(self) -> bool:
+        """Whether a few draws keep nearly all of their weight."""
+        log_weights = self._weighed(FIRST_LOOK, seed=0)[1]
+        return float(importance.effective_sample_size(log_weights)) > NEARLY_ALL * FIRST_LOOK
 
     @property
     def guide(self) -> NestedGuide:

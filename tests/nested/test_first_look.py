@@ -1,0 +1,37 @@
+"""How many draws are weighed before a further site is marginalised; oracle: the share that many draws keep."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence.posterior.nested import ENOUGH, FIRST_LOOK, NestedPosterior
+
+
+def times(y: Tensor, group: Tensor) -> None:
+    scale, shape = pyro.sample("scale", dist.HalfNormal(1.0)), pyro.sample("shape", dist.LogNormal(0.0, 1.0))
+    with pyro.plate("groups", 4):
+        a = pyro.sample("a", dist.Normal(0.0, scale))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Weibull(a[group].exp(), shape), obs=y)
+
+
+@pytest.mark.parametrize(("num", "looks"), [(400, [FIRST_LOOK]), (6, [FIRST_LOOK, 500])])
+def test_few_draws_settle_it_where_they_keep_their_weight(
+    num: int, looks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, y = torch.arange(num) % 4, torch.linspace(0.02, 0.98, num).log().neg()
+    asked, weighed = list[int](), NestedPosterior._weighed
+
+    def noted(self: NestedPosterior, num_samples: int, seed: int, kept: bool = True) -> tuple[Tensor, Tensor]:
+        asked.append(num_samples)
+        return weighed(self, num_samples, seed, kept)
+
+    posterior = LaplaceEvidence(times, marginalise=["scale"], stop=Stop(progress=False)).run(y.double(), group)
+    assert posterior.relative_ess > ENOUGH
+    monkeypatch.setattr(NestedPosterior, "_weighed", noted)
+    del vars(posterior)["relative_ess"]
+    assert posterior.candidate_hyperparameters == ()
+    assert asked == looks
