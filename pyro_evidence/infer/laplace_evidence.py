@@ -59,7 +59,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
 from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_structure
-from pyro_evidence.structure.symmetries import refuse_orbits
+from pyro_evidence.structure.symmetries import off_orbits
 
 GAIN = 0.05  # share of draws that one more marginalised site must save
 SHOWN = 5  # hyperparameters, and elements of each, that an error message shows
@@ -212,7 +212,7 @@ class LaplaceEvidence(Resumable):
         given: Any = {"maximise": self.maximise, "values": self.start.values}
         joint = LogJoint(self.model, args, kwargs, **given)
         self._require_varied(joint)
-        refuse_orbits(joint)
+        joint.initial_theta = off_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
         inside = self._multipliers(problem)
         self._multiplies = bool(inside)
@@ -224,6 +224,7 @@ class LaplaceEvidence(Resumable):
         self._full, self._integrated, self._groups = None, {}, None
         if marginalise:
             conditional = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)
+            conditional.initial_theta = off_orbits(conditional)
             full, problem = problem, marginalised_problem(conditional, self.curvature)
             self._full = replace(full, curvature=problem.curvature)
         if self._num_nodes != 1:
@@ -365,7 +366,7 @@ class LaplaceEvidence(Resumable):
 
         :raises UnsupportedModel: naming them and what to do.
         """
-        refuse_orbits(joint)
+        joint.initial_theta = off_orbits(joint)
         sites = marginalised_sites(joint, self.marginalise)
         if sites:
             said = ", ".join(sites)

@@ -20,15 +20,24 @@ from pyro_evidence.structure.recognise import Structure
 Turn = tuple[tuple[str, int | None], ...]
 LARGEST = 64  # latent dimensions
 MOST_PARTS = 16  # elements of a first axis that are turned one by one
+MOVED = 0.5  # of unconstrained hyperparameters: to far from where Laplace's log evidence is infinite
 
 
-def refuse_orbits(joint: LogJoint) -> None:
-    """Refuse a latent space that can be turned to an engine that would take one point of its orbit for a mode.
+def off_orbits(joint: LogJoint) -> Tensor:
+    """Hyperparameters ``(T,)`` at which a search may begin: the initial ones, or where no latent space can be turned.
 
-    :raises UnsupportedModel: with the sites that turn, and the engine that integrates over all turns.
+    It can at equal lengthscales, where Laplace's log evidence is infinite; so these become unequal.
+
+    :raises UnsupportedModel: where it can be turned there as well, with the sites that turn, and the engine that
+        integrates over all turns.
     """
+    begun = joint.initial_theta
+    away = MOVED * torch.randn(len(begun), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moved = begun + away.to(begun)
     for turn in _proposals(joint):
-        if _changes_nothing(joint, turn):
+        if not _changes_nothing(joint, turn, joint.initial_theta):
+            continue
+        if _changes_nothing(joint, turn, moved):
             names = " and ".join(f"'{name}'" for name, _ in turn)
             raise UnsupportedModel(
                 f"the latent space of site {names} can be turned without any change of the density: its "
@@ -36,6 +45,8 @@ def refuse_orbits(joint: LogJoint) -> None:
                 "mixture of probabilistic PCA by EvidenceEM(model).run(Y), which integrates over all turns; elsewhere "
                 "hold the turn by zeros above the diagonal of the loadings, or offer a single latent."
             )
+        begun = moved
+    return begun
 
 
 def _proposals(joint: LogJoint) -> Iterator[Turn]:
@@ -53,17 +64,17 @@ def _proposals(joint: LogJoint) -> Iterator[Turn]:
             yield from (((site.name, k),) for k in range(site.shape[0]))
 
 
-def _changes_nothing(joint: LogJoint, turn: Turn) -> bool:
+def _changes_nothing(joint: LogJoint, turn: Turn, theta: Tensor) -> bool:
     """Whether the density is the same after a random turn at two random points, though the data see what is turned."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(2):
         u = torch.randn(joint.latents.size, generator=generator, dtype=torch.float64)
         turned, shrunk = _turned(joint, turn, u, generator), _scaled(joint, turn, u, 0.5)
-        values = joint.log_joint(torch.stack([u, turned, shrunk]).to(joint.device), joint.initial_theta).detach()
+        values = joint.log_joint(torch.stack([u, turned, shrunk]).to(joint.device), theta).detach()
         rounding = joint.rounding * (1.0 + values[0].abs())
         if not bool((values[1] - values[0]).abs() <= rounding):
             return False
-        if bool((values[2] - values[0] - _prior_change(joint, turn, u)).abs() <= rounding):
+        if bool((values[2] - values[0] - _prior_change(joint, turn, u, theta)).abs() <= rounding):
             return False  # only the prior sees it: its mode is a point
     return True
 
@@ -93,12 +104,12 @@ def _scaled(joint: LogJoint, turn: Turn, u: Tensor, factor: float) -> Tensor:
     return u
 
 
-def _prior_change(joint: LogJoint, turn: Turn, u: Tensor) -> Tensor:
+def _prior_change(joint: LogJoint, turn: Turn, u: Tensor, theta: Tensor) -> Tensor:
     """Change of the log prior of the sites that turn when they are halved, nats."""
     names = {name for name, _ in turn}
     logs = []
     for point in (u, _scaled(joint, turn, u, 0.5)):
-        trace = joint.trace(point.to(joint.device), joint.initial_theta)
+        trace = joint.trace(point.to(joint.device), theta)
         logs.append(torch.stack([trace.nodes[n]["fn"].log_prob(trace.nodes[n]["value"]).sum().double() for n in names]))
     return (logs[1] - logs[0]).sum().detach()
 

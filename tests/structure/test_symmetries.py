@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, Stop, UnsupportedModel
+from pyro_evidence import LaplaceEvidence, Start, Stop, UnsupportedModel
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.symmetries import refuse_orbits
+from pyro_evidence.structure.symmetries import off_orbits
 
 torch.manual_seed(0)
 Y = torch.randn(30, 4, dtype=torch.float64)
@@ -41,6 +41,14 @@ def told_apart(Y: Tensor) -> None:
         pyro.sample("y", dist.LowRankMultivariateNormal(torch.zeros(4), loadings, torch.ones(4)), obs=Y)
 
 
+def of_own_scales(Y: Tensor) -> None:
+    """Columns whose scales are equal only where the search begins."""
+    scale = pyro.param("scale", torch.ones(2), constraint=dist.constraints.positive)
+    loadings = pyro.sample("loadings", dist.Normal(torch.zeros(3, 2), scale).to_event(2))
+    with pyro.plate("rows", len(Y)):
+        pyro.sample("y", dist.LowRankMultivariateNormal(torch.zeros(3), loadings, 0.3 * torch.ones(3)), obs=Y)
+
+
 def slopes(Y: Tensor) -> None:
     b = pyro.sample("b", dist.Normal(torch.zeros(5, 2), 1.0).to_event(2))
     x = torch.linspace(0.0, 1.0, 30)
@@ -67,7 +75,20 @@ def test_what_can_be_turned_is_refused_by_name(model: object, names: str) -> Non
 
 @pytest.mark.parametrize("model", [told_apart, slopes, unused])
 def test_what_stays_is_fitted(model: object) -> None:
-    refuse_orbits(LogJoint(model, (Y,)))  # type: ignore[arg-type]
+    joint = LogJoint(model, (Y,))  # type: ignore[arg-type]
+    assert off_orbits(joint) is joint.initial_theta
+
+
+def test_what_turns_at_equal_scales_alone_begins_at_unequal_ones() -> None:
+    """And ends where the search from others does: at equal ones Laplace's log evidence is infinite."""
+    rows = torch.randn(60, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    Y = rows @ torch.tensor([[2.0, -1.0, 0.5], [0.3, 0.4, -0.6]], dtype=torch.float64)
+    begun = off_orbits(LogJoint(of_own_scales, (Y,)))
+    assert abs(float(begun[0] - begun[1])) > 0.1
+    fit = LaplaceEvidence(of_own_scales).run(Y)
+    elsewhere = LaplaceEvidence(of_own_scales, start=Start(values={"scale": torch.tensor([3.0, 0.5])})).run(Y)
+    assert float(fit.log_evidence) == pytest.approx(float(elsewhere.log_evidence), abs=0.02)
+    assert float(fit.hyperparameters["scale"].max() / fit.hyperparameters["scale"].min()) > 1.5
 
 
 def test_the_advice_works() -> None:
