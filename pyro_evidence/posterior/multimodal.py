@@ -1,5 +1,6 @@
 """Posteriors whose log evidence is an integral by importance sampling: of one mode, or over all that were found."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,17 +13,18 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.display import Table
-from pyro_evidence.errors import BadInput
+from pyro_evidence.errors import BadInput, NotAMode
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.laplace import tour
-from pyro_evidence.laplace.approximation import LaplaceState, around, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, around, laplace_state, search_modes, state_at
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.mode_checks import require_end
 from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.laplace.tour import Exchange, ModeIntegral, NormalMixture
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.line_search import Watch
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import white_noise
 from pyro_evidence.posterior.guide import LaplaceGuide
@@ -36,6 +38,7 @@ from pyro_evidence.settings import check_count, quantile_levels
 SEED = 0  # of the draws that the log evidence is taken from: it is a number to report
 GOOD_ENOUGH = 0.01  # nats, by which Laplace's log evidence of a single mode may be off: a per cent of a Bayes factor
 FEW = 512  # draws, which tell that where weights vary by less than a tenth
+FOLLOWED = 60  # steps, as many as Newton's; a scale beside what it scales may have no mode, and climbs without end
 ROUNDS = 4  # of climbs from the heaviest draws, each of sixteen
 QUANTILE_DRAWS = 10_000  # of a mixture, whose quantiles are then known to two hundredths of a standard deviation
 
@@ -324,6 +327,17 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
     return of_modes(states, posterior, exchange, ROUNDS)
 
 
+def _at_most(num_steps: int) -> Watch:
+    """For a search that is given up after so many steps."""
+    left = itertools.count(num_steps, -1)
+
+    def watch(_: Tensor) -> None:
+        if next(left) == 0:
+            raise NotAMode(f"no mode of all latents within {num_steps} steps of that of the marginalised sites.")
+
+    return watch
+
+
 def over_labels(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> LaplacePosterior:
     """The posterior over all modes of all latents together, where marginalised sites were integrated around one.
 
@@ -332,7 +346,8 @@ def over_labels(posterior: LaplacePosterior, num_draws: int | None, seed: int) -
     """
     state = posterior.state
     with suppress(ArithmeticError):
-        whole = laplace_state(state.problem, state.theta, state.u, cold=True)
+        mode = search_modes(state.problem, state.u.unsqueeze(0), state.theta, cold=True, watch=_at_most(FOLLOWED))
+        whole = state_at(state.problem, state.theta, mode, 0)
         known = (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)
         found = toured(LaplacePosterior(whole, *known), num_draws, seed) if can_tour(whole) else posterior
         several = isinstance(found, ImportancePosterior) and (
