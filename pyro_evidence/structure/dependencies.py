@@ -70,10 +70,19 @@ def gathered(group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: 
     if total > NARROW and total * kept > WIDE:
         raise Lost(op, group.reshape(-1)[:2])
     laid = own.permute(*stays, *dims, len(shape)).reshape(*(own.shape[d] for d in stays), total)
+    laid = _without_repeats(laid) if total > NARROW else laid
     if keepdim:
         for d in dims:
             laid = laid.unsqueeze(d)
     return laid
+
+
+def _without_repeats(group: Tensor) -> Tensor:
+    """Each coordinate of an element once: a recursion in time has those of its first step twice as often at each."""
+    ordered = group.sort(-1, descending=True).values
+    again = torch.nn.functional.pad(ordered[..., 1:] == ordered[..., :-1], (1, 0))
+    once = ordered.masked_fill(again, -1).sort(-1, descending=True).values
+    return once[..., : max(1, int((once >= 0).sum(-1).max()))] if once.numel() else once
 
 
 class Follow(DispatchMode):

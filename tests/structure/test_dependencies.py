@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.structure.dependencies import Follow, Lost
+from pyro_evidence.structure.dependencies import NARROW, Follow, Lost
 
 D = 12
 GROUP = torch.tensor([2, 0, 1, 1, 2, 0])
@@ -40,6 +40,17 @@ def test_what_is_followed_is_where_the_jacobian_is_not_zero(name: str) -> None:
     with Follow(u) as notes:
         result = function(u)
     assert coordinates(notes, result) == [set(row.nonzero().flatten().tolist()) for row in expected]
+
+
+def test_a_recursion_notes_each_coordinate_once() -> None:
+    """As of a hidden Markov model, whose steps would double the notes of the first ones."""
+    u = torch.rand(D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with Follow(u) as notes:
+        state = u[6:9].unsqueeze(-1) + u[4:6]  # of three sequences
+        for _ in range(16):
+            state = (u[:4].reshape(2, 2) + state.unsqueeze(-1)).logsumexp(-2)
+    assert coordinates(notes, state) == [{*range(6), 6 + n} for n in range(3) for _ in range(2)]
+    assert max(group.shape[-1] for group in notes.of(state)) <= NARROW
 
 
 def test_of_two_values_that_may_be_chosen_both_count() -> None:
