@@ -17,6 +17,7 @@ FALL = 1.9207  # nats: half the 95 % quantile of chi squared with one degree of 
 UNSURE = 0.5  # log units: a standard deviation above which a hyperparameter may sit at an end of its range
 BEYOND = (2.0, 5.0)  # log units that are tried further out
 LEVEL = 0.05  # nats: by less does the log evidence fall towards such an end
+PROFILE_STEPS = 12  # of the other hyperparameters, by the metric of the maximum
 MOST_DOUBLINGS = 12  # of a step in search of the other end of an interval
 
 
@@ -82,7 +83,7 @@ def hyperparameter_covariance(state: LaplaceState) -> HyperparameterCovariance:
     labels = tuple((name, i) for name, shape in shapes.items() for i in range(shape.numel()))
     parts = constrained.diagonal().sqrt().split([s.numel() for s in shapes.values()])
     sd = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=False)}
-    return HyperparameterCovariance(unconstrained, constrained, labels, sd, _edges(state, ends))
+    return HyperparameterCovariance(unconstrained, constrained, labels, sd, _edges(state, ends, measure, curvature))
 
 
 def _measure(state: LaplaceState) -> Tensor:
@@ -119,14 +120,16 @@ def _ends(state: LaplaceState, measure: Tensor, curvature: Tensor) -> Tensor:
     return found
 
 
-def _edges(state: LaplaceState, ends: Tensor) -> tuple[Edge, ...]:
+def _edges(state: LaplaceState, ends: Tensor, measure: Tensor, curvature: Tensor) -> tuple[Edge, ...]:
     hypers = state.problem.joint.hypers
     found = []
     for t in ends.nonzero().flatten().tolist():
+        free = ((measure > 0) & (torch.arange(len(measure), device=measure.device) != t)).nonzero().flatten()
+        profile = Profile(t, free, curvature[free.unsqueeze(-1), free])
         name = next(n for n, s in hypers.slices.items() if s.start <= t < s.stop)
         sign, index = float(ends[t]), t - hypers.slices[name].start
         here, limit = (_value(state, t, name, index, coordinate) for coordinate in (float(state.theta[t]), sign * 1e3))
-        other = _value(state, t, name, index, _crossing(state, t, -sign))
+        other = _value(state, t, name, index, profile.crossing(state, -sign))
         low, high = sorted((limit, other))
         found.append(Edge(name, index, here, limit, (low, high)))
     return tuple(found)
@@ -140,42 +143,51 @@ def _value(state: LaplaceState, t: int, name: str, index: int, coordinate: float
     return float(value[min(index, len(value) - 1)])
 
 
-def _crossing(state: LaplaceState, index: int, sign: float) -> float:
-    """Where the profile falls by :data:`FALL` on the way inwards: doubled steps, then halved intervals."""
-    inside, length = state, 0.5
-    near = far = float(state.theta[index])
-    for _ in range(MOST_DOUBLINGS):
-        far = near + sign * length
-        found = profiled(inside, index, far)
-        if found is None or state.objective - found.objective > FALL:
-            break
-        inside, near, length = found, far, 2.0 * length
-    for _ in range(10):
-        middle = 0.5 * (near + far)
-        found = profiled(inside, index, middle)
-        if found is None or state.objective - found.objective > FALL:
-            far = middle
-        else:
-            inside, near = found, middle
-    return near
+@dataclass(frozen=True)
+class Profile:
+    """The highest objective along one hyperparameter, the ``free`` others maximised.
 
+    :ivar curvature: minus their second derivatives at the maximum: a metric for all steps, each then costs one slope.
+    """
 
-def profiled(state: LaplaceState, index: int, value: float) -> LaplaceState | None:
-    """The state of highest objective with one hyperparameter held, by Newton's steps; None where the mode is lost."""
-    theta = state.theta.clone()
-    theta[index] = value
-    free = ((_measure(state) > 0) & (torch.arange(len(theta), device=theta.device) != index)).nonzero().flatten()
-    try:
-        found = laplace_state(state.problem, theta, state.u)
-        for _ in range(4 if len(free) else 0):
-            gradient = slope(found).total[free]
-            metric = inverted(exact_curvature(found, _measure(found))[free.unsqueeze(-1), free], gradient)
-            if float(gradient @ metric @ gradient) < 1e-3:
+    index: int
+    free: Tensor
+    curvature: Tensor
+
+    def crossing(self, state: LaplaceState, sign: float) -> float:
+        """Where it falls by :data:`FALL` on the way inwards: doubled steps, then halved intervals."""
+        inside, length = state, 0.5
+        near = far = float(state.theta[self.index])
+        for _ in range(MOST_DOUBLINGS):
+            far = near + sign * length
+            found = self.at(inside, far)
+            if found is None or state.objective - found.objective > FALL:
                 break
-            found = _uphill(found, free, metric @ gradient)
-    except ArithmeticError:
-        return None
-    return found
+            inside, near, length = found, far, 2.0 * length
+        for _ in range(10):
+            middle = 0.5 * (near + far)
+            found = self.at(inside, middle)
+            if found is None or state.objective - found.objective > FALL:
+                far = middle
+            else:
+                inside, near = found, middle
+        return near
+
+    def at(self, state: LaplaceState, value: float) -> LaplaceState | None:
+        """The state there, begun at another; None where the mode is lost."""
+        theta = state.theta.clone()
+        theta[self.index] = value
+        try:
+            found = laplace_state(state.problem, theta, state.u)
+            for _ in range(PROFILE_STEPS if len(self.free) else 0):
+                gradient = slope(found).total[self.free]
+                metric = inverted(self.curvature, gradient)
+                if float(gradient @ metric @ gradient) < 1e-3:
+                    break
+                found = _uphill(found, self.free, metric @ gradient)
+        except ArithmeticError:
+            return None
+        return found
 
 
 def _uphill(state: LaplaceState, free: Tensor, step: Tensor) -> LaplaceState:
