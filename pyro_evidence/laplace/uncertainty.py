@@ -160,20 +160,20 @@ class Profile:
         near = far = float(state.theta[self.index])
         for _ in range(MOST_DOUBLINGS):
             far = near + sign * length
-            found = self.at(inside, far)
+            found = self.highest(inside, far)
             if found is None or state.objective - found.objective > FALL:
                 break
             inside, near, length = found, far, 2.0 * length
         for _ in range(10):
             middle = 0.5 * (near + far)
-            found = self.at(inside, middle)
+            found = self.highest(inside, middle)
             if found is None or state.objective - found.objective > FALL:
                 far = middle
             else:
                 inside, near = found, middle
         return near
 
-    def at(self, state: LaplaceState, value: float) -> LaplaceState | None:
+    def highest(self, state: LaplaceState, value: float) -> LaplaceState | None:
         """The state there, begun at another; None where the mode is lost."""
         theta = state.theta.clone()
         theta[self.index] = value
