@@ -114,6 +114,19 @@ def smoothed(log_weights: Tensor) -> Smoothed:
     return Smoothed(x.scatter(0, tail, quantile) + highest, shape)
 
 
+def resampled(weights: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
+    """Positions of draws taken by systematic resampling, in random order, shape ``(num_samples,)``.
+
+    >>> resampled(torch.tensor([0.0, 1.0, 0.0]), 2, torch.Generator())
+    tensor([1, 1])
+    """
+    ends = weights.double().cumsum(0).cpu()
+    offset = torch.rand((), generator=generator, dtype=torch.float64)
+    points = (torch.arange(num_samples, dtype=torch.float64) + offset) / max(num_samples, 1) * ends[-1]
+    index = torch.searchsorted(ends, points).clamp(max=len(ends) - 1)
+    return index[torch.randperm(num_samples, generator=generator)].to(weights.device)
+
+
 def generalised_pareto(excess: Tensor) -> tuple[Tensor, Tensor]:
     """Shape and scale, ``(...)``, of the generalised Pareto distribution of positive numbers ``(M, ...)``.
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit, Status, Stop
-from pyro_evidence.fitting.process_state import generator_of
+from pyro_evidence.fitting.process_state import generator_of, own_random_numbers
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
 from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimodality, has_arrived, maximised
 from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, log_priors, marginalised_problem
+from pyro_evidence.nested.inside import InsideCorrection, inside_correction
 from pyro_evidence.nested.integration import Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, JointDraws, Proposal
 from pyro_evidence.nested.marginal import Marginal
@@ -37,6 +38,7 @@ KEPT = 2**20  # numbers of the draws that are remembered
 TOGETHER = 128  # draws whose inner modes are searched together: tables and checks share these batches
 LEFT_OUT_PLACES = 64  # of the marginalised sites at which data are left out
 SMALL = 50  # inner coordinates whose shapes are cheap to look at
+TOLD = 0.05  # nats that importance sampling inside adds, at which the summary says so
 ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as normal
 FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, no more are asked
 NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredths those of many keep enough
@@ -46,9 +48,10 @@ NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredt
 class NestedPosterior(LaplacePosterior):
     """Marginalised sites integrated numerically, the others by Laplace given them: what ``engine.run`` returns then.
 
-    ``log_evidence`` has all latent sites integrated.  ``mode`` is the mode of the marginalised sites with the mode of
-    the inner ones given it, and ``state`` a single Gaussian there over all of them; draws, quantiles and marginals are
-    those of the mixture over the marginalised sites.
+    ``log_evidence`` has all latent sites integrated, and what Laplace leaves out inside added where it can be known.
+    ``mode`` is the mode of the marginalised sites with the mode of the inner ones given it, and ``state`` a single
+    Gaussian there over all of them; draws, quantiles and marginals are those of the mixture over the marginalised
+    sites.
 
     :ivar integral: the marginalised sites' density, and Laplace inside at its nodes.
 
@@ -79,9 +82,35 @@ class NestedPosterior(LaplacePosterior):
         return self.integral.outer_mode.state
 
     @cached_property
+    def _left_out(self) -> InsideCorrection | None:
+        """What Laplace inside leaves out of the log evidence; None where that costs too much, or data were not kept."""
+        with own_random_numbers():
+            return inside_correction(self.integral)
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """``log p(D | hyperparameters)``, nats, total, shape ``()``: of the integral, each node by Laplace inside.
+
+        What that leaves out is added by importance sampling at the nodes, of what independent blocks share, these by
+        quadrature, as far as its k-hat is below 0.7 and its error below what it adds.
+        """
+        found = self._left_out
+        gain = found.gain if found is not None and found.is_trusted else 0.0
+        return self.integral.log_evidence + gain
+
+    @cached_property
     def log_evidence_error(self) -> EvidenceError:
-        """That of the inner part at the mode of the marginalised sites, and that of the integral over these; nats."""
-        return super().log_evidence_error.beside(self.integral.error)
+        """That of what Laplace inside leaves out, and that of the integral over marginalised sites; nats."""
+        laplace, found = super().log_evidence_error, self._left_out
+        if found is None:
+            return laplace.beside(self.integral.error)
+        left = 0.0 if found.is_trusted else abs(found.gain)
+        signed = 0.0 if found.is_trusted else found.gain
+        of = f" of {found.num_shared} shared coordinates" if laplace.num_blocks else ""
+        method = f"importance sampling{of} by {found.num_draws} draws at the nodes, k-hat {found.pareto_k:.2f}"
+        error = EvidenceError.of(signed, laplace.block, laplace.of_block, laplace.shared, method)
+        error.num_blocks, error.num_shared = laplace.num_blocks, laplace.num_shared
+        return error.beside(self.integral.error + found.error + left - float(error))
 
     @cached_property
     def _places(self) -> IndexMap:
@@ -206,6 +235,18 @@ class NestedPosterior(LaplacePosterior):
         inner = integral.outer_mode.inner(phi)
         log_weight = log_priors(problem, inner.theta) + integral.chart.log_slope(z) - integral.density.log_prob(z)
         return ConditionalApproximations(problem, inner.theta, inner.u, log_weight)
+
+    def _notes(self, until: float) -> list[str]:
+        """And what importance sampling inside has added, or has not."""
+        found, said = self._left_out, super()._notes(until)
+        if found is None or abs(found.gain) < TOLD:
+            return said
+        added = "are added" if found.is_trusted else "are not added, for these cannot be trusted"
+        return [
+            f"importance sampling at the nodes has {found.gain:+.2g} nats beside Laplace inside (+- {found.error:.2g}, "
+            f"k-hat {found.pareto_k:.2f}), which {added} to the log evidence",
+            *said,
+        ]
 
     def _points_along(self, constants: Sequence[PriorConstant]) -> WeightedPoints:
         return at_nodes(self, constants)

@@ -112,7 +112,7 @@ class CorrectedPosterior(Tabulated):
         :param seed: None takes one from the state of the caller's generator, which stays where it is.
         """
         num_samples = check_count("num_samples", num_samples, at_least=0)
-        index = resampled(self.weights, num_samples, generator_of(seed))
+        index = importance.resampled(self.weights, num_samples, generator_of(seed))
         return {n: v[index] for n, v in self.draws.items()}
 
     def mean(self) -> dict[str, Tensor]:
@@ -177,19 +177,6 @@ class WeightedGuide:
             shape = torch.broadcast_shapes(draws.shape[1:], index.shape + (1,) * event_dim)  # plates of others in front
             values[name] = dist.Delta(draws[index].reshape(shape), event_dim=event_dim)
         return emitted(values, self.frames)
-
-
-def resampled(weights: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
-    """Positions of draws taken by systematic resampling, in random order, shape ``(num_samples,)``.
-
-    >>> resampled(torch.tensor([0.0, 1.0, 0.0]), 2, torch.Generator())
-    tensor([1, 1])
-    """
-    ends = weights.double().cumsum(0).cpu()
-    offset = torch.rand((), generator=generator, dtype=torch.float64)
-    points = (torch.arange(num_samples, dtype=torch.float64) + offset) / max(num_samples, 1) * ends[-1]
-    index = torch.searchsorted(ends, points).clamp(max=len(ends) - 1)
-    return index[torch.randperm(num_samples, generator=generator)].to(weights.device)
 
 
 def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:

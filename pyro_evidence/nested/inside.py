@@ -1,0 +1,180 @@
+r"""What Laplace inside leaves out of a log evidence, by importance sampling at the nodes of the marginalised sites.
+
+With weights :math:`w_k` of the nodes :math:`\phi_k` and Laplace's evidence :math:`Z_k` at each, what is left out is
+
+.. math:: \log \sum_k w_k\, E_{s \sim q_k}\!\left[\frac{p(s \mid \phi_k)
+    \prod_g \int p(D_g, b_g \mid s, \phi_k)\, db_g}{q_k(s)\, Z_k}\right]
+
+where ``s`` is what independent blocks ``b_g`` share, ``q_k`` a normal and a t distribution with its moments under the
+Gaussian at the node, and the integrals are by adaptive Gauss-Hermite quadrature (Liu and Pierce, 1994).  Weights of the
+few coordinates that are shared stay alike where those of all coordinates do not.  Without blocks ``s`` is all of them.
+"""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.blocks.integrals import integrals
+from pyro_evidence.blocks.local import block_modes, placed
+from pyro_evidence.blocks.marginal import Marginal
+from pyro_evidence.blocks.terms import RowTerms
+from pyro_evidence.fitting.process_state import without_validation
+from pyro_evidence.laplace.tour import HEAVY, PRICE, NormalMixture
+from pyro_evidence.nested.inner import log_priors
+from pyro_evidence.nested.integration import Integral
+from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
+from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, block_rule, quasi_normal
+from pyro_evidence.precision.choices import exact_hessian
+from pyro_evidence.precision.dense import Dense
+from pyro_evidence.settings import seeded
+
+FEWEST, MORE = 64, 4  # draws, and how many times as many are next where these leave more than PRECISE
+PRECISE = 0.03  # nats that are left by either error: three of them are a tenth
+NODES, NODES_OF_WIDE = 5, 9  # on each axis of a block; beyond three axes, where fewer have but one set of directions
+FEWER = 2  # nodes, whose number is compared; and as many more are next where that differs by more than PRECISE
+LEAST = 1e-4  # nats: less is rounding, or no matter
+LOST = 0.01  # of the draws, at which a block may have no mode
+COMPARED = 8  # every eighth draw tells what fewer nodes would say
+CLOSE = 1e-3  # squared standard deviations that the modes of blocks, about which nodes are placed, may be off
+
+
+@dataclass(frozen=True)
+class InsideCorrection:
+    """What Laplace inside leaves out, as importance sampling has it.
+
+    :ivar gain: of the log evidence, nats.
+    :ivar standard_error: of the gain, nats.
+    :ivar by_nodes: what two nodes fewer in each block change, nats.
+    :ivar pareto_k: of the weights, ``-inf`` where all are alike.
+    :ivar num_draws: how many there are.
+    :ivar num_shared: coordinates that were drawn; the others were integrated block by block.
+    """
+
+    gain: float
+    standard_error: float
+    by_nodes: float
+    pareto_k: float
+    num_draws: int
+    num_shared: int
+
+    @property
+    def error(self) -> float:
+        """Of the gain, nats."""
+        return self.standard_error + self.by_nodes
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the weights say that the gain is a number, and one that is larger than its error."""
+        return self.pareto_k <= importance.threshold(self.num_draws) and abs(self.gain) > max(self.error, LEAST)
+
+
+def inside_correction(integral: Integral) -> InsideCorrection | None:
+    """By ever more draws or nodes, whichever leave the larger error, until both are small or cost a second.
+
+    :return: None where the first cost more, data were not kept, or rows of the model cannot be evaluated together.
+    """
+    problem = integral.outer_mode.state.problem
+    joint, row_bytes = problem.joint, problem.joint.row_bytes
+    if row_bytes is None or not joint.has_data or not bool(problem.active.all()) or FEWEST * row_bytes > PRICE:
+        return None
+    marginal = problem.by_quadrature(NODES) if problem.curvature is exact_hessian else None
+    if marginal is not None and marginal.partition.width > PRODUCT_DIMS:
+        marginal = replace(marginal, num=NODES_OF_WIDE)
+    found, num = None, FEWEST
+    with without_validation(), suppress(RuntimeError):  # a model that takes no batch of rows
+        while num * row_bytes * _nodes_of(marginal) <= PRICE:
+            found = _by_draws(integral, marginal, num)
+            doubtful = found.pareto_k > importance.threshold(num)
+            if not doubtful and max(found.standard_error, found.by_nodes) <= PRECISE:
+                break
+            if marginal is not None and not doubtful and found.by_nodes > found.standard_error:
+                marginal = replace(marginal, num=marginal.num + FEWER)
+            else:
+                num *= MORE
+    return found
+
+
+def _nodes_of(marginal: Marginal | None) -> int:
+    """Of a block, each of which is a row of the density; one where there are none."""
+    return 1 if marginal is None else len(block_rule(marginal.num, marginal.partition.width).nodes)
+
+
+def _by_draws(integral: Integral, marginal: Marginal | None, num: int) -> InsideCorrection:
+    """By so many draws, as many at each node as its weight says, to within one."""
+    problem, nodes = integral.outer_mode.state.problem, integral.nodes
+    shared = torch.arange(nodes.u.shape[-1]) if marginal is None else marginal.partition.shared
+    weights = integral.log_weights.exp().where(nodes.log_density.isfinite(), 0.0)
+    index = importance.resampled(weights, num, seeded(0))
+    u, log_proposal, log_normal = _drawn(integral, index, shared)
+    theta, laplace = nodes.theta[index], nodes.log_density - log_priors(problem, nodes.theta)
+    beside = log_proposal + laplace[index]
+    if marginal is None:
+        rows = torch.cat([theta, problem.active.expand(num, -1).to(theta)], -1)
+        with torch.no_grad():
+            log_weights, coarse = problem.density_by_rows.log_joint(u, rows) - beside, 0.0
+    else:
+        log_weights, every = _integrated(marginal, theta, u) - beside, slice(None, None, COMPARED)
+        fewer = replace(marginal, num=marginal.num - FEWER)
+        few = _integrated(fewer, theta[every], u[every]) - beside[every]
+        coarse = abs(float(importance.log_mean(few) - importance.log_mean(log_weights[every])))
+    lost = float(log_weights.isnan().double().mean())  # blocks without a mode there
+    smoothed = importance.checked(log_weights.nan_to_num(nan=-math.inf))
+    k = smoothed.pareto_k if lost <= LOST else math.inf
+    gain, spread = _controlled(smoothed.log_weights, (log_normal - log_proposal).exp())
+    return InsideCorrection(gain, spread, coarse, k if math.isfinite(gain) else math.inf, num, len(shared))
+
+
+def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float]:
+    """Log mean of weights and its standard error, nats, with weights of the normal for a control variate.
+
+    Their mean is one: where the density is normal, nothing is left to chance.  Owen and Zhou (2000), section 4.
+
+    :param normal: of the normal against the proposal, ``(S,)``.
+    """
+    weights, away = (log_weights - log_weights.max()).exp(), normal - normal.mean()
+    slope = (away @ weights) / away.square().sum().clamp(min=torch.finfo(away.dtype).tiny)  # none is shared: all one
+    mean = weights.mean() - slope * (normal.mean() - 1.0)
+    error = (weights - slope * normal).std() / (mean * len(weights) ** 0.5)
+    return float(mean.log() + log_weights.max()), float(error)
+
+
+def _drawn(integral: Integral, index: Tensor, shared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Draws of shared coordinates, the others at their means given these, ``(S, D)``; and log densities, ``(S,)`` each.
+
+    These are that of the draws, and that of the normal alone.
+
+    :param index: the node of each, ``(S,)``.
+    """
+    size, nodes = len(shared), integral.nodes
+    kinds = torch.tensor([1.0 - HEAVY, HEAVY], dtype=torch.float64, device=nodes.u.device)
+    one, every = Dense(torch.eye(size).to(kinds).unsqueeze(0)), torch.ones(size, dtype=torch.bool)
+    mixture = NormalMixture(kinds.log(), kinds.new_zeros(2, size), (one, one), every, (False, True))
+    white = mixture.unwhiten(quasi_normal(len(index), size + 1).to(kinds))
+    u, by_component = nodes.u[index].double(), mixture.by_component(white)
+    log_slope = torch.zeros_like(by_component[0])
+    unit = torch.nn.functional.one_hot(shared, u.shape[-1]).to(u)
+    for node in index.unique().tolist():
+        rows = index == node
+        covariance = nodes.precision.row(node).solve(unit)  # of shared coordinates with all
+        tril = torch.linalg.cholesky(covariance[:, shared])
+        u[rows] += white[rows] @ torch.linalg.solve_triangular(tril, covariance, upper=False)
+        log_slope[rows] = tril.diagonal().log().sum()
+    return u, by_component.logsumexp(0) - log_slope, by_component[0] - kinds[0].log() - log_slope
+
+
+def _integrated(marginal: Marginal, theta: Tensor, u: Tensor) -> Tensor:
+    """Log density of the shared coordinates of rows ``(S, D)``, their blocks integrated, nats, ``(S,)``."""
+    p, found = marginal.partition, []
+    numbers = _nodes_of(marginal) * sum(len(owner) for owner in p.owner.values())
+    at_once = max(1, BATCH_NUMBERS // max(1, numbers))
+    for t, start in zip(theta.split(at_once), u.split(at_once), strict=True):
+        terms, shared = RowTerms(marginal.density, t), start[:, p.shared]
+        modes = block_modes(terms, start[:, p.own], shared, CLOSE)
+        nodes = placed(p, modes.own + modes.step(p), modes.tril, marginal.num)
+        with torch.no_grad():
+            found.append(integrals(terms, nodes, shared).sum(-1))
+    return torch.cat(found)

@@ -1,0 +1,189 @@
+"""What Laplace inside leaves out, against integrals on grids that know nothing of it."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence.nested import inside
+from pyro_evidence.nested.inside import InsideCorrection, inside_correction
+from pyro_evidence.posterior.nested import NestedPosterior
+from tests.models_for_tests.sampled_scales import SCHOOLS, generated, schools_centred
+
+SCALES = 0.05 * (torch.arange(240, dtype=torch.float64) + 0.5)  # middles of cells: a half-normal density ends at zero
+LEVELS = torch.linspace(-9.0, 9.0, 181, dtype=torch.float64)
+
+CLINIC = torch.arange(40) % 10
+TRIALS = 0.4 * generated(22, seed=3) + torch.tensor([0.0] * 19 + [2.0, -2.5, 3.0], dtype=torch.float64)
+NOISE = torch.full((22,), 0.3, dtype=torch.float64)
+
+
+def fitted(model: object, *args: Tensor, **settings: object) -> NestedPosterior:
+    found = LaplaceEvidence(model, stop=Stop(progress=False), **settings).run(*args)  # type: ignore[arg-type]
+    assert isinstance(found, NestedPosterior)
+    return found
+
+
+def clinics(y: Tensor) -> None:
+    level = pyro.sample("level", dist.Normal(0.0, 2.0))
+    tau = pyro.sample("tau", dist.HalfNormal(2.0))
+    with pyro.plate("clinics", 10):
+        b = pyro.sample("b", dist.Normal(0.0, tau))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=level + b[CLINIC]), obs=y)
+
+
+def trials(y: Tensor) -> None:
+    mu, tau = pyro.sample("mu", dist.Normal(0.0, 2.0)), pyro.sample("tau", dist.HalfNormal(1.0))
+    with pyro.plate("trials", len(y)):
+        theta = pyro.sample("theta", dist.StudentT(3.0, mu, tau))
+        pyro.sample("y", dist.Normal(theta, NOISE), obs=y)
+
+
+def walk(y: Tensor) -> None:
+    tau = pyro.sample("tau", dist.HalfNormal(1.0))
+    steps = pyro.sample("x", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson((2.0 * tau * steps.cumsum(-1) - 2.0).exp()), obs=y)
+
+
+def outcomes() -> Tensor:
+    chance = (0.4 + 1.3 * generated(10, seed=5))[CLINIC].sigmoid()
+    return (torch.rand(40, generator=torch.Generator().manual_seed(6), dtype=torch.float64) < chance).double()
+
+
+def counts() -> Tensor:
+    rate = (1.6 * generated(14, seed=7).cumsum(0) - 2.0).exp()
+    return torch.poisson(rate, torch.Generator().manual_seed(8))
+
+
+def log_integral(log_density: Tensor, x: Tensor) -> Tensor:
+    """Over the last axis, by the trapezium rule on equal steps."""
+    return log_density.logsumexp(-1) + math.log(float(x[1] - x[0]))
+
+
+def evidence_of_clinics(y: Tensor) -> float:
+    ones, sizes = (torch.zeros(10, dtype=torch.float64).index_add(0, CLINIC, v) for v in (y, torch.ones_like(y)))
+    white, levels = torch.linspace(-8.0, 8.0, 161, dtype=torch.float64), LEVELS[::3]
+    eta, inner = levels[:, None] + SCALES[:, None, None] * white, torch.zeros(len(SCALES), len(levels)).double()
+    for k, n in zip(ones, sizes, strict=True):
+        seen = k * eta - n * torch.nn.functional.softplus(eta)
+        inner = inner + log_integral(seen + dist.Normal(0.0, 1.0).log_prob(white), white)
+    of_scale = log_integral(inner + dist.Normal(0.0, 2.0).log_prob(levels), levels)
+    return float(log_integral(of_scale + dist.HalfNormal(2.0).log_prob(SCALES), SCALES))
+
+
+def evidence_of_trials(y: Tensor) -> float:
+    scales, levels = SCALES[:80], torch.linspace(-2.0, 2.0, 81, dtype=torch.float64)
+    theta = torch.linspace(-5.0, 5.0, 1001, dtype=torch.float64)
+    seen = dist.Normal(theta, 0.3).log_prob(y[:, None])
+    rows = []
+    for scale in scales:
+        prior = dist.StudentT(3.0, levels[:, None], scale).log_prob(theta)
+        each = torch.stack([log_integral(prior + one, theta) for one in seen]).sum(0)
+        rows.append(log_integral(each + dist.Normal(0.0, 2.0).log_prob(levels), levels))
+    return float(log_integral(torch.stack(rows) + dist.HalfNormal(1.0).log_prob(scales), scales))
+
+
+def evidence_of_walk(y: Tensor) -> float:
+    """By a forward pass over a grid of states for each scale."""
+    scales, x = SCALES[:70], torch.linspace(-14.0, 14.0, 801, dtype=torch.float64)
+    found = []
+    for scale in scales:
+        moves = dist.Normal(x, 2.0 * scale).log_prob(x[:, None])
+        moves = moves - log_integral(moves.mT, x)[None]  # of narrow steps between points of the grid
+        state = dist.Normal(0.0, 2.0 * scale).log_prob(x)
+        state = state - log_integral(state, x)
+        for t, one in enumerate(y):
+            state = state if t == 0 else log_integral(moves + state, x)
+            state = state + dist.Poisson((x - 2.0).exp()).log_prob(one)
+        found.append(log_integral(state, x))
+    return float(log_integral(torch.stack(found) + dist.HalfNormal(1.0).log_prob(scales), scales))
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "expected", "short"),
+    [
+        (clinics, outcomes(), evidence_of_clinics, 0.05),
+        (trials, TRIALS, evidence_of_trials, 0.4),
+        (walk, counts(), evidence_of_walk, 0.02),
+    ],
+    ids=["blocks and what they share", "tails", "no blocks"],
+)
+def test_log_evidence_is_that_of_a_grid(model: object, data: Tensor, expected: object, short: float) -> None:
+    found, exact = fitted(model, data), expected(data)  # type: ignore[operator]
+    off = float(found.log_evidence) - exact
+    assert abs(off) < 2.0 * float(found.log_evidence_error) and abs(off) < 0.06
+    assert abs(float(found.integral.log_evidence) - exact) > short
+
+
+def softmax(y: Tensor) -> None:
+    """Counts of four kinds in twelve groups: blocks of four coordinates."""
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    with pyro.plate("groups", 12):
+        e = pyro.sample("e", dist.Normal(torch.zeros(4).double(), scale).to_event(1))
+        pyro.sample("y", dist.Multinomial(8, logits=e), obs=y)
+
+
+def kinds() -> Tensor:
+    shares = (0.8 * generated(12, 4, seed=9)).softmax(-1)
+    ends = shares.cumsum(-1).unsqueeze(1)
+    uniform = torch.rand(12, 8, 1, generator=torch.Generator().manual_seed(10), dtype=torch.float64)
+    return torch.nn.functional.one_hot((uniform > ends).sum(-1).clamp(max=3), 4).sum(1).double()
+
+
+def test_wide_blocks_tell_what_fewer_nodes_would_say() -> None:
+    """Of 5 and of 7 nodes beyond three axes directions are the same, and their agreement says nothing."""
+    found = fitted(softmax, kinds())
+    white = generated(200_000, 4, seed=11)  # each group by itself, at draws of its prior
+    log_each = []
+    for scale in SCALES[:100]:
+        eta = scale * white
+        log_p = (eta @ kinds().mT - 8.0 * eta.logsumexp(-1, keepdim=True)).logsumexp(0) - math.log(len(white))
+        log_each.append(log_p.sum())
+    orders = (torch.lgamma(torch.tensor(9.0).double()) - torch.lgamma(kinds() + 1.0).sum(-1)).sum()
+    log_density = torch.stack(log_each) + dist.HalfNormal(1.0).log_prob(SCALES[:100])
+    exact = float(log_integral(log_density, SCALES) + orders)
+    off = float(found.log_evidence) - exact
+    assert abs(off) < float(found.log_evidence_error) < 0.15
+
+
+def test_a_normal_inside_is_left_as_it_is() -> None:
+    found = fitted(schools_centred, SCHOOLS)
+    assert float(found.log_evidence) == float(found.integral.log_evidence)
+    assert float(found.log_evidence_error) == pytest.approx(found.integration_error, abs=1e-6)
+
+
+def test_blocks_that_are_integrated_already_have_the_same_evidence() -> None:
+    found, other = (fitted(clinics, outcomes(), nodes=n) for n in (1, 7))
+    errors = float(found.log_evidence_error + other.log_evidence_error)
+    assert float(found.log_evidence) == pytest.approx(float(other.log_evidence), abs=errors)
+
+
+@pytest.mark.parametrize(
+    ("gain", "error", "k", "trusted"),
+    [(0.3, 0.05, 0.2, True), (0.3, 0.05, 0.75, False), (0.04, 0.05, 0.2, False), (1e-6, 0.0, -math.inf, False)],
+    ids=["sound", "heavy tails", "less than its error", "rounding"],
+)
+def test_what_cannot_be_trusted_is_not_added_but_said(gain: float, error: float, k: float, trusted: bool) -> None:
+    found = fitted(clinics, outcomes())
+    vars(found)["_left_out"] = InsideCorrection(gain, error, 0.0, k, 1024, 1)
+    added = float(found.log_evidence - found.integral.log_evidence)
+    assert added == pytest.approx(gain if trusted else 0.0, abs=1e-12)
+    stated = found.integration_error + error + (0.0 if trusted else gain)
+    assert float(found.log_evidence_error) == pytest.approx(stated)
+    assert found.log_evidence_error.signed == (0.0 if trusted else gain)
+    said = [line for line in found._notes(1.0) if "beside Laplace inside" in line]
+    assert len(said) == (gain > 0.1) and all(("are not added" in line) != trusted for line in said)
+
+
+def test_what_costs_too_much_is_left_to_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fitted(clinics, outcomes())
+    monkeypatch.setattr(inside, "PRICE", 1e4)
+    assert inside_correction(found.integral) is None
+    assert float(found.log_evidence) == float(found.integral.log_evidence)
+    assert "quadrature" in found.log_evidence_error.method or "nodes" in found.log_evidence_error.method
