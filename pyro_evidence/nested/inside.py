@@ -75,7 +75,8 @@ class InsideCorrection:
 def inside_correction(integral: Integral) -> InsideCorrection | None:
     """By ever more draws or nodes, whichever leave the larger error, until both are small or cost a second.
 
-    :return: None where the first cost more, data were not kept, or rows of the model cannot be evaluated together.
+    :return: None where the first cost more, data were not kept, rows of the model cannot be evaluated together, or
+        the density is zero at all draws.
     """
     problem = integral.outer_mode.state.problem
     joint, row_bytes = problem.joint, problem.joint.row_bytes
@@ -95,7 +96,7 @@ def inside_correction(integral: Integral) -> InsideCorrection | None:
                 marginal = replace(marginal, num=marginal.num + FEWER)
             else:
                 num *= MORE
-    return found
+    return found if found is not None and math.isfinite(found.gain) else None
 
 
 def _nodes_of(marginal: Marginal | None) -> int:
@@ -125,7 +126,7 @@ def _by_draws(integral: Integral, marginal: Marginal | None, num: int) -> Inside
     smoothed = importance.checked(log_weights.nan_to_num(nan=-math.inf))
     k = smoothed.pareto_k if lost <= LOST else math.inf
     gain, spread = _controlled(smoothed.log_weights, (log_normal - log_proposal).exp())
-    return InsideCorrection(gain, spread, coarse, k if math.isfinite(gain) else math.inf, num, len(shared))
+    return InsideCorrection(gain, spread, coarse, k, num, len(shared))
 
 
 def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float]:

@@ -512,7 +512,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         are exact derivatives of this posterior's own numbers, by the gradient that hyperparameters are maximised by,
         the mode's and the curvature's dependence included: nats for each doubling of the constant, or for a move of a
         location by its prior's scale.  Params that were maximised follow; beside marginalised sites, and where the log
-        evidence is by importance sampling, they are held.  There slopes are sums over nodes, or over its draws.
+        evidence is by importance sampling, they are held.  There slopes are sums over nodes, Laplace inside, or over
+        its draws.
 
         :raises UnsupportedModel: without a constant that can be moved, and where importance weights cannot be trusted.
         :raises BadInput: where the data of the fit were not kept.

@@ -96,7 +96,7 @@ class NestedPosterior(LaplacePosterior):
         """
         found = self._left_out
         gain = found.gain if found is not None and found.is_trusted else 0.0
-        return self.integral.log_evidence + gain
+        return self.state.log_evidence + gain
 
     @cached_property
     def log_evidence_error(self) -> EvidenceError:

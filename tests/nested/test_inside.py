@@ -187,3 +187,10 @@ def test_what_costs_too_much_is_left_to_laplace(monkeypatch: pytest.MonkeyPatch)
     assert inside_correction(found.integral) is None
     assert float(found.log_evidence) == float(found.integral.log_evidence)
     assert "quadrature" in found.log_evidence_error.method or "nodes" in found.log_evidence_error.method
+
+
+def test_a_density_that_is_zero_at_all_draws_leaves_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fitted(clinics, outcomes())
+    nothing = InsideCorrection(math.nan, math.nan, 0.0, math.inf, 64, 1)
+    monkeypatch.setattr(inside, "_by_draws", lambda *_: nothing)
+    assert inside_correction(found.integral) is None
