@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.compare.comparison import compare
     from pyro_evidence.compare.evidence import compare_evidence
     from pyro_evidence.compare.explore import explore
+    from pyro_evidence.compare.many import FitTable, bootstrap, leave_one_group_out, run_many
     from pyro_evidence.compare.savage_dickey import savage_dickey
     from pyro_evidence.compare.sbc import sbc
     from pyro_evidence.compare.to_arviz import to_datatree, to_inference_data
@@ -56,6 +57,7 @@ __all__ = [
     "VRVM",
     "BadInput",
     "EvidenceEM",
+    "FitTable",
     "ImportancePosterior",
     "ImproperPosterior",
     "LaplaceEvidence",
@@ -76,6 +78,7 @@ __all__ = [
     "TooLarge",
     "UnsupportedModel",
     "block_diagonal",
+    "bootstrap",
     "bridge_sampling",
     "class_conditional",
     "committee",
@@ -88,7 +91,9 @@ __all__ = [
     "find_modes",
     "gauss_newton",
     "importance_sampling",
+    "leave_one_group_out",
     "predict_latent",
+    "run_many",
     "savage_dickey",
     "sbc",
     "tempered_smc",

@@ -25,6 +25,7 @@ CALLS = ("run", "run_chunks", "step", "resume", "posterior")
 BESIDE = (
     *("bridge_sampling", "importance_sampling", "tempered_smc", "thermodynamic_integration", "thames", "find_modes"),
     *("compare", "compare_evidence", "explore", "savage_dickey", "sbc", "committee", "class_conditional"),
+    *("run_many", "bootstrap", "leave_one_group_out"),
     *("to_inference_data", "to_datatree", "predict_latent"),
 )
 ONE_WORD = {  # a word that is not in use -> the one that is
@@ -85,6 +86,7 @@ def test_the_page_has_the_signatures() -> None:
 def test_the_page_has_every_public_name_that_fits_or_looks_at_a_fit() -> None:
     """A new engine or function has a row, or is a class of results, settings, errors or curvatures."""
     others = {
+        "FitTable",
         "ImportancePosterior",
         "LaplaceMarginal",
         "LaplacePosterior",

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.compare.chains import MOST_SAID
+from pyro_evidence.compare.many import FAILURES, Engine, run_many
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -38,11 +39,19 @@ def chi_square(ranks: Tensor, num_samples: int, num_bins: int) -> tuple[Tensor, 
     return statistic, torch.special.gammaincc(shape, 0.5 * statistic)
 
 
-class Engine(Protocol):
-    """Anything that is run on data and gives something with ``get_samples``."""
+@dataclass(frozen=True)
+class Simulated:
+    """A model on its own arguments that observes the values with which it is called.
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Fit to data that were simulated; the result has ``get_samples``."""
+    :ivar sites: that observe these, in their order.
+    """
+
+    joint: LogJoint
+    sites: tuple[str, ...]
+
+    def __call__(self, *values: Tensor) -> Any:
+        data = dict(zip(self.sites, values, strict=True))
+        return with_data(self.joint, self.joint.initial_theta, data)(*self.joint.args, **self.joint.kwargs)
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,8 @@ def sbc(
     chains before.
 
     :param model: a Pyro model whose prior can be sampled.
-    :param engine: model -> engine, for example ``lambda m: LaplaceEvidence(m, maximise=())``.
+    :param engine: model -> engine, for example ``lambda m: LaplaceEvidence(m, maximise=())``, for :func:`run_many`; the
+        model takes the values of its observed sites, and what the engine returns has ``get_samples``.
     :param args: the model's arguments; observed values among them are replaced by simulated ones.
     :param num_simulations: number of data sets.
     :param num_samples: posterior draws for each; plus one a multiple of ``num_bins``.
@@ -135,7 +145,7 @@ def sbc(
     if not callable(engine):
         raise BadInput(
             f"engine is a {type(engine).__name__}; expected a function of a model that returns an engine, such as "
-            "lambda m: LaplaceEvidence(m, maximise=()), because each simulation has a model with data of its own."
+            "lambda m: LaplaceEvidence(m, maximise=()), because the model is given the data of each simulation."
         )
     joint = LogJoint(model, args, kwargs, maximise=())
     truth = from_prior(joint, joint.initial_theta, num_simulations, seed)
@@ -146,14 +156,19 @@ def sbc(
             f"Cholesky factor; expected a prior whose draws all make data. Give the settings of the covariance tighter "
             f"priors, or add more to its diagonal."
         )
-    ranks, failures = [], []
-    for i in range(num_simulations):
-        data = {n: truth[n][i] for n in joint.observed if n in truth}
-        try:
-            draws = _draws(engine(with_data(joint, joint.initial_theta, data)), (args, kwargs), num_samples, seed + i)
-            ranks.append(torch.cat([rank(truth[n][i], draws[n]).reshape(-1) for n in joint.latents.names]))
-        except (ArithmeticError, ValueError, RuntimeError) as error:
-            failures.append(f"data set {i}: {' '.join(str(error).split())[:MOST_SAID]}")
+    sites = tuple(n for n in joint.observed if n in truth)
+    data = [tuple(truth[n][i] for n in sites) for i in range(num_simulations)]
+    with own_random_numbers():
+        torch.manual_seed(seed)
+        fits = run_many(engine(Simulated(joint, sites)), data)
+        ranks, failures = [], []
+        for i in range(num_simulations):
+            try:
+                torch.manual_seed(seed + i)
+                draws = _draws(fits.posterior(i), num_samples)
+                ranks.append(torch.cat([rank(truth[n][i], draws[n]).reshape(-1) for n in joint.latents.names]))
+            except FAILURES as error:
+                failures.append(f"data set {i}: {' '.join(str(error).split())[:MOST_SAID]}")
     if len(failures) > num_simulations // 10:
         raise BadInput(
             f"{len(failures)} of {num_simulations} runs failed; expected at most a tenth. The first said: {failures[0]}"
@@ -163,11 +178,8 @@ def sbc(
     return Calibration(names, table, num_samples, num_bins, *chi_square(table, num_samples, num_bins), tuple(failures))
 
 
-def _draws(engine: Engine, data: tuple[tuple[Any, ...], dict[str, Any]], num: int, seed: int) -> dict[str, Tensor]:
-    args, kwargs = data
-    with own_random_numbers():
-        torch.manual_seed(seed)
-        draws: dict[str, Tensor] = engine.run(*args, **kwargs).get_samples(num)
+def _draws(posterior: Any, num: int) -> dict[str, Tensor]:
+    draws: dict[str, Tensor] = posterior.get_samples(num)
     if any(len(v) != num for v in draws.values()):
         raise BadInput(
             f"get_samples({num}) gave { {n: len(v) for n, v in draws.items()} } draws; expected {num}. An "

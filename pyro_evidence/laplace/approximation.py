@@ -23,7 +23,7 @@ from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_mode import StructuredProblem
 from pyro_evidence.structure.factors import SMALL, NotSparse
 from pyro_evidence.structure.gaussian_process import GaussianLatent
-from pyro_evidence.structure.groups import Pruned
+from pyro_evidence.structure.groups import PrecisionGroups, Pruned
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.structure.symmetries import has_hidden_units
 
@@ -353,12 +353,16 @@ def is_singular(laplace: LaplaceState) -> bool:
     groups = laplace.problem.structure.groups
     if groups is None:
         return False
-    alone = (groups.member >= 0) & torch.isfinite(groups.loc)  # elsewhere other latents add to the prior variance
-    alone = alone & laplace.problem.active
-    if not bool(alone.any()):
+    if not bool((laplace.problem.active & (groups.member >= 0)).any()):
         return False
-    inflation = (laplace.precision.variance[0] * groups.log_precision(laplace.theta).exp())[alone]
-    return bool((inflation > largest_inflation(laplace.problem)).any())
+    inflated = inflation(groups, laplace.theta, laplace.precision.variance[0])[laplace.problem.active]
+    return bool((inflated > largest_inflation(laplace.problem)).any())
+
+
+def inflation(groups: PrecisionGroups, theta: Tensor, variance: Tensor) -> Tensor:
+    """Posterior variance ``(..., D)`` of latents in units of the prior's; zero where that is not known."""
+    alone = (groups.member >= 0) & torch.isfinite(groups.loc)  # elsewhere other latents add to the prior variance
+    return torch.where(alone, variance * groups.log_precision(theta).exp(), 0.0)
 
 
 def largest_inflation(problem: Problem) -> float:

@@ -115,7 +115,15 @@ def slopes(problem: Problem, states: Sequence[LaplaceState]) -> Slope:
     """
     theta, u, active = (torch.stack(x) for x in zip(*((s.theta, s.u, s.problem.active) for s in states), strict=True))
     tril = torch.stack([precision_tril(s.precision, len(s.u)) for s in states])
-    theta, u, by_rows = theta.requires_grad_(), u.requires_grad_(), problem.density_by_rows
+    return slopes_of_rows(problem, theta, u, active, tril)
+
+
+def slopes_of_rows(problem: Problem, theta: Tensor, u: Tensor, active: Tensor, tril: Tensor) -> Slope:
+    """:func:`slopes` at hyperparameters ``(R, T)`` and modes ``(R, D)`` with the Cholesky factors of the precisions.
+
+    :param active: which coordinates are not pruned, ``(R, D)``.
+    """
+    theta, u, by_rows = theta.detach().requires_grad_(), u.detach().requires_grad_(), problem.density_by_rows
     rows = torch.cat([theta, active.to(theta)], -1)
     half_log_det = 0.5 * (torch.cholesky_inverse(tril) * problem.curvature(by_rows, u, rows)).sum()
     by_u, by_theta = pullback(half_log_det, u), pullback(half_log_det, theta)

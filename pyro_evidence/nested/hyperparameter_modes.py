@@ -182,6 +182,7 @@ def _log_mass(found: OuterMode) -> float:
 def _elsewhere(found: OuterMode) -> Tensor:
     """Places ``(M, d)`` far from the mode, or beyond a valley, where the density is worth a look, the highest first."""
     drawn = prior_draws(found)
+    drawn = drawn[((drawn - found.centre).abs() < ENDLESS).all(-1)]
     points = torch.cat([found.straight.probes(), drawn])
     height = torch.cat([found.profile, found.inner(drawn, thorough=False).log_density])
     profiles = found.profile.reshape(found.straight.num_dims, -1)
@@ -196,7 +197,7 @@ def prior_draws(found: OuterMode) -> Tensor:
     """Marginalised coordinates drawn from the prior of each marginalised site, the others at the mode, ``(S, d)``.
 
     A flat prior has no draws: a site under one is looked at as far around the mode as other modes may be.  Draws of a
-    vague one that are farther off than any data leave a scale are left out.
+    vague one may be farther off than any data leave a scale.
     """
     joint, state = found.state.problem.joint, found.state
     nodes, slices = joint.trace(state.u, state.theta).nodes, joint.hypers.slices
@@ -213,8 +214,7 @@ def prior_draws(found: OuterMode) -> Tensor:
             else:
                 drawn = part.transform.inv(nodes[part.name]["fn"].sample((NUM_DRAWS,))).reshape(NUM_DRAWS, -1).double()
             draws.append(drawn)
-    rows = torch.cat(draws, -1)
-    return rows[((rows - found.centre).abs() < ENDLESS).all(-1)]
+    return torch.cat(draws, -1)
 
 
 def has_arrived(found: OuterMode) -> bool:
@@ -247,7 +247,7 @@ def require_integral(found: OuterMode) -> None:
     """
     if float(found.straight.basis.norm(dim=0).max()) > ENDLESS:
         raise ImproperPosterior(_flat(found))
-    if _is_proper(found):
+    if is_proper(found):
         return
     profiles = found.profile.reshape(found.straight.num_dims, -1)
     for axis, end in itertools.product(range(len(profiles)), (0, -1)):
@@ -258,7 +258,7 @@ def require_integral(found: OuterMode) -> None:
                 raise ImproperPosterior(_flat(found))
 
 
-def _is_proper(found: OuterMode) -> bool:
+def is_proper(found: OuterMode) -> bool:
     """Whether no prior is flat and no data come by ``pyro.factor``: then almost all data have an evidence."""
     state, joint = found.state, found.state.problem.joint
     nodes = joint.trace(state.u, state.theta).nodes

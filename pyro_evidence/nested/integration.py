@@ -14,6 +14,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.laplace.mean_shift import mean_shift
 from pyro_evidence.laplace.mode_checks import double_precision
+from pyro_evidence.laplace.replicates import STEP
 from pyro_evidence.nested import skewness
 from pyro_evidence.nested.inner import ConditionalModes, is_affordable, is_batched, profiles, solve_inner
 from pyro_evidence.nested.skewness import Margins, Profiles, Shift, SkewnessCorrection, skewness_points
@@ -34,7 +35,6 @@ REMOTE = -10.0  # log weight of a node that may follow from the others: one corn
 REMOTE_SHARE = 1e-3  # of the mass, of all those: what a curve through the others has wrong is a part of it
 BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond the nodes than a smooth curve has it
 NUM_DRAWS = 600  # of importance sampling
-STEP = 1e-3  # of differences of slopes, in units of the coordinates
 NEAR = 5.0  # unconstrained units that a mode is followed to first order
 
 
@@ -67,9 +67,7 @@ class OuterMode:
         :param thorough, light: as for :func:`solve_inner`.
         """
         if start is None:
-            moved = (phi - self.centre) @ self.follows.mT
-            far = moved.abs().amax(-1, keepdim=True).clamp(min=NEAR)  # first order is not to be trusted beyond that
-            start = self.state.u + moved * (NEAR / far)
+            start = followed(self.state.u, self.follows, phi - self.centre)
         return solve_inner(self.state.problem, self.theta(phi), start, thorough=thorough, light=light)
 
     @property
@@ -91,6 +89,18 @@ class OuterMode:
     def theta(self, phi: Tensor) -> Tensor:
         """All hyperparameters with marginalised coordinates ``(R, d)``, ``(R, T)``."""
         return self.state.theta.expand(len(phi), -1).clone().index_copy(1, self.marginalised, phi)
+
+
+def followed(u: Tensor, follows: Tensor, away: Tensor) -> Tensor:
+    """Where inner modes are expected to first order, ``(..., R, D)``.
+
+    :param u: that at the mode of the marginalised sites.
+    :param follows: its derivative, ``(..., D, d)``.
+    :param away: marginalised coordinates less their mode, ``(..., R, d)``.
+    """
+    moved = away @ follows.mT
+    far = moved.abs().amax(-1, keepdim=True).clamp(min=NEAR)  # first order is not to be trusted beyond that
+    return u + moved * (NEAR / far)
 
 
 @dataclass(frozen=True)
@@ -362,7 +372,7 @@ def _at_rule(
 
     Where each node is a search of its own, remote ones off the axes follow from the others, unless they count.
     """
-    z, log_volume = rule.nodes, rule.log_weights - _log_normal(rule.nodes)
+    z, log_volume = rule.nodes, log_volume_of(rule)
     thorough, off_axes = rule.log_weights > NEGLIGIBLE, (z.abs() > z.abs().amin()).sum(-1) > 1
     known = ~off_axes | (rule.log_weights > REMOTE)
     if bool(known.all()) or is_batched(found.state.problem):
@@ -392,8 +402,9 @@ def _at_rule(
     return ConditionalModes(found.theta(where.forward(z)), u, precision, log_density), followed
 
 
-def _log_normal(z: Tensor) -> Tensor:
-    return -0.5 * (z.square() + math.log(math.tau)).sum(-1)
+def log_volume_of(rule: Rule) -> Tensor:
+    """Log of the volume that each node of a rule for standard normal densities stands for, ``(K,)``."""
+    return rule.log_weights + 0.5 * (rule.nodes.square() + math.log(math.tau)).sum(-1)
 
 
 def _at(

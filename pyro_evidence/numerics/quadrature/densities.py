@@ -113,13 +113,16 @@ class Interpolated(AxisByAxis):
         Large where the curve rings beside a sharp edge, or has heavy tails beyond the outermost nodes, as under a
         Gamma(.001, .001) prior of a precision.
         """
-        largest = 0.0
+        return float(self.mass_errors(self.log_ratio.unsqueeze(0)))
+
+    def mass_errors(self, log_ratio: Tensor) -> Tensor:
+        """:attr:`mass_error` of many densities on the same nodes, ``(R, k, ..., k)``; shape ``(R,)``."""
+        largest = log_ratio.new_zeros(len(log_ratio))
         for axis in range(self.num_dims):
-            rest = self.log_ratio.movedim(axis, 0).unsqueeze(0)
-            grid = self._conditional(rest)
-            log_height = grid.log_density[0] - 0.5 * math.log(math.tau)
-            mass = float((log_height.logsumexp(0) + (grid.points[1] - grid.points[0]).log()).exp())
-            largest = max(largest, abs(mass - 1.0))
+            grid = self._conditional(log_ratio.movedim(1 + axis, 1))
+            log_height = grid.log_density - 0.5 * math.log(math.tau)
+            mass = (log_height.logsumexp(-1) + (grid.points[1] - grid.points[0]).log()).exp()
+            largest = torch.maximum(largest, (mass - 1.0).abs())
         return largest
 
     def _values(self) -> Tensor:

@@ -1,0 +1,170 @@
+"""Fits of :class:`~pyro_evidence.infer.laplace_evidence.LaplaceEvidence` to many data sets as one batch."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from pyro_evidence.fitting.iterate import Status
+from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
+from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.replicates import Maxima, maxima, problem_of_replicates
+from pyro_evidence.nested.hyperparameter_modes import is_proper, prior_draws
+from pyro_evidence.nested.inner import MarginalisedJoint
+from pyro_evidence.nested.integration import OuterMode, by_product
+from pyro_evidence.nested.joint_posterior import whole_state
+from pyro_evidence.nested.replicates import Integrals, integrals
+from pyro_evidence.numerics.batched import BATCH_BYTES
+from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.nested import NestedPosterior
+from pyro_evidence.precision.choices import exact_hessian
+from pyro_evidence.precision.dense import Dense
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.replicates import Replicates
+from pyro_evidence.structure.density import AutogradDensity, are_equal
+from pyro_evidence.structure.factors import SMALL
+
+FEWEST = 8  # data sets, of which three are fitted by themselves: fewer are no batch
+SAME = 1e-8  # relative difference between a log evidence by itself and in the batch: rounding, and how a search ends
+Made = tuple[float, Callable[[], LaplacePosterior]]  # log evidence, and what makes the posterior
+
+
+def together(engine: LaplaceEvidence, sets: Sequence[tuple[Any, ...]], kwargs: Mapping[str, Any]) -> dict[int, Made]:
+    """Log evidence and posterior of those data sets, of one shape, whose fits a batch has found without doubt.
+
+    The model is recognised once.  First, middle and last data set are fitted by themselves: they say how, and the batch
+    must agree with them.  What is left out is to be fitted by itself.
+    """
+    if type(engine) is not LaplaceEvidence or len(sets) < FEWEST or engine.stop.checkpoint is not None:
+        return {}
+    alone: dict[int, LaplacePosterior] = {}
+    for k in (0, len(sets) // 2, len(sets) - 1):
+        try:
+            fitted = copy.copy(engine)
+            alone[k] = fitted.run(*sets[k], **kwargs)
+        except (ArithmeticError, ValueError, RuntimeError):
+            continue
+    if len(alone) < 2 or not all(_is_plain(posterior) for posterior in alone.values()):
+        return {}
+    reference, *others = alone.values()
+    try:
+        if not all(_alike(reference, other) for other in others):
+            return {}
+        found = _in_chunks(reference, sets, engine.stop.quadrature_tol)
+    except (ArithmeticError, ValueError, RuntimeError, TypeError, IndexError, NotImplementedError):
+        return {}  # a model need not bear that its data are rows of a batch
+    for k, posterior in alone.items():
+        own = float(posterior.log_evidence)
+        if k in found and not abs(found[k][0] - own) <= SAME * (1.0 + abs(own)):
+            return {}
+    return found
+
+
+def _is_plain(posterior: LaplacePosterior) -> bool:
+    """Whether a fit is one that a batch can make: of one mode, dense, by Laplace alone, its search at a maximum.
+
+    Of sites that are marginalised, where these are all that is outside, by products of nodes around one mode.
+    """
+    if posterior.status != Status.CONVERGED.value or len(posterior.restarts) > 1:
+        return False
+    problem = posterior._inside.problem
+    joint = problem.joint
+    if type(posterior) is NestedPosterior:
+        assert isinstance(joint, MarginalisedJoint)
+        found, sites = posterior.integral, [p for p in joint.latents if p.size == 1]
+        ours = bool(joint.is_marginalised.all()) and not joint.discrete and found.rule == "by_product"
+        if not ours or not is_proper(found.outer_mode) or not all(is_identity(p.transform) for p in sites):
+            return False  # sites that more draws may want outside
+    elif type(posterior) is not LaplacePosterior:
+        return False
+    return (
+        problem.form is None
+        and problem.structure.network is None
+        and problem.curvature is exact_hessian
+        and bool(problem.active.all())
+        and joint.latents.size <= SMALL
+        and joint.dtype is torch.float64
+        and joint.row_bytes is not None
+        and not joint.left_out
+        and not joint.homes
+    )
+
+
+def _alike(one: LaplacePosterior, other: LaplacePosterior) -> bool:
+    """Whether two data sets begin alike and are of one structure, whose priors do not hang on the data."""
+    first, second = one._inside.problem, other._inside.problem
+    parts = [vars(p.structure.groups) if p.structure.groups is not None else {} for p in (first, second)]
+    if isinstance(one, NestedPosterior) and isinstance(other, NestedPosterior):
+        if not torch.equal(*(prior_draws(each.integral.outer_mode) for each in (one, other))):
+            return False
+    begun = torch.equal(first.joint.initial_theta, second.joint.initial_theta)
+    own, others = (_leaves(part) for part in parts)
+    return type(one) is type(other) and begun and are_equal(own, others)
+
+
+def _leaves(value: Any) -> list[Any]:
+    """The numbers and tensors in a dictionary of dictionaries."""
+    return [x for v in value.values() for x in _leaves(v)] if isinstance(value, Mapping) else [value]
+
+
+def _in_chunks(reference: LaplacePosterior, sets: Sequence[tuple[Any, ...]], tolerance: float) -> dict[int, Made]:
+    """What is certain, as many data sets at a time as the derivatives of their densities leave room for."""
+    inside = reference._inside.problem
+    joint, found = Replicates(inside.joint, sets), dict[int, Made]()
+    if joint.row_bytes is None:
+        return {}
+    problem, valid = problem_of_replicates(inside, joint), joint.in_support()
+    for numbers in torch.arange(len(sets)).split(max(1, BATCH_BYTES // (joint.row_bytes * joint.latents.size))):
+        chunk = maxima(problem, inside, numbers)
+        certain, values = chunk.found, chunk.rows.objective
+        make: Callable[[int], LaplacePosterior] = partial(_posterior, reference, joint, chunk)
+        if isinstance(reference, NestedPosterior):
+            outside = integrals(problem, chunk, prior_draws(reference.integral.outer_mode), tolerance)
+            certain, values = outside.found, outside.log_evidence
+            make = partial(_nested_posterior, reference, joint, chunk, outside)
+        for row, k in enumerate(numbers.tolist()):
+            if bool(certain[row] & valid[k]):
+                found[k] = float(values[row]), partial(make, row)
+    return found
+
+
+def _with_data(problem: Problem, joint: LogJoint) -> Problem:
+    """The problem of another data set."""
+    density = AutogradDensity(joint, problem.structure.slots)
+    return replace(problem, joint=joint, structure=replace(problem.structure, known=None, density=density))
+
+
+def _state(reference: LaplacePosterior, replicates: Replicates, chunk: Maxima, row: int) -> LaplaceState:
+    """The state of one row of a batch, with its own data."""
+    rows = chunk.rows[torch.tensor([row])]
+    joint, theta = replicates.of_row(rows.theta[0])
+    with torch.no_grad():
+        log_joint = joint.log_joint(rows.u[0], theta)
+    numbers = (log_joint, Dense(rows.tril), 0.0, rows.objective[0], chunk.log_hyperprior[row], bool(rows.left_saddle))
+    return LaplaceState(_with_data(reference._inside.problem, joint), theta, rows.u[0], *numbers)
+
+
+def _posterior(reference: LaplacePosterior, replicates: Replicates, chunk: Maxima, row: int) -> LaplacePosterior:
+    """The posterior of one row."""
+    state = _state(reference, replicates, chunk, row)
+    return LaplacePosterior(state, Status.CONVERGED.value, (state.objective,), state.log_evidence.reshape(1))
+
+
+def _nested_posterior(
+    reference: NestedPosterior, replicates: Replicates, chunk: Maxima, outside: Integrals, row: int
+) -> NestedPosterior:
+    """The posterior of one row with its marginalised sites, by the nodes of the batch."""
+    state = _state(reference, replicates, chunk, row)
+    marginalised = reference.integral.outer_mode.marginalised
+    found = OuterMode(state, marginalised, chunk.precision[row], chunk.follows[row])
+    integral = by_product(found, outside.where_of(row), int(outside.num_nodes[row]))
+    integral = replace(integral, error=float(outside.error[row]))
+    full, own = reference.state.problem, copy.copy(reference.state.problem.joint)
+    own.args = state.problem.joint.args
+    whole = whole_state(_with_data(full, own), integral)
+    restarts = state.log_evidence.reshape(1)
+    return NestedPosterior(whole, Status.CONVERGED.value, (state.objective,), restarts, integral=integral)

@@ -1,0 +1,142 @@
+"""Type-II maximisation for many data sets of one model at once: one search, each data set a row of it."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.laplace.approximation import LaplaceRows, Problem, inflation, laplace_rows, largest_inflation
+from pyro_evidence.laplace.gradient import slopes_of_rows
+from pyro_evidence.laplace.metric import log_units
+from pyro_evidence.laplace.type2 import FLAT, PLATEAU, WORTH
+from pyro_evidence.numerics import batched, lbfgs
+from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.program.replicates import Replicates
+from pyro_evidence.structure.density import AutogradDensity
+from pyro_evidence.structure.recognise import Structure
+
+NUM_STEPS = 100  # a bound: a search of few hyperparameters takes about ten
+STEP = 1e-3  # of differences of slopes, in unconstrained units, as of the integral over marginalised sites
+NEAR = 1e-4  # the largest slope from which one step of Newton's method is enough
+LEVEL = 1e-12  # nats, of the squared slope that counts as zero
+
+
+@dataclass(frozen=True)
+class Maxima:
+    """Where the log evidence (plus log hyperprior) of each data set is highest.
+
+    :ivar rows: Laplace's approximation there; ``theta`` ``(R, T + 1)`` ends with the number of the data set.
+    :ivar log_hyperprior: nats, ``(R,)``.
+    :ivar precision: minus the second derivatives in the hyperparameters, ``(R, T, T)``.
+    :ivar follows: derivative of the mode in the hyperparameters, ``(R, D, T)``.
+    :ivar found: whether each is known to be a maximum, ``(R,)`` bool.
+    """
+
+    rows: LaplaceRows
+    log_hyperprior: Tensor
+    precision: Tensor
+    follows: Tensor
+    found: Tensor
+
+
+def problem_of_replicates(problem: Problem, joint: Replicates) -> Problem:
+    """The problem of many data sets, its density by autograd; for functions of rows with ``theta`` of their own."""
+    density = AutogradDensity(joint, problem.structure.slots)
+    return replace(problem, joint=joint, structure=Structure(None, problem.structure.slots, None, density))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The objective of many data sets as a function of rows of hyperparameters ``(R, T + 1)``.
+
+    :ivar places: where the search for the mode of each data set begins, ``(K, D)``; kept up to date.
+    """
+
+    problem: Problem
+    places: Tensor
+
+    def modes(self, theta: Tensor) -> LaplaceRows:
+        """Laplace's approximation at each row."""
+        numbers = theta[:, -1].long()
+        found = laplace_rows(self.problem, theta, self.problem.active.expand(len(theta), -1), self.places[numbers])
+        good = found.objective.isfinite()
+        self.places[numbers[good]] = found.u[good]
+        return found
+
+    def log_hyperprior(self, theta: Tensor) -> Tensor:
+        """Of each row, nats, ``(R,)``."""
+        f = self.problem.joint.log_hyperprior
+        return batched.apply(f, (theta,), self.problem.joint.row_bytes, f)
+
+    def slope(self, found: LaplaceRows) -> Tensor:
+        """Exact slopes of the objective, zero for the number of the data set and where there is no mode."""
+        theta = found.theta.clone().requires_grad_()
+        prior = pullback(self.log_hyperprior(theta).sum(), theta)
+        total = slopes_of_rows(self.problem, found.theta, found.u, found.active, found.tril).total + prior
+        return torch.where(found.objective.isfinite().unsqueeze(-1), total, 0.0)
+
+    def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Objective and slope of each row."""
+        found = self.modes(theta)
+        return found.objective + self.log_hyperprior(theta).detach(), self.slope(found)
+
+
+def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
+    """The maxima of some data sets, and which of them are certain.
+
+    Certain is one with a vanishing slope and a negative definite Hessian, by central differences of slopes.  What is in
+    log units and known no better than to a factor e may lie on a plateau: then nothing higher may lie beyond it, and
+    precisions of latents, which may have to be pruned, are left to single fits.
+
+    :param problem: of replicates.
+    :param reference: of one of them, with what is known of its structure.
+    """
+    joint = problem.joint
+    assert isinstance(joint, Replicates)
+    evidence = Evidence(problem, joint.initial_u.repeat(joint.num, 1))
+    theta, size = joint.rows(numbers), len(joint.initial_theta) - 1
+    if not size:
+        here = evidence.modes(theta)
+        follows, zero = here.u.unsqueeze(-1)[..., :0], torch.zeros_like(here.objective)
+        return Maxima(here, zero, here.u.new_zeros(len(theta), 0, 0), follows, here.objective.isfinite())
+    theta = lbfgs.ascend(evidence, theta, tolerance=NEAR, num_steps=NUM_STEPS, slack=problem.slack)
+    apart, moved = [], []
+    for unit in STEP * torch.eye(size + 1).to(theta)[:size]:
+        ahead, behind = (evidence.modes(theta + sign * unit) for sign in (1.0, -1.0))
+        apart.append((evidence.slope(behind) - evidence.slope(ahead))[:, :size] / (2.0 * STEP))
+        moved.append((ahead.u - behind.u) / (2.0 * STEP))
+    H = 0.5 * (torch.stack(apart, 1) + torch.stack(apart, 2))
+    sound = H.isfinite().all(-1).all(-1)
+    tril, info = torch.linalg.cholesky_ex(torch.where(sound[:, None, None], H, torch.eye(size).to(H)))
+
+    def step(found: LaplaceRows) -> tuple[Tensor, Tensor]:
+        """Newton's, and twice what it promises."""
+        left = evidence.slope(found)[:, :size].unsqueeze(-1)
+        way = torch.cholesky_solve(left, tril)
+        return way.squeeze(-1), (left * way).sum((-2, -1))
+
+    way, _ = step(evidence.modes(theta))
+    theta = torch.cat([theta[:, :size] + way, theta[:, size:]], -1)
+    here = evidence.modes(theta)
+    prior = evidence.log_hyperprior(theta).detach()
+    sound = sound & (info == 0) & here.objective.isfinite() & (step(here)[1] < LEVEL)
+    wide = (torch.cholesky_inverse(tril).diagonal(dim1=-2, dim2=-1) > FLAT) & log_units(reference)
+    for row, t in wide.nonzero().tolist():
+        sound[row] = sound[row] and not _higher_beyond(evidence, theta[row], t, float(here.objective[row] + prior[row]))
+    groups = reference.structure.groups
+    if groups is not None:
+        spread = torch.cholesky_inverse(here.tril).diagonal(dim1=-2, dim2=-1)
+        inflated = inflation(groups, theta[:, :-1], spread) > largest_inflation(reference)
+        sound = sound & ~inflated.any(-1) & ~(wide & (groups.power != 0)).any(-1)
+    return Maxima(here, prior, H, torch.stack(moved, -1), sound)
+
+
+def _higher_beyond(evidence: Evidence, theta: Tensor, index: int, height: float) -> bool:
+    """Whether the objective is higher, or not known, some log units along one hyperparameter from ``theta``."""
+    places = theta.repeat(len(PLATEAU), 1)
+    places[:, index] += places.new_tensor(PLATEAU)
+    number = theta[-1:].long()
+    kept = evidence.places[number]
+    there = evidence.modes(places).objective + evidence.log_hyperprior(places).detach()
+    evidence.places[number] = kept
+    return not bool((there <= height + 0.5 * WORTH).all())

@@ -1,0 +1,181 @@
+"""Many fits in one table: the numbers of single fits, failures that stop nobody, and what is made of many fits."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence import RVM, BadInput, LaplaceEvidence, Stop, bootstrap, leave_one_group_out, run_many
+from pyro_evidence.compare.many import FAILED, rubin
+from pyro_evidence.models.basis import Linear
+from pyro_evidence.models.regression import regression
+
+QUIET = Stop(progress=False)
+
+
+def line(X: Tensor, y: Tensor | None = None) -> None:
+    """A linear model with noise of a half and a wide prior."""
+    w = pyro.sample("w", dist.Normal(0.0, 10.0).expand([X.shape[-1]]).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+def lines(num: int, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(num, rows, 2, generator=generator)
+    return X, X @ torch.tensor([1.0, -1.0]) + 0.5 * torch.randn(num, rows, generator=generator)
+
+
+def exact(X: Tensor, y: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Posterior mean, covariance and log evidence of :func:`line` on paper."""
+    covariance = torch.linalg.inv(X.T @ X / 0.25 + torch.eye(2) / 100.0)
+    marginal = dist.MultivariateNormal(torch.zeros(len(y)), 0.25 * torch.eye(len(y)) + 100.0 * X @ X.T)
+    return covariance @ X.T @ y / 0.25, covariance, float(marginal.log_prob(y))
+
+
+def test_each_fit_has_its_own_closed_form() -> None:
+    X, y = lines(5, 12)
+    fits = run_many(LaplaceEvidence(line, stop=QUIET), X, y)
+    expected = [exact(*pair) for pair in zip(X, y, strict=True)]
+    assert fits.log_evidence.tolist() == pytest.approx([e for _, _, e in expected], rel=1e-10)
+    medians, errors = fits.estimates("w")
+    torch.testing.assert_close(medians, torch.stack([m for m, _, _ in expected]), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(errors, torch.stack([c.diagonal().sqrt() for _, c, _ in expected]), rtol=1e-8, atol=0.0)
+    assert len(fits) == len(list(fits)) == 5
+    assert set(fits.status) == {"converged"}
+    assert float(fits.posterior(3).log_evidence) == pytest.approx(expected[3][2], rel=1e-10)
+    assert fits.posterior(3).log_likelihood()["y"].shape == (12,)
+
+
+def test_shapes_may_differ_and_what_is_shared_goes_by_keyword() -> None:
+    X, y = lines(4, 12)
+    ragged = [(X[0], y[0]), (X[1, :7], y[1, :7]), (X[2], y[2])]
+    fits = run_many(LaplaceEvidence(line, stop=QUIET), ragged)
+    assert fits.log_evidence.tolist() == pytest.approx([exact(*pair)[2] for pair in ragged], rel=1e-10)
+    shared = run_many(LaplaceEvidence(lambda y, X: line(X, y), stop=QUIET), y, X=X[0])
+    assert shared.log_evidence.tolist() == pytest.approx([exact(X[0], each)[2] for each in y], rel=1e-10)
+
+
+def test_a_failure_is_an_entry_and_stops_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    X, y = lines(4, 12)
+    y[2, 3] = torch.nan
+    fits = run_many(LaplaceEvidence(line, stop=QUIET), X, y)
+    assert fits.succeeded == (0, 1, 3)
+    assert list(fits.errors) == [2]
+    assert fits.status[2] == FAILED
+    assert math.isnan(fits.log_evidence[2])
+    assert float(fits.log_evidence[3]) == pytest.approx(exact(X[3], y[3])[2], rel=1e-10)
+    with pytest.raises(BadInput, match="nan"):
+        fits.posterior(2)
+    assert "4 fits, 1 failed" in str(fits.summary())
+    assert "fit 2: " in capsys.readouterr().out
+
+
+def test_any_engine() -> None:
+    X, y = lines(3, 20)
+    engine = RVM(regression(Linear()), stop=QUIET)
+    fits = run_many(engine, X, y)
+    for k, (design, target) in enumerate(zip(X, y, strict=True)):
+        assert float(fits.log_evidence[k]) == float(
+            RVM(regression(Linear()), stop=QUIET).run(design, target).log_evidence
+        )
+
+
+def test_arguments_that_are_no_rows_are_refused() -> None:
+    X, y = lines(3, 12)
+    for args in ((X, y[:2]), (X, "y"), (), (torch.tensor(1.0),), ([],)):
+        with pytest.raises(BadInput, match="expected tensors with one leading axis, a row for each fit"):
+            run_many(LaplaceEvidence(line), *args)
+    fits = run_many(LaplaceEvidence(line, stop=QUIET), X, y)
+    with pytest.raises(BadInput, match=r"posterior\(3\): expected the number of a fit, 0 to 2"):
+        fits.posterior(3)
+    with pytest.raises(BadInput, match=r"expected a latent site, one of \['w'\]"):
+        fits.estimates("v")
+    with pytest.raises(BadInput, match="1 of 1 fits succeeded; expected two or more"):
+        run_many(LaplaceEvidence(line, stop=QUIET), X[:1], y[:1]).pool("w")
+
+
+def test_rubins_rules() -> None:
+    """Against the formulas in the book, by NumPy, of posteriors known in closed form."""
+    X, y = lines(6, 12)
+    pooled = run_many(LaplaceEvidence(line, stop=QUIET), X, y).pool("w")
+    means, covariances = zip(*[exact(*pair)[:2] for pair in zip(X, y, strict=True)], strict=True)
+    q, u = np.stack([m.numpy() for m in means]), np.stack([c.diagonal().numpy() for c in covariances])
+    between = ((q - q.mean(0)) ** 2).sum(0) / 5.0
+    total = u.mean(0) + between + between / 6.0
+    r = (between + between / 6.0) / u.mean(0)
+    assert pooled.mean.numpy() == pytest.approx(q.mean(0))
+    assert pooled.sd.numpy() == pytest.approx(np.sqrt(total))
+    assert pooled.df.numpy() == pytest.approx(5.0 * (1.0 + 1.0 / r) ** 2)
+    assert pooled.missing_information.numpy() == pytest.approx(r / (1.0 + r))
+
+
+def test_rubins_rules_without_missing_values() -> None:
+    same = rubin(torch.ones(4, 2), torch.full((4, 2), 0.5))
+    assert same.sd.tolist() == [0.5, 0.5]
+    assert same.missing_information.tolist() == [0.0, 0.0]
+    assert same.df.tolist() == [math.inf, math.inf]
+
+
+def mean_of(y: Tensor) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 100.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+def test_bootstrap_of_a_mean() -> None:
+    """The standard error of a mean is that of the data, 3 / sqrt 50, whatever noise the model believes in."""
+    y = 3.0 * torch.randn(50, generator=torch.Generator().manual_seed(0))
+    fits = bootstrap(LaplaceEvidence(mean_of, stop=QUIET).run(y), 400)
+    medians, errors = fits.estimates("mu")
+    expected = float(y.std(correction=0)) / math.sqrt(50.0)
+    assert float(medians.std()) == pytest.approx(expected, rel=4.0 / math.sqrt(2.0 * 400))
+    assert abs(float(medians.mean() - y.mean())) < 4.0 * expected / math.sqrt(400.0)
+    assert float(errors[0]) == pytest.approx(1.0 / math.sqrt(50.0), rel=1e-4)
+
+
+def test_leaving_groups_out() -> None:
+    X, y = (x[0] for x in lines(1, 12))
+    groups = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 2, 1, 0])
+    posterior = LaplaceEvidence(line, stop=QUIET).run(X, y)
+    found, fits = leave_one_group_out(posterior, groups)
+    whole = exact(X, y)[2]
+    expected = [whole - exact(X[groups != g], y[groups != g])[2] for g in range(3)]
+    assert found.tolist() == pytest.approx(expected, rel=1e-8)
+    assert len(fits) == 3
+
+
+def intercepts(x: Tensor, y: Tensor) -> None:
+    """Random intercepts of ten groups, the spreads maximised."""
+    tau = pyro.param("tau", torch.tensor(1.0), constraint=dist.constraints.positive)
+    sigma = pyro.param("sigma", torch.tensor(1.0), constraint=dist.constraints.positive)
+    a, b = (pyro.sample(name, dist.Normal(0.0, 10.0)) for name in "ab")
+    with pyro.plate("groups", 10):
+        e = pyro.sample("e", dist.Normal(0.0, tau))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(a + b * x + e[torch.arange(len(x)) % 10], sigma), obs=y)
+
+
+def grouped(num: int, spread: float = 0.8) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, effects = torch.randn(num, 60, generator=generator), spread * torch.randn(num, 10, generator=generator)
+    noise = 0.6 * torch.randn(num, 60, generator=generator)
+    return x, 1.0 + 0.5 * x + effects[:, torch.arange(60) % 10] + noise
+
+
+def test_hyperparameters_of_many_fits() -> None:
+    data = grouped(12)
+    engine: Any = LaplaceEvidence(intercepts, stop=QUIET)
+    fits = run_many(engine, *data)
+    for k in range(12):
+        alone = LaplaceEvidence(intercepts, stop=QUIET).run(*(each[k] for each in data))
+        assert float(fits.log_evidence[k]) == pytest.approx(float(alone.log_evidence), abs=1e-7)
+        found = fits.posterior(k)
+        for name, value in alone.hyperparameters.items():
+            assert float(found.hyperparameters[name]) == pytest.approx(float(value), rel=1e-5)
+        torch.testing.assert_close(found.mode["e"], alone.mode["e"], rtol=1e-5, atol=1e-6)
