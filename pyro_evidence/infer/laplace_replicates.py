@@ -12,7 +12,8 @@ from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.replicates import Maxima, maxima, problem_of_replicates
-from pyro_evidence.nested.hyperparameter_modes import is_proper, prior_draws
+from pyro_evidence.laplace.restarts import can_tour
+from pyro_evidence.nested.hyperparameter_modes import all_prior_draws, is_proper
 from pyro_evidence.nested.inner import MarginalisedJoint
 from pyro_evidence.nested.integration import OuterMode, by_product
 from pyro_evidence.nested.joint_posterior import whole_state
@@ -25,6 +26,7 @@ from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.replicates import Replicates
+from pyro_evidence.settings import Start
 from pyro_evidence.structure.density import AutogradDensity, are_equal
 from pyro_evidence.structure.factors import SMALL
 
@@ -48,7 +50,7 @@ def together(engine: LaplaceEvidence, sets: Sequence[tuple[Any, ...]], kwargs: M
             alone[k] = fitted.run(*sets[k], **kwargs)
         except (ArithmeticError, ValueError, RuntimeError):
             continue
-    if len(alone) < 2 or not all(_is_plain(posterior) for posterior in alone.values()):
+    if len(alone) < 2 or not all(_is_plain(posterior, engine.start) for posterior in alone.values()):
         return {}
     reference, *others = alone.values()
     try:
@@ -64,12 +66,13 @@ def together(engine: LaplaceEvidence, sets: Sequence[tuple[Any, ...]], kwargs: M
     return found
 
 
-def _is_plain(posterior: LaplacePosterior) -> bool:
+def _is_plain(posterior: LaplacePosterior, start: Start) -> bool:
     """Whether a fit is one that a batch can make: of one mode, dense, by Laplace alone, its search at a maximum.
 
-    Of sites that are marginalised, where these are all that is outside, by products of nodes around one mode.
+    Under proper priors, by which each data set has a mode.  Sites may be marginalised where these are all that is
+    outside, by products of nodes around one mode.
     """
-    if posterior.status != Status.CONVERGED.value or len(posterior.restarts) > 1:
+    if posterior.flat_sites or posterior.status != Status.CONVERGED.value or len(posterior.restarts) > 1:
         return False
     problem = posterior._inside.problem
     joint = problem.joint
@@ -79,8 +82,8 @@ def _is_plain(posterior: LaplacePosterior) -> bool:
         ours = bool(joint.is_marginalised.all()) and not joint.discrete and found.rule == "by_product"
         if not ours or not is_proper(found.outer_mode) or not all(is_identity(p.transform) for p in sites):
             return False  # sites that more draws may want outside
-    elif type(posterior) is not LaplacePosterior:
-        return False
+    elif type(posterior) is not LaplacePosterior or (start.tour != 0 and can_tour(posterior.state)):
+        return False  # single fits look for other modes
     return (
         problem.form is None
         and problem.structure.network is None
@@ -99,7 +102,7 @@ def _alike(one: LaplacePosterior, other: LaplacePosterior) -> bool:
     first, second = one._inside.problem, other._inside.problem
     parts = [vars(p.structure.groups) if p.structure.groups is not None else {} for p in (first, second)]
     if isinstance(one, NestedPosterior) and isinstance(other, NestedPosterior):
-        if not torch.equal(*(prior_draws(each.integral.outer_mode) for each in (one, other))):
+        if not torch.equal(*(all_prior_draws(each.integral.outer_mode) for each in (one, other))):
             return False
     begun = torch.equal(first.joint.initial_theta, second.joint.initial_theta)
     own, others = (_leaves(part) for part in parts)
@@ -123,7 +126,7 @@ def _in_chunks(reference: LaplacePosterior, sets: Sequence[tuple[Any, ...]], tol
         certain, values = chunk.found, chunk.rows.objective
         make: Callable[[int], LaplacePosterior] = partial(_posterior, reference, joint, chunk)
         if isinstance(reference, NestedPosterior):
-            outside = integrals(problem, chunk, prior_draws(reference.integral.outer_mode), tolerance)
+            outside = integrals(problem, chunk, all_prior_draws(reference.integral.outer_mode), tolerance)
             certain, values = outside.found, outside.log_evidence
             make = partial(_nested_posterior, reference, joint, chunk, outside)
         for row, k in enumerate(numbers.tolist()):

@@ -108,6 +108,8 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
     H = 0.5 * (torch.stack(apart, 1) + torch.stack(apart, 2))
     sound = H.isfinite().all(-1).all(-1)
     tril, info = torch.linalg.cholesky_ex(torch.where(sound[:, None, None], H, torch.eye(size).to(H)))
+    sound = sound & (info == 0)
+    tril = torch.where(sound[:, None, None], tril, torch.eye(size).to(H))
 
     def step(found: LaplaceRows) -> tuple[Tensor, Tensor]:
         """Newton's, and twice what it promises."""
@@ -119,7 +121,7 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
     theta = torch.cat([theta[:, :size] + way, theta[:, size:]], -1)
     here = evidence.modes(theta)
     prior = evidence.log_hyperprior(theta).detach()
-    sound = sound & (info == 0) & here.objective.isfinite() & (step(here)[1] < LEVEL)
+    sound = sound & here.objective.isfinite() & (step(here)[1] < LEVEL)
     wide = (torch.cholesky_inverse(tril).diagonal(dim1=-2, dim2=-1) > FLAT) & log_units(reference)
     for row, t in wide.nonzero().tolist():
         sound[row] = sound[row] and not _higher_beyond(evidence, theta[row], t, float(here.objective[row] + prior[row]))

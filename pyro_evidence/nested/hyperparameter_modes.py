@@ -182,7 +182,6 @@ def _log_mass(found: OuterMode) -> float:
 def _elsewhere(found: OuterMode) -> Tensor:
     """Places ``(M, d)`` far from the mode, or beyond a valley, where the density is worth a look, the highest first."""
     drawn = prior_draws(found)
-    drawn = drawn[((drawn - found.centre).abs() < ENDLESS).all(-1)]
     points = torch.cat([found.straight.probes(), drawn])
     height = torch.cat([found.profile, found.inner(drawn, thorough=False).log_density])
     profiles = found.profile.reshape(found.straight.num_dims, -1)
@@ -194,10 +193,15 @@ def _elsewhere(found: OuterMode) -> Tensor:
 
 
 def prior_draws(found: OuterMode) -> Tensor:
+    """:func:`all_prior_draws` but those that are farther off than any data leave a scale, as of vague priors."""
+    rows = all_prior_draws(found)
+    return rows[((rows - found.centre).abs() < ENDLESS).all(-1)]
+
+
+def all_prior_draws(found: OuterMode) -> Tensor:
     """Marginalised coordinates drawn from the prior of each marginalised site, the others at the mode, ``(S, d)``.
 
-    A flat prior has no draws: a site under one is looked at as far around the mode as other modes may be.  Draws of a
-    vague one may be farther off than any data leave a scale.
+    A flat prior has no draws: a site under one is looked at as far around the mode as other modes may be.
     """
     joint, state = found.state.problem.joint, found.state
     nodes, slices = joint.trace(state.u, state.theta).nodes, joint.hypers.slices
