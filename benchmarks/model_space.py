@@ -1,4 +1,4 @@
-"""Sums over structures: right against closed forms and fits one by one, and how long they take.
+"""Sums over structures, and many fits at once: right against closed forms and fits one by one, and how long they take.
 
     python benchmarks/model_space.py [NAME ...]
 
@@ -10,21 +10,24 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
 
-from pyro_evidence import LaplaceEvidence, Start, Stop, StructurePosterior, compare_evidence, explore
+from pyro_evidence import LaplaceEvidence, Start, Stop, bootstrap, compare_evidence, explore, run_many, sbc
 from pyro_evidence.program.branching import fixed
 
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
 BRANCHING = {"branching": True}
 QUIET = Stop(progress=False)
+Found = TypeVar("Found")
 
 
 def selection(likelihood: Callable, scale: float, intercept: bool = False) -> Callable:
@@ -53,7 +56,7 @@ def simulated(num: int, size: int, seed: int, binary: bool) -> tuple[torch.Tenso
     return X, (torch.sigmoid(X @ w) > torch.special.ndtr(noise)).double() if binary else X @ w + 0.5 * noise
 
 
-def timed(run: Callable[[], StructurePosterior]) -> tuple[StructurePosterior, float]:
+def timed(run: Callable[[], Found]) -> tuple[Found, float]:
     begun = time.process_time()
     return run(), time.process_time() - begun
 
@@ -156,7 +159,90 @@ def counts() -> str:
     return f"{shares}, compare_evidence {compared.probabilities}; {seconds:.2f} s, the fits alone {apart:.2f} s"
 
 
-CASES = {f.__name__: f for f in (conjugate, pima, many, limited, fifty, counts)}
+def grouped(num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A column and targets of 60 rows in ten groups, for each fit."""
+    generator = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(num, 60, generator=generator) for _ in range(2))
+    levels = torch.randn(num, 10, generator=generator).repeat(1, 6)
+    return x, 1.0 + 0.5 * x + 0.8 * levels + 0.6 * noise
+
+
+def intercepts(sampled: bool) -> Callable:
+    """Random intercepts of ten groups, both spreads sampled or maximised."""
+
+    def model(x, y):
+        if sampled:
+            tau, sigma = (pyro.sample(name, dist.HalfNormal(1.0)) for name in ("tau", "sigma"))
+        else:
+            positive, one = dist.constraints.positive, torch.tensor(1.0)
+            tau, sigma = (pyro.param(name, one, constraint=positive) for name in ("tau", "sigma"))
+        a, b = (pyro.sample(name, dist.Normal(0.0, 10.0)) for name in "ab")
+        with pyro.plate("groups", 10):
+            level = pyro.sample("level", dist.Normal(0.0, tau))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(a + b * x + level.repeat(6), sigma), obs=y)
+
+    return model
+
+
+def table(sampled: bool) -> str:
+    x, y = grouped(2000)
+    engine = LaplaceEvidence(intercepts(sampled), stop=QUIET)
+    fits, seconds = timed(lambda: run_many(engine, x, y))
+    begun, looked = time.process_time(), range(7, 2000, 100)
+    away = max(abs(float(engine.run(x[k], y[k]).log_evidence - fits.log_evidence[k])) for k in looked)
+    alone = (time.process_time() - begun) / len(looked)
+    return f"2,000 fits, {len(fits.errors)} failed, {len(looked)} by themselves {away:.1e} off; {seconds:.1f} s, " + (
+        f"a loop {2000 * alone:.0f} s"
+    )
+
+
+def many_maximised() -> str:
+    return table(sampled=False)
+
+
+def many_sampled() -> str:
+    return table(sampled=True)
+
+
+def schools(sigma, y):
+    mu, tau = pyro.sample("mu", dist.Normal(0.0, 5.0)), pyro.sample("tau", dist.HalfCauchy(5.0))
+    with pyro.plate("schools", 8):
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        pyro.sample("y", dist.Normal(theta, sigma), obs=y)
+
+
+def calibration() -> str:
+    sigma = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+    engine = partial(LaplaceEvidence, stop=QUIET)
+    found, seconds = timed(lambda: sbc(schools, engine, sigma, torch.zeros(8), num_simulations=500))
+    return f"500 fits, {len(found.failures)} failed, all parameters p = {found.p_value:.2f}; {seconds:.1f} s"
+
+
+def resampled() -> str:
+    X, y = simulated(200, 3, 0, binary=False)
+
+    def model(X, y):
+        w = pyro.sample("w", dist.Normal(0.0, 10.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+    posterior = LaplaceEvidence(model, stop=QUIET).run(X, y)
+    (medians, _), seconds = timed(lambda: bootstrap(posterior, 200).estimates("w"))
+    inverse = torch.linalg.inv(X.T @ X)
+    residual = y - X @ (inverse @ X.T @ y)
+    sandwich = (inverse @ (X * residual.square().unsqueeze(-1)).T @ X @ inverse).diagonal().sqrt()
+    ratio = (medians.std(0) / sandwich).tolist()
+    return f"bootstrap of 200, deviations over White's {[round(r, 3) for r in ratio]} (+- 0.05); {seconds:.1f} s"
+
+
+CASES = {
+    f.__name__: f
+    for f in (
+        *(conjugate, pima, many, limited, fifty, counts),
+        *(many_maximised, many_sampled, calibration, resampled),
+    )
+}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or CASES:

@@ -1,5 +1,6 @@
 """Type-II maximisation for many data sets of one model at once: one search, each data set a row of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import LaplaceRows, Problem, inflation, laplace_rows, largest_inflation
 from pyro_evidence.laplace.gradient import slopes_of_rows
 from pyro_evidence.laplace.metric import log_units
+from pyro_evidence.laplace.pruning import AWAY, either_way
 from pyro_evidence.laplace.type2 import FLAT, PLATEAU, WORTH
 from pyro_evidence.numerics import batched, lbfgs
 from pyro_evidence.numerics.derivatives import pullback
@@ -85,8 +87,8 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
     """The maxima of some data sets, and which of them are certain.
 
     Certain is one with a vanishing slope and a negative definite Hessian, by central differences of slopes.  What is in
-    log units and known no better than to a factor e may lie on a plateau: then nothing higher may lie beyond it, and
-    precisions of latents, which may have to be pruned, are left to single fits.
+    log units and known no better than to a factor e may lie on a plateau: then nothing higher may lie beyond it; of a
+    precision of latents not even where it has pruned them.
 
     :param problem: of replicates.
     :param reference: of one of them, with what is known of its structure.
@@ -123,22 +125,29 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
     prior = evidence.log_hyperprior(theta).detach()
     sound = sound & here.objective.isfinite() & (step(here)[1] < LEVEL)
     wide = (torch.cholesky_inverse(tril).diagonal(dim1=-2, dim2=-1) > FLAT) & log_units(reference)
-    for row, t in wide.nonzero().tolist():
-        sound[row] = sound[row] and not _higher_beyond(evidence, theta[row], t, float(here.objective[row] + prior[row]))
     groups = reference.structure.groups
+    grouped = torch.zeros_like(wide) if groups is None else wide & (groups.power != 0)
+    for chosen, moves in ((wide & ~grouped, PLATEAU), (grouped, either_way(AWAY[:-1]))):  # the last is that of a limit
+        sound = sound & ~_higher_beyond(evidence, theta, chosen & sound.unsqueeze(-1), moves, here.objective + prior)
     if groups is not None:
         spread = torch.cholesky_inverse(here.tril).diagonal(dim1=-2, dim2=-1)
         inflated = inflation(groups, theta[:, :-1], spread) > largest_inflation(reference)
-        sound = sound & ~inflated.any(-1) & ~(wide & (groups.power != 0)).any(-1)
+        sound = sound & ~inflated.any(-1)
     return Maxima(here, prior, H, torch.stack(moved, -1), sound)
 
 
-def _higher_beyond(evidence: Evidence, theta: Tensor, index: int, height: float) -> bool:
-    """Whether the objective is higher, or not known, some log units along one hyperparameter from ``theta``."""
-    places = theta.repeat(len(PLATEAU), 1)
-    places[:, index] += places.new_tensor(PLATEAU)
-    number = theta[-1:].long()
-    kept = evidence.places[number]
-    there = evidence.modes(places).objective + evidence.log_hyperprior(places).detach()
-    evidence.places[number] = kept
-    return not bool((there <= height + 0.5 * WORTH).all())
+def _higher_beyond(evidence: Evidence, theta: Tensor, chosen: Tensor, moves: Sequence[float], height: Tensor) -> Tensor:
+    """Whether the objective is higher, or not known, some log units along a hyperparameter of each row, ``(R,)`` bool.
+
+    :param chosen: along which hyperparameters, ``(R, T)`` bool.
+    :param height: of each row, nats.
+    """
+    row, index = (x.repeat_interleave(len(moves)) for x in chosen.nonzero(as_tuple=True))
+    if not len(row):
+        return torch.zeros_like(height, dtype=torch.bool)
+    places = theta[row]
+    places[torch.arange(len(row)), index] += theta.new_tensor(moves).repeat(len(row) // len(moves))
+    there = replace(evidence, places=evidence.places.clone()).modes(places).objective
+    there = there + evidence.log_hyperprior(places).detach()
+    higher = ~(there <= height[row] + 0.5 * WORTH)
+    return torch.zeros_like(height).index_add(0, row, higher.to(height)) > 0
