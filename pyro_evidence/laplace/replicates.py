@@ -10,7 +10,7 @@ from pyro_evidence.laplace.approximation import LaplaceRows, Problem, inflation,
 from pyro_evidence.laplace.gradient import slopes_of_rows
 from pyro_evidence.laplace.metric import log_units
 from pyro_evidence.laplace.pruning import AWAY, either_way
-from pyro_evidence.laplace.type2 import FLAT, PLATEAU, WORTH
+from pyro_evidence.laplace.type2 import FLAT, PLATEAU
 from pyro_evidence.numerics import batched, lbfgs
 from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.program.replicates import Replicates
@@ -124,7 +124,9 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
     here = evidence.modes(theta)
     prior = evidence.log_hyperprior(theta).detach()
     sound = sound & here.objective.isfinite() & (step(here)[1] < LEVEL)
-    wide = (torch.cholesky_inverse(tril).diagonal(dim1=-2, dim2=-1) > FLAT) & log_units(reference)
+    variance = torch.cholesky_inverse(tril).diagonal(dim1=-2, dim2=-1)
+    wide = (variance > FLAT) & log_units(reference)
+    sound = sound & ~(wide & (variance > max(PLATEAU) ** 2)).any(-1)  # on a plateau itself, as far as will be looked
     groups = reference.structure.groups
     grouped = torch.zeros_like(wide) if groups is None else wide & (groups.power != 0)
     for chosen, moves in ((wide & ~grouped, PLATEAU), (grouped, either_way(AWAY[:-1]))):  # the last is that of a limit
@@ -149,5 +151,6 @@ def _higher_beyond(evidence: Evidence, theta: Tensor, chosen: Tensor, moves: Seq
     places[torch.arange(len(row)), index] += theta.new_tensor(moves).repeat(len(row) // len(moves))
     there = replace(evidence, places=evidence.places.clone()).modes(places).objective
     there = there + evidence.log_hyperprior(places).detach()
-    higher = ~(there <= height[row] + 0.5 * WORTH)
+    rounding = evidence.problem.slack * (1.0 + height[row].abs())
+    higher = ~(there <= height[row] + rounding)
     return torch.zeros_like(height).index_add(0, row, higher.to(height)) > 0

@@ -77,7 +77,7 @@ def integrals(problem: Problem, modes: Maxima, drawn: Tensor, tolerance: float) 
     axes = profile.reshape(-1, len(PROBES))
     params = fitted(steps.expand(len(axes), -1), axes).params.reshape(len(theta), 1, d, -1)
     where = Standardisation(centre, basis, map_of(params))
-    elsewhere = _elsewhere(where, profile, drawn, log_density(every, drawn.expand(len(theta), -1, -1)))
+    elsewhere = is_elsewhere(where, profile, drawn, log_density(every, drawn.expand(len(theta), -1, -1)))
     sound = modes.found & ~elsewhere & (basis.norm(dim=1).amax(-1) <= ENDLESS)
 
     def product(rows: Tensor, axis: rules.Rule) -> Product:
@@ -121,7 +121,7 @@ def integrals(problem: Problem, modes: Maxima, drawn: Tensor, tolerance: float) 
     return Integrals(where, log_evidence, error, num_nodes, settled & (num_nodes > 0))
 
 
-def _elsewhere(where: Standardisation, profile: Tensor, drawn: Tensor, height: Tensor) -> Tensor:
+def is_elsewhere(where: Standardisation, profile: Tensor, drawn: Tensor, height: Tensor) -> Tensor:
     """Whether there may be modes elsewhere, as :mod:`~pyro_evidence.nested.hyperparameter_modes` asks, ``(R,)`` bool.
 
     :param profile: log density along the axes, ``(R, d * J)``.

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import RVM, BadInput, LaplaceEvidence, Stop, bootstrap, leave_one_group_out, run_many
+from pyro_evidence import RVM, BadInput, LaplaceEvidence, Start, Stop, bootstrap, leave_one_group_out, run_many
 from pyro_evidence.compare.many import FAILED, rubin
 from pyro_evidence.infer.laplace_replicates import together
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.regression import regression
+from pyro_evidence.nested.replicates import is_elsewhere
+from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, identity
 
 QUIET = Stop(progress=False)
 
@@ -201,6 +203,12 @@ def poisson(x: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Poisson((x @ w).exp()), obs=y)
 
 
+def logistic(x: Tensor, y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
 def counts(num: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     x = 0.7 * torch.randn(num, 40, 4, generator=generator)
@@ -243,8 +251,9 @@ def test_what_is_doubtful_is_left_to_single_fits() -> None:
     batch = together(LaplaceEvidence(intercepts, stop=QUIET), list(zip(x, y, strict=True)), {})
     assert set(batch) == set(range(12)) - {4, 7}
     X, n = counts(12)
-    n[5, 0] = -1.0
-    fits = run_many(LaplaceEvidence(poisson, stop=QUIET), X, n)
+    label = (n > 1.0).double()
+    label[5, 0] = 2.0  # whose log probability is a number
+    fits = run_many(LaplaceEvidence(logistic, stop=QUIET), X, label)
     assert list(fits.errors) == [5]
     with pytest.raises(BadInput, match="support"):
         fits.posterior(5)
@@ -267,13 +276,47 @@ def test_a_model_that_looks_at_its_data_is_fitted_one_by_one() -> None:
 
 
 def test_several_modes_are_looked_for_one_by_one() -> None:
-    """Two modes, a quarter of the mass in one of them: a batch would find the one that Newton climbs."""
+    """Two modes of the data that are exact, none of them among the three that say how the batch is to be made."""
 
-    def model(y: Tensor) -> None:
-        x = pyro.sample("x", dist.Normal(0.0, 2.0))
-        pyro.sample("y", dist.Normal(x**2, 0.5), obs=y)
+    def model(y: Tensor, sd: Tensor) -> None:
+        x = pyro.sample("x", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(x**2, sd), obs=y)
 
-    y = torch.linspace(3.0, 5.0, 9)
-    engine = LaplaceEvidence(model, stop=QUIET)
-    assert together(engine, [(each,) for each in y], {}) == {}
-    assert run_many(engine, y).log_evidence.tolist() == [float(engine.run(each).log_evidence) for each in y]
+    y, sd = torch.full((9,), 2.0), torch.full((9,), 0.5)
+    sd[[0, 4, 8]] = 1e3
+    engine = LaplaceEvidence(model, stop=QUIET, start=Start(restarts=1))
+    fits = run_many(engine, y, sd)
+    expected = [float(engine.run(*each).log_evidence) for each in zip(y, sd, strict=True)]
+    assert fits.log_evidence.tolist() == expected
+
+
+def relevance(X: Tensor, y: Tensor) -> None:
+    """A precision for each weight, those of useless columns without a maximum."""
+    alpha = pyro.param("alpha", torch.ones(3), constraint=dist.constraints.positive)
+    w = pyro.sample("w", dist.Normal(0.0, alpha.rsqrt()).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+def test_weights_to_be_pruned_are_left_to_single_fits() -> None:
+    generator = torch.Generator().manual_seed(2)
+    X, w = torch.randn(10, 40, 3, generator=generator), torch.ones(10, 3)
+    w[[3, 6], 1] = 0.0
+    y = (X @ w.unsqueeze(-1)).squeeze(-1) + 0.5 * torch.randn(10, 40, generator=generator)
+    engine, sets = LaplaceEvidence(relevance, stop=QUIET), list(zip(X, y, strict=True))
+    batch = together(engine, sets, {})
+    alone = [engine.run(*each) for each in sets]
+    pruned = {k for k, posterior in enumerate(alone) if bool(posterior.pruned["w"].any())}
+    assert pruned and len(batch) >= 6
+    assert not pruned & set(batch)
+    for k, (log_evidence, _) in batch.items():
+        assert log_evidence == pytest.approx(float(alone[k].log_evidence), abs=1e-7)
+
+
+def test_a_second_mode_of_the_marginalised_sites_is_seen() -> None:
+    """A hill on the second of two axes; a place of the prior, far away, that is high; and neither."""
+    where = Standardisation(torch.zeros(3, 1, 2), torch.eye(2).expand(3, 2, 2), identity(2))
+    profile = (-0.5 * torch.tensor(PROBES).square()).repeat(3, 2)
+    profile[0, -1] = -3.0
+    drawn, height = torch.tensor([[1.0, 1.0], [0.0, 9.0]]), torch.tensor([[-1.0, -40.0], [-1.0, -8.0], [-1.0, -40.0]])
+    assert is_elsewhere(where, profile, drawn, height).tolist() == [True, True, False]
