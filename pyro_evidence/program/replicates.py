@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.numerics import batched
 from pyro_evidence.program import checks
@@ -24,7 +25,7 @@ class Replicates(LogJoint):
     def __init__(self, joint: LogJoint, sets: Sequence[tuple[Any, ...]]) -> None:
         """The model of ``joint`` on ``sets`` of arguments.
 
-        :raises ValueError: where they cannot be stacked.
+        :raises BadInput: where they cannot be stacked.
         """
         vars(self).update(vars(joint))
         self.joint, self.num, self._row_bytes = joint, len(sets), None
@@ -70,13 +71,13 @@ class Replicates(LogJoint):
 def _stacked(column: Sequence[Any]) -> tuple[Any, bool]:
     """One argument of all data sets, and whether each has its own.
 
-    :raises ValueError: where it has several values that are no tensors of one shape.
+    :raises BadInput: where it has several values that are no tensors of one shape.
     """
     first = column[0]
     if all(x is first for x in column):
         return first, False
     if not all(isinstance(x, Tensor) and x.shape == first.shape and x.dtype == first.dtype for x in column):
-        raise ValueError("arguments differ that are no tensors of one shape")
+        raise BadInput("arguments differ that are no tensors of one shape; expected tensors, to be rows of a batch.")
     if all(x.data_ptr() == first.data_ptr() and x.stride() == first.stride() for x in column):
         return first, False
     return torch.stack(list(column)), True
