@@ -26,7 +26,7 @@ SHOWN = 20  # fits of a summary
 ONE_SD = (0.15865525393145707, 0.5, 0.8413447460685429)  # probabilities below -1, 0 and 1 of a standard normal
 
 
-class Engine(Protocol):
+class FittingEngine(Protocol):
     """Anything that is run on data and returns a posterior."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ def data_sets(args: Sequence[Any]) -> list[Arguments]:
 
 
 @within_memory
-def run_many(engine: Engine, *args: Any, **kwargs: Any) -> FitTable:
+def run_many(engine: FittingEngine, *args: Any, **kwargs: Any) -> FitTable:
     """Fit one model to many data sets; a fit that fails is an entry of the table and stops no other.
 
     The numbers are those of ``engine.run(...)`` on each data set by itself.
@@ -217,7 +217,7 @@ class Entry(NamedTuple):
     error: Exception | None = None
 
 
-def _entry(engine: Engine, own: Arguments, kwargs: Mapping[str, Any]) -> Entry:
+def _entry(engine: FittingEngine, own: Arguments, kwargs: Mapping[str, Any]) -> Entry:
     """One fit by itself."""
     try:
         found = engine.run(*own, **kwargs)
@@ -244,7 +244,7 @@ def _with_rows(posterior: LaplacePosterior, num: int, choices: Sequence[Tensor])
     ]
 
 
-def refitted(posterior: LaplacePosterior, *, held: bool = False) -> LaplaceEvidence:
+def engine_of(posterior: LaplacePosterior, *, held: bool = False) -> LaplaceEvidence:
     """An engine that fits the model of a posterior as that was fitted.
 
     :param held: with its hyperparameters, instead of maximising these anew.
@@ -289,7 +289,7 @@ def bootstrap(posterior: LaplacePosterior, num: int = 200, *, seed: int | None =
         raise BadInput(f"observed sites have {sorted(sizes)} rows; expected one number of rows, to draw from.")
     ((rows,),) = sizes
     choices = torch.randint(rows, (num, rows), generator=generator)
-    return run_many(refitted(posterior), _with_rows(posterior, rows, choices.unbind()))
+    return run_many(engine_of(posterior), _with_rows(posterior, rows, choices.unbind()))
 
 
 def leave_one_group_out(posterior: LaplacePosterior, groups: Tensor) -> tuple[Tensor, FitTable]:
@@ -306,5 +306,5 @@ def leave_one_group_out(posterior: LaplacePosterior, groups: Tensor) -> tuple[Te
     """
     labels = torch.as_tensor(groups)
     kept = [(labels != group).nonzero().squeeze(-1) for group in labels.unique()]
-    fits = run_many(refitted(posterior, held=True), _with_rows(posterior, len(labels), kept))
+    fits = run_many(engine_of(posterior, held=True), _with_rows(posterior, len(labels), kept))
     return posterior.log_evidence - fits.log_evidence, fits

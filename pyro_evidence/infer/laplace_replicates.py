@@ -17,7 +17,7 @@ from pyro_evidence.nested.hyperparameter_modes import all_prior_draws, is_proper
 from pyro_evidence.nested.inner import MarginalisedJoint
 from pyro_evidence.nested.integration import OuterMode, by_product
 from pyro_evidence.nested.joint_posterior import whole_state
-from pyro_evidence.nested.replicates import Integrals, integrals
+from pyro_evidence.nested.replicates import ReplicateIntegrals, replicate_integrals
 from pyro_evidence.numerics.batched import BATCH_BYTES
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -126,7 +126,7 @@ def _in_chunks(reference: LaplacePosterior, sets: Sequence[tuple[Any, ...]], tol
         certain, values = chunk.found, chunk.rows.objective
         make: Callable[[int], LaplacePosterior] = partial(_posterior, reference, joint, chunk)
         if isinstance(reference, NestedPosterior):
-            outside = integrals(problem, chunk, all_prior_draws(reference.integral.outer_mode), tolerance)
+            outside = replicate_integrals(problem, chunk, all_prior_draws(reference.integral.outer_mode), tolerance)
             certain, values = outside.found, outside.log_evidence
             make = partial(_nested_posterior, reference, joint, chunk, outside)
         for row, k in enumerate(numbers.tolist()):
@@ -158,7 +158,7 @@ def _posterior(reference: LaplacePosterior, replicates: Replicates, chunk: Maxim
 
 
 def _nested_posterior(
-    reference: NestedPosterior, replicates: Replicates, chunk: Maxima, outside: Integrals, row: int
+    reference: NestedPosterior, replicates: Replicates, chunk: Maxima, outside: ReplicateIntegrals, row: int
 ) -> NestedPosterior:
     """The posterior of one row with its marginalised sites, by the nodes of the batch."""
     state = _state(reference, replicates, chunk, row)

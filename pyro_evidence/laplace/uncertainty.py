@@ -125,7 +125,7 @@ def _edges(state: LaplaceState, ends: Tensor, measure: Tensor, curvature: Tensor
     found = []
     for t in ends.nonzero().flatten().tolist():
         free = ((measure > 0) & (torch.arange(len(measure), device=measure.device) != t)).nonzero().flatten()
-        profile = Profile(t, free, curvature[free.unsqueeze(-1), free])
+        profile = ProfileState(t, free, curvature[free.unsqueeze(-1), free])
         name = next(n for n, s in hypers.slices.items() if s.start <= t < s.stop)
         sign, index = float(ends[t]), t - hypers.slices[name].start
         here, limit = (_value(state, t, name, index, coordinate) for coordinate in (float(state.theta[t]), sign * 1e3))
@@ -144,7 +144,7 @@ def _value(state: LaplaceState, t: int, name: str, index: int, coordinate: float
 
 
 @dataclass(frozen=True)
-class Profile:
+class ProfileState:
     """The highest objective along one hyperparameter, the ``free`` others maximised.
 
     :ivar curvature: minus their second derivatives at the maximum: a metric for all steps, each then costs one slope.

@@ -20,7 +20,7 @@ from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisa
 
 
 @dataclass(frozen=True)
-class Integrals:
+class ReplicateIntegrals:
     """The integrals of many data sets.
 
     :ivar where: their charts, rows in front.
@@ -43,7 +43,7 @@ class Integrals:
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductIntegrals:
     """The integrals by one product of nodes; rows in front."""
 
     log_evidence: Tensor  # (R,)
@@ -52,7 +52,7 @@ class Product:
     log_ratio: Tensor  # (R, K)
 
 
-def integrals(problem: Problem, modes: Maxima, drawn: Tensor, tolerance: float) -> Integrals:
+def replicate_integrals(problem: Problem, modes: Maxima, drawn: Tensor, tolerance: float) -> ReplicateIntegrals:
     """The integrals around the modes of the marginalised sites, which are all that is outside.
 
     :param problem: of replicates.
@@ -80,7 +80,7 @@ def integrals(problem: Problem, modes: Maxima, drawn: Tensor, tolerance: float) 
     elsewhere = is_elsewhere(where, profile, drawn, log_density(every, drawn.expand(len(theta), -1, -1)))
     sound = modes.found & ~elsewhere & (basis.norm(dim=1).amax(-1) <= ENDLESS)
 
-    def product(rows: Tensor, axis: rules.Rule) -> Product:
+    def product(rows: Tensor, axis: rules.Rule) -> ProductIntegrals:
         rule = rules.product(axis, d)
         here = Standardisation(centre[rows], basis[rows], map_of(params[rows]))
         phi = here.forward(rule.nodes)
@@ -89,7 +89,7 @@ def integrals(problem: Problem, modes: Maxima, drawn: Tensor, tolerance: float) 
         weights = log_mass.softmax(-1).unsqueeze(-1)
         mean = (weights * phi).sum(1)
         sd = (weights * (phi - mean.unsqueeze(1)).square()).sum(1).sqrt()
-        return Product(log_mass.logsumexp(-1), mean, sd, log_mass - rule.log_weights)
+        return ProductIntegrals(log_mass.logsumexp(-1), mean, sd, log_mass - rule.log_weights)
 
     log_evidence, error = torch.full_like(theta[:, 0], torch.nan), torch.full_like(theta[:, 0], torch.inf)
     num_nodes, settled = torch.zeros_like(every), torch.zeros_like(sound)
@@ -117,8 +117,8 @@ def integrals(problem: Problem, modes: Maxima, drawn: Tensor, tolerance: float) 
             settled[done] = Interpolated(axis, grid[0]).mass_errors(grid) <= BETWEEN
             log_evidence[done], num_nodes[done] = now.log_evidence[arrived & finite], num
         on = finite & ~arrived
-        left, before = left[on], Product(*(x[on] for x in vars(now).values()))
-    return Integrals(where, log_evidence, error, num_nodes, settled & (num_nodes > 0))
+        left, before = left[on], ProductIntegrals(*(x[on] for x in vars(now).values()))
+    return ReplicateIntegrals(where, log_evidence, error, num_nodes, settled & (num_nodes > 0))
 
 
 def is_elsewhere(where: Standardisation, profile: Tensor, drawn: Tensor, height: Tensor) -> Tensor:

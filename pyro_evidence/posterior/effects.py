@@ -33,13 +33,13 @@ def _rows(posterior: Any, sites: Iterable[str]) -> Table:
     return Table({label: row for label, row in every.rows.items() if _site(label) in chosen}, every.columns)
 
 
-def fixed(posterior: Any) -> Table:
+def fixed_effects(posterior: Any) -> Table:
     """The fixed effects, of formulas for parameters too."""
     dims = _of_formula(posterior).dims
     return _rows(posterior, (site for site, along in dims.items() if along[0].startswith("coefficient")))
 
 
-def effects(posterior: Any, group: str) -> Table:
+def group_effects(posterior: Any, group: str) -> Table:
     """The effects of each level of a grouping: value and standard deviation of each coefficient.
 
     :raises BadInput: for a name that no grouping has.

@@ -172,7 +172,7 @@ class Tabulated(Protocol):
 
         :raises BadInput: for a model that no formula made.
         """
-        return effects.fixed(self)
+        return effects.fixed_effects(self)
 
     def effects(self, group: str) -> Table:
         """The effects of each level of a grouping of a formula's model, as lme4's ``ranef``: values and deviations.
@@ -180,7 +180,7 @@ class Tabulated(Protocol):
         :param group: as the formula has it; ``"group_zi"`` in a formula of zero inflation.
         :raises BadInput: for a model that no formula made, and for a grouping that it has not.
         """
-        return effects.effects(self, group)
+        return effects.group_effects(self, group)
 
     def variances(self) -> Table:
         """Standard deviations of groups, correlations and parameters of the family, as lme4's ``VarCorr``.
