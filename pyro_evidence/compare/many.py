@@ -72,6 +72,16 @@ class FitTable:
     :ivar status: why each fit stopped, ``"failed"`` where it did.
     :ivar errors: what was raised, by the number of the fit.
     :ivar makers: what returns the posterior of each.
+
+    >>> import torch
+    >>> from pyro_evidence import LaplaceEvidence, run_many
+    >>> from pyro_evidence.models.basis import Linear
+    >>> from pyro_evidence.models.regression import regression
+    >>> X = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
+    >>> t = torch.stack([2.0 * X[:, 0], 1.0 - X[:, 0]]) + 0.3 * torch.cos(40.0 * X[:, 0])
+    >>> fits = run_many(LaplaceEvidence(regression(Linear())), X.expand(2, -1, -1), t)
+    >>> len(fits), fits.posterior(1).mode["w"].shape[-1]
+    (2, 2)
     """
 
     log_evidence: Tensor

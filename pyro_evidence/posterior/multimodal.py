@@ -333,7 +333,7 @@ def _at_most(num_steps: int) -> Watch:
 
     def watch(_: Tensor) -> None:
         if next(left) == 0:
-            raise NotAMode(f"no mode of all latents within {num_steps} steps of that of the marginalised sites.")
+            raise NotAMode(f"no mode of all latents after {num_steps} steps; expected one near that found.")
 
     return watch
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.formula.terms import WORD, Formula, Varying
+from pyro_evidence.models.formula.terms import Formula, Varying
 
 Frame = Any  # a pandas.DataFrame
 ENVIRONMENT = "formulae.environment"
@@ -210,7 +210,7 @@ def complete_rows(formulas: Collection[Formula], frame: Frame) -> Frame:
     :raises BadInput: as :func:`columns_of`, and for a frame of which nothing is left.
     """
     words = set().union(*(f.words for f in formulas))
-    plain = [f.response.strip("`") for f in formulas if WORD.fullmatch(f.response)]
+    plain = [f.response for f in formulas if f.response.isidentifier()]
     kept = columns_of(frame, words, [*plain, *(c for f in formulas for v in f.varying for c in v.columns)]).dropna()
     if not len(kept):
         raise BadInput(f"frame has {len(frame)} rows, each with a missing value; expected some without. Fill gaps in.")
