@@ -100,13 +100,13 @@ def check_axes(axes: Axes) -> None:
         )
 
 
-def axes_or_current(axes: Axes | None) -> Axes:
-    """The Axes to draw on: those given, or matplotlib's present ones.
+def axes_or_own(axes: Axes | None) -> Axes:
+    """The Axes to draw on: those given, or those of a new figure.
 
     :raises ImportError: without matplotlib.
     :raises BadInput: for what are no Axes.
     """
-    axes = matplotlib("pyplot").gca() if axes is None else axes
+    axes = matplotlib("pyplot").figure(layout="constrained").gca() if axes is None else axes
     check_axes(axes)
     return axes
 

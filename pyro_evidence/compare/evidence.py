@@ -114,10 +114,10 @@ class EvidenceComparison:
 
         >>> comparison.plot()  # doctest: +SKIP
 
-        :param axes: to draw on; None takes matplotlib's present ones.
+        :param axes: to draw on; None makes a figure of its own.
         :raises ImportError: without matplotlib.
         """
-        axes = display.axes_or_current(axes)
+        axes = display.axes_or_own(axes)
         behind = [(0.0, 0.0), *(self.log_bayes_factor(row.name, self.rows[0].name) for row in self.rows[1:])]
         low, high = ([value + side * error for value, error in behind] for side in (-2.0, 2.0))
         display.intervals(axes, [row.name for row in self.rows], [value for value, _ in behind], low, high)

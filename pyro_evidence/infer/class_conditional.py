@@ -108,15 +108,14 @@ class ClassConditional:
 
         >>> posterior.plot(X=X, labels=labels)  # doctest: +SKIP
 
-        :param axes: to draw on; None takes matplotlib's present ones.
+        :param axes: to draw on; None makes a figure of its own.
         :param X: data to draw, ``(N, m)``, as points in colour and shape of their class; None for none.
         :param labels: theirs, ``(N,)``.
         :param inputs: the two columns on the axes.
         :raises BadInput: for columns that are not there, data without their labels, and densities without components.
         :raises ImportError: without matplotlib.
         """
-        axes = display.matplotlib("pyplot").gca() if axes is None else axes
-        display.check_axes(axes)
+        axes = display.axes_or_own(axes)
         given = self._by_class(X, labels)
         for number, (label, posterior) in enumerate(zip(self.classes.tolist(), self.posteriors, strict=True)):
             plane, line, points = _plane(posterior, inputs), display.line_of(number), display.points_of(number)

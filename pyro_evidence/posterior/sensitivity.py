@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jvp
 
-from pyro_evidence.display import Axes, Table, axes_or_current, with_labels
+from pyro_evidence.display import Axes, Table, axes_or_own, with_labels
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.iterate import Status, Stop, iterate
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
@@ -132,7 +132,7 @@ class EvidenceCurve:
 
         :raises ImportError: without matplotlib.
         """
-        axes = axes_or_current(axes)
+        axes = axes_or_own(axes)
         axes.plot(self.values, self.log_evidence, marker=".")
         axes.plot(float(self.constant.value.double().mean()), self.here, "o", label="as in the model")
         if self.constant.unit is None:

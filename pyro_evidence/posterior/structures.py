@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.display import Axes, Table, axes_or_current
+from pyro_evidence.display import Axes, Table, axes_or_own
 from pyro_evidence.errors import BadInput, NotAMode, NotConverged, UnsupportedModel
 from pyro_evidence.fitting.iterate import bar_of
 from pyro_evidence.fitting.process_state import within_memory
@@ -263,7 +263,7 @@ class StructurePosterior:
 
         :raises ImportError: without matplotlib.
         """
-        axes = axes_or_current(axes)
+        axes = axes_or_own(axes)
         bars: dict[str, float] = {}
         for site in self.found.values:
             included = self.inclusion(site)

@@ -22,7 +22,7 @@ from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.settings import check_probability
-from pyro_evidence.structure.names import Coords, Dims, Names, names_of
+from pyro_evidence.structure.names import Coords, Dims, Names, as_written, names_of
 
 Rows = dict[str, dict[str, float]]
 Values = dict[str, Tensor]
@@ -203,6 +203,8 @@ class Tabulated(Protocol):
     def summary(self, prob: float = 0.9, *, check: bool = True) -> None:
         """Print the table, twelve rows of a site at most, then the evidence and how far to trust it.
 
+        Of a formula's model it begins with what was fitted, and to how many rows and groups.
+
         It takes the processor no longer than the fit did, or a second, whichever is more: half of it for the table's
         draws, the rest for a check of means, standard deviations and log evidence, which stops as soon as it is known
         whether they are off, and says what is not known where time is up.
@@ -210,7 +212,10 @@ class Tabulated(Protocol):
         :param prob: in the intervals.
         :param check: False prints the table alone.
         """
-        seconds, now = max(LEAST_SECONDS, getattr(self, "fit_seconds", 0.0)), time.process_time()
+        took, now = getattr(self, "fit_seconds", 0.0), time.process_time()
+        seconds = max(LEAST_SECONDS, took)
+        if heading := getattr(as_written(self._joint.model), "heading", ()):
+            print("\n".join([*heading, f"fitted in {took:.2g} s of the processor", ""]))  # noqa: T201
         print(self._table(prob, names_of(self._joint), LISTED, until=now + 0.5 * seconds))  # noqa: T201
         if check:
             print("\n".join(self._notes(now + 0.9 * seconds)))  # noqa: T201 - printing is what summary() is for, as in MCMC
@@ -222,11 +227,11 @@ class Tabulated(Protocol):
 
         >>> posterior.plot()  # doctest: +SKIP
 
-        :param axes: to draw on; None takes matplotlib's present ones.
+        :param axes: to draw on; None makes a figure of its own.
         :param prob: in the intervals.
         :raises ImportError: without matplotlib.
         """
-        axes = display.axes_or_current(axes)
+        axes = display.axes_or_own(axes)
         found = self.table(prob, most=LISTED)
         _, _, _, *ends, _ = found.columns
         columns = [[row.get(c, math.nan) for row in found.rows.values()] for c in ("value", *ends)]

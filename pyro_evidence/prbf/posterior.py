@@ -314,13 +314,12 @@ class PRBFPosterior(ClassProbabilities, archive.Saved):
 
         >>> posterior.plot()  # doctest: +SKIP
 
-        :param axes: to draw on; None takes matplotlib's present ones.
+        :param axes: to draw on; None makes a figure of its own.
         :param inputs: the two on the axes.
         :raises BadInput: for inputs that are not there.
         :raises ImportError: without matplotlib.
         """
-        axes = display.matplotlib("pyplot").gca() if axes is None else axes
-        display.check_axes(axes)
+        axes = display.axes_or_own(axes)
         display.check_plane("inputs", inputs, self.loc.shape[-1])
         plane, (x, y) = torch.tensor(inputs), inputs
         tril = torch.linalg.cholesky(self.covariance[:, plane.unsqueeze(-1), plane])

@@ -215,12 +215,12 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
 
         >>> posterior.plot()  # doctest: +SKIP
 
-        :param axes: to draw on; None takes matplotlib's present ones.
+        :param axes: to draw on; None makes a figure of its own.
         :param prob: in the intervals.
         :raises BadInput: where every axis was pruned.
         :raises ImportError: without matplotlib.
         """
-        axes = display.axes_or_current(axes)
+        axes = display.axes_or_own(axes)
         check_probability("prob", prob)
         if not self.num_active:
             raise BadInput(NO_AXIS.format("there is nothing to draw"))

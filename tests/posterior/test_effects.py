@@ -93,3 +93,30 @@ def test_other_models_have_a_table_only() -> None:
     found = LaplaceEvidence(model, stop=Stop(progress=False)).run(torch.ones(3))
     with pytest.raises(BadInput, match=r"table\(\) has the rows of any model"):
         found.fixed()
+
+
+def headed(capsys: pytest.CaptureFixture[str], found: LaplacePosterior) -> list[str]:
+    found.summary(check=False)
+    return capsys.readouterr().out.splitlines()[:4]
+
+
+def test_a_summary_says_what_was_fitted(
+    sleep: Any, slopes: LaplacePosterior, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third, blank = headed(capsys, slopes)
+    assert first == "Reaction ~ Days + (Days | Subject)   (gaussian, identity link; maximum likelihood)"
+    assert second == "180 rows; 18 Subject" and third.startswith("fitted in ") and blank == ""
+    gaps = sleep.assign(Reaction=sleep.Reaction.where(sleep.index > 2))
+    restricted = fitted("Reaction ~ Days + (1 | Subject); sigma ~ 1", gaps, priors={"b": "flat"})
+    first, second, *_ = headed(capsys, restricted)
+    assert "restricted maximum likelihood" in first and second == "177 rows, 3 more left out; 18 Subject"
+    first, *_ = headed(capsys, fitted("Reaction ~ Days", sleep, priors="weak"))
+    assert first.endswith("(gaussian, identity link; Bayes)")
+
+
+def test_a_picture_has_a_figure_of_its_own(slopes: LaplacePosterior) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    first, second = slopes.plot(), slopes.plot()
+    assert first.figure is not second.figure
+    assert slopes.plot(first) is first
+    plt.close("all")

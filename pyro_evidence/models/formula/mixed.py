@@ -67,6 +67,20 @@ class MixedModel:
         """Text of the program, for reading: it runs by itself, and is not what runs when the model is called."""
         return self._sketch.text()
 
+    @property
+    def heading(self) -> tuple[str, ...]:
+        """What a summary begins with: formula, family, how it is estimated, numbers of rows and of groups."""
+        coefficients = [predictor.b.prior for predictor in self._sketch.predictors if predictor.b is not None]
+        flat = [prior is not None and prior.name == FLAT for prior in coefficients]
+        how = (
+            "maximum likelihood" if None in coefficients else "restricted maximum likelihood" if any(flat) else "Bayes"
+        )
+        rows, dropped = len(self._designs[0].frame), f", {self.dropped} more left out" if self.dropped else ""
+        blocks = [block for columns in self._sketch.columns for block in columns.blocks]
+        groups = "".join(f"; {len(self.coords[block.label])} {block.label}" for block in blocks)
+        named = f"{self.formula}   ({self.family}, {self._sketch.family.link} link; {how})"
+        return named, f"{rows} rows{dropped}{groups}"
+
     @cached_property
     def __signature__(self) -> Signature:
         *given, response = (Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in self._sketch.arguments)
