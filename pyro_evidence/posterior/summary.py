@@ -310,6 +310,12 @@ def _spreads(
     if spread is None:
         return {}
     columns = {"sd": spread.sd[part.name]}
+    if not _is_elementwise(part):  # a coordinate of the search moves several elements
+        value = state.problem.joint.hypers.constrained(state.theta)[part.name].detach()
+        levels = columns["sd"].new_tensor(layout.levels)
+        return columns | dict(
+            zip(layout.ends, (value + torch.special.ndtri(level) * columns["sd"] for level in levels), strict=True)
+        )
     if part.unconstrained_shape == part.shape:
         block = state.problem.joint.hypers.slices[part.name]
         sd = spread.unconstrained.diagonal()[block].sqrt()
@@ -320,6 +326,14 @@ def _spreads(
             for column, end in zip(layout.ends, edge.interval, strict=True):
                 columns[column].reshape(-1)[edge.index] = end
     return columns
+
+
+def _is_elementwise(part: Coordinate) -> bool:
+    """Whether each element has a coordinate of its own; not those of a simplex, or in ascending order."""
+    transform: Any = part.transform
+    while hasattr(transform, "base_transform"):
+        transform = transform.base_transform
+    return all(step.domain.event_dim == 0 for step in getattr(transform, "parts", [transform]))
 
 
 def _correlations(

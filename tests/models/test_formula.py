@@ -424,3 +424,24 @@ def test_a_name_that_two_columns_have_is_refused(frame: Any) -> None:
 def test_times_are_no_response(frame: Any) -> None:
     with pytest.raises(BadInput, match=r"words or times \('19.*by a unit"):
         mixed("y ~ x", frame.assign(y=pandas.to_datetime(frame["y"], unit="s")))
+
+
+def test_ordered_grades_have_the_cutpoints_of_cumulative_logits() -> None:
+    """Without covariates the cutpoints are the logits of the cumulated shares; a shift has the score of its formula."""
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"x": rng.normal(size=400), "g": rng.integers(0, 20, 400)})
+    latent = 1.2 * frame.x + (0.7 * rng.normal(size=20))[frame.g] + rng.logistic(size=400)
+    frame["grade"] = np.digitize(latent, [-1.0, 0.5, 2.0])
+    model, data = mixed("grade ~ 1", frame, family="ordinal")
+    found = fit(model, data)
+    share = torch.tensor((frame.grade.value_counts(sort=False).sort_index() / 400).to_list())
+    torch.testing.assert_close(found.hyperparameters["cutpoints"], share.cumsum(0)[:-1].logit(), rtol=1e-4, atol=1e-5)
+    assert float(found.log_evidence) == pytest.approx(400.0 * float((share * share.log()).sum()), abs=1e-6)
+    model, data = mixed("grade ~ x + (1 | g)", frame, family="cumulative")
+    found = fit(model, data)
+    rows = found.table().rows
+    for label, truth in {"b[x]": 1.2, "cutpoints[0|1]": -1.0, "cutpoints[1|2]": 0.5, "cutpoints[2|3]": 2.0}.items():
+        row = rows[label]
+        assert row["5%"] - row["sd"] < truth < row["95%"] + row["sd"]
+        assert row["95%"] - row["5%"] == pytest.approx(3.29 * row["sd"], rel=1e-2)
+    assert found.predict(frame.head(3)).shape == (3, 4)

@@ -78,6 +78,7 @@ RESPONSES = {
     "gaussian": "y",
     "student": "y",
     "gamma": "t",
+    "ordinal": "kind",
     "beta": "share",
     "beta binomial": "prop(hits, tries)",
     "negative binomial 1": "k",

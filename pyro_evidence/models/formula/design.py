@@ -96,7 +96,7 @@ class FrameDesign:
 
     @property
     def _has_intercept(self) -> bool:
-        return self.kind != "order"
+        return self.kind not in ("order", "grades")
 
     def offset(self, frame: Frame | None = None) -> Tensor | None:
         """The sum of the terms with a coefficient of one, ``(N,)``, or None."""
@@ -142,7 +142,7 @@ class FrameDesign:
         if kind in ("times", "order"):
             return self._times(frame)
         text, _, level = self.formula.response.partition("[")
-        if kind in ("binary", "classes"):
+        if kind in ("binary", "classes", "grades"):
             return _classes(self._column(text, frame), level.strip("]'\" "), kind, self._column(text, self.frame))
         values = _float(self._column(text, frame))
         least = 1 if kind == "counts above zero" else 0

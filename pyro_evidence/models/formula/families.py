@@ -51,9 +51,10 @@ class GLMFamily:
         there are trials, and the family's parameters in their order; of times also what is known of them, by name:
         ``event``, ``entry``.
     :ivar text: the same as it stands in the program that is written for reading, ``{m}`` for the linear predictor.
-    :ivar parameters: the names of its positive parameters.
+    :ivar parameters: the names of its positive parameters, or :data:`CUTPOINTS`.
     :ivar response: what the response may be: ``real``, ``positive``, ``share`` (between 0 and 1), ``binary``,
-        ``counts``, ``trials``, ``classes``, ``times``, or the ``order`` of times alone, which knows no intercept.
+        ``counts``, ``trials``, ``classes``, ``times``, ordered ``grades`` or the ``order`` of times alone, both of
+        which know no intercept.
     :ivar links: by name; the first is the default.
     :ivar link: the name of the link that is taken.
     """
@@ -145,6 +146,10 @@ def _categorical(log_odds: Tensor) -> Any:
     return dist.Categorical(logits=log_odds)
 
 
+def _ordinal(log_odds: Tensor, cutpoints: Tensor) -> Any:
+    return dist.OrderedLogistic(log_odds, cutpoints)
+
+
 def _exponential(eta: Tensor) -> Any:
     return dist.Exponential((-eta).exp())
 
@@ -161,6 +166,7 @@ def _gompertz(eta: Tensor, growth: Tensor) -> Any:
     return Gompertz(eta.exp(), growth)
 
 
+CUTPOINTS = "cutpoints"  # between grades, in ascending order: the one parameter that is no positive number
 BETA = "{m}.sigmoid(), phi * (-{m}).sigmoid()"
 POISSON = _row(dist.Poisson, "dist.Poisson({m})", "", "counts", MEAN, "log")
 NEGATIVE_BINOMIAL, NEGATIVE_BINOMIAL_1 = (
@@ -189,6 +195,9 @@ FAMILIES: Mapping[str, GLMFamily] = MappingProxyType(
         "categorical": _row(
             _categorical, "dist.Categorical(logits={m})", "", "classes", {"softmax": (_itself, "eta")}, "softmax"
         ),
+        "ordinal": _row(
+            _ordinal, "dist.OrderedLogistic({m}, cutpoints)", CUTPOINTS, "grades", {"logit": (_itself, "eta")}, "logit"
+        ),
         "exponential": _times(_exponential, "dist.Exponential((-{m}).exp())", ""),
         "weibull": _times(_weibull, "dist.Weibull({m}.exp(), shape)", "shape"),
         "lognormal": _times(dist.LogNormal, "dist.LogNormal({m}, sigma)", "sigma"),
@@ -200,6 +209,7 @@ FAMILIES: Mapping[str, GLMFamily] = MappingProxyType(
 )
 OTHER_NAMES = {
     "normal": "gaussian",
+    "cumulative": "ordinal",
     "t": "student",
     "studentt": "student",
     "nbinom2": "negative binomial",

@@ -1,14 +1,17 @@
 """A mixed model from a formula and a frame: a Pyro program, built from values, and its arguments."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import Parameter, Signature
+from itertools import pairwise
 from typing import Any
+
+import torch
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.formula.design import Frame, FrameDesign, Response, columns_of, complete_rows
-from pyro_evidence.models.formula.families import GLMFamily, chosen_family
+from pyro_evidence.models.formula.families import CUTPOINTS, GLMFamily, chosen_family
 from pyro_evidence.models.formula.priors import (
     FLAT,
     WEAK,
@@ -98,8 +101,7 @@ class MixedModel:
         :param frame: a ``pandas.DataFrame`` with the columns of the right-hand side.
         :raises BadInput: for a missing value, a column that is not there, a level of a fixed effect that is new.
         """
-        formulas = [design.formula for design in self._designs]
-        right_hand_side = {w for f in formulas for w in f.words if w not in f.response or w in f.fixed}
+        right_hand_side = {w for design in self._designs for w in replace(design.formula, response="").words}
         wanted = [c for c in self._designs[0].frame.columns if c in right_hand_side]
         trials = self._designs[0].trials_in(frame)
         frame = columns_of(frame, wanted, wanted)
@@ -129,7 +131,8 @@ def mixed(
     :param frame: a ``pandas.DataFrame``; rows with a missing value are left out, and counted in ``model.dropped``.
     :param family: one of ``FAMILIES``, in any case, or R's name of it (``nbinom2``): gaussian, student, gamma, beta,
         bernoulli, binomial, beta binomial, poisson, negative binomial (1: its variance is ``mean (1 + phi)``),
-        truncated poisson, truncated negative binomial (counts from 1), categorical; of times until an event,
+        truncated poisson, truncated negative binomial (counts from 1), categorical, ordinal (cumulative logits, whose
+        cutpoints are maximised); of times until an event,
         ``surv(time, event)`` or ``surv(start, stop, event)``, exponential, weibull, lognormal, loglogistic (``eta`` is
         the log of a typical time), gompertz (the log of the hazard at 0), or cox, Cox's partial likelihood with Efron's
         treatment of ties, "cox breslow" with Breslow's (the log of a ratio of hazards, no intercept).
@@ -175,7 +178,7 @@ def _check_parameters(formulas: Mapping[str, Formula], name: str, family: GLMFam
     :raises BadInput: naming those that it has.
     """
     zeros = ZEROS if family.response == "counts" else ()
-    allowed = (*(p for p in family.parameters if p != "growth"), *zeros)
+    allowed = (*(p for p in family.parameters if p not in ("growth", CUTPOINTS)), *zeros)
     wrong = [n for n in formulas if n and n not in allowed]
     if wrong or set(ZEROS) <= set(formulas):
         several = ", not both of the last two" if zeros else ""
@@ -207,23 +210,29 @@ def _sketch(
         predictors[name] = [
             _predictor(name or f"eta{end}", f"b{of_name}{end}", end, columns[-1], design, stated) for end in own
         ]
-    hazard = "growth" in family.parameters
-    start = 1.0 / float(response.values.max()) if hazard else 1.0  # else the hazard overflows
     sketch = Sketch(
         f"{title}, {family.link} link{of_classes})".replace('"', "'").replace("\\", "/"),
         family,
         identifier(designs[""].formula.response.partition("[")[0], taken),
         tuple(columns),
         tuple(predictors[""]),
-        tuple(
-            predictors[n][0] if n in predictors else _quantity(n, (), "positive", (), stated, start)
-            for n in family.parameters
-        ),
+        tuple(predictors[n][0] if n in predictors else _parameter(n, response, stated) for n in family.parameters),
         next((predictors[name][0] for name in ZEROS if name in predictors), None),
         tuple(response.given),
     )
     check_names(stated, {n for n in sketch.names.keys() | {general(n) for n in sketch.names} if n[0] != "u"})
     return sketch
+
+
+def _parameter(name: str, response: Response, stated: Priors) -> Quantity:
+    """A parameter of the family that is the same for all rows."""
+    if name == CUTPOINTS:
+        counts = torch.bincount(response.values, minlength=len(response.classes)).double()
+        start = tuple(round(x, 3) for x in (counts.cumsum(0)[:-1] / counts.sum()).logit().tolist())
+        between = tuple(f"{low}|{high}" for low, high in pairwise(response.classes))
+        return Quantity(name, (len(between),), "ordered", between, None, start)
+    hazard = name == "growth"  # which overflows at late times
+    return _quantity(name, (), "positive", (), stated, 1.0 / float(response.values.max()) if hazard else 1.0)
 
 
 def _predictor(name: str, own: str, ending: str, columns: Columns, design: FrameDesign, stated: Priors) -> Predictor:
@@ -320,4 +329,7 @@ def _names(sketch: Sketch, designs: Sequence[FrameDesign]) -> tuple[dict[str, Se
             along = [] if effects.block.plain else [f"{effects.block.label}_effect"]
             dims |= {effects.sd.name: along} | ({effects.L.name: 2 * along} if effects.L else {})
             dims[f"u_{effects.label}"] = [effects.block.label, *along]
+    for parameter in sketch.parameters:
+        if isinstance(parameter, Quantity) and parameter.labels:
+            coords["threshold"], dims[parameter.name] = parameter.labels, ["threshold"]
     return coords, {name: found for name, found in dims.items() if found}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.formula.families import GLMFamily
+from pyro_evidence.models.formula.families import CUTPOINTS, GLMFamily
 
 WEAK = "weak"
 FLAT = "flat"
@@ -158,7 +158,7 @@ def weak_priors(X: Tensor, names: tuple[str, ...], family: GLMFamily, response: 
     found = {"sd": f"Exponential({1.0 / unit:.3g})", "L": "LKJ(1)"}
     if names:
         found["b"] = f"Normal({_list(locs)}, {_list(scales)})"
-    for name in family.parameters:
+    for name in (n for n in family.parameters if n != CUTPOINTS):  # maximised in any case
         rate = float(response.mean()) if hazard else 1.0 / unit if name == "sigma" else 0.1 if name == "df" else 1.0
         found[name] = f"Exponential({rate:.3g})"
     return found

@@ -31,7 +31,7 @@ from torch.distributions import constraints
 """
 TAKEN = frozenset(
     {"pyro", "dist", "torch", "constraints", "model", "len", "X", "b", "eta", "u", "scale", "sigma", "shape"}
-    | {"trials", "offset", "rows", "event", "entry", "growth", "phi", "df", *ZEROS}
+    | {"trials", "offset", "rows", "event", "entry", "growth", "phi", "df", "cutpoints", *ZEROS}
     | {"Censored", "CoxPartialLikelihood", "Gompertz", "LogLogistic", "ZeroTruncated"}
 )
 
@@ -41,9 +41,9 @@ class Quantity:
     """A param of the model, or a latent site where it has a prior.
 
     :ivar shape: of its value.
-    :ivar constraint: ``real``, ``positive`` or ``corr_cholesky``.
+    :ivar constraint: ``real``, ``positive``, ``corr_cholesky`` or ``ordered``.
     :ivar labels: what its elements are called.
-    :ivar start: where a positive param begins.
+    :ivar start: where a positive or ordered param begins.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Quantity:
     constraint: str
     labels: tuple[str, ...]
     prior: Prior | None
-    start: float = 1.0
+    start: float | tuple[float, ...] = 1.0
 
     def value(self, X: Tensor) -> Tensor:
         """Its value in this run; a param starts at zero, a positive one at ``start``, correlations at none."""
@@ -59,8 +59,12 @@ class Quantity:
             return pyro.sample(self.name, self.prior.distribution(X, self.shape))
         if self.constraint == "real":
             return pyro.param(self.name, X.new_zeros(self.shape))
+        if self.constraint == "ordered":
+            return pyro.param(self.name, X.new_tensor(self.start), constraint=dist.constraints.ordered_vector)
         if self.constraint == "positive":
-            return pyro.param(self.name, X.new_full(self.shape, self.start), constraint=constraints.positive)
+            return pyro.param(
+                self.name, X.new_ones(self.shape) * X.new_tensor(self.start), constraint=constraints.positive
+            )
         return pyro.param(self.name, torch.eye(self.shape[0]).to(X), constraint=constraints.corr_cholesky)
 
     def text(self) -> str:
@@ -71,6 +75,7 @@ class Quantity:
         start = {
             "real": f"X.new_zeros({size})",
             "positive": f"{ones}X.new_ones({size}), constraint=constraints.positive",
+            "ordered": f"X.new_tensor({self.start!r}), constraint=dist.constraints.ordered_vector",
             "corr_cholesky": f"torch.eye({size}).to(X), constraint=constraints.corr_cholesky",
         }[self.constraint]
         return f'{self.name} = pyro.param("{self.name}", {start})'
@@ -249,7 +254,7 @@ class Sketch:
             for effects in predictor.effects:
                 of_groups = [effects.sd] if effects.L is None else [effects.sd, effects.L]
                 found |= {q.name: q.labels for q in of_groups} | {f"u_{effects.label}": effects.sd.labels}
-        return found | {p.name: () for p in self.parameters if isinstance(p, Quantity)}
+        return found | {p.name: p.labels for p in self.parameters if isinstance(p, Quantity)}
 
     def run(self, given: Mapping[str, Any]) -> None:
         """The model on its arguments, by name; the response may be missing."""
