@@ -1,6 +1,6 @@
-"""glmmTMB's and lme4's own examples by formulas, one line each: log likelihoods and processor seconds beside theirs.
+"""glmmTMB's, lme4's and ordinal's own examples by formulas, one line each: log likelihoods and processor seconds beside theirs.
 
-    apt-get install r-cran-glmmtmb r-cran-lme4
+    apt-get install r-cran-glmmtmb r-cran-lme4 r-cran-ordinal
     OMP_NUM_THREADS=1 python benchmarks/formulas.py [case ...]
 
 The data come with R's packages: R writes them to a folder that is deleted afterwards, fits the same model, and says its
@@ -98,6 +98,13 @@ CASES = {
         "glmer(cbind(incidence, size - incidence) ~ period + (1 | herd), d, binomial)",
         "cbind(incidence, size - incidence) ~ C(period) + (1 | herd)",
         "binomial",
+    ),
+    "wine": Case(
+        "ordinal",
+        "wine",
+        "clmm(rating ~ temp + contact + (1 | judge), d)",
+        "rating ~ temp + contact + (1 | judge)",
+        "ordinal",
     ),
     "grouseticks": Case(
         "lme4",
