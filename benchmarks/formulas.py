@@ -1,4 +1,4 @@
-"""glmmTMB's, lme4's and ordinal's own examples by formulas, one line each: log likelihoods and processor seconds beside theirs.
+"""Examples of glmmTMB, lme4 and ordinal by formulas, one line each: log likelihoods and processor seconds of both.
 
     apt-get install r-cran-glmmtmb r-cran-lme4 r-cran-ordinal
     OMP_NUM_THREADS=1 python benchmarks/formulas.py [case ...]

@@ -143,7 +143,7 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
     """A mixture of probabilistic PCA: planes that the data lie near, and their dimensions.
 
     :param n_components: planes to begin with; where all are needed, splits are tried.
-    :param n_latents: the most dimensions of a plane.
+    :param n_latents: the most dimensions of a plane; None is two, or one for two columns.
     :param n_init: starts, run as one batch; None leaves that to the engine.
     :param random_state: seed of the starts; None: another each time.
 
@@ -155,7 +155,12 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
     """
 
     def __init__(
-        self, n_components: int = 5, n_latents: int = 2, *, n_init: int | None = None, random_state: int | None = None
+        self,
+        n_components: int = 5,
+        n_latents: int | None = None,
+        *,
+        n_init: int | None = None,
+        random_state: int | None = None,
     ) -> None:
         self.n_components = n_components
         self.n_latents = n_latents
@@ -165,11 +170,12 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
     def fit(self, X: Array, y: Array = None) -> "MPPCA":
         """Fit to rows ``X`` ``(N, D)``; ``y`` is not looked at."""
         X = self._checked(X, ensure_min_samples=2)
-        if X.shape[1] <= self.n_latents:
-            raise BadInput(
-                f"n_latents={self.n_latents} and X has {X.shape[1]} feature(s); expected fewer latents than columns."
-            )
-        self.posterior_ = self._engine().run(tensor(X))
+        latents = max(1, min(2, X.shape[1] - 1)) if self.n_latents is None else self.n_latents
+        if X.shape[1] <= latents:
+            raise BadInput(f"n_latents={latents}, X has {X.shape[1]} feature(s); expected fewer latents than columns.")
+        model = planes.mppca(self.n_components, latents, alpha=planes.PerColumn())
+        engine = EvidenceEM(model, start=Start(restarts=self.n_init, seed=self.random_state), stop=QUIET)
+        self.posterior_ = engine.run(tensor(X))
         return self
 
     @property
@@ -180,10 +186,6 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
         free = D + D * Q - Q * (Q - 1) / 2 + values["beta"][0].numel()  # rotations of the latents change nothing
         return values["mixing"], values["mu"], W @ W.mT + noise, free
 
-    def _engine(self) -> EvidenceEM:
-        model = planes.mppca(self.n_components, self.n_latents, alpha=planes.PerColumn())
-        return EvidenceEM(model, start=Start(restarts=self.n_init, seed=self.random_state), stop=QUIET)
-
     def transform(self, X: Array) -> Any:
         """For each plane its probability and, times that, the coordinates in it, shape ``(N, K (1 + Q))``."""
         found = self.posterior_.transform(self._new(X))
@@ -192,7 +194,8 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
 
     @property
     def _n_features_out(self) -> int:
-        return int(self.posterior_.active.shape[0]) * (1 + self.n_latents)
+        components, _, latents = self.posterior_.mode["W"].shape
+        return int(components) * (1 + int(latents))
 
     def reconstruct(self, X: Array) -> Any:
         """The rows as their coordinates have them, shape ``(N, D)``."""

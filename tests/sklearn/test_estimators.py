@@ -65,7 +65,7 @@ SLOW = {
     "PyroClassifier": (OfTwoClasses(classifier(Linear())), 61, OF_ITS_MODEL),
     "PyroRegressor": (estimators.PyroRegressor(KNOWN_NOISE), 58),
     "ClassConditionalMixture": (estimators.ClassConditionalMixture(2, random_state=0), 54),
-    "MPPCA": (estimators.MPPCA(2, 1, random_state=0), 46),
+    "MPPCA": (estimators.MPPCA(2, random_state=0), 46),
     "RVMClassifier": (estimators.RVMClassifier(), 60),
     "RVMRegressor": (estimators.RVMRegressor(), 58),
     "VRVMClassifier": (estimators.VRVMClassifier(), 55),
