@@ -1,7 +1,7 @@
 """To ArviZ, 0.x and 1.x, from the posteriors of this package and from Pyro's MCMC."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -21,7 +21,7 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import from_predictive, from_prior, pointwise_rows, rows_at_once
-from pyro_evidence.settings import seed_of
+from pyro_evidence.settings import seed_of, seeded
 from pyro_evidence.structure.names import Coords, Dims, names_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -38,6 +38,7 @@ class GroupedDraws:
     :ivar joint: the density at fixed hyperparameters.
     :ivar theta: those hyperparameters, unconstrained.
     :ivar draws: constrained draws, each ``(C, T) + site shape``.
+    :ivar estimated: the same of hyperparameters that were maximised, around the maximum.
     :ivar stats: sampler statistics, each ``(C, T)``.
     """
 
@@ -45,6 +46,7 @@ class GroupedDraws:
     theta: Tensor
     draws: dict[str, Tensor]
     stats: dict[str, Tensor]
+    estimated: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -110,7 +112,9 @@ def to_datatree(
 def arviz_groups(fit: Fit, *args: Any, num_samples: int = NUM_DRAWS, seed: int | None = 0, **kwargs: Any) -> Groups:
     """The groups of ArviZ's schema as plain arrays, ``(chain, draw) + shape`` where there are draws.
 
-    ``posterior``; ``posterior_predictive`` and ``prior_predictive`` (new data, one set for each draw);
+    ``posterior``, with maximised hyperparameters drawn around their maximum where their standard deviations are known
+    (the sampling distribution of an estimate, apart from the sites' draws); ``posterior_predictive`` and
+    ``prior_predictive`` (new data, one set for each draw);
     ``prior``; ``log_likelihood`` (nats, one number for each datum, discrete sites summed out, ``to_event``
     dims of an observed site counted as data); ``sample_stats`` (``lp``, the log joint density in
     unconstrained space, nats; for MCMC also ``diverging``); ``observed_data``.  A group that the model does
@@ -142,14 +146,30 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
     chains = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
     if isinstance(fit, CorrectedPosterior):
         return GroupedDraws(fit.joint, fit.theta, chains, {})
-    return GroupedDraws(fit.state.problem.joint, fit.state.theta, chains, {})
+    estimated = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in _estimated(fit, num_samples, seed).items()}
+    return GroupedDraws(fit.state.problem.joint, fit.state.theta, chains, {}, estimated)
+
+
+def _estimated(fit: LaplacePosterior, num: int, seed: int) -> dict[str, Tensor]:
+    """Draws of maximised hyperparameters, normal in the coordinates of the search; of those with standard deviations.
+
+    They are the sampling distribution of a maximum-likelihood estimate, and do not belong to the draws of the sites.
+    """
+    if (spread := fit._spread) is None:
+        return {}
+    theta, known = fit.state.theta.double().repeat(num, 1), spread.unconstrained.diagonal().isfinite()
+    index = known.nonzero().flatten()
+    tril = torch.linalg.cholesky(spread.unconstrained[index.unsqueeze(-1), index])
+    theta[:, index] += torch.randn(num, len(index), generator=seeded(seed), dtype=tril.dtype).to(tril) @ tril.mT
+    values = fit.state.problem.joint.hypers.constrained(theta)
+    return {n: v.detach() for n, v in values.items() if bool(spread.sd[n].isfinite().all())}
 
 
 def _named(chains: GroupedDraws, coords: Coords | None, dims: Dims | None) -> dict[str, Any]:
     """Names of dimensions, those of the sites that are shown."""
     names = names_of(chains.joint, coords, dims)
-    latents, once = chains.joint.latents.names, {n: d for n, d in names.dims.items() if len(set(d)) == len(d)}
-    shown = {n: list(along) for n, along in once.items() if n in latents}
+    drawn, once = {*chains.draws, *chains.estimated}, {n: d for n, d in names.dims.items() if len(set(d)) == len(d)}
+    shown = {n: list(along) for n, along in once.items() if n in drawn}
     used = {d for along in shown.values() for d in along}
     return {"dims": shown, "coords": {d: list(names.coords[d]) for d in used}}
 
@@ -176,7 +196,7 @@ def _groups(chains: GroupedDraws, num_samples: int, seed: int) -> Groups:
         parts = u.split(min(ROWS, rows_at_once(joint)))
         log_joint = torch.cat([joint.log_joint(part, theta) for part in parts])
     groups = {
-        "posterior": {n: _array(chains.draws[n]) for n in sites},
+        "posterior": {n: _array(v) for n, v in ({n: chains.draws[n] for n in sites} | chains.estimated).items()},
         "posterior_predictive": chains.grouped(_or_nothing(partial(from_predictive, joint, theta, u, seed))),
         "log_likelihood": chains.grouped(_or_nothing(partial(pointwise_rows, joint, u, theta))),
         "sample_stats": {n: _array(v) for n, v in chains.stats.items()} | chains.grouped({"lp": log_joint}),

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Stop, to_inference_data
+from pyro_evidence.compare.to_arviz import arviz_groups
 
 pytest.importorskip("formulae")
 import pandas
@@ -120,3 +121,22 @@ def test_a_picture_has_a_figure_of_its_own(slopes: LaplacePosterior) -> None:
     assert first.figure is not second.figure
     assert slopes.plot(first) is first
     plt.close("all")
+
+
+def test_fixed_effects_are_in_the_groups_for_arviz(slopes: LaplacePosterior) -> None:
+    """Four chains of draws around the maximum, with the standard deviations of the table."""
+    drawn = arviz_groups(slopes, num_samples=4000)["posterior"]
+    assert set(drawn) == {"u_Subject", "L_Subject", "b", "sd_Subject", "sigma"}
+    assert drawn["b"].shape == (4, 1000, 2)
+    moments, spread = drawn["b"].reshape(4000, -1), slopes.hyperparameter_covariance().sd["b"].numpy()
+    assert (abs(moments.mean(0) - slopes.hyperparameters["b"].numpy()) < 4.0 * spread / 4000**0.5).all()
+    assert moments.std(0) == pytest.approx(spread, rel=0.05)
+    assert (drawn["sd_Subject"] > 0.0).all()
+
+
+def test_arviz_has_the_names_of_a_formula(slopes: LaplacePosterior) -> None:
+    arviz = pytest.importorskip("arviz")
+    if not hasattr(arviz, "InferenceData"):
+        pytest.skip("ArviZ 1.x")
+    found = to_inference_data(slopes, num_samples=400)
+    assert list(arviz.summary(found, var_names=["b"]).index) == ["b[Intercept]", "b[Days]"]
