@@ -44,10 +44,12 @@ WEIGHTED = 8_000  # draws: the log evidence is then known to .01 nats where they
 PRECISE, MORE = 0.005, 8.0  # nats, the standard error for which more are drawn in the end, up to so many times as many
 HEAVY = 0.2  # of the draws at each mode, from a t distribution: densities fall as slowly as Cauchy's, or exponentially
 DEGREES = 2.0  # of freedom of these: the square of such a draw's length is a normal one's over an exponential number
+FOR_MOMENTS = 3  # times as many draws as in a turn, of which each set of unused elements has its share
 TURNS = 2  # of adaptation: the second sees what the first has left in the tails
 NEARLY_ALL = 0.9  # of the draws that weights leave: a tail that looks heavy then holds next to nothing
 LEAST_SHARE = 0.01  # of the draws of the highest mode, for each
 TRIED = 64  # draws at which elements are exchanged, by which their numbers' standard deviations are known to a tenth
+NO_PRIOR_DRAWS = (ArithmeticError, RuntimeError, NotImplementedError, ValueError, Warning)  # improper, or not in rows
 SAME = 1e-8  # of the log density, the rounding of sums over data
 
 
@@ -222,11 +224,9 @@ def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
     Those alone that lie higher than the Gaussian at the mode has them: the others are on its slopes.
     Of a prior that is improper, or cannot be drawn from in rows, they are uniform on (-2, 2), as NUTS starts.
     """
-    joint = state.problem.joint
     try:
-        values = latents_from_prior(joint, state.theta, num, seed, apart=False)
-        rows = torch.cat([p.transform.inv(values[p.name]).reshape(num, -1) for p in joint.latents], -1).to(state.u)
-    except (ArithmeticError, RuntimeError, NotImplementedError, ValueError, Warning):
+        rows = _from_prior(state, num, seed, apart=False)
+    except NO_PRIOR_DRAWS:
         uniform = torch.rand(num, len(state.u), generator=seeded(seed), dtype=torch.float64)
         rows = (4.0 * uniform - 2.0).to(state.u)
     height = density_of(state).log_joint(rows)
@@ -244,6 +244,13 @@ def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
         if len(chosen) == CLIMBS:
             break
     return rows[chosen]
+
+
+def _from_prior(state: LaplaceState, num: int, seed: int, *, apart: bool) -> Tensor:
+    """Unconstrained draws from the prior, ``(num, D)``; ``apart`` and errors are those of the constrained ones."""
+    joint = state.problem.joint
+    values = latents_from_prior(joint, state.theta, num, seed, apart=apart)
+    return torch.cat([p.transform.inv(values[p.name]).reshape(num, -1) for p in joint.latents], -1).to(state.u)
 
 
 def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange | None") -> list[LaplaceState]:
@@ -383,6 +390,18 @@ class Exchange:
         parts = [values[n].movedim(axis + 1, 1).reshape(len(u), self.size, -1) for n, axis in self.axes.items()]
         return torch.cat(parts, -1)
 
+    @property
+    def coordinates(self) -> Tensor:
+        """Unconstrained coordinates of each element, of sites with one for each number, ``(size, numbers)``."""
+        latents = self.joint.latents
+        places = {p.name: torch.arange(latents.size)[latents.slices[p.name]] for p in latents}
+        parts = [
+            places[p.name].reshape(p.shape).movedim(self.axes[p.name], 0).reshape(self.size, -1)
+            for p in latents
+            if p.name in self.axes and p.unconstrained_shape == p.shape  # not of a simplex
+        ]
+        return torch.cat([torch.zeros(self.size, 0, dtype=torch.long), *parts], -1)
+
     def is_ordered(self, u: Tensor) -> Tensor:
         """Which rows ``(S, D)`` are in order, bool ``(S,)``."""
         return (self.elements(u)[..., self.key].diff(dim=1) >= 0).all(1)
@@ -485,6 +504,57 @@ def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0) -> NormalMixture
     return NormalMixture(mixing, loc.repeat(2, 1), precisions * 2, active, kinds)
 
 
+def _with_unused(first: NormalMixture, modes: Sequence[LaplaceState], exchange: Exchange, num: int) -> NormalMixture:
+    """A mixture with half of the draws, beside t distributions where some elements are as under their prior.
+
+    No datum may be of such an element, as of a component with a small share, and it is then far from all modes.  The
+    others are as under the normal at a mode.  Moments are of such draws, for each set of places that those elements
+    take in the order; shares go with estimates of the integral.  The mixture alone where all of these are low.
+
+    :param num: of draws for the moments.
+    """
+    density, generator, size = density_of(modes[0]), seeded(0), exchange.size
+    try:
+        prior = _from_prior(modes[0], TRIED, seed=0, apart=True)[:, exchange.coordinates].flatten(0, 1)
+    except NO_PRIOR_DRAWS:
+        return first
+    white = torch.randn(num, len(density.active), generator=generator, dtype=torch.float64).to(prior)
+    u = torch.cat(
+        [m.u + m.precision.unwhiten(part) for m, part in zip(modes, white.tensor_split(len(modes)), strict=True)]
+    )
+    ranks = torch.rand(num, size, generator=generator).argsort(1)
+    unused = ranks < torch.randint(1, size, (num, 1), generator=generator)
+    row, element = unused.nonzero(as_tuple=True)
+    u[row.unsqueeze(-1), exchange.coordinates[element]] = prior[torch.arange(len(row)) % len(prior)]
+    order = exchange.elements(u)[..., exchange.key].argsort(1)
+    places, x = unused.gather(1, order.cpu()), exchange.in_order(u)[:, density.active]
+    log_joint = density.log_joint(x)
+    least = max(float(mode.log_evidence) for mode in modes) + math.log(LEAST_SHARE)
+    found: list[NormalMixture] = []
+    sets, counts = places.unique(dim=0, return_counts=True)
+    for some in sets[counts > 2 * density.size]:  # enough for a covariance
+        own = (places == some).all(1).to(x.device)
+        own = own & (log_joint > log_joint[own].max() - FAINT)
+        moments = _moments(x, own.to(x), first.active)
+        if moments is not None:
+            one = NormalMixture(x.new_zeros(1), moments[0].unsqueeze(0), (moments[1],), first.active, (True,))
+            height = importance.log_mean(log_joint[own] - one.log_prob(x[own]))
+            found += [replace(one, log_mixing=height.unsqueeze(0))] if float(height) > least else []
+    return _half_beside(first, found) if found else first
+
+
+def _half_beside(first: NormalMixture, others: Sequence[NormalMixture]) -> NormalMixture:
+    """One mixture with half of the draws, beside others, in proportion to what theirs sum to."""
+    log_mixing = torch.cat([one.log_mixing for one in others]).log_softmax(0)
+    return NormalMixture(
+        torch.cat([first.log_mixing, log_mixing]) - math.log(2.0),
+        torch.cat([first.loc, *(one.loc for one in others)]),
+        (*first.precisions, *(p for one in others for p in one.precisions)),
+        first.active,
+        (*first.heavy, *(heavy for one in others for heavy in one.heavy)),
+    )
+
+
 def integral_over(
     modes: Sequence[LaplaceState],
     seed: int | None,
@@ -492,9 +562,11 @@ def integral_over(
     density: ActiveDensity | None = None,
     exchange: Exchange | None = None,
     price: float = PRICE,
+    unused: bool = False,
 ) -> ModeIntegral:
     """Importance sampling from a normal and a t distribution at each mode; weights Pareto-smoothed.
 
+    Where elements can be exchanged, and that is not precise, from t distributions where some are as under their prior.
     Adapted twice: normals of the weighted draws' shares, means and covariances stand beside the first ones, after
     Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15.
 
@@ -502,11 +574,16 @@ def integral_over(
     :param price: bytes that these draws may cost where ``num`` is None.
     :param density: at whose draws; None: that of which the modes are.
     :param exchange: elements of which one order is integrated, and all are counted.
+    :param unused: whether elements that are as under their prior are drawn from the beginning.
     :raises BadInput: when the density is zero at all draws.
     """
+    given = num
     density, generator = density_of(modes[0]) if density is None else density, seeded(seed)
     most, num = (1.0, num) if num else (MORE, within(price / (TURNS + MORE), density.joint, WEIGHTED))
-    first = mixture = proposal(modes, HEAVY)
+    at_modes = proposal(modes, HEAVY)
+    first = mixture = (
+        at_modes if exchange is None or not unused else _with_unused(at_modes, modes, exchange, FOR_MOMENTS * num)
+    )
     for left in range(TURNS, -1, -1):
         white = torch.randn(num, density.size + 1, generator=generator, dtype=torch.float64).to(density.centre)
         x = mixture.unwhiten(white)
@@ -518,9 +595,12 @@ def integral_over(
         if left == 1:
             error = float(importance.standard_error(found.log_weights))
             num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
-    by_mode = first.by_component(x).reshape(2, len(modes), num).logsumexp(0)
+    by_mode = at_modes.by_component(x).reshape(2, len(modes), num).logsumexp(0)
     log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
-    return ModeIntegral(log_joint, found, log_shares, density.embedded(x), exchange)
+    integral = ModeIntegral(log_joint, found, log_shares, density.embedded(x), exchange)
+    if exchange is None or unused or (integral.is_trusted and integral.error <= PRECISE):
+        return integral
+    return integral_over(modes, seed, given, density, exchange, price, unused=True)
 
 
 def within(price: float, joint: LogJoint, most: int) -> int:
@@ -554,22 +634,22 @@ def _adapted(first: NormalMixture, x: Tensor, weights: Tensor) -> NormalMixture:
     """
     weights = weights.reshape(-1, len(first.loc), len(x)).sum(0)
     weights = weights / weights.sum()
-    share = weights.sum(-1)
-    precisions, locs = [], []
-    for own, loc, precision in zip(weights, first.loc, first.precisions, strict=True):
-        own = own / own.sum().clamp(min=torch.finfo(own.dtype).tiny)  # all zero where no row of its was drawn
-        mean = own @ x
-        away = x - mean
-        tril, info = torch.linalg.cholesky_ex(away.mT @ (own.unsqueeze(-1) * away))
-        enough = int(info) == 0 and float(1.0 / own.square().sum()) > 2.0 * x.shape[-1]
-        locs.append(mean if enough else loc)
-        precisions.append(_of_covariance(tril, first.active) if enough else precision)
-    share = share.clamp(min=LEAST_SHARE / len(share))  # none without draws
-    log_mixing = torch.cat([first.log_mixing, (share / share.sum()).log()]) - math.log(2.0)
-    heavy = (*first.heavy, *(False for _ in locs))
-    return NormalMixture(
-        log_mixing, torch.cat([first.loc, torch.stack(locs)]), (*first.precisions, *precisions), first.active, heavy
-    )
+    share = weights.sum(-1).clamp(min=LEAST_SHARE / len(weights))  # none without draws
+    moments = [_moments(x, own, first.active) for own in weights]
+    locs = [loc if own is None else own[0] for own, loc in zip(moments, first.loc, strict=True)]
+    precisions = [p if own is None else own[1] for own, p in zip(moments, first.precisions, strict=True)]
+    normals = NormalMixture(share.log(), torch.stack(locs), tuple(precisions), first.active, (False,) * len(locs))
+    return _half_beside(first, [normals])
+
+
+def _moments(x: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Dense] | None:
+    """Mean and precision of rows ``(S, d)`` by weights ``(S,)``; None where they are too few for a covariance."""
+    own = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)  # all zero where no row has any
+    mean = own @ x
+    away = x - mean
+    tril, info = torch.linalg.cholesky_ex(away.mT @ (own.unsqueeze(-1) * away))
+    enough = int(info) == 0 and float(1.0 / own.square().sum()) > 2.0 * x.shape[-1]
+    return (mean, _of_covariance(tril, active)) if enough else None
 
 
 def _of_covariance(tril: Tensor, active: Tensor) -> Dense:

@@ -283,11 +283,12 @@ def of_modes(
 
     :param posterior: what is known of the fit that found the first.
     :param exchange: elements that can be exchanged at the first.
-    :param rounds: of climbs from the heaviest draws, as long as weights cannot be trusted and there are other modes.
+    :param rounds: of climbs from the heaviest draws, as long as there are other modes, and either weights cannot be
+        trusted or elements can be exchanged: draws where some are unused hide by good weights that a mode is missing.
     """
     price = tour.PRICE if len(states) > 1 or exchange is not None else 2.0 * tour.LITTLE
     integral = tour.integral_over(states, SEED, exchange=exchange, price=price)
-    if rounds and not integral.is_trusted:
+    if rounds and (exchange is not None or not integral.is_trusted):
         more = tour.in_ranks(tour.climbed(states, integral.heaviest, exchange))
         if len(states) < len(more) <= tour.MOST_MODES:
             return of_modes(more, posterior, tour.exchange_of(more[0]), rounds - 1)

@@ -164,6 +164,18 @@ def test_all_labellings_of_components_are_counted(num: int, data: int) -> None:
         assert posterior.relative_ess > 0.5
 
 
+@pytest.mark.parametrize(("num", "data"), [(4, [-7.0, -6.0, 7.0]), (6, [-4.0, 4.0])])
+def test_components_without_data_are_integrated_over_their_prior(num: int, data: list[float]) -> None:
+    """Of more components than data some are as under their prior, far from all modes."""
+    t = torch.tensor(data)
+    posterior = fitted(means_of(num), t)
+    assert isinstance(posterior, ImportancePosterior)
+    assert posterior.integral.is_trusted
+    assert posterior.integral.error < 0.02
+    truth = log_sum_over_partitions(t, num)
+    assert float(posterior.log_evidence) == pytest.approx(truth, abs=0.01 + 2.0 * posterior.integral.error)
+
+
 def test_one_mode_alone_when_no_tour_is_asked_for() -> None:
     assert type(fitted(hills, ZERO, start=Start(tour=0, restarts=1))) is LaplacePosterior
 
