@@ -22,8 +22,9 @@ from pyro_evidence.structure.factor_cells import FactorFamily, cells, coordinate
 MANY = 500  # operations of one run
 SITES = 25  # with fewer terms, of any kind, there is no loop around them
 GAIN = 2  # operations that become one, on average
-MOST = 8  # sums that terms may see
-NOTED = 64  # sums that may be met on the way
+MOST = 64  # sums that terms may see: the border that they are is as many dense columns
+NOTED = 256  # sums that may be met on the way
+MANY_IN_A_SUM = 16  # coordinates beyond which a sum counts as one: a factor of four values has 64 else, too many pairs
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class FollowSums(Follow):
             if not few:
                 raise
             return self._met(result)
-        return self._met(result) if few and sum(g.shape[-1] for g in found) > NARROW else found
+        return self._met(result) if few and sum(g.shape[-1] for g in found) > MANY_IN_A_SUM else found
 
     def _met(self, result: Tensor) -> Groups:
         number = self.num + torch.arange(result.numel(), device=result.device).reshape(result.shape)
@@ -224,7 +225,7 @@ def through_sums(
         leaf = terms.appended(u).detach().requires_grad_()
         own, z = leaf.split([len(u), len(terms.B)])
         found = made(own, theta, z.new_zeros(NOTED).index_put((terms.used,), z))
-    return seen[0], Forward(found[: len(found) - len(stand_ins.results)], leaf)
+    return seen[0], Forward(found[: len(found) - sum(x.numel() for x in stand_ins.results)], leaf)
 
 
 def _straight(found: Met, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.errors import TooLarge
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, is_certified, laplace_problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
-from pyro_evidence.models.gmrf import BYM2, ICAR, RandomWalk, lattice
+from pyro_evidence.models.gmrf import AR1, BYM2, ICAR, Kronecker, RandomWalk, lattice
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
@@ -79,7 +79,14 @@ def halves(y: Tensor) -> None:
     counts(y, 0.3 + torch.cat([first - level, second]))
 
 
-MODELS = (softly_zero, observed_zero, centred, sum_in_the_likelihood, field, halves)
+def many_given_sums(y: Tensor) -> None:
+    """A field over 10 times and 22 regions, which sums to zero at each time."""
+    over_time = AR1(positive("s"), torch.tensor(0.5), 10)
+    x = pyro.sample("x", Kronecker(over_time, ICAR(lattice(2, 11), torch.ones(()))))
+    counts(y, pyro.sample("mean", dist.Normal(0.0, 2.0)) + x.flatten()[: len(y)])
+
+
+MODELS = (softly_zero, observed_zero, centred, sum_in_the_likelihood, field, halves, many_given_sums)
 
 
 def data(num: int = NUM) -> Tensor:

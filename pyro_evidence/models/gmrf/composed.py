@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.gmrf.constrained import Structure
+from pyro_evidence.models.gmrf.constrained import Structure, most_independent
 from pyro_evidence.models.gmrf.field import GaussianField
 
 
@@ -111,7 +111,7 @@ class GMRF(GaussianField):
         shape = torch.Size(broadcast_shape(diagonal.shape[:-1], off_diagonal.shape[:-1]))
         self.diagonal, self.off_diagonal = diagonal.expand(*shape, size), off_diagonal.expand(*shape, len(edges))
         fixed, given = _constraint(constraint, size, diagonal)
-        anchors = _most_independent(fixed) if intrinsic else edges.new_zeros(0)
+        anchors = most_independent(fixed) if intrinsic else edges.new_zeros(0)
         node = torch.arange(size, device=edges.device).unsqueeze(-1).expand(-1, 2)
         rows = torch.zeros_like(self.diagonal)
         for column in edges.unbind(-1):
@@ -147,13 +147,3 @@ def _constraint(constraint: tuple[Tensor, Tensor] | None, size: int, like: Tenso
         raise BadInput("rows of the constraint follow from one another; expected independent ones: leave some out.")
     given = torch.linalg.solve_triangular(R.mT, e.unsqueeze(-1), upper=False).squeeze(-1)
     return U, given if bool(given.any()) else None
-
-
-def _most_independent(fixed: Tensor) -> Tensor:
-    """As many coordinates as there are directions, chosen one by one so that the directions differ most there."""
-    left, chosen = fixed.clone(), []
-    for _ in range(fixed.shape[-1]):
-        chosen.append(int(left.norm(dim=-1).argmax()))
-        direction = left[chosen[-1]] / left[chosen[-1]].norm()
-        left = left - (left @ direction).unsqueeze(-1) * direction
-    return torch.tensor(chosen, dtype=torch.long, device=fixed.device)

@@ -15,7 +15,7 @@ from torch.distributions.transforms import Transform
 from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.gmrf.constrained import Structure, least_square, log_det, squares
+from pyro_evidence.models.gmrf.constrained import Structure, least_square, log_det, most_independent, squares
 
 
 class OnSubspace(constraints.Constraint):
@@ -59,27 +59,30 @@ class Isometry(Transform):
     def __init__(self, codomain: OnSubspace) -> None:
         super().__init__()
         self.codomain, self._shape = codomain, codomain.shape
-        packed, self._tau = torch.geqrf(codomain.directions)
-        count = self._tau.shape[-1]
+        first = most_independent(codomain.directions)  # so that sums of different values stay apart
+        rest = torch.ones(len(codomain.directions), dtype=torch.bool, device=first.device)
+        self._order = torch.cat([first, rest.index_fill(0, first, False).nonzero().flatten()])
+        packed, tau = torch.geqrf(codomain.directions[self._order])
+        self._count = tau.shape[-1]
         self._first = packed.diagonal() * codomain.given  # coordinates that the constraint fixes: R is diag(+-1)
-        self._vectors = packed.tril(-1) + torch.eye(*packed.shape, dtype=packed.dtype, device=packed.device)[:, :count]
+        eye = torch.eye(*packed.shape, dtype=packed.dtype, device=packed.device)
+        self._V = packed.tril(-1) + eye
+        between = eye[: self._count] + tau.unsqueeze(-1) * (self._V.mT @ self._V).triu(1)
+        self._T = torch.linalg.solve_triangular(between, tau.diag(), upper=True)
 
-    def _reflected(self, x: Tensor, order: list[int]) -> Tensor:
-        for column in order:
-            v = self._vectors[:, column].to(x)
-            x = x - self._tau[column].to(x) * (x @ v).unsqueeze(-1) * v
-        return x
+    def _reflected(self, x: Tensor, T: Tensor) -> Tensor:
+        """``x - V T V' x``: all reflections, one after the other; Golub and Van Loan (2013), section 5.1.7."""
+        V, column = self._V.to(x), x.unsqueeze(-1)  # constants stand on the left: where they are zero, nothing is seen
+        return (column - V @ (T.to(x) @ (V.mT @ column))).squeeze(-1)
 
     def _call(self, x: Tensor) -> Tensor:
-        count = self._vectors.shape[-1]
-        padded = torch.cat([self._first.to(x).expand(*x.shape[:-1], count), x], -1)
-        value = self._reflected(padded, list(range(count))[::-1])
+        padded = torch.cat([self._first.to(x).expand(*x.shape[:-1], self._count), x], -1)
+        value = self._reflected(padded, self._T)[..., self._order.argsort()]
         return value.reshape(*x.shape[:-1], *self._shape)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        count = self._vectors.shape[-1]
         flat = y.reshape(*y.shape[: y.dim() - len(self._shape)], -1)
-        return self._reflected(flat, list(range(count)))[..., count:]
+        return self._reflected(flat[..., self._order], self._T.mT)[..., self._count :]
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         """Zero: lengths are kept."""
@@ -92,7 +95,7 @@ class Isometry(Transform):
     def inverse_shape(self, shape: Any) -> torch.Size:
         """Shape of coordinates."""
         batch = shape[: len(shape) - len(self._shape)]
-        return torch.Size([*batch, self._shape.numel() - self._vectors.shape[-1]])
+        return torch.Size([*batch, self._shape.numel() - self._count])
 
 
 for _registry in (biject_to, transform_to):
