@@ -18,6 +18,7 @@ UNSURE = 0.5  # log units: a standard deviation above which a hyperparameter may
 BEYOND = (2.0, 5.0)  # log units that are tried further out
 LEVEL = 0.05  # nats: by less does the log evidence fall towards such an end
 PROFILE_STEPS = 12  # of the other hyperparameters, by the metric of the maximum
+ROUNDING = 1e-3  # part by which moves of two elements of a simplex differ that are the same
 MOST_DOUBLINGS = 12  # of a step in search of the other end of an interval
 
 
@@ -127,20 +128,27 @@ def _edges(state: LaplaceState, ends: Tensor, measure: Tensor, curvature: Tensor
         free = ((measure > 0) & (torch.arange(len(measure), device=measure.device) != t)).nonzero().flatten()
         profile = ProfileState(t, free, curvature[free.unsqueeze(-1), free])
         name = next(n for n, s in hypers.slices.items() if s.start <= t < s.stop)
-        sign, index = float(ends[t]), t - hypers.slices[name].start
-        here, limit = (_value(state, t, name, index, coordinate) for coordinate in (float(state.theta[t]), sign * 1e3))
-        other = _value(state, t, name, index, profile.crossing(state, -sign))
-        low, high = sorted((limit, other))
-        found.append(Edge(name, index, here, limit, (low, high)))
+        coordinates = float(state.theta[t]), 1e3 * float(ends[t]), profile.crossing(state, -float(ends[t]))
+        here, limit, other = (_values(state, t, name, coordinate) for coordinate in coordinates)
+        index = moved(limit, other)
+        low, high = sorted((limit[index], other[index]))
+        found.append(Edge(name, index, here[index], limit[index], (low, high)))
     return tuple(found)
 
 
-def _value(state: LaplaceState, t: int, name: str, index: int, coordinate: float) -> float:
-    """A constrained element with one unconstrained coordinate elsewhere."""
+def _values(state: LaplaceState, t: int, name: str, coordinate: float) -> list[float]:
+    """A hyperparameter's elements with one unconstrained coordinate elsewhere."""
     theta = state.theta.clone()
     theta[t] = coordinate
-    value = state.problem.joint.hypers.constrained(theta)[name].reshape(-1)
-    return float(value[min(index, len(value) - 1)])
+    values: list[float] = state.problem.joint.hypers.constrained(theta)[name].reshape(-1).tolist()
+    return values
+
+
+def moved(limit: list[float], other: list[float]) -> int:
+    """The element that one unconstrained coordinate moves, of a simplex the probability that ends at 0."""
+    moves = [abs(a - b) for a, b in zip(limit, other, strict=True)]
+    alike = [i for i, move in enumerate(moves) if move >= (1.0 - ROUNDING) * max(moves)]
+    return min(alike, key=lambda i: abs(limit[i]))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.distributions import constraints
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
-from pyro_evidence.laplace.uncertainty import hyperparameter_covariance
+from pyro_evidence.laplace.uncertainty import hyperparameter_covariance, moved
 from pyro_evidence.program import LogJoint
 from tests.laplace.test_hyperparameters import GROUP, covariance, data, log_evidence, mixed
 from tests.models_for_tests.engine_models import positive
@@ -93,6 +93,30 @@ def test_a_scale_at_zero_has_an_interval_and_is_named(capsys: pytest.CaptureFixt
     found.summary()
     said = capsys.readouterr().out
     assert "tau[0] = 0.00" in said and "is at an end of its range, 0" in said and "Integrate it" in said
+
+
+def test_a_probability_of_zero_has_the_interval_of_its_likelihood_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    """None of the six in ten draws that the first class leaves: ``6 log(1 - p / .6)`` falls by 1.92.
+
+    A simplex has fewer coordinates than elements, and one coordinate that of either of the last two classes.
+    """
+
+    def model(counts: Tensor) -> None:
+        rows = pyro.param("rows", torch.full((2, 3), 1.0 / 3.0), constraint=constraints.simplex)
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=torch.tensor(0.3))
+        with pyro.plate("r", 2):
+            pyro.sample("n", dist.Multinomial(probs=rows, validate_args=False), obs=counts)
+
+    for second, index in (([4.0, 0.0, 6.0], 4), ([4.0, 6.0, 0.0], 5)):
+        found = fit(model, torch.tensor([[5.0, 7.0, 3.0], second]))
+        (edge,) = found.hyperparameter_covariance().edges
+        assert (edge.name, edge.index, edge.end) == ("rows", index, pytest.approx(0.0, abs=1e-6))
+        assert edge.value < 0.05
+        assert edge.interval == (edge.end, pytest.approx(0.6 - 0.6 * math.exp(-1.9207 / 6.0), rel=0.01))
+        found.summary()
+        assert f"rows[{index}] = " in capsys.readouterr().out
+    assert moved([1.0, 0.0], [0.7, 0.3 - 1e-9]) == 1
 
 
 def test_the_summary_gives_standard_deviations(capsys: pytest.CaptureFixture[str]) -> None:
