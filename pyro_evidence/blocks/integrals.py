@@ -87,18 +87,15 @@ def _louis_of_terms(terms: Terms, nodes: Nodes, shared: Tensor, path: Path) -> I
     each = torch.cat([log_terms.logsumexp(0), total[0, -1:]])
     share = log_terms.softmax(0)
     every = torch.cat([share, _first_of(share)], 1)  # what belongs to no block is the same at all nodes
-    found = term_derivatives(terms, rows, shared, every)
-    slopes = found.of_shared.index_add(1, p.block, found.of_blocks.unsqueeze(-1) * C)
+    found = term_derivatives(terms, rows, shared, every, C)
     if shared.requires_grad:  # it is differentiated several times, and this graph is there already
         slope = pullback(each.sum(), shared, create_graph=True)
     else:
-        slope = torch.einsum("qg,qgp->p", every, slopes)
+        slope = found.mean.sum(0)
     within = sum((found.within[:, k : k + 1] * C[mate] for k, mate in enumerate(p.mates)), 0.0 * C)
     across = found.beside + 0.5 * within
-    second = found.shared + C.mT @ across + across.mT @ C
-    slopes, share = slopes[:, :-1], share.unsqueeze(-1)
-    away = (slopes - (share * slopes).sum(0)).flatten(0, 1)
-    return Integrals(each, slope, -second - (share.flatten(0, 1) * away).mT @ away)
+    second, mean = found.shared + C.mT @ across + across.mT @ C, found.mean[:-1]
+    return Integrals(each, slope, -second - (found.square - mean.mT @ mean))
 
 
 def _first_of(share: Tensor) -> Tensor:

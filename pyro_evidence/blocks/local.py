@@ -164,7 +164,8 @@ def beside(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph
         own = own if create_graph and own.requires_grad else own.detach().requires_grad_()
         if isinstance(terms, Terms) and by_terms(terms.density):
             p, rows = terms.density.partition, own.unsqueeze(0)
-            found = -term_derivatives(terms, rows, shared, rows.new_ones(1, p.num_blocks + 1)).beside
+            share, held = rows.new_ones(1, p.num_blocks + 1), rows.new_zeros(len(p.own), len(p.shared))
+            found = -term_derivatives(terms, rows, shared, share, held).beside
             return found if create_graph else found.detach()
         away, num = torch.zeros_like(shared).requires_grad_(), shared.shape[-1]
         if not shared.numel():

@@ -150,46 +150,60 @@ def _is_all(density: BlockDensity, slot: LikelihoodTerm) -> bool:
 
 @dataclass(frozen=True)
 class TermDerivatives:
-    """Derivatives of all terms at nodes ``(Q, D)``, added up.
+    """Derivatives of all terms at nodes ``(Q, D)``, added up, nodes weighed.
 
-    :ivar of_blocks: first ones in the blocks' own coordinates, ``(Q, n)``.
-    :ivar of_shared: those of each block, and last of no block, in shared coordinates, ``(Q, G + 1, P)``.
-    :ivar shared: second ones in shared coordinates, nodes weighed, ``(P, P)``.
+    :ivar mean: first ones of each block, and last of no block, along the path, ``(G + 1, P)``.
+    :ivar square: products of two of these at one node, of all blocks, ``(P, P)``.
+    :ivar shared: second ones in shared coordinates, ``(P, P)``.
     :ivar beside: the same between blocks and shared coordinates, ``(n, P)``.
     :ivar within: the same between own coordinates and each member of their block, ``(n, d)``.
     """
 
-    of_blocks: Tensor
-    of_shared: Tensor
+    mean: Tensor
+    square: Tensor
     shared: Tensor
     beside: Tensor
     within: Tensor
 
 
-def _summed(family: Family, derivatives: Iterator[Tensor], share: Tensor) -> list[Tensor]:
-    """The fields of :class:`TermDerivatives` for one family, from what :meth:`Family.derivatives` gives.
+def _summed(
+    density: BlockDensity, u: Tensor, theta: Tensor, share: Tensor, follows: Tensor, create_graph: bool
+) -> list[Tensor]:
+    """The fields of :class:`TermDerivatives`; without a graph, ``u`` still requires a gradient."""
+    p, (num_nodes, size) = density.partition, share.shape
+    n, num = len(p.own), len(p.shared)
+    slopes = share.new_zeros(num_nodes, n + 1), share.new_zeros(num_nodes, size * (num + 1))
+    totals = [share.new_zeros((r + 1) * (c + 1)) for r, c in ((num, num), (n, num), (n, p.width))]
+    for family in families(density):
+        derivatives = family.derivatives(u, theta, create_graph)
+        _add(family, derivatives if create_graph else (x.detach() for x in derivatives), share, slopes, totals)
+    of_blocks, of_shared = slopes[0][:, :-1, None], slopes[1].reshape(num_nodes, size, num + 1)[..., :-1]
+    each = of_shared.index_add(1, p.block, of_blocks * follows)
+    weighted = share.unsqueeze(-1) * each
+    square = weighted[:, :-1].flatten(0, 1).mT @ each[:, :-1].flatten(0, 1)
+    wholes = [total.reshape(-1, c + 1)[:-1, :-1] for total, c in zip(totals, (num, num, p.width), strict=True)]
+    return [weighted.sum(0), square, *wholes]
 
-    :param share: weights of nodes in each block, ``(Q, G + 1)``.
-    """
+
+def _add(
+    family: Family, derivatives: Iterator[Tensor], share: Tensor, slopes: tuple[Tensor, Tensor], totals: list[Tensor]
+) -> None:
+    """One family's, to the first derivatives of blocks and of what they share, and to sums of second ones, flat."""
     p, second, weight = family.density.partition, family.second, share[:, family.owner]
     n, num = len(p.own), len(p.shared)
-    of_blocks, of_shared = share.new_zeros(len(share), n + 1), share.new_zeros(len(share), share.shape[1] * (num + 1))
     for own, shared, slope in zip(family.own, family.shared, islice(derivatives, second.num_colours), strict=True):
-        of_blocks = of_blocks.index_add(1, own, slope)
+        slopes[0].scatter_add_(1, own.expand_as(slope), slope)
         if bool((shared < num).any()):
-            of_shared = of_shared.index_add(1, family.owner * (num + 1) + shared, slope)
+            slopes[1].scatter_add_(1, (family.owner * (num + 1) + shared).expand_as(slope), slope)
     sides = [(family.shared, num, family.shared, num), (family.own, n, family.shared, num)]
     sides.append((family.own, n, family.member, p.width))
-    totals = [share.new_zeros((num_rows + 1) * (num_columns + 1)) for _, num_rows, _, num_columns in sides]
     met = [((rows < r).any(1).tolist(), (columns < c).any(1).tolist()) for rows, r, columns, c in sides]
     for (a, b), found in zip(second.pairs, derivatives, strict=True):
         each = (weight * found).sum(0)
         for k, (rows, _, columns, num_columns) in enumerate(sides):
             for i, j in {(a, b), (b, a)}:
                 if met[k][0][i] and met[k][1][j]:
-                    totals[k] = totals[k].index_add(0, rows[i] * (num_columns + 1) + columns[j], each)
-    wholes = [total.reshape(-1, c + 1)[:-1, :-1] for total, (_, _, _, c) in zip(totals, sides, strict=True)]
-    return [of_blocks[:, :-1], of_shared.reshape(*share.shape, num + 1)[..., :-1], *wholes]
+                    totals[k].index_add_(0, rows[i] * (num_columns + 1) + columns[j], each)
 
 
 def by_terms(density: BlockDensity) -> bool:
@@ -200,53 +214,56 @@ def by_terms(density: BlockDensity) -> bool:
     return sum(len(family.second.pairs) for family in families(density)) < num
 
 
-def term_derivatives(terms: Terms, rows: Tensor, shared: Tensor, share: Tensor) -> TermDerivatives:
+def term_derivatives(terms: Terms, rows: Tensor, shared: Tensor, share: Tensor, follows: Tensor) -> TermDerivatives:
     """At blocks ``(Q, n)`` and shared coordinates ``(P,)``; their own derivatives are for one reverse pass.
 
     :param share: weights of nodes in each block, and last of what belongs to none, ``(Q, G + 1)``.
+    :param follows: the path along which blocks follow shared coordinates, ``(n, P)``.
     """
     u = terms.density.whole(rows, shared)
-    found = [_Sums.apply(u, terms.theta, share, each) for each in families(terms.density)]
-    return TermDerivatives(*(torch.stack(parts).sum(0) for parts in zip(*found, strict=True)))
+    return TermDerivatives(*_Sums.apply(u, terms.theta, share, follows, terms.density))
 
 
 class _Sums(torch.autograd.Function):
     """:func:`_summed` in chunks of nodes, evaluated again on the way back so that no graph is held."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, theta: Tensor, share: Tensor, family: Family) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(u, theta, share)
-        ctx.family = family
+    def forward(
+        ctx: Any, u: Tensor, theta: Tensor, share: Tensor, follows: Tensor, density: BlockDensity
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(u, theta, share, follows)
+        ctx.density = density
         ctx.set_materialize_grads(False)
-        slopes, seconds = list[list[Tensor]](), list[Tensor]()
-        for part, weights in _chunks(family, u, share):
+        sums = list[Tensor]()
+        for part, weights in _chunks(density, u, share):
             with torch.enable_grad():
-                every = family.derivatives(part.detach().requires_grad_(), theta.detach(), False)
-                found = [x.detach() for x in _summed(family, (x.detach() for x in every), weights.detach())]
-            slopes.append(found[:2])
-            seconds = [x + y for x, y in zip(seconds, found[2:], strict=True)] if seconds else found[2:]
-        return *(torch.cat(parts) for parts in zip(*slopes, strict=True)), *seconds
+                leaf = part.detach().requires_grad_()
+                found = _summed(density, leaf, theta.detach(), weights.detach(), follows.detach(), False)
+            sums = [x.add_(y) for x, y in zip(sums, found, strict=True)] if sums else found
+        return tuple(sums)
 
     @staticmethod
-    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor, Tensor, Tensor, None]:
-        (u, theta, share), of_rows, start = ctx.saved_tensors, list[list[Tensor]](), 0
-        by_theta = torch.zeros_like(theta)
-        for part in _chunks(ctx.family, u, share):
-            rows = slice(start, start + len(part[0]))
-            weights = [x if x is None or i > 1 else x[rows] for i, x in enumerate(by)]
-            leaves = [x.detach().requires_grad_() for x in (*part, theta)]
+    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+        (u, theta, share, follows), of_rows = ctx.saved_tensors, list[list[Tensor]]()
+        totals = [torch.zeros_like(theta), torch.zeros_like(follows)]
+        for part in _chunks(ctx.density, u, share):
+            leaves = [x.detach().requires_grad_() for x in (*part, theta, follows)]
             with torch.enable_grad():
-                found = _summed(ctx.family, ctx.family.derivatives(leaves[0], leaves[2], True), leaves[1])
-                total = torch.stack([(x * w).sum() for x, w in zip(found, weights, strict=True) if w is not None]).sum()
-                *own, more = pullbacks(total, *leaves)
+                found = _summed(ctx.density, leaves[0], leaves[2], leaves[1], leaves[3], True)
+                total = torch.stack([(x * w).sum() for x, w in zip(found, by, strict=True) if w is not None]).sum()
+                *own, by_theta, by_follows = pullbacks(total, *leaves)
             of_rows.append(own)
-            by_theta, start = by_theta + more, rows.stop
+            totals = [totals[0] + by_theta, totals[1] + by_follows]
         by_u, by_share = (torch.cat(parts) for parts in zip(*of_rows, strict=True))
-        return by_u, by_theta, by_share, None
+        return by_u, totals[0], by_share, totals[1], None
 
 
-def _chunks(family: Family, u: Tensor, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Nodes that are differentiated together: each derivative keeps about as much as the run that it is of."""
-    kept = family.density.joint.row_bytes or batched.BATCH_BYTES
-    size = max(1, batched.BATCH_BYTES // max(1, kept * (1 + len(family.second.pairs))))
+def _chunks(density: BlockDensity, u: Tensor, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Nodes that are differentiated together: each derivative keeps about as much as the run that it is of.
+
+    Slopes of blocks in shared coordinates and what is made of them are four tables more, few of them filled perhaps.
+    """
+    kept = density.joint.row_bytes or batched.BATCH_BYTES
+    kept *= 1 + sum(len(family.second.pairs) for family in families(density))
+    size = max(1, batched.BATCH_BYTES // max(1, kept + 4 * 8 * share.shape[1] * len(density.partition.shared)))
     return zip(u.split(size), share.split(size), strict=True)
