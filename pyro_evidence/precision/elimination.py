@@ -20,9 +20,8 @@ from pyro_evidence.precision.dense import Pattern
 LARGEST_REST = 5000  # coordinates that may be left for one dense matrix
 MOST_PAIRS = 100_000_000  # of neighbours, over all blocks: what is left is then dense, if it fits
 # Seconds of one thread, for choices between ways of the same result: an entry scattered, a multiplication in a product,
-# the cube of a dense matrix' size with a share of its inverse, a batch of blocks: 1e-4, shared
-# by several matrices that are factorised together.
-SCATTER, MULTIPLY, CUBE, BATCH = 4e-9, 3.5e-11, 2e-11, 2e-5
+# the cube of a dense matrix' size with a share of its inverse, a batch of blocks.
+SCATTER, MULTIPLY, CUBE, BATCH = 4e-9, 3.5e-11, 2e-11, 1e-4
 PORTION = BATCH_NUMBERS  # entries that are held, or looked up, at a time
 KEY = 2**62  # beyond it numbers of rows and random keys would run over
 
