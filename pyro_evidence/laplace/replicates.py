@@ -13,6 +13,7 @@ from pyro_evidence.laplace.pruning import AWAY, either_way
 from pyro_evidence.laplace.type2 import FLAT, PLATEAU
 from pyro_evidence.numerics import batched, lbfgs
 from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.replicates import Replicates
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
@@ -132,8 +133,7 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
     for chosen, moves in ((wide & ~grouped, PLATEAU), (grouped, either_way(AWAY[:-1]))):  # the last is that of a limit
         sound = sound & ~_higher_beyond(evidence, theta, chosen & sound.unsqueeze(-1), moves, here.objective + prior)
     if groups is not None:
-        spread = torch.cholesky_inverse(here.tril).diagonal(dim1=-2, dim2=-1)
-        inflated = inflation(groups, theta[:, :-1], spread) > largest_inflation(reference)
+        inflated = inflation(groups, theta[:, :-1], Dense(here.tril).variance) > largest_inflation(reference)
         sound = sound & ~inflated.any(-1)
     return Maxima(here, prior, H, torch.stack(moved, -1), sound)
 

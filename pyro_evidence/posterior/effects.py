@@ -27,16 +27,16 @@ def _of_formula(posterior: Any) -> Any:
     return model
 
 
-def _rows(posterior: Any, sites: Iterable[str]) -> Table:
-    """The rows of the table that are of some sites."""
-    every, chosen = posterior.table(), set(sites)
+def _rows(every: Table, sites: Iterable[str]) -> Table:
+    """The rows of a table that are of some sites."""
+    chosen = set(sites)
     return Table({label: row for label, row in every.rows.items() if _site(label) in chosen}, every.columns)
 
 
 def fixed_effects(posterior: Any) -> Table:
     """The fixed effects, of formulas for parameters too."""
     dims = _of_formula(posterior).dims
-    return _rows(posterior, (site for site, along in dims.items() if along[0].startswith("coefficient")))
+    return _rows(posterior.table(), (site for site, along in dims.items() if along[0].startswith("coefficient")))
 
 
 def group_effects(posterior: Any, group: str) -> Table:
@@ -50,7 +50,7 @@ def group_effects(posterior: Any, group: str) -> Table:
         known = sorted({along[0] for site, along in model.dims.items() if site.startswith("u_")})
         raise BadInput(f"effects({group!r}): expected one of {known}, the groupings of {model.formula!r}.")
     rows: dict[str, dict[str, float]] = {}
-    for label, row in _rows(posterior, sites).rows.items():
+    for label, row in _rows(posterior.table(), sites).rows.items():
         inside = label.partition("[")[2].removesuffix("]")
         several = len(model.dims[_site(label)]) > 1
         level, _, coefficient = inside.rpartition(", ") if several else (inside, "", "Intercept")
@@ -61,6 +61,6 @@ def group_effects(posterior: Any, group: str) -> Table:
 
 def variances(posterior: Any) -> Table:
     """Standard deviations of groups, their correlations, and the parameters of the family."""
-    dims = _of_formula(posterior).dims
+    dims, every = _of_formula(posterior).dims, posterior.table()
     others = {site for site, along in dims.items() if site.startswith("u_") or along[0].startswith("coefficient")}
-    return _rows(posterior, {_site(label) for label in posterior.table().rows} - others)
+    return _rows(every, {_site(label) for label in every.rows} - others)

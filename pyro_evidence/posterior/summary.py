@@ -88,11 +88,20 @@ def by_label(labels: Sequence[str], columns: Mapping[str, Tensor]) -> Rows:
 
 def is_correlation(part: Coordinate) -> bool:
     """Whether a value is a Cholesky factor of correlations."""
+    return isinstance(_steps(part)[-1], CorrCholeskyTransform) and len(part.shape) == 2
+
+
+def _is_elementwise(part: Coordinate) -> bool:
+    """Whether each element has a coordinate of its own; not those of a simplex, or in ascending order."""
+    return all(step.domain.event_dim == 0 for step in _steps(part))
+
+
+def _steps(part: Coordinate) -> Sequence[Any]:
+    """The change of variables to a site's values, one step after the other; the identity is a step."""
     transform: Any = part.transform
     while hasattr(transform, "base_transform"):
         transform = transform.base_transform
-    parts = getattr(transform, "parts", [transform])
-    return bool(parts) and isinstance(parts[-1], CorrCholeskyTransform) and len(part.shape) == 2
+    return getattr(transform, "parts", None) or [transform]
 
 
 def correlations(factor: Tensor) -> Tensor:
@@ -290,7 +299,7 @@ def hyper_rows(
             rows |= layout.correlation_rows(part, _correlations(state, part, spread, layout))
             continue
         value = values[part.name]
-        columns = {"value": value, **_spreads(state, part, spread, layout)}
+        columns = {"value": value, **_spreads(state, part, value, spread, layout)}
         if part.name in gamma and gamma[part.name].shape == part.shape:
             columns["gamma"] = gamma[part.name]
         places, labels, more = layout.listed(part.name, value.isfinite())
@@ -304,19 +313,20 @@ def hyper_rows(
 
 
 def _spreads(
-    state: LaplaceState, part: Coordinate, spread: HyperparameterCovariance | None, layout: TableLayout
+    state: LaplaceState,
+    part: Coordinate,
+    value: Tensor,
+    spread: HyperparameterCovariance | None,
+    layout: TableLayout,
 ) -> Values:
     """Standard deviations, and intervals in the coordinates of the search, where log evidence is nearest a parabola."""
     if spread is None:
         return {}
     columns = {"sd": spread.sd[part.name]}
     if not _is_elementwise(part):  # a coordinate of the search moves several elements
-        value = state.problem.joint.hypers.constrained(state.theta)[part.name].detach()
-        levels = columns["sd"].new_tensor(layout.levels)
-        return columns | dict(
-            zip(layout.ends, (value + torch.special.ndtri(level) * columns["sd"] for level in levels), strict=True)
-        )
-    if part.unconstrained_shape == part.shape:
+        normal = of_normal(value.double(), columns["sd"], layout)
+        columns |= {end: normal[end] for end in layout.ends}
+    else:
         block = state.problem.joint.hypers.slices[part.name]
         sd = spread.unconstrained.diagonal()[block].sqrt()
         ends = [state.theta[block] + torch.special.ndtri(sd.new_tensor(level)) * sd for level in layout.levels]
@@ -326,14 +336,6 @@ def _spreads(
             for column, end in zip(layout.ends, edge.interval, strict=True):
                 columns[column].reshape(-1)[edge.index] = end
     return columns
-
-
-def _is_elementwise(part: Coordinate) -> bool:
-    """Whether each element has a coordinate of its own; not those of a simplex, or in ascending order."""
-    transform: Any = part.transform
-    while hasattr(transform, "base_transform"):
-        transform = transform.base_transform
-    return all(step.domain.event_dim == 0 for step in getattr(transform, "parts", [transform]))
 
 
 def _correlations(

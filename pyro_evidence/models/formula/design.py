@@ -32,7 +32,6 @@ FORMULAE = (
     *("B", "C", "I", "S", "Sum", "T", "Treatment", "binary", "bs", "cc", "center", "cr", "offset", "p", "poly", "prop"),
     *("proportion", "scale", "standardize", "tp"),
 )
-TRIALS = re.compile(r"(p|prop|proportion|cbind)\((.*),(.*)\)")
 FUNCTIONS = (*FORMULAE, *NUMPY, *(f"np.{name}" for name in NUMPY))  # all that a formula can call
 
 
@@ -163,7 +162,7 @@ class FrameDesign:
         return self._trials(columns_of(frame, needed, needed)).given["trials"]
 
     def _trials(self, frame: Frame) -> Response:
-        found = TRIALS.fullmatch(self.formula.response)
+        found = re.fullmatch(r"(p|prop|proportion|cbind)\((.*),(.*)\)", self.formula.response)
         if not found:
             raise BadInput(
                 f"the response of a family of trials is '{self.formula.response}'; expected prop(successes, trials) or "

@@ -148,8 +148,6 @@ def weak_priors(X: Tensor, names: tuple[str, ...], family: GLMFamily, response: 
     """
     gaussian = family.response == "real"
     unit = float(response.std()) if gaussian and len(response) > 1 else 1.0
-    spread = X.std(0) if names and len(X) > 1 else X.new_ones(X.shape[1])
-    scales = [2.5 * unit / (float(s) if float(s) > 0 else 1.0) for s in spread]
     centre = float(response.mean()) if gaussian else 0.0
     hazard = "growth" in family.parameters
     if family.response == "times":
@@ -157,17 +155,22 @@ def weak_priors(X: Tensor, names: tuple[str, ...], family: GLMFamily, response: 
     locs = [centre if name == "Intercept" else 0.0 for name in names]
     found = {"sd": f"Exponential({1.0 / unit:.3g})", "L": "LKJ(1)"}
     if names:
-        found["b"] = f"Normal({_list(locs)}, {_list(scales)})"
+        found["b"] = weak_coefficients(X, unit, locs)
     for name in (n for n in family.parameters if n != CUTPOINTS):  # maximised in any case
         rate = float(response.mean()) if hazard else 1.0 / unit if name == "sigma" else 0.1 if name == "df" else 1.0
         found[name] = f"Exponential({rate:.3g})"
     return found
 
 
-def weak_coefficients(X: Tensor) -> str:
-    """The prior of coefficients of a predictor without a unit, log odds or a logarithm: 2.5 for a column's spread."""
+def weak_coefficients(X: Tensor, unit: float = 1.0, locs: list[float] | None = None) -> str:
+    """The prior of a linear predictor's coefficients: for a column's standard deviation, two and a half units.
+
+    :param unit: of the predictor, one for log odds and logarithms.
+    :param locs: None for zeros.
+    """
     spread = X.std(0) if len(X) > 1 else X.new_ones(X.shape[1])
-    return f"Normal({_list([0.0] * len(spread))}, {_list([2.5 / (float(s) if float(s) > 0 else 1.0) for s in spread])})"
+    scales = [2.5 * unit / (float(s) if float(s) > 0 else 1.0) for s in spread]
+    return f"Normal({_list(locs or [0.0] * len(scales))}, {_list(scales)})"
 
 
 def _list(values: list[float]) -> str:
