@@ -1,4 +1,4 @@
-"""Every way in which the package says no.  Each message is a message: what, expected, got, what to do."""
+"""Exceptions of the package.  A message says what came, what was expected, and what to do."""
 
 from collections.abc import Callable
 from typing import Any

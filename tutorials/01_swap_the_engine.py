@@ -45,7 +45,7 @@ from pyro_evidence.datasets import breast_cancer, standardised, train_test_split
 from pyro_evidence.plots import fitted
 from pyro_evidence.plots import posterior as plots_posterior
 
-torch.set_default_dtype(torch.float64)  # determinants of curvature deserve double precision
+torch.set_default_dtype(torch.float64)  # log determinants need double precision
 pyro.set_rng_seed(0)
 
 # %% [markdown]

@@ -33,7 +33,7 @@ from pyro_evidence.compare import NUTSRun, arviz_groups
 from pyro_evidence.plots import comparison as plots_comparison
 from pyro_evidence.plots import fitted
 
-torch.set_default_dtype(torch.float64)  # determinants of curvature deserve double precision
+torch.set_default_dtype(torch.float64)  # log determinants need double precision
 pyro.set_rng_seed(0)
 quiet = Stop(progress=False)
 

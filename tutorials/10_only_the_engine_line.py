@@ -32,7 +32,7 @@ from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Start, Stop, importance_sampling
 
-torch.set_default_dtype(torch.float64)  # determinants of curvature deserve double precision
+torch.set_default_dtype(torch.float64)  # log determinants need double precision
 pyro.set_rng_seed(0)
 gallery = {}
 

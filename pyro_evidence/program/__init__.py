@@ -1,4 +1,4 @@
-"""The gate to Pyro: one model as one density, and what it may not do."""
+"""The interface to Pyro: one model as one density, and conditions on models."""
 
 from pyro_evidence.program.log_joint import LogJoint
 

@@ -1,4 +1,4 @@
-"""One Pyro model as one differentiable log density; with its neighbours the gate: rows and their densities."""
+"""One Pyro model as one differentiable log density of rows of latent coordinates."""
 
 import copy
 import hashlib
