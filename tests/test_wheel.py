@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterable
 from importlib.metadata import Distribution, distribution
@@ -116,6 +117,27 @@ def test_wheel_runs_the_readme_on_its_declared_dependencies(tmp_path: Path, read
     script = tmp_path / "readme.py"
     script.write_text("\n".join(readme_blocks), encoding="utf-8")
     run(python, "-I", script, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_source_archive_has_all_that_is_kept(tmp_path: Path) -> None:
+    """A packager runs the tests from the archive, and reads what has changed."""
+    kept = run("git", "ls-files", cwd=ROOT).splitlines()
+    for name in kept:
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "tree" / name)
+    (tmp_path / "dist").mkdir()
+    run(
+        sys.executable,
+        "-c",
+        "from setuptools.build_meta import build_sdist; build_sdist('../dist')",
+        cwd=tmp_path / "tree",
+    )
+    (archive,) = (tmp_path / "dist").glob(f"pyro_evidence-{__version__}.tar.gz")
+    with tarfile.open(archive) as members:
+        shipped = {name.split("/", 1)[1] for name in members.getnames() if "/" in name}
+    only_here = (".github/", ".ci/", "conda/", ".gitignore", ".pre-commit-config.yaml", "CODE_OF_CONDUCT.md")
+    assert not [name for name in kept if name not in shipped and not name.startswith(only_here)]
 
 
 @pytest.mark.slow

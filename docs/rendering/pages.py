@@ -32,7 +32,11 @@ LESSONS = (  # in the order of need
     "05_relevance_eigenvectors",
     "06_class_overlap",
 )
-MODULES = ("basis", "kernels", "regression", "classifier", "gp", "mlp", "mixture", "mppca", "prbf", "wrappers")
+MODULES = tuple(
+    f"models.{m}"
+    for m in "basis kernels regression classifier gp mlp mixture mppca prbf wrappers survival counts".split()
+)
+MODULES += ("plots.comparison", "plots.fitted", "plots.mixture", "plots.posterior", "datasets")  # a page each
 
 
 def names_of(init: Path) -> dict[str, str]:
@@ -65,7 +69,7 @@ def public() -> dict[str, dict[str, str]]:
 
 def in_a_module(path: str) -> bool:
     """Whether a page of a whole module has it already."""
-    return any(path.startswith(f"pyro_evidence.models.{module}.") for module in MODULES)
+    return any(path.startswith(f"pyro_evidence.{module}.") for module in MODULES)
 
 
 @cache
@@ -75,16 +79,26 @@ def public_paths() -> dict[str, str]:
 
 
 def reference() -> dict[str, str]:
-    """Address and text of every page of the reference."""
-    pages = {}
+    """Address and text of every page of the reference: engines, posteriors, errors, then folders and modules."""
+    pages, rest = dict[str, str](), dict[str, list[str]]()
     for place, names in public().items():
-        blocks = "\n\n".join(f"::: {path}" for path in names.values())
-        pages[f"reference/{place.removeprefix('pyro_evidence.')}.md"] = f"# {place}\n\n{blocks}\n"
+        for name, path in names.items():
+            rest.setdefault(title_of(name, path) or place, []).append(path)
+    for title, paths in rest.items():
+        blocks = "\n\n".join(f"::: {path}" for path in paths)
+        pages[f"reference/{title.removeprefix('pyro_evidence.')}.md"] = f"# {title}\n\n{blocks}\n"
     for module in MODULES:
-        pages[f"reference/models.{module}.md"] = (
-            f"# pyro_evidence.models.{module}\n\n::: pyro_evidence.models.{module}\n"
-        )
+        pages[f"reference/{module}.md"] = f"# pyro_evidence.{module}\n\n::: pyro_evidence.{module}\n"
     return pages
+
+
+def title_of(name: str, path: str) -> str:
+    """The title of the page on which a name stands with its like; none for what stands on the page of its folder."""
+    if path.startswith(("pyro_evidence.errors.", "pyro_evidence.settings.", "pyro_evidence.fitting.")):
+        return "errors" if ".errors." in path else "settings"
+    if name.endswith("Posterior"):
+        return f"posteriors.{name}"
+    return f"engines.{name}" if path.startswith("pyro_evidence.infer.") and name[0].isupper() else ""
 
 
 def papers() -> dict[str, str | bytes]:
@@ -119,14 +133,14 @@ def menu() -> list[dict[str, object]]:
     guide = ordered((path.name for path in docs.glob("*.md")), GUIDE)
     lessons = ordered((name for name in tutorials() if name.endswith(".md")), map("tutorials/{}.md".format, LESSONS))
     decisions = sorted(path.relative_to(docs).as_posix() for path in (docs / "decisions").glob("[0-9]*.md"))
-    development = ["architecture.md", "equations.md", "decisions/README.md", *decisions, "contributing.md"]
-    development += ["changelog.md"]
+    measured = sorted(name for name in papers() if name.endswith(".md"))
+    development = ["architecture.md", "equations.md", "contributing.md", "decisions/README.md", *decisions, *measured]
     return [
         {"Start": "index.md"},
         {"Guide": [name for name in guide if name not in development]},
         {"Tutorials": lessons},
         {"Reference": ["reference/pyro_evidence.md", *sorted(set(reference()) - {"reference/pyro_evidence.md"})]},
-        {"Measured": sorted(name for name in papers() if name.endswith(".md"))},
+        {"Changes": "changelog.md"},
         {"Development": development},
     ]
 
