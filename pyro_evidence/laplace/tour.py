@@ -35,6 +35,7 @@ MOST_ORDERS = 6  # of three elements; of more, one order is integrated
 ROUNDS = 12  # of images of images; ten exchanges of neighbours reverse the order of five components
 NEAR = 0.1  # standard deviations between two ends of climbs to one mode
 FAINT = math.log(1e6)  # nats below the highest evidence: few of the draws are where modes that are left out are
+LOOKS = 8  # places on the way from a start to a mode: a valley between two normals is seen from either
 WORTH = 20.0  # nats below a mode at which a climb may still end as high: half the square of six standard deviations
 HIGHER = 3.0  # nats above the Gaussian at a mode, twenty times as likely: on another one, or on a skewed slope
 LITTLE = 2e7  # bytes kept by autograd for the rows of a look, a twentieth of a second: what may cost no more than that
@@ -169,10 +170,10 @@ def density_of(state: LaplaceState) -> ActiveDensity:
     return ActiveDensity(problem.joint, problem.density, state.theta, problem.active, state.u)
 
 
-def tour(state: LaplaceState, num_draws: int, seed: int) -> tuple[LaplaceState, ...]:
+def tour(state: LaplaceState, num_draws: int, seed: int) -> tuple[tuple[LaplaceState, ...], "Exchange | None"]:
     """The modes that can be found at a state's hyperparameters, the highest evidence first; more than one or itself.
 
-    Where elements have more orders than modes are looked for, those in which :class:`Exchange` has them.
+    Where elements have more orders than modes are looked for, those in which the exchange that is returned has them.
 
     :param num_draws: from the prior.
     """
@@ -182,7 +183,8 @@ def tour(state: LaplaceState, num_draws: int, seed: int) -> tuple[LaplaceState, 
             ordered = laplace_state(state.problem, state.theta, exchange.in_order(state.u.unsqueeze(0))[0])
             state = replace(ordered, log_hyperprior=state.log_hyperprior, left_saddle=state.left_saddle)
         found = all_modes(state, _best_draws(state, num_draws, seed), partial(_images, exchange=exchange), exchange)
-    return in_ranks(found)
+    modes = in_ranks(found)
+    return modes, exchange if modes[0] is state else exchange_of(modes[0])
 
 
 def all_modes(
@@ -238,11 +240,10 @@ def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
     chosen: list[int] = []
     spread = rows.std(0).clamp(min=torch.finfo(rows.dtype).tiny)  # a coordinate that never varies sets nothing apart
     scaled = rows / spread
-    for row in range(len(rows)):
-        apart = all(float((scaled[row] - scaled[other]).norm()) > NEAR * len(state.u) ** 0.5 for other in chosen)
-        chosen += [row] if apart else []
-        if len(chosen) == CLIMBS:
-            break
+    apart = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    while len(chosen) < CLIMBS and bool(apart.any()):
+        chosen.append(int(apart.int().argmax()))
+        apart &= (scaled - scaled[chosen[-1]]).norm(dim=-1) > NEAR * len(state.u) ** 0.5
     return rows[chosen]
 
 
@@ -257,7 +258,7 @@ def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange |
     """The known modes and those reached elsewhere from ``starts`` ``(S, D)``; failed climbs are left out."""
     found = list(known)
     starts = starts[~torch.stack([_is_near(mode, starts) for mode in found]).any(0)]
-    if not len(starts):
+    if not len(starts) or (exchange is None and _all_rise(found, starts)):
         return found
     problem, theta = found[0].problem, found[0].theta
     try:
@@ -272,6 +273,20 @@ def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange |
                 mode = state_at(problem, theta, reached, row, log_hyperprior=found[0].log_hyperprior)
                 found += [mode] if bool(mode.log_evidence.isfinite()) else []
     return found
+
+
+def _all_rise(known: Sequence[LaplaceState], starts: Tensor) -> bool:
+    """Whether the density rises all the way from each start to the nearest known mode, to which climbs then lead.
+
+    Along straight lines, looked at in :data:`LOOKS` places; the nearest by the standard deviations at each mode.
+    """
+    density = density_of(known[0])
+    away = torch.stack([mode.precision.whiten(starts - mode.u).norm(dim=-1) for mode in known])
+    nearest = torch.stack([mode.u for mode in known])[away.argmin(0)]
+    shares = torch.linspace(0.0, 1.0, LOOKS + 2).to(starts)[:-1, None, None]
+    rows = (starts + shares * (nearest - starts))[..., density.active]
+    height = density.log_joint(rows.flatten(0, 1)).reshape(len(shares), len(starts))
+    return bool((height.diff(dim=0) >= 0).all())
 
 
 def _is_near(mode: LaplaceState, rows: Tensor) -> Tensor:
@@ -568,7 +583,7 @@ def integral_over(
 
     Where elements can be exchanged, and that is not precise, from t distributions where some are as under their prior.
     Adapted twice: normals of the weighted draws' shares, means and covariances stand beside the first ones, after
-    Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15.
+    Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15; once where weights are then beyond what more draws mend.
 
     :param num: of draws, each time; None: 8,000, fewer of many data, more in the end where the error asks for them.
     :param price: bytes that these draws may cost where ``num`` is None.
@@ -590,12 +605,14 @@ def integral_over(
         parts, log_joint = mixture.by_component(x), density.log_joint_or_nan(x)
         inside = log_joint if exchange is None else log_joint.where(exchange.is_ordered(density.embedded(x)), -math.inf)
         found = smoothed_weights(inside, parts.logsumexp(0))
+        if left == 1 and importance.is_beyond(found.pareto_k, num):
+            break
         if left:
             mixture = _adapted(first, x, (found.log_weights.log_softmax(0) + parts.log_softmax(0)).exp())
         if left == 1:
             error = float(importance.standard_error(found.log_weights))
             num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
-    by_mode = at_modes.by_component(x).reshape(2, len(modes), num).logsumexp(0)
+    by_mode = at_modes.by_component(x).reshape(2, len(modes), len(x)).logsumexp(0)
     log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
     integral = ModeIntegral(log_joint, found, log_shares, density.embedded(x), exchange)
     if exchange is None or unused or (integral.is_trusted and integral.error <= PRECISE):

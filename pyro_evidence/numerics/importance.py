@@ -42,6 +42,17 @@ def tail_size(num_samples: int) -> int:
     return math.ceil(min(0.2 * num_samples, 3.0 * math.sqrt(num_samples)))
 
 
+def is_beyond(pareto_k: float, num_samples: int) -> bool:
+    """Whether k-hat is above its threshold by more than its standard deviation, ``(1 + k) / sqrt(tail size)``.
+
+    No number of draws is then enough.  Smith (1987): the asymptotic variance of the maximum-likelihood estimate.
+
+    >>> is_beyond(0.8, 4_096), is_beyond(0.9, 4_096)
+    (False, True)
+    """
+    return pareto_k > threshold(num_samples) + (1.0 + pareto_k) / math.sqrt(tail_size(num_samples))
+
+
 @dataclass(frozen=True)
 class Smoothed:
     """Pareto-smoothed importance weights.

@@ -307,8 +307,7 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
     """
     require_end(around(posterior.state), posterior.state.precision)
     num_draws = tour.within(tour.LITTLE, posterior._joint, tour.DRAWS) if num_draws is None else num_draws
-    states = tour.tour(posterior.state, num_draws, seed)
-    exchange = tour.exchange_of(states[0])
+    states, exchange = tour.tour(posterior.state, num_draws, seed)
     single = len(states) == 1 and exchange is None
     if len(states) > tour.MOST_MODES or (single and len(posterior.state.theta)):
         return posterior

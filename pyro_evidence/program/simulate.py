@@ -3,14 +3,14 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import MultivariateNormal, Normal
+from torch.distributions import Dirichlet, MultivariateNormal, Normal
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode
 
@@ -182,7 +182,8 @@ def _rows(joint: LogJoint, draw: Callable[[Tensor], Values], u: Tensor, seed: in
 class SitesDrawnInRows(Messenger):
     """Draws a model's sites so that ``torch.vmap`` can: their samplers write into numbers that each row has of its own.
 
-    Torch's samplers fill a new tensor, which vmap refuses where all rows share it, since they would share its numbers.
+    Torch's samplers fill a new tensor, which vmap refuses where all rows share it, since they would share its numbers;
+    and it has no rule for that of a Dirichlet.
 
     :param row: the row that is being run; only that it is one of many matters.
     """
@@ -194,8 +195,29 @@ class SitesDrawnInRows(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         known = type(innermost(msg["fn"])).__module__.startswith(("torch.", "pyro."))  # which return what they fill
         if known and msg["value"] is None and not msg["is_observed"]:
-            with _FilledInRows(self.zero):
+            with _FilledInRows(self.zero), _simplex_of_gammas(msg["fn"]):
                 msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
+
+
+@contextmanager
+def _simplex_of_gammas(fn: Any) -> Iterator[None]:
+    """Inside, the Dirichlet that a site is, or that a Beta or an LKJ draws from, gives gammas over their sum."""
+    found = innermost(fn)
+    for part in ("_beta", "_dirichlet"):
+        found = getattr(found, part, found)
+    if not isinstance(found, Dirichlet):
+        yield
+        return
+
+    def draw(sample_shape: Sequence[int] = ()) -> Tensor:
+        gammas = torch._standard_gamma(found.concentration.expand((*sample_shape, *found.concentration.shape)))
+        return gammas / gammas.sum(-1, keepdim=True)
+
+    vars(found)["rsample"] = draw
+    try:
+        yield
+    finally:
+        del vars(found)["rsample"]
 
 
 class _FilledInRows(TorchFunctionMode):

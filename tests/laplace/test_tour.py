@@ -13,6 +13,7 @@ from pyro.infer import Predictive
 from torch import Tensor
 
 from pyro_evidence import BadInput, ImportancePosterior, LaplaceEvidence, Start, Stop, importance_sampling
+from pyro_evidence.laplace import tour
 from pyro_evidence.laplace.restarts import has_one_mode
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import MultimodalPosterior
@@ -22,6 +23,7 @@ ZERO = torch.tensor(0.0)
 CENTRES = torch.tensor([[3.0, -2.0], [-3.0, 1.0], [0.0, 4.0]])
 SHARES = torch.tensor([0.5, 0.3, 0.2])
 WIDTHS = torch.tensor([0.3, 0.6, 0.4])
+X = torch.linspace(-1.0, 1.0, 12)
 
 
 def hills(far: Tensor) -> None:
@@ -176,6 +178,48 @@ def test_components_without_data_are_integrated_over_their_prior(num: int, data:
     assert float(posterior.log_evidence) == pytest.approx(truth, abs=0.01 + 2.0 * posterior.integral.error)
 
 
+def test_a_corner_of_a_simplex_is_found_by_draws_from_the_prior() -> None:
+    """Two hills in the logit of a share of a Dirichlet, whose Beta density is divided out: the evidence is one.
+
+    That in the corner is no image of the other, and far from all places within two of the centre.
+    """
+
+    def corner(o: Tensor) -> None:
+        share = pyro.sample("p", dist.Dirichlet(torch.tensor([1.0, 0.3, 0.3])))[..., 0]
+        z = share.logit()
+        hills = torch.logaddexp(dist.Normal(0.0, 0.3).log_prob(z), dist.Normal(7.0, 0.3).log_prob(z)) - math.log(2.0)
+        prior = dist.Beta(1.0, 0.6).log_prob(share) + share.log() + (-share).log1p()
+        pyro.factor("hills", hills - prior)
+        pyro.sample("o", dist.Bernoulli(1.0 - 1e-16), obs=o)
+
+    posterior = fitted(corner, torch.tensor(1.0), start=Start(restarts=1))
+    assert isinstance(posterior, MultimodalPosterior)
+    assert posterior.integral.log_shares.exp().tolist() == pytest.approx([0.5, 0.5], abs=0.02)
+    assert float(posterior.log_evidence) == pytest.approx(0.0, abs=0.02)
+
+
+def heavy_tailed(y: Tensor) -> None:
+    """One mode that is not proved to be alone."""
+    w = pyro.sample("w", dist.StudentT(4.0, torch.zeros(2), 2.5).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=w[..., 0:1] + w[..., 1:2] * X), obs=y)
+
+
+def test_where_there_is_one_mode_nothing_is_climbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tour looks at the density between its places and the mode before it pays for searches from them."""
+
+    def search(*_: object, **__: object) -> None:
+        raise AssertionError("a tour of one mode has climbed")
+
+    single = fitted(heavy_tailed, (X > 0.2).double(), start=Start(tour=0))
+    assert not has_one_mode(single.state)
+    monkeypatch.setattr(tour, "search_modes", search)
+    assert len(tour.tour(single.state, 1_000, seed=0)[0]) == 1
+    several = fitted(hills, ZERO, start=Start(tour=0))
+    with pytest.raises(AssertionError, match="has climbed"):
+        tour.tour(several.state, 1_000, seed=0)
+
+
 def test_one_mode_alone_when_no_tour_is_asked_for() -> None:
     assert type(fitted(hills, ZERO, start=Start(tour=0, restarts=1))) is LaplacePosterior
 
@@ -185,9 +229,6 @@ def test_a_mode_that_is_not_there_is_refused() -> None:
     assert isinstance(posterior, MultimodalPosterior)
     with pytest.raises(BadInput, match="expected the number of a mode, 0 to 2"):
         posterior.at_mode(3)
-
-
-X = torch.linspace(-1.0, 1.0, 12)
 
 
 def regression(family: str) -> object:

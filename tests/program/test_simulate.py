@@ -24,6 +24,8 @@ PRIORS = {
     "multivariate": dist.MultivariateNormal(ONE, torch.tensor([[2.0, 0.5], [0.5, 1.0]])),
     "log-normal": dist.LogNormal(0.0 * ONE, 1.0),
     "Weibull": dist.Weibull(2.0 * ONE, 1.5),
+    "beta": dist.Beta(0.7 * ONE, 1.5),
+    "Dirichlet": dist.Dirichlet(torch.tensor([0.7, 0.2])),
 }
 
 
