@@ -77,8 +77,8 @@ class LaplaceEvidence(Resumable):
     :param model: any Pyro model whose discrete sites can be summed out.
     :param marginalise: latent sites to integrate numerically around Laplace.  None: those on positive or bounded
         support that set the spread of another site's prior or of the likelihood, multiply other sites on their way to
-        the data, or enter a ``pyro.factor``, which does not say how; and beside these, up to three numbers, those
-        without which few draws of the others would survive their importance weights.  ``()``: none, one Gaussian over
+        the data, or enter a ``pyro.factor``, which does not say how; and beside these, up to three numbers, real ones
+        that multiply sites of many elements, such as slopes on latent predictors, and those without which few draws of the others would survive their importance weights.  ``()``: none, one Gaussian over
         everything.
     :param maximise: None: the params are maximised; names: the params and these latent sites, whose prior counts
         (type-II MAP, in the site's own constrained space); ``()``: neither, all hyperparameters are held fixed.

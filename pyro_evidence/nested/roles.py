@@ -28,8 +28,11 @@ NOT_A_SHIFT = 0.3  # the share of a change that no shift of the whole density ex
 ROUNDING = 1e-6  # the share of a change that is none
 NOT_LINEAR = 0.02  # share of a change in counts that no shift of their mean explains
 EXACT = 1e-12  # share of squares that rounding leaves in float64
-NUM_POINTS = 2  # random places at which the densities are looked at
+NUM_POINTS = 2  # random places at which the densities are looked at, at the first single real numbers zero
 MOST = 30  # coordinates that are integrated numerically
+
+
+Changes = Mapping[str, Mapping[str, Tensor]]  # of the log densities of sites, by site that is moved
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def _is_count(fn: Any) -> bool:
     return fn.event_dim == 0 and not isinstance(base, torch.distributions.Categorical)
 
 
-def spreads(site: str, changes: Mapping[str, Mapping[str, Tensor]], here: Run) -> bool:
+def spreads(site: str, changes: Changes, here: Run) -> bool:
     """Whether ``site`` changes the spread of some child at its centre held.
 
     :param changes: for each latent site, by child, what :meth:`Run.changes` gives along it.
@@ -351,7 +354,7 @@ def _check_size(joint: LogJoint, chosen: Sequence[str]) -> None:
 
 
 def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[str, ...]:
-    """Latent sites on positive or bounded support that spread others.
+    """Latent sites on positive or bounded support that spread others; beside them numbers that multiply others.
 
     :param joint: the log joint with all of these sites among its latents.
     :param inside: sites that are not looked at.
@@ -360,15 +363,22 @@ def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[s
     if not candidates or len(joint.latents.parts) == 1:
         return ()
     theta, generator = joint.initial_theta, torch.Generator().manual_seed(1)
-    taken: set[str] = set()
-    for _ in range(NUM_POINTS):
+    real = [p for p in joint.latents if is_affine(p.transform) and p.name not in inside]
+    numbers = [p.name for p in real if p.size == 1]
+    numbers = numbers if len(numbers) <= MOST and len(numbers) < len(real) else []
+    taken, at_points = set[str](), list[Changes]()
+    for point in range(NUM_POINTS):
         u = 0.5 * torch.randn(joint.latents.size, generator=generator, dtype=torch.float64).to(joint.device)
+        for name in numbers if point == 0 else ():
+            u[joint.latents.slices[name]] = 0.0
         here = _run(joint, u, theta)
         along = torch.stack([_along(joint, p, u, generator) for p in joint.latents])
-        changes = dict(zip(joint.latents.names, here.changes(along), strict=True))
-        taken |= {p.name for p in candidates if spreads(p.name, changes, here)}
+        at_points.append(dict(zip(joint.latents.names, here.changes(along), strict=True)))
+        taken |= {p.name for p in candidates if spreads(p.name, at_points[-1], here)}
+    without, changes = at_points
     taken |= multiplying(joint, [p for p in candidates if p.name not in taken], theta)
     taken |= _seen_by_factors(here, candidates, taken)
+    taken |= _multiplying_numbers(here, changes, without, along, taken, numbers)
     found = _closed(taken, candidates, changes)
     return found if len(found) < len(joint.latents.parts) else ()
 
@@ -383,6 +393,42 @@ def _seen_by_factors(here: Run, candidates: Sequence[Coordinate], taken: set[str
     return seen if sum(sizes) <= PRODUCT_DIMS else set()
 
 
+def _multiplying_numbers(
+    here: Run, changes: Changes, without: Changes, along: Tensor, taken: set[str], numbers: Sequence[str]
+) -> set[str]:
+    """Single real numbers that multiply a site of many elements, such as the slope on a predictor that is latent.
+
+    Some density that sees the elements no longer does once the number is zero.  The joint mode of two factors says
+    little of their spread; given the number, what it multiplies is linear.  None where the signs of both can be turned,
+    which makes two modes, nor where these are more axes than a product of nodes bears.
+
+    :param without: as ``changes``, where all ``numbers`` are zero.
+    """
+    joint, u = here.joint, here.u.detach()
+    slices, wide = joint.latents.slices, {p.name for p in joint.latents if is_affine(p.transform) and p.size > 1}
+    found, multiplied = set[str](), _unseen(changes, without) & wide
+    for name in numbers if multiplied else ():
+        off = u.clone()
+        off[slices[name]] = 0.0
+        left = _run(joint, off, joint.initial_theta).changes(along)
+        if _unseen(changes, dict(zip(joint.latents.names, left, strict=True))) & multiplied:
+            found.add(name)
+    if not found or sum(p.size for p in joint.latents if p.name in taken | found) > PRODUCT_DIMS:
+        return set()
+    turned = u.clone()
+    for name in found | multiplied:
+        turned[slices[name]] *= -1.0
+    here_and_turned = joint.log_joint(torch.stack([u, turned]), joint.initial_theta)
+    gap = float((here_and_turned[0] - here_and_turned[1]).detach().abs())
+    return set() if gap <= relative_rounding(joint.dtype) * (1.0 + float(here_and_turned[0].abs())) else found
+
+
+def _unseen(changes: Changes, left: Changes) -> set[str]:
+    """Which sites some density sees by ``changes``, and no more by ``left``."""
+    pairs = ((name, child, after) for name, row in left.items() for child, after in row.items())
+    return {n for n, c, after in pairs if c in changes[n] and _acts(changes[n][c]) and not _acts(after)}
+
+
 def _along(joint: LogJoint, part: Coordinate, u: Tensor, generator: torch.Generator) -> Tensor:
     """A direction along all elements of one site: together for a candidate, apart for others."""
     direction = torch.zeros_like(u)
@@ -393,9 +439,7 @@ def _along(joint: LogJoint, part: Coordinate, u: Tensor, generator: torch.Genera
     return direction
 
 
-def _closed(
-    taken: set[str], candidates: Sequence[Coordinate], changes: dict[str, dict[str, Tensor]]
-) -> tuple[str, ...]:
+def _closed(taken: set[str], candidates: Sequence[Coordinate], changes: Changes) -> tuple[str, ...]:
     """With the positive or bounded sites that the prior of an marginalised ones depends on."""
     while True:
         more = {

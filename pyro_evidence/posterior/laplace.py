@@ -338,8 +338,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     @property
     def _num_checked(self) -> int:
-        """Draws of a check where nobody says how many."""
-        return affordable_draws(self._joint)
+        """Draws of a check where nobody says how many; few of params alone, whose weights are all one."""
+        return affordable_draws(self._joint) if self.mode else diagnostics.FEWEST_WEIGHTED
 
     @property
     def _is_checkable(self) -> bool:
@@ -396,8 +396,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     def _check(self, until: float) -> dict[str, Any]:
         """What ``summary()`` says of the log evidence and of moments, by as many draws as it takes or has time for."""
-        if not self.mode:  # params alone: all weights are one
-            return self._importance_check(diagnostics.FEWEST_WEIGHTED, 0)
+        if not self.mode:
+            return self._importance_check(self._num_checked, 0)
         return diagnostics.check_until(self, until) if self._is_checkable else diagnostics.not_checked()
 
     @property

@@ -104,13 +104,12 @@ class NestedPosterior(LaplacePosterior):
         laplace, found = super().log_evidence_error, self._left_out
         if found is None:
             return laplace.beside(self.integral.error)
-        left = 0.0 if found.is_trusted else abs(found.gain)
-        signed = 0.0 if found.is_trusted else found.gain
+        signed, shared = (0.0, 0.0) if found.is_trusted else (found.gain, laplace.shared)
         of = f" of {found.num_shared} shared coordinates" if laplace.num_blocks else ""
         method = f"importance sampling{of} by {found.num_draws} draws at the nodes, k-hat {found.pareto_k:.2f}"
-        error = EvidenceError.of(signed, laplace.block, laplace.of_block, laplace.shared, method)
+        error = EvidenceError.of(signed, laplace.block, laplace.of_block, shared, method)
         error.num_blocks, error.num_shared = laplace.num_blocks, laplace.num_shared
-        return error.beside(self.integral.error + found.error + left - float(error))
+        return error.beside(self.integral.error + found.error)
 
     @cached_property
     def _places(self) -> IndexMap:

@@ -16,7 +16,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import (
     empty_store,
     global_lock,
@@ -46,6 +46,8 @@ from pyro_evidence.settings import seeded
 
 Model = Callable[..., Any]
 Trace = Any
+
+PLACES = 20  # at which a model is run before it is said that it cannot be; NUTS tries a hundred
 
 
 class _Enumerate(EnumMessenger):
@@ -160,15 +162,11 @@ class LogJoint:
         with global_lock(), own_random_numbers(), own_warnings("ignore"):
             store = pyro.get_param_store()
             found = dict(store.items()), store.get_state()["constraints"]
-            statements = FirstRun(*found, self.values, shapes)
-            with empty_store():
-                trace = self._validated_run(statements)
+            trace, statements = self._first_run(partial(FirstRun, *found, self.values, shapes))
             free = [d.value for d in statements.found.values() if not d.frozen]
             if maximise and free and all(s["is_observed"] or is_discrete(s) for s in sample_nodes(trace).values()):
                 self.model = partial(parameters.with_dummy_site, self.model, free[0].new_zeros(()))
-                statements = FirstRun(*found, self.values)
-                with empty_store():
-                    trace = self._validated_run(statements)
+                trace, statements = self._first_run(partial(FirstRun, *found, self.values))
         checks.require_one_structure(trace)
         checks.check_begun(self.values, statements.begun, (*trace.stochastic_nodes, *trace.param_nodes))
         checks.check_trace(trace, self.args, self.kwargs)
@@ -177,6 +175,23 @@ class LogJoint:
             if declared.source is None or all(d.source is not declared.source for d in params.values()):
                 params[name] = declared
         return trace, {n: parameters.from_store(n, d, statements.stored.get(n)) for n, d in params.items()}
+
+    def _first_run(self, statements: Callable[[], FirstRun]) -> tuple[Trace, FirstRun]:
+        """A validated run at a random place; at others, as NUTS does, where the model has no density at the first.
+
+        Such as a simulation whose rates turn negative.  Not where the next place changes nothing of what is said.
+        """
+        said = ""
+        for places_left in reversed(range(PLACES)):
+            first = statements()
+            try:
+                with empty_store():
+                    return self._validated_run(first), first
+            except BadInput as error:
+                before, said = said, str(error)
+                if not places_left or said == before or not checks.may_be_of_place(error.__cause__):
+                    raise
+        raise AssertionError
 
     def _validated_run(self, statements: FirstRun) -> Trace:
         try:

@@ -169,3 +169,56 @@ def test_raw_units_in_single_precision() -> None:  # law: the same fit as in dou
     )
     assert float(single.log_evidence) == pytest.approx(float(double.log_evidence), abs=0.01)
     torch.testing.assert_close(single.mode["w"].double(), double.mode["w"], rtol=0.02, atol=1e-6)
+
+
+def measured_with_an_error(seen: Tensor, y: Tensor) -> None:
+    """A line on a predictor of which only measurements are known."""
+    slope = pyro.sample("slope", dist.Normal(0.0, 2.0))
+    spread = pyro.sample("spread", dist.HalfNormal(2.0))
+    noise = pyro.sample("noise", dist.HalfNormal(1.0))
+    with pyro.plate("rows", len(y)):
+        x = pyro.sample("x", dist.Normal(0.0, spread))
+        pyro.sample("seen", dist.Normal(x, 0.5), obs=seen)
+        pyro.sample("y", dist.Normal(slope * x, noise), obs=y)
+
+
+def test_a_predictor_that_is_measured_with_an_error() -> None:  # oracle: x on paper, the three others by a grid
+    x = draw(60)
+    seen, y = x + 0.5 * draw(60, seed=1), 0.8 * x + 0.4 * draw(60, seed=2)
+    axes = [torch.linspace(*ends, 81, dtype=torch.float64) for ends in ((0.2, 1.6), (-0.8, 0.9), (-4.0, 0.2))]
+    slope, log_spread, log_noise = torch.cartesian_prod(*axes).T
+    spread, noise = log_spread.exp(), log_noise.exp()
+    variance = [spread**2 + 0.25, slope * spread**2, slope**2 * spread**2 + noise**2]
+    determinant = variance[0] * variance[2] - variance[1] ** 2
+    square = variance[2] * seen.dot(seen) - 2.0 * variance[1] * seen.dot(y) + variance[0] * y.dot(y)
+    height = -60.0 * math.log(math.tau) - 30.0 * determinant.log() - 0.5 * square / determinant
+    height += torch.distributions.Normal(0.0, 2.0).log_prob(slope)
+    height += torch.distributions.HalfNormal(2.0).log_prob(spread) + log_spread
+    height += torch.distributions.HalfNormal(1.0).log_prob(noise) + log_noise
+    exact = float(height.logsumexp(0)) + sum(math.log(float(axis[1] - axis[0])) for axis in axes)
+    posterior = LaplaceEvidence(measured_with_an_error).run(seen, y)
+    assert float(posterior.log_evidence) == pytest.approx(exact, abs=0.01)
+    draws, weights = posterior.get_samples(4000, seed=0), height.softmax(0)
+    for name, values in (("slope", slope), ("spread", spread), ("noise", noise)):
+        mean = float(weights @ values)
+        sd = float(weights @ (values - mean).square()) ** 0.5
+        assert float(draws[name].mean()) == pytest.approx(mean, abs=0.1 * sd)
+        assert float(draws[name].std()) == pytest.approx(sd, rel=0.1)
+
+
+def declining(time: Tensor, count: Tensor) -> None:
+    """A stock that falls with time, and has no density where it has fallen below zero."""
+    decline = pyro.sample("decline", dist.LogNormal(-1.0, 1.0))
+    with pyro.plate("times", len(time)):
+        pyro.sample("count", dist.Poisson(20.0 - decline * time), obs=count)
+
+
+def test_a_model_that_most_places_do_not_allow() -> None:  # oracle: the trapezoidal rule
+    time = torch.arange(1.0, 41.0, dtype=torch.float64)
+    count = torch.poisson(20.0 - 0.3 * time, generator=torch.Generator().manual_seed(0))
+    log_decline = torch.linspace(-8.0, math.log(0.4999), 4001, dtype=torch.float64)
+    decline = log_decline.exp()
+    height = torch.distributions.Poisson(20.0 - decline.unsqueeze(-1) * time).log_prob(count).sum(-1)
+    height = height + torch.distributions.Normal(-1.0, 1.0).log_prob(log_decline)
+    exact = float(height.logsumexp(0) + (log_decline[1] - log_decline[0]).log())
+    assert float(LaplaceEvidence(declining).run(time, count).log_evidence) == pytest.approx(exact, abs=0.01)

@@ -177,6 +177,7 @@ def test_what_cannot_be_trusted_is_not_added_but_said(gain: float, error: float,
     stated = found.integration_error + error + (0.0 if trusted else gain)
     assert float(found.log_evidence_error) == pytest.approx(stated)
     assert found.log_evidence_error.signed == (0.0 if trusted else gain)
+    assert (found.log_evidence_error.shared == 0.0) == trusted  # which is then in what was added
     said = [line for line in found._notes(1.0) if "beside Laplace inside" in line]
     assert len(said) == (gain > 0.1) and all(("are not added" in line) != trusted for line in said)
 

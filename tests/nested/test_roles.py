@@ -38,6 +38,27 @@ def test_one_run_of_the_model_at_each_point_tells_the_roles_of_all_sites() -> No
     assert len(runs) == NUM_POINTS
 
 
+def measured(seen: Tensor | None, y: Tensor, middle: float) -> None:
+    """A slope on a predictor that is latent: without measurements of it the signs of both can be turned."""
+    slope, scale = pyro.sample("slope", dist.Normal(0.0, 1.0)), pyro.sample("scale", dist.HalfNormal(1.0))
+    with pyro.plate("units", 8):
+        x = pyro.sample("x", dist.Normal(middle, 1.0))
+        if seen is not None:
+            pyro.sample("seen", dist.Normal(x, 0.5), obs=seen)
+        pyro.sample("y", dist.Normal(slope * x, scale), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("seen", "middle", "expected"),
+    [(SCHOOLS / 10.0, 0.0, "scale slope"), (None, 1.0, "scale slope"), (None, 0.0, "scale")],
+)
+def test_a_number_that_multiplies_many_latents_goes_with_scales(
+    seen: Tensor | None, middle: float, expected: str
+) -> None:
+    joint = LogJoint(measured, (seen, SCHOOLS / 10.0, middle))
+    assert " ".join(sites_to_marginalise(joint)) == expected
+
+
 def test_the_scale_of_a_scale_goes_with_it() -> None:
     def model(y: Tensor) -> None:
         width, mu = pyro.sample("width", dist.HalfNormal(5.0)), pyro.sample("mu", dist.Normal(0.0, 5.0))

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence.posterior.diagnostics import FEWEST_WEIGHTED
 from tests.models_for_tests.posterior_models import (
     ard,
     fitted_linear,
@@ -151,3 +152,4 @@ def test_of_a_model_without_latents() -> None:
     found = LaplaceEvidence(params_alone, stop=Stop(progress=False)).run(y)
     assert found.table().rows["mu"]["sd"] == pytest.approx(3.0**-0.5, rel=1e-6)
     found.summary()
+    assert found.diagnostics()["effective_sample_size"] == FEWEST_WEIGHTED  # all weights are one, at whatever price
