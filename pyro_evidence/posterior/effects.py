@@ -13,7 +13,7 @@ def _site(label: str) -> str:
     return label.partition("[")[0].partition(":")[0]
 
 
-def _of_formula(posterior: Any) -> Any:
+def of_formula(posterior: Any) -> Any:
     """The model that a formula made.
 
     :raises BadInput: for another one.
@@ -35,7 +35,7 @@ def _rows(every: Table, sites: Iterable[str]) -> Table:
 
 def fixed_effects(posterior: Any) -> Table:
     """The fixed effects, of formulas for parameters too."""
-    dims = _of_formula(posterior).dims
+    dims = of_formula(posterior).dims
     return _rows(posterior.table(), (site for site, along in dims.items() if along[0].startswith("coefficient")))
 
 
@@ -44,7 +44,7 @@ def group_effects(posterior: Any, group: str) -> Table:
 
     :raises BadInput: for a name that no grouping has.
     """
-    model = _of_formula(posterior)
+    model = of_formula(posterior)
     sites = [site for site, along in model.dims.items() if along[0] == group]
     if not sites:
         known = sorted({along[0] for site, along in model.dims.items() if site.startswith("u_")})
@@ -61,6 +61,6 @@ def group_effects(posterior: Any, group: str) -> Table:
 
 def variances(posterior: Any) -> Table:
     """Standard deviations of groups, their correlations, and the parameters of the family."""
-    dims, every = _of_formula(posterior).dims, posterior.table()
+    dims, every = of_formula(posterior).dims, posterior.table()
     others = {site for site, along in dims.items() if site.startswith("u_") or along[0].startswith("coefficient")}
     return _rows(every, {_site(label) for label in every.rows} - others)

@@ -20,6 +20,7 @@ from pyro_evidence.fitting.process_state import own_random_numbers, without_vali
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values
+from pyro_evidence.posterior.effects import of_formula
 from pyro_evidence.program.checks import Arguments, new_data
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import hermite, unwrapped
@@ -27,6 +28,7 @@ from pyro_evidence.program.simulate import NewLevels, vectorised
 from pyro_evidence.settings import check_count, check_seed, quantile_levels
 from pyro_evidence.structure.network import tangent_at
 
+KINDS = ("response", "link", "population")
 Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
 
 
@@ -154,6 +156,7 @@ class PredictivePosterior(Posterior):
         site: str | None = None,
         num_samples: int = NUM_DRAWS,
         seed: int = 0,
+        kind: str = "response",
         **kwargs: Any,
     ) -> Any:
         """Means of new data, or class probabilities, averaged over the posterior at fixed hyperparameters.
@@ -168,6 +171,8 @@ class PredictivePosterior(Posterior):
         :param site: the observed site, where there are several.
         :param num_samples: draws of the latents, half of them mirror images of the others.
         :param seed: of the draws, fixed unless you change it: a prediction is a number to report.
+        :param kind: of a formula's model, in place of the ``"response"``: the linear predictor, its ``"link"``, without
+            noise, or the ``"population"``, a response whose group has no effects; a frame needs no groups then.
         :return: shape ``(N,)`` (for a Bernoulli site the probability of 1), ``(N, C)`` for a categorical one; a pair
             with ``return_std``; ``(Q,) + shape`` for quantiles.
         :raises BadInput: for ``return_std`` with ``quantiles``, when the model cannot be run on the arguments, and for
@@ -175,6 +180,10 @@ class PredictivePosterior(Posterior):
 
         >>> mean, sd = posterior.predict(X_new, return_std=True)  # doctest: +SKIP
         """
+        if kind != "response":
+            return self._of_kind(kind, args, kwargs, num_samples, seed, quantiles is not None).told(
+                return_std, quantiles
+            )
         if not return_std and quantiles is None and site is None:
             exact = self._class_probabilities(args, kwargs, hermite, num_samples, seed)
             if exact is not None:
@@ -182,6 +191,25 @@ class PredictivePosterior(Posterior):
         joint = self._with(args, kwargs)
         found = chosen(predictions(self, joint, num_samples, seed, 0 if quantiles is None else num_samples), site)
         return found.told(return_std, quantiles)
+
+    def _of_kind(
+        self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int, drawn: bool
+    ) -> SitePrediction:
+        """A prediction that only the model of a formula knows.
+
+        :raises BadInput: for another model, or a kind that there is not.
+        """
+        if kind not in KINDS or kwargs or len(args) > 1:
+            raise BadInput(
+                f"predict(kind={kind!r}); expected one of {KINDS}, and a frame, or nothing for the fit's rows."
+            )
+        model, link = of_formula(self), kind == "link"
+        joint = self._with(model.arguments(*args, groups=kind != "population"), {})
+        joint.model = model.seen(lambda eta, _: eta) if link else model
+        found = predictions(
+            self, joint, num_samples, seed, num_samples * drawn, linear=link and self._is_normal and not drawn
+        )
+        return chosen(found, None)
 
     def forecast(
         self,

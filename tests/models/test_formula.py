@@ -306,6 +306,34 @@ def test_groups_that_are_new_come_after_the_others(frame: Any) -> None:
     )
 
 
+def test_the_population_has_no_groups_and_the_link_no_noise(frame: Any) -> None:
+    model, data = mixed("k ~ x + (x | g)", frame, family="poisson")
+    found, rows = fit(model, data), frame.head(4)
+    b, u = found.hyperparameters["b"], found.predict(rows, kind="link")
+    X, g, _, Z = model.arguments(rows)
+    torch.testing.assert_close(found.predict(rows[["x"]], kind="population"), (X @ b).exp(), rtol=1e-9, atol=0.0)
+    draws = found.get_samples(20_000, seed=0)["u_g"]
+    expected = X @ b + (Z * draws[:, g]).sum(-1)
+    mean, sd = found.predict(rows, kind="link", return_std=True)
+    torch.testing.assert_close(mean, expected.mean(0), rtol=0.0, atol=0.01)
+    torch.testing.assert_close(sd, expected.std(0), rtol=0.03, atol=0.0)
+    torch.testing.assert_close(found.predict(kind="link")[:4], u, rtol=1e-9, atol=1e-9)
+    low, high = found.predict(rows, kind="link", quantiles=[0.05, 0.95], num_samples=4000)
+    torch.testing.assert_close(high - low, 2.0 * 1.645 * sd, rtol=0.05, atol=0.0)
+
+
+def test_a_prediction_of_another_kind_is_refused(frame: Any) -> None:
+    model, data = mixed("y ~ x + (1 | g)", frame)
+    found = fit(model, data)
+    with pytest.raises(BadInput, match=r"predict\(kind='terms'\); expected one of \('response', 'link', 'population'"):
+        found.predict(frame, kind="terms")
+    with pytest.raises(BadInput, match="frame has no column 'x'"):
+        found.predict(frame[["g"]], kind="population")
+    other = LaplaceEvidence(by_hand, stop=Stop(progress=False)).run(data[0], *data[1:3], data[0], data[-1])
+    with pytest.raises(BadInput, match="expected a model that"):
+        other.predict(kind="link")
+
+
 def test_transformations_keep_the_centre_of_the_fit(frame: Any) -> None:
     model, data = mixed("y ~ scale(x) + (1 | g)", frame)
     X, *_ = model.arguments(frame.head(2))

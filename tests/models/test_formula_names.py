@@ -102,6 +102,7 @@ RIGHT = [
     "x + (x || g) + (1 | h)",
     "0 + offset(t) + (0 + x | g) + (1 | g / h)",
     "np.log(t) + bs(x, df=4)",
+    "h + s(x, by=h, k=3) + s(t, bs='cc', k=4) + (1 | g)",
 ]
 
 

@@ -1,9 +1,9 @@
 """A data frame as the tensors of a mixed model: fixed effects, what varies by group, groups, response."""
 
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
 from types import SimpleNamespace
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.formula.terms import Formula, Varying
+from pyro_evidence.models.formula.smooths import SmoothColumns
+from pyro_evidence.models.formula.terms import SMOOTHS, Formula, Smooth, Varying
+from pyro_evidence.models.gmrf import Neighbours
 
 Frame = Any  # a pandas.DataFrame
 ENVIRONMENT = "formulae.environment"
@@ -56,11 +58,13 @@ class FrameDesign:
     :ivar formula: taken apart.
     :ivar kind: what its response may be, as a family says.
     :ivar frame: the rows without gaps, of the columns that the formula names.
+    :ivar neighbours: pairs of names by column, for smooths over the nodes of a graph.
     """
 
     formula: Formula
     kind: str
     frame: Frame
+    neighbours: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     _built: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,12 +90,84 @@ class FrameDesign:
     @property
     def coefficients(self) -> tuple[str, ...]:
         """Names of the fixed effects."""
-        return tuple(name for name in self.names(self.formula.fixed) if self._has_intercept or name != "Intercept")
+        names = tuple(name for name in self.names(self.formula.fixed) if self._has_intercept or name != "Intercept")
+        return names + tuple(name for smooth in self.formula.smooths for name in self.smooth(smooth).fixed_names)
 
     def fixed(self, frame: Frame | None = None) -> Tensor:
         """Columns of the fixed effects, ``(N, P)``."""
         kept = [self._has_intercept or name != "Intercept" for name in self.names(self.formula.fixed)]
-        return self.matrix(self.formula.fixed, frame)[:, torch.tensor(kept, dtype=torch.bool)]
+        columns = [self.matrix(self.formula.fixed, frame)[:, torch.tensor(kept, dtype=torch.bool)]]
+        return torch.cat(
+            [*columns, *(self.smooth(s).fixed(*self.smooth_at(s, frame)) for s in self.formula.smooths)], 1
+        )
+
+    def smooth(self, smooth: Smooth) -> SmoothColumns:
+        """The columns of a smooth, as the rows of the fit place its knots."""
+        if smooth not in self._built:
+            by, numeric = smooth.by, smooth.by is not None and self._is_numeric(smooth.by)
+            names = ("",) if by is None else tuple(f":{name}" for name in self.names(f"0 + {by}"))
+            graph = self._graph(smooth)[1] if smooth.basis == "mrf" else None
+            x, _ = self.smooth_at(smooth)
+            self._built[smooth] = SmoothColumns.over(smooth, x, names, numeric, graph)
+        return self._built[smooth]
+
+    @property
+    def smooth_blocks(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Every block of a smooth's columns: its name, and those of its columns."""
+        smooths = [self.smooth(smooth) for smooth in self.formula.smooths]
+        return [block for smooth in smooths for block in zip(smooth.block_names, smooth.column_names, strict=True)]
+
+    def smooth_columns(self, frame: Frame | None = None) -> list[Tensor]:
+        """The columns of each of these blocks, ``(N, r)``."""
+        return [Z for s in self.formula.smooths for Z in self.smooth(s).blocks(*self.smooth_at(s, frame))]
+
+    def smooth_at(self, smooth: Smooth, frame: Frame | None = None) -> tuple[Tensor, Tensor]:
+        """The values that a smooth is a function of ``(N, d)``, and the columns that it is multiplied by ``(N, B)``.
+
+        :raises BadInput: for words, numbers that are not finite, nodes that the graph has not.
+        """
+        if smooth.basis == "mrf":
+            nodes, _ = self._graph(smooth)
+            names = (self.frame if frame is None else frame)[smooth.covariates[0]].astype(str)
+            if unknown := sorted(set(names) - set(nodes)):
+                raise BadInput(
+                    f"{smooth.text}: {unknown[0]!r} is none of the {len(nodes)} nodes of the graph, {nodes}."
+                )
+            x = torch.tensor([[float(nodes.index(name))] for name in names], dtype=torch.float64)
+        else:
+            for covariate in smooth.covariates:
+                if not self._is_numeric(covariate):
+                    raise BadInput(
+                        f"{smooth.text}: '{covariate}' has words; expected one column of numbers. An effect of each "
+                        f"level is (1 | {covariate}), a smooth for each level s(x, by={covariate})."
+                    )
+            x = torch.cat([self.matrix(f"0 + {covariate}", frame) for covariate in smooth.covariates], 1)
+        if not bool(x.isfinite().all()):
+            raise BadInput(
+                f"{smooth.text} has values that are not finite; expected numbers, such as log(x) of x above 0."
+            )
+        return x, x.new_ones(len(x), 1) if smooth.by is None else self.matrix(f"0 + {smooth.by}", frame)
+
+    def _is_numeric(self, text: str) -> bool:
+        """Whether a term is one column of numbers."""
+        return [term.kind for _, term in _terms(self._matrices(f"0 + {text}"))] == ["numeric"] and (
+            len(self.names(f"0 + {text}")) == 1
+        )
+
+    def _graph(self, smooth: Smooth) -> tuple[list[str], Neighbours]:
+        """The nodes of a smooth's graph by name, and who is beside whom.
+
+        :raises BadInput: where there is none.
+        """
+        column = smooth.covariates[0]
+        pairs = [tuple(str(name) for name in pair) for pair in self.neighbours.get(column, ())]
+        if len(smooth.covariates) != 1 or not pairs or any(len(pair) != 2 for pair in pairs):
+            raise BadInput(
+                f"{smooth.text} with bs='mrf' is over the nodes of a graph; expected mixed(..., neighbours={{"
+                f"'{column}': [('a', 'b'), ...]}}), each pair of neighbours once."
+            )
+        nodes = sorted({name for pair in pairs for name in pair})
+        return nodes, Neighbours(torch.tensor([[nodes.index(name) for name in pair] for pair in pairs]))
 
     @property
     def _has_intercept(self) -> bool:
@@ -156,7 +232,7 @@ class FrameDesign:
 
     def trials_in(self, frame: Frame) -> Tensor | None:
         """The numbers of trials of each row; None where there are none, or the frame has not their columns."""
-        needed = [c for c in self.frame.columns if c in replace(self.formula, fixed="", varying=()).words]
+        needed = [c for c in self.frame.columns if c in self.formula.of_response.words]
         if self.kind != "trials" or not all(c in getattr(frame, "columns", ()) for c in needed):
             return None
         return self._trials(columns_of(frame, needed, needed)).given["trials"]
@@ -273,8 +349,8 @@ def _check_name(token: Any, after: Any, text: str, frame: Frame) -> None:
     column = not called and ("." not in name or name in frame.columns)
     if token.kind == "IDENTIFIER" and name not in FUNCTIONS and not column:
         raise BadInput(
-            f"'{text}' has '{name}'; expected columns of the frame, and of functions {', '.join(FUNCTIONS)}. Put what "
-            f"is to be computed otherwise into a column of the frame first."
+            f"'{text}' has '{name}'; expected columns of the frame, and of functions {', '.join(FUNCTIONS)}. What "
+            f"is computed otherwise goes into a column of the frame first. Smooths stand between plus signs: {SMOOTHS}."
         )
 
 

@@ -1,6 +1,6 @@
 """A mixed model from a formula and a frame: a Pyro program, built from values, and its arguments."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import Parameter, Signature
@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.formula.design import Frame, FrameDesign, Response, columns_of, complete_rows
@@ -80,7 +81,7 @@ class MixedModel:
         )
         rows, dropped = len(self._designs[0].frame), f", {self.dropped} more left out" if self.dropped else ""
         blocks = [block for columns in self._sketch.columns for block in columns.blocks]
-        groups = "".join(f"; {len(self.coords[block.label])} {block.label}" for block in blocks)
+        groups = "".join(f"; {len(self.coords[block.label])} {block.label}" for block in blocks if not block.smooth)
         named = f"{self.formula}   ({self.family}, {self._sketch.family.link} link; {how})"
         return named, f"{rows} rows{dropped}{groups}"
 
@@ -92,23 +93,33 @@ class MixedModel:
     def __repr__(self) -> str:
         return f"MixedModel({self.formula!r}, family={self.family!r})"
 
-    def arguments(self, frame: Frame) -> Arguments:
+    def seen(self, function: Callable[[Tensor, Any], Tensor]) -> "MixedModel":
+        """The same model with something else in the response's place, without noise.
+
+        :param function: of the linear predictor and the distribution of the response.
+        """
+        return replace(self, _sketch=replace(self._sketch, seen=function))
+
+    def arguments(self, frame: Frame | None = None, groups: bool = True) -> Arguments:
         """The program's arguments for new rows, without the response: ``posterior.predict(frame)`` takes these.
 
         Groups that the fit has not seen get effects drawn from their distribution.  Numbers of trials are among the
         arguments where the frame has the columns that they are made of.
 
-        :param frame: a ``pandas.DataFrame`` with the columns of the right-hand side.
+        :param frame: a ``pandas.DataFrame`` with the columns of the right-hand side; None for the rows of the fit.
+        :param groups: False leaves their effects out; the frame needs no columns of groups then.
         :raises BadInput: for a missing value, a column that is not there, a level of a fixed effect that is new.
         """
-        right_hand_side = {w for design in self._designs for w in replace(design.formula, response="").words}
-        wanted = [c for c in self._designs[0].frame.columns if c in right_hand_side]
+        frame = self._designs[0].frame if frame is None else frame
+        parts = [replace(d.formula, response="", varying=d.formula.varying if groups else ()) for d in self._designs]
+        words = set().union(*(part.words for part in parts))
+        wanted = [c for c in self._designs[0].frame.columns if c in words]
         trials = self._designs[0].trials_in(frame)
         frame = columns_of(frame, wanted, wanted)
         gaps = [c for c in wanted if bool(frame[c].isna().any())]
         if gaps:
             raise BadInput(f"the new rows lack values of '{gaps[0]}'; expected none missing. Leave such rows out.")
-        return (*_inputs(self._designs, self._sketch, frame), *([] if trials is None else [trials]))
+        return (*_inputs(self._designs, self._sketch, frame, groups), *([] if trials is None else [trials]))
 
 
 def mixed(
@@ -118,11 +129,14 @@ def mixed(
     family: str = "gaussian",
     link: str | None = None,
     priors: Priors | str | None = None,
+    neighbours: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> tuple[MixedModel, Arguments]:
     """A mixed model as an ordinary Pyro program, and its arguments: ``LaplaceEvidence(model).run(*data)``.
 
     The formula is that of lme4 and brms: ``(days | subject)`` are correlated effects, ``(days || subject)`` independent
-    ones, ``(1 | a / b)`` nested groups, ``x * z`` interactions, ``offset(x)`` a term with coefficient one.  Behind
+    ones, ``(1 | a / b)`` nested groups, ``x * z`` interactions, ``offset(x)`` a term with coefficient one.  Smooths are
+    those of mgcv: ``s(x)``, a curve, ``s(x, k=20)`` of more functions, ``s(x, by=g)`` one a level, ``s(x, z)`` and
+    ``t2(x, z)`` surfaces, ``s(day, bs="cc", knots=[0, 365])`` of a period, ``s(g, bs="mrf")`` over a graph.  Behind
     semicolons stand formulas of other parameters, groups in them too: ``"y ~ x; sigma ~ x"`` (its logarithm, as of
     every positive one), and of counts ``zi ~ x``, the log odds of zeros beside those that they have, or
     ``hurdle ~ x``, of every zero.  Without priors fixed effects and spreads are params, found by maximum (marginal)
@@ -142,6 +156,7 @@ def mixed(
         correlations), of the family's parameters (``sigma``, ``shape``, ``phi``, ``df``, ``growth``), of ``b_sigma``
         where that has a formula: what has one is a latent site.  ``{"b": "flat"}`` gives
         restricted maximum likelihood, ``"weak"`` priors in the data's units for all; ``model.source`` states them.
+    :param neighbours: of ``s(g, bs="mrf")``: column -> pairs of values that are neighbours.
     :return: the program, and its arguments, response last.
     :raises BadInput: for a formula, a frame, a family, a link or a prior that cannot be used.
 
@@ -159,7 +174,7 @@ def mixed(
     family, chosen = chosen_family(family, link)
     _check_parameters(formulas, family, chosen)
     kept = complete_rows(formulas.values(), frame)
-    designs = tuple(FrameDesign(f, _kind(name, chosen), kept) for name, f in formulas.items())
+    designs = tuple(FrameDesign(f, _kind(name, chosen), kept, neighbours or {}) for name, f in formulas.items())
     response = designs[0].response()
     sketch = _sketch(f"{formula}  ({family}", chosen, dict(zip(formulas, designs, strict=True)), response, priors)
     coords, dims = _names(sketch, designs)
@@ -271,24 +286,34 @@ def _chosen(
     of_parameters = {f"b_{n}": weak_coefficients(d.fixed()) for n, d in designs.items() if n and d.coefficients}
     varying = [(d, v) for d in designs.values() for v in d.formula.varying]
     correlated = any(v.correlated and len(d.names(v.terms)) > 1 for d, v in varying)
-    absent = {n for n in designs if n} | (set() if correlated else {"L"}) | (set() if varying else {"sd"})
+    spreads = varying or any(d.formula.smooths for d in designs.values())
+    absent = {n for n in designs if n} | (set() if correlated else {"L"}) | (set() if spreads else {"sd"})
     return {n: text for n, text in (found | of_parameters).items() if n not in absent}
 
 
 def _blocks(design: FrameDesign, endings: Sequence[str], of_name: str, taken: set[str]) -> Iterator[Grouping]:
-    """The groupings of a formula, whose names are added to those that are taken."""
+    """The groupings of a formula, then the blocks of its smooths; their names are added to those that are taken."""
     for varying in design.formula.varying:
         coefficients = design.names(varying.terms)
         text = f"({varying.terms} {'|' if varying.correlated else '||'} {varying.group})"
         if not coefficients:
             raise BadInput(f"{text} has nothing that varies; expected terms such as (1 + x | group).")
-        label = identifier(f"{varying.group}{of_name}")
-        if taken & _words(label, endings):
-            label = identifier(f"{label}_{coefficients[0]}")
-        while taken & _words(label, endings):
-            label += "_"
-        taken |= _words(label, endings)
+        label = _label(f"{varying.group}{of_name}", coefficients[0], endings, taken)
         yield Grouping(text, label, coefficients, varying.correlated and len(coefficients) > 1)
+    for text, _ in design.smooth_blocks:
+        label = _label(f"{text}{of_name}", "", endings, taken)
+        yield Grouping(text, label, ("Intercept",), correlated=False, smooth=True)
+
+
+def _label(text: str, more: str, endings: Sequence[str], taken: set[str]) -> str:
+    """A name for a block that none of its words shares with what is taken, where they are added."""
+    label = identifier(text)
+    if more and taken & _words(label, endings):
+        label = identifier(f"{label}_{more}")
+    while taken & _words(label, endings):
+        label += "_"
+    taken |= _words(label, endings)
+    return label
 
 
 def _own(endings: Sequence[str]) -> set[str]:
@@ -299,18 +324,22 @@ def _own(endings: Sequence[str]) -> set[str]:
 def _words(label: str, endings: Sequence[str]) -> set[str]:
     """Every name that groups of that label bring into the program."""
     sites = {f"{site}_{label}{ending}" for site in ("u", "sd", "L") for ending in endings}
-    return sites | {f"{label}{ending}_groups" for ending in endings} | {label, f"num_{label}", f"Z_{label}"}
+    plates = {f"{label}{ending}_{plate}" for ending in endings for plate in ("groups", "functions")}
+    return sites | plates | {label, f"num_{label}", f"Z_{label}"}
 
 
-def _inputs(designs: Sequence[FrameDesign], sketch: Sketch, frame: Frame | None = None) -> list[Any]:
+def _inputs(
+    designs: Sequence[FrameDesign], sketch: Sketch, frame: Frame | None = None, groups: bool = True
+) -> list[Any]:
     """The arguments up to the response, what is known of it apart."""
     found: list[Any] = []
     for design, columns in zip(designs, sketch.columns, strict=True):
         found.append(design.fixed(frame))
-        for block, varying in zip(columns.blocks, design.formula.varying, strict=True):
-            found += design.index(varying, frame)
+        for block, varying in zip(columns.blocks, design.formula.varying, strict=False):  # those of smooths follow
+            found += design.index(varying, frame) if groups else (None, None)
             if not block.plain:
-                found.append(design.matrix(varying.terms, frame))
+                found.append(design.matrix(varying.terms, frame) if groups else None)
+        found += design.smooth_columns(frame)
         found += [design.offset(frame)] if columns.offset else []
     return found
 
@@ -320,8 +349,9 @@ def _names(sketch: Sketch, designs: Sequence[FrameDesign]) -> tuple[dict[str, Se
     coords: dict[str, Sequence[str]] = {}
     for design, columns in zip(designs, sketch.columns, strict=True):
         coords[f"coefficient{columns.X[1:]}"] = design.coefficients
-        for block, varying in zip(columns.blocks, design.formula.varying, strict=True):
-            coords |= {block.label: design.levels(varying), f"{block.label}_effect": block.coefficients}
+        names = [design.levels(varying) for varying in design.formula.varying] + [n for _, n in design.smooth_blocks]
+        for block, levels in zip(columns.blocks, names, strict=True):
+            coords |= {block.label: levels, f"{block.label}_effect": block.coefficients}
     dims: dict[str, Sequence[str]] = {}
     for predictor in sketch.every_predictor:
         dims |= {predictor.b.name: [f"coefficient{predictor.columns.X[1:]}"]} if predictor.b else {}

@@ -6,7 +6,7 @@ Each part has both beside each other: ``value`` runs, ``text`` writes.  The text
 import keyword
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -83,27 +83,36 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Grouping:
-    """The groups of one ``(terms | group)``, as the program names them.
+    """The groups of one ``(terms | group)``, or the columns of a smooth, as the program names them.
 
     :ivar text: as the formula has it, ``(days | subject)``.
     :ivar label: the grouping as an identifier; effects are ``u_label``, their spreads ``sd_label``.
     :ivar coefficients: names of the effects of a group.
     :ivar correlated: whether those of one group are correlated.
+    :ivar smooth: whether every row has a number for every effect, the columns of a smooth, instead of one group.
     """
 
     text: str
     label: str
     coefficients: tuple[str, ...]
     correlated: bool
+    smooth: bool = False
 
     @property
     def plain(self) -> bool:
-        """Whether the one effect is an intercept."""
+        """Whether a group has one effect, its intercept."""
         return self.coefficients == ("Intercept",)
+
+    @property
+    def plate(self) -> str:
+        """What ends the name of the plate of its effects."""
+        return "functions" if self.smooth else "groups"
 
     @property
     def arguments(self) -> list[str]:
         """What the program is given of it: the group of each row, how many there are, the columns that vary."""
+        if self.smooth:
+            return [f"Z_{self.label}"]
         return [self.label, f"num_{self.label}", *([] if self.plain else [f"Z_{self.label}"])]
 
 
@@ -123,7 +132,7 @@ class Effects:
 
     def value(self, X: Tensor, given: Mapping[str, Any]) -> Tensor:
         """What they add to the predictor, ``(N,)``."""
-        index, num, *columns = (given[name] for name in self.block.arguments)
+        first, *others = (given[name] for name in self.block.arguments)
         sd, size = self.sd.value(X), len(self.block.coefficients)
         if self.L is not None:
             scale = sd.unsqueeze(-1) * self.L.value(X)
@@ -132,9 +141,11 @@ class Effects:
             effect = dist.Normal(0.0, sd)
         else:
             effect = dist.Normal(X.new_zeros(size), sd).to_event(1)
-        with pyro.plate(f"{self.label}_groups", num):
+        with pyro.plate(f"{self.label}_{self.block.plate}", first.shape[-1] if self.block.smooth else others[0]):
             u = pyro.sample(f"u_{self.label}", effect)
-        return u[index] if self.block.plain else (columns[0] * u[index]).sum(-1)
+        if self.block.smooth:
+            return first @ u
+        return u[first] if self.block.plain else (others[1] * u[first]).sum(-1)
 
     def text(self, eta: str) -> Iterator[str]:
         """Lines of the program that add these effects to the predictor called ``eta``."""
@@ -149,10 +160,12 @@ class Effects:
             effect = f"dist.Normal(0.0, {self.sd.name})"
         else:
             effect = f"dist.Normal(X.new_zeros({size}), {self.sd.name}).to_event(1)"
-        index, num, *columns = self.block.arguments
-        yield f'with pyro.plate("{label}_groups", {num}):'
+        first, *others = self.block.arguments
+        num = f"{first}.shape[-1]" if self.block.smooth else others[0]
+        yield f'with pyro.plate("{label}_{self.block.plate}", {num}):'
         yield f'    u = pyro.sample("u_{label}", {effect})'
-        yield f"{eta} = {eta} + {f'u[{index}]' if self.block.plain else f'({columns[0]} * u[{index}]).sum(-1)'}"
+        each = f"{first} @ u" if self.block.smooth else f"u[{first}]"
+        yield f"{eta} = {eta} + {each if self.block.plain else f'({others[1]} * {each}).sum(-1)'}"
 
 
 @dataclass(frozen=True)
@@ -196,7 +209,8 @@ class Predictor:
         if self.columns.offset:
             eta = eta + given[self.columns.offset]
         for effects in self.effects:
-            eta = eta + effects.value(X, given)
+            if given[effects.block.arguments[0]] is not None:  # else those of the population, for a prediction
+                eta = eta + effects.value(X, given)
         return eta.exp() if self.exponential else eta
 
     def text(self) -> Iterator[str]:
@@ -222,6 +236,8 @@ class Sketch:
     :ivar parameters: the family's, in its order: one number each, or a predictor.
     :ivar zeros: the log odds of a zero beside those that counts have (``zi``) or of every zero (``hurdle``).
     :ivar given: further arguments with a number for each row: what is known of the response beside its values.
+    :ivar seen: what stands in the response's place without noise, from the linear predictor and the distribution of the
+        response, in a prediction of it; not in the text.
     """
 
     title: str
@@ -232,6 +248,7 @@ class Sketch:
     parameters: tuple[Quantity | Predictor, ...]
     zeros: Predictor | None
     given: tuple[str, ...]
+    seen: Callable[[Tensor, Any], Tensor] | None = None
 
     @property
     def arguments(self) -> list[str]:
@@ -267,7 +284,10 @@ class Sketch:
         if self.zeros is not None:
             base = ZeroTruncated(fn) if self.zeros.name == "hurdle" else fn
             fn = dist.ZeroInflatedDistribution(base, gate_logits=self.zeros.value(given))
-        with nullcontext() if family.response == "order" else pyro.plate("rows", len(X)):
+        if self.seen is not None:
+            value = self.seen(eta, fn)
+            fn = dist.Delta(value, event_dim=value.dim())
+        with nullcontext() if self.seen or family.response == "order" else pyro.plate("rows", len(X)):
             pyro.sample(self.response, fn, obs=given.get(self.response))
 
     @property

@@ -1,5 +1,6 @@
-"""A formula's text, taken apart: its response, its fixed part, and who varies by which group."""
+"""A formula's text, taken apart: its response, its fixed part, its smooths, and who varies by which group."""
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,6 +9,11 @@ from pyro_evidence.errors import BadInput
 
 EXAMPLE = '"response ~ fixed terms + (varying terms | group)", such as "reaction ~ days + (days | subject)"'
 WORD = re.compile(r"`[^`]+`|[^\W\d]\w*(?:\.\w+)*")
+SMOOTH = re.compile(r"\+?\s*(s|t2)\((.*)\)", re.DOTALL)
+SETTING = re.compile(r"(\w+)\s*=(?!=)\s*(.*)", re.DOTALL)
+SMOOTHS = (
+    """s(x), s(x, k=10), s(x, by=g), s(x, z), s(x, bs='cr'), s(day, bs='cc', knots=[0, 365]), s(g, bs='re'), t2(x, z)"""
+)
 OPEN, CLOSE = "([{", ")]}"
 
 
@@ -31,18 +37,48 @@ class Varying:
 
 
 @dataclass(frozen=True)
+class Smooth:
+    """One ``s(x)`` or ``t2(x, z)``.
+
+    :ivar covariates: what it is a function of, as texts.
+    :ivar basis: the name of a row of the table of bases.
+    :ivar by: the column that it is multiplied by, or of whose levels each has a function of its own.
+    :ivar size: how many basis functions are asked for; None for as many as the basis has by default.
+    :ivar knots: where they meet, or the ends of their range.
+    """
+
+    covariates: tuple[str, ...]
+    basis: str
+    by: str | None = None
+    size: int | None = None
+    knots: tuple[float, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What it is called, by its settings too where one is not the default."""
+        return f"{'t2' if self.basis == 't2' else 's'}({', '.join(self.covariates)})"
+
+
+@dataclass(frozen=True)
 class Formula:
     """A formula taken apart."""
 
     response: str
     fixed: str
     varying: tuple[Varying, ...]
+    smooths: tuple[Smooth, ...] = ()
 
     @property
     def words(self) -> set[str]:
         """Every name in it, columns and functions."""
-        text = " ".join([self.response, self.fixed, *(v.terms for v in self.varying)])
+        covariates = [c for smooth in self.smooths for c in (*smooth.covariates, smooth.by or "")]
+        text = " ".join([self.response, self.fixed, *covariates, *(v.terms for v in self.varying)])
         return {w.strip("`") for w in WORD.findall(text)} | {c for v in self.varying for c in v.columns}
+
+    @property
+    def of_response(self) -> "Formula":
+        """The response alone."""
+        return Formula(self.response, "", ())
 
 
 def parsed(text: str) -> dict[str, Formula]:
@@ -72,12 +108,47 @@ def _parsed(text: str) -> Formula:
     response, right = (side.strip() for side in text.split("~"))
     if not response or not right or not _balanced(text):
         raise BadInput(f"formula={text!r} lacks a side or a bracket; expected {EXAMPLE}.")
-    parts = list(_split(right, "+-"))
-    varying = [v for part in parts if _is_varying(part) for v in _varying(part, text)]
-    fixed = " ".join(part for part in parts if not _is_varying(part)).strip().removeprefix("+").strip() or "1"
-    if "|" in fixed:
+    fixed, varying, smooths = list[str](), list[Varying](), list[Smooth]()
+    for part in _split(right, "+-"):
+        smooth = _smooth(part)
+        if smooth and smooth.basis == "re":
+            varying += [Varying("1", _columns(":".join(smooth.covariates), text), True)]
+        elif smooth:
+            smooths.append(smooth)
+        elif _is_varying(part):
+            varying += _varying(part, text)
+        else:
+            fixed.append(part)
+    terms = " ".join(fixed).strip().removeprefix("+").strip() or "1"
+    if "|" in terms:
         raise BadInput(f"formula={text!r} has a bar outside of brackets of their own; expected {EXAMPLE}.")
-    return Formula(response, fixed, tuple(dict.fromkeys(varying)))
+    return Formula(response, terms, tuple(dict.fromkeys(varying)), tuple(dict.fromkeys(smooths)))
+
+
+def _smooth(part: str) -> Smooth | None:
+    """The smooth that a term is; its settings are literals or a column's name.
+
+    :raises BadInput: for a setting that there is not.
+    """
+    found = SMOOTH.fullmatch(part)
+    if found is None or not _balanced(found.group(2)):
+        return None
+    covariates, given = list[str](), dict[str, str]()
+    for piece in _split(found.group(2), ","):
+        setting = SETTING.fullmatch(piece.removeprefix(",").strip())
+        if setting:
+            given[setting.group(1)] = setting.group(2)
+        else:
+            covariates.append(piece.removeprefix(",").strip())
+    try:
+        values = {n: ast.literal_eval(text) for n, text in given.items() if n != "by"}
+        knots = tuple(float(knot) for knot in values.pop("knots", ()))
+        basis, size = values.pop("bs", "tp"), values.pop("k", None)
+        if values or not isinstance(basis, str) or not all(covariates) or type(size) not in (int, type(None)):
+            raise ValueError
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise BadInput(f"'{part}' in the formula; expected smooths such as {SMOOTHS}.") from error
+    return Smooth(tuple(covariates), "t2" if found.group(1) == "t2" else basis, given.get("by"), size, knots)
 
 
 def _balanced(text: str) -> bool:
