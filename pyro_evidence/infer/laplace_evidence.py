@@ -78,8 +78,8 @@ class LaplaceEvidence(Resumable):
     :param marginalise: latent sites to integrate numerically around Laplace.  None: those on positive or bounded
         support that set the spread of another site's prior or of the likelihood, multiply other sites on their way to
         the data, or enter a ``pyro.factor``, which does not say how; and beside these, up to three numbers, real ones
-        that multiply sites of many elements, such as slopes on latent predictors, and those without which few draws of the others would survive their importance weights.  ``()``: none, one Gaussian over
-        everything.
+        that multiply sites of many elements, such as slopes on latent predictors, and those without which few draws of
+        the others would survive their importance weights.  ``()``: none, one Gaussian over everything.
     :param maximise: None: the params are maximised; names: the params and these latent sites, whose prior counts
         (type-II MAP, in the site's own constrained space); ``()``: neither, all hyperparameters are held fixed.
     :param nodes: of quadrature, on each axis of each independent block (a group's effects given everything that groups
