@@ -152,4 +152,5 @@ def test_of_a_model_without_latents() -> None:
     found = LaplaceEvidence(params_alone, stop=Stop(progress=False)).run(y)
     assert found.table().rows["mu"]["sd"] == pytest.approx(3.0**-0.5, rel=1e-6)
     found.summary()
-    assert found.diagnostics()["effective_sample_size"] == pytest.approx(FEWEST_WEIGHTED)  # all weights are one, at whatever price
+    size = found.diagnostics()["effective_sample_size"]
+    assert size == pytest.approx(FEWEST_WEIGHTED)  # all weights are one, at whatever price
