@@ -1,6 +1,7 @@
 """Kernels of mixtures of probabilistic PCA against NumPy, autograd and importance sampling."""
 
 import math
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -14,6 +15,7 @@ from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.mppca import curvature as mppca_curvature
 from pyro_evidence.mppca import evidence as mppca_evidence
 from pyro_evidence.mppca import expectation as mppca_expectation
+from pyro_evidence.mppca import orbit as mppca_orbit
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
@@ -321,3 +323,31 @@ def test_centres_are_data_and_far_apart() -> None:
     assert float(torch.cdist(found, found).amax((-2, -1)).min()) > 4.0
     same = mppca_start.spread_centres(torch.ones(5, 2), torch.rand(2, 3))
     near(same, torch.ones(2, 3, 2))
+
+
+def test_displacements_across_the_orbit_do_not_turn_the_mode() -> None:
+    """``W' d`` has no antisymmetric part, and turning by an antisymmetric matrix is no displacement at all."""
+    at = analysers(blobs())
+    S = torch.tensor([[0.0, 1.0], [-1.0, 0.0]]) * torch.tensor([0.3, -1.2, 2.0])[:, None, None]
+    near(mppca_orbit.across((at.W[0] @ S).reshape(1, -1), at), torch.zeros(1, K * M * Q))
+    drawn = torch.randn(5, K * M * Q, generator=torch.Generator().manual_seed(3))
+    left = at.W[0].mT @ mppca_orbit.across(drawn, at).reshape(5, K, M, Q)
+    near(left, left.mT)
+
+
+@pytest.mark.parametrize("second", [0.7, 4.0])
+def test_turned_loadings_have_the_covariance_they_had(second: float) -> None:
+    """Any rotation under one precision of both columns; under two, angles as the density exp(-kappa sin^2) has them."""
+    at = analysers(blobs())
+    at = replace(at, alpha=torch.tensor([0.7, second]).expand(1, K, Q))
+    num = 4_000
+    W = mppca_orbit.turned(at.W.expand(num, K, M, Q), at, torch.Generator().manual_seed(0))
+    near(W @ W.mT, (at.W @ at.W.mT).expand(num, K, M, M))
+    cosine = (W * at.W).sum(-2) / (W.norm(dim=-2) * at.W.norm(dim=-2))
+    assert float(cosine.mean(0).abs().max()) < 0.08  # both signs as often
+    kappa = mppca_evidence.held_by_prior(at.alpha[0], at.W[0].square().sum(-2))[:, 0, 1]
+    Q_of = torch.linalg.lstsq(at.W.expand(num, K, M, Q), W).solution
+    sine = Q_of[..., 0, 1].square().mean(0)  # E sin^2 of the angle
+    angle = torch.linspace(-0.5 * math.pi, 0.5 * math.pi, 20_001)
+    density = (-kappa.unsqueeze(-1) * angle.sin().square()).exp()
+    near(sine, (density * angle.sin().square()).sum(-1) / density.sum(-1), 0.03)
