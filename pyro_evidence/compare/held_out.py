@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.compare.runs import EngineRun, coordinates
+from pyro_evidence.compare.runs import EngineRun
 from pyro_evidence.program.checks import require_targets
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import from_predictive, mean_rows, pointwise_rows
@@ -86,7 +86,7 @@ def held_out(of: EngineRun, joint: LogJoint, loss: Loss = misclassified_or_squar
     :param joint: the engine's density over the held-out data.
     :raises BadInput: when the model cannot be run on them.
     """
-    u, theta = coordinates(joint, of.draws), joint.initial_theta
+    u, theta = joint.latents.flat(of.draws).flatten(0, 1), joint.initial_theta
     require_targets(joint.trace(u[0], theta).nodes, joint.observed, joint.unvalidated)
     rows = pointwise_rows(joint, u, theta)
     log_density = torch.cat([v.reshape(len(u), -1) for v in rows.values()], -1).double()

@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_evidence.compare.runs import coordinates
 from pyro_evidence.laplace.tour import axes_of_length, renamed
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import responsibility_rows
@@ -75,7 +74,7 @@ def matched(joint: LogJoint, draws: Draws, reference: Tensor | None = None) -> t
     :return: renamed draws; mean responsibilities after renaming ``(N, K)``; number of label switches within
         chains.
     """
-    u = coordinates(joint, draws)
+    u = joint.latents.flat(draws).flatten(0, 1)
     resp = responsibility_rows(joint, u, joint.initial_theta)
     resp = resp.reshape(len(u), -1, resp.shape[-1])
     orders = _orders(resp, resp[0] if reference is None else reference)

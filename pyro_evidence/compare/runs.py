@@ -135,11 +135,8 @@ class NUTSRun:
 
     def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Chains:
         """Sample the model, given these data, to the end of all chains."""
-        return run_chains(self.prepared(model), (args, kwargs), self.settings)
-
-    def prepared(self, model: Model) -> Model:
-        """The model with its params lifted."""
-        return poutine.lift(model, prior=dict(self.hyperpriors)) if self.hyperpriors else model
+        lifted = poutine.lift(model, prior=dict(self.hyperpriors)) if self.hyperpriors else model
+        return run_chains(lifted, (args, kwargs), self.settings)
 
 
 @dataclass(frozen=True)
@@ -274,7 +271,7 @@ def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[st
     if lacking:  # pyro.deterministic sites: what a model on other axes calls weights
         joint = LogJoint(chains.model, *data, maximise=())
         lead = next(iter(chains.draws.values())).shape[:2]
-        rows = recorded_rows(joint, coordinates(joint, chains.draws))
+        rows = recorded_rows(joint, joint.latents.flat(chains.draws).flatten(0, 1))
         draws |= {n: v.reshape(*lead, *v.shape[1:]) for n, v in rows.items() if n in lacking}
     notes = (chains.note,) if chains.note else ()
     return EngineRun(name, draws, chains.model, 0.0, chains, "", int(chains.diverging.sum()), notes=notes)
@@ -289,12 +286,6 @@ def _with_params(model: Model, data: Data, lifted: Mapping[str, Any]) -> Model:
         return joint.substituted(joint.initial_theta) if joint.held else model
     others = {n: v for n, v in joint.held.items() if n not in lifted}
     return poutine.substitute(model, data=others) if others else model
-
-
-def coordinates(joint: LogJoint, draws: Mapping[str, Tensor]) -> Tensor:
-    """Draws ``(C, T) + site shape`` as unconstrained rows ``(C * T, D)``."""
-    parts = [p.transform.inv(draws[p.name].flatten(0, 1)) for p in joint.latents]
-    return torch.cat([v.reshape(len(v), -1) for v in parts], -1)
 
 
 def _fitted(name: str, done: Mapping[str, EngineRun]) -> Model:

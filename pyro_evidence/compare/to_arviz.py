@@ -12,7 +12,6 @@ from pyro.infer import MCMC
 from torch import Tensor
 
 from pyro_evidence.compare import chains as sampled
-from pyro_evidence.compare.runs import coordinates
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.numerics.linalg import require_memory
@@ -190,7 +189,7 @@ def _groups(chains: GroupedDraws, num_samples: int, seed: int) -> Groups:
     numbers = num_samples * (2 * joint.latents.size + 3 * sum(v.size for v in observed.values()))
     remedy = f"Take fewer draws (num_samples={NUM_CHAINS * 25})."
     require_memory(8 * numbers, f"{num_samples} draws of the latents and of the data", joint.device, remedy)
-    sites, u = joint.latents.names, coordinates(joint, chains.draws)
+    sites, u = joint.latents.names, joint.latents.flat(chains.draws).flatten(0, 1)
     prior = _or_nothing(partial(from_prior, joint, theta, num_samples, seed))
     with torch.no_grad():
         parts = u.split(min(ROWS, rows_at_once(joint)))

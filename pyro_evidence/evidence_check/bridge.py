@@ -97,9 +97,8 @@ def bridge_sampling(target: Source, draws: Draws, *, seed: int | None = 0) -> Ev
     log_joint = density.log_joint_or_nan(new)
     above = torch.where(log_joint.isnan(), -math.inf, log_joint) - proposal.log_prob(new)
     value, (over, under), num_steps = bridge(log_ratio, above, share / (1.0 + share))
-    effective = effective_draws((under - under.max()).exp().reshape(second.shape[:2]))
-    square_over, square_under = (float(importance.standard_error(terms).square()) for terms in (over, under))
-    square = square_over + square_under * len(under) / effective
+    below_error, effective = chain_error(under.reshape(second.shape[:2]))
+    square = float(importance.standard_error(over).square()) + below_error**2
     return estimated(
         f"bridge sampling, {chains.shape[0]} x {chains.shape[1]} draws",
         value,
@@ -112,7 +111,7 @@ def bridge_sampling(target: Source, draws: Draws, *, seed: int | None = 0) -> Ev
         ),
         few_draws(effective),
         (
-            square > 0.25,
+            math.sqrt(square) > 0.5,
             f"the relative error of the evidence is {math.sqrt(square):.0%}; expected below 50 %. The "
             "posterior is far from a normal. Take more draws, or tempered_smc.",
         ),
@@ -129,6 +128,13 @@ def effective_draws(chains: Tensor) -> float:
         return float(chains.numel())
     found = float(effective_sample_size(chains, chain_dim=0, sample_dim=1))
     return min(max(found, 1.0), float(chains.numel())) if math.isfinite(found) else 1.0
+
+
+def chain_error(log_terms: Tensor) -> tuple[float, float]:
+    """Standard error of the log of the mean of chains ``(C, T)`` of terms, nats, and how many draws they are worth."""
+    effective = effective_draws((log_terms - log_terms.max()).exp())
+    independent = float(importance.standard_error(log_terms.flatten()))
+    return independent * math.sqrt(log_terms.numel() / effective), effective
 
 
 def few_draws(effective: float) -> Doubt:

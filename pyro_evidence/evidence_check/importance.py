@@ -3,16 +3,10 @@
 import torch
 
 from pyro_evidence.evidence_check.modes import Modes
-from pyro_evidence.evidence_check.target import (
-    EvidenceEstimate,
-    estimated,
-    laplace_normal,
-    target_of,
-    undefined,
-)
+from pyro_evidence.evidence_check.target import EvidenceEstimate, estimated, laplace_posterior, target_of, undefined
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.evidence_error import by_more_nodes
-from pyro_evidence.laplace.tour import integral_over, smoothed_weights
+from pyro_evidence.laplace.tour import integral_over, proposal, smoothed_weights
 from pyro_evidence.numerics import importance
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.diagnostics import MANY, check_weighted
@@ -44,8 +38,7 @@ def importance_sampling(
     :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
     """
     density = target.target if isinstance(target, Modes) else target_of(target)
-    num_samples = affordable_draws(density.joint, MOST) if num_samples is None else num_samples
-    num_samples = check_weighted(num_samples)
+    num_samples = check_weighted(affordable_draws(density.joint, MOST) if num_samples is None else num_samples)
     if isinstance(target, Modes | ImportancePosterior):
         exchange = None if isinstance(target, Modes) else target.integral.exchange
         integral = integral_over(target.states, seed, num_samples, density, exchange)
@@ -53,7 +46,8 @@ def importance_sampling(
         num_modes = len(target.states)
     else:
         white = torch.randn(num_samples, density.size, generator=seeded(seed), dtype=torch.float64)
-        x, log_proposal = laplace_normal(target).drawn(white.to(density.centre))
+        laplace = laplace_posterior(target)
+        x, log_proposal = (laplace.proposal or proposal([laplace.state])).drawn(white.to(density.centre))
         log_joint = density.log_joint_or_nan(x)
         found, log_copies, num_modes = smoothed_weights(log_joint, log_proposal), 0.0, 1
     k, smooth = found.pareto_k, found.log_weights

@@ -2,9 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, check_random_start, seed_of
 
 AUTOMATIC = 16  # starts
-MOST_PERMUTATIONS = 120  # five components
+MOST_PERMUTATIONS = math.factorial(5)
 
 Axes = Mapping[str, int]  # latent site -> which axis of its value counts components
 
@@ -80,18 +79,18 @@ def find_modes(posterior: Posterior, *, start: Start = Start(), labels: Axes | N
     :raises BadInput: when an axis does not exist, or there are more than 120 relabellings.
     """
     posterior = posterior.at_mode(0) if isinstance(posterior, ImportancePosterior) else laplace_posterior(posterior)
-    problem = posterior.state.problem
-    axes, num_components = component_axes(problem.joint, posterior.state, labels)
+    state, joint = posterior.state, posterior.state.problem.joint
+    axes, num_components = component_axes(joint, labels)
     check_random_start(start)
-    starts = problem.joint.initial(start.number(AUTOMATIC), seed_of(start.seed))
-    orders = permutations(num_components) if axes else []
+    starts = joint.initial(start.number(AUTOMATIC), seed_of(start.seed))
+    orders = permutations(num_components) if axes else [()]
     with without_validation():
-        found = all_modes(posterior.state, starts, partial(_labellings, axes=axes, orders=orders or [()]))
+        found = all_modes(state, starts, lambda mode: relabelled(joint, mode.u.unsqueeze(0), axes, orders)[:, 0])
     order = sorted(found, key=lambda s: -float(s.log_evidence))
     return Modes(posterior, tuple(order), num_components)
 
 
-def component_axes(joint: LogJoint, state: LaplaceState, labels: Axes | None) -> tuple[dict[str, int], int]:
+def component_axes(joint: LogJoint, labels: Axes | None) -> tuple[dict[str, int], int]:
     """Which axis of which latent site counts components, and how many there are."""
     shapes = {p.name: p.shape for p in joint.latents}
     if labels is None:
@@ -124,8 +123,3 @@ def permutations(num_components: int) -> list[tuple[int, ...]]:
             f"modes are apart, use labels={{}} and add log {num_components}!."
         )
     return list(itertools.permutations(range(num_components)))
-
-
-def _labellings(mode: LaplaceState, axes: Axes, orders: Sequence[tuple[int, ...]]) -> Tensor:
-    """A mode with its components in each of some orders, ``(K!, D)``."""
-    return relabelled(mode.problem.joint, mode.u.unsqueeze(0), axes, orders)[:, 0]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.target import (
+    PER_COORDINATE,
     Doubt,
     EvidenceEstimate,
     Source,
@@ -20,6 +21,7 @@ from pyro_evidence.evidence_check.target import (
 )
 from pyro_evidence.fitting.process_state import within_memory, without_validation
 from pyro_evidence.numerics import derivatives, importance
+from pyro_evidence.numerics.batched import along
 from pyro_evidence.posterior.base import ROWS
 from pyro_evidence.program.predictors import log_prior_rows
 from pyro_evidence.program.simulate import latents_from_prior
@@ -31,18 +33,18 @@ def next_temperature(log_ratio: Tensor, before: float) -> float:
 
     :param log_ratio: ``log p(u, D) - log reference(u)`` of all particles, any shape.
     """
-    if _effective_share((1.0 - before) * log_ratio) >= 0.5:
+
+    def is_enough(power: float) -> bool:
+        effective = importance.effective_sample_size((power - before) * log_ratio)
+        return bool(effective >= 0.5 * log_ratio.numel())
+
+    if is_enough(1.0):
         return 1.0
     low, high = before, 1.0
-    for _ in range(60):  # halvings, to the last digit
+    while high - low > torch.finfo(log_ratio.dtype).eps:
         middle = 0.5 * (low + high)
-        low, high = (middle, high) if _effective_share((middle - before) * log_ratio) >= 0.5 else (low, middle)
+        low, high = (middle, high) if is_enough(middle) else (low, middle)
     return high
-
-
-def _effective_share(log_weights: Tensor) -> float:
-    w = (log_weights - log_weights.max()).exp()
-    return float(w.sum().square() / w.square().sum() / w.numel())
 
 
 NUM_GROUPS = 16  # independent runs, whose spread is the standard error
@@ -82,16 +84,10 @@ class Particles:
         value = (1.0 - b) * self.log_prior + b * self.log_joint
         return value, (1.0 - b) * self.prior_slope + b * self.joint_slope
 
-    def placed(self, x: Tensor) -> "Particles":
-        """The same particles at other places."""
-        return replace(self, **_heights(self.target, x))
-
     def moved(self, rows: Tensor, there: "Particles") -> "Particles":
         """With the particles of a mask ``(G * P,)`` where they are in ``there``."""
-        new: dict[str, Any] = {}
-        for name in PLACES:
-            old = getattr(self, name)
-            new[name] = torch.where(rows.reshape(-1, *[1] * (old.dim() - 1)), getattr(there, name), old)
+        pairs = {name: (getattr(there, name), getattr(self, name)) for name in PLACES}
+        new: dict[str, Any] = {name: torch.where(along(rows, b), a, b) for name, (a, b) in pairs.items()}
         return replace(self, **new)
 
 
@@ -113,7 +109,7 @@ def prior_particles(source: Source, num_particles: int, seed: int | None) -> Par
     """
     target, seed = target_of(source), seed_of(seed)
     advice = f"There are {NUM_GROUPS} groups of particles and {target.size} unconstrained coordinates."
-    check_count("num_particles", num_particles, 4 * max(NUM_GROUPS, target.size), advice)
+    check_count("num_particles", num_particles, PER_COORDINATE * max(NUM_GROUPS, target.size), advice)
     if target.size < len(target.active):
         raise BadInput(
             f"{len(target.active) - target.size} coordinates are pruned and have no proper prior left to start "
@@ -178,7 +174,7 @@ def hmc_step(swarm: Particles) -> tuple[Particles, float]:
     before = value - 0.5 * momentum.square().sum(-1)
     for _ in range(LEAPFROGS):
         momentum = momentum + 0.5 * lengths * (gradient @ tril)
-        there = there.placed(there.x + lengths * (momentum @ tril.mT))
+        there = replace(there, **_heights(there.target, there.x + lengths * (momentum @ tril.mT)))
         value, gradient = there.tempered
         momentum = momentum + 0.5 * lengths * (gradient @ tril)
     gain = value - 0.5 * momentum.square().sum(-1) - before

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.laplace.tour import ActiveDensity, NormalMixture, proposal
-from pyro_evidence.nested.joint_posterior import Proposal
+from pyro_evidence.laplace.tour import ActiveDensity, NormalMixture
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.posterior.base import ROWS, Posterior, varies
@@ -75,6 +74,7 @@ def rounding(log_evidence: float) -> float:
     return relative_rounding(torch.float64) * (1.0 + abs(log_evidence))
 
 
+PER_COORDINATE = 4  # draws, fewer than which are too few for a covariance
 Draws = Mapping[str, Tensor]
 Doubt = tuple[bool, str]  # whether it holds, and a sentence
 Source = Posterior | LogJoint
@@ -167,7 +167,7 @@ def check_halves(target: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
     """
     half = chains.shape[1] // 2
     first, second = chains[:, :half], chains[:, half : 2 * half]
-    fewest = 4 * target.size + 10
+    fewest = PER_COORDINATE * target.size + 10
     if chains.shape[0] * half < fewest:
         raise BadInput(
             f"{chains.shape[0]} chain(s) of {chains.shape[1]} draws; expected at least {2 * fewest} draws in "
@@ -211,11 +211,3 @@ def _batched(structure: Structure) -> Density:
     """The fastest density for many rows: linear predictors pay only if the prior needs no run per row."""
     linear = structure.linear
     return linear if linear is not None and linear.gaussian else structure.density
-
-
-def laplace_normal(posterior: Posterior) -> NormalMixture | Proposal:
-    """The posterior itself as a proposal."""
-    laplace = laplace_posterior(posterior)
-    if laplace.proposal is not None:
-        return laplace.proposal
-    return proposal([laplace.state])

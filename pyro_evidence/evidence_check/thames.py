@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import biject_to, constraints
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.evidence_check.bridge import effective_draws, few_draws
+from pyro_evidence.evidence_check.bridge import chain_error, few_draws
 from pyro_evidence.evidence_check.modes import Axes, component_axes, permutations
 from pyro_evidence.evidence_check.target import (
     Draws,
@@ -57,7 +57,7 @@ def thames(
     target = target_of(posterior)
     if target.size < len(target.active):
         raise BadInput("some coordinates are pruned; expected none. Use bridge_sampling.")
-    axes, num = component_axes(target.joint, posterior.state, labels)
+    axes, num = component_axes(target.joint, labels)
     space = Labellings(target, axes, permutations(num) if axes else [()])
     first, second = check_halves(target, target.coordinates(draws))
     region = truncation_set(space, first.flatten(0, 1))
@@ -70,8 +70,7 @@ def thames(
             "converged. Run them longer."
         )
     terms = torch.where(inside, -log_density, -math.inf)
-    effective = effective_draws((terms - terms.max()).exp().reshape(second.shape[:2]))
-    error = float(importance.standard_error(terms)) * math.sqrt(len(terms) / effective)
+    error, effective = chain_error(terms.reshape(second.shape[:2]))
     log_volume, volume_error = region.log_volume(num_volume, seed)
     label = distance.argmin(0).reshape(second.shape[:2])
     share = float(inside.double().mean())

@@ -68,7 +68,7 @@ def jackknife(whole: Tensor, without: Tensor) -> tuple[Tensor, Tensor]:
     return value, ((num - 1) / num * (without - without.mean()).square().sum()).sqrt()
 
 
-FEWEST = 256  # particles, 16 in each group, below which their resampling biases the integral
+FEWEST = NUM_GROUPS**2  # particles, 16 in each group, below which their resampling biases the integral
 
 
 @within_memory

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add, mul
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -117,16 +117,13 @@ class Kernel(TensorValue):
         return None
 
     def __add__(self, other: "Kernel | float") -> "Sum":
-        return Sum((*_terms(self, Sum), *_terms(_kernel(other), Sum)))
+        return Sum(_parts(Sum, self, other))
 
     def __mul__(self, other: "Kernel | float") -> "Product":
-        return Product((*_terms(self, Product), *_terms(_kernel(other), Product)))
+        return Product(_parts(Product, self, other))
 
-    def __radd__(self, other: "Kernel | float") -> "Sum":
-        return self + other
-
-    def __rmul__(self, other: "Kernel | float") -> "Product":
-        return self * other
+    __radd__ = __add__
+    __rmul__ = __mul__
 
 
 def check_inputs(X: Tensor, Z: Tensor | None = None) -> None:
@@ -162,12 +159,10 @@ def _check(kernel: str, name: str, setting: Setting) -> None:
         )
 
 
-def _kernel(other: "Kernel | float") -> Kernel:
-    return other if isinstance(other, Kernel) else Constant(other)
-
-
-def _terms(kernel: Kernel, kind: type["CompositeKernel"]) -> tuple[Kernel, ...]:
-    return kernel.parts if isinstance(kernel, kind) else (kernel,)
+def _parts(kind: type["CompositeKernel"], *given: Kernel | float) -> tuple[Kernel, ...]:
+    """What a sum or a product of some kernels is made of; a number is a constant kernel."""
+    kernels = [each if isinstance(each, Kernel) else Constant(each) for each in given]
+    return tuple(part for each in kernels for part in (each.parts if isinstance(each, kind) else (each,)))
 
 
 def value_of(setting: Setting, like: Tensor) -> Tensor:
@@ -200,39 +195,34 @@ def per_input(setting: Setting, X: Tensor, kernel: str, name: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class CompositeKernel(Kernel):
-    """A kernel made of others."""
+    """A kernel made of others, whose covariances and variances are put together alike."""
 
     parts: tuple[Kernel, ...]
+    combine: ClassVar[Callable[..., Any]]
+
+    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        """Of the parts' covariances."""
+        return reduce(type(self).combine, (part.covariance(X, Z) for part in self.parts))
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """Of the parts' variances."""
+        return reduce(type(self).combine, (part.diagonal(X) for part in self.parts))
 
     def resolved(self: Whole, read: Read, name: str = "kernel") -> Whole:
         """Parts are numbered: ``kernel.0.variance``."""
         return type(self)(tuple(part.resolved(read, f"{name}.{i}") for i, part in enumerate(self.parts)))
 
 
-@dataclass(frozen=True, eq=False)
 class Sum(CompositeKernel):
     """The covariance of a sum of independent functions.  Made by ``+``."""
 
-    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        """Sum of the parts' covariances."""
-        return reduce(add, (part.covariance(X, Z) for part in self.parts))
-
-    def diagonal(self, X: Tensor) -> Tensor:
-        """Sum of the parts' variances."""
-        return torch.stack([part.diagonal(X) for part in self.parts]).sum(0)
+    combine = staticmethod(add)
 
 
-@dataclass(frozen=True, eq=False)
 class Product(CompositeKernel):
     """The product of covariances, which is one.  Made by ``*``; let only one factor have a variance to learn."""
 
-    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        """Product of the parts' covariances."""
-        return reduce(mul, (part.covariance(X, Z) for part in self.parts))
-
-    def diagonal(self, X: Tensor) -> Tensor:
-        """Product of the parts' variances."""
-        return torch.stack([part.diagonal(X) for part in self.parts]).prod(0)
+    combine = staticmethod(mul)
 
 
 class Stationary(Kernel):

@@ -23,12 +23,18 @@ from pyro_evidence.structure import network
 from pyro_evidence.structure.network import Activation
 
 
+@dataclass(frozen=True, eq=False)
 class NetworkKernel(Kernel):
-    """Kernels that are the mean product of a hidden unit's two outputs."""
+    """Kernels that are the mean product of a hidden unit's two outputs.
 
-    weight_variance: Setting
-    bias_variance: Setting
-    variance: Setting
+    :param weight_variance: of the weights from input to hidden units, ``()`` or ``(D,)``.
+    :param bias_variance: of the hidden units' biases.
+    :param variance: of the output weights, times the number of hidden units.
+    """
+
+    weight_variance: Setting = LEARNED
+    bias_variance: Setting = LEARNED
+    variance: Setting = LEARNED
 
     def product(self, a: Tensor, b: Tensor, cross: Tensor) -> Tensor:
         """``E[h(p) h(q)]`` for ``p`` and ``q`` Gaussian with variances ``a``, ``b`` and covariance ``cross``."""
@@ -51,44 +57,27 @@ class NetworkKernel(Kernel):
         return value_of(self.bias_variance, X) + (weight * X.square()).sum(-1)
 
 
-@dataclass(frozen=True, eq=False)
 class Arcsine(NetworkKernel):
     """Hidden units ``erf(.)``: arcsines.  Williams (1998), eq. 11; Rasmussen and Williams (2006), eq. 4.29.
 
     Units ``tanh(.)`` are within 0.04 of ``erf(sqrt(pi) / 2 .)``, which is this kernel with ``weight_variance`` and
     ``bias_variance`` multiplied by pi / 4; :class:`RandomNetwork` has no such error.
-
-    :param weight_variance: of the weights from input to hidden units, ``()`` or ``(D,)``.
-    :param bias_variance: of the hidden units' biases.
-    :param variance: of the output weights, times the number of hidden units.
     """
-
-    weight_variance: Setting = LEARNED
-    bias_variance: Setting = LEARNED
-    variance: Setting = LEARNED
 
     def product(self, a: Tensor, b: Tensor, cross: Tensor) -> Tensor:
         """``2 / pi arcsin(2 c / sqrt((1 + 2 a)(1 + 2 b)))``."""
         return 2.0 / math.pi * (2.0 * cross / ((1.0 + 2.0 * a) * (1.0 + 2.0 * b)).sqrt()).asin()
 
 
-@dataclass(frozen=True, eq=False)
 class ArcCosine(NetworkKernel):
-    """Hidden units ``relu(.)``: the arc-cosine kernel of order 1.  Cho and Saul (2009), eqs. 1 and 6.
-
-    Its settings are those of :class:`Arcsine`.
-    """
-
-    weight_variance: Setting = LEARNED
-    bias_variance: Setting = LEARNED
-    variance: Setting = LEARNED
+    """Hidden units ``relu(.)``: the arc-cosine kernel of order 1.  Cho and Saul (2009), eqs. 1 and 6."""
 
     def product(self, a: Tensor, b: Tensor, cross: Tensor) -> Tensor:
         """``(sqrt(a b - c^2) + c (pi - angle)) / 2 pi``, the angle that between both units' inputs."""
         norm = (a * b).sqrt()
         squared = norm.square() - cross.square()
         inside = squared > 1e-14 * norm.square()  # the angle is not 0: its derivative is finite
-        sine = torch.where(inside, torch.where(inside, squared, 1.0).sqrt(), 0.0)
+        sine = root(torch.where(inside, squared, 0.0))
         angle = torch.atan2(sine, torch.where(norm > 0, cross, 1.0))
         return (sine + cross * (math.pi - angle)) / (2.0 * math.pi)
 
@@ -99,14 +88,11 @@ class RandomNetwork(NetworkKernel):
 
     The trapezium rule converges exponentially for analytic units: for tanh the default has 10 digits while the units'
     inputs have variances below 20.  Each covariance takes ``num_nodes^2`` evaluations of the unit: meant for small
-    ``N``, and for checks.  Its settings are those of :class:`Arcsine`.
+    ``N``, and for checks.
 
     :param unit: the activation, elementwise; a named function, so that the kernel can be pickled.
     """
 
-    weight_variance: Setting = LEARNED
-    bias_variance: Setting = LEARNED
-    variance: Setting = LEARNED
     unit: Callable[[Tensor], Tensor] = torch.tanh
     num_nodes: int = 160
 

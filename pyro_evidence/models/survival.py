@@ -26,7 +26,7 @@ LEVELS = 60  # of a continued fraction whose error falls like exp(-4 sqrt(x LEVE
 FRACTION_FROM = 2.0  # where that error is below rounding
 
 
-class _Lifetime(TorchDistribution):
+class _OfArguments(TorchDistribution):
     """A distribution whose batch is that of its arguments."""
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
@@ -34,13 +34,13 @@ class _Lifetime(TorchDistribution):
         new, shape = self._get_checked_instance(type(self), _instance), torch.Size(batch_shape)
         new.__dict__.update(self.__dict__)
         for name in self.arg_constraints:
-            setattr(new, name, getattr(self, name).expand(shape))
-        super(_Lifetime, new).__init__(shape, validate_args=False)
+            setattr(new, name, getattr(self, name).expand(shape + self.event_shape))
+        super(_OfArguments, new).__init__(shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
 
 
-class LogLogistic(_Lifetime):
+class LogLogistic(_OfArguments):
     """Survival ``1 / (1 + (t / scale)^concentration)``: proportional odds.
 
     :param scale: the median, above 0, the batch's shape.
@@ -76,7 +76,7 @@ class LogLogistic(_Lifetime):
         return self.scale * ((u.log() - torch.log1p(-u)) / self.concentration).exp()
 
 
-class Gompertz(_Lifetime):
+class Gompertz(_OfArguments):
     """Hazard ``rate exp(growth t)``: the mortality of adults.
 
     :param rate: hazard at 0, above 0, the batch's shape.
@@ -108,7 +108,7 @@ class Gompertz(_Lifetime):
         return torch.log1p(-torch.log1p(-u) * self.growth / self.rate) / self.growth
 
 
-class PiecewiseExponential(_Lifetime):
+class PiecewiseExponential(_OfArguments):
     """A hazard that is constant between cuts, times a ratio of each row; Friedman (1982).
 
     With a random walk as ``log_hazard`` this is a Cox model with a smooth baseline.  Nothing of rows times pieces is
@@ -191,14 +191,10 @@ def _log_survival_gamma(fn: Any, value: Tensor) -> Tensor:
     return torch.where(low, series, log_front - (above + 1.0 - a + fraction).log())
 
 
-def _log_survival_log_normal(fn: Any, value: Tensor) -> Tensor:
-    return torch.special.log_ndtr((fn.loc - value.log()) / fn.scale)
-
-
 LOG_SURVIVAL: dict[type, Callable[[Any, Tensor], Tensor]] = {
     torch.distributions.Exponential: lambda fn, value: -fn.rate * value,
     torch.distributions.Weibull: lambda fn, value: -((value / fn.scale) ** fn.concentration),
-    torch.distributions.LogNormal: _log_survival_log_normal,
+    torch.distributions.LogNormal: lambda fn, value: torch.special.log_ndtr((fn.loc - value.log()) / fn.scale),
     torch.distributions.Gamma: _log_survival_gamma,
 }
 
@@ -224,7 +220,7 @@ def log_survival(fn: Any, value: Tensor) -> Tensor:
     )
 
 
-class Censored(TorchDistribution):
+class Censored(_OfArguments):
     """A distribution of times of which some are known in part.
 
     The log density of a row is that of ``base`` where the event was seen; the log probability of a later time where it
@@ -320,15 +316,12 @@ class Censored(TorchDistribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "Censored":
         """The same times for each element of a larger batch."""
-        new, shape = self._get_checked_instance(Censored, _instance), torch.Size(batch_shape)
-        new.__dict__.update(self.__dict__)
-        new.base = self.base.expand(shape)
-        super(Censored, new).__init__(shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
+        new: Censored = super().expand(batch_shape, _instance)
+        new.base = self.base.expand(new.batch_shape)
         return new
 
 
-class CoxPartialLikelihood(TorchDistribution):
+class CoxPartialLikelihood(_OfArguments):
     """The order of the events, given who was at risk; Cox (1972).  The baseline hazard does not occur.
 
     ``torch.logcumsumexp`` has no third derivative; the sums over those at risk here have all.
@@ -383,8 +376,8 @@ class CoxPartialLikelihood(TorchDistribution):
         first = torch.searchsorted(-time, -time)
         seen = event.to(eta).cumsum(-1)
         before = seen - event.to(eta)
-        tied = seen[last] - torch.where(first > 0, seen[(first - 1).clamp(min=0)], 0.0)  # clamp: there is none before
-        number = before - torch.where(first > 0, seen[(first - 1).clamp(min=0)], 0.0)  # clamp: as above
+        earlier = torch.where(first > 0, seen[(first - 1).clamp(min=0)], 0.0)  # clamp: there is none before
+        tied, number = seen[last] - earlier, before - earlier
         share = number / tied.clamp(min=1.0)  # clamp: of rows without events, not used
         group = torch.unique_consecutive(time, return_inverse=True)[1]
         top = eta.detach().amax(-1, keepdim=True)
@@ -392,15 +385,6 @@ class CoxPartialLikelihood(TorchDistribution):
         taken = (share * sums).clamp(min=torch.finfo(eta.dtype).tiny)  # clamp: the first of those that are tied
         left = -torch.expm1(taken.log() + top - at_risk)
         return torch.where(event, eta - at_risk - torch.where(share > 0, left, 1.0).log(), 0.0).sum(-1)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "CoxPartialLikelihood":
-        """The same rows for each element of a larger batch."""
-        new, shape = self._get_checked_instance(CoxPartialLikelihood, _instance), torch.Size(batch_shape)
-        new.__dict__.update(self.__dict__)
-        new.log_ratio = self.log_ratio.expand(*shape, self.log_ratio.shape[-1])
-        super(CoxPartialLikelihood, new).__init__(shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
 
 def concordance(time: Tensor, event: Tensor, risk: Tensor) -> float:

@@ -18,7 +18,7 @@ from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS
 from pyro_evidence.program.log_joint import LogJoint, Trace
 from pyro_evidence.program.parameters import check_kind
-from pyro_evidence.program.sites import bijection
+from pyro_evidence.program.sites import bijection, innermost
 from pyro_evidence.settings import seeded
 
 NUM_DRAWS = 48  # of each density that is looked at
@@ -107,7 +107,9 @@ def _child(name: str, fn: Any) -> Child | None:
     try:
         draws = fn.sample((num,)).detach()
         points = draws if support.is_discrete else _mirrored(name, fn, draws)
-        usable = bool(torch.isfinite(fn.log_prob(points)).all()) and (not support.is_discrete or _is_count(fn))
+        # larger values of a count mean more, which is not so of categories
+        ordered = fn.event_dim == 0 and not isinstance(innermost(fn), torch.distributions.Categorical)
+        usable = bool(torch.isfinite(fn.log_prob(points)).all()) and (ordered or not support.is_discrete)
         return Child(name, points, support.is_discrete) if usable else None
     except (NotImplementedError, RuntimeError, ValueError, AssertionError):  # a chain that was not told its length
         return None
@@ -133,14 +135,6 @@ def _has_a_mean(fn: Any) -> bool:
         return is_affine(bijection("", fn)) and isinstance(fn.mean, Tensor)
     except (NotImplementedError, AttributeError):
         return False
-
-
-def _is_count(fn: Any) -> bool:
-    """Whether larger values mean more, which is not so of categories."""
-    base = fn
-    while hasattr(base, "base_dist"):
-        base = base.base_dist
-    return fn.event_dim == 0 and not isinstance(base, torch.distributions.Categorical)
 
 
 def spreads(site: str, changes: Changes, here: Run) -> bool:
@@ -217,7 +211,7 @@ def multiplying(joint: LogJoint, candidates: Sequence[Coordinate], theta: Tensor
         return set()
     shape = (2 * (len(real) + 2), joint.latents.size)  # twice as many places as are needed to tell
     u = torch.randn(shape, generator=seeded(2), dtype=torch.float64).to(joint.device)
-    slope = _slopes(joint, u, theta, _log_likelihood)
+    slope = _slopes(joint, u, theta, lambda joint, trace: joint.total(trace, (*joint.discrete, *joint.observed)))
     rates = {p.name: _scaling(joint, p, u, slope) for p in (*real, *candidates)}
     seen = [p for p in candidates if bool((rates[p.name] != 0).any())]
     if not seen or not bool(torch.isfinite(slope).all()):
@@ -253,11 +247,6 @@ def _slopes(joint: LogJoint, u: Tensor, theta: Tensor, value_of: Callable[[LogJo
     value = rows.apply(one, (u, theta.expand(len(u), -1)), BATCH_NUMBERS, one)
     found = torch.autograd.grad(value.sum(), u, allow_unused=True)[0] if value.requires_grad else None
     return torch.zeros_like(u) if found is None else found.detach()
-
-
-def _log_likelihood(joint: LogJoint, trace: Trace) -> Tensor:
-    """Of the data, the discrete sites summed out."""
-    return joint.total(trace, (*joint.discrete, *joint.observed))
 
 
 def _every_state(joint: LogJoint, trace: Trace) -> Tensor:

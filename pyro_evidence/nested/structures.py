@@ -3,11 +3,13 @@
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.approximation import Problem, laplace_problem
 from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import evidence, newton
@@ -109,16 +111,16 @@ def switched(model: Model, data: Arguments, product: IndependentChoices) -> Swit
             return None
         if marginalised_sites(joint, None):
             return None
-        factors = 1.0 + SPREAD * generic_directions(1, size, joint.initial_theta)[0]
-        generic = product.with_elements(factors)
-        other = laplace_problem(LogJoint(fixed(model, generic), *data)).structure.linear
+        factors, other = 1.0 + SPREAD * generic_directions(1, size, joint.initial_theta)[0], None
+        with suppress(BadInput, UnsupportedModel, TypeError):  # generic values are nothing that a model has to bear
+            other = laplace_problem(LogJoint(fixed(model, product.with_elements(factors)), *data)).structure.linear
         if not isinstance(other, LinearDensity) or len(other.linear) != len(density.linear):
             return None
         owner = _owners(density, other, factors)
         found = None if owner is None else Switched(problem, density, owner)
         return found if found is not None and _agrees(found, model, data, product) else None
-    except (ArithmeticError, RuntimeError, ValueError, TypeError, IndexError):
-        return None  # generic values in place of zeros and ones are nothing that a model has to bear
+    except ArithmeticError:  # of one structure: fits one by one tell which have no posterior
+        return None
 
 
 def _owners(density: LinearDensity, other: LinearDensity, factors: Tensor) -> Tensor | None:
@@ -140,9 +142,11 @@ def _agrees(found: Switched, model: Model, data: Arguments, product: Independent
         choice = torch.randint(2, (1, len(sizes)), generator=generator)
         structures = product.with_choices(choice)
         joint = LogJoint(fixed(model, structures.of(0)), *data)
+        if joint.hypers.size or joint.latents.slices != found.density.joint.latents.slices:
+            return False
         u = joint.initial(1, seed=0)
         own, here = joint.log_joint(u, joint.initial_theta), found.log_joint(u, found.switches(structures))
-        if joint.hypers.size or not bool((own - here).abs() <= 1e-9 * (1.0 + own.abs())):
+        if not bool((own - here).abs() <= 1e-9 * (1.0 + own.abs())):
             return False
     return True
 

@@ -92,9 +92,10 @@ class Coordinates:
         return values, log_det
 
     def flat(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Constrained tensors to the flat vector, shape ``(D,)``."""
-        parts = [p.transform.inv(values[p.name]).reshape(-1) for p in self]
-        return torch.cat(parts) if parts else torch.zeros(0)
+        """Constrained tensors ``(...) + shape`` to flat ``(..., D)``."""
+        parts = [(p.transform.inv(values[p.name]), p) for p in self]
+        rows = [v.reshape(*v.shape[: v.dim() - len(p.unconstrained_shape)], p.size) for v, p in parts]
+        return torch.cat(rows, -1) if rows else torch.zeros(0)
 
 
 def unconstrained_shape(transform: Transform, shape: torch.Size) -> torch.Size:

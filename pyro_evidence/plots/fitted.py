@@ -93,8 +93,7 @@ def predictive_check(axes: Axes, posterior: LaplacePosterior, *, site: str | Non
     if name not in joint.observed or (site is None and len(joint.observed) > 1):
         raise BadInput(f"site={site!r}; expected one of the observed sites: {', '.join(joint.observed)}.")
     draws = posterior.get_samples(num_sets, seed=0)
-    values = [(p, draws.get(p.name, torch.zeros(num_sets, *p.shape))) for p in joint.latents]
-    u = torch.cat([p.transform.inv(v).reshape(num_sets, -1) for p, v in values], -1)
+    u = joint.latents.flat({p.name: draws.get(p.name, torch.zeros(num_sets, *p.shape)) for p in joint.latents})
     new = from_predictive(joint, posterior.state.theta, u, 0)[name].reshape(num_sets, -1).double()
     seen = joint.trace(joint.initial_u, posterior.state.theta).nodes[name]["value"].detach().reshape(-1).double()
     ends = torch.linspace(

@@ -5,7 +5,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -16,7 +16,12 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, OneHotCategorical
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.process_state import own_random_numbers, without_validation, without_validation_or_params
+from pyro_evidence.fitting.process_state import (
+    own_random_numbers,
+    within_memory,
+    without_validation,
+    without_validation_or_params,
+)
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values
@@ -89,7 +94,7 @@ class SitePrediction:
         found = [part.quantile(q.to(part), 0) for part in flat.split(max(1, HELD_NUMBERS // len(flat)), 1)]
         return torch.cat(found, -1).reshape(*q.shape, *rows.shape[1:])
 
-    def told(self, return_std: bool, quantiles: float | Sequence[float] | None) -> Any:
+    def statistics(self, return_std: bool, quantiles: float | Sequence[float] | None) -> Any:
         """What a user has asked for: the mean, with the standard deviation, or quantiles.
 
         :raises BadInput: for both, and for a distribution without a mean or variance.
@@ -134,13 +139,18 @@ class _Observed(Messenger):
             msg["value"] = fn.mean + fn.stddev * torch.randn(fn.shape(), dtype=fn.mean.dtype, device=fn.mean.device)
 
 
-class PredictivePosterior(Posterior):
-    """A posterior whose model can be run on new inputs."""
+@within_memory
+class Predictor:
+    """What predicts new data: a posterior, or an average over posteriors."""
 
-    @property
-    def _is_normal(self) -> bool:
-        """Whether draws are linear in white noise."""
-        return False
+    def _site_prediction(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], site: str | None, num_samples: int, seed: int, kept: bool
+    ) -> SitePrediction:
+        """Of an observed site at new inputs.
+
+        :param kept: whether new data are kept, for quantiles.
+        """
+        raise NotImplementedError
 
     def _class_probabilities(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], integral: Integral, num_samples: int, seed: int
@@ -188,9 +198,23 @@ class PredictivePosterior(Posterior):
             exact = self._class_probabilities(args, kwargs, hermite, num_samples, seed)
             if exact is not None:
                 return exact
+        found = self._site_prediction(args, kwargs, site, num_samples, seed, quantiles is not None)
+        return found.statistics(return_std, quantiles)
+
+
+class PredictivePosterior(Predictor, Posterior):
+    """A posterior whose model can be run on new inputs."""
+
+    @property
+    def _is_normal(self) -> bool:
+        """Whether draws are linear in white noise."""
+        return False
+
+    def _site_prediction(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], site: str | None, num_samples: int, seed: int, kept: bool
+    ) -> SitePrediction:
         joint = self._with(args, kwargs)
-        found = chosen(predictions(self, joint, num_samples, seed, 0 if quantiles is None else num_samples), site)
-        return found.told(return_std, quantiles)
+        return chosen(predictions(self, joint, num_samples, seed, num_samples if kept else 0), site)
 
     def _of_kind(
         self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int, drawn: bool
@@ -255,7 +279,7 @@ class PredictivePosterior(Posterior):
         found = chosen(parts, site)
         moments, values = found.moments, tuple(value[:, -steps:] for value in found.values)
         last = PredictiveMoments(moments.weight, moments.mean[-steps:], moments.variance[-steps:])
-        return SitePrediction(last, values, found.classes).told(return_std, quantiles)
+        return SitePrediction(last, values, found.classes).statistics(return_std, quantiles)
 
 
 def longer(joint: LogJoint, u: Tensor, theta: Tensor, steps: int) -> Arguments:
@@ -450,8 +474,3 @@ def chosen(found: Mapping[str, SitePrediction], site: str | None) -> SitePredict
     if not isinstance(site, str) or site not in found:
         raise BadInput(f"site={site!r}; expected one of the observed sites: {', '.join(found) or 'there is none'}.")
     return found[site]
-
-
-def reweighted(found: SitePrediction, weight: float) -> SitePrediction:
-    """The prediction with another weight among those that it is added to."""
-    return replace(found, moments=replace(found.moments, weight=weight))

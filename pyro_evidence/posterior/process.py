@@ -21,12 +21,10 @@ from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, new_data, same_arguments
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.predictors import hermite
-from pyro_evidence.program.simulate import in_parts, node_at, rows_at_once
+from pyro_evidence.program.predictors import NUM_NODES, hermite
+from pyro_evidence.program.simulate import node_at, rows_at_once
 from pyro_evidence.settings import check_count
 from pyro_evidence.structure.gaussian_process import function_blocks
-
-NUM_NODES = 40  # of Gauss-Hermite quadrature over one function's value
 
 
 @dataclass(frozen=True)
@@ -300,4 +298,6 @@ def latents_at(
     drawn = ProcessGuide(state).values(num_samples, generator_of(seed), new)
     if drawn is None:
         return None
-    return ((part, equal_weights(len(part[name]))) for part in in_parts(drawn, joint))
+    parts = zip(*(value.split(at_once) for value in drawn.values()), strict=True)
+    named = (dict(zip(drawn, part, strict=True)) for part in parts)
+    return ((part, equal_weights(len(part[name]))) for part in named)

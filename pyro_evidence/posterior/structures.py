@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from operator import add
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +19,7 @@ from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.nested.structures import Evaluate, Search, search, switched
 from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.predict import SitePrediction, chosen, predictions, reweighted
+from pyro_evidence.posterior.predict import Predictor, SitePrediction
 from pyro_evidence.program.branching import MOST, IndependentChoices, Model, Structures, structures_of
 from pyro_evidence.program.checks import Arguments
 from pyro_evidence.settings import Start, check_count, seed_of, seeded
@@ -32,8 +33,12 @@ NEGLIGIBLE = 1e-3  # share of the mass whose structures a prediction may leave o
 
 @within_memory
 @dataclass(frozen=True, eq=False, repr=False)
-class StructurePosterior:
+class StructurePosterior(Predictor):
     """Structures with their probabilities, and the posterior of each; draws and predictions are averages over them.
+
+    Of predictions those draws are shared out among structures by their probabilities.  Structures that hold a
+    thousandth of the mass together are left out; of more than a hundred others, the best fifty count by their
+    probabilities, and fifty at equal steps of the rest's mass stand for the rest.
 
     :ivar search: the structures that were looked at, and their log evidences.
     :ivar fit: the posterior of a structure, by a fit.
@@ -205,31 +210,15 @@ class StructurePosterior:
         there = {n: v for n, v in self.found.values.items() if bool(self.found.present[n][drawn].all())}
         return found | {name: value[drawn][order] for name, value in there.items()}
 
-    def predict(
-        self,
-        *args: Any,
-        return_std: bool = False,
-        quantiles: float | Sequence[float] | None = None,
-        site: str | None = None,
-        num_samples: int = NUM_DRAWS,
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> Any:
-        """Means of new data, or class probabilities, averaged over structures and their posteriors.
-
-        Structures that hold a thousandth of the mass together are left out; of more than a hundred others, the best
-        fifty count by their probabilities, and fifty at equal steps of the rest's mass stand for the rest.
-
-        :param args: the model's arguments at new inputs, and all other settings, as for ``LaplacePosterior.predict``.
-        :param num_samples: draws of the latents, shared out among structures by their probabilities.
-        """
-        found: list[SitePrediction] = []
+    def _site_prediction(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], site: str | None, num_samples: int, seed: int, kept: bool
+    ) -> SitePrediction:
+        found = []
         for place, share in self._shares():
-            num, member = max(2, math.ceil(share * num_samples)), self._member(place)
-            kept = 0 if quantiles is None else num
-            parts = predictions(member, member._with(args, kwargs), num, seed + place, kept)
-            found.append(reweighted(chosen(parts, site), share))
-        return reduce(lambda one, other: one + other, found).told(return_std, quantiles)
+            num = max(2, math.ceil(share * num_samples))
+            one = self._member(place)._site_prediction(args, kwargs, site, num, seed + place, kept)
+            found.append(replace(one, moments=replace(one.moments, weight=share)))
+        return reduce(add, found)
 
     def _shares(self) -> list[tuple[int, float]]:
         """Places of structures that stand for all in an average, and the weight of each."""

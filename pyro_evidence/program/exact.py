@@ -16,6 +16,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_evidence.program.enumeration import log_sum_exp, safe_log
+from pyro_evidence.program.sites import innermost
 
 INSIDE = ("base_dist", "observation_dist", "component0", "component1")  # where wrappers keep what they wrap
 INSIDE_MIXTURES = ("_mixture_distribution", "_component_distribution", "_categorical")
@@ -68,9 +69,7 @@ class WholeNumbers(Messenger):
         value = msg["value"]
         if not msg["is_observed"] or not isinstance(value, Tensor) or value.is_floating_point():
             return
-        base = msg["fn"]
-        while hasattr(base, "base_dist"):
-            base = base.base_dist
+        base = innermost(msg["fn"])
         if isinstance(base, COUNTED):
             msg["value"] = value.to(base.mean.dtype)
 

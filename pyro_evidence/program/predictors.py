@@ -150,12 +150,16 @@ def candidate_links(constraint: Any, normalised_logits: bool) -> tuple[Link, ...
 
 
 SOFTMAX: tuple[Link, ...] = (BASELINE_LOGITS, BASELINE_SOFTMAX)  # of a Categorical's, against the first class
-LOG_CONCAVE: dict[Any, tuple[Link, ...]] = {  # in a predictor behind one of these links
-    **dict.fromkeys((Normal, MultivariateNormal, Laplace, LogNormal), (IDENTITY,)),
-    **dict.fromkeys((Poisson, Exponential), (LOG,)),
-    **dict.fromkeys((Bernoulli, Binomial), (IDENTITY, LOGIT, PROBIT)),  # logits, or probabilities
-    **dict.fromkeys((Geometric, NegativeBinomial), (IDENTITY, LOGIT)),
-    **dict.fromkeys((Categorical, OneHotCategorical, Multinomial), SOFTMAX),
+SUCCESSES = (Bernoulli, Binomial, Geometric, NegativeBinomial)
+CLASSES = (Categorical, OneHotCategorical, Multinomial)
+LOG_CONCAVE: dict[tuple[str, Link], tuple[Any, ...]] = {  # in a predictor, by parameter and link
+    ("loc", IDENTITY): (Normal, MultivariateNormal, Laplace, LogNormal),
+    ("rate", LOG): (Poisson, Exponential),
+    ("logits", IDENTITY): SUCCESSES,
+    ("probs", LOGIT): SUCCESSES,
+    ("probs", PROBIT): (Bernoulli, Binomial),
+    ("logits", BASELINE_LOGITS): CLASSES,
+    ("probs", BASELINE_SOFTMAX): CLASSES,
 }
 
 
@@ -219,9 +223,8 @@ class LikelihoodTerm:
     def is_log_concave(self, trace: Trace) -> bool:
         """Whether the site's likelihood is known to be log-concave in the predictor."""
         base = unwrapped(trace.nodes[self.site]["fn"]).base
-        known = [links for kind, links in LOG_CONCAVE.items() if is_like(base, kind, base.batch_shape)]
-        by_place = self.parameter in ("loc", "rate", "logits") or self.link is not IDENTITY
-        return self.mixture is None and by_place and any(self.link in links for links in known)
+        families = LOG_CONCAVE.get((self.parameter, self.link), ())
+        return self.mixture is None and any(is_like(base, family, base.batch_shape) for family in families)
 
     def blocks(self, trace: Trace) -> Tensor:
         """The slot's values as data of coupled elements, shape ``(N, C)``."""
@@ -500,7 +503,10 @@ def moderated_output(mean: Tensor, variance: Tensor) -> Tensor:
     return torch.sigmoid(mean / (1.0 + math.pi * variance / 8.0).sqrt())
 
 
+NUM_NODES = 40  # of Gauss-Hermite quadrature over one predictor, or one value of a function
+
+
 def hermite(mean: Tensor, variance: Tensor) -> Tensor:
     """``E sigmoid(eta)`` under ``N(mean, variance)`` by 40 Gauss-Hermite nodes, shape ``(...)``."""
-    nodes, weights = nodes_and_weights(40, mean)
+    nodes, weights = nodes_and_weights(NUM_NODES, mean)
     return torch.sigmoid(mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes) @ weights

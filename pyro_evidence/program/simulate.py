@@ -249,12 +249,6 @@ def rows_at_once(joint: LogJoint) -> int:
     return max(1, HELD_NUMBERS // largest_row(joint))
 
 
-def in_parts(rows: Mapping[str, Tensor], joint: LogJoint) -> Iterator[Values]:
-    """Rows of values, as many at a time as :data:`HELD_NUMBERS` allow."""
-    parts = zip(*(value.split(rows_at_once(joint)) for value in rows.values()), strict=True)
-    return (dict(zip(rows, part, strict=True)) for part in parts)
-
-
 def largest_row(joint: LogJoint) -> int:
     """Numbers in the largest tensor of a run of the model."""
     return max(1, joint.latents.size, *(t.numel() for _, t in tensors(joint.args, joint.kwargs)))
