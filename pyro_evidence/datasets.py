@@ -57,6 +57,9 @@ def galaxies() -> Dataset:
     return _from_file("galaxies", "Roeder (1990), galaxies of the Corona Borealis region")
 
 
+WARM_UP = 200  # steps of the stochastic series that are left out
+
+
 def stochastic_series(num_data: int, *, seed: int) -> Dataset:
     r"""A noisy time series whose next value has two ways to go; inputs ``y_t``, targets ``y_{t+1}``, in (0, 1).
 
@@ -66,12 +69,12 @@ def stochastic_series(num_data: int, *, seed: int) -> Dataset:
     steps are left out; the random state of torch is left alone.
     """
     generator = torch.Generator().manual_seed(seed)
-    noise = torch.rand(num_data + 201, 3, generator=generator, dtype=torch.float64).tolist()
+    noise = torch.rand(WARM_UP + num_data + 1, 3, generator=generator, dtype=torch.float64).tolist()
     path = [noise[0][0]]
     for a, kappa, xi in noise[1:]:
         y = path[-1]
         path.append((3.0 + a) * y * (1.0 - y) if xi > 1.0 / 3.0 else 1.0 - y ** (0.5 + 0.75 * kappa))
-    y = torch.tensor(path[200:], dtype=torch.float64)
+    y = torch.tensor(path[WARM_UP:], dtype=torch.float64)
     return Dataset(y[:-1, None], y[1:], ("y_t",), "Husmeier and Taylor (1997), stochastic time series")
 
 

@@ -5,7 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)  # the middle, its half and nine tenths: what tables of posteriors report
+from pyro_evidence.display import CENTRAL
+
+QUARTILES = (0.25, 0.75)
+LEVELS = (0.5, *QUARTILES, *CENTRAL)  # the middle, its half and nine tenths: what tables of posteriors report
 NUM_LEVELS = 200  # at which two projections are compared
 
 

@@ -21,7 +21,7 @@ from pyro_evidence.evidence_check.target import (
     target_of,
 )
 from pyro_evidence.fitting.process_state import within_memory
-from pyro_evidence.laplace.tour import relabelled
+from pyro_evidence.laplace.tour import SAME, relabelled
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import Coordinate
 from pyro_evidence.posterior.base import Posterior
@@ -180,7 +180,7 @@ def truncation_set(space: Labellings, u: Tensor) -> TruncationSet:
     images = relabelled(space.target.joint, u, space.axes, space.orders)
     some = torch.stack([space.log_density(image[:10]) for image in images])
     gap = float((some - some[0]).abs().max())
-    if not gap <= 1e-8 * (1.0 + float(some[0].abs().max())):
+    if not gap <= SAME * (1.0 + float(some[0].abs().max())):
         raise BadInput(
             f"relabelling {sorted(space.axes)} changes the log joint by up to {gap:.3g} nats; expected no change. "
             "Hyperparameters or priors differ between components, so the labels mean something: use "

@@ -22,6 +22,7 @@ from pyro_evidence.laplace.approximation import (
 )
 from pyro_evidence.laplace.gradient import evidence_slope
 from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.sites import is_plate
 from pyro_evidence.settings import check_model, seed_of, seeded
 
 FACTOR = "log_evidence"  # the site that stands for the integrated latents and the data
@@ -168,11 +169,10 @@ class LaplaceMarginal:
         joint = problem.joint
         fixed = joint.latents.constrained(joint.initial_u.to(joint.dtype))
         hidden = {*fixed, *joint.observed, *joint.discrete}
-
-        def is_hidden(msg: Any) -> bool:
-            return msg["type"] == "sample" and (msg["name"] in hidden or hasattr(msg["fn"], "subsample_size"))
-
-        model = poutine.block(poutine.condition(self.model, data=fixed), hide_fn=is_hidden)
+        model = poutine.block(
+            poutine.condition(self.model, data=fixed),
+            hide_fn=lambda msg: msg["type"] == "sample" and (msg["name"] in hidden or is_plate(msg)),
+        )
         nodes = poutine.trace(model).get_trace(*args, **kwargs).nodes
         return {n: torch.as_tensor(nodes[n]["value"]) for n in joint.hypers.names}
 

@@ -27,7 +27,7 @@ CLEARLY = 0.6  # the same for what other sites leave unexplained
 NOT_A_SHIFT = 0.3  # the share of a change that no shift of the whole density explains, above which it is one of spread
 ROUNDING = 1e-6  # the share of a change that is none
 NOT_LINEAR = 0.02  # share of a change in counts that no shift of their mean explains
-EXACT = 1e-12  # share of squares that rounding leaves in float64
+EXACT = ROUNDING**2  # share of squares that rounding leaves in float64
 NUM_POINTS = 2  # random places at which the densities are looked at, at the first single real numbers zero
 MOST = 30  # coordinates that are integrated numerically
 

@@ -132,7 +132,7 @@ def _owners(density: LinearDensity, other: LinearDensity, factors: Tensor) -> Te
     choices = torch.cat([factors, factors.new_ones(1)])
     owner = (ratio.unsqueeze(-1) - choices).abs().nan_to_num(nan=torch.inf).argmin(-1)
     expected = first * choices[owner]
-    return owner if bool(((second - expected).abs() <= 1e-10 * first.abs().amax()).all()) else None
+    return owner if bool(((second - expected).abs() <= density.joint.rounding * first.abs().amax()).all()) else None
 
 
 def _agrees(found: Switched, model: Model, data: Arguments, product: IndependentChoices) -> bool:
@@ -146,7 +146,7 @@ def _agrees(found: Switched, model: Model, data: Arguments, product: Independent
             return False
         u = joint.initial(1, seed=0)
         own, here = joint.log_joint(u, joint.initial_theta), found.log_joint(u, found.switches(structures))
-        if not bool((own - here).abs() <= 1e-9 * (1.0 + own.abs())):
+        if not bool((own - here).abs() <= joint.rounding * (1.0 + own.abs())):
             return False
     return True
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.compare.comparison import Comparison, flattened
-from pyro_evidence.compare.discrepancy import gaussian_divergence, quantiles
+from pyro_evidence.compare.discrepancy import QUARTILES, gaussian_divergence, quantiles
 from pyro_evidence.compare.prequential import Prequential
 from pyro_evidence.compare.sbc import Calibration
 from pyro_evidence.display import DASHES, MARKERS, SHADE, SMALL, THIN, Axes, check_axes, with_labels
@@ -146,7 +146,7 @@ def _columns(comparison: Comparison, site: str, element: int) -> dict[str, Tenso
 
 def _density(values: Tensor, grid: Tensor) -> Tensor:
     """Kernel estimate of a density at the points of a grid, ``(G,)``."""
-    levels = quantiles(values.unsqueeze(-1), torch.tensor([0.25, 0.75]))[:, 0]
+    levels = quantiles(values.unsqueeze(-1), torch.tensor(QUARTILES))[:, 0]
     robust = torch.minimum(values.std(), (levels[1] - levels[0]) / 1.34)
     width = 0.9 * torch.where(robust > 0, robust, values.std()) * len(values) ** -0.2
     if not float(width) > 0.0:  # all draws equal: no density to show

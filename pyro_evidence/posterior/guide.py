@@ -1,6 +1,5 @@
 """A Laplace posterior where Pyro expects a guide."""
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch.distributions import constraints
 
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.tour import NormalMixture
 from pyro_evidence.nested import joint_posterior
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.nested.joint_posterior import IndexMap
@@ -165,9 +165,7 @@ class PrecisionNormal(dist.TorchDistribution):
     support = constraints.real_vector
 
     def __init__(self, loc: Tensor, precision: Precision, active: Tensor, validate_args: bool | None = None) -> None:
-        self.loc = loc
-        self.precision = precision
-        self.active = active
+        self.normal = NormalMixture(loc.new_zeros(1), loc.unsqueeze(0), (precision,), active)
         super().__init__(torch.Size(), loc.shape, validate_args=validate_args)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
@@ -177,17 +175,13 @@ class PrecisionNormal(dist.TorchDistribution):
     def sample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
         """Draws, ``sample_shape + (d,)``."""
         shape = torch.Size(sample_shape)
-        white = self.loc.new_zeros(shape.numel(), len(self.active))
-        white[:, self.active] = torch.randn(shape.numel(), len(self.loc), dtype=self.loc.dtype).to(self.loc)
-        return self.loc + self.precision.unwhiten(white)[:, self.active].reshape(*shape, -1)
+        loc = self.normal.loc
+        white = torch.randn(shape.numel(), loc.shape[-1], dtype=loc.dtype).to(loc)
+        return self.normal.unwhiten(white).reshape(*shape, -1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of ``value`` ``(..., d)``, nats."""
-        away = (value - self.loc).reshape(-1, len(self.loc))
-        rows = away.new_zeros(len(away), len(self.active))
-        rows[:, self.active] = away
-        square = self.precision.whiten(rows)[:, self.active].square().sum(-1).reshape(value.shape[:-1])
-        return 0.5 * (self.precision.log_det[0] - len(self.loc) * math.log(math.tau) - square)
+        return self.normal.log_prob(value.reshape(-1, value.shape[-1])).reshape(value.shape[:-1])
 
 
 SCALAR = torch.Size()

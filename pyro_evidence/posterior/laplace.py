@@ -1,7 +1,7 @@
 """The posterior by Laplace's approximation: evidence, hyperparameters, draws, a guide, and diagnostics."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,13 +31,12 @@ from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.predict import PredictivePosterior
 from pyro_evidence.posterior.process import ProcessGuide, latents_at
 from pyro_evidence.posterior.reweighted import ConditionalApproximations, CorrectedPosterior, LOOResult, left_out
-from pyro_evidence.posterior.sensitivity import Sensitivity, WeightedPoints, at_mode, sensitivity
+from pyro_evidence.posterior.sensitivity import Sensitivity, at_mode, sensitivity
 from pyro_evidence.posterior.summary import Rows, TableLayout, Tabulated, hyper_rows
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense, Diagonal
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, require_kept, tensors
-from pyro_evidence.program.constants import PriorConstant
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import NewLevels, affordable_draws
 from pyro_evidence.settings import check_count
@@ -207,12 +206,6 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """The Gaussian that draws, quantiles and predictions are of."""
         return self._shifted or self.state
 
-    @property
-    def _mean_shift(self) -> float:
-        """From the mode to the mean of the coordinate that moves most, standard deviations; nan where not known."""
-        shift = math.nan if self._shifted is None else self._shifted.u - self.state.u
-        return float((shift / self.state.precision.variance[0].sqrt()).abs().max()) if len(self.state.u) else 0.0
-
     def median(self, *args: Any, **kwargs: Any) -> Values:
         """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
         return self.quantiles(0.5)
@@ -348,7 +341,9 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:
         """What :meth:`diagnostics` has beside a check."""
-        curvature = self.state.problem.curvature
+        curvature, flat, u = self.state.problem.curvature, ", ".join(self.flat_sites), self.state.u
+        shift = math.nan if self._shifted is None else self._shifted.u - u
+        units = "the log evidence is the integral in the units of these sites, and no evidence to weigh models by"
         return {
             "status": self.status,
             "log_evidence": float(self.log_evidence),
@@ -356,24 +351,18 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
             "log_evidence_per_restart": self.restarts.tolist(),
             "failed_restarts": list(self.failures),
             "left_a_saddle": self.state.left_saddle,
-            "mean_shift": self._mean_shift,
+            "mean_shift": float((shift / self.state.precision.variance[0].sqrt()).abs().max()) if len(u) else 0.0,
             "gradient_norm": math.sqrt(max(self.state.decrement, 0.0)),
             "smallest_eigenvalue": self._smallest_eigenvalue(),
             "curvature": getattr(curvature, "__name__", str(curvature)),
             "num_coordinates": int(self.state.problem.active.sum()),
             "num_pruned": int((~self.state.problem.active).sum()),
-            "notes": [*rounded_inside(self._joint, self.state.u, self.state.theta), *self._flat_note],
+            "notes": [
+                *rounded_inside(self._joint, u, self.state.theta),
+                *([f"flat prior for {flat}: {units}"] if flat else []),
+            ],
             **check,
         }
-
-    @property
-    def _flat_note(self) -> list[str]:
-        """The sentence on flat priors, where there are any."""
-        flat = self.flat_sites
-        if not flat:
-            return []
-        said = "the log evidence is the integral in the units of these sites, and no evidence to weigh models by"
-        return [f"flat prior for {', '.join(flat)}: {said}"]
 
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
         """Importance sampling of the whole, or block by block."""
@@ -529,8 +518,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """
         return sensitivity(self)
 
-    def _points_along(self, constants: Sequence[PriorConstant]) -> WeightedPoints:
-        return at_mode(self, constants)
+    _points_along = at_mode
 
     def _problem_of(self, model: Model, given: Mapping[str, Any]) -> Problem:
         """The problem of another model with the same latent sites: the inner one, where sites are marginalised."""

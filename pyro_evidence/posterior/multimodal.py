@@ -30,8 +30,7 @@ from pyro_evidence.posterior.base import white_noise
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
-from pyro_evidence.posterior.sensitivity import WeightedPoints, at_draws
-from pyro_evidence.program.constants import PriorConstant
+from pyro_evidence.posterior.sensitivity import at_draws
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.settings import check_count, quantile_levels
 
@@ -158,8 +157,7 @@ class ImportancePosterior(LaplacePosterior):
             )
         return [*said, *super()._notes(until)]
 
-    def _points_along(self, constants: Sequence[PriorConstant]) -> WeightedPoints:
-        return at_draws(self, constants)
+    _points_along = at_draws
 
     def _log_evidence_of(self, fit: Fit[TypeII]) -> Tensor:
         best = fit.state.laplace

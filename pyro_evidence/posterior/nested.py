@@ -30,8 +30,7 @@ from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.guide import NestedGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
-from pyro_evidence.posterior.sensitivity import WeightedPoints, at_nodes
-from pyro_evidence.program.constants import PriorConstant
+from pyro_evidence.posterior.sensitivity import at_nodes
 from pyro_evidence.program.log_joint import Model
 
 KEPT = 2**20  # numbers of the draws that are remembered
@@ -247,8 +246,7 @@ class NestedPosterior(LaplacePosterior):
             *said,
         ]
 
-    def _points_along(self, constants: Sequence[PriorConstant]) -> WeightedPoints:
-        return at_nodes(self, constants)
+    _points_along = at_nodes
 
     def _problem_of(self, model: Model, given: Mapping[str, Any]) -> Problem:
         joint, before = self._joint, self._inside.problem

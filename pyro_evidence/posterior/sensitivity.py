@@ -267,7 +267,9 @@ def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
         active = problem.active.expand(len(theta), -1)
         mode = modes_of_rows(problem, theta, active, u)
         states = [state_of_row(problem, t, u[row], mode, row) for row, t in enumerate(theta)]
-        found = slopes(problem, states).total + _prior_slopes(problem, theta)
+        rows = theta.detach().requires_grad_()
+        prior = [pullback(problem.joint.log_hyperprior(row), rows)[k] for k, row in enumerate(rows)]
+        found = slopes(problem, states).total + torch.stack(prior)
     else:
         states = [laplace_state(problem, t, place) for t, place in zip(theta, u, strict=True)]
         found = torch.stack([slope(state).total for state in states])
@@ -275,12 +277,6 @@ def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
     places, phi = posterior._places, integral.phi[kept]
     follow = [places.whole(torch.zeros_like(phi), move) for move in moves.unbind(1)]
     return WeightedPoints(weights, found[:, steps].double(), places.whole(phi, u), torch.stack(follow, 1))
-
-
-def _prior_slopes(problem: Problem, theta: Tensor) -> Tensor:
-    """Slopes of the log prior of the marginalised sites at each row, ``(K, T)``."""
-    rows = theta.detach().requires_grad_()
-    return torch.stack([pullback(problem.joint.log_hyperprior(row), rows)[k] for k, row in enumerate(rows)])
 
 
 def at_draws(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
