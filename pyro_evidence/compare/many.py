@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.chunks import has_rows, some_rows
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Status, bar_of
@@ -247,11 +248,9 @@ def of_one_shape(sets: Sequence[Arguments]) -> list[list[int]]:
 def _with_rows(posterior: LaplacePosterior, num: int, choices: Sequence[Tensor]) -> list[Arguments]:
     """The arguments of a fit with some rows of the data: of every tensor among them with ``num`` rows."""
     args, kwargs = posterior._joint.args, posterior._joint.kwargs
-    if any(isinstance(x, Tensor) and x.dim() and len(x) == num for x in kwargs.values()):
+    if any(has_rows(x, num) for x in kwargs.values()):
         raise BadInput(f"keyword arguments have {num} rows; expected data as positional arguments: run(X, y).")
-    return [
-        tuple(x[rows] if isinstance(x, Tensor) and x.dim() and len(x) == num else x for x in args) for rows in choices
-    ]
+    return [some_rows(args, num, rows) for rows in choices]
 
 
 def engine_of(posterior: LaplacePosterior, *, held: bool = False) -> LaplaceEvidence:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.chunks import some_rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.program.log_joint import LogJoint
@@ -70,7 +71,8 @@ def prequential(engine: LaplaceEvidence, args: tuple[Any, ...], *, first: int, s
     known: dict[str, Tensor] = {}
     found = []
     for length in steps:
-        part = tuple(_cut(x, size, length) for x in args)
+        cut = some_rows(args, size, slice(length))
+        part = tuple(length if isinstance(x, int) and x == size else x for x in cut)
         run = copy.copy(engine)
         run.start = replace(engine.start, values={**(engine.start.values or {}), **known})
         posterior = run.run(*part)
@@ -82,10 +84,3 @@ def prequential(engine: LaplaceEvidence, args: tuple[Any, ...], *, first: int, s
         found.append(posterior.log_evidence)
         known = {n: v for n, v in posterior.mode.items() if length not in v.shape}  # what grows begins anew
     return Prequential(torch.tensor(steps), torch.stack(found))
-
-
-def _cut(x: Any, size: int, step: int) -> Any:
-    """An argument over the first steps."""
-    if isinstance(x, Tensor):
-        return x[:step] if x.dim() and len(x) == size else x
-    return step if isinstance(x, int) and x == size else x

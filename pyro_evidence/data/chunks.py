@@ -183,6 +183,11 @@ def few(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(x[:FEW].contiguous() if has_rows(x, size) else x for x in args)
 
 
+def some_rows(args: Sequence[Any], size: int, rows: Any) -> tuple[Any, ...]:
+    """Arguments with some rows, a slice or their numbers, of each tensor of ``size`` rows; others as they are."""
+    return tuple(x[rows] if has_rows(x, size) else x for x in args)
+
+
 def has_rows(x: Any, size: int) -> bool:
     """Whether an argument is a tensor of so many rows."""
     return isinstance(x, Tensor) and x.dim() > 0 and len(x) == size

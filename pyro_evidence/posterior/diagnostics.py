@@ -261,7 +261,9 @@ def _by_chains_until(posterior: Any, elements: Elements, u: Tensor, until: float
     sums = torch.zeros(4, num, len(elements.names), dtype=torch.float64, device=u.device)
     for drawn in hamiltonian.draws(gradient, state.precision, u[:num], active, seeded(1)):
         if drawn is not None:
-            pair = drawn[0].to(u), posterior._beside(drawn[1].to(u), u[count * num : (count + 1) * num])
+            # of the noise that the chains followed, but over several modes, which that does not choose
+            beside = posterior._unwhitened(drawn[1].to(u)) if posterior._normal else u[count * num : (count + 1) * num]
+            pair = drawn[0].to(u), beside
             z = [elements.standardised(posterior._constrained(rows)) for rows in pair]
             sums, count = sums + torch.stack([z[0], z[0].square(), z[1], z[1].square()]), count + 1
             found = by_chains(elements, sums, count) if count >= FEWEST_ROUNDS else None

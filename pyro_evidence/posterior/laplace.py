@@ -282,13 +282,6 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """What :meth:`get_samples` gives where ``drawn`` ``(S, D)`` are weighed: the same about the mean."""
         return self._constrained(drawn + (self._about_mean.u - self.state.u))
 
-    def _beside(self, white: Tensor, drawn: Tensor) -> Tensor:
-        """Draws to compare others with: those of white noise that the others followed; else ``drawn``.
-
-        Those over several modes, which the noise of a chain does not choose, and those that need inner modes.
-        """
-        return self._unwhitened(white) if self._normal else drawn
-
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Unconstrained draws to be weighed, from white noise, and their log density, nats, ``(S,)``."""
         active, precision = self.state.problem.active, self.state.precision

@@ -135,6 +135,45 @@ def test_a_batch_is_fits_one_by_one() -> None:
         assert float(posterior.log_evidences[row]) == pytest.approx(float(alone.log_evidence), abs=1e-8)
 
 
+def by_a_list(X: Tensor, y: Tensor) -> None:
+    keep = pyro.sample("keep", dist.Bernoulli(0.5), infer=BRANCHING)
+    w = pyro.sample("w", dist.Normal(0.0, [1.0, 2.0][keep.type(torch.int64) if keep in (0.0, 1.0) else keep]))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X[:, 0] * w, NOISE), obs=y)
+
+
+def by_a_table(X: Tensor, y: Tensor) -> None:
+    keep = pyro.sample("keep", dist.Bernoulli(0.5), infer=BRANCHING)
+    index = keep.long() if keep in (0.0, 1.0) else keep
+    w = pyro.sample("w", dist.Normal(0.0, torch.tensor([1.0, 2.0])[index]))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X[:, 0] * w, NOISE), obs=y)
+
+
+def by_a_probability(X: Tensor, y: Tensor) -> None:
+    keep = pyro.sample("keep", dist.Bernoulli(0.5), infer=BRANCHING)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(X)):
+        pyro.sample("other", dist.Bernoulli(0.25 + 0.5 * keep), obs=(y > 0).double())
+        pyro.sample("y", dist.Normal(X[:, 0] * w, NOISE), obs=y)
+
+
+@pytest.mark.parametrize("model", [by_a_list, by_a_table, by_a_probability])
+def test_a_model_that_bears_zeros_and_ones_alone_is_fitted_one_by_one(model: Callable[..., Any]) -> None:
+    X, y = data()
+    posterior = LaplaceEvidence(model, stop=QUIET).run(X, y)
+    alone = [LaplaceEvidence(fixed(model, {"keep": torch.tensor(k)}), stop=QUIET).run(X, y) for k in (0.0, 1.0)]
+    expected = torch.stack([one.log_evidence for one in alone])
+    order = [int(posterior.found.of(row)["keep"]) for row in (0, 1)]
+    torch.testing.assert_close(posterior.log_evidences, expected[order], rtol=1e-10, atol=0.0)
+
+
+def test_an_error_in_the_batch_itself_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_evidence.nested.structures._owners", lambda *args: [][1])
+    with pytest.raises(IndexError):
+        LaplaceEvidence(linear, stop=QUIET).run(*data())
+
+
 def test_columns_in_another_order_and_structures_recoded() -> None:
     X, y = data()
     order = torch.tensor([3, 0, 4, 1, 2])
@@ -353,6 +392,18 @@ def test_structures_are_a_product_where_their_priors_do_not_meet() -> None:
     X, y = data()
     assert isinstance(structures_of(linear, ((X, y), {})), IndependentChoices)
     assert len(structures_of(linear, ((X, y), {})).sizes) == 5
+
+
+def test_a_model_is_run_once_for_each_structure_that_is_tried() -> None:
+    X, y = data()
+    runs = []
+
+    def counted(X: Tensor, y: Tensor) -> None:
+        runs.append(len(X))
+        linear(X, y)
+
+    structures_of(counted, ((X, y), {}))
+    assert len(runs) == 11  # one, and the least, the largest and eight random structures
 
 
 def test_bars_of_inclusion() -> None:
