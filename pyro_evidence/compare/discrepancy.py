@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pyro_evidence.display import CENTRAL
 
-QUARTILES = (0.25, 0.75)
+QUARTILES = (0.25, 0.75)  # ends of the half in the middle
 LEVELS = (0.5, *QUARTILES, *CENTRAL)  # the middle, its half and nine tenths: what tables of posteriors report
 NUM_LEVELS = 200  # at which two projections are compared
 

@@ -20,7 +20,7 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, check_random_start, seed_of
 
 AUTOMATIC = 16  # starts
-MOST_PERMUTATIONS = math.factorial(5)
+MOST_PERMUTATIONS = math.factorial(5)  # of five components
 
 Axes = Mapping[str, int]  # latent site -> which axis of its value counts components
 

@@ -144,7 +144,7 @@ class Predictor:
     """What predicts new data: a posterior, or an average over posteriors."""
 
     def _site_prediction(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], site: str | None, num_samples: int, seed: int, kept: bool
+        self, new: Arguments, num_samples: int, seed: int, kept: bool, *, site: str | None, kind: str
     ) -> SitePrediction:
         """Of an observed site at new inputs.
 
@@ -190,15 +190,11 @@ class Predictor:
 
         >>> mean, sd = posterior.predict(X_new, return_std=True)  # doctest: +SKIP
         """
-        if kind != "response":
-            return self._of_kind(kind, args, kwargs, num_samples, seed, quantiles is not None).told(
-                return_std, quantiles
-            )
-        if not return_std and quantiles is None and site is None:
+        if kind == "response" and not return_std and quantiles is None and site is None:
             exact = self._class_probabilities(args, kwargs, hermite, num_samples, seed)
             if exact is not None:
                 return exact
-        found = self._site_prediction(args, kwargs, site, num_samples, seed, quantiles is not None)
+        found = self._site_prediction((args, kwargs), num_samples, seed, quantiles is not None, site=site, kind=kind)
         return found.statistics(return_std, quantiles)
 
 
@@ -211,18 +207,16 @@ class PredictivePosterior(Predictor, Posterior):
         return False
 
     def _site_prediction(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], site: str | None, num_samples: int, seed: int, kept: bool
+        self, new: Arguments, num_samples: int, seed: int, kept: bool, *, site: str | None, kind: str
     ) -> SitePrediction:
-        joint = self._with(args, kwargs)
-        return chosen(predictions(self, joint, num_samples, seed, num_samples if kept else 0), site)
-
-    def _of_kind(
-        self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int, drawn: bool
-    ) -> SitePrediction:
-        """A prediction that only the model of a formula knows.
+        """Of a kind other than the response only where the model is that of a formula.
 
         :raises BadInput: for another model, or a kind that there is not.
         """
+        args, kwargs = new
+        if kind == "response":
+            parts = predictions(self, self._with(args, kwargs), num_samples, seed, num_samples * kept)
+            return chosen(parts, site)
         if kind not in KINDS or kwargs or len(args) > 1:
             raise BadInput(
                 f"predict(kind={kind!r}); expected one of {KINDS}, and a frame, or nothing for the fit's rows."
@@ -231,7 +225,7 @@ class PredictivePosterior(Predictor, Posterior):
         joint = self._with(model.arguments(*args, groups=kind != "population"), {})
         joint.model = model.seen(lambda eta, _: eta) if link else model
         found = predictions(
-            self, joint, num_samples, seed, num_samples * drawn, linear=link and self._is_normal and not drawn
+            self, joint, num_samples, seed, num_samples * kept, linear=link and self._is_normal and not kept
         )
         return chosen(found, None)
 

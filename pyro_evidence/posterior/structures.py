@@ -211,12 +211,12 @@ class StructurePosterior(Predictor):
         return found | {name: value[drawn][order] for name, value in there.items()}
 
     def _site_prediction(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], site: str | None, num_samples: int, seed: int, kept: bool
+        self, new: Arguments, num_samples: int, seed: int, kept: bool, *, site: str | None, kind: str
     ) -> SitePrediction:
         found = []
         for place, share in self._shares():
             num = max(2, math.ceil(share * num_samples))
-            one = self._member(place)._site_prediction(args, kwargs, site, num, seed + place, kept)
+            one = self._member(place)._site_prediction(new, num, seed + place, kept, site=site, kind=kind)
             found.append(replace(one, moments=replace(one.moments, weight=share)))
         return reduce(add, found)
 
