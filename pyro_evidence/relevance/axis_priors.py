@@ -17,13 +17,10 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.numerics import newton
-from pyro_evidence.numerics.evidence import log_evidence
-from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance import mode as relevance_mode
 from pyro_evidence.relevance.mode import MOST_STEPS
 from pyro_evidence.relevance.targets import LinearTarget, Penalised, Target
-from pyro_evidence.relevance.weights import Weights
 from pyro_evidence.settings import check_count
 
 
@@ -201,7 +198,10 @@ def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
 
 
 class SparseState:
-    """What every sparse fit says of itself; subclasses are frozen dataclasses."""
+    """What every sparse fit says of itself, along the weights themselves unless a subclass has other axes.
+
+    Subclasses are frozen dataclasses.
+    """
 
     alpha: Tensor  # (K,) of every axis, inf where pruned
     active: Tensor  # (K,) bool
@@ -210,12 +210,12 @@ class SparseState:
     @property
     def prior(self) -> AxisPrior:
         """The prior, the same for each axis."""
-        raise NotImplementedError
+        return GaussianPrior()
 
-    @property
+    @cached_property
     def directions(self) -> Tensor:
         """Active axes, shape ``(M, K_active)``."""
-        raise NotImplementedError
+        return torch.eye(len(self.alpha)).to(self.x)[:, self.active]
 
     @property
     def num_active(self) -> int:
@@ -241,20 +241,6 @@ class GaussianFit:
     log_evidence: Tensor  # ()
 
 
-@torch.enable_grad()
-def gaussian_fit(weights: Weights, state: SparseState) -> GaussianFit:
-    """Curvature and Laplace log evidence at the mode, hyperparameters and axes held."""
-    target, K = weights.target.along(state.embedding), state.num_active
-    alpha = state.alpha[state.active]
-    prior = state.prior.distribution(alpha)
-    smooth = alpha if isinstance(state.prior, GaussianPrior) else torch.zeros_like(alpha)
-    density = Penalised(target, torch.cat([smooth, state.x.new_zeros(len(state.x) - K)]))
-    A = density.precision(state.x.unsqueeze(0), state.x.new_zeros(0))[0]
-    tril = cholesky(A, "the posterior precision in the active axes") if len(A) else A
-    log_joint = target.value(state.x.unsqueeze(0))[0] + prior.log_prob(state.x[:K]).sum()
-    return GaussianFit(tril, log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(A)))
-
-
 Model = Callable[..., Any]
 AXES = "axes"  # the latent site that replaces the weights
 
@@ -276,13 +262,12 @@ class OnAxes:
         w = self.directions @ pyro.sample(AXES, self.prior.to_event(1)).to(self.directions)
         pieces = w.split([math.prod(shape) for shape in self.shapes.values()])
         named = zip(self.shapes.items(), pieces, strict=True)
-        values = {n: pyro.deterministic(n, piece.reshape(shape)) for (n, shape), piece in named}
-        return _with_weights(self.model, values)(*args, **kwargs)
+        return WithWeights(self.model, {n: w.reshape(shape) for (n, shape), w in named})(*args, **kwargs)
 
 
 @dataclass(frozen=True)
 class WithWeights:
-    """The user's model with its weights fixed: what is left when every axis is pruned."""
+    """The user's model with its weights fixed, as when every axis is pruned."""
 
     model: Model
     values: dict[str, Tensor]
@@ -290,8 +275,4 @@ class WithWeights:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; the weights' prior is not counted."""
         fixed = {n: pyro.deterministic(n, v) for n, v in self.values.items()}
-        return _with_weights(self.model, fixed)(*args, **kwargs)
-
-
-def _with_weights(model: Model, values: dict[str, Tensor]) -> Model:
-    return poutine.block(poutine.condition(model, data=values), hide=list(values))
+        return poutine.block(poutine.condition(self.model, data=fixed), hide=list(fixed))(*args, **kwargs)

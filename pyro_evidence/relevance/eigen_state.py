@@ -196,8 +196,11 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, s
     :param start: where the search for the ridge mode starts, shape ``(D,)``.
     """
     if isinstance(target, LinearTarget) and ridge > 0.0 and target.is_resident and target.rest is None:
-        if WIDE * sum(p.c.numel() for p in target.parts) <= num_weights:
-            return _in_row_space(target, start, ridge, settings)
+        if WIDE * sum(p.c.numel() for p in target.parts) <= num_weights:  # mode and axes lie in the span of the rows
+            Q, _ = torch.linalg.qr(torch.cat([p.J.flatten(0, 1) for p in target.parts]).mT)  # (M, N C)
+            found = eigen_state(target.along(Q), Q.shape[1], Q.mT @ start, ridge, settings)
+            whole = replace(found.quadratic, y=Q @ found.quadratic.y, parts=target.parts)
+            return replace(found, quadratic=whole, axes=found.axes._replace(directions=Q @ found.axes.directions))
     reason = Status.CONVERGED
     with bar_of("REVM", settings.stop.progress, total=3) as bar:
         try:
@@ -222,14 +225,6 @@ def point_reached(error: SearchStopped, stop: Stop) -> Tensor:
         raise error
     warnings.warn(str(error), stacklevel=stacklevel())
     return error.reached
-
-
-def _in_row_space(target: LinearTarget, start: Tensor, ridge: float, settings: REVMSettings) -> REVMState:
-    """:func:`eigen_state` with far more weights than data: mode and axes lie in the span of the design's rows."""
-    Q, _ = torch.linalg.qr(torch.cat([p.J.flatten(0, 1) for p in target.parts]).mT)  # (M, N C)
-    found = eigen_state(target.along(Q), Q.shape[1], Q.mT @ start, ridge, settings)
-    quadratic = replace(found.quadratic, y=Q @ found.quadratic.y, parts=target.parts)
-    return replace(found, quadratic=quadratic, axes=found.axes._replace(directions=Q @ found.axes.directions))
 
 
 def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Quadratic, EigenAxes]) -> REVMState:
@@ -281,9 +276,15 @@ def warn_if_meaningless(state: REVMState) -> None:
     """Say whether every axis was pruned against the data, or the mode lies where the likelihood is flat."""
     explained = float(state.base_log_likelihood - state.null_log_likelihood)
     if not state.num_active and explained > 1.0:
+        w, statistics = state.quadratic.y[: len(state.axes.directions)], float(state.axes.wald.sum())
+        if state.ridge * float(w @ w) > statistics:
+            why = "The ridge outweighs the likelihood's curvature: lower it, or pass centre=score_centre."
+        else:
+            why = "The classes are separated, so that curvature vanishes: raise the ridge, say to 1e-2."
         warnings.warn(
-            f"every axis was pruned although the weights explain {explained:.3g} nats: {_why_pruned(state)} Or choose "
-            "it by ridge=isotropic_evidence.",
+            f"every axis was pruned although the weights explain {explained:.3g} nats: at ridge={state.ridge:g} their "
+            f"Wald statistics add up to {statistics:.2g}, and the quadratic says nothing. {why} Or choose it by "
+            "ridge=isotropic_evidence.",
             stacklevel=stacklevel(),
         )
         return
@@ -296,12 +297,3 @@ def warn_if_meaningless(state: REVMState) -> None:
             f"weights, and the quadratic is poor (misfit {float(state.misfit):.3g} nats). Raise the ridge.",
             stacklevel=stacklevel(),
         )
-
-
-def _why_pruned(state: REVMState) -> str:
-    """A sentence: whether the ridge holds the weights back, or the likelihood, where it is saturated."""
-    w, statistics = state.quadratic.y[: len(state.axes.directions)], float(state.axes.wald.sum())
-    said = f"at ridge={state.ridge:g} their Wald statistics add up to {statistics:.2g}, and the quadratic says nothing."
-    if state.ridge * float(w @ w) > statistics:
-        return f"{said} The ridge outweighs the likelihood's curvature: lower it, or pass centre=score_centre."
-    return f"{said} The classes are separated, so that curvature vanishes: raise the ridge, say to 1e-2."

@@ -105,6 +105,11 @@ class FastState:
         """Mode of the active weights, shape ``(K,)``."""
         return self.mode.x
 
+    @property
+    def whole(self) -> Tensor:
+        """Mode of all weights, those that are pruned at 0, shape ``(M,)``."""
+        return torch.zeros_like(self.start).index_copy(0, self.index, self.x)
+
     @cached_property
     def objective(self) -> float:
         """Laplace log evidence, nats."""
@@ -118,13 +123,6 @@ class FastState:
         S, Q, cross = self.mode.local.columns()
         white = torch.linalg.solve_triangular(self.mode.tril, cross, upper=False)
         return Factors(S - white.square().sum(0), Q, white)
-
-    def excess(self, m: int) -> Tensor:
-        """``(q^2 - s) / (q^2 + s)`` of column ``m``: above 0 it has a place in the model."""
-        S, Q = self.factors.S[m], self.factors.Q[m]
-        rest = 1.0 - S / self.alpha[m]
-        s, squared = S / rest, (Q / rest).square()
-        return (squared - s) / (squared + s)
 
     @cached_property
     def changes(self) -> tuple[Tensor, Tensor]:
@@ -183,7 +181,7 @@ class FastState:
         S, Q, white = self.factors
         shift = Q[chosen] * move / (1.0 + S[chosen] * move)
         side = torch.linalg.solve_triangular(self.mode.tril.mT, white[:, chosen].unsqueeze(-1), upper=True).squeeze(-1)
-        w = torch.zeros_like(self.start).index_copy(0, self.index, self.x - shift * side)
+        w = self.whole.index_add(0, self.index, -shift * side)
         w[chosen] += shift
         return w
 
@@ -276,19 +274,26 @@ def step(state: FastState) -> FastState:
         chosen = first_of_best(gain)
         new = changed(state, chosen)
         if new.objective > state.objective:
-            return _better(state, new)
+            break
         gain[chosen] = 0.0
-    return replace(state, settled=True)
+    else:
+        return replace(state, settled=True)
+    if len(state.index) < 2 or not torch.equal(new.active, state.active):
+        return new
+    # one weight was only re-estimated: all of them at once if that gains more, for columns that are alike
+    best = state.changes[0]
+    alpha = torch.where(state.active & (best > 0), 1.0 / best, state.alpha)
+    together = replace(state, alpha=alpha, start=state.whole, settled=False)
+    return together if together.objective > new.objective else new
 
 
 def with_best_noise(state: FastState) -> FastState:
     """MacKay's update of the noise, Bishop (2006), eq. 7.88; where that lowers the log evidence, EM's, which cannot."""
     assert isinstance(state.source, Noise)
     (free, squares), num_data = state._balance, state.source.num_data
-    start = torch.zeros_like(state.start).index_copy(0, state.index, state.x)
     for ratio in (free / squares, num_data / (squares + num_data - free)):
         log_scale = state.log_scale + math.log(ratio)
-        new = replace(state, start=start, settled=False, log_scale=log_scale)
+        new = replace(state, start=state.whole, settled=False, log_scale=log_scale)
         if new.objective >= state.objective:
             break
     return new
@@ -306,14 +311,3 @@ def changed(state: FastState, chosen: int) -> FastState:
     alpha = state.alpha.clone()
     alpha[chosen] = 1.0 / variance if variance else torch.inf
     return replace(state, alpha=alpha, start=start, settled=False)
-
-
-def _better(state: FastState, new: FastState) -> FastState:
-    """Where one weight was only re-estimated, all of them at once if that gains more: for columns that are alike."""
-    if len(state.index) < 2 or not torch.equal(new.active, state.active):
-        return new
-    best = state.changes[0]
-    alpha = torch.where(state.active & (best > 0), 1.0 / best, state.alpha)
-    start = torch.zeros_like(state.start).index_copy(0, state.index, state.x)
-    together = replace(state, alpha=alpha, start=start, settled=False)
-    return together if together.objective > new.objective else new

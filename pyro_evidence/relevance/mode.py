@@ -41,25 +41,19 @@ def maximise(
     :param tolerance: of the residual, nats per unit of ``u``.
     :param slack: relative rounding of the log joint, a sum over data.
     """
-    u = start.clone()
-    value, gradient = _at(density, u)
-    for _ in range(MOST_STEPS):
-        uphill = _l1_uphill(u, gradient, rate, orthant)
-        if float(uphill.abs().max()) <= tolerance:
+    u, theta = start.clone(), start.new_zeros(0)
+    for step in range(MOST_STEPS + 1):
+        value, slope = (x[0] for x in density.gradient(u.unsqueeze(0), theta))
+        uphill = _l1_uphill(u, slope, rate, orthant)
+        residual = float(uphill.abs().max())
+        if residual <= tolerance or step == MOST_STEPS:
             break
         before = value - rate @ u.abs()
         new = _step(density, (u, before - slack * (1.0 + before.abs())), uphill, rate)
         if new is None:
             break
         u = new
-        value, gradient = _at(density, u)
-    residual = float(_l1_uphill(u, gradient, rate, orthant).abs().max())
     return Sparse(u, residual, residual <= tolerance)
-
-
-def _at(density: Penalised, u: Tensor) -> tuple[Tensor, Tensor]:
-    value, gradient = density.gradient(u.unsqueeze(0), u.new_zeros(0))
-    return value[0], gradient[0]
 
 
 def _l1_uphill(u: Tensor, gradient: Tensor, rate: Tensor, orthant: Tensor | None) -> Tensor:
@@ -71,31 +65,29 @@ def _l1_uphill(u: Tensor, gradient: Tensor, rate: Tensor, orthant: Tensor | None
 
 
 def _step(density: Penalised, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor) -> Tensor | None:
-    """The first projected step that raises the objective: Newton's, then the gradient's."""
-    u, _ = point
-    free = (u != 0) | (uphill != 0)
-    A = density.precision(u.unsqueeze(0), u.new_zeros(0))[0]
+    """The first projected step that raises the objective: Newton's, then the gradient's.
+
+    Each is halved until it rises as much as its own length on the orthant of the current signs promises.
+    """
+    u, lowest = point  # below which a trial counts as lower
+    free, theta = (u != 0) | (uphill != 0), u.new_zeros(0)
+    signs = torch.where(u == 0, uphill.sign(), u.sign())
+    A = density.precision(u.unsqueeze(0), theta)[0]
     newton = torch.zeros_like(u)
     newton[free] = torch.linalg.solve(A[free][:, free], uphill[free])
-    found = _projected(density, point, uphill, rate, newton)
-    return found if found is not None else _projected(density, point, uphill, rate, uphill / A.diagonal().max())
+    for direction in (newton, uphill / A.diagonal().max()):
 
+        def trial(scale: float, direction: Tensor = direction) -> tuple[float, Tensor] | None:
+            new = u + scale * direction
+            new = torch.where((rate > 0) & (new * signs <= 0), 0.0, new)
+            after = density.log_joint(new.unsqueeze(0), theta)[0] - rate @ new.abs()
+            asked = max(1e-4 * float(uphill @ (new - u)), 0.0)
+            return None if torch.equal(new, u) else (float(after) - asked, new)
 
-def _projected(
-    density: Penalised, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor, direction: Tensor
-) -> Tensor | None:
-    """The first halved step on the orthant of the current signs that rises as much as its own length promises."""
-    u, lowest = point  # below which a trial counts as lower
-    signs = torch.where(u == 0, uphill.sign(), u.sign())
-
-    def trial(scale: float) -> tuple[float, Tensor] | None:
-        new = u + scale * direction
-        new = torch.where((rate > 0) & (new * signs <= 0), 0.0, new)
-        after = density.log_joint(new.unsqueeze(0), u.new_zeros(0))[0] - rate @ new.abs()
-        asked = max(1e-4 * float(uphill @ (new - u)), 0.0)
-        return None if torch.equal(new, u) else (float(after) - asked, new)
-
-    return first_accepted(trial, float(lowest))
+        found = first_accepted(trial, float(lowest))
+        if found is not None:
+            return found
+    return None
 
 
 DENSE = 150  # weights up to which a fresh factor costs less than conjugate gradients

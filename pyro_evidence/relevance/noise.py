@@ -93,29 +93,24 @@ class Noise:
         return float(self._transform.inv(self.weights.joint.held[self.name].double()))
 
     def moved(self, unconstrained: float) -> Weights:
-        """The weights at another value of the param."""
-        old = self.weights.joint.held[self.name]
+        """The weights at another value of the param, which does not move their predictors."""
+        weights, old = self.weights, self.weights.joint.held[self.name]
+        joint = copy.copy(weights.joint)
         value = self._transform(torch.full(old.shape, unconstrained, dtype=torch.float64)).to(old)
-        return with_held(self.weights, {self.name: value})
+        joint.held = joint.held | {self.name: value}
+        assert isinstance(weights.target, LinearTarget)
+        trace = joint.trace(joint.initial_u, joint.initial_theta)
+        parts = tuple(
+            part_of(slot.log_likelihood(trace), slot.layout, (p.J, p.c), joint.dtype)
+            for slot, p in zip(weights.slots, weights.target.parts, strict=True)
+        )
+        return replace(weights, joint=joint, target=LinearTarget.resident(parts, eps=weights.target.eps))
 
     def rise(self, unconstrained: float) -> float:
         """Log of the noise precision there over that at the start."""
         parts = (_only_part(weights) for weights in (self.moved(unconstrained), self.weights))
         new, old = (part.curvature(torch.zeros_like(part.c).unsqueeze(0)).sum() for part in parts)
         return float((new / old).log())
-
-
-def with_held(weights: Weights, values: dict[str, Tensor]) -> Weights:
-    """The weights of the same model with other values of params that do not move its predictors."""
-    joint = copy.copy(weights.joint)
-    joint.held = joint.held | values
-    assert isinstance(weights.target, LinearTarget)
-    trace = joint.trace(joint.initial_u, joint.initial_theta)
-    parts = tuple(
-        part_of(slot.log_likelihood(trace), slot.layout, (p.J, p.c), joint.dtype)
-        for slot, p in zip(weights.slots, weights.target.parts, strict=True)
-    )
-    return replace(weights, joint=joint, target=LinearTarget.resident(parts, eps=weights.target.eps))
 
 
 def noise_of(weights: Weights, name: str) -> Noise:

@@ -19,7 +19,8 @@ from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store, without_validation
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.numerics.derivatives import jacobian
-from pyro_evidence.numerics.evidence import well_determined
+from pyro_evidence.numerics.evidence import log_evidence, well_determined
+from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior import archive, predict
 from pyro_evidence.posterior.base import NUM_DRAWS
@@ -43,10 +44,10 @@ from pyro_evidence.relevance.axis_priors import (
     OnAxes,
     SparseState,
     WithWeights,
-    gaussian_fit,
 )
 from pyro_evidence.relevance.eigen_state import REVMSettings, REVMState, base_centre, separable
 from pyro_evidence.relevance.quadratic import bare, laplace_at_base
+from pyro_evidence.relevance.targets import Penalised
 from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count, check_probability
 
@@ -96,7 +97,16 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
 
     @cached_property
     def _fit(self) -> GaussianFit:
-        return gaussian_fit(self.of, self.state)
+        """Curvature and Laplace log evidence at the mode, hyperparameters and axes held."""
+        state, K = self.state, self.num_active
+        alpha, others = state.alpha[state.active], state.x.new_zeros(len(state.x) - K)
+        smooth = alpha if isinstance(state.prior, GaussianPrior) else torch.zeros_like(alpha)
+        with torch.enable_grad():
+            target, x = self.of.target.along(state.embedding), state.x.unsqueeze(0)
+            A = Penalised(target, torch.cat([smooth, others])).precision(x, state.x.new_zeros(0))[0]
+            tril = cholesky(A, "the posterior precision in the active axes") if len(A) else A
+            log_joint = target.value(x)[0] + state.prior.distribution(alpha).log_prob(state.x[:K]).sum()
+        return GaussianFit(tril, log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(A)))
 
     @property
     def log_evidence(self) -> Tensor:
@@ -426,16 +436,6 @@ class RVMState(SparseState):
     def active(self) -> Tensor:  # type: ignore[override]
         """Weights that are not pruned, bool, shape ``(M,)``."""
         return torch.isfinite(self.alpha)
-
-    @property
-    def prior(self) -> AxisPrior:
-        """A Gaussian along each column."""
-        return GaussianPrior()
-
-    @cached_property
-    def directions(self) -> Tensor:
-        """Columns of the identity, shape ``(M, K)``."""
-        return torch.eye(len(self.alpha)).to(self.x)[:, self.active]
 
 
 @dataclass(frozen=True, repr=False)
