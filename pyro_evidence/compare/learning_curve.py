@@ -93,7 +93,7 @@ def learning_curve(
         whole = padded(mixture, task.units.standard(task.structure.start))
         return seen, new, batch.log_evidence - task.jacobian, task.units.original(whole)
 
-    journal = Journal.begun(task.batch, look)
+    journal = Journal(look, [look(task.batch)])
     num_warm = min(engine.initial.warm_up, num_steps)
     repeated(warmed(task.batch, num_warm, journal), num_steps - num_warm, journal)
     seen, new, evidence, mixtures = zip(*journal.entries, strict=True)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.fitting.process_state import within_memory
-from pyro_evidence.mixture.expectation import MixtureData
 from pyro_evidence.program.distributions import Background
 
 ROWS = 2**18  # numbers that the data that are looked at together may make
@@ -135,18 +134,6 @@ class MixtureDensity:
         log_mixing = self.marginal(given.tolist()).component_log_prob(values).log_softmax(-1)
         tril = torch.linalg.cholesky(0.5 * (rest + rest.mT))
         return MixtureDensity(log_mixing, loc, tril.expand(*loc.shape, loc.shape[-1]))
-
-
-def with_floor(data: MixtureData, background: Background, Y: Tensor, unit: Tensor | None) -> MixtureData:
-    """The data of a mixture with a background beside its kernels.
-
-    :param Y: the responses, ``(N, m)``, in the units of the background's box; nan where missing.
-    :param unit: that in which ``data`` has them, ``(m,)``; None for the same.
-    """
-    floor = background.log_prob(Y) - background.log_rest
-    if unit is not None:
-        floor = floor + (~Y.isnan()).to(Y) @ unit.log()
-    return replace(data, floor=floor, log_share=float(background.log_rest))
 
 
 @within_memory

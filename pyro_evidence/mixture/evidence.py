@@ -43,7 +43,8 @@ def log_det_slopes(data: MixtureData, mixture: Mixture) -> LogDetSlopes:
     log_alpha, logits = mixture.alpha.log().detach().requires_grad_(), mixture.log_mixing.detach().requires_grad_()
     precision = noise if mixture.has_full_noise else noise.exp()
     moved = Mixture(w, precision, logits.log_softmax(-1), log_alpha.exp(), mixture.loc)
-    H = data.total(_rows(moved), partial(full_by_residuals, moved)) + moved.alpha.flatten(1).diag_embed()
+    H = data.total(_rows(moved), lambda part: hessian_of(pointwise_joint(part, moved), part, moved))
+    H = H + moved.alpha.flatten(1).diag_embed()
     # cholesky_inverse would refuse an indefinite H, which a point that is not yet a mode may have
     adjoint = torch.linalg.inv(H.detach())
     log_det = (adjoint * H).sum()
@@ -158,11 +159,6 @@ def gradient_of_sums(stats: MixtureStatistics, layout: FeatureLayout, mixture: M
 def _each(part: MixtureData) -> Tensor:
     """Weights of the data beside ``(R, K, n)``."""
     return part.weight if part.weight.dim() == 1 else part.weight.unsqueeze(-2)
-
-
-def full_by_residuals(mixture: Mixture, data: MixtureData) -> Tensor:
-    """The exact Hessian of some data, shape ``(R, K m B, K m B)``, from every datum; differentiable."""
-    return hessian_of(pointwise_joint(data, mixture), data, mixture)
 
 
 def hessian_of(pointwise: PointwiseJoint, data: MixtureData, mixture: Mixture) -> Tensor:
@@ -334,18 +330,10 @@ def _by_factors(A: Tensor) -> tuple[Tensor, ...]:
 
 
 def _by_eigenvalues(A: Tensor) -> tuple[Tensor, ...]:
-    """Gamma of each weight, ``log |1 + A|`` and the eigenvalues."""
-    values, vectors = _eigh(A)
+    """Gamma of each weight, ``log |1 + A|`` and the eigenvalues; nan for rows that are not finite."""
+    finite = A.isfinite().flatten(1).all(-1)[:, None, None, None]  # LAPACK refuses the whole batch for one of them
+    values, vectors = torch.linalg.eigh(A if bool(finite.all()) else torch.where(finite, A, 0.0))
+    values = torch.where(finite.squeeze(-1), values, torch.nan)
     kept = values.clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0
     gamma = (vectors.square() @ (kept / (1.0 + kept)).unsqueeze(-1)).squeeze(-1)
     return gamma, values.log1p().sum((1, 2)), values
-
-
-def _eigh(A: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and vectors; nan for rows that are not finite, which LAPACK refuses for the whole batch."""
-    finite = A.isfinite().flatten(1).all(-1)
-    if bool(finite.all()):
-        values, vectors = torch.linalg.eigh(A)
-        return values, vectors
-    values, vectors = torch.linalg.eigh(torch.where(finite[:, None, None, None], A, 0.0))
-    return torch.where(finite[:, None, None], values, torch.nan), vectors

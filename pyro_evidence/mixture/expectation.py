@@ -169,4 +169,4 @@ def residual_products(stats: MixtureStatistics, layout: Layout, w: Tensor) -> Te
     """``sum_n r_nk e_nk e_nk'`` of the residuals, shape ``(R, K, m, m)``; needs features with products."""
     gram, cross = stats.moments[..., layout.gram[0]], layout.cross_of(stats.moments)
     mixed = w @ cross.mT
-    return stats.moments[..., layout.square] - mixed - mixed.mT + w @ gram @ w.mT
+    return layout.products_of(stats.moments) - mixed - mixed.mT + w @ gram @ w.mT

@@ -5,7 +5,7 @@ few rounds on at most :data:`FEW_FOR_SCREENING` data, whatever their number.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -109,13 +109,8 @@ def packed(mixture: Mixture, ties: SharedParameters) -> tuple[Mixture, SharedPar
     return replace(smaller, loc=mixture.loc[:num]), ties.resized(num)
 
 
-def in_units(ties: SharedParameters, unit: Tensor) -> SharedParameters:
-    """Ties with ratios where responses are measured in ``unit`` ``(m,)``, of geometric mean 1 within each group."""
-    alpha = _centred(ties.alpha_ratio * unit.square().unsqueeze(-1), ties.alpha_group)
-    return replace(ties, alpha_ratio=alpha, beta_ratio=_centred(ties.beta_ratio * unit.square(), ties.beta_group))
-
-
 def _centred(ratio: Tensor, group: Tensor) -> Tensor:
+    """Ratios, of geometric mean 1 within each group."""
     logs, size = ratio.log(), int(group.max()) + 1
     sums = logs.new_zeros(2, size).index_add(1, group.flatten(), torch.stack([logs, torch.ones_like(logs)]).flatten(1))
     return (logs - (sums[0] / sums[1])[group]).exp()
@@ -316,22 +311,17 @@ class Journal(Generic[Entry]):
     """Rounds that write down what is seen of each, from the start on.
 
     :ivar look: what is written of the restarts as they stand.
-    :ivar entries: one for each round.
+    :ivar entries: one before the first round, and one for each.
     """
 
     look: Callable[[MixtureRestarts], Entry]
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Entry]
     step: Step[MixtureRestarts] = advance
 
     def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
         after = self.step(batch)
         self.entries.append(self.look(after))
         return after
-
-    @staticmethod
-    def begun(batch: MixtureRestarts, look: Callable[[MixtureRestarts], Entry]) -> "Journal[Entry]":
-        """With one entry, for restarts before the first round."""
-        return Journal(look, [look(batch)])
 
 
 @dataclass(frozen=True)
@@ -350,20 +340,9 @@ class Errors:
     def __call__(self, batch: MixtureRestarts) -> tuple[Tensor, ...]:
         """``(R,)`` for each of the data."""
         expected = batch.expected
-        unseen = (self._nll(data, e_step(data, expected.mixture).log_likelihood) for data in self.unseen)
-        return self._nll(expected.data, expected.stats.log_likelihood), *unseen
-
-    def _nll(self, data: MixtureData, log_likelihood: Tensor) -> Tensor:
-        return (self.units.log_jacobian(data) - log_likelihood) / data.num_data
-
-
-def path_of(entries: list[tuple[Tensor, ...]], row: int) -> tuple[Tensor, ...]:
-    """One restart's errors after each round, ``(S,)`` for each of the data.
-
-    :param row: the restart; where the batch has shrunk to one row, that one is meant.
-    """
-    columns = zip(*entries, strict=True)
-    return tuple(torch.stack([x[min(row, len(x) - 1)] for x in column]) for column in columns)
+        found = [(expected.data, expected.stats.log_likelihood)]
+        found += [(data, e_step(data, expected.mixture).log_likelihood) for data in self.unseen]
+        return tuple((self.units.log_jacobian(data) - height) / data.num_data for data, height in found)
 
 
 AUTOMATIC = 5  # starts of a mixture
@@ -476,6 +455,7 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
         at_mode = at_mode.rebuilt(lambda _, x: x.clone())  # inference mode may have made it: no derivatives then
         by_hand = fit.status is Status.BY_HAND  # rounds that nobody watched: their end alone is known
         entries = [self.journal.look(fit.state)] if by_hand else self.journal.entries
+        rounds = zip(*([x[min(chosen.number, len(x) - 1)] for x in entry] for entry in entries), strict=True)
         state, mixture = mode.laplace_state(structure, self.units, self.data, replace(at_mode, loc=at_mode.loc.clone()))
         found = MixturePosterior(
             state,
@@ -486,14 +466,15 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
             recognised=structure,
             mixture=mixture,
             num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),
-            paths=path_of(entries, chosen.number),
+            paths=tuple(map(torch.stack, rounds)),
             limit=chosen.limit,
         )
         return found if self.data.in_one_piece else without_data(found)
 
     def watching(self, joint: LogJoint) -> "MixtureFit":
         """The fit, whose journal has the errors of other data as well."""
-        return replace(self, journal=Journal.begun(self.batch, Errors(self.units, (self.unseen(joint),))))
+        errors = Errors(self.units, (self.unseen(joint),))
+        return replace(self, journal=Journal(errors, [errors(self.batch)]))
 
     def unseen(self, joint: LogJoint) -> MixtureData:
         """Other data of the same model, in the units inside.
@@ -501,18 +482,15 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
         :raises BadInput: when they are not of the same kind.
         """
         found = recognised(joint)
-        ours, theirs = ((x.Y.shape[-1], 1 if x.G is None else x.G.shape[-1]) for x in (self.structure, found))
+        ours, theirs = (
+            f"{x.Y.shape[-1]} responses and {1 if x.G is None else x.G.shape[-1]} basis functions"
+            for x in (self.structure, found)
+        )
         if ours != theirs:
-            raise BadInput(
-                f"the unseen data have {_outputs(theirs)}, the fitted ones {_outputs(ours)}: expected the same."
-            )
+            raise BadInput(f"the unseen data have {theirs}, the fitted ones {ours}: expected the same.")
         products = self.data.layout.has_products
         data = self.units.data(found.Y, found.G, found.weight, products=products)
         return found.spread(data, self.structure.background, self.units.unit)
-
-
-def _outputs(shape: tuple[int, int]) -> str:
-    return f"{shape[0]} responses and {shape[1]} basis functions"
 
 
 FORMULAS = (husmeier2000_update, corrected, evidence.full, evidence.coordinate, evidence.block)
@@ -537,12 +515,15 @@ def _begun(
     structure: MixtureStructure, units: ResponseUnits, data: MixtureData, settings: EMSettings, sampled: bool
 ) -> MixtureFit:
     """All restarts before the first round, as :func:`begin`."""
-    ties, own = in_units(structure.ties, units.unit), units.standard(structure.start)
+    ties, unit, own = structure.ties, units.unit, units.standard(structure.start)
+    alpha = _centred(ties.alpha_ratio * unit.square().unsqueeze(-1), ties.alpha_group)
+    ties = replace(ties, alpha_ratio=alpha, beta_ratio=_centred(ties.beta_ratio * unit.square(), ties.beta_group))
     few = data.sampled(max(SAMPLE, SAMPLE_EACH * len(own.loc))) if sampled else data
     start = settings.initial(settings.start, few, own, ties)
     batch = first(few, start, ties, settings.curvature, settings.update)
     _ = data.num_data  # is kept with the data, where autograd may use it later
-    return MixtureFit(structure, units, data, batch, ties, Journal.begun(batch, Errors(units)))
+    errors = Errors(units)
+    return MixtureFit(structure, units, data, batch, ties, Journal(errors, [errors(batch)]))
 
 
 def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit:

@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, constraints
 
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.mixture.density import with_floor
 from pyro_evidence.mixture.expectation import Mixture, MixtureData
 from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.numerics.coordinates import Coordinates, is_identity
 from pyro_evidence.numerics.derivatives import Forward, generic_directions, jacobian
 from pyro_evidence.program import predictors
 from pyro_evidence.program.distributions import Background, WithBackground, WithGaps
-from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.log_joint import LogJoint
 
 Trace = Any
 
@@ -105,12 +104,9 @@ def _laid_out(x: Tensor, position: int, event: int) -> Tensor:
     """
     x = x[(None,) * max(0, 2 + event - x.dim())].movedim(position - event, 0)
     x = x.reshape(x.shape[0], -1, *x.shape[x.dim() - event :]) if x.dim() > 2 + event else x
-    return _unrepeated(x) if x.shape[1] > 1 and x.stride(1) == 0 else x
-
-
-def _unrepeated(x: Tensor) -> Tensor:
-    """``x[:, :1]`` of what is the same for all data; derivatives never see the repetitions."""
-    base = x._base
+    if x.shape[1] == 1 or x.stride(1) != 0:
+        return x
+    base = x._base  # what is the same for all data once: derivatives never see the repetitions
     if base is None or base.numel() >= x.numel():
         return x[:, :1]
     return base.as_strided((len(x), 1, *x.shape[2:]), x.stride(), x.storage_offset())
@@ -119,23 +115,19 @@ def _unrepeated(x: Tensor) -> Tensor:
 FEW = 64  # rows on which a model of ours is recognised, or one whose data come in chunks
 
 
-def joint_of_rows(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint | None:
+def joint_of_rows(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint | None:
     """The log joint of a mixture of ours on all its data; None for other models, few rows, and rows with gaps."""
-    try:
-        return _joint_of_rows(model, args, kwargs)
-    except Exception:  # whatever it is, running the model on its data says it best
-        return None
-
-
-def _joint_of_rows(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint | None:
     if not hasattr(model, "settled"):
         return None
-    rows = model.rows(*args, **kwargs)
-    step = len(rows.Y) // FEW
-    if step < 2 or bool(rows.Y.sum().isnan()):
+    try:
+        rows = model.rows(*args, **kwargs)
+        step = len(rows.Y) // FEW
+        if step < 2 or bool(rows.Y.sum().isnan()):
+            return None
+        thin = LogJoint(model.settled(*args, **kwargs), model.few(step, *args, **kwargs))
+        return thin.on(args, kwargs, times=step)
+    except Exception:  # whatever it is, running the model on its data says it best
         return None
-    thin = LogJoint(model.settled(*args, **kwargs), model.few(step, *args, **kwargs))
-    return thin.on(args, kwargs, times=step)
 
 
 @dataclass(frozen=True)
@@ -202,7 +194,12 @@ class MixtureStructure:
 
     def spread(self, data: MixtureData, background: Background | None, unit: Tensor | None = None) -> MixtureData:
         """The data, made of this model's responses measured in ``unit`` ``(m,)``, with a background beside."""
-        return data if background is None else with_floor(data, background, self.Y + self.offset, unit)
+        if background is None:
+            return data
+        Y = self.Y + self.offset  # in the units of the background's box, nan where missing
+        floor = background.log_prob(Y) - background.log_rest
+        floor = floor if unit is None else floor + (~Y.isnan()).to(Y) @ unit.log()
+        return replace(data, floor=floor, log_share=float(background.log_rest))
 
     def theta(self, mixture: Mixture) -> Tensor:
         """Unconstrained hyperparameters of the first row; those of pruned components stay where the model has them."""
@@ -278,11 +275,11 @@ def recognised(joint: LogJoint) -> MixtureStructure:
     thin.args, thin.kwargs = model.few(joint.seen, *joint.args, **joint.kwargs), {}
     structure = recognise_mixture(thin)
     rows = model.rows(*joint.args, **joint.kwargs)
-    G = None if rows.G is None else _double(rows.G)
+    G = None if rows.G is None else rows.G.detach().double()
     if G is not None and structure.G is not None and not torch.equal(G[:: joint.seen], structure.G):
         return recognise_mixture(joint)  # a basis that looks at all rows
-    Y, weight, offset = _double(rows.Y), _double(rows.weight), structure.offset[:1]  # our means have no fixed part
-    return replace(structure, joint=joint, Y=Y, G=G, weight=weight, offset=offset)
+    Y, weight = rows.Y.detach().double(), rows.weight.detach().double()
+    return replace(structure, joint=joint, Y=Y, G=G, weight=weight, offset=structure.offset[:1])  # no fixed part
 
 
 def with_components(model: Any, num_components: int | None) -> Any:
@@ -312,10 +309,6 @@ def enlarged(structure: MixtureStructure, num_components: int) -> MixtureStructu
     return recognised(LogJoint(model, few).on(joint.args, joint.kwargs, times=joint.seen))
 
 
-def _double(x: Tensor) -> Tensor:
-    return x.detach().double()
-
-
 def _recognise(joint: LogJoint) -> MixtureStructure:
     points = [ModelRun.drawn(joint, kernels, seed) for seed in (1, 2)]
     index = _weight_index(joint, points[0])
@@ -327,7 +320,12 @@ def _recognise(joint: LogJoint) -> MixtureStructure:
     require_known(joint, [alpha, beta], {mixing, correlation})
     seen = points[0].seen
     Y = (seen.value - offset).double()
-    start = _start(origin.seen, alpha, joint.initial_theta, loc)
+    shape, scale = loc.shape[:2], origin.seen.scale[:, 0].detach().double()
+    full = scale.dim() > 2
+    noise = torch.cholesky_inverse(scale.expand(len(loc), -1, -1)) if full else scale.expand(shape).pow(-2)
+    log_mixing, precision = origin.seen.probs.detach().double().log(), alpha.read(joint.initial_theta.detach())
+    w, noise, log_mixing, precision = (x.unsqueeze(0) for x in (loc, noise, log_mixing, precision))
+    start = Mixture(w, noise, log_mixing, precision, loc)
     structure = MixtureStructure(
         joint, index, Y, G, seen.weight.double(), loc, alpha, beta, correlation, mixing, start,
         offset.double(), None if seen.background is None else seen.background.double(),
@@ -529,21 +527,10 @@ def _noise(joint: LogJoint, points: list[ModelRun[Kernels]]) -> tuple[Scaling, s
     if full:
         shapes = [s / d.unsqueeze(-1) for s, d in zip(scales, deviations, strict=True)]
         correlation = holder(shapes, points, "the correlations of its noise")
-        if correlation is None:
+        if correlation is None and joint.hypers.size:
             raise NotRecognised("the correlations of its noise are not one param of lower Cholesky factors (K, m, m)")
     precisions = [d.expand(shape).double().pow(-2) for d in deviations]
     return scaling(precisions, points, "precision of its noise"), correlation
-
-
-def _start(kernels: Kernels, alpha: Scaling, theta: Tensor, loc: Tensor) -> Mixture:
-    precision = alpha.read(theta.detach())
-    scale = kernels.scale[:, 0].detach().double()
-    if scale.dim() > 2:
-        noise = torch.cholesky_inverse(scale.expand(len(kernels.probs), -1, -1))
-    else:
-        noise = scale.expand(len(kernels.probs), loc.shape[1]).pow(-2)
-    log_mixing = kernels.probs.detach().double().log()
-    return Mixture(loc.unsqueeze(0), noise.unsqueeze(0), log_mixing.unsqueeze(0), precision.unsqueeze(0), loc)
 
 
 def _verify(structure: MixtureStructure, point: ModelRun[Kernels]) -> None:

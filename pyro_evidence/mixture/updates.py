@@ -395,17 +395,10 @@ def _next(
     alpha = alpha if alpha.shape == old.alpha.shape else alpha.expand_as(old.alpha)
     noise = noise if noise.shape == old.noise.shape else noise.expand_as(old.noise)
     log_mixing = (counts / counts.sum(-1, keepdim=True)).log() if ties.mixing_free else old.log_mixing
-    new = Mixture(w, noise, log_mixing, alpha, old.loc)
-    keep = _survivors(expected, subtracted)
-    return new if keep is None else pruned(new, keep)
-
-
-def _survivors(expected: EStep, subtracted: Tensor) -> Tensor | None:
-    """Components with more data than well-determined parameters; at least one, shape ``(R, K)`` bool; None for all."""
-    margin = expected.stats.counts - subtracted.amax(-1)
-    if expected.mixture.all_active and float((margin - LEAST_LEFT).amin()) > 0.0:
-        return None
-    return survivors(expected.mixture.active, margin)
+    new, margin = Mixture(w, noise, log_mixing, alpha, old.loc), expected.stats.counts - subtracted.amax(-1)
+    if old.all_active and float((margin - LEAST_LEFT).amin()) > 0.0:
+        return new
+    return pruned(new, survivors(old.active, margin))
 
 
 def survivors(active: Tensor, margin: Tensor) -> Tensor:

@@ -237,6 +237,15 @@ def test_a_posterior_survives_the_disk(tmp_path: Path) -> None:
     assert again.num_components == found.num_components
 
 
+def test_a_posterior_with_correlated_noise_survives_the_disk(tmp_path: Path) -> None:
+    model = gaussian_mixture(2, noise=FullNoise())
+    found = EvidenceEM(model).run(two_blobs())
+    found.save(tmp_path / "fit.pt")
+    again = MixturePosterior.load(tmp_path / "fit.pt", model)
+    assert_exact(again.log_evidence, found.log_evidence)
+    assert_exact(again.log_prob(), found.log_prob())
+
+
 def test_nuts_runs_on_the_models_posterior_and_agrees() -> None:
     found = fit(two_blobs(), num_components=2)
     kernel = NUTS(found.model)
