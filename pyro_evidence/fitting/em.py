@@ -506,7 +506,7 @@ class ComponentFit(ABC, Generic[Mixtures]):
     @property
     def jacobian(self) -> Any:
         """What the log evidence loses by going to the model's units, nats."""
-        return self.units.log_jacobian(self.data)
+        return self.data.log_jacobian(self.units.unit)
 
     @property
     def times(self) -> float:

@@ -165,6 +165,12 @@ class MixtureData:
         """Whether all data are at hand at once."""
         return self.communicator.num_ranks == 1
 
+    def log_jacobian(self, unit: Tensor) -> Tensor:
+        """What the log density of all data loses by going from standard units to ``unit`` ``(m,)``, nats, ``()``."""
+        if self.observed is None:
+            return self.num_data * unit.log().sum()
+        return (self.weight @ self.observed.to(self.Y)) @ unit.log()
+
     def sampled(self, most: int) -> "MixtureData":
         """About ``most`` of the data where there are more, scattered over all by the numbers of their rows."""
         if self.num_rows <= most:
@@ -265,6 +271,14 @@ class Mixture(Batched):
             noise = tril @ tril.mT
         log_mixing = torch.where(self.active, shares, -torch.inf).log_softmax(-1)
         return replace(self, w=w, noise=noise, alpha=log_alpha.exp(), log_mixing=log_mixing)
+
+    def rescaled(self, unit: Tensor, shift: Tensor) -> "Mixture":
+        """Weights divided by ``unit`` ``(m,)`` and shifted by ``(m, B)``, precisions to match."""
+        each = unit.unsqueeze(-1)
+        noise = self.noise * unit * each if self.has_full_noise else self.noise * unit.square()
+        return Mixture(
+            self.w / each + shift, noise, self.log_mixing, self.alpha * each.square(), self.loc / each + shift
+        )
 
     @cached_property
     def on(self) -> Tensor:
@@ -379,41 +393,23 @@ def _symmetric(size: int, offset: int = 0) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ResponseUnits:
-    """``y = origin + unit * standardised y``; the origin is absorbed by the weight of a constant basis function."""
+class Units:
+    """``y = origin + unit * standardised y``; the origin is absorbed by means, or by weights of a constant function."""
 
-    origin: Tensor  # (m,) zeros when no basis function is constant
-    unit: Tensor  # (m,)
-    absorbed: Tensor  # (m, B) what the origin is as weights
+    origin: Tensor  # (m,) zeros where nothing can absorb it
+    unit: Tensor  # (m,); or () for all outputs
+    absorbed: Tensor  # (m, B) what the origin is as weights, or (m,) as a mean
 
-    def data(self, Y: Tensor, G: Tensor | None, weight: Tensor, *, products: bool) -> MixtureData:
-        """The data in standard units, with their features."""
-        return mixture_data((Y - self.origin).div_(self.unit), G, weight=weight, products=products)
+    def standard(self, parameters: Any) -> Any:
+        """Parameters of the caller's units in standard ones."""
+        return parameters.rescaled(self.unit, -self.absorbed / self.unit.unsqueeze(-1))
 
-    def standard(self, mixture: Mixture) -> Mixture:
-        """A mixture of the caller's units in standard ones."""
-        return self._moved(mixture, self.unit, -self.absorbed / self.unit.unsqueeze(-1))
-
-    def original(self, mixture: Mixture) -> Mixture:
-        """A mixture of standard units in the caller's."""
-        return self._moved(mixture, self.unit.reciprocal(), self.absorbed)
-
-    def _moved(self, mixture: Mixture, factor: Tensor, shift: Tensor) -> Mixture:
-        """Weights divided by ``factor`` and shifted, precisions to match."""
-        each = factor.unsqueeze(-1)
-        full = mixture.has_full_noise
-        noise = mixture.noise * factor * each if full else mixture.noise * factor.square()
-        w, loc = mixture.w / each + shift, mixture.loc / each + shift
-        return Mixture(w, noise, mixture.log_mixing, mixture.alpha * each.square(), loc)
-
-    def log_jacobian(self, data: MixtureData) -> Tensor:
-        """What the log density of all data loses by going from standard to the caller's units, nats, shape ``()``."""
-        if data.observed is None:
-            return data.num_data * self.unit.log().sum()
-        return (data.weight @ data.observed.to(data.Y)) @ self.unit.log()
+    def original(self, parameters: Any) -> Any:
+        """Parameters of standard units in the caller's."""
+        return parameters.rescaled(self.unit.reciprocal(), self.absorbed)
 
 
-def response_units(rows: Rows[Responses]) -> ResponseUnits:
+def response_units(rows: Rows[Responses]) -> Units:
     """Weighted mean and standard deviation of each response, missing ones left out; unit 1 where it does not vary."""
     count, sums = rows.total(lambda r: torch.stack(_sums(r.Y, r.weight)))
     count = count.clamp(min=torch.finfo(count.dtype).tiny)  # a column without data has mean 0
@@ -423,15 +419,15 @@ def response_units(rows: Rows[Responses]) -> ResponseUnits:
     varies = spread > 1e-12 * mean.abs()  # a constant column keeps rounding errors about its mean
     unit = torch.where(varies, spread, 1.0)
     if rows.example.G is None:
-        return ResponseUnits(mean, unit, mean.unsqueeze(-1))
+        return Units(mean, unit, mean.unsqueeze(-1))
     num, sums, squares, varied = rows.total(lambda r: _constancy(r.G))
     value = sums / num
     found = ((varied == 0) & (squares / num == value.square()) & (value != 0)).nonzero().flatten()
     absorbed = torch.zeros(len(mean), len(value), dtype=mean.dtype, device=mean.device)
     if not len(found):
-        return ResponseUnits(torch.zeros_like(mean), unit, absorbed)
+        return Units(torch.zeros_like(mean), unit, absorbed)
     absorbed[:, found[0]] = mean / value[found[0]]
-    return ResponseUnits(mean, unit, absorbed)
+    return Units(mean, unit, absorbed)
 
 
 def in_pieces(Y: Tensor, G: Tensor | None, weight: Tensor) -> Rows[Responses]:

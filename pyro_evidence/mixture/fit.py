@@ -32,7 +32,7 @@ from pyro_evidence.fitting.em import (
 )
 from pyro_evidence.fitting.iterate import Fit, Status, Stop
 from pyro_evidence.mixture import evidence, mode
-from pyro_evidence.mixture.data import ResponseUnits, StreamedData, in_pieces, response_units
+from pyro_evidence.mixture.data import StreamedData, Units, in_pieces, response_units
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import (
     Mixture,
@@ -334,7 +334,7 @@ class Errors:
     :ivar unseen: data that are not fitted, in the units inside.
     """
 
-    units: ResponseUnits
+    units: Units
     unseen: tuple[MixtureData, ...] = ()
 
     def __call__(self, batch: MixtureRestarts) -> tuple[Tensor, ...]:
@@ -342,7 +342,7 @@ class Errors:
         expected = batch.expected
         found = [(expected.data, expected.stats.log_likelihood)]
         found += [(data, e_step(data, expected.mixture).log_likelihood) for data in self.unseen]
-        return tuple((self.units.log_jacobian(data) - height) / data.num_data for data, height in found)
+        return tuple((data.log_jacobian(self.units.unit) - height) / data.num_data for data, height in found)
 
 
 AUTOMATIC = 5  # starts of a mixture
@@ -408,7 +408,7 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
     """A recognised model, the units inside, and all restarts."""
 
     structure: MixtureStructure
-    units: ResponseUnits
+    units: Units
     data: MixtureData
     ties: SharedParameters
     journal: Journal[tuple[Tensor, ...]]
@@ -488,9 +488,7 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
         )
         if ours != theirs:
             raise BadInput(f"the unseen data have {theirs}, the fitted ones {ours}: expected the same.")
-        products = self.data.layout.has_products
-        data = self.units.data(found.Y, found.G, found.weight, products=products)
-        return found.spread(data, self.structure.background, self.units.unit)
+        return found.data(self.units, self.structure.background, products=self.data.layout.has_products)
 
 
 FORMULAS = (husmeier2000_update, corrected, evidence.full, evidence.coordinate, evidence.block)
@@ -507,12 +505,11 @@ def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> Mi
     structure = recognised(joint)
     units = response_units(in_pieces(structure.Y, structure.G, structure.weight))
     products = settings.curvature is not evidence.block or structure.correlation is not None
-    data = units.data(structure.Y, structure.G, structure.weight, products=products)
-    return _begun(structure, units, structure.spread(data, structure.background, units.unit), settings, sampled)
+    return _begun(structure, units, structure.data(units, structure.background, products=products), settings, sampled)
 
 
 def _begun(
-    structure: MixtureStructure, units: ResponseUnits, data: MixtureData, settings: EMSettings, sampled: bool
+    structure: MixtureStructure, units: Units, data: MixtureData, settings: EMSettings, sampled: bool
 ) -> MixtureFit:
     """All restarts before the first round, as :func:`begin`."""
     ties, unit, own = structure.ties, units.unit, units.standard(structure.start)
@@ -564,8 +561,7 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit
     products = settings.curvature is not evidence.block or structure.correlation is not None
 
     def standard(found: Responses) -> MixtureData:
-        part = units.data(found.Y, found.G, found.weight, products=products)
-        here = replace(structure, Y=found.Y, offset=structure.offset[:1])
-        return here.spread(part, structure.background, units.unit)
+        here = replace(structure, Y=found.Y, G=found.G, weight=found.weight, offset=structure.offset[:1])
+        return here.data(units, structure.background, products=products)
 
     return _begun(structure, units, StreamedData.of(rows.mapped(standard)), settings, sampled=True)

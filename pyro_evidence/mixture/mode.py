@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import expectation
-from pyro_evidence.mixture.data import ResponseUnits
+from pyro_evidence.mixture.data import Units
 from pyro_evidence.mixture.evidence import PointwiseJoint, pointwise_joint
 from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of, solve_weights
 from pyro_evidence.mixture.recognise import MixtureStructure, held_at
@@ -227,7 +227,7 @@ def mixing_factor(active: Tensor, log_mixing: Tensor, num_data: Tensor) -> Tenso
 
 
 def laplace_state(
-    structure: MixtureStructure, units: ResponseUnits, data: MixtureData, inside: Mixture
+    structure: MixtureStructure, units: Units, data: MixtureData, inside: Mixture
 ) -> tuple[LaplaceState, Mixture]:
     """Laplace's approximation at a mode, full Hessian in closed form, and the mixture, both in the model's units.
 
@@ -247,7 +247,7 @@ def laplace_state(
     precision = Dense(cholesky(A, "posterior precision A", joint.latents.label).unsqueeze(0))
     value, slope = (x[0] for x in mixture_evidence.log_joint_gradient(data, inside))
     priors = [mixture_evidence.log_prior(x)[0] for x in (mixture, inside)]
-    log_joint = value - units.log_jacobian(data) + priors[0] - priors[1]
+    log_joint = value - data.log_jacobian(units.unit) + priors[0] - priors[1]
     slopes = torch.zeros_like(mixture.w[0])
     slopes[: len(slope)] = slope / units.unit.unsqueeze(-1)
     gradient = structure.flat(slopes)

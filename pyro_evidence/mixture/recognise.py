@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, constraints
 
 from pyro_evidence.errors import UnsupportedModel
-from pyro_evidence.mixture.expectation import Mixture, MixtureData
+from pyro_evidence.mixture.data import Mixture, MixtureData, Units, mixture_data
 from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.numerics.coordinates import Coordinates, is_identity
 from pyro_evidence.numerics.derivatives import Forward, generic_directions, jacobian
@@ -192,14 +192,17 @@ class MixtureStructure:
         parts = [(x.group, x.offset.exp()) for x in (self.alpha, self.beta)]
         return SharedParameters(*parts[0], *parts[1], self.alpha.free, self.beta.free, self.mixing is not None)
 
-    def spread(self, data: MixtureData, background: Background | None, unit: Tensor | None = None) -> MixtureData:
-        """The data, made of this model's responses measured in ``unit`` ``(m,)``, with a background beside."""
+    def data(self, units: Units, background: Background | None, *, products: bool) -> MixtureData:
+        """The data in standard units, with their features, and a background beside.
+
+        :param products: as for :func:`~pyro_evidence.mixture.data.mixture_data`.
+        """
+        found = mixture_data((self.Y - units.origin).div_(units.unit), self.G, weight=self.weight, products=products)
         if background is None:
-            return data
+            return found
         Y = self.Y + self.offset  # in the units of the background's box, nan where missing
-        floor = background.log_prob(Y) - background.log_rest
-        floor = floor if unit is None else floor + (~Y.isnan()).to(Y) @ unit.log()
-        return replace(data, floor=floor, log_share=float(background.log_rest))
+        floor = background.log_prob(Y) - background.log_rest + (~Y.isnan()).to(Y) @ units.unit.log()
+        return replace(found, floor=floor, log_share=float(background.log_rest))
 
     def theta(self, mixture: Mixture) -> Tensor:
         """Unconstrained hyperparameters of the first row; those of pruned components stay where the model has them."""
@@ -255,7 +258,26 @@ def recognise_mixture(joint: LogJoint) -> MixtureStructure:
     :raises UnsupportedModel: with the reason why it is none.
     """
     try:
-        return _recognise(joint)
+        points = [ModelRun.drawn(joint, kernels, seed) for seed in (1, 2)]
+        index, origin, seen = _weight_index(joint, points[0]), ModelRun.drawn(joint, kernels, None), points[0].seen
+        G, offset = _basis(joint, index, origin)
+        loc, alpha = _prior(joint, points, index)
+        beta, correlation = _noise(joint, points)
+        mixing = held_mixing(joint, points, [p.seen.probs for p in points])
+        require_known(joint, [alpha, beta], {mixing, correlation})
+        shape, scale = loc.shape[:2], origin.seen.scale[:, 0].detach().double()
+        full = scale.dim() > 2
+        noise = torch.cholesky_inverse(scale.expand(len(loc), -1, -1)) if full else scale.expand(shape).pow(-2)
+        log_mixing, precision = origin.seen.probs.detach().double().log(), alpha.read(joint.initial_theta.detach())
+        w, noise, log_mixing, precision = (x.unsqueeze(0) for x in (loc, noise, log_mixing, precision))
+        start = Mixture(w, noise, log_mixing, precision, loc)
+        Y = (seen.value - offset).double()
+        structure = MixtureStructure(
+            joint, index, Y, G, seen.weight.double(), loc, alpha, beta, correlation, mixing,
+            start, offset.double(), None if seen.background is None else seen.background.double(),
+        )  # fmt: skip
+        _verify(structure, points[1])
+        return structure
     except NotRecognised as reason:
         raise UnsupportedModel(
             f"the model is not a mixture of linear-Gaussian kernels: {reason}. Expected one local discrete site "
@@ -307,31 +329,6 @@ def enlarged(structure: MixtureStructure, num_components: int) -> MixtureStructu
         return recognise_mixture(LogJoint(model, joint.args, joint.kwargs))
     few = model.few(joint.seen, *joint.args, **joint.kwargs)
     return recognised(LogJoint(model, few).on(joint.args, joint.kwargs, times=joint.seen))
-
-
-def _recognise(joint: LogJoint) -> MixtureStructure:
-    points = [ModelRun.drawn(joint, kernels, seed) for seed in (1, 2)]
-    index = _weight_index(joint, points[0])
-    origin = ModelRun.drawn(joint, kernels, None)
-    G, offset = _basis(joint, index, origin)
-    loc, alpha = _prior(joint, points, index)
-    beta, correlation = _noise(joint, points)
-    mixing = held_mixing(joint, points, [p.seen.probs for p in points])
-    require_known(joint, [alpha, beta], {mixing, correlation})
-    seen = points[0].seen
-    Y = (seen.value - offset).double()
-    shape, scale = loc.shape[:2], origin.seen.scale[:, 0].detach().double()
-    full = scale.dim() > 2
-    noise = torch.cholesky_inverse(scale.expand(len(loc), -1, -1)) if full else scale.expand(shape).pow(-2)
-    log_mixing, precision = origin.seen.probs.detach().double().log(), alpha.read(joint.initial_theta.detach())
-    w, noise, log_mixing, precision = (x.unsqueeze(0) for x in (loc, noise, log_mixing, precision))
-    start = Mixture(w, noise, log_mixing, precision, loc)
-    structure = MixtureStructure(
-        joint, index, Y, G, seen.weight.double(), loc, alpha, beta, correlation, mixing, start,
-        offset.double(), None if seen.background is None else seen.background.double(),
-    )  # fmt: skip
-    _verify(structure, points[1])
-    return structure
 
 
 Seen = TypeVar("Seen")

@@ -1,13 +1,15 @@
 """Data of a mixture of probabilistic PCA: in memory, in chunks or on several processes, nan where missing."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.data.ranks import Sums
 from pyro_evidence.data.rows import Rows
+from pyro_evidence.mixture.data import Units
 
 
 def has_gaps(Y: Tensor) -> bool:
@@ -59,17 +61,24 @@ class Observations:
         return Observations(self.rows.mapped(lambda y: y.nan_to_num(0.0)), False) if self.has_gaps else self
 
     @property
-    def variances(self) -> Tensor:
-        """Variance of each column, nothing missing, shape ``(m,)``."""
-        mean = self.total(lambda y: y.sum(0)) / len(self)
-        return self.total(lambda y: (y - mean).square_().sum(0)) / len(self)
+    def units(self) -> Units:
+        """Mean, and root mean variance, of what is not nan; 1 where nothing varies.
+
+        One unit for all outputs leaves isotropic noise isotropic.
+        """
+        num = self.total(lambda y: (~y.isnan()).sum(0).double()).clamp(min=1.0)  # a column without data has mean 0
+        origin = self.total(lambda y: y.nan_to_num(0.0).sum(0)) / num
+        squares = self.total(lambda y: (y - origin).nan_to_num_(0.0).square_().sum(0))
+        unit, size = (squares / num).mean().sqrt(), origin.abs().max()
+        return Units(origin, torch.where(unit > 1e-12 * torch.maximum(size, unit), unit, 1.0), origin)
+
+    def log_jacobian(self, unit: Tensor) -> float:
+        """What the log density of all data loses by going from standard units to ``unit`` ``()``, nats."""
+        num = int(self.total(lambda y: (~y.isnan()).sum())) if self.has_gaps else self.shape.numel()
+        return num * math.log(float(unit))
 
     def sampled(self, most: int) -> Tensor:
         """About ``most`` of the data where there are more, scattered over all by the numbers of their rows."""
         found: Tensor
         (found,) = self.rows.sampled(most, lambda y: (y,))
         return found
-
-    def shared_sample(self, most: int) -> "Observations":
-        """The same, of which each process adds up a part."""
-        return replace(self, rows=Rows.shared(self.sampled(most), self.rows.communicator))

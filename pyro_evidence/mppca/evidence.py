@@ -76,16 +76,10 @@ def canonical_columns(it: Iterate) -> tuple[Tensor, Tensor, Tensor]:
 
     Columns of one precision are turned until they are orthogonal; those of their own are so at a maximum.
     """
-    analysers, found = it.analysers, it.found
-    tril = analysers.tril
-    eye = torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device)
-    gram = tril @ tril.mT - eye
-    counts = found.counts.clamp(min=SMALLEST)[..., None, None]  # a pruned component has none; keeps the ratio finite
-    spread = tril @ (analysers.whitener @ found.yz) @ tril.mT / counts
     if not it.ties.columnwise:
-        norms, turn = torch.linalg.eigh(gram)
-        return norms, (turn * (spread @ turn)).sum(-2), analysers.alpha
-    return gram.diagonal(dim1=-2, dim2=-1), spread.diagonal(dim1=-2, dim2=-1), analysers.alpha
+        norms, turn = torch.linalg.eigh(it.gram)
+        return norms, (turn * (it.spread @ turn)).sum(-2), it.analysers.alpha
+    return it.gram.diagonal(dim1=-2, dim2=-1), it.spread.diagonal(dim1=-2, dim2=-1), it.analysers.alpha
 
 
 def relative_lengths(it: Iterate) -> tuple[Tensor, Tensor]:
@@ -114,7 +108,7 @@ def orbit_log_evidence(it: Iterate) -> Tensor:
     norms = torch.where(on, norms, 1.0)
     s = torch.where(on, along / norms, 0.0)
     num = on.sum(-1)
-    counts = it.found.counts.clamp(min=SMALLEST)  # as above
+    counts = it.found.counts.clamp(min=SMALLEST)  # a pruned component has none; keeps the ratio finite
     rest = ((analysers.beta * it.found.scatter).sum(-1) / counts - s.sum(-1)) / (m - num)
     outside, inside = _log_curvatures(counts, norms, s, rest, on)
     pairs = _pairs(on)

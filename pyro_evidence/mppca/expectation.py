@@ -60,6 +60,11 @@ class FactorAnalysers(Batched):
         log_mixing = torch.where(self.active, shares, -torch.inf).log_softmax(-1)
         return replace(self, W=W, mu=mu, beta=log_beta.exp(), alpha=log_alpha.exp(), log_mixing=log_mixing)
 
+    def rescaled(self, unit: Tensor, shift: Tensor) -> "FactorAnalysers":
+        """Loadings and means divided by ``unit`` ``()``, means shifted by ``(m,)``, precisions to match."""
+        mu, square = self.mu / unit + shift, unit.square()
+        return replace(self, W=self.W / unit, mu=mu, beta=self.beta * square, alpha=self.alpha * square)
+
     @cached_property
     def tril(self) -> Tensor:
         """Lower Cholesky factor of ``G = I + W' Lambda W``, whose eigenvalues are >= 1, shape ``(R, K, q, q)``."""

@@ -31,6 +31,7 @@ from pyro_evidence.fitting.em import (
 )
 from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.mixture import updates as mixture_updates
+from pyro_evidence.mixture.data import Units
 from pyro_evidence.mixture.fit import AUTOMATIC, ROUNDS, SURE, RandomWeights
 from pyro_evidence.mixture.recognise import most_components, with_components
 from pyro_evidence.mixture.updates import SharedParameters
@@ -42,7 +43,7 @@ from pyro_evidence.mppca.data import Observations, has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
 from pyro_evidence.mppca.orbit import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
-from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits, recognise_mppca
+from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
 from pyro_evidence.mppca.updates import (
     Iterate,
     MPPCAUpdate,
@@ -313,7 +314,14 @@ def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) 
         )
     require_dense("Y", Y)
     if has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory
-        _require_numbers(Y, gappy=gappy)
+        bad = Y.isinf() if gappy else ~Y.isfinite()
+        if bool(bad.any()):
+            row, column = bad.nonzero()[0].tolist()
+            num = [int(Y.isnan().sum()), int(Y.isinf().sum())]
+            raise BadInput(
+                f"Y, shape {tuple(Y.shape)}, contains {num[0]} nan and {num[1]} inf, first in row {row}, column "
+                f"{column}; expected numbers. Drop such rows: Y[Y.isfinite().all(1)]."
+            )
     whole, largest = Y.nan_to_num(0.0) if has_gaps(Y) else Y, torch.finfo(Y.dtype).max ** 0.25
     found = float(torch.stack(whole.aminmax()).abs().max())
     if found > largest:
@@ -324,23 +332,12 @@ def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) 
     return Y.detach()
 
 
-def _require_numbers(Y: Tensor, *, gappy: bool) -> None:
-    bad = Y.isinf() if gappy else ~Y.isfinite()
-    if bool(bad.any()):
-        row, column = bad.nonzero()[0].tolist()
-        num = [int(Y.isnan().sum()), int(Y.isinf().sum())]
-        raise BadInput(
-            f"Y, shape {tuple(Y.shape)}, contains {num[0]} nan and {num[1]} inf, first in row {row}, column {column}; "
-            f"expected numbers. Drop such rows: Y[Y.isfinite().all(1)]."
-        )
-
-
 @dataclass(frozen=True)
 class MPPCAFit(ComponentFit[MPPCARestarts]):
     """A recognised model, the units inside, and all restarts."""
 
     structure: MPPCAStructure
-    units: ScalarUnits
+    units: Units
     data: Observations
 
     def together(self, stop: Stop, deletion: GreedyDeletion) -> Stop:
@@ -405,13 +402,19 @@ def _begun(structure: MPPCAStructure, raw: Observations, settings: EMSettings, s
     :param raw: data in the caller's units.
     :raises BadInput: for too few rows or columns.
     """
-    _require_size(raw, structure.start)
-    units = ScalarUnits.of(raw)
+    (N, m), q = raw.shape, structure.start.W.shape[-1]
+    if q >= m:
+        raise BadInput(f"the loadings have {q} columns and the data {m}; expected fewer columns than the data have.")
+    if N < 2:
+        raise BadInput(f"Y has {N} row; expected at least two, or nothing varies.")
+    units = raw.units
     Y = replace(raw, rows=raw.rows.mapped(lambda y: (y - units.origin).div_(units.unit)))
     whole = Y.filled
     variance = _noise_scale(whole, structure.ties, structure.start)
     analysers = _start(whole, units.standard(structure.start), structure.ties, settings.start, settings.initial)
-    few = Y.shared_sample(SAMPLE) if sampled and len(Y) > SAMPLE else Y
+    few = Y
+    if sampled and len(Y) > SAMPLE:  # of which each process adds up a part
+        few = replace(Y, rows=Rows.shared(Y.sampled(SAMPLE), Y.rows.communicator))
     batch = first(few, analysers, structure.ties, variance, rule_of(settings.update))
     return MPPCAFit(structure, units, Y, batch)
 
@@ -439,14 +442,6 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MPPCAFit:
     return _begun(replace(recognise_mppca(joint), Y=rows.example[:0]), Observations.of(rows), settings, sampled=True)
 
 
-def _require_size(Y: Observations, analysers: FactorAnalysers) -> None:
-    (N, m), q = Y.shape, analysers.W.shape[-1]
-    if q >= m:
-        raise BadInput(f"the loadings have {q} columns and the data {m}; expected fewer columns than the data have.")
-    if N < 2:
-        raise BadInput(f"Y has {N} row; expected at least two, or nothing varies.")
-
-
 def _noise_scale(Y: Observations, ties: SharedParameters, analysers: FactorAnalysers) -> Tensor:
     """Variances to which the gamma prior of the noise refers: what one component with all latents leaves over.
 
@@ -461,7 +456,9 @@ def _noise_scale(Y: Observations, ties: SharedParameters, analysers: FactorAnaly
     rest = torch.maximum(rest, rest.new_tensor(LEAST_NOISE))  # data of low rank leave nothing over
     if not bool((ties.beta_group != ties.beta_group[:, :1]).any()):
         return rest.expand(m)
-    return rest * Y.variances.clamp(min=1e-3)  # a constant output has no scale
+    mean = Y.total(lambda y: y.sum(0)) / len(Y)
+    variances = Y.total(lambda y: (y - mean).square_().sum(0)) / len(Y)
+    return rest * variances.clamp(min=1e-3)  # a constant output has no scale
 
 
 def _start(

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.mixture.data import Units
 from pyro_evidence.mixture.recognise import held_at
 from pyro_evidence.mppca import curvature, evidence, missing
 from pyro_evidence.mppca.curvature import shares_precision, turns
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.recognise import MPPCAStructure, ScalarUnits
+from pyro_evidence.mppca.recognise import MPPCAStructure
 from pyro_evidence.mppca.updates import Iterate
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision
@@ -155,7 +156,7 @@ class OrbitLaplace:
     literal: float  # log evidence by Husmeier (2000), eq. A.35, nats
 
 
-def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Observations, it: Iterate) -> OrbitLaplace:
+def laplace_state(structure: MPPCAStructure, units: Units, Y: Observations, it: Iterate) -> OrbitLaplace:
     """The approximation at the mode next to an iterate of one row, in the model's units.
 
     :param Y: data in the standard units of ``it``, which ``units`` describes.
@@ -168,7 +169,7 @@ def laplace_state(structure: MPPCAStructure, units: ScalarUnits, Y: Observations
     precision, log_evidence, refusal = _laplace(Y, it)
     slope = curvature.loading_slope(analysers, it.stats).reshape(1, -1)
     decrement = float((slope * precision.solve(slope)).sum())
-    original, jacobian = units.original(analysers), units.log_jacobian(Y)
+    original, jacobian = units.original(analysers), Y.log_jacobian(units.unit)
     m = analysers.W.shape[-2]
     takes_part = (analysers.columns | ~analysers.active.unsqueeze(-1)).unsqueeze(-2).expand(analysers.W.shape)
     density = Structure(None, None, None, AutogradDensity(joint, None))

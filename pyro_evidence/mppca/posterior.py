@@ -216,16 +216,12 @@ class MPPCAPosterior(LaplacePosterior):
         origin = analysers.log_mixing[0].exp() @ analysers.mu[0]
         return Y - origin, replace(analysers, mu=analysers.mu - origin)
 
-    def _log_joint(self, Y: Tensor) -> Tensor:
-        Y, analysers = self._centred(Y)
-        return missing.log_joint(Y, analysers)[0]
-
     def log_prob(self, Y: Tensor | None = None) -> Tensor:
         """Log density of the observed part of each datum at the mode, nats, shape ``(N,)``.
 
         :raises BadInput: on anything but floats ``(N, m)``.
         """
-        return self._log_joint(self._checked(Y)).logsumexp(-1)
+        return missing.log_joint(*self._centred(self._checked(Y)))[0].logsumexp(-1)
 
     def log_likelihood(self, Y: Tensor | None = None) -> dict[str, Tensor]:
         """Pointwise log density at the mode, :meth:`log_prob`, by the name of the observed site."""
@@ -233,7 +229,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     def responsibilities(self, Y: Tensor | None = None) -> Tensor:
         """``p(component | observed part of the datum)`` at the mode, shape ``(N, K)``."""
-        return self._log_joint(self._checked(Y)).softmax(-1)
+        return missing.log_joint(*self._centred(self._checked(Y)))[0].softmax(-1)
 
     def transform(self, Y: Tensor | None = None) -> LatentCoordinates:
         """Latent coordinates of data, with their covariances and the components' responsibilities."""

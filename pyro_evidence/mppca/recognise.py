@@ -1,6 +1,5 @@
 """A log joint recognised as a mixture of probabilistic PCA, by its values at random points, never by names."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from pyro_evidence.mixture.recognise import (
     scaling,
 )
 from pyro_evidence.mixture.updates import Pool, SharedParameters
-from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.program import predictors
 from pyro_evidence.program.distributions import WithGaps
@@ -93,23 +91,18 @@ def recognise_mppca(joint: LogJoint) -> MPPCAStructure:
     :raises UnsupportedModel: with the reason why it is none.
     """
     try:
-        return _recognise(joint)
+        points = [ModelRun.drawn(joint, _observed, seed) for seed in (1, 2)]
+        alpha, precisions = _alpha(joint, points), [p.seen.precision for p in points]
+        beta = _alike(scaling(precisions, points, "noise precision"), "noise precision", points)
+        mean = holder([p.seen.loc for p in points], points, "its means")
+        mixing = held_mixing(joint, points, [p.seen.probs for p in points])
+        require_known(joint, [alpha, beta], {mean, mixing})
     except NotRecognised as reason:
         raise UnsupportedModel(
             f"the model is not a mixture of probabilistic PCA: {reason}. Expected one observed "
             f"LowRankMultivariateNormal, or MixtureSameFamily of such, in one plate, whose cov_factor is a site of "
             f"Normal loadings (K, m, q) about zero; see pyro_evidence.models.mppca."
         ) from None
-
-
-def _recognise(joint: LogJoint) -> MPPCAStructure:
-    points = [ModelRun.drawn(joint, _observed, seed) for seed in (1, 2)]
-    _check_loadings(joint, points)
-    beta = _alike(scaling([p.seen.precision for p in points], points, "noise precision"), "noise precision", points)
-    alpha = _alpha(joint, points)
-    mean = holder([p.seen.loc for p in points], points, "its means")
-    mixing = held_mixing(joint, points, [p.seen.probs for p in points])
-    require_known(joint, [alpha, beta], {mean, mixing})
     seen = Observed(*(x.detach() for x in vars(ModelRun.drawn(joint, _observed, None).seen).values()))
     shape = 1, *seen.factor.shape
     start = FactorAnalysers(
@@ -155,22 +148,17 @@ def _common(x: Tensor, dims: int) -> Tensor:
     return flat[0].double()
 
 
-def _check_loadings(joint: LogJoint, points: list[ModelRun[Observed]]) -> None:
-    """The loadings are the latent site itself."""
-    for point in points:
-        W, factor = joint.latents.constrained(point.u.to(joint.dtype))[joint.latents.names[0]], point.seen.factor
-        if W.numel() != factor.numel() or not close(W.reshape(factor.shape), factor, point.tolerance):
-            raise NotRecognised(f"cov_factor is not the site '{joint.latents.names[0]}' itself")
-
-
 def _alpha(joint: LogJoint, points: list[ModelRun[Observed]]) -> Scaling:
-    """How the prior precisions of the columns scale."""
-    found, what = [], "prior precision of the loadings"
+    """How the prior precisions of the columns scale; the loadings are the latent site itself."""
+    found, what, site = [], "prior precision of the loadings", joint.latents.names[0]
     for point in points:
+        W, factor = joint.latents.constrained(point.u.to(joint.dtype))[site], point.seen.factor
+        if W.numel() != factor.numel() or not close(W.reshape(factor.shape), factor, point.tolerance):
+            raise NotRecognised(f"cov_factor is not the site '{site}' itself")
         loc, precision, known = predictors.gaussian_prior(joint, point.trace)
         if not bool(known.all()) or bool((loc != 0).any()):
             raise NotRecognised("its loadings are not Normal about zero")
-        rows = precision.reshape(point.seen.factor.shape)
+        rows = precision.reshape(factor.shape)
         if not close(rows, rows[:, :1].expand_as(rows), point.tolerance):
             raise NotRecognised(f"the {what} differs from output to output")
         found.append(rows[:, 0])
@@ -185,44 +173,3 @@ def _alike(found: Scaling, what: str, points: list[ModelRun[Observed]]) -> Scali
     if not close(pool(offset) / pool(torch.ones_like(offset)), offset, points[0].tolerance):
         raise NotRecognised(f"the {what} is not the same multiple of its param for all that share it")
     return found
-
-
-@dataclass(frozen=True)
-class ScalarUnits:
-    """``y = origin + unit * standard y``: one unit for all outputs, which leaves isotropic noise isotropic."""
-
-    origin: Tensor  # (m,)
-    unit: Tensor  # ()
-
-    @staticmethod
-    def of(Y: Observations) -> "ScalarUnits":
-        """Mean, and root mean variance, of what is not nan; 1 where nothing varies."""
-        num = Y.total(lambda y: (~y.isnan()).sum(0).double()).clamp(min=1.0)  # a column without data has mean 0
-        origin = Y.total(lambda y: y.nan_to_num(0.0).sum(0)) / num
-        squares = Y.total(lambda y: (y - origin).nan_to_num_(0.0).square_().sum(0))
-        unit, size = (squares / num).mean().sqrt(), origin.abs().max()
-        return ScalarUnits(origin, torch.where(unit > 1e-12 * torch.maximum(size, unit), unit, 1.0))
-
-    def standard(self, analysers: FactorAnalysers) -> FactorAnalysers:
-        """Parameters of the caller's units in standard ones."""
-        return self._moved(analysers, self.unit, -self.origin / self.unit)
-
-    def original(self, analysers: FactorAnalysers) -> FactorAnalysers:
-        """Parameters of standard units in the caller's."""
-        return self._moved(analysers, self.unit.reciprocal(), self.origin)
-
-    @staticmethod
-    def _moved(analysers: FactorAnalysers, unit: Tensor, shift: Tensor) -> FactorAnalysers:
-        square = unit.square()
-        return replace(
-            analysers,
-            W=analysers.W / unit,
-            mu=analysers.mu / unit + shift,
-            beta=analysers.beta * square,
-            alpha=analysers.alpha * square,
-        )
-
-    def log_jacobian(self, Y: Observations) -> float:
-        """What the log density of all data loses by going from standard to the caller's units, nats."""
-        num = int(Y.total(lambda y: (~y.isnan()).sum())) if Y.has_gaps else Y.shape.numel()
-        return num * math.log(float(self.unit))

@@ -35,6 +35,19 @@ class Iterate:
         return found if self.ties.mean_free else expectation.about_held_means(found, self.analysers)
 
     @cached_property
+    def gram(self) -> Tensor:
+        """``W' Lambda W``, shape ``(R, K, q, q)``."""
+        tril = self.analysers.tril
+        return tril @ tril.mT - torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device)
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """``W' Lambda S Lambda W`` with the covariances ``S`` of the data, shape ``(R, K, q, q)``."""
+        tril, whitener = self.analysers.tril, self.analysers.whitener
+        counts = self.found.counts.clamp(min=SMALLEST)  # a pruned component has none; keeps the ratio finite
+        return tril @ (whitener @ self.found.yz) @ tril.mT / counts[..., None, None]
+
+    @cached_property
     def literal_gamma(self) -> Tensor:
         r"""Of each output and column as printed, :math:`[(A + \alpha)^{-1} A]_{jj}`, shape ``(R, K, m or 1, q)``.
 
@@ -109,12 +122,15 @@ class MPPCAUpdate:
         W = expectation.solve_loadings(it.found, analysers, used) * analysers.columns.unsqueeze(-2)
         gamma = self.gamma(it)
         beta = torch.where(ties.beta_free, self._noise(it, W, gamma), analysers.beta)
-        alpha = self._alpha(it, W, gamma, used)
+        if self.alpha is None and ties.all_free[0]:
+            alpha, columns = self._alpha(it, W, gamma)
+        else:
+            alpha, columns = analysers.alpha if self.alpha == 0.0 else used, analysers.columns
         mixing = it.stats.counts / it.stats.counts.sum(-1, keepdim=True)
         log_mixing = mixing.log() if ties.mixing_free else analysers.log_mixing
         new = replace(analysers, W=W, mu=it.found.mean, beta=beta, alpha=alpha, log_mixing=log_mixing)
         margin = it.stats.counts - gamma.mean(-2).sum(-1)  # Husmeier (2000), below eq. 3.26
-        return pruned(new, survivors(analysers.active, margin), self._columns(it))
+        return pruned(new, survivors(analysers.active, margin), columns)
 
     def _noise(self, it: Iterate, W: Tensor, gamma: Tensor) -> Tensor:
         """Noise precisions, ties kept, shape ``(R, K, m)``."""
@@ -126,22 +142,19 @@ class MPPCAUpdate:
         ratio = top / torch.where(whole > 0, pool(squares * on), 1.0)
         return torch.where(whole > 0, ratio.clamp(max=LARGEST_NOISE), 1.0).expand_as(squares)
 
-    def _alpha(self, it: Iterate, W: Tensor, gamma: Tensor, used: Tensor) -> Tensor:
-        if self.alpha is not None or not it.ties.all_free[0]:
-            return it.analysers.alpha if self.alpha == 0.0 else used
-        outputs, pool = W.shape[-2] / gamma.shape[-2], it.ties.alpha_pool
-        on = it.analysers.on
-        top, bottom = pool(outputs * gamma.sum(-2) * on), pool(W.square().sum(-2) * on)
-        alpha = (top / bottom).clamp(*ALPHA_RANGE)
-        return torch.where((bottom > 0) & (top > 0), alpha, torch.where(on, ALPHA_RANGE[1], it.analysers.alpha))
+    def _alpha(self, it: Iterate, W: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        """Prior precisions, and the columns that stay, shape ``(R, K, q)`` each.
 
-    def _columns(self, it: Iterate) -> Tensor:
-        """Columns that stay: those of a precision by which the data determine something, shape ``(R, K, q)`` bool."""
-        if self.alpha is not None or not it.ties.all_free[0]:
-            return it.analysers.columns
-        on, pool = it.analysers.on.to(it.analysers.W), it.ties.alpha_pool
-        gamma, num = pool(it.literal_gamma.mean(-2) * on), pool(on)
-        return it.analysers.columns & ((gamma > LEAST_DETERMINED * num) | (num == 0))
+        Those are of a precision by which the data determine something.
+        """
+        on, pool = it.analysers.on, it.ties.alpha_pool
+        top = pool(W.shape[-2] / gamma.shape[-2] * gamma.sum(-2) * on)
+        bottom = pool(W.square().sum(-2) * on)
+        alpha = (top / bottom).clamp(*ALPHA_RANGE)
+        alpha = torch.where((bottom > 0) & (top > 0), alpha, torch.where(on, ALPHA_RANGE[1], it.analysers.alpha))
+        there = on.to(W)
+        determined, num = pool(it.literal_gamma.mean(-2) * there), pool(there)
+        return alpha, it.analysers.columns & ((determined > LEAST_DETERMINED * num) | (num == 0))
 
 
 def pruned(analysers: FactorAnalysers, keep: Tensor, columns: Tensor) -> FactorAnalysers:
@@ -170,20 +183,17 @@ def best_within_span(it: Iterate) -> Iterate:
 
 def _turn(it: Iterate) -> Tensor:
     """What the loadings are to be multiplied by, shape ``(R, K, q, q)``."""
-    analysers, found = it.analysers, it.found
-    eye = torch.eye(analysers.W.shape[-1], dtype=analysers.W.dtype, device=analysers.W.device)
-    norms, V = torch.linalg.eigh(analysers.tril @ analysers.tril.mT - eye)
+    analysers = it.analysers
+    norms, V = torch.linalg.eigh(it.gram)
     some = norms > 1e-10 * (1.0 + norms[..., -1:])  # rounding leaves pruned columns a norm
     inverse = torch.where(some, torch.where(some, norms, 1.0).rsqrt(), 0.0)
     Q = V * inverse.unsqueeze(-2)  # W Q has orthonormal columns in units of the noise, and zeros
-    counts = found.counts.clamp(min=SMALLEST)[..., None, None]  # a pruned component has none; keeps the ratio finite
-    spread = analysers.tril @ (analysers.whitener @ found.yz) @ analysers.tril.mT / counts
-    s, E = torch.linalg.eigh(Q.mT @ spread @ Q)
+    s, E = torch.linalg.eigh(Q.mT @ it.spread @ Q)
     s, E = s.flip(-1).clamp(min=0.0), E.flip(-1)  # rounding may leave a tiny negative
     # columns take the principal axes in this order: those held least first, pruned ones last
     place = torch.where(analysers.columns, analysers.alpha, torch.inf).sort(dim=-1, stable=True).indices
     alpha = torch.where(analysers.columns, analysers.alpha / analysers.beta[..., :1], 0.0).gather(-1, place)
-    c = 2.0 * s / (1.0 + (1.0 + 4.0 * alpha * s / counts.squeeze(-1)).sqrt())
+    c = 2.0 * s / (1.0 + (1.0 + 4.0 * alpha * s / it.found.counts.clamp(min=SMALLEST).unsqueeze(-1)).sqrt())
     length = (c - 1.0).clamp(min=LEAST).sqrt()  # zero would stay so in EM
     on = analysers.columns.gather(-1, place) & analysers.active.unsqueeze(-1)
     found_turn = fix_signs(Q @ E) * torch.where(on, length, 0.0).unsqueeze(-2)

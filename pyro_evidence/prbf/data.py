@@ -76,7 +76,12 @@ class DataTotals:
         per_class = rows.total(lambda piece: torch.bincount(piece[1] + 1, minlength=num_classes + 1).to(piece[0]))
         mean = rows.total(lambda piece: piece[0].sum(0)) / len(rows)
         scatter = rows.total(lambda piece: (piece[0] - mean).mT @ (piece[0] - mean)) / len(rows)
-        require_present(per_class[1:])
+        if len(absent := (per_class[1:] == 0).nonzero().flatten().tolist()):
+            raise BadInput(
+                f"no row of X has label {absent}; expected at least one of each class from 0 to {num_classes - 1}. Set "
+                f"num_classes to the number of classes that occur, and number them from 0; -1, nan and None mean that "
+                f"a label is unknown."
+            )
         if not bool((scatter.diagonal() > ROUNDED * mean.square()).any()):
             raise BadInput("all rows of X are the same; expected data that vary, or no kernel has a width.")
         return DataTotals(per_class, mean, scatter)
@@ -93,19 +98,6 @@ class DataTotals:
         known = self.per_class[1:]
         covariance = self.scatter.diagonal_scatter(self.variance)
         return Whole(known / known.sum(), covariance, int(self.per_class.sum()))
-
-
-def require_present(per_class: Tensor) -> None:
-    """Refuse a class of which there are no data.
-
-    :raises BadInput: naming it.
-    """
-    if len(absent := (per_class == 0).nonzero().flatten().tolist()):
-        raise BadInput(
-            f"no row of X has label {absent}; expected at least one of each class from 0 to {len(per_class) - 1}. Set "
-            f"num_classes to the number of classes that occur, and number them from 0; -1, nan and None mean that a "
-            f"label is unknown."
-        )
 
 
 def centred_data(model: PRBF, rows: Rows[Labelled], totals: DataTotals) -> ClassData:

@@ -233,8 +233,8 @@ def begin(engine: Any, rows: Rows[Labelled]) -> PRBFFit:
     """All restarts after the warm-up.
 
     :param engine: whose model, alpha, start, initial, update and lost are used.
-    :raises BadInput: see :class:`~pyro_evidence.prbf.data.DataTotals` and the start; when ``alpha`` outweighs the data
-        and leaves a class no kernel.
+    :raises BadInput: see :class:`~pyro_evidence.prbf.data.DataTotals` and the start; where eq. 22 is no number; when
+        ``alpha`` outweighs the data and leaves a class no kernel.
     """
     totals = DataTotals.of(rows, engine.model.num_classes)
     data, shift = centred_data(engine.model, rows, totals), totals.mean
@@ -242,23 +242,15 @@ def begin(engine: Any, rows: Rows[Labelled]) -> PRBFFit:
     net = check_result("initial", net, Network, "a Network, such as RandomPoints() gives")
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
     point = first(data, net, alpha_of(engine.alpha, float(data.num_data), engine.model))
-    require_finite(point)
-    batch = warmed_up(point, engine.update, engine.lost)
-    require_survivors(batch.point)
-    warm_up = getattr(engine.update, "warm_up", 0) if bool((point.alpha > 0).any()) else 0
-    return PRBFFit(engine.model, rows.example if data.keeps else None, shift, point, batch, warm_up)
-
-
-def require_finite(point: Point) -> None:
-    """Refuse a start at which eq. 22 is no number.
-
-    :raises BadInput: naming the restart.
-    """
     if len(bad := (~point.objective.isfinite()).nonzero()):
         raise BadInput(
             f"eq. 22 is {float(point.objective[bad[0]])} at start {int(bad[0])}; expected a finite number. Standardise "
             f"the inputs (datasets.standardised), or begin where the data have some density: initial=KMeans()."
         )
+    batch = warmed_up(point, engine.update, engine.lost)
+    require_survivors(batch.point)
+    warm_up = getattr(engine.update, "warm_up", 0) if bool((point.alpha > 0).any()) else 0
+    return PRBFFit(engine.model, rows.example if data.keeps else None, shift, point, batch, warm_up)
 
 
 def first(data: ClassData, net: Network, alpha: float | Tensor) -> Point:
@@ -266,14 +258,6 @@ def first(data: ClassData, net: Network, alpha: float | Tensor) -> Point:
     rows = len(net.loc)
     weights = effective(torch.as_tensor(alpha, dtype=net.loc.dtype, device=net.loc.device).expand(rows), net)
     return evaluate(data.sized(net.loc.shape[1], rows), net, weights)
-
-
-def held_classes(events: tuple[tuple[int, int, int], ...], row: int) -> tuple[ClassWithoutKernels, ...]:
-    """What happened to each class of one row, in the order of the first rounds."""
-    steps: dict[int, list[int]] = {}
-    for step, _, k in (event for event in events if event[1] == row):
-        steps.setdefault(k, []).append(step)
-    return tuple(ClassWithoutKernels(k, found[0], found[-1], len(found)) for k, found in steps.items())
 
 
 def held_class_warning(held: ClassWithoutKernels, alpha: float) -> str:
@@ -294,6 +278,9 @@ def posterior_of(task: PRBFFit, fit: Fit[PRBFRestarts]) -> PRBFPosterior:
     started = task.point.net.mixing[best] > 0
     gone = ((now.since[best] >= 0).to(started.device) & started).nonzero().tolist()
     rejections = sorted((Rejection(j, k, int(now.since[best, k, j])) for k, j in gone), key=lambda r: r.step)
+    held: dict[int, list[int]] = {}  # class to rounds, in the order of the first ones
+    for step, _, k in (event for event in now.held if event[1] == best):
+        held.setdefault(k, []).append(step)
     return PRBFPosterior(
         model=task.model,
         network=Network(net.mixing, net.loc + task.shift, net.covariance, net.class_prior),
@@ -305,7 +292,7 @@ def posterior_of(task: PRBFFit, fit: Fit[PRBFRestarts]) -> PRBFPosterior:
         overlap=point.overlap[0],
         rejections=tuple(rejections),
         losses=tuple(DeadKernel(j, step) for step, row, j in now.losses if row == best),
-        held=held_classes(now.held, best),
+        held=tuple(ClassWithoutKernels(k, found[0], found[-1], len(found)) for k, found in held.items()),
         floored=point.kind.rests(net.covariance, point.data.unit)[0],
         restarts=now.point.objective,
         warm_up=task.warm_up,

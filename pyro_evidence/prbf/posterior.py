@@ -249,19 +249,11 @@ class PRBFPosterior(ClassProbabilities, archive.Saved):
         own = {name: content[name] for name in NETWORK} | {"objectives": tuple(content["objectives"])}
         own |= {name: tuple(kind(*item) for item in own[name]) for name, kind in EVENTS.items()}
         posterior = cls(model=model, network=Network(*content["network"]), **own)
-        posterior._require_probabilities()
-        return posterior
-
-    def _require_probabilities(self) -> None:
-        """Refuse a network of a file that is none.
-
-        :raises BadInput: for shares that are negative or do not add up to 1.
-        :raises NotPositiveDefinite: for covariances that are none.
-        """
-        for name, shares in (("mixing", self.mixing), ("class_prior", self.class_prior)):
+        for name, shares in (("mixing", posterior.mixing), ("class_prior", posterior.class_prior)):
             if bool((shares < 0.0).any()) or not torch.allclose(shares.sum(-1), torch.ones_like(shares[..., 0])):
                 raise BadInput(f"{name} of the network has shares {shares.tolist()}; expected some that add up to 1.")
-        cholesky(self.covariance, "covariance of a kernel")
+        cholesky(posterior.covariance, "covariance of a kernel")
+        return posterior
 
     @property
     def covariance_gain(self) -> CovarianceGain | None:

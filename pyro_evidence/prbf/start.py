@@ -241,7 +241,7 @@ class StartFrom:
     def __call__(self, training: Training, start: Start = Start()) -> Network:
         """All starts, of which ``start`` is not asked.
 
-        :raises BadInput: on shapes that do not fit the model.
+        :raises BadInput: on shapes that do not fit the model, and numbers that are no shares or variances.
         """
         K, M = training.allowed.shape
         dim, event = training.X.shape[-1], training.kind.event_dim
@@ -251,7 +251,16 @@ class StartFrom:
         covariance = _covariance(training).expand(M, *shape) if given is None else given
         covariance = self._part("covariance", covariance, training, (M, *shape))
         mixing = self._part("mixing", training.mixing if self.mixing is None else self.mixing, training, (K, M))
-        self._check(mixing, covariance, training)
+        whole = ((mixing.sum(-1) - 1.0).abs() < 1e-5).all() & (mixing >= 0).all()
+        if not bool(whole) or bool((mixing * ~training.allowed != 0).any()):
+            raise BadInput(
+                "StartFrom(mixing=...) has rows that are not proportions, or uses a kernel of another class; expected "
+                "numbers of at least 0, rows adding up to 1."
+            )
+        if bool((torch.linalg.eigvalsh(training.kind.matrix(covariance, dim)) <= 0).any()):
+            raise BadInput(
+                "StartFrom(covariance=...) is not positive; expected variances, or positive definite matrices."
+            )
         rows = len(loc)
         wide = covariance.expand(rows, M, *[-1] * event)
         prior = training.class_prior.expand(rows, -1).contiguous()
@@ -268,15 +277,3 @@ class StartFrom:
         if not bool(value.isfinite().all()):
             raise BadInput(f"StartFrom({name}=...) has elements that are not finite; expected numbers.")
         return value.detach().to(training.X)
-
-    def _check(self, mixing: Tensor, covariance: Tensor, training: Training) -> None:
-        whole = ((mixing.sum(-1) - 1.0).abs() < 1e-5).all() & (mixing >= 0).all()
-        if not bool(whole) or bool((mixing * ~training.allowed != 0).any()):
-            raise BadInput(
-                "StartFrom(mixing=...) has rows that are not proportions, or uses a kernel of another class; expected "
-                "numbers of at least 0, rows adding up to 1."
-            )
-        if bool((torch.linalg.eigvalsh(training.kind.matrix(covariance, training.X.shape[-1])) <= 0).any()):
-            raise BadInput(
-                "StartFrom(covariance=...) is not positive; expected variances, or positive definite matrices."
-            )

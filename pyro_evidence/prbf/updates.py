@@ -249,10 +249,18 @@ def exact_mixing(point: Point, distance: Tensor) -> Tensor:
     Rounds of the stationary equation, each shortened until eq. 26 does not fall.
     """
     here = _Mixing(point.net.mixing, expected(point, point.net.mixing, distance))
+    all_rows = torch.arange(len(point.alpha), device=point.alpha.device)
     for _ in range(MOST):
-        before, target = here.value, stationary_mixing(point, here.value, distance)
-        here = _uphill(point, here, target, distance)
-        if float((here.value - before).abs().max()) < ROUNDING:
+        before, target = here, stationary_mixing(point, here.value, distance)
+
+        def trial(rows: Tensor, scale: Tensor, old: _Mixing = before, target: Tensor = target) -> _Mixing:
+            begin, own = (old, point) if len(rows) == len(all_rows) else (old[rows], point[rows])
+            mixing = begin.value + along(scale, target) * (target[rows] - begin.value)
+            return _Mixing(mixing, expected(own, mixing, distance[rows]))
+
+        line = Line(torch.zeros_like(here.objective), ROUNDING * here.objective.abs())
+        here = Backtracking()(before, all_rows, line, trial)[0]
+        if float((here.value - before.value).abs().max()) < ROUNDING:
             break
     return here.value
 
@@ -263,20 +271,6 @@ class _Mixing(Batched):
 
     value: Tensor  # (B, K, M)
     objective: Tensor  # (B,)
-
-
-def _uphill(point: Point, here: _Mixing, target: Tensor, distance: Tensor) -> _Mixing:
-    """The way to ``target``, halved in each row until eq. 26 does not fall."""
-
-    def trial(rows: Tensor, scale: Tensor) -> _Mixing:
-        whole = len(rows) == len(point.alpha)
-        old, own = (here, point) if whole else (here[rows], point[rows])
-        mixing = old.value + along(scale, target) * (target[rows] - old.value)
-        return _Mixing(mixing, expected(own, mixing, distance[rows]))
-
-    line = Line(torch.zeros_like(here.objective), ROUNDING * here.objective.abs())
-    rows = torch.arange(len(here.objective), device=here.objective.device)
-    return Backtracking()(here, rows, line, trial)[0]
 
 
 def expected(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from pyro_evidence.models.mppca import MPPCA, DiagonalNoise, explicit_latents, m
 from pyro_evidence.models.wrappers import marginalised
 from pyro_evidence.mppca import MPPCAPosterior
 from pyro_evidence.mppca.data import Observations
-from pyro_evidence.mppca.recognise import ScalarUnits
 from pyro_evidence.program import LogJoint
 from pyro_evidence.program.distributions import WithGaps
 from pyro_evidence.program.log_joint import Model
@@ -78,7 +77,7 @@ def test_units_change_nothing_else(found: MPPCAPosterior) -> None:
 def test_the_unit_is_that_of_what_was_seen() -> None:
     Y = gappy()
     each = torch.stack([column[~column.isnan()].var(correction=0) for column in Y.T])
-    found = ScalarUnits.of(Observations.resident(Y))
+    found = Observations.resident(Y).units
     near(found.unit, each.mean().sqrt())
     near(found.origin, torch.stack([column[~column.isnan()].mean() for column in Y.T]))
 
