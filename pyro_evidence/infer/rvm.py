@@ -34,6 +34,8 @@ from pyro_evidence.structure.recognise import recognition_error
 class LinearEngine(Resumable):
     """An engine for models with linear predictors, whose weights are all that is latent."""
 
+    _step: Any  # from one state to the next
+
     def __init__(
         self,
         model: Model,
@@ -106,9 +108,6 @@ class LinearEngine(Resumable):
     def _start(self, rows: Rows[Weights]) -> Any:
         raise NotImplementedError
 
-    def _step(self, state: Any) -> Any:
-        raise NotImplementedError
-
     def _reached(self, state: Any) -> RVMState:
         raise NotImplementedError
 
@@ -143,6 +142,8 @@ class RVM(LinearEngine):
     4
     """
 
+    _step = staticmethod(fast_marginal.step)
+
     def _start(self, rows: Rows[Weights]) -> FastState:
         """The model without weights."""
         self._of = of_all_rows(rows)
@@ -165,9 +166,6 @@ class RVM(LinearEngine):
         state = fast_marginal.step(self._fit.state)
         self._fit = Fit(state, state.stop_reason or Status.STEP_LIMIT, (*self._fit.objectives, state.objective))
         return -state.objective
-
-    def _step(self, state: FastState) -> FastState:
-        return fast_marginal.step(state)
 
     def _reached(self, state: FastState) -> RVMState:
         return RVMState(state.alpha.clone(), state.x.clone())  # outside of inference mode, so fit for derivatives

@@ -46,13 +46,12 @@ class VRVM(LinearEngine):
     ) -> None:
         super().__init__(model, site=site, noise=noise, stop=stop)
 
+    _step = staticmethod(variational.step)
+
     def _start(self, rows: Rows[Weights]) -> VariationalState:
         self._of = of_all_rows(rows)
         self._noise = None if self.noise is None else noise_of_rows(rows, self.noise)
         return variational.start(rows, self._noise.num_data if self._noise else 0.0)
-
-    def _step(self, state: VariationalState) -> VariationalState:
-        return variational.step(state)
 
     def _reached(self, state: VariationalState) -> RVMState:
         fit = GaussianFit(state.tril, state.mean.new_tensor(state.objective))

@@ -50,8 +50,32 @@ def exact_derivatives(part: Part, eta: Tensor) -> tuple[Tensor, Tensor]:
     return part.derivatives(eta)
 
 
+class SummedTarget:
+    """A log likelihood whose :meth:`sums` at a point say all, and the log prior of coordinates that are no weights."""
+
+    rest: Function | None = None
+
+    def sums(self, y: Tensor) -> LikelihoodSums:
+        """Value, gradient and curvature of the likelihood at ``y`` ``(D,)``."""
+        raise NotImplementedError
+
+    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Value ``(R,)`` and gradient ``(R, D)``."""
+        found = [self.sums(row) for row in y]
+        value, slope = torch.stack([s.value for s in found]), torch.stack([s.gradient for s in found])
+        if self.rest is None:
+            return value, slope
+        rest, rest_slope = derivatives.gradient(_rows(self.rest), y, y)
+        return value + rest, slope + rest_slope
+
+    def precision(self, y: Tensor) -> Tensor:
+        """Minus the Hessian, shape ``(R, D, D)``."""
+        A = torch.stack([self.sums(row).precision for row in y])
+        return A if self.rest is None else A - derivatives.hessian(_rows(self.rest), y, y)
+
+
 @dataclass(frozen=True)
-class LinearTarget:
+class LinearTarget(SummedTarget):
     """Log likelihood of linear predictors, plus the log prior of coordinates that are no weights.
 
     One pass over the rows gives value, gradient and curvature together, and those at the last point are kept.
@@ -95,20 +119,6 @@ class LinearTarget:
             return None
         found: LikelihoodSums = self._last["sums"]
         return found.value if torch.equal(self._last["y"], y) else None if bool(y.any()) else found.null
-
-    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Value ``(R,)`` and gradient ``(R, D)``."""
-        found = [self.sums(row) for row in y]
-        value, slope = torch.stack([s.value for s in found]), torch.stack([s.gradient for s in found])
-        if self.rest is None:
-            return value, slope
-        rest, rest_slope = derivatives.gradient(_rows(self.rest), y, y)
-        return value + rest, slope + rest_slope
-
-    def precision(self, y: Tensor) -> Tensor:
-        """Minus the Hessian, shape ``(R, D, D)``."""
-        A = torch.stack([self.sums(row).precision for row in y])
-        return A if self.rest is None else A - derivatives.hessian(_rows(self.rest), y, y)
 
     def along(self, T: Tensor) -> "LinearTarget":
         """The log likelihood as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
@@ -172,7 +182,7 @@ def _rows(f: Function) -> derivatives.Function:
 
 
 @dataclass(frozen=True)
-class QuadraticTarget:
+class QuadraticTarget(SummedTarget):
     """A log likelihood that is quadratic in the weights: the sums of one pass say everything, for any noise.
 
     :ivar origin: the sums at weights of zero, under the noise at the start.
@@ -193,24 +203,15 @@ class QuadraticTarget:
         norm = 0.5 * (self.num_data * self.log_scale - math.expm1(self.log_scale) * self.squares)
         return self.origin.value + norm + math.exp(self.log_scale) * rise
 
-    def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Value ``(R,)`` and gradient ``(R, D)``."""
-        slope = self.origin.gradient - y @ self.origin.precision
-        return self.value(y), math.exp(self.log_scale) * slope
-
-    def precision(self, y: Tensor) -> Tensor:
-        """Minus the Hessian, shape ``(R, D, D)``."""
-        return math.exp(self.log_scale) * self.origin.precision.expand(len(y), -1, -1)
-
     def along(self, T: Tensor) -> "QuadraticTarget":
         """The log likelihood as a function of ``x``, ``y = T x``."""
         A = T.mT @ self.origin.precision @ T
         return replace(self, origin=replace(self.origin, gradient=self.origin.gradient @ T, precision=A))
 
     def sums(self, y: Tensor) -> LikelihoodSums:
-        """Value, gradient and curvature at ``y`` ``(D,)``."""
-        values, (slope, _) = self.gradient(torch.stack([y, torch.zeros_like(y)]))
-        return LikelihoodSums(values[0], slope, math.exp(self.log_scale) * self.origin.precision, values[1])
+        values, scale = self.value(torch.stack([y, torch.zeros_like(y)])), math.exp(self.log_scale)
+        slope = self.origin.gradient - y @ self.origin.precision
+        return LikelihoodSums(values[0], scale * slope, scale * self.origin.precision, values[1])
 
     def squares_at(self, y: Tensor) -> Tensor:
         """Sum of squared residuals at ``y`` ``(D,)`` in units of the noise, shape ``()``."""

@@ -1,6 +1,6 @@
 """What all estimators share: arrays in, an engine's posterior kept, arrays out."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ __all__ = [
     "DensityMixin",
     "Estimator",
     "RegressorMixin",
-    "WeighingClassifier",
-    "WeighingRegressor",
+    "Weighing",
     "array",
     "as_counted",
     "counted",
@@ -118,33 +117,53 @@ class Estimator(BaseEstimator):
         return tensor(self._checked(X, reset=False))
 
 
-class Classifier(ClassifierMixin, Estimator):
+class Supervised(Estimator):
+    """An estimator of what belongs to each row."""
+
+    _fitted: Any  # rows, what belongs to them and their weights or None, to a posterior
+    _targets: Any  # what belongs to the rows as a tensor, from an array
+    _validation: ClassVar[dict[str, Any]] = {}
+
+    def fit(self, X: Array, y: Array) -> "Supervised":
+        """Fit to rows ``X`` ``(N, D)`` and ``y`` ``(N,)``: targets, or labels, which are numbers or words."""
+        return self._fit(X, y)
+
+    def _fit(self, X: Array, y: Array, sample_weight: Array = None) -> "Supervised":
+        X, y = self._checked(X, y, **self._validation)
+        X, y, weight = counted(X, y, sample_weight)
+        self.posterior_ = self._fitted(tensor(X), self._targets(y), weight)
+        return self
+
+
+class Weighing(Supervised):
+    """One whose engine takes weights of rows."""
+
+    def fit(self, X: Array, y: Array, sample_weight: Array = None) -> "Weighing":
+        """Fit to rows ``X`` ``(N, D)`` and ``y`` ``(N,)``: targets, or labels, which are numbers or words.
+
+        :param sample_weight: how often each row counts, ``(N,)``; whole numbers are repeated rows.
+        """
+        self._fit(X, y, sample_weight)
+        return self
+
+
+class Classifier(ClassifierMixin, Supervised):
     """Class probabilities of an engine's posterior."""
 
     classes_: Any
-    _fitted: Any  # rows, numbers of their classes and their weights or None, to a posterior
 
-    def fit(self, X: Array, y: Array) -> "Classifier":
-        """Fit to rows ``X`` ``(N, D)`` and their labels ``y`` ``(N,)``, numbers or words."""
-        return self._fit(X, y)
-
-    def _fit(self, X: Array, y: Array, sample_weight: Array = None) -> "Classifier":
-        X, y = self._checked(X, y)
+    def _targets(self, y: Any) -> Tensor:
+        """Numbers of the rows' classes."""
         check_classification_targets(y)
-        X, y, weight = counted(X, y, sample_weight)
         self.classes_, place = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise BadInput(f"y has one class only, {self.classes_[0]}; a classifier needs at least two classes.")
-        self.posterior_ = self._fitted(tensor(X), torch.as_tensor(place), weight)
-        return self
-
-    def _probabilities(self, X: Tensor) -> Tensor:
-        return self.posterior_.predict(X)
+        return torch.as_tensor(place)
 
     def predict_proba(self, X: Array) -> Any:
         """Class probabilities averaged over the posterior, shape ``(N, C)``, in the order of ``classes_``."""
         new = self._new(X)
-        found = self._probabilities(new)
+        found = self.posterior_.predict(new)
         return array(found if found.dim() == 2 else torch.stack([1.0 - found, found], -1))
 
     def predict_log_proba(self, X: Array) -> Any:
@@ -157,47 +176,14 @@ class Classifier(ClassifierMixin, Estimator):
         return self.classes_[best]
 
 
-class WeighingClassifier(Classifier):
-    """A classifier whose engine takes weights of rows."""
-
-    def fit(self, X: Array, y: Array, sample_weight: Array = None) -> "WeighingClassifier":
-        """Fit to rows ``X`` ``(N, D)`` and their labels ``y`` ``(N,)``, numbers or words.
-
-        :param sample_weight: how often each row counts, ``(N,)``; whole numbers are repeated rows.
-        """
-        self._fit(X, y, sample_weight)
-        return self
-
-
-class Regressor(RegressorMixin, Estimator):
+class Regressor(RegressorMixin, Supervised):
     """Predictive means and standard deviations of an engine's posterior."""
 
-    _fitted: Any  # rows, targets and their weights or None, to a posterior
-
-    def fit(self, X: Array, y: Array) -> "Regressor":
-        """Fit to rows ``X`` ``(N, D)`` and their targets ``y`` ``(N,)``."""
-        return self._fit(X, y)
-
-    def _fit(self, X: Array, y: Array, sample_weight: Array = None) -> "Regressor":
-        X, y = self._checked(X, y, y_numeric=True)
-        X, y, weight = counted(X, y, sample_weight)
-        self.posterior_ = self._fitted(tensor(X), tensor(y), weight)
-        return self
+    _targets = staticmethod(tensor)
+    _validation: ClassVar[dict[str, Any]] = {"y_numeric": True}
 
     def predict(self, X: Array, return_std: bool = False) -> Any:
         """Predictive mean, shape ``(N,)``, and with ``return_std`` the standard deviation, noise included."""
         new = self._new(X)
         found = self.posterior_.predict(new, return_std=return_std)
         return tuple(array(x) for x in found) if return_std else array(found)
-
-
-class WeighingRegressor(Regressor):
-    """A regressor whose engine takes weights of rows."""
-
-    def fit(self, X: Array, y: Array, sample_weight: Array = None) -> "WeighingRegressor":
-        """Fit to rows ``X`` ``(N, D)`` and their targets ``y`` ``(N,)``.
-
-        :param sample_weight: how often each row counts, ``(N,)``; whole numbers are repeated rows.
-        """
-        self._fit(X, y, sample_weight)
-        return self

@@ -222,9 +222,6 @@ class ClassConditionalMixture(_GaussianMixture, Classifier):
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         return class_conditional(self._engine(), X, t)
 
-    def _probabilities(self, X: Tensor) -> Tensor:
-        return self.posterior_.log_proba(X).exp()
-
     @property
     def log_evidence_(self) -> float:
         """Log evidence of the classes' densities, nats, total."""

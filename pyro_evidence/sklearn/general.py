@@ -21,8 +21,7 @@ from pyro_evidence.sklearn.base import (
     Classifier,
     Estimator,
     Regressor,
-    WeighingClassifier,
-    WeighingRegressor,
+    Weighing,
     as_counted,
 )
 
@@ -145,9 +144,6 @@ class PRBFClassifier(Classifier):
         num = max(self.n_kernels, 1)
         return OverlapEM(rbf_network.prbf(num, len(self.classes_)), alpha=self.alpha, stop=PRBF_STOP).run(X, t)
 
-    def _probabilities(self, X: Tensor) -> Tensor:
-        return self.posterior_.predict_proba(X)
-
     @property
     def log_evidence_(self) -> float:
         """There is none: the network's fit maximises a penalised likelihood."""
@@ -171,7 +167,7 @@ class _AnyModel(Estimator):
         return engine(as_counted(self.model, weight)).run(X, t)
 
 
-class PyroClassifier(_AnyModel, WeighingClassifier):
+class PyroClassifier(_AnyModel, Weighing, Classifier):
     """Any Pyro model ``model(X, t)`` of labels from 0, any engine.
 
     :param model: a Pyro model of inputs ``(N, D)`` and labels ``(N,)``, observed as Bernoulli or Categorical.
@@ -188,7 +184,7 @@ class PyroClassifier(_AnyModel, WeighingClassifier):
     """
 
 
-class PyroRegressor(_AnyModel, WeighingRegressor):
+class PyroRegressor(_AnyModel, Weighing, Regressor):
     """Any Pyro model ``model(X, t)`` of numbers, any engine.
 
     :param model: a Pyro model of inputs ``(N, D)`` and targets ``(N,)``.

@@ -21,8 +21,7 @@ from pyro_evidence.sklearn.base import (
     Classifier,
     Estimator,
     Regressor,
-    WeighingClassifier,
-    WeighingRegressor,
+    Weighing,
     as_counted,
     from_torch,
     type_of_target,
@@ -101,7 +100,7 @@ class _SparseRegressor(_OnBasis, Regressor):
         return self._engine(as_counted(model, weight)).run(X, t)
 
 
-class RVMClassifier(_SparseClassifier, WeighingClassifier):
+class RVMClassifier(Weighing, _SparseClassifier):
     """A relevance vector machine.  See :class:`pyro_evidence.RVM`.
 
     :param basis: ``X`` to columns, such as ``GaussianRBF(centres, scale)``; None for Gaussian bumps of the next two.
@@ -118,7 +117,7 @@ class RVMClassifier(_SparseClassifier, WeighingClassifier):
         return RVM(model, stop=RVM_STOP)
 
 
-class RVMRegressor(_SparseRegressor, WeighingRegressor):
+class RVMRegressor(Weighing, _SparseRegressor):
     """A relevance vector machine with Gaussian noise, whose precision is learned.  See :class:`pyro_evidence.RVM`.
 
     :param basis: as for :class:`RVMClassifier`, and so ``gamma`` and ``centers``.
