@@ -12,7 +12,7 @@ prior, in blocks: shape ``(R, groups, d, d)``, rows and columns in the order com
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -197,16 +197,25 @@ def full(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tenso
 
 
 def coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
-    """One block per component, couplings between its outputs included, shape ``(R, K, m B, m B)``; eq. A.37."""
-    if data.is_constant and data.layout.has_products and data.observed is None:
-        return _coordinate_from_sums(data, mixture, stats)
-    return data.total(_rows(mixture), partial(_coordinate, mixture))
+    """One block per component, couplings between its outputs included, shape ``(R, K, m B, m B)``; eq. A.37.
 
+    For a constant basis it comes from the E-step's sums at no further cost.
+    """
+    if not (data.is_constant and data.layout.has_products and data.observed is None):
 
-def _coordinate(mixture: Mixture, data: MixtureData) -> Tensor:
-    pointwise = pointwise_joint(data, mixture)
-    u, weighted = pointwise.by_weights, pointwise.resp * _each(data)
-    return _expected(data, mixture, weighted) - (u * (weighted * (1.0 - pointwise.resp)).unsqueeze(-2)) @ u.mT
+        def of_part(part: MixtureData) -> Tensor:
+            pointwise = pointwise_joint(part, mixture)
+            u, weighted = pointwise.by_weights, pointwise.resp * _each(part)
+            return _expected(part, mixture, weighted) - (u * (weighted * (1.0 - pointwise.resp)).unsqueeze(-2)) @ u.mT
+
+        return data.total(_rows(mixture), of_part)
+    layout, w, noise = data.layout, mixture.w.squeeze(-1), mixture.noise
+    half = layout.cross_of(stats.spread).squeeze(-1) - 0.5 * stats.spread[..., :1] * w
+    mixed = w.unsqueeze(-1) * half.unsqueeze(-2)
+    products = layout.products_of(stats.spread) - mixed - mixed.mT
+    if mixture.has_full_noise:
+        return noise * stats.counts[..., None, None] - noise @ products @ noise
+    return (noise * stats.counts.unsqueeze(-1)).diag_embed() - noise.unsqueeze(-1) * noise.unsqueeze(-2) * products
 
 
 def block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
@@ -215,18 +224,21 @@ def block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tens
     For a constant basis with diagonal noise it comes from the E-step's sums at no further cost.
     """
     if data.is_constant and not mixture.has_full_noise:
-        return _block_from_sums(data, mixture, stats)
-    return data.total(_rows(mixture), partial(_block, mixture))
+        layout, w, beta = data.layout, mixture.w.squeeze(-1), mixture.noise
+        cross, present = layout.cross_of(stats.spread).squeeze(-1), layout.presence_of(stats.spread)
+        squares = layout.squares_of(stats.spread) + w * (w * present - 2.0 * cross)
+        return (beta * (layout.presence_of(stats.moments) - beta * squares)).reshape(len(w), -1, 1, 1)
 
+    def of_part(part: MixtureData) -> Tensor:
+        pointwise = pointwise_joint(part, mixture)
+        weighted = pointwise.resp * _each(part)
+        sizes = pointwise.u.shape[2:4]
+        expected = _expected(part, mixture, weighted).unflatten(-1, sizes).unflatten(2, sizes)
+        diagonal = expected.diagonal(dim1=2, dim2=4).movedim(-1, 2)
+        spread = (weighted * (1.0 - pointwise.resp))[..., None, None, :]
+        return (diagonal - (pointwise.u * spread) @ pointwise.u.mT).flatten(1, 2)
 
-def _block(mixture: Mixture, data: MixtureData) -> Tensor:
-    pointwise = pointwise_joint(data, mixture)
-    weighted = pointwise.resp * _each(data)
-    sizes = pointwise.u.shape[2:4]
-    expected = _expected(data, mixture, weighted).unflatten(-1, sizes).unflatten(2, sizes)
-    diagonal = expected.diagonal(dim1=2, dim2=4).movedim(-1, 2)
-    spread = (weighted * (1.0 - pointwise.resp))[..., None, None, :]
-    return (diagonal - (pointwise.u * spread) @ pointwise.u.mT).flatten(1, 2)
+    return data.total(_rows(mixture), of_part)
 
 
 def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:
@@ -237,26 +249,6 @@ def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:
         weighted = weighted * data.observed.mT
     gram = (weighted.unsqueeze(-2) * G.mT) @ G
     return data_precision(gram, mixture.noise_matrix)
-
-
-def _coordinate_from_sums(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
-    """Coordinate curvature for a constant basis, from ``sum r (1 - r)`` of the features."""
-    layout, w = data.layout, mixture.w.squeeze(-1)
-    half = layout.cross_of(stats.spread).squeeze(-1) - 0.5 * stats.spread[..., :1] * w
-    mixed = w.unsqueeze(-1) * half.unsqueeze(-2)
-    products = layout.products_of(stats.spread) - mixed - mixed.mT
-    if not mixture.has_full_noise:
-        weights = mixture.noise.unsqueeze(-1) * mixture.noise.unsqueeze(-2)
-        return (mixture.noise * stats.counts.unsqueeze(-1)).diag_embed() - weights * products
-    noise = mixture.noise
-    return noise * stats.counts[..., None, None] - noise @ products @ noise
-
-
-def _block_from_sums(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
-    layout, w, beta = data.layout, mixture.w.squeeze(-1), mixture.noise
-    cross, present = layout.cross_of(stats.spread).squeeze(-1), layout.presence_of(stats.spread)
-    squares = layout.squares_of(stats.spread) + w * (w * present - 2.0 * cross)
-    return (beta * (layout.presence_of(stats.moments) - beta * squares)).reshape(len(w), -1, 1, 1)
 
 
 def _block_diagonal(blocks: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED, Learned, OneEntryCache, TensorValue
 from pyro_evidence.models.kernels import Kernel, Setting, check_inputs
-from pyro_evidence.models.likelihoods import Counts, Output, Regression, classes
+from pyro_evidence.models.likelihoods import Counts, Output, Regression, classes, observe
 from pyro_evidence.models.regression import check_precision, precision_value, start_of
 from pyro_evidence.settings import check_count
 
@@ -153,10 +153,7 @@ class GaussianProcess(TensorValue):
         prior, C = self.function.prior(X), self.likelihood.num_outputs
         f = pyro.sample("f", prior if C == 1 else prior.expand([C]).to_event(1))
         noise = {n: declared(n, beta, f).unsqueeze(-1) for n, beta in self.likelihood.precisions.items()}
-        eta = f.unsqueeze(-1) if C == 1 else f.mT
-        data = None if t is None else self.likelihood.data(t, eta)
-        with pyro.plate("data", len(X)):
-            return pyro.sample("t", self.likelihood.distribution(eta, noise), obs=data)
+        return observe(self.likelihood, f.unsqueeze(-1) if C == 1 else f.mT, noise, t)
 
 
 def _function(kernel: Kernel, mean: Setting, jitter: float) -> LatentFunction:

@@ -1,9 +1,10 @@
 """Likelihoods: how a datum comes out of the numbers that a linear model, a process or a network predicts for it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import pyro
 import pyro.distributions as dist
 from torch import Tensor
 
@@ -46,10 +47,7 @@ class Regression(TensorValue):
 class WithoutNoise:
     """Likelihoods whose one parameter is the prediction."""
 
-    @property
-    def precisions(self) -> Mapping[str, Precision]:
-        """None."""
-        return {}
+    precisions: ClassVar[Mapping[str, Precision]] = {}
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,21 @@ class Counts(WithoutNoise):
         return _shaped(t, eta)
 
 
+NAMES = ("data", "t")
 Output = Regression | Binary | Softmax | Counts  # how many numbers a datum takes, and how it comes out of them
+
+
+def observe(
+    likelihood: Output, eta: Tensor, precisions: Mapping[str, Tensor], t: Tensor | None, names: Sequence[str] = NAMES
+) -> Tensor:
+    """The data of predictions ``(..., N, C)``: ``t`` where given, drawn otherwise.
+
+    :param names: of their plate and of their site.
+    """
+    data = None if t is None else likelihood.data(t, eta)
+    with pyro.plate(names[0], eta.shape[-2]):
+        drawn: Tensor = pyro.sample(names[1], likelihood.distribution(eta, precisions), obs=data)
+    return drawn
 
 
 def classes(num_classes: int) -> Binary | Softmax:

@@ -22,6 +22,7 @@ from pyro_evidence.models.likelihoods import Binary as Binary
 from pyro_evidence.models.likelihoods import Output as Output
 from pyro_evidence.models.likelihoods import Regression as Regression
 from pyro_evidence.models.likelihoods import Softmax as Softmax
+from pyro_evidence.models.likelihoods import observe
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count, check_function, check_methods, seeded
@@ -117,25 +118,19 @@ class MLP(PyroModule):
         :param X: inputs, shape ``(N, D)``.
         """
         self._check_inputs(X)
-        weights = {site: self._draw(site, X) for site in self.shapes}
+        weights: dict[str, Tensor] = {}
+        for site, shape in self.shapes.items():
+            scale = self._precision(f"alpha_{site}", X).rsqrt()
+            scale = scale.unsqueeze(-1) if 0 < scale.dim() < len(shape) else scale
+            prior = dist.Normal(loc=X.new_zeros(shape), scale=scale).to_event(len(shape))
+            weights[site] = pyro.sample(self._full(site), prior)
         eta = self._last_layer(X, weights)
         precisions = {name: self._precision(name, X) for name in self.output.precisions}
-        data = None if t is None else self.output.data(t, eta)
-        with pyro.plate(self._full("data"), len(X)):
-            drawn: Tensor = pyro.sample(self._full("t"), self.output.distribution(eta, precisions), obs=data)
-        return drawn
+        return observe(self.output, eta, precisions, t, (self._full("data"), self._full("t")))
 
     def _full(self, name: str) -> str:
         """The name under which Pyro knows a site or param of this module, whatever module it is in."""
         return f"{self._pyro_name}.{name}" if self._pyro_name else name
-
-    def _draw(self, site: str, X: Tensor) -> Tensor:
-        shape = self.shapes[site]
-        scale = self._precision(f"alpha_{site}", X).rsqrt()
-        scale = scale.unsqueeze(-1) if 0 < scale.dim() < len(shape) else scale
-        prior = dist.Normal(loc=X.new_zeros(shape), scale=scale).to_event(len(shape))
-        drawn: Tensor = pyro.sample(self._full(site), prior)
-        return drawn
 
     def _precision(self, name: str, X: Tensor) -> Tensor:
         setting, shape = self.settings[name]

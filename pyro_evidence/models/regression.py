@@ -27,7 +27,7 @@ from pyro_evidence.models.basis import (
 )
 from pyro_evidence.models.basis import Learned as Learned
 from pyro_evidence.models.basis import Precision as Precision
-from pyro_evidence.models.likelihoods import Output, Regression
+from pyro_evidence.models.likelihoods import Output, Regression, observe
 from pyro_evidence.program.checks import LARGEST
 from pyro_evidence.settings import check_tensor
 
@@ -194,9 +194,7 @@ class LinearModel(TensorValue):
         prior = dist.Normal(loc=torch.zeros_like(alpha), scale=alpha.rsqrt())
         w = pyro.sample("w", prior.to_event(1) if C == 1 else prior.expand([C, len(alpha)]).to_event(2))
         eta = linear_predictor(Phi, w).unsqueeze(-1) if C == 1 else class_predictor(Phi, w)
-        data = None if t is None else self.likelihood.data(t, eta)
-        with pyro.plate("data", Phi.shape[-2]):
-            return pyro.sample("t", self.likelihood.distribution(eta, noise), obs=data)
+        return observe(self.likelihood, eta, noise, t)
 
 
 def regression(

@@ -111,7 +111,7 @@ def orbit_log_evidence(it: Iterate) -> Tensor:
     counts = it.found.counts.clamp(min=SMALLEST)  # a pruned component has none; keeps the ratio finite
     rest = ((analysers.beta * it.found.scatter).sum(-1) / counts - s.sum(-1)) / (m - num)
     outside, inside = _log_curvatures(counts, norms, s, rest, on)
-    pairs = _pairs(on)
+    pairs = pairs_of(on)
     volume = torch.where(pairs, 0.5 * (norms.unsqueeze(-1) + norms.unsqueeze(-2)).log(), 0.0).sum((-2, -1))
     kappa = held_by_prior(alpha, analysers.W.square().sum(-2) if it.ties.columnwise else torch.zeros_like(norms))
     orbit = log_orbit(kappa, pairs, num) + volume
@@ -140,12 +140,12 @@ def _log_curvatures(counts: Tensor, norms: Tensor, s: Tensor, rest: Tensor, on: 
     excess = 2.0 - 2.0 * (ratio.unsqueeze(-1) + ratio.unsqueeze(-2)) + s.unsqueeze(-1) + s.unsqueeze(-2)
     pair = N.unsqueeze(-1) * excess.clamp(min=LEAST) / (c.unsqueeze(-1) * c.unsqueeze(-2))  # so do two of them
     single = torch.where(on, norm.log(), 0.0).sum(-1)
-    double = torch.where(_pairs(on), pair.log(), 0.0).sum((-2, -1))
+    double = torch.where(pairs_of(on), pair.log(), 0.0).sum((-2, -1))
     return torch.stack([torch.where(on, out.log(), 0.0).sum(-1), single + double])
 
 
-def _pairs(on: Tensor) -> Tensor:
-    """Each pair of columns once, shape ``(R, K, q, q)`` bool."""
+def pairs_of(on: Tensor) -> Tensor:
+    """Each pair of the columns ``on`` ``(..., q)`` once, shape ``(..., q, q)`` bool."""
     return (on.unsqueeze(-1) & on.unsqueeze(-2)).triu(1)
 
 

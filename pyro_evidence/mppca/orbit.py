@@ -126,7 +126,7 @@ def _measure(analysers: FactorAnalysers, W: Tensor) -> tuple[Tensor, Tensor]:
     values = torch.linalg.eigvalsh(0.5 * (analysers.W.mT @ W + W.mT @ analysers.W))
     on = torch.arange(q, device=W.device) >= q - num.unsqueeze(-1)  # the last ones; pruned columns have zeros
     inside = (torch.where(on, values, 1.0) > 1e-14 * values[..., -1:].abs()).all(-1).all(-1)
-    pairs = (on.unsqueeze(-1) & on.unsqueeze(-2)).triu(1) & inside[:, None, None, None]
+    pairs = evidence.pairs_of(on) & inside[:, None, None, None]
     sums = torch.where(pairs, values.unsqueeze(-1) + values.unsqueeze(-2), 1.0)
     T = turns(analysers)
     return sums.log().sum((-3, -2, -1)) - 0.5 * _log_det(T.mT @ T), inside
@@ -140,8 +140,7 @@ def _orbits(analysers: FactorAnalysers, W: Tensor) -> Tensor:
     place = torch.where(analysers.on[0], analysers.alpha[0], torch.inf)
     alpha = torch.where(on, place.sort(-1).values, 1.0)  # the longest column goes with the least precision
     kappa = evidence.held_by_prior(alpha, norms)
-    pairs = (on.unsqueeze(-1) & on.unsqueeze(-2)).triu(1).expand(kappa.shape)
-    orbit = evidence.log_orbit(kappa, pairs, num.expand(len(W), -1))
+    orbit = evidence.log_orbit(kappa, evidence.pairs_of(on).expand(kappa.shape), num.expand(len(W), -1))
     each = analysers.W.shape[-2] * (alpha / math.tau).log() - alpha * norms
     return (orbit + 0.5 * torch.where(on, each, 0.0).sum(-1)).sum(-1)
 

@@ -120,9 +120,11 @@ def choose_alpha(
     best = found.objective.reshape(len(multiples), num_folds, -1).argmax(-1)  # of the restarts
     rows = torch.arange(len(found.alpha), device=X.device).reshape(len(multiples), num_folds, -1)
     rows = rows.gather(-1, best.unsqueeze(-1)).squeeze(-1)
-    tests = [(X[fold == f] - X.mean(0), y[fold == f]) for f in range(num_folds)]
-    scores = [[_scored(found, int(r), *test, score) for r, test in zip(line, tests, strict=True)] for line in rows]
-    table = torch.tensor(scores, dtype=torch.float64)
+    table = torch.zeros(len(multiples), num_folds, dtype=torch.float64)
+    for i, f in torch.cartesian_prod(torch.arange(len(multiples)), torch.arange(num_folds)).tolist():
+        net, held = found.net[rows[i, f : f + 1]], fold == f
+        log_density_of_classes = log_density(net, found.kind, found.kind.features(X[held] - X.mean(0)))[0]
+        table[i, f] = float(score((log_density_of_classes + net.class_prior.log()).log_softmax(-1), y[held]))
     return AlphaChoice(multiples, table, engine.with_settings(alpha=_best(multiples, table)).run(*given))
 
 
@@ -183,12 +185,6 @@ def _batch(engine: NetworkEngine, trains: list[tuple[Tensor, Tensor]], multiples
     data = stacked_data([trains[owner[r]][0] - shift for r in index], [trains[owner[r]][1] for r in index], K, kind)
     alpha = torch.as_tensor(multiples).to(net.loc).repeat_interleave(len(owner)) * data.num_data / (K * M)
     return first(data, net[index.to(net.loc.device)], alpha)
-
-
-def _scored(found: Point, row: int, X: Tensor, y: Tensor, score: Score) -> float:
-    net = found.net[torch.tensor([row], device=X.device)]
-    log_joint = log_density(net, found.kind, found.kind.features(X))[0] + net.class_prior.log()
-    return float(score(log_joint.log_softmax(-1), y))
 
 
 @within_memory
