@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mixture.mode import mixing_factor, precision_factor
-from pyro_evidence.mixture.updates import SMALLEST
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.updates import Iterate
 
@@ -108,7 +107,7 @@ def orbit_log_evidence(it: Iterate) -> Tensor:
     norms = torch.where(on, norms, 1.0)
     s = torch.where(on, along / norms, 0.0)
     num = on.sum(-1)
-    counts = it.found.counts.clamp(min=SMALLEST)  # a pruned component has none; keeps the ratio finite
+    counts = it.counts
     rest = ((analysers.beta * it.found.scatter).sum(-1) / counts - s.sum(-1)) / (m - num)
     outside, inside = _log_curvatures(counts, norms, s, rest, on)
     pairs = pairs_of(on)

@@ -41,11 +41,15 @@ class Iterate:
         return tril @ tril.mT - torch.eye(tril.shape[-1], dtype=tril.dtype, device=tril.device)
 
     @cached_property
+    def counts(self) -> Tensor:
+        """Expected number of data of each component, shape ``(R, K)``; above 0, for quotients."""
+        return self.found.counts.clamp(min=SMALLEST)  # a pruned component has none; keeps the ratio finite
+
+    @cached_property
     def spread(self) -> Tensor:
         """``W' Lambda S Lambda W`` with the covariances ``S`` of the data, shape ``(R, K, q, q)``."""
         tril, whitener = self.analysers.tril, self.analysers.whitener
-        counts = self.found.counts.clamp(min=SMALLEST)  # a pruned component has none; keeps the ratio finite
-        return tril @ (whitener @ self.found.yz) @ tril.mT / counts[..., None, None]
+        return tril @ (whitener @ self.found.yz) @ tril.mT / self.counts[..., None, None]
 
     @cached_property
     def literal_gamma(self) -> Tensor:
@@ -193,7 +197,7 @@ def _turn(it: Iterate) -> Tensor:
     # columns take the principal axes in this order: those held least first, pruned ones last
     place = torch.where(analysers.columns, analysers.alpha, torch.inf).sort(dim=-1, stable=True).indices
     alpha = torch.where(analysers.columns, analysers.alpha / analysers.beta[..., :1], 0.0).gather(-1, place)
-    c = 2.0 * s / (1.0 + (1.0 + 4.0 * alpha * s / it.found.counts.clamp(min=SMALLEST).unsqueeze(-1)).sqrt())
+    c = 2.0 * s / (1.0 + (1.0 + 4.0 * alpha * s / it.counts.unsqueeze(-1)).sqrt())
     length = (c - 1.0).clamp(min=LEAST).sqrt()  # zero would stay so in EM
     on = analysers.columns.gather(-1, place) & analysers.active.unsqueeze(-1)
     found_turn = fix_signs(Q @ E) * torch.where(on, length, 0.0).unsqueeze(-2)
