@@ -1,6 +1,6 @@
 """Many fits of one model to data sets of their own: replicates, bootstraps, imputations, groups left out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -204,15 +204,27 @@ def run_many(engine: FittingEngine, *args: Any, **kwargs: Any) -> FitTable:
     if hasattr(engine, "stop"):
         quiet.stop = replace(engine.stop, progress=False)  # type: ignore[attr-defined]
     entries: dict[int, Entry] = {}
-    if isinstance(quiet, LaplaceEvidence):
-        for numbers in of_one_shape(sets):
-            batch = together(quiet, [sets[k] for k in numbers], kwargs)
-            entries |= {numbers[row]: Entry(value, CONVERGED, make) for row, (value, make) in batch.items()}
     with bar_of("fits", getattr(getattr(engine, "stop", None), "progress", True), len(sets)) as bar:
-        bar.update(len(entries))
-        for k in sorted(set(range(len(sets))) - set(entries)):
-            entries[k] = _entry(copy(quiet), sets[k], kwargs)
-            bar.update()
+
+        def fit_alone(numbers: Iterable[int]) -> None:
+            for k in numbers:
+                if k not in entries:
+                    entries[k] = _entry(copy(quiet), sets[k], kwargs)
+                    bar.update()
+
+        if type(quiet) is LaplaceEvidence and quiet.stop.checkpoint is None:
+            alike: dict[Any, list[int]] = {}  # numbers of the data sets whose arguments have the same shapes
+            for k, own in enumerate(sets):
+                alike.setdefault(tuple(tuple(getattr(x, "shape", ())) for x in own), []).append(k)
+            for numbers in alike.values():
+                told = (0, len(numbers) // 2, len(numbers) - 1)  # how the batch is made, and what it must agree with
+                fit_alone(numbers[row] for row in told)
+                alone = {row: entries[numbers[row]].make() for row in told if entries[numbers[row]].error is None}
+                batch = together([sets[k] for k in numbers], alone, quiet.start, quiet.stop.quadrature_tol)
+                for row in set(batch) - set(told):
+                    entries[numbers[row]] = Entry(batch[row][0], CONVERGED, batch[row][1])
+                    bar.update()
+        fit_alone(range(len(sets)))
     table = [entries[k] for k in range(len(sets))]
     errors = {k: each.error for k, each in enumerate(table) if each.error is not None}
     values = torch.tensor([each.log_evidence for each in table], dtype=torch.float64)
@@ -235,14 +247,6 @@ def _entry(engine: FittingEngine, own: Arguments, kwargs: Mapping[str, Any]) -> 
     except FAILURES as error:
         return Entry(torch.nan, FAILED, lambda: None, error)
     return Entry(float(getattr(found, "log_evidence", torch.nan)), str(getattr(found, "status", "")), lambda: found)
-
-
-def of_one_shape(sets: Sequence[Arguments]) -> list[list[int]]:
-    """Numbers of the data sets whose arguments have the same shapes."""
-    found: dict[Any, list[int]] = {}
-    for k, own in enumerate(sets):
-        found.setdefault(tuple(tuple(getattr(x, "shape", ())) for x in own), []).append(k)
-    return [*found.values()]
 
 
 def _with_rows(posterior: LaplacePosterior, num: int, choices: Sequence[Tensor]) -> list[Arguments]:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from pyro_evidence.fitting.iterate import Status
-from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
-from pyro_evidence.laplace.replicates import Maxima, maxima, problem_of_replicates
+from pyro_evidence.laplace.replicates import Maxima, maxima
 from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.nested.hyperparameter_modes import all_prior_draws, is_proper
 from pyro_evidence.nested.inner import MarginalisedJoint
@@ -29,34 +28,31 @@ from pyro_evidence.program.replicates import Replicates
 from pyro_evidence.settings import Start
 from pyro_evidence.structure.density import AutogradDensity, are_equal
 from pyro_evidence.structure.factors import SMALL
+from pyro_evidence.structure.recognise import Structure
 
 FEWEST = 8  # data sets, of which three are fitted by themselves: fewer are no batch
 SAME = 1e-8  # relative difference between a log evidence by itself and in the batch: rounding, and how a search ends
 Made = tuple[float, Callable[[], LaplacePosterior]]  # log evidence, and what makes the posterior
 
 
-def together(engine: LaplaceEvidence, sets: Sequence[tuple[Any, ...]], kwargs: Mapping[str, Any]) -> dict[int, Made]:
+def together(
+    sets: Sequence[tuple[Any, ...]], alone: Mapping[int, LaplacePosterior], start: Start, tolerance: float
+) -> dict[int, Made]:
     """Log evidence and posterior of those data sets, of one shape, whose fits a batch has found without doubt.
 
-    The model is recognised once.  First, middle and last data set are fitted by themselves: they say how, and the batch
-    must agree with them.  What is left out is to be fitted by itself.
+    The model is recognised once.  What is left out is to be fitted by itself.
+
+    :param alone: fits of some of them, two or more: they say how, and the batch must agree with them.
+    :param start: of the engine that has fitted these.
+    :param tolerance: of integrals over marginalised sites, nats.
     """
-    if type(engine) is not LaplaceEvidence or len(sets) < FEWEST or engine.stop.checkpoint is not None:
-        return {}
-    alone: dict[int, LaplacePosterior] = {}
-    for k in (0, len(sets) // 2, len(sets) - 1):
-        try:
-            fitted = copy.copy(engine)
-            alone[k] = fitted.run(*sets[k], **kwargs)
-        except (ArithmeticError, ValueError, RuntimeError):
-            continue
-    if len(alone) < 2 or not all(_is_plain(posterior, engine.start) for posterior in alone.values()):
+    if len(sets) < FEWEST or len(alone) < 2 or not all(_is_plain(posterior, start) for posterior in alone.values()):
         return {}
     reference, *others = alone.values()
     try:
         if not all(_alike(reference, other) for other in others):
             return {}
-        found = _in_chunks(reference, sets, engine.stop.quadrature_tol)
+        found = _in_chunks(reference, sets, tolerance)
     except (ArithmeticError, ValueError, RuntimeError, TypeError, IndexError, NotImplementedError):
         return {}  # a model need not bear that its data are rows of a batch
     for k, posterior in alone.items():
@@ -100,18 +96,13 @@ def _is_plain(posterior: LaplacePosterior, start: Start) -> bool:
 def _alike(one: LaplacePosterior, other: LaplacePosterior) -> bool:
     """Whether two data sets begin alike and are of one structure, whose priors do not hang on the data."""
     first, second = one._inside.problem, other._inside.problem
-    parts = [vars(p.structure.groups) if p.structure.groups is not None else {} for p in (first, second)]
     if isinstance(one, NestedPosterior) and isinstance(other, NestedPosterior):
         if not torch.equal(*(all_prior_draws(each.integral.outer_mode) for each in (one, other))):
             return False
+    known = ({} if p.structure.groups is None else vars(p.structure.groups) for p in (first, second))
+    own, others = ([x for v in of.values() for x in (v.values() if isinstance(v, dict) else [v])] for of in known)
     begun = torch.equal(first.joint.initial_theta, second.joint.initial_theta)
-    own, others = (_leaves(part) for part in parts)
     return type(one) is type(other) and begun and are_equal(own, others)
-
-
-def _leaves(value: Any) -> list[Any]:
-    """The numbers and tensors in a dictionary of dictionaries."""
-    return [x for v in value.values() for x in _leaves(v)] if isinstance(value, Mapping) else [value]
 
 
 def _in_chunks(reference: LaplacePosterior, sets: Sequence[tuple[Any, ...]], tolerance: float) -> dict[int, Made]:
@@ -120,15 +111,15 @@ def _in_chunks(reference: LaplacePosterior, sets: Sequence[tuple[Any, ...]], tol
     joint, found = Replicates(inside.joint, sets), dict[int, Made]()
     if joint.row_bytes is None:
         return {}
-    problem, valid = problem_of_replicates(inside, joint), joint.in_support()
+    density, valid = AutogradDensity(joint, inside.structure.slots), joint.in_support()
+    problem = replace(inside, joint=joint, structure=Structure(None, inside.structure.slots, None, density))
     for numbers in torch.arange(len(sets)).split(max(1, BATCH_BYTES // (joint.row_bytes * joint.latents.size))):
         chunk = maxima(problem, inside, numbers)
-        certain, values = chunk.found, chunk.rows.objective
-        make: Callable[[int], LaplacePosterior] = partial(_posterior, reference, joint, chunk)
+        certain, values, make = chunk.found, chunk.rows.objective, partial(_posterior, reference, joint, chunk)
         if isinstance(reference, NestedPosterior):
             outside = replicate_integrals(problem, chunk, all_prior_draws(reference.integral.outer_mode), tolerance)
-            certain, values = outside.found, outside.log_evidence
-            make = partial(_nested_posterior, reference, joint, chunk, outside)
+            certain, values = outside.settled.found, outside.settled.log_evidence
+            make = partial(make, outside=outside)
         for row, k in enumerate(numbers.tolist()):
             if bool(certain[row] & valid[k]):
                 found[k] = float(values[row]), partial(make, row)
@@ -141,33 +132,26 @@ def _with_data(problem: Problem, joint: LogJoint) -> Problem:
     return replace(problem, joint=joint, structure=replace(problem.structure, known=None, density=density))
 
 
-def _state(reference: LaplacePosterior, replicates: Replicates, chunk: Maxima, row: int) -> LaplaceState:
-    """The state of one row of a batch, with its own data."""
+def _posterior(
+    reference: LaplacePosterior,
+    replicates: Replicates,
+    chunk: Maxima,
+    row: int,
+    outside: ReplicateIntegrals | None = None,
+) -> LaplacePosterior:
+    """The posterior of one row of a batch, with its own data; marginalised sites by the nodes of the batch."""
     rows = chunk.rows[torch.tensor([row])]
     joint, theta = replicates.of_row(rows.theta[0])
     with torch.no_grad():
         log_joint = joint.log_joint(rows.u[0], theta)
     numbers = (log_joint, Dense(rows.tril), 0.0, rows.objective[0], chunk.log_hyperprior[row], bool(rows.left_saddle))
-    return LaplaceState(_with_data(reference._inside.problem, joint), theta, rows.u[0], *numbers)
-
-
-def _posterior(reference: LaplacePosterior, replicates: Replicates, chunk: Maxima, row: int) -> LaplacePosterior:
-    """The posterior of one row."""
-    state = _state(reference, replicates, chunk, row)
-    return LaplacePosterior(state, Status.CONVERGED.value, (state.objective,), state.log_evidence.reshape(1))
-
-
-def _nested_posterior(
-    reference: NestedPosterior, replicates: Replicates, chunk: Maxima, outside: ReplicateIntegrals, row: int
-) -> NestedPosterior:
-    """The posterior of one row with its marginalised sites, by the nodes of the batch."""
-    state = _state(reference, replicates, chunk, row)
-    marginalised = reference.integral.outer_mode.marginalised
-    found = OuterMode(state, marginalised, chunk.precision[row], chunk.follows[row])
-    integral = by_product(found, outside.where_of(row), int(outside.num_nodes[row]))
-    integral = replace(integral, error=float(outside.error[row]))
+    state = LaplaceState(_with_data(reference._inside.problem, joint), theta, rows.u[0], *numbers)
+    known: Any = (Status.CONVERGED.value, (state.objective,), state.log_evidence.reshape(1))
+    if outside is None or not isinstance(reference, NestedPosterior):
+        return LaplacePosterior(state, *known)
+    found = OuterMode(state, reference.integral.outer_mode.marginalised, chunk.precision[row], chunk.follows[row])
+    integral = by_product(found, outside.where.row(row), int(outside.settled.num_nodes[row]))
+    integral = replace(integral, error=float(outside.settled.error[row]))
     full, own = reference.state.problem, copy.copy(reference.state.problem.joint)
-    own.args = state.problem.joint.args
-    whole = whole_state(_with_data(full, own), integral)
-    restarts = state.log_evidence.reshape(1)
-    return NestedPosterior(whole, Status.CONVERGED.value, (state.objective,), restarts, integral=integral)
+    own.args = joint.args
+    return NestedPosterior(whole_state(_with_data(full, own), integral), *known, integral=integral)

@@ -126,11 +126,6 @@ class Problem:
         reason = NotSparse("two products with the true Hessian differ from those with the factors found")
         return replace(self, structure=replace(found, coupled=reason))
 
-    @property
-    def without_linear(self) -> "Problem":
-        """This problem without linear predictors, whose density a mode has shown to be another than the model's."""
-        return replace(self, structure=replace(self.structure, known=None))
-
     def eliminated(self, u: Tensor, theta: Tensor) -> Tensor:
         """The part of the log joint that is integrated over groups elsewhere, nats, ``()``; u ``(1, D)``."""
         found = self.structure.eliminated
@@ -350,24 +345,17 @@ def is_singular(laplace: LaplaceState) -> bool:
 
     There the exact Hessian becomes singular and Laplace's log evidence goes to infinity for no good reason.
     """
-    groups = laplace.problem.structure.groups
-    if groups is None:
+    groups, active = laplace.problem.structure.groups, laplace.problem.active
+    if groups is None or not bool((active & (groups.member >= 0)).any()):
         return False
-    if not bool((laplace.problem.active & (groups.member >= 0)).any()):
-        return False
-    inflated = inflation(groups, laplace.theta, laplace.precision.variance[0])[laplace.problem.active]
-    return bool((inflated > largest_inflation(laplace.problem)).any())
+    most = INFLATED if laplace.problem.structure.network is None else INFLATED_NETWORK
+    return bool((inflation(groups, laplace.theta, laplace.precision.variance[0])[active] > most).any())
 
 
 def inflation(groups: PrecisionGroups, theta: Tensor, variance: Tensor) -> Tensor:
     """Posterior variance ``(..., D)`` of latents in units of the prior's; zero where that is not known."""
     alone = (groups.member >= 0) & torch.isfinite(groups.loc)  # elsewhere other latents add to the prior variance
     return torch.where(alone, variance * groups.log_precision(theta).exp(), 0.0)
-
-
-def largest_inflation(problem: Problem) -> float:
-    """The largest ratio of a latent's posterior variance to its prior variance."""
-    return INFLATED if problem.structure.network is None else INFLATED_NETWORK
 
 
 @dataclass(frozen=True)
@@ -403,15 +391,10 @@ def can_compare(problem: Problem) -> bool:
     )
 
 
-def laplace_rows(
-    problem: Problem, theta: Tensor, active: Tensor, start: Tensor, num_steps: int | None = None
-) -> LaplaceRows:
-    """The modes from ``start`` and what follows from them.
-
-    :param num_steps: of the search; by default those of the problem's limits.
-    """
-    mode = modes_of_rows(problem, theta, active, start, num_steps)
-    return at_modes(theta, active, mode, mode.precision, mode.converged)
+def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor) -> LaplaceRows:
+    """The modes from ``start`` and what follows from them."""
+    mode = modes_of_rows(problem, theta, active, start)
+    return at_modes(theta, active, mode, mode.converged)
 
 
 def modes_of_rows(
@@ -430,12 +413,13 @@ def modes_of_rows(
     return replace(mode, precision=problem.curvature(log_joint, mode.u, rows).detach())
 
 
-def at_modes(theta: Tensor, active: Tensor, mode: newton.Mode, A: Tensor, sound: Tensor) -> LaplaceRows:
-    """The rows with the log evidence of modes where the precision is ``A`` ``(R, D, D)``.
+def at_modes(theta: Tensor, active: Tensor, mode: newton.Mode, sound: Tensor) -> LaplaceRows:
+    """The rows with the log evidence of modes.
 
     :param sound: which are modes, as far as the search knows, ``(R,)`` bool.
     """
-    tril, info = torch.linalg.cholesky_ex(A.detach().double())
+    A = mode.precision.detach().double()
+    tril, info = torch.linalg.cholesky_ex(A)
     sound = sound & (info == 0) & torch.isfinite(mode.log_joint)
     tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(tril))
     log_evidence = evidence.log_evidence(mode.log_joint, Dense(tril).log_det, active.sum(-1))

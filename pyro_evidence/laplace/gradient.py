@@ -1,8 +1,9 @@
 """Exact derivatives of Laplace's log evidence in the hyperparameters."""
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -184,18 +185,29 @@ def curvature(laplace: LaplaceState, found: Slope, measure: Tensor) -> Asking[Te
 def exact_curvature(laplace: LaplaceState, measure: Tensor) -> Tensor:
     """The same by two-sided differences: good to about six digits."""
     step = measure * torch.finfo(laplace.problem.joint.dtype).eps ** CENTRAL
-    rows = []
-    for t in measure.nonzero().flatten().tolist():
-        ahead, behind = (_slope(laplace, t, sign * float(step[t])) for sign in (1.0, -1.0))
-        rows.append(0.5 * (behind - ahead) / step[t])
-    return _symmetric(rows, measure)
+    on = measure.nonzero().flatten()
+    at = partial(slope_and_mode, laplace)
+    return _symmetric([*differences(at, step.diag()[on])[0]] if len(on) else [], measure)
 
 
-def _slope(laplace: LaplaceState, index: int, move: float) -> Tensor:
-    """The slope with one hyperparameter moved, the mode re-found, ``(T,)``."""
-    theta = laplace.theta.clone()
-    theta[index] += move
-    return slope(laplace_state(laplace.problem, theta, laplace.u)).total
+def slope_and_mode(laplace: LaplaceState, step: Tensor) -> tuple[Tensor, Tensor]:
+    """The slope ``(T,)`` a step of the hyperparameters away, and the mode ``(D,)``, found again."""
+    there = laplace_state(laplace.problem, laplace.theta + step, laplace.u)
+    return slope(there).total, there.u
+
+
+def differences(at: Callable[[Tensor], tuple[Tensor, Tensor]], steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Central differences of slopes, of which they fall, and of modes: ``(P, ..., T)`` and ``(..., D, P)``.
+
+    :param at: the slopes ``(..., T)`` and modes ``(..., D)`` a step away.
+    :param steps: of one hyperparameter each, ``(P, T)``.
+    """
+    falls, moves = [], []
+    for step in steps:
+        (slope_ahead, ahead), (slope_behind, behind) = at(step), at(-step)
+        falls.append((slope_behind - slope_ahead) / (2.0 * step.sum()))
+        moves.append((ahead - behind) / (2.0 * step.sum()))
+    return torch.stack(falls), torch.stack(moves, -1)
 
 
 def _symmetric(rows: list[Tensor], measure: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.approximation import LaplaceRows, Problem, inflation, laplace_rows, largest_inflation
-from pyro_evidence.laplace.gradient import slopes_of_rows
+from pyro_evidence.laplace.approximation import INFLATED, LaplaceRows, Problem, inflation, laplace_rows
+from pyro_evidence.laplace.gradient import differences, slopes_of_rows
 from pyro_evidence.laplace.metric import log_units
 from pyro_evidence.laplace.pruning import AWAY, either_way
 from pyro_evidence.laplace.type2 import FLAT, PLATEAU
@@ -15,8 +15,6 @@ from pyro_evidence.numerics import batched, lbfgs
 from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.replicates import Replicates
-from pyro_evidence.structure.density import AutogradDensity
-from pyro_evidence.structure.recognise import Structure
 
 NUM_STEPS = 100  # a bound: a search of few hyperparameters takes about ten
 STEP = 1e-3  # of differences of slopes, in unconstrained units, as of the integral over marginalised sites
@@ -40,12 +38,6 @@ class Maxima:
     precision: Tensor
     follows: Tensor
     found: Tensor
-
-
-def problem_of_replicates(problem: Problem, joint: Replicates) -> Problem:
-    """The problem of many data sets, its density by autograd; for functions of rows with ``theta`` of their own."""
-    density = AutogradDensity(joint, problem.structure.slots)
-    return replace(problem, joint=joint, structure=Structure(None, problem.structure.slots, None, density))
 
 
 @dataclass(frozen=True)
@@ -103,12 +95,13 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
         follows, zero = here.u.unsqueeze(-1)[..., :0], torch.zeros_like(here.objective)
         return Maxima(here, zero, here.u.new_zeros(len(theta), 0, 0), follows, here.objective.isfinite())
     theta = lbfgs.ascend(evidence, theta, tolerance=NEAR, num_steps=NUM_STEPS, slack=problem.slack)
-    apart, moved = [], []
-    for unit in STEP * torch.eye(size + 1).to(theta)[:size]:
-        ahead, behind = (evidence.modes(theta + sign * unit) for sign in (1.0, -1.0))
-        apart.append((evidence.slope(behind) - evidence.slope(ahead))[:, :size] / (2.0 * STEP))
-        moved.append((ahead.u - behind.u) / (2.0 * STEP))
-    H = 0.5 * (torch.stack(apart, 1) + torch.stack(apart, 2))
+
+    def at(step: Tensor) -> tuple[Tensor, Tensor]:
+        found = evidence.modes(theta + step)
+        return evidence.slope(found)[:, :size], found.u
+
+    falls, follows = differences(at, STEP * torch.eye(size, size + 1).to(theta))
+    H = 0.5 * (falls.movedim(0, 1) + falls.movedim(0, 2))
     sound = H.isfinite().all(-1).all(-1)
     tril, info = torch.linalg.cholesky_ex(torch.where(sound[:, None, None], H, torch.eye(size).to(H)))
     sound = sound & (info == 0)
@@ -133,9 +126,8 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
     for chosen, moves in ((wide & ~grouped, PLATEAU), (grouped, either_way(AWAY[:-1]))):  # the last is that of a limit
         sound = sound & ~_higher_beyond(evidence, theta, chosen & sound.unsqueeze(-1), moves, here.objective + prior)
     if groups is not None:
-        inflated = inflation(groups, theta[:, :-1], Dense(here.tril).variance) > largest_inflation(reference)
-        sound = sound & ~inflated.any(-1)
-    return Maxima(here, prior, H, torch.stack(moved, -1), sound)
+        sound = sound & ~(inflation(groups, theta[:, :-1], Dense(here.tril).variance) > INFLATED).any(-1)
+    return Maxima(here, prior, H, follows, sound)
 
 
 def _higher_beyond(evidence: Evidence, theta: Tensor, chosen: Tensor, moves: Sequence[float], height: Tensor) -> Tensor:

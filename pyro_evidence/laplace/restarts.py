@@ -154,8 +154,8 @@ def search(problem: Problem, starts: Tensor, theta: Tensor, progress: bool = Fal
             bar.update()
 
         mode = search_modes(problem, starts, theta, cold=True, watch=show)
-    if not problem.structure.agrees(mode.u[mode.converged], theta):
-        return search(problem.without_linear, starts, theta, progress)
+    if not problem.structure.agrees(mode.u[mode.converged], theta):  # linear predictors that are not the model's
+        return search(replace(problem, structure=replace(problem.structure, known=None)), starts, theta, progress)
     return distinct_modes([partial(state_at, problem, theta, mode, row) for row in range(len(starts))])
 
 
@@ -181,7 +181,7 @@ def distinct_modes(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
     for row, find in enumerate(found):
         try:
             state = find()
-            index = next((i for i, known in enumerate(states) if _same_height(known, state)), len(states))
+            index = next((i for i, known in enumerate(states) if same_height(known, state)), len(states))
             if index == len(states):
                 require_proper(state, last=False)
                 states.append(state)
@@ -190,30 +190,34 @@ def distinct_modes(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
             reached.append(-1)
             failures[row] = error
     messages = tuple(f"restart {row}: {error}" for row, error in failures.items())
+    if not states and len(failures) == 1:
+        raise failures[0]
     if not states:
-        raise failures[0] if len(failures) == 1 else NotAMode(_all_failed([str(error) for error in failures.values()]))
+        alike: dict[str, list[int]] = {}  # each message once; those that differ in numbers only are one
+        for row, message in failures.items():
+            alike.setdefault(re.sub(r"-?\d[\d.e+-]*", "#", str(message)), []).append(row)
+        lines = [
+            f"restart{'s' * (len(rows) > 1)} {', '.join(map(str, rows))}: {failures[rows[0]]}"
+            for rows in alike.values()
+        ]
+        raise NotAMode("\n".join(["all restarts failed.", *lines]))
     order = sorted(range(len(states)), key=lambda i: -states[i].objective)
     rank = torch.tensor([order.index(i) for i in range(len(states))] + [-1])
     return Restarts(tuple(states[i] for i in order), rank[torch.tensor(reached)], messages)
 
 
-def _all_failed(said: Sequence[str]) -> str:
-    """What the restarts said, each message once; those that differ in numbers only are one."""
-    alike: dict[str, list[int]] = {}
-    for row, message in enumerate(said):
-        alike.setdefault(re.sub(r"-?\d[\d.e+-]*", "#", message), []).append(row)
-    lines = [f"restart{'s' * (len(rows) > 1)} {', '.join(map(str, rows))}: {said[rows[0]]}" for rows in alike.values()]
-    return "\n".join(["all restarts failed.", *lines])
+def same_height(a: LaplaceState, b: LaplaceState, level: float = 0.0) -> bool:
+    """Whether log evidence and log joint of two modes are equal, which counts as one mode.
 
-
-def _same_height(a: LaplaceState, b: LaplaceState, level: float = 0.0) -> bool:
-    """Whether log evidence and log joint of two modes are equal, the latter up to ``level`` nats if that is more."""
+    :param level: nats up to which the log joint may differ, if that is more than rounding: it goes with the
+        hyperparameters, which are where the slope is small, not zero.
+    """
     tolerance = a.problem.limits.tolerance**0.5 * (1.0 + abs(a.objective))
     gap = abs(float(a.log_joint - b.log_joint))
     return abs(a.objective - b.objective) <= tolerance and gap <= max(tolerance, level)
 
 
-LEVEL = 1e-3  # nats
+LEVEL = 1e-3  # nats, by which log joints at one maximum of the log evidence may differ
 NO_MAXIMUM = (Status.VANISHING, Status.SINGULAR, Status.UNBOUNDED, Status.STUCK)
 
 
@@ -225,17 +229,9 @@ def without_repeats(fits: Sequence[Fit[TypeII]]) -> list[Fit[TypeII]]:
     ordered = sorted(fits, key=lambda f: (f.status in NO_MAXIMUM, f.status is Status.SINGULAR, -f.state.objective))
     found: list[Fit[TypeII]] = []
     for fit in ordered:
-        if not any(same_height(fit, other) for other in found):
+        if not any(same_height(fit.state.laplace, other.state.laplace, LEVEL) for other in found):
             found.append(fit)
     return found
-
-
-def same_height(a: Fit[TypeII], b: Fit[TypeII]) -> bool:
-    """Whether two fits ended at one height, which counts as one mode.
-
-    The log joint density at the mode goes with the hyperparameters, which are where the slope is small, not zero.
-    """
-    return _same_height(a.state.laplace, b.state.laplace, LEVEL)
 
 
 ROUNDS = 30  # of MacKay's, at most, before modes are found exactly, and steps towards the mode in each
@@ -274,7 +270,7 @@ def near_mode(problem: Problem, theta: Tensor, u: Tensor) -> LaplaceRows:
     active = torch.ones_like(u, dtype=torch.bool)
     rows = torch.cat([theta, active.to(theta)], -1)
     near = trust_region.ascend(by_rows, partial(gauss_newton, by_rows), u, rows, limits)
-    return at_modes(theta, active, near, near.precision, torch.ones_like(active[:, 0]))
+    return at_modes(theta, active, near, torch.ones_like(active[:, 0]))
 
 
 def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts:
@@ -304,11 +300,16 @@ def rescaled_start(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:
     if not isinstance(density, LinearDensity) or problem.latent is not None:
         return problem, places
     theta = problem.joint.initial_theta
-    prior = density.parts(theta).prior
-    if prior is None:
+    parts = density.parts(theta)
+    if parts.prior is None:
         return problem, places
-    loc, precision = (x.detach() for x in prior)
-    felt = (_of_the_data(density, loc.unsqueeze(0), theta) / precision).nan_to_num(0.0)
+    loc, precision = (x.detach() for x in parts.prior)
+    of_the_data = torch.zeros_like(precision)  # however small beside the prior's
+    for part, offset in zip(density.linear, parts.offsets, strict=True):
+        eta = part.eta(loc.unsqueeze(0), offset).to(density.joint.dtype).detach().requires_grad_()
+        B = curvature_blocks(part.slot.log_likelihood(parts.trace), part.slot.layout, eta, create_graph=False)
+        of_the_data = of_the_data + gram_diagonal(part.J.double(), B.double())[0].detach()
+    felt = (of_the_data / precision).nan_to_num(0.0)
     extreme = (felt > 0) & ((felt < UNFELT) | (felt > OVERWHELMED))
     if not bool(extreme.any()):
         return problem, places
@@ -317,16 +318,6 @@ def rescaled_start(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:
     spread = torch.where(extreme, moved | (ratio > 1.0), False)
     unit = torch.where(spread, ratio * precision, 1.0).rsqrt()  # the posterior's, if all data were one
     return begun, torch.where(spread, loc + (places - loc) * unit, places)
-
-
-def _of_the_data(density: LinearDensity, u: Tensor, theta: Tensor) -> Tensor:
-    """Diagonal of the data's part of the precision at a row ``(1, D)``, however small beside the prior's, ``(D,)``."""
-    parts, total = density.parts(theta), torch.zeros_like(u[0])
-    for part, offset in zip(density.linear, parts.offsets, strict=True):
-        eta = part.eta(u, offset).to(density.joint.dtype).detach().requires_grad_()
-        B = curvature_blocks(part.slot.log_likelihood(parts.trace), part.slot.layout, eta, create_graph=False)
-        total = total + gram_diagonal(part.J.double(), B.double())[0]
-    return total.detach()
 
 
 def _balanced(problem: Problem, extreme: Tensor, ratio: Tensor) -> tuple[Problem, Tensor]:

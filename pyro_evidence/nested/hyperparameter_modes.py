@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from pyro.distributions import Unit
@@ -16,7 +17,7 @@ from pyro_evidence.nested.integration import NODES, OuterMode, outer_mode
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import HILL, beyond_valleys
-from pyro_evidence.numerics.quadrature.reparameterise import PROBES, chart
+from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, chart
 from pyro_evidence.program.sites import is_improper
 
 ROUNDS = 8  # of any search, each around the mode that the last has found
@@ -29,29 +30,6 @@ ENDLESS = 50.0  # a standard deviation in unconstrained units, e^50 of a scale, 
 WORTH = 15.0  # nats below the top that are still worth counting, far away
 SAME = 0.1  # standard deviations between two ends of one climb
 SHARE = 0.1  # of the tolerance that another mode may hold unseen
-
-
-@dataclass(frozen=True)
-class FixedNodes:
-    """``log sum_k exp(constant_k + F(phi_k, psi))``: the integral as a function of the maximised ``psi``."""
-
-    found: OuterMode
-    phi: Tensor  # (K, d)
-    constant: Tensor  # (K,)
-    inside: Tensor  # positions of psi in theta, (P,)
-
-    def value_and_slope(self, psi: Tensor) -> tuple[Tensor, Tensor]:
-        """Nats ``(1,)`` and their derivatives ``(1, P)``, exact for these nodes.
-
-        :param psi: ``(1, P)``.
-        """
-        theta = self.found.theta(self.phi)
-        theta[:, self.inside] = psi
-        rows = [_value_and_slope(self.found.state.problem, t, self.found.state.u) for t in theta]
-        log_terms = self.constant + torch.stack([value for value, _ in rows])
-        slopes = torch.stack([each for _, each in rows])[:, self.inside]
-        weights = log_terms.softmax(0).nan_to_num(0.0)
-        return log_terms.logsumexp(0).unsqueeze(0), (weights @ slopes).unsqueeze(0)
 
 
 def _value_and_slope(problem: Problem, theta: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,8 +51,8 @@ def maximised(state: LaplaceState, marginalised: Tensor) -> OuterMode:
     inside = torch.ones_like(state.theta).index_fill(0, marginalised, 0.0).nonzero().flatten()
     for _ in range(ROUNDS if len(inside) else 0):
         before = found.state.theta[inside]
-        nodes = _nodes(found, inside)
-        psi = lbfgs.ascend(nodes.value_and_slope, before.unsqueeze(0), tolerance=FLAT, num_steps=NUM_STEPS)[0]
+        integral = partial(_by_fixed_nodes, found, *_nodes(found), inside)
+        psi = lbfgs.ascend(integral, before.unsqueeze(0), tolerance=FLAT, num_steps=NUM_STEPS)[0]
         theta = found.state.theta.clone()
         theta[inside] = psi
         found = outer_mode(_maximised_mode(found, theta), marginalised)
@@ -83,8 +61,8 @@ def maximised(state: LaplaceState, marginalised: Tensor) -> OuterMode:
     return found
 
 
-def _nodes(found: OuterMode, inside: Tensor) -> FixedNodes:
-    """Nodes that are the same while the hyperparameters move; beyond eight dimensions the mode alone."""
+def _nodes(found: OuterMode) -> tuple[Tensor, Tensor]:
+    """Nodes ``(K, d)`` that stay as hyperparameters move, and log weights; beyond eight dimensions the mode alone."""
     where = chart(found.centre, found.precision)
     if where.num_dims <= rules.PRODUCT_DIMS:
         rule = rules.product(rules.gauss_hermite(NODES[0]), where.num_dims)
@@ -93,8 +71,23 @@ def _nodes(found: OuterMode, inside: Tensor) -> FixedNodes:
     else:
         rule = rules.product(rules.gauss_hermite(1), where.num_dims)
     z = rule.nodes.to(where.centre)
-    constant = rule.log_weights.to(z) + where.log_slope(z) + 0.5 * z.square().sum(-1)
-    return FixedNodes(found, where.forward(z), constant, inside)
+    return where.forward(z), rule.log_weights.to(z) + where.log_slope(z) + 0.5 * z.square().sum(-1)
+
+
+def _by_fixed_nodes(
+    found: OuterMode, phi: Tensor, constant: Tensor, inside: Tensor, psi: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``log sum_k exp(constant_k + F(phi_k, psi))``, nats ``(1,)``, and its derivatives ``(1, P)``, exact.
+
+    :param inside: positions of ``psi`` ``(1, P)`` among all hyperparameters.
+    """
+    theta = found.theta(phi)
+    theta[:, inside] = psi
+    rows = [_value_and_slope(found.state.problem, t, found.state.u) for t in theta]
+    log_terms = constant + torch.stack([value for value, _ in rows])
+    weights = log_terms.softmax(0).nan_to_num(0.0)
+    slopes = torch.stack([each for _, each in rows])[:, inside]
+    return log_terms.logsumexp(0).unsqueeze(0), (weights @ slopes).unsqueeze(0)
 
 
 def _maximised_mode(found: OuterMode, theta: Tensor) -> LaplaceState:
@@ -154,7 +147,11 @@ def secondary_modes(found: OuterMode, tolerance: float) -> Tensor:
     On one axis these are all places far away where it is not low, since a table over all of them costs little; on
     several, places from which an ascent ends at another mode, with more mass than a tenth of the tolerance.
     """
-    places = _elsewhere(found)
+    drawn = prior_draws(found)
+    height = found.inner(drawn, thorough=False).log_density
+    chosen = other_places(found.straight, found.profile, drawn, height)
+    order = torch.cat([found.profile, height])[chosen].argsort(descending=True)
+    places = torch.cat([found.straight.probes(), drawn])[chosen][order]  # the highest first
     if places.shape[-1] == 1:
         return places
     places = places[:ROUNDS]
@@ -179,17 +176,19 @@ def _log_mass(found: OuterMode) -> float:
     return found.state.objective - 0.5 * float(torch.logdet(found.precision))
 
 
-def _elsewhere(found: OuterMode) -> Tensor:
-    """Places ``(M, d)`` far from the mode, or beyond a valley, where the density is worth a look, the highest first."""
-    drawn = prior_draws(found)
-    points = torch.cat([found.straight.probes(), drawn])
-    height = torch.cat([found.profile, found.inner(drawn, thorough=False).log_density])
-    profiles = found.profile.reshape(found.straight.num_dims, -1)
-    beyond = torch.cat([beyond_valleys(profiles).reshape(-1), height.new_zeros(len(drawn)).bool()])
-    far = found.straight.inverse(points).norm(dim=-1) > -PROBES[0]
-    fallen = torch.maximum(profiles[:, 0], profiles[:, -1]).amax() + HILL  # at the ends of the highest axis
-    chosen = (height > found.profile.amax() - WORTH) & (far & (height > fallen) | beyond)
-    return points[chosen][height[chosen].argsort(descending=True)]
+def other_places(where: Standardisation, profile: Tensor, drawn: Tensor, height: Tensor) -> Tensor:
+    """Probes beyond a valley and draws far from the mode at which the density is worth a look, ``(..., d J + S)`` bool.
+
+    :param where: straight axes through the mode; of many in rows.
+    :param profile: log density at its probes, nats, ``(..., d J)``.
+    :param drawn: places ``(S, d)``, and ``height`` the log density there, ``(..., S)``.
+    """
+    axes = profile.unflatten(-1, (-1, len(PROBES)))
+    fallen = torch.maximum(axes[..., 0], axes[..., -1]).amax(-1, keepdim=True) + HILL  # at the ends of the highest axis
+    within = ((drawn - where.centre).abs() < ENDLESS).all(-1)
+    far = within & (where.inverse(drawn).norm(dim=-1) > -PROBES[0]) & (height > fallen)
+    high = torch.cat([profile, height], -1) > profile.amax(-1, keepdim=True) - WORTH
+    return high & torch.cat([beyond_valleys(axes).flatten(-2), far], -1)
 
 
 def prior_draws(found: OuterMode) -> Tensor:

@@ -2,16 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
-from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
-from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.gradient import differences, slope_and_mode
 from pyro_evidence.laplace.mean_shift import mean_shift
 from pyro_evidence.laplace.mode_checks import double_precision
 from pyro_evidence.laplace.replicates import STEP
@@ -19,6 +19,7 @@ from pyro_evidence.nested import skewness
 from pyro_evidence.nested.inner import ConditionalModes, is_affordable, is_batched, profiles, solve_inner
 from pyro_evidence.nested.skewness import Margins, Profiles, Shift, SkewnessCorrection, skewness_points
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice, MarginalisedDensity, Normal, Trend
 from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, Standardisation, chart
@@ -40,7 +41,7 @@ NEAR = 5.0  # unconstrained units that a mode is followed to first order
 
 @dataclass(frozen=True)
 class OuterMode:
-    """An mode of the marginalised sites, and how the inner one follows when the marginalised sites move.
+    """A mode of the marginalised sites, and how the inner one follows when the marginalised sites move.
 
     :ivar state: Laplace's approximation of the inner part there.
     :ivar marginalised: which coordinates of ``theta`` are marginalised, positions ``(d,)``.
@@ -201,32 +202,25 @@ class Integral:
 
 
 def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
-    """Second derivatives at an mode of the marginalised sites, by central differences of exact slopes.
+    """Second derivatives at a mode of the marginalised sites, by central differences of exact slopes.
 
     :raises NotAMode: where the log density of the marginalised sites is not concave there.
     """
-    size = max(
-        STEP, torch.finfo(state.problem.joint.dtype).eps ** (1 / 3)
-    )  # of a central difference, whose rounding is then its error's size
+    # of a central difference, whose rounding is then its error's size
+    size = max(STEP, torch.finfo(state.problem.joint.dtype).eps ** (1 / 3))
     steps = size * torch.eye(len(state.theta)).to(state.theta)[marginalised]
-    pairs = [[laplace_state(state.problem, state.theta + s * e, state.u) for s in (1.0, -1.0)] for e in steps]
-    slopes = torch.stack([slope(a).total[marginalised] - slope(b).total[marginalised] for a, b in pairs])
-    precision = -0.5 * (slopes + slopes.mT) / (2.0 * size)
-    follows = torch.stack([(a.u - b.u) / (2.0 * size) for a, b in pairs], -1)
+    falls, follows = differences(partial(slope_and_mode, state), steps)
+    precision = 0.5 * (falls[:, marginalised] + falls[:, marginalised].mT)
     if not bool(torch.linalg.eigvalsh(precision)[0] > 0):
-        raise NotAMode(_not_concave(state, marginalised, precision))
+        values, vectors = torch.linalg.eigh(precision)
+        where = state.problem.joint.hypers.label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
+        raise NotAMode(
+            f"the log density of the marginalised sites has curvature {float(values[0]):.3g} at {where}, where its "
+            f"search ended; expected a maximum. {double_precision(state.problem.joint)}Give that site a proper prior "
+            "that says more, name fewer sites in marginalise=, or sample them: "
+            "MCMC(NUTS(LaplaceMarginal(model, integrate=[...])))."
+        )
     return OuterMode(state, marginalised, precision, follows)
-
-
-def _not_concave(state: LaplaceState, marginalised: Tensor, precision: Tensor) -> str:
-    values, vectors = torch.linalg.eigh(precision)
-    where = state.problem.joint.hypers.label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
-    return (
-        f"the log density of the marginalised sites has curvature {float(values[0]):.3g} at {where}, where its "
-        f"search ended; expected a maximum. {double_precision(state.problem.joint)}Give that site a proper prior that "
-        "says more, name fewer sites in marginalise=, or sample them: "
-        "MCMC(NUTS(LaplaceMarginal(model, integrate=[...])))."
-    )
 
 
 def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral:
@@ -248,20 +242,78 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
 
 
 def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
-    """Ever more nodes until nothing moves; None where they do not settle."""
-    before: Integral | None = None
-    products = _products(found, where)
-    for now in products:
+    """By as many nodes as settle; None where they do not."""
+    made: dict[int, Integral] = {}
+
+    def product(_: Tensor, num: int) -> NodeProducts:
+        modes = made[max(made)].modes if made else None  # that fewer nodes have shown
+        made[num] = now = by_product(found, where, num, modes)
+        assert isinstance(now.density, Interpolated)
+        return NodeProducts(*(x.unsqueeze(0) for x in (now.log_evidence, *now.moments, now.density.log_ratio)))
+
+    one = torch.ones(1, dtype=torch.bool, device=found.centre.device)
+    told = settled(product, one, where.num_dims, tolerance)
+    return replace(made[int(told.num_nodes)], error=float(told.error)) if bool(told.found) else None
+
+
+@dataclass(frozen=True)
+class NodeProducts(Batched):
+    """The integrals over the marginalised sites of some data sets by one product of nodes, rows in front."""
+
+    log_evidence: Tensor  # (R,) nats
+    mean: Tensor  # (R, d) of the marginalised coordinates
+    sd: Tensor  # (R, d)
+    log_ratio: Tensor  # (R, k, ..., k) log density over standard normal at the nodes, nats
+
+
+@dataclass(frozen=True)
+class Settled:
+    """By how many nodes integrals have settled.
+
+    :ivar log_evidence: nats, ``(R,)``.
+    :ivar error: how much it moved when the nodes were last made more, nats, ``(R,)``.
+    :ivar num_nodes: on each axis, ``(R,)``; 0 where none settled.
+    :ivar found: whether one has, and its density can be integrated along each axis, ``(R,)`` bool.
+    """
+
+    log_evidence: Tensor
+    error: Tensor
+    num_nodes: Tensor
+    found: Tensor
+
+
+def settled(product: Callable[[Tensor, int], NodeProducts], rows: Tensor, num_dims: int, tolerance: float) -> Settled:
+    """Ever more nodes until neither log evidence nor moments move, each row by itself.
+
+    On one axis the next number of nodes is taken, for the tails.  A row ends where an inner mode is missing.
+
+    :param product: the integrals of rows ``(r,)`` by so many nodes on each axis.
+    :param rows: which are asked for, ``(R,)`` bool.
+    :param tolerance: of the log evidence, nats.
+    """
+    left, before = rows.nonzero().squeeze(-1), None
+    log_evidence, error = (torch.full_like(rows, x, dtype=torch.float64) for x in (torch.nan, torch.inf))
+    num_nodes, found = left.new_zeros(len(rows)), torch.zeros_like(rows)
+    for num in (num for num in NODES if num**num_dims <= MOST_NODES):
+        if not len(left):
+            break
+        now = product(left, num)
+        finite, late = now.log_ratio.flatten(1).isfinite().all(-1), num_nodes[left] > 0
+        good = torch.zeros_like(late)
         if before is not None:
-            now = replace(now, error=float((now.log_evidence - before.log_evidence).abs()))
-            (mean, sd), (new_mean, new_sd) = before.moments, now.moments
-            moved = torch.maximum((new_mean - mean).abs() / new_sd, (sd / new_sd).log().abs()).max()
-            if now.error <= tolerance / MOVES and float(moved) <= SD_PER_NAT * tolerance / MOVES:
-                best = replace(next(products, now), error=now.error) if where.num_dims == 1 else now  # for its tails
-                assert isinstance(best.density, Interpolated)
-                return best if best.density.mass_error <= BETWEEN else None
-        before = now
-    return None
+            apart = (now.log_evidence - before.log_evidence).abs()
+            moved = torch.maximum((now.mean - before.mean).abs() / now.sd, (before.sd / now.sd).log().abs()).amax(-1)
+            good = (apart <= tolerance / MOVES) & (moved <= SD_PER_NAT * tolerance / MOVES)
+            error[left] = torch.where(late, error[left], apart)
+        taken = finite & (good | late)
+        done = left[taken]
+        if len(done):
+            table = now.log_ratio[taken]
+            found[done] = Interpolated(rules.gauss_hermite(num), table[0]).mass_errors(table) <= BETWEEN
+            log_evidence[done], num_nodes[done] = now.log_evidence[taken], num
+        on = finite & ~late if num_dims == 1 else finite & ~good
+        left, before = left[on], now[on]
+    return Settled(log_evidence, error, num_nodes, found)
 
 
 def adaptive_grid(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral | None:
@@ -325,18 +377,6 @@ def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> d
                 front.add((*cell[:axis], cell[axis] + side, *cell[axis + 1 :]))
         front -= height.keys()
     return height
-
-
-def _products(found: OuterMode, where: Standardisation) -> Iterator[Integral]:
-    modes: Trend | None = None
-    for num in NODES:
-        if num**where.num_dims > MOST_NODES:
-            return
-        now = by_product(found, where, num, modes)
-        modes = now.modes
-        if not bool(torch.isfinite(now.log_weights).all()):
-            return
-        yield now
 
 
 def by_product(found: OuterMode, where: Standardisation, num: int, modes: Trend | None = None) -> Integral:
@@ -453,20 +493,16 @@ def by_draws(found: OuterMode, where: Standardisation, z: Tensor) -> Integral:
     """
     nodes, log_mass = _at(found, where, z, -rules.student_log_density(z) - math.log(len(z)), thorough=False)
     log_mass = log_mass.nan_to_num(nan=-torch.inf)
-    if float(importance.effective_sample_size(log_mass)) < max(20.0, 2.0 * where.num_dims):
-        raise ImproperPosterior(_scattered(found, log_mass))
+    effective = float(importance.effective_sample_size(log_mass))
+    if effective < max(20.0, 2.0 * where.num_dims):
+        inside = list(found.state.problem.joint.latents.names)
+        raise ImproperPosterior(
+            f"the marginalised sites {found.names}, {len(found.marginalised)} coordinates, cannot be integrated from "
+            f"their mode: {len(log_mass)} draws there are worth {effective:.1f}. Sample them instead, the rest "
+            f"integrated: MCMC(NUTS(LaplaceMarginal(model, integrate={inside})), ...); or name fewer in marginalise=, "
+            "or maximise some by maximise=."
+        )
     weights, error = log_mass.log_softmax(0), float(importance.standard_error(log_mass))
     method = f"importance sampling with {len(z)} draws in {where.num_dims} dimensions"
     numbers = (log_mass.logsumexp(0), error, nodes, weights)
     return Integral(found, where, _normal(z, weights), *numbers, method, "by_draws")
-
-
-def _scattered(found: OuterMode, log_weights: Tensor) -> str:
-    effective = float(importance.effective_sample_size(log_weights))
-    inside = list(found.state.problem.joint.latents.names)
-    return (
-        f"the marginalised sites {found.names}, {len(found.marginalised)} coordinates, cannot be integrated from "
-        f"their mode: {len(log_weights)} draws there are worth {effective:.1f}. Sample them instead, the rest "
-        f"integrated: MCMC(NUTS(LaplaceMarginal(model, integrate={inside})), ...); or name fewer in marginalise=, "
-        "or maximise some by maximise=."
-    )

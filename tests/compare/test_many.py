@@ -11,10 +11,10 @@ from torch import Tensor
 
 from pyro_evidence import RVM, BadInput, LaplaceEvidence, Start, Stop, bootstrap, leave_one_group_out, run_many
 from pyro_evidence.compare.many import FAILED, rubin
-from pyro_evidence.infer.laplace_replicates import together
+from pyro_evidence.infer.laplace_replicates import Made, together
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.regression import regression
-from pyro_evidence.nested.replicates import is_elsewhere
+from pyro_evidence.nested.hyperparameter_modes import other_places
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, identity
 
 QUIET = Stop(progress=False)
@@ -224,11 +224,17 @@ CASES = {
 }
 
 
+def batch_of(engine: LaplaceEvidence, sets: list[tuple[Tensor, ...]]) -> dict[int, Made]:
+    """What a batch finds, told by the fits of three."""
+    alone = {k: engine.run(*sets[k]) for k in (0, len(sets) // 2, len(sets) - 1)}
+    return together(sets, alone, engine.start, engine.stop.quadrature_tol)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_batch_is_a_loop(case: str) -> None:
     model, data = CASES[case]
     engine, sets = LaplaceEvidence(model, stop=QUIET), list(zip(*data, strict=True))
-    batch = together(engine, sets, {})
+    batch = batch_of(engine, sets)
     assert len(batch) >= len(sets) - 2  # what is doubtful is left to single fits
     for k in list(batch)[1:-1:3]:
         log_evidence, make = batch[k]
@@ -248,7 +254,7 @@ def test_what_is_doubtful_is_left_to_single_fits() -> None:
     y[4] = 1.0 + 0.5 * x[4] + 0.6 * torch.randn(60, generator=torch.Generator().manual_seed(5))
     y[4] -= torch.stack([y[4][torch.arange(60) % 10 == g].mean() for g in range(10)])[torch.arange(60) % 10]
     y[7, 3] = torch.nan
-    batch = together(LaplaceEvidence(intercepts, stop=QUIET), list(zip(x, y, strict=True)), {})
+    batch = batch_of(LaplaceEvidence(intercepts, stop=QUIET), list(zip(x, y, strict=True)))
     assert set(batch) == set(range(12)) - {4, 7}
     X, n = counts(12)
     label = (n > 1.0).double()
@@ -267,7 +273,7 @@ def test_a_model_that_looks_at_its_data_is_fitted_one_by_one() -> None:
 
     y = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
     engine = LaplaceEvidence(model, stop=QUIET)
-    assert together(engine, [(each,) for each in y], {}) == {}
+    assert batch_of(engine, [(each,) for each in y]) == {}
     fits = run_many(engine, y)
     for k, each in enumerate(y):
         cov = torch.eye(5) + (4.0 if float(each.mean()) > 0.0 else 1.0)
@@ -304,7 +310,7 @@ def test_weights_to_be_pruned_are_left_to_single_fits() -> None:
     w[[3, 6], 1] = 0.0
     y = (X @ w.unsqueeze(-1)).squeeze(-1) + 0.5 * torch.randn(10, 40, generator=generator)
     engine, sets = LaplaceEvidence(relevance, stop=QUIET), list(zip(X, y, strict=True))
-    batch = together(engine, sets, {})
+    batch = batch_of(engine, sets)
     alone = [engine.run(*each) for each in sets]
     pruned = {k for k, posterior in enumerate(alone) if bool(posterior.pruned["w"].any())}
     assert pruned and len(batch) >= 6
@@ -319,4 +325,4 @@ def test_a_second_mode_of_the_marginalised_sites_is_seen() -> None:
     profile = (-0.5 * torch.tensor(PROBES).square()).repeat(3, 2)
     profile[0, -1] = -3.0
     drawn, height = torch.tensor([[1.0, 1.0], [0.0, 9.0]]), torch.tensor([[-1.0, -40.0], [-1.0, -8.0], [-1.0, -40.0]])
-    assert is_elsewhere(where, profile, drawn, height).tolist() == [True, True, False]
+    assert other_places(where, profile, drawn, height).any(-1).tolist() == [True, True, False]

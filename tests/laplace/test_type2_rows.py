@@ -50,7 +50,8 @@ def test_rows_have_the_numbers_and_slopes_of_single_states() -> None:
     assert at.structure.groups is not None
     active[1, at.structure.groups.member == 2] = False  # a row with pruned weights
     start = torch.randn(3, 7, generator=generator)
-    points = approximation.laplace_rows(at, theta, active, start, 200)
+    mode = approximation.modes_of_rows(at, theta, active, start, 200)
+    points = approximation.at_modes(theta, active, mode, mode.converged)
     mode = approximation.modes_of_rows(at, theta, active, start, 200)
     own = [approximation.replace(at, active=a) for a in active]
     states = [approximation.state_of_row(own[row], theta[row], start[row], mode, row) for row in range(3)]

@@ -126,9 +126,10 @@ PROBES = (*(-step for step in reversed(STEPS)), 0.0, *STEPS)
 
 @dataclass(frozen=True)
 class Standardisation:
-    """``phi = centre + basis t``, ``t`` a smooth function of ``z`` on each axis.
+    """``phi = centre + basis t``, ``t`` a smooth function of ``z`` on each axis; of one mode, or of many in rows.
 
-    :ivar centre: the mode of the marginalised sites, unconstrained, shape ``(d,)``.
+    :ivar centre: the mode of the marginalised sites, unconstrained, shape ``(d,)``; of many ``(R, 1, d)``, the bases
+        ``(R, d, d)``.
     :ivar basis: eigenvectors of the curvature there, each one standard deviation long, as columns ``(d, d)``.
     :ivar axes: from ``z`` to ``t``.
     """
@@ -140,7 +141,7 @@ class Standardisation:
     @property
     def num_dims(self) -> int:
         """Number of marginalised coordinates."""
-        return len(self.centre)
+        return self.centre.shape[-1]
 
     def forward(self, z: Tensor) -> Tensor:
         """From ``z`` to unconstrained marginalised coordinates, ``(..., d)``."""
@@ -152,10 +153,11 @@ class Standardisation:
 
     def log_slope(self, z: Tensor) -> Tensor:
         """``log |d phi / d z|``, shape ``(...)``."""
-        return self.axes.log_slope(z) + torch.linalg.slogdet(self.basis).logabsdet
+        log_volume = torch.linalg.slogdet(self.basis).logabsdet
+        return self.axes.log_slope(z) + (log_volume.unsqueeze(-1) if self.basis.dim() > 2 else log_volume)
 
     def probes(self) -> Tensor:
-        """Points on each axis, ``(d * J, d)`` in ``phi``, at which :meth:`bent` wants the log density."""
+        """Points on each axis, ``(..., d * J, d)`` in ``phi``, at which :meth:`bent` wants the log density."""
         d = self.num_dims
         steps = self.centre.new_tensor(PROBES)
         t = torch.eye(d).to(self.centre).unsqueeze(1) * steps[None, :, None]
@@ -164,13 +166,22 @@ class Standardisation:
     def bent(self, log_density: Tensor) -> "Standardisation":
         """With axes mapped so that each looks normal.
 
-        :param log_density: at :meth:`probes`, nats, ``(d * J,)``.
+        :param log_density: at :meth:`probes`, nats, ``(..., d * J)``.
         """
-        steps = self.centre.new_tensor(PROBES).expand(self.num_dims, -1)
-        return replace(self, axes=fitted(steps, log_density.reshape(self.num_dims, -1)))
+        by_axis = log_density.reshape(-1, len(PROBES))
+        axes = fitted(self.centre.new_tensor(PROBES).expand(len(by_axis), -1), by_axis)
+        return replace(self, axes=map_of(axes.params.reshape(*self.centre.shape, NUM_PARAMS)))
+
+    def row(self, index: int) -> "Standardisation":
+        """That of one of many modes."""
+        return Standardisation(self.centre[index, 0], self.basis[index], map_of(self.axes.params[index, 0]))
+
+    def rows(self, index: Tensor) -> "Standardisation":
+        """Those of some of many modes."""
+        return Standardisation(self.centre[index], self.basis[index], map_of(self.axes.params[index]))
 
 
 def chart(centre: Tensor, precision: Tensor) -> Standardisation:
-    """Straight axes along the eigenvectors of a precision ``(d, d)``, the widest first."""
+    """Straight axes along the eigenvectors of a precision ``(..., d, d)``, the widest first."""
     values, vectors = torch.linalg.eigh(precision)
-    return Standardisation(centre, vectors * values.rsqrt(), identity(len(centre)))
+    return Standardisation(centre, vectors * values.rsqrt().unsqueeze(-2), identity(centre.shape[-1]))
