@@ -36,17 +36,12 @@ def index_map(full: LogJoint, found: OuterMode) -> IndexMap:
     return IndexMap(torch.cat(marginalised), torch.cat(inner))
 
 
-def hyperparameters(full: LogJoint, found: OuterMode) -> Tensor:
-    """The unconstrained hyperparameters of ``full``, which are those of the inner problem that are not marginalised."""
-    parts = found.state.problem.joint.hypers.unconstrained(found.state.theta)
-    flat = [parts[name].reshape(-1) for name in full.hypers.names]
-    return torch.cat(flat) if flat else found.state.theta[:0]
-
-
 def whole_state(full: Problem, integral: Integral) -> LaplaceState:
     """The mode of the marginalised sites with the inner mode given it, a Gaussian there, the integrated evidence."""
     found, joint = integral.outer_mode, full.joint
-    place, theta = index_map(joint, found), hyperparameters(joint, found)
+    parts = found.state.problem.joint.hypers.unconstrained(found.state.theta)  # of which some are marginalised
+    theta = torch.cat([found.state.theta[:0], *(parts[name].reshape(-1) for name in joint.hypers.names)])
+    place = index_map(joint, found)
     u = place.whole(found.centre, found.state.u)
     with torch.no_grad():
         log_joint = full.density.log_joint(u.unsqueeze(0), theta)[0]
@@ -59,10 +54,18 @@ DENSE = 1000  # coordinates up to which the precision over all sites is a matrix
 
 
 def joint_precision(found: OuterMode, place: IndexMap) -> Precision:
-    """The precision over marginalised and inner sites together."""
-    if len(place.marginalised) + len(place.inner) <= DENSE:
-        return Dense(_precision_tril(found, place).unsqueeze(0))
-    return NestedPrecision(found, place)
+    """The precision over marginalised and inner sites together: the inner one about a mode that follows the others."""
+    num = len(place.marginalised) + len(place.inner)
+    if num > DENSE:
+        return NestedPrecision(found, place)
+    tril = precision_tril(found.state.precision, len(place.inner))
+    inside = tril @ tril.mT
+    beside = -inside @ found.follows
+    A = inside.new_empty(num, num)
+    A[place.inner[:, None], place.inner], A[place.inner[:, None], place.marginalised] = inside, beside
+    A[place.marginalised[:, None], place.inner] = beside.mT
+    A[place.marginalised[:, None], place.marginalised] = found.precision - found.follows.mT @ beside
+    return Dense(torch.linalg.cholesky(A).unsqueeze(0))
 
 
 @dataclass(frozen=True)
@@ -115,72 +118,44 @@ class NestedPrecision(Precision):
         return self.places.whole(phi @ self._marginalised_tril, inner)
 
 
-def _precision_tril(found: OuterMode, place: IndexMap) -> Tensor:
-    """Cholesky factor of the joint precision: the inner one about a mode that follows the marginalised coordinates."""
-    tril = precision_tril(found.state.precision, len(place.inner))
-    inside = tril @ tril.mT
-    beside = -inside @ found.follows
-    A = inside.new_empty(len(place.marginalised) + len(place.inner), len(place.marginalised) + len(place.inner))
-    A[place.inner[:, None], place.inner], A[place.inner[:, None], place.marginalised] = inside, beside
-    A[place.marginalised[:, None], place.inner] = beside.mT
-    A[place.marginalised[:, None], place.marginalised] = found.precision - found.follows.mT @ beside
-    return torch.linalg.cholesky(A)
-
-
 @dataclass(frozen=True)
 class Proposal:
-    """The posterior over all latents as a proposal for importance sampling."""
+    """The posterior over all latents: draws and their density, as importance sampling asks for them."""
 
     integral: Integral
     places: IndexMap
-    loc: Tensor  # (1, D) its mode
+
+    @property
+    def loc(self) -> Tensor:
+        """Its mode, ``(1, D)``."""
+        found = self.integral.outer_mode
+        return self.places.whole(found.centre, found.state.u).unsqueeze(0)
 
     def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws ``(S, D)`` from white rows, and their log density, nats, ``(S,)``."""
-        found = joint_draws(self.integral, self.places, white)
-        return found.u, found.log_density
+        """Draws ``(S, D)`` from white rows, and their log density, nats, ``(S,)``; plus infinity where it is unknown.
+
+        Marginalised sites are drawn from their continuous density, inner ones from Laplace's approximation solved anew
+        at each.
+        """
+        integral, skewed = self.integral, self.integral.skewness_correction
+        z = integral.density.unwhiten(white[:, self.places.marginalised].double())
+        inner, noise = integral.inner(z), white[:, self.places.inner].double()
+        bent, log_growth = (noise, 0.0) if skewed is None else skewed.forward(z, noise)
+        u = self.places.whole(integral.chart.forward(z), inner.u + inner.precision.unwhiten(bent))
+        return u, self._log_density(z, inner, noise) - log_growth
 
     def log_prob(self, u: Tensor) -> Tensor:
-        """Log density of rows ``(S, D)``, nats, ``(S,)``."""
-        return log_density(self.integral, self.places, u)
+        """Log density of unconstrained coordinates ``(S, D)`` of all sites, nats, ``(S,)``."""
+        z = self.integral.chart.inverse(u[:, self.places.marginalised].double())
+        skewed = self.integral.skewness_correction
+        inner = self.integral.inner(z)
+        noise = inner.precision.whiten(u[:, self.places.inner].double() - inner.u)
+        if skewed is None:
+            return self._log_density(z, inner, noise)
+        noise = skewed.inverse(z, noise)
+        return self._log_density(z, inner, noise) - skewed.forward(z, noise)[1]
 
-
-@dataclass(frozen=True)
-class JointDraws:
-    """Draws of all latents and the log density that they were drawn from, nats; plus infinity where that is unknown."""
-
-    u: Tensor  # (S, D)
-    log_density: Tensor  # (S,)
-
-
-def joint_draws(integral: Integral, place: IndexMap, white: Tensor) -> JointDraws:
-    """Marginalised sites from their continuous density, inner ones from Laplace's approximation solved anew at each.
-
-    :param white: standard normal numbers, ``(S, D)``.
-    """
-    z = integral.density.unwhiten(white[:, place.marginalised].double())
-    phi = integral.chart.forward(z)
-    inner, noise = integral.inner(z), white[:, place.inner].double()
-    bent, log_growth = (
-        (noise, 0.0) if integral.skewness_correction is None else integral.skewness_correction.forward(z, noise)
-    )
-    u = inner.u + inner.precision.unwhiten(bent)
-    return JointDraws(place.whole(phi, u), _log_density(integral, z, inner, noise) - log_growth)
-
-
-def log_density(integral: Integral, place: IndexMap, u: Tensor) -> Tensor:
-    """Log density of unconstrained coordinates ``(S, D)`` of all sites, nats, ``(S,)``."""
-    phi = u[:, place.marginalised].double()
-    z = integral.chart.inverse(phi)
-    inner = integral.inner(z)
-    noise = inner.precision.whiten(u[:, place.inner].double() - inner.u)
-    if integral.skewness_correction is None:
-        return _log_density(integral, z, inner, noise)
-    noise = integral.skewness_correction.inverse(z, noise)
-    return _log_density(integral, z, inner, noise) - integral.skewness_correction.forward(z, noise)[1]
-
-
-def _log_density(integral: Integral, z: Tensor, inner: ConditionalModes, noise: Tensor) -> Tensor:
-    log_marginalised = integral.density.log_prob(z) - integral.chart.log_slope(z)
-    log_inner = 0.5 * inner.precision.log_det - 0.5 * (noise.square() + math.log(math.tau)).sum(-1)
-    return torch.where(inner.log_density == -torch.inf, torch.inf, log_marginalised + log_inner)
+    def _log_density(self, z: Tensor, inner: ConditionalModes, noise: Tensor) -> Tensor:
+        log_marginalised = self.integral.density.log_prob(z) - self.integral.chart.log_slope(z)
+        log_inner = 0.5 * inner.precision.log_det - 0.5 * (noise.square() + math.log(math.tau)).sum(-1)
+        return torch.where(inner.log_density == -torch.inf, torch.inf, log_marginalised + log_inner)

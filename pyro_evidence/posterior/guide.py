@@ -17,9 +17,7 @@ from torch.distributions import constraints
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.tour import NormalMixture
-from pyro_evidence.nested import joint_posterior
-from pyro_evidence.nested.integration import Integral
-from pyro_evidence.nested.joint_posterior import IndexMap
+from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.coordinates import Coordinate, Coordinates
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision
 from pyro_evidence.precision.gaussian_process import LatentPrecision
@@ -195,9 +193,9 @@ class NestedGuide(LaplaceGuide):
     at.  It can be pickled if the model can.
     """
 
-    def __init__(self, state: LaplaceState, integral: Integral, places: IndexMap) -> None:
+    def __init__(self, state: LaplaceState, density: Proposal) -> None:
         super().__init__(state)
-        self.gaussian: Any = NestedMixture(integral, places)
+        self.gaussian: Any = NestedMixture(density)
 
 
 class NestedMixture(TorchDistribution):
@@ -207,27 +205,23 @@ class NestedMixture(TorchDistribution):
     support = constraints.real_vector
     has_rsample = False
 
-    def __init__(self, integral: Integral, places: IndexMap, batch_shape: torch.Size = SCALAR) -> None:
-        self.integral = integral
-        self.places = places
-        size = len(places.marginalised) + len(places.inner)
-        super().__init__(batch_shape, torch.Size([size]), validate_args=False)
+    def __init__(self, density: Proposal, batch_shape: torch.Size = SCALAR) -> None:
+        self.density = density
+        super().__init__(batch_shape, density.loc.shape[1:], validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "NestedMixture":
         """A copy for every cell of a batch."""
-        return NestedMixture(self.integral, self.places, torch.Size(batch_shape))
+        return NestedMixture(self.density, torch.Size(batch_shape))
 
     def sample(self, sample_shape: Any = SCALAR) -> Tensor:
         """Draws of all unconstrained coordinates, from torch's generator."""
         shape = self._extended_shape(torch.Size(sample_shape))
-        white = torch.randn(shape, dtype=torch.float64).to(self.places.marginalised.device)
+        white = torch.randn(shape, dtype=torch.float64).to(self.density.loc.device)
         with poutine.block():  # the runs inside are nobody else's
-            return joint_posterior.joint_draws(self.integral, self.places, white.reshape(-1, shape[-1])).u.reshape(
-                shape
-            )
+            return self.density.drawn(white.reshape(-1, shape[-1]))[0].reshape(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of unconstrained coordinates, nats."""
         rows = value.reshape(-1, value.shape[-1])
         with poutine.block():
-            return joint_posterior.log_density(self.integral, self.places, rows).reshape(value.shape[:-1])
+            return self.density.log_prob(rows).reshape(value.shape[:-1])

@@ -20,7 +20,7 @@ from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimoda
 from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, log_priors, marginalised_problem
 from pyro_evidence.nested.inside import InsideCorrection, inside_correction
 from pyro_evidence.nested.integration import Integral, integrate
-from pyro_evidence.nested.joint_posterior import IndexMap, JointDraws, Proposal
+from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.nested.marginal import Marginal
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
@@ -115,7 +115,7 @@ class NestedPosterior(LaplacePosterior):
         return joint_posterior.index_map(self._joint, self.integral.outer_mode)
 
     @cached_property
-    def _latest(self) -> list[tuple[Tensor, JointDraws]]:
+    def _latest(self) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
         """White rows and the draws that were made of them last: a table and its check ask for the same ones."""
         return []
 
@@ -130,25 +130,21 @@ class NestedPosterior(LaplacePosterior):
             parts.append(self._unwhitened(self._white(min(TOGETHER, num - len(parts) * TOGETHER), generator)))
         return self._constrained(torch.cat(parts))
 
-    def _drawn(self, white: Tensor) -> JointDraws:
-        for known, found in self._latest:
-            if torch.equal(known, white):
-                return found
-        drawn = joint_posterior.joint_draws(self.integral, self._places, white)
-        while sum(each.numel() for each, _ in self._latest) + white.numel() > KEPT and self._latest:
-            self._latest.pop(0)
-        self._latest.append((white, drawn))
-        return drawn
-
     def _unwhitened(self, white: Tensor) -> Tensor:
         """Unconstrained draws ``(S, D)`` from white noise, inner modes solved anew for each."""
         if not len(white):
             return white
-        return torch.cat([self._drawn(part).u for part in white.split(self._rows)])
+        return torch.cat([self._with_density(part)[0] for part in white.split(self._rows)])
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        found = self._drawn(white)
-        return found.u, found.log_density
+        for known, found in self._latest:
+            if torch.equal(known, white):
+                return found
+        drawn = self.proposal.drawn(white)
+        while sum(each.numel() for each, _ in self._latest) + white.numel() > KEPT and self._latest:
+            self._latest.pop(0)
+        self._latest.append((white, drawn))
+        return drawn
 
     @property
     def candidate_hyperparameters(self) -> tuple[str, ...]:
@@ -160,21 +156,18 @@ class NestedPosterior(LaplacePosterior):
         latents = problem.joint.latents
         names = [p.name for p in latents if p.size == 1 and not is_identity(p.transform)]
         small = 1 < len(latents.parts) and latents.size <= SMALL and dims < PRODUCT_DIMS and is_batched(problem)
-        if not (names and small) or self._loses_little or self.relative_ess > ENOUGH or self.integral.margins is None:
+        if not (names and small):
+            return ()
+        few = float(importance.effective_sample_size(self._weighed(FIRST_LOOK, seed=0)[1]))
+        if few > NEARLY_ALL * FIRST_LOOK or self.relative_ess > ENOUGH or self.integral.margins is None:
             return ()
         skew = self.integral.margins.axes(self.integral.phi.new_zeros(1, dims)).skew[0].abs()
         return tuple(sorted(names, key=lambda name: -float(skew[latents.slices[name]])))
 
     @property
-    def _loses_little(self) -> bool:
-        """Whether a few draws keep nearly all of their weight."""
-        log_weights = self._weighed(FIRST_LOOK, seed=0)[1]
-        return float(importance.effective_sample_size(log_weights)) > NEARLY_ALL * FIRST_LOOK
-
-    @property
     def guide(self) -> NestedGuide:
         """The posterior as a Pyro guide; inner modes are solved anew at each draw of the marginalised sites."""
-        return NestedGuide(self.state, self.integral, self._places)
+        return NestedGuide(self.state, self.proposal)
 
     def marginal(self, site: str) -> Marginal:
         """The posterior density, mean, standard deviation and quantiles of a latent site, every element by itself.
@@ -193,10 +186,6 @@ class NestedPosterior(LaplacePosterior):
             return marginal.constrained(part, *(torch.stack(each, -1) for each in zip(*pairs, strict=True)))
         index = torch.stack([(self._places.inner == i).nonzero().squeeze() for i in block])
         return marginal.constrained(part, *marginal.inner_density(self.integral, index))
-
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
-        return self.quantiles(0.5)
 
     def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Marginal quantiles, of unconstrained coordinates, as ``AutoGuide.quantiles`` takes them.
@@ -259,7 +248,7 @@ class NestedPosterior(LaplacePosterior):
     @property
     def proposal(self) -> Proposal:
         """The posterior over all latents, as importance sampling draws from it."""
-        return Proposal(self.integral, self._places, self.state.u.unsqueeze(0))
+        return Proposal(self.integral, self._places)
 
     def _record(self) -> dict[str, Any]:
         return super()._record() | {"nested": archive.record_integral(self.integral)}

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence
 from pyro_evidence.laplace.mean_shift import at_mean, mean_shift
-from pyro_evidence.nested import joint_posterior
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.structure.recognise import recognise
@@ -162,6 +161,5 @@ def test_means_move_around_marginalised_sites() -> None:
     assert float(a.mean()) == pytest.approx(mean, abs=0.35 * sd)  # of other scales too
     assert float(posterior.mode["a"]) > mean + 1.0 * sd
     assert float(posterior.quantiles(0.5)["a"]) == pytest.approx(float(a.median()), abs=0.15 * sd)
-    drawn = joint_posterior.joint_draws(posterior.integral, posterior._places, quasi_normal(4, 212))
-    density = joint_posterior.log_density(posterior.integral, posterior._places, drawn.u)
-    torch.testing.assert_close(density, drawn.log_density, rtol=0, atol=1e-5)
+    u, log_density = posterior.proposal.drawn(quasi_normal(4, 212))
+    torch.testing.assert_close(posterior.proposal.log_prob(u), log_density, rtol=0, atol=1e-5)
