@@ -33,6 +33,7 @@ from pyro_evidence.laplace.approximation import (
 from pyro_evidence.laplace.evidence_error import numbers_of_nodes, refined, with_nodes
 from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
 from pyro_evidence.laplace.restarts import (
+    LEVEL,
     NO_MAXIMUM,
     Restarts,
     can_tour,
@@ -327,7 +328,14 @@ class LaplaceEvidence(Resumable):
         first = first_joint(self.model, chunks, joining, make)
         sites = local_sites(first, chunks, joining, own)
         self._full, self._integrated, self._groups = None, {}, None
-        self._check_for_chunks(first)
+        first.initial_theta = off_orbits(first)
+        outside = marginalised_sites(first, self.marginalise)
+        if outside:
+            raise UnsupportedModel(
+                f"site(s) {', '.join(outside)} set the spread of others and are integrated numerically around Laplace, "
+                f"for which all rows must be at hand: pass them to run(...). Or pass maximise={list(outside)} to "
+                "maximise them, or marginalise=() for one Gaussian over everything."
+            )
         with self._constants_named():
             if sites:
                 problem = self._of_groups(chunks, first, sites)
@@ -360,21 +368,6 @@ class LaplaceEvidence(Resumable):
         self._groups = group_rows(self.model, chunks, COMMUNICATOR.get(), make, first, own)
         self._require_varied(first)
         return problem_of(self._groups.prior, self._groups.structure, exact_hessian)
-
-    def _check_for_chunks(self, joint: LogJoint) -> None:
-        """Refuse sites to be integrated around Laplace, where rows come in chunks.
-
-        :raises UnsupportedModel: naming them and what to do.
-        """
-        joint.initial_theta = off_orbits(joint)
-        sites = marginalised_sites(joint, self.marginalise)
-        if sites:
-            said = ", ".join(sites)
-            raise UnsupportedModel(
-                f"site(s) {said} set the spread of others and are integrated numerically around Laplace, for which all "
-                f"rows must be at hand: pass them to run(...). Or pass maximise={list(sites)} to maximise them, or "
-                f"marginalise=() for one Gaussian over everything."
-            )
 
     def step(self, *args: Any, **kwargs: Any) -> float:
         """One step of the hyperparameters from the best mode, as ``SVI.step``; the first call starts, other data anew.
@@ -416,12 +409,12 @@ class LaplaceEvidence(Resumable):
             raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
         ranked = without_repeats(self._fits)
         apart = [f.status in NO_MAXIMUM and f.status is not ranked[0].status for f in self._fits]  # no modes to count
-        modes = [next((other for other in ranked if same_height(other, f)), f) for f in self._fits]
-        heights = [float(f.state.laplace.log_evidence) for f in modes]
-        heights = [math.nan if no_mode else height for height, no_mode in zip(heights, apart, strict=True)] + [math.nan]
-        reached = self._found.reached.clone()
-        reached[reached >= len(self._fits)] = -1
-        restarts = torch.tensor(heights, dtype=torch.float64)[reached]
+        tops, ends = ([f.state.laplace for f in fits] for fits in (ranked, self._fits))
+        modes = [next((top for top in tops if same_height(top, end, LEVEL)), end) for end in ends]
+        pairs = zip(modes, apart, strict=True)
+        heights = [math.nan if no_mode else float(mode.log_evidence) for mode, no_mode in pairs] + [math.nan]
+        index = torch.where(self._found.reached < len(self._fits), self._found.reached, -1)
+        restarts = torch.tensor(heights, dtype=torch.float64)[index]
         failures = (*self._found.failures, *(f"no maximum: {f.status.value}" for f in compress(self._fits, apart)))
         posteriors = []
         for fit in ranked[:most]:

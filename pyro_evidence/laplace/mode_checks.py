@@ -88,7 +88,7 @@ def certify(
     :return: the relative error, 1e-6 or less where all is well.
     :raises NotSmooth: where they disagree, with the site and its distribution, or single precision as the reason.
     """
-    step, error = _step(joint), math.inf
+    step, error = float(torch.finfo(joint.dtype).eps ** 0.25), math.inf  # errors and rounding are small
     for longer in STEPS:
         error = curvature_error(density, u, theta, products, longer * step)
         if error <= TOLERANCE:
@@ -129,16 +129,11 @@ def certify_sites(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str
     :param unit: the change of each coordinate that matters to the sites, shape ``(D,)``.
     :raises NotSmooth: with the site and its distribution.
     """
-    step = _step(joint) * unit * generic_directions(1, len(u), u)[0] / len(u) ** 0.5
+    step = torch.finfo(joint.dtype).eps ** 0.25 * unit * generic_directions(1, len(u), u)[0] / len(u) ** 0.5
     gaps = _site_gaps(joint, u, theta, step)
     bad = [n for n in names if not gaps[n].error <= TOLERANCE]
     if bad:
         raise NotSmooth(_said(gaps[bad[0]], bad[0], "where the search starts", WRONG))
-
-
-def _step(joint: LogJoint) -> float:
-    """The step of differences at which their error and their rounding are both small."""
-    return float(torch.finfo(joint.dtype).eps ** 0.25)
 
 
 def nondifferentiable_message(
@@ -325,7 +320,8 @@ def require_proper_mode(summit: ModeNeighbourhood, precision: Precision) -> None
     if stays_up or level:
         away = f"{FAR[-1] if stays_up else NEAR:g} posterior standard deviations away"
         raise _improper(summit, int(direction.abs().argmax()), away)
-    _require_fall(summit, rays, falls[most:])
+    for (largest, _), fall in zip(rays, falls[most:].reshape(-1, 2), strict=True):
+        _require_fall(summit, largest, fall)
 
 
 def require_end(summit: ModeNeighbourhood, precision: Precision) -> None:
@@ -355,9 +351,8 @@ def require_fall_on_rays(summit: ModeNeighbourhood) -> None:
 
     :raises ImproperPosterior: when the log joint stays where it is.
     """
-    rays = _rays(summit)
-    falls = [summit.fall(ends) for _, ends in rays]
-    _require_fall(summit, rays, torch.cat(falls) if falls else summit.u[:0])
+    for largest, ends in _rays(summit):
+        _require_fall(summit, largest, summit.fall(ends))
 
 
 def _rays(summit: ModeNeighbourhood) -> list[tuple[int, Tensor]]:
@@ -373,11 +368,10 @@ def _rays(summit: ModeNeighbourhood) -> list[tuple[int, Tensor]]:
     return rays
 
 
-def _require_fall(summit: ModeNeighbourhood, rays: list[tuple[int, Tensor]], falls: Tensor) -> None:
+def _require_fall(summit: ModeNeighbourhood, largest: int, fall: Tensor) -> None:
     """Refuse a log joint that is where it was both at twice the mode and at the far end of a ray through it."""
-    for (largest, _), fall in zip(rays, falls.reshape(-1, 2), strict=True):
-        if bool((fall.abs() < LEAST_FALL).all()):
-            raise _improper(summit, largest, "at twice the mode and far beyond")
+    if bool((fall.abs() < LEAST_FALL).all()):
+        raise _improper(summit, largest, "at twice the mode and far beyond")
 
 
 def _improper(summit: ModeNeighbourhood, index: int, distance: str) -> ImproperPosterior:

@@ -95,7 +95,7 @@ UNDETERMINED = 0.1  # of its weights determined, on average: a group that is tri
 UNFELT = 1e-6  # the same of a group on a plateau, and of a precision what rounding leaves six digits of
 SHARES = (0.0, *AWAY[:2])  # log units by which a prior precision is less than the data's, on trial
 SMALLER = range(0, 81, 20)  # log units of a prior precision
-NEAR = 1.0  # log units: moves of other hyperparameters at which a decision for good can be taken
+NEAR = 1.0  # log units: moves of hyperparameters at which a decision for good can be taken, and a metric learned
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,15 @@ def prune(
         state, needed = together, {}
         candidates = candidates & (groups.size(state.problem.active) > 0)
     for t in torch.nonzero(candidates).flatten().tolist():
-        finite = bool(torch.isfinite(groups.loc[groups.member == t]).all())
-        if finite and not (t in needed and _still_needed(needed[t], state.theta, groups, size, t)):
+        tried = needed.get(t)
+        if tried is not None:
+            # A log precision is worth up to half a nat per unit and term that it scales; any other hyperparameter that
+            # moves by one, and the group's own precision by a factor e, calls for another trial.
+            moved, power = (state.theta - tried.theta).abs(), groups.power.abs()
+            per_unit = torch.where(power != 0, 0.5 * size * power, tried.loss)
+            if float((moved * power)[t]) < 1.0 and float(moved @ per_unit) < tried.loss:
+                continue
+        if bool(torch.isfinite(groups.loc[groups.member == t]).all()):
             before, (state, loss) = state, _without(state, groups, t)
             kept = {**needed, t: PruningTried(state.theta, loss)} if loss >= FAR_WORSE else needed
             needed = kept if state is before else {}
@@ -141,7 +148,7 @@ def _together(state: LaplaceState, groups: PrecisionGroups, candidates: Tensor) 
     theta, gone, num = state.theta.clone(), torch.zeros_like(state.problem.active), 0
     for t in torch.nonzero(candidates).flatten().tolist():
         member = groups.member == t
-        move = _to_insignificance(state, member) / groups.power[t]
+        move = _to_insignificance(state, groups, member) / groups.power[t]
         foreseen = removal(state, t, move)
         if foreseen is not None and foreseen[1] > max(foreseen[0], 0.0):
             theta[t], gone, num = theta[t] + move, gone | member, num + 1
@@ -154,17 +161,6 @@ def _together(state: LaplaceState, groups: PrecisionGroups, candidates: Tensor) 
     return pruned if pruned.objective > state.objective else state
 
 
-def _still_needed(found: PruningTried, theta: Tensor, groups: PrecisionGroups, size: Tensor, t: int) -> bool:
-    """Whether the hyperparameters have moved too little since to make up for the loss of group ``t``.
-
-    A log precision is worth up to half a nat per unit and term that it scales; any other hyperparameter that moves by
-    one, and the group's own precision by a factor e, calls for another trial.
-    """
-    moved = (theta - found.theta).abs()
-    per_unit = torch.where(groups.power != 0, 0.5 * size * groups.power.abs(), found.loss)
-    return float((moved * groups.power.abs())[t]) < 1.0 and float(moved @ per_unit) < found.loss
-
-
 def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[LaplaceState, float]:
     """The state without group ``t``, if the log evidence is no lower there than here and than just before infinity.
 
@@ -174,7 +170,7 @@ def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[Lapl
     :return: that state or the old one, and the nats that the removal costs, FAR_WORSE where it leads to no mode.
     """
     member = groups.member == t
-    stand_in, move = state.theta.clone(), _to_insignificance(state, member) / groups.power[t]
+    stand_in, move = state.theta.clone(), _to_insignificance(state, groups, member) / groups.power[t]
     stand_in[t] += move
     foreseen = removal(state, t, move)
     if foreseen is not None and foreseen[1] < max(foreseen[0], 0.0):
@@ -191,18 +187,10 @@ def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[Lapl
     return (pruned if pruned.objective >= before.objective else state), loss
 
 
-def _to_insignificance(state: LaplaceState, member: Tensor) -> Tensor:
-    groups = state.problem.structure.groups
-    assert groups is not None
+def _to_insignificance(state: LaplaceState, groups: PrecisionGroups, member: Tensor) -> Tensor:
+    """Rise of a log precision after which the data move its weights by 1e-4 of their prior variance only."""
     prior = groups.log_precision(state.theta)[member].exp()
-    return to_insignificance(well_determined(prior, state.precision.variance[0][member]).amax())
-
-
-def to_insignificance(determined: Tensor) -> Tensor:
-    """Rise of a log precision after which the data move a weight by 1e-4 of its prior variance only.
-
-    :param determined: how far the data determine the weight now, 0 to 1.
-    """
+    determined = well_determined(prior, state.precision.variance[0][member]).amax()
     inside = determined.clamp(1e-12, 0.5)  # 0 < gamma < 1
     return (1e4 * inside / (1.0 - inside)).log().clamp(min=math.log(100.0))  # at least a factor of 100
 

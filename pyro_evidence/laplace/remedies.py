@@ -9,7 +9,6 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.laplace.metric import log_units
-from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 
 A_MILLION = 14.0  # log units from the start: of a noise precision, a thousandth of the standard deviation
@@ -42,18 +41,14 @@ SOFT = 1e-2  # share of Gauss-Newton's curvature that the exact one has left, be
 
 
 def near_fold(laplace: LaplaceState) -> bool:
-    """Whether a network's mode is about to vanish: see :func:`near_folds`."""
-    return bool(near_folds(laplace.problem, laplace.problem.density, laplace.u.unsqueeze(0), laplace.theta))
-
-
-def near_folds(problem: Problem, density: Density, u: Tensor, theta: Tensor) -> Tensor:
-    """Which modes ``(R, D)`` of a network with Gauss-Newton's curvature are about to vanish, ``(R,)`` bool.
+    """Whether the mode of a network with Gauss-Newton's curvature is about to vanish.
 
     The exact curvature has less than a hundredth of Gauss-Newton's left in some direction.  A little further in the
     hyperparameters there is no mode, or a ring of them, while the log evidence by Gauss-Newton's feels nothing of it.
     For networks of more hidden units than the data ask for: benchmarks/mlp_speed.py, mlp_quality.py.
     """
+    problem, place = laplace.problem, (laplace.u.unsqueeze(0), laplace.theta)
     if problem.structure.network is None or problem.curvature is not gauss_newton:
-        return torch.zeros(len(u), dtype=torch.bool, device=u.device)
-    left = exact_hessian(density, u, theta) - SOFT * gauss_newton(density, u, theta)
-    return torch.linalg.cholesky_ex(left.detach().double()).info != 0
+        return False
+    left = exact_hessian(problem.density, *place) - SOFT * gauss_newton(problem.density, *place)
+    return bool(torch.linalg.cholesky_ex(left.detach().double()).info)

@@ -213,11 +213,8 @@ def in_ranks(modes: Sequence[LaplaceState]) -> tuple[LaplaceState, ...]:
     """
     top = max(float(mode.log_evidence) for mode in modes)
     kept = [mode for mode in modes if float(mode.log_evidence) > top - FAINT]
-    return tuple(sorted(kept, key=_rank))
-
-
-def _rank(mode: LaplaceState) -> tuple[float, list[float]]:
-    return -round(float(mode.log_evidence), 5), [round(x, 3) for x in mode.u.tolist()]
+    ranks = [(-round(float(mode.log_evidence), 5), [round(x, 3) for x in mode.u.tolist()]) for mode in kept]
+    return tuple(kept[k] for k in sorted(range(len(kept)), key=ranks.__getitem__))
 
 
 def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
@@ -296,8 +293,7 @@ def _is_near(mode: LaplaceState, rows: Tensor) -> Tensor:
 
 def _images(mode: LaplaceState, exchange: "Exchange | None") -> Tensor:
     """The highest images of a mode that lie about as high, ``(at most CLIMBS, D)``."""
-    known = () if exchange is None else (exchange.size,)
-    rows = torch.stack([mode.u, *_turned(mode), *_exchanged(mode.problem.joint, mode.u, known)])
+    rows = torch.stack([mode.u, *_turned(mode), *_exchanged(mode, exchange)])
     height = density_of(mode).log_joint(rows)
     order = height.argsort(descending=True)
     return rows[order][height[order] > height[0] - WORTH][:CLIMBS]
@@ -326,12 +322,13 @@ def _mask(mode: LaplaceState, chosen: Mapping[str, Tensor]) -> Tensor:
     return found
 
 
-def _exchanged(joint: LogJoint, u: Tensor, but: Sequence[int]) -> Iterator[Tensor]:
+def _exchanged(mode: LaplaceState, exchange: "Exchange | None") -> Iterator[Tensor]:
     """Two elements along an axis exchanged, in all sites with an axis of that length; and two sites of one shape.
 
-    :param but: lengths of axes that are left as they are.
+    :param exchange: whose elements are left as they are.
     """
-    for size in _lengths(joint) - set(but):
+    joint, u = mode.problem.joint, mode.u
+    for size in _lengths(joint) - (set() if exchange is None else {exchange.size}):
         yield from relabelled(joint, u.unsqueeze(0), axes_of_length(joint, size), _swaps(size))[1:, 0]
     values = joint.latents.constrained(u.to(joint.dtype))
     for a, b in itertools.combinations(joint.latents, 2):
@@ -665,13 +662,8 @@ def _moments(x: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Dense]
     mean = own @ x
     away = x - mean
     tril, info = torch.linalg.cholesky_ex(away.mT @ (own.unsqueeze(-1) * away))
-    enough = int(info) == 0 and float(1.0 / own.square().sum()) > 2.0 * x.shape[-1]
-    return (mean, _of_covariance(tril, active)) if enough else None
-
-
-def _of_covariance(tril: Tensor, active: Tensor) -> Dense:
-    """The precision of the active coordinates' covariance by its Cholesky factor; one on the others."""
-    found = torch.eye(len(active)).to(tril)
-    inside = active.nonzero().squeeze(-1)
+    if int(info) or not float(1.0 / own.square().sum()) > 2.0 * x.shape[-1]:
+        return None
+    found, inside = torch.eye(len(active)).to(tril), active.nonzero().squeeze(-1)  # one on those that are not active
     found[inside.unsqueeze(-1), inside] = torch.linalg.cholesky(torch.cholesky_inverse(tril))
-    return Dense(found.unsqueeze(0))
+    return mean, Dense(found.unsqueeze(0))

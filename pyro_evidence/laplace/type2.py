@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,7 @@ from pyro_evidence.laplace.metric import (
     round_of_all,
     updated,
 )
-from pyro_evidence.laplace.pruning import AWAY, PruningTried, either_way, predicted_gain, prune, reactivated
+from pyro_evidence.laplace.pruning import AWAY, NEAR, PruningTried, either_way, predicted_gain, prune, reactivated
 from pyro_evidence.laplace.remedies import A_MILLION, interpolates_data, near_fold
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.line_search import (
@@ -57,7 +57,6 @@ WORTH = 0.05  # nats: less is no reason to leave it
 LEAP = 1.0  # nats that must be promised, and gained, by going over to another mode
 LONGER = 4.0  # times the share of the last step
 CUT = 0.1  # share of a step, less of which means that modes cannot be followed
-NEAR = 1.0  # largest natural step in log units at which they are
 SEARCH = Backtracking(shorter=to_peak_or_half, shortest=0.5**24)
 SEARCH_FOR_MODES = replace(SEARCH, shorter=to_peak_or_quarter)  # a network's are lost as a rule
 
@@ -149,9 +148,7 @@ def answer(request: ModeAt | LaplaceState) -> Any:
 
 def steps(state: TypeII) -> Asking[TypeII]:
     """:func:`step`, asking for the modes of its line search and the slope where that ends, so that fits share them."""
-    new = yield from _stepped(state)
-    if _rests_at_edge(new):
-        new = _begun_again(new)
+    new = _begun_again_at_edge((yield from _stepped(state)))
     before = new.rested
     if new.stop_reason is None or before is None:
         return new
@@ -170,10 +167,17 @@ def _stepped(state: TypeII) -> Asking[TypeII]:
     far = _goes_far(state, first, logs)
     if not state.trusted and not far:
         state = yield from _with_refreshed_curvature(state)
-    if state.learned is not None and state.promised <= _rounding(state):
-        return (yield from _with_refined_gradient(state, _capped(state, logs)))
-    directions = [_capped(state, logs)] if state.learned is not None else itertools.chain([first], natural)
-    direction, found = yield from _best_of(state, directions)
+    if state.learned is not None:
+        first, natural = _capped(state, logs), iter(())
+        if state.promised <= _rounding(state):
+            return (yield from _with_refined_gradient(state, first))
+    direction, found = first, None  # the first that keeps a tenth of its promise, or the one that rises most
+    for tried in itertools.chain([first], natural):
+        there = yield from _line_search(state, tried)
+        if there is not None and (found is None or there.objective > found.objective):
+            direction, found = tried, there
+        if found is not None and found.objective - state.objective > 0.05 * float(direction @ state.slope.total):
+            break
     if found is None:
         return _stuck(state, float(direction @ state.slope.total))
     share = float((found.theta - state.laplace.theta) @ direction / (direction @ direction))
@@ -195,33 +199,28 @@ def _goes_far(state: TypeII, move: Tensor, logs: Tensor) -> bool:
     """Whether a move is too long for the curvature at its ends to be the same: it teaches the metric nothing."""
     if float((move * logs).abs().max()) > NEAR + 1e-9:  # the first step in a plain metric has length 1
         return True
-    return state.learned is None and 0.5 * float((move * ~logs) @ state.slope.total) > 1.0
+    return state.learned is None and 0.5 * float((move * ~logs) @ state.slope.total) > BROAD
 
 
-def _rests_at_edge(state: TypeII) -> bool:
-    """Whether a fit of many hyperparameters, on its way to an edge, has gained nothing by one step for each of them.
+def _begun_again_at_edge(state: TypeII) -> TypeII:
+    """What lies at an edge, from its start once more, the others kept, where a fit of many hyperparameters rests there.
 
-    As where covariances of random slopes are singular: the maximum is at infinity in several log units, on a curved
-    way along which the objective is level.  By as many steps its curvature is learned, so nothing better will come.
+    It rests where one step for each of them has gained nothing, as where covariances of random slopes are singular: the
+    maximum is at infinity in several log units, on a curved way along which the objective is level.  By as many steps
+    its curvature is learned, so nothing better will come.  A spread near zero has little slope, and so have the
+    correlations of its effects, whatever they are: as in polar coordinates at the origin, the fit comes to rest there
+    though effects of other correlations would rise.  The end where beginning again has gained nothing.
     """
-    size = len(state.laplace.theta)
-    if state.rested is not None and state.way and state.objective - state.way[-1] < SHARP:
-        if abs(state.objective - state.rested.objective) < SHARP * size:
-            return state.stop_reason is None  # back where it was
-    if size <= FEW or len(state.way) < size or not state.objective - state.way[0] < SHARP * size:
-        return False
-    flat = log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
-    return state.stop_reason is None and bool(flat.any())
-
-
-def _begun_again(state: TypeII) -> TypeII:
-    """What lies at an edge, from its start once more, the others kept; the end where that has gained nothing.
-
-    A spread near zero has little slope, and so have the correlations of its effects, whatever they are: as in polar
-    coordinates at the origin, the fit comes to rest there though effects of other correlations would rise.
-    """
-    problem = state.laplace.problem
+    if state.stop_reason is not None:
+        return state
+    size, problem = len(state.laplace.theta), state.laplace.problem
     flat = log_units(problem) & (state.metric.diagonal() > FLAT)
+    back = state.rested is not None and bool(state.way) and state.objective - state.way[-1] < SHARP
+    back = back and abs(state.objective - state.rested.objective) < SHARP * size  # type: ignore[union-attr]
+    many = size > FEW and len(state.way) == size
+    level = many and state.objective - state.way[0] < SHARP * size and bool(flat.any())
+    if not (back or level):
+        return state
     theta = torch.where(flat, problem.joint.initial_theta, state.laplace.theta)
     gained = state.rested is None or state.objective > state.rested.objective + WORTH
     found = reached(problem, theta, state.laplace.u) if gained else None
@@ -267,7 +266,13 @@ def off_saddle(state: TypeII) -> TypeII | None:
     free = (state.metric.diagonal() > 0) & (True if groups is None else groups.power == 0)
     measure = torch.where(free, measures(laplace.problem, state.metric), 0.0)
     few = laplace.problem.structure.network is None and 0 < int(free.sum()) <= FEW
-    if state.concave or not few or _went_along_all(state, measure):
+    if state.concave or not few:
+        return None
+    # Beside a saddle the part along the least curvature grows with every step, so that a fit which ends there had less
+    # of it than halfway, in digits, between the distance at which a fit has converged and a standard deviation.
+    places = torch.stack([*state.places, laplace.theta])[:, measure > 0]
+    moved = (places - laplace.theta[measure > 0]) / measure[measure > 0]
+    if float(torch.linalg.eigvalsh(moved.mT @ moved)[0]) > laplace.problem.slack**0.5:
         return None
     try:
         found = alone(curvature(laplace, state.slope, measure), answer)
@@ -283,17 +288,6 @@ def off_saddle(state: TypeII) -> TypeII | None:
         if higher is not None and higher.objective > state.objective + _rounding(state):
             return _arrived(state, higher)
     return None
-
-
-def _went_along_all(state: TypeII, measure: Tensor) -> bool:
-    """Whether the way here had some length in every direction among the hyperparameters with a measure.
-
-    Some: halfway, in digits, between the distance at which a fit has converged and a standard deviation.  Beside a
-    saddle the part along the least curvature grows with every step, so that a fit which ends there had less of it.
-    """
-    places = torch.stack([*state.places, state.laplace.theta])[:, measure > 0]
-    moved = (places - state.laplace.theta[measure > 0]) / measure[measure > 0]
-    return float(torch.linalg.eigvalsh(moved.mT @ moved)[0]) > state.laplace.problem.slack**0.5
 
 
 def _rounding(state: TypeII) -> float:
@@ -313,18 +307,6 @@ def _with_refined_gradient(state: TypeII, direction: Tensor) -> Asking[TypeII]:
     if not new.gradient_norm < 0.5 * state.gradient_norm:
         return replace(state, stop_reason=Status.CONVERGED)
     return new
-
-
-def _best_of(state: TypeII, directions: Iterable[Tensor]) -> Asking[tuple[Tensor, LaplaceState | None]]:
-    """The first direction that keeps a tenth of its promise, or the one that rises most, and where it leads."""
-    chosen, best = torch.empty(0), None
-    for direction in directions:
-        found = yield from _line_search(state, direction)
-        if not len(chosen) or (found is not None and (best is None or found.objective > best.objective)):
-            chosen, best = direction, found
-        if best is not None and best.objective - state.objective > 0.05 * float(chosen @ state.slope.total):
-            break
-    return chosen, best
 
 
 def _off_plateaus(state: TypeII) -> TypeII:
@@ -498,11 +480,11 @@ def _line_search(state: TypeII, direction: Tensor) -> Asking[LaplaceState | None
     before, network = state.laplace, state.laplace.problem.structure.network is not None
     if network and state.promised > SHARP:
         direction = direction * min(1.0, LONGER * state.share)
-
-    def trial(scale: float) -> ModeAt:
-        return ModeAt(before.problem, before.theta + scale * direction, before.u)
-
     line = Line(float(direction @ state.slope.total), _rounding(state))
-    asking: Asking[LaplaceState | None]
-    asking = accepted(trial, before.objective, line, SEARCH_FOR_MODES if network else SEARCH)
+    asking: Asking[LaplaceState | None] = accepted(
+        lambda scale: ModeAt(before.problem, before.theta + scale * direction, before.u),
+        before.objective,
+        line,
+        SEARCH_FOR_MODES if network else SEARCH,
+    )
     return (yield from asking)

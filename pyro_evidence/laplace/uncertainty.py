@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,13 +11,12 @@ from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.gradient import exact_curvature, slope
 from pyro_evidence.laplace.metric import inverted, log_units, measures, natural_metric
-from pyro_evidence.laplace.type2 import reached
+from pyro_evidence.laplace.type2 import WORTH, reached
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted
 
 FALL = 1.9207  # nats: half the 95 % quantile of chi squared with one degree of freedom
 UNSURE = 0.5  # log units: a standard deviation above which a hyperparameter may sit at an end of its range
 BEYOND = (2.0, 5.0)  # log units that are tried further out
-LEVEL = 0.05  # nats: by less does the log evidence fall towards such an end
 PROFILE_STEPS = 12  # of the other hyperparameters, by the metric of the maximum
 ROUNDING = 1e-3  # part by which moves of two elements of a simplex differ that are the same
 MOST_DOUBLINGS = 12  # of a step in search of the other end of an interval
@@ -65,7 +65,8 @@ def hyperparameter_covariance(state: LaplaceState) -> HyperparameterCovariance:
     :raises NotAMode: where the log evidence has no maximum there.
     """
     theta, hypers = state.theta, state.problem.joint.hypers
-    measure = _measure(state)
+    # the unit of each hyperparameter, zero where only pruned weights feel it
+    measure = measures(state.problem, natural_metric(state, slope(state))) if len(theta) else theta
     curvature = exact_curvature(state, measure)
     ends = _ends(state, measure, curvature)
     inside = (measure > 0) & (ends == 0)
@@ -85,13 +86,6 @@ def hyperparameter_covariance(state: LaplaceState) -> HyperparameterCovariance:
     parts = constrained.diagonal().sqrt().split([s.numel() for s in shapes.values()])
     sd = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=False)}
     return HyperparameterCovariance(unconstrained, constrained, labels, sd, _edges(state, ends, measure, curvature))
-
-
-def _measure(state: LaplaceState) -> Tensor:
-    """The unit of each hyperparameter, zero where only pruned weights feel it, ``(T,)``."""
-    if not len(state.theta):
-        return state.theta
-    return measures(state.problem, natural_metric(state, slope(state)))
 
 
 def _inverse(state: LaplaceState, curvature: Tensor, index: Tensor) -> Tensor:
@@ -116,7 +110,7 @@ def _ends(state: LaplaceState, measure: Tensor, curvature: Tensor) -> Tensor:
             steps = (sign * move * torch.zeros_like(state.theta).index_fill(0, t, 1.0) for move in BEYOND)
             places = [reached(state.problem, state.theta + step, state.u) for step in steps]
             falls.append(max(0.0 if there is None else state.objective - there.objective for there in places))
-        if min(falls) < LEVEL:
+        if min(falls) < WORTH:
             found[t] = 1.0 if falls[0] < falls[1] else -1.0
     return found
 
@@ -128,20 +122,13 @@ def _edges(state: LaplaceState, ends: Tensor, measure: Tensor, curvature: Tensor
         free = ((measure > 0) & (torch.arange(len(measure), device=measure.device) != t)).nonzero().flatten()
         profile = ProfileState(t, free, curvature[free.unsqueeze(-1), free])
         name = next(n for n, s in hypers.slices.items() if s.start <= t < s.stop)
-        coordinates = float(state.theta[t]), 1e3 * float(ends[t]), profile.crossing(state, -float(ends[t]))
-        here, limit, other = (_values(state, t, name, coordinate) for coordinate in coordinates)
+        theta = state.theta.repeat(3, 1)  # the maximum, the limit, and the other end of the interval
+        theta[1:, t] = theta.new_tensor([1e3 * float(ends[t]), profile.crossing(state, -float(ends[t]))])
+        here, limit, other = (hypers.constrained(row)[name].reshape(-1).tolist() for row in theta)
         index = moved(limit, other)
         low, high = sorted((limit[index], other[index]))
         found.append(Edge(name, index, here[index], limit[index], (low, high)))
     return tuple(found)
-
-
-def _values(state: LaplaceState, t: int, name: str, coordinate: float) -> list[float]:
-    """A hyperparameter's elements with one unconstrained coordinate elsewhere."""
-    theta = state.theta.clone()
-    theta[t] = coordinate
-    values: list[float] = state.problem.joint.hypers.constrained(theta)[name].reshape(-1).tolist()
-    return values
 
 
 def moved(limit: list[float], other: list[float]) -> int:
@@ -192,20 +179,16 @@ class ProfileState:
                 metric = inverted(self.curvature, gradient)
                 if float(gradient @ metric @ gradient) < 1e-3:
                     break
-                found = _uphill(found, self.free, metric @ gradient)
+                step = partial(self._along, found, metric @ gradient)
+                found = first_accepted(step, found.objective, search=Backtracking(num_trials=6)) or found
         except ArithmeticError:
             return None
         return found
 
-
-def _uphill(state: LaplaceState, free: Tensor, step: Tensor) -> LaplaceState:
-    """The first halved step that does not go down, or the same state."""
-
-    def trial(scale: float) -> tuple[float, LaplaceState] | None:
-        found = reached(state.problem, state.theta.index_add(0, free, scale * step), state.u)
+    def _along(self, state: LaplaceState, step: Tensor, scale: float) -> tuple[float, LaplaceState] | None:
+        """The objective a share of a step of the others away, and the state there."""
+        found = reached(state.problem, state.theta.index_add(0, self.free, scale * step), state.u)
         return None if found is None else (found.objective, found)
-
-    return first_accepted(trial, state.objective, search=Backtracking(num_trials=6)) or state
 
 
 def message(edge: Edge) -> str:

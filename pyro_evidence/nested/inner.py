@@ -86,17 +86,12 @@ def marginalised_problem(joint: MarginalisedJoint, curvature: Curvature | None) 
     groups = found.structure.groups
     if groups is not None:
         power = torch.where(marginalise, 0.0, groups.power)
-        member = _owned(groups.member, marginalise)
-        noise = {n: _owned(owner, marginalise) for n, owner in groups.noise.items()}
+        gone = torch.cat([marginalise, marginalise.new_zeros(1)])  # -1, the last, stands for none
+        member = torch.where(gone[groups.member], -1, groups.member)
+        noise = {n: torch.where(gone[owner], -1, owner) for n, owner in groups.noise.items()}
         left = bool((power != 0).any())
         groups = replace(groups, power=power, member=member, noise=noise) if left else None
     return replace(found, structure=replace(found.structure, groups=groups))
-
-
-def _owned(member: Tensor, marginalise: Tensor) -> Tensor:
-    """The owner of each term, -1 where that is an marginalised coordinate."""
-    known = torch.cat([marginalise, marginalise.new_zeros(1)])  # -1, the last, stands for none
-    return torch.where(known[member], -1, member)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,11 @@ def inner_density(integral: Integral, places: Tensor) -> tuple[Tensor, Tensor]:
     keep = integral.log_weights > -30.0
     weights = integral.log_weights[keep].softmax(0)
     loc, sd = integral.nodes.u[keep][:, places], integral.nodes.precision.variance[keep][:, places].sqrt()
-    axes = _shapes(integral, keep, places)
+    if integral.margins is None:
+        axes = AxisMap(zero := torch.zeros_like(loc), zero + 1.0, zero, zero + 1.0)
+    else:
+        every = integral.margins.axes(integral.chart.inverse(integral.phi[keep]))
+        axes = AxisMap(*(part[:, places] for part in vars(every).values()))
     middle, ends = loc + sd * axes.forward(torch.zeros_like(loc)), torch.full_like(loc, END)
     low, high = ((loc + sd * axes.forward(end)) for end in (-ends, ends))
     near = (weights[:, None] * middle).sum(0)
@@ -106,15 +110,6 @@ def inner_density(integral: Integral, places: Tensor) -> tuple[Tensor, Tensor]:
     z = axes.inverse((x.unsqueeze(1) - loc) / sd)  # (G, K, E)
     each = torch.distributions.Normal(0.0, 1.0).log_prob(z) - axes.log_slopes(z) - sd.log()
     return x, (weights[:, None] * each.exp()).sum(1)
-
-
-def _shapes(integral: Integral, nodes: Tensor, places: Tensor) -> AxisMap:
-    """The maps of some inner coordinates at some nodes, ``(K, E)``."""
-    if integral.margins is None:
-        zero = torch.zeros(int(nodes.sum()), len(places)).to(integral.phi)
-        return AxisMap(zero, zero + 1.0, zero, zero + 1.0)
-    axes = integral.margins.axes(integral.chart.inverse(integral.phi[nodes]))
-    return AxisMap(*(part[:, places] for part in vars(axes).values()))
 
 
 def marginalised_density(integral: Integral, index: int) -> tuple[Tensor, Tensor]:

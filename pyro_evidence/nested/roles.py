@@ -1,6 +1,7 @@
 """Which latent sites to integrate numerically around Laplace: read off derivatives, never off names."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,18 +124,12 @@ def _mirrored(name: str, fn: Any, draws: Tensor) -> Tensor:
     transform = bijection(name, fn)
     y = transform.inv(draws)
     centre = y.median(0).values
-    mean = transform.inv(fn.mean.detach().expand(fn.shape())) if _has_a_mean(fn) else centre
-    if mean.shape == centre.shape:
-        centre = torch.where(torch.isfinite(mean), mean, centre)
+    with suppress(NotImplementedError, AttributeError):  # no mean is told
+        if is_affine(transform) and isinstance(fn.mean, Tensor):  # over all real numbers, or a subspace
+            mean = transform.inv(fn.mean.detach().expand(fn.shape()))
+            if mean.shape == centre.shape:
+                centre = torch.where(torch.isfinite(mean), mean, centre)
     return transform(torch.cat([y, 2.0 * centre - y]))
-
-
-def _has_a_mean(fn: Any) -> bool:
-    """Whether a density is over all real numbers, or a subspace, and tells its mean."""
-    try:
-        return is_affine(bijection("", fn)) and isinstance(fn.mean, Tensor)
-    except (NotImplementedError, AttributeError):
-        return False
 
 
 def spreads(site: str, changes: Changes, here: Run) -> bool:
@@ -297,8 +292,15 @@ def marginalised_sites(
     :raises BadInput: for names that are no continuous latent sites of ``joint``, for too many coordinates.
     """
     chosen = sites_to_marginalise(joint, inside) if marginalise is None else _named(joint, marginalise)
-    if chosen:
-        _check_size(joint, chosen)
+    sizes = {p.name: p.size for p in joint.latents if p.name in chosen}
+    if sum(sizes.values()) > MOST:
+        largest = sorted(sizes, key=sizes.__getitem__)[-1:]
+        raise BadInput(
+            f"sites {sizes} set the spread of others and would be integrated numerically, but they have "
+            f"{sum(sizes.values())} coordinates together; at most {MOST} can be. For a scale of each weight use REVM, "
+            f"which learns them; or run NUTS on the model; or maximise the larger ones, maximise={largest}; or "
+            "name the few that matter in marginalise=[...]; marginalise=() puts one Gaussian over everything."
+        )
     return chosen
 
 
@@ -330,18 +332,6 @@ def _named(joint: LogJoint, marginalise: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(set(marginalise)))
 
 
-def _check_size(joint: LogJoint, chosen: Sequence[str]) -> None:
-    sizes = {p.name: p.size for p in joint.latents if p.name in chosen}
-    largest = sorted(sizes, key=sizes.__getitem__)[-1:]
-    if sum(sizes.values()) > MOST:
-        raise BadInput(
-            f"sites {sizes} set the spread of others and would be integrated numerically, but they have "
-            f"{sum(sizes.values())} coordinates together; at most {MOST} can be. For a scale of each weight use REVM, "
-            f"which learns them; or run NUTS on the model; or maximise the larger ones, maximise={largest}; or "
-            "name the few that matter in marginalise=[...]; marginalise=() puts one Gaussian over everything."
-        )
-
-
 def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[str, ...]:
     """Latent sites on positive or bounded support that spread others; beside them numbers that multiply others.
 
@@ -361,7 +351,11 @@ def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[s
         for name in numbers if point == 0 else ():
             u[joint.latents.slices[name]] = 0.0
         here = _run(joint, u, theta)
-        along = torch.stack([_along(joint, p, u, generator) for p in joint.latents])
+        along = u.new_zeros(len(joint.latents.parts), len(u))  # all elements of a candidate together, others apart
+        for row, p in zip(along, joint.latents, strict=True):
+            block = joint.latents.slices[p.name]
+            size = block.stop - block.start
+            row[block] = (torch.randn(size, generator=generator) if is_affine(p.transform) else torch.ones(size)).to(u)
         at_points.append(dict(zip(joint.latents.names, here.changes(along), strict=True)))
         taken |= {p.name for p in candidates if spreads(p.name, at_points[-1], here)}
     without, changes = at_points
@@ -418,18 +412,8 @@ def _unseen(changes: Changes, left: Changes) -> set[str]:
     return {n for n, c, after in pairs if c in changes[n] and _acts(changes[n][c]) and not _acts(after)}
 
 
-def _along(joint: LogJoint, part: Coordinate, u: Tensor, generator: torch.Generator) -> Tensor:
-    """A direction along all elements of one site: together for a candidate, apart for others."""
-    direction = torch.zeros_like(u)
-    block = joint.latents.slices[part.name]
-    size = block.stop - block.start
-    own = torch.ones(size) if not is_affine(part.transform) else torch.randn(size, generator=generator)
-    direction[block] = own.to(u)
-    return direction
-
-
 def _closed(taken: set[str], candidates: Sequence[Coordinate], changes: Changes) -> tuple[str, ...]:
-    """With the positive or bounded sites that the prior of an marginalised ones depends on."""
+    """With the positive or bounded sites that the prior of a marginalised ones depends on."""
     while True:
         more = {
             p.name

@@ -81,16 +81,15 @@ class Switched:
     def log_evidences(self, structures: Structures) -> Tensor:
         """Laplace's log evidence of each structure, nats, nan where no mode was found, ``(S,)``."""
         size = max(self.density.joint.latents.size**2, sum(part.J[..., 0].numel() for part in self.density.linear))
-        rows = self.switches(structures).split(max(1, HELD_NUMBERS // (4 * size)))
-        return torch.cat([self._log_evidences(part) for part in rows])
-
-    def _log_evidences(self, switches: Tensor) -> Tensor:
-        start = self.density.joint.initial_u.expand(len(switches), -1)
-        mode = newton.climb(self, self.precision, start, switches, self.problem.limits)
-        tril, info = torch.linalg.cholesky_ex(mode.precision)
-        log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        found = evidence.log_evidence(mode.log_joint, log_det, switches.shape[-1])
-        return torch.where(mode.converged & (info == 0), found, torch.nan).detach()
+        parts = []
+        for switches in self.switches(structures).split(max(1, HELD_NUMBERS // (4 * size))):
+            start = self.density.joint.initial_u.expand(len(switches), -1)
+            mode = newton.climb(self, self.precision, start, switches, self.problem.limits)
+            tril, info = torch.linalg.cholesky_ex(mode.precision)
+            log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            found = evidence.log_evidence(mode.log_joint, log_det, switches.shape[-1])
+            parts.append(torch.where(mode.converged & (info == 0), found, torch.nan).detach())
+        return torch.cat(parts)
 
 
 def switched(model: Model, data: Arguments, product: IndependentChoices) -> Switched | None:

@@ -19,7 +19,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_p
 from pyro_evidence.laplace.evidence_error import EvidenceError, evidence_error, is_in_blocks, messages
 from pyro_evidence.laplace.mean_shift import at_mean
 from pyro_evidence.laplace.mode_checks import rounded_inside
-from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.laplace.type2 import FEW, TypeII
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics import importance
@@ -42,7 +42,6 @@ from pyro_evidence.program.simulate import NewLevels, affordable_draws
 from pyro_evidence.settings import check_count
 
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
-SUMMARISED = 12  # hyperparameters up to which summary() gives their standard deviations
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -480,7 +479,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     @cached_property
     def _spread(self) -> HyperparameterCovariance | None:
         """:meth:`hyperparameter_covariance` where the log evidence was maximised and it is cheap, else None."""
-        if not self._maximises_evidence or not 0 < len(self.state.theta) <= SUMMARISED:
+        if not self._maximises_evidence or not 0 < len(self.state.theta) <= FEW:
             return None
         try:
             return self.hyperparameter_covariance()

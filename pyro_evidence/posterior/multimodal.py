@@ -24,7 +24,6 @@ from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.laplace.tour import Exchange, ModeIntegral, NormalMixture
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import importance
-from pyro_evidence.numerics.line_search import Watch
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import white_noise
 from pyro_evidence.posterior.guide import LaplaceGuide
@@ -232,10 +231,6 @@ class MultimodalPosterior(ImportancePosterior):
         places = u if self.integral.exchange is None else self.integral.exchange.in_order(u)
         return u, self._mixture.log_prob(places) - self.integral.log_copies
 
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
-        return self.quantiles(0.5)
-
     def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Marginal quantiles of unconstrained coordinates, as ``AutoGuide.quantiles`` takes them, of 10,000 draws.
 
@@ -325,26 +320,20 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
     return of_modes(states, posterior, exchange, ROUNDS)
 
 
-def _at_most(num_steps: int) -> Watch:
-    """For a search that is given up after so many steps."""
-    left = itertools.count(num_steps, -1)
-
-    def watch(_: Tensor) -> None:
-        if next(left) == 0:
-            raise NotAMode(f"no mode of all latents after {num_steps} steps; expected one near that found.")
-
-    return watch
-
-
 def over_labels(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> LaplacePosterior:
     """The posterior over all modes of all latents together, where marginalised sites were integrated around one.
 
     Of components whose labels can be exchanged they are integrated under one labelling.  Itself where there is no
     mode of all latents, or no other.
     """
-    state = posterior.state
+    state, left = posterior.state, itertools.count(FOLLOWED, -1)
+
+    def watch(_: Tensor) -> None:
+        if next(left) == 0:
+            raise NotAMode(f"no mode of all latents after {FOLLOWED} steps; expected one near that found.")
+
     with suppress(ArithmeticError):
-        mode = search_modes(state.problem, state.u.unsqueeze(0), state.theta, cold=True, watch=_at_most(FOLLOWED))
+        mode = search_modes(state.problem, state.u.unsqueeze(0), state.theta, cold=True, watch=watch)
         whole = state_at(state.problem, state.theta, mode, 0)
         known = (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)
         found = toured(LaplacePosterior(whole, *known), num_draws, seed) if can_tour(whole) else posterior

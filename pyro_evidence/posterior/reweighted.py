@@ -282,22 +282,15 @@ def left_out(places: ConditionalApproximations, by: str | Tensor | None) -> LOOR
         )
     masks = torch.nn.functional.one_hot(inverse, len(labels)).T.to(places.u)
     masks = torch.cat([torch.zeros_like(masks[:1]), masks])  # first with all data
-    found = [_evidence(row) for row in _log_weights(places, masks)]
-    log_evidence = torch.stack([value for value, _ in found])
-    shapes = torch.tensor([shape for _, shape in found[1:]], dtype=torch.float64)
-    return LOOResult(labels, log_evidence[0] - log_evidence[1:], shapes)
-
-
-def _evidence(log_weights: Tensor) -> tuple[Tensor, float]:
-    """Log mean of weights ``(K, M)``, smoothed, nats, and k-hat: the larger one of places and of draws within them.
-
-    Both at once would take the few distinct weights of exact inner Gaussians for a tail.
-    """
-    places = log_weights.logsumexp(-1) - math.log(log_weights.shape[-1])
-    inner = importance.checked((log_weights - places.unsqueeze(-1)).nan_to_num(nan=-math.inf).reshape(-1))
-    marginalised = importance.checked(places) if len(places) > 1 else importance.Smoothed(places, -math.inf)
-    value = importance.log_mean(marginalised.log_weights) + importance.log_mean(inner.log_weights)
-    return value, max(marginalised.pareto_k, inner.pareto_k)
+    values, shapes = [], []  # log mean of weights, nats, and k-hat, the larger one of places and of draws within them:
+    for log_weights in _log_weights(places, masks):  # both at once would take the few of exact Gaussians for a tail
+        outer = log_weights.logsumexp(-1) - math.log(log_weights.shape[-1])
+        inner = importance.checked((log_weights - outer.unsqueeze(-1)).nan_to_num(nan=-math.inf).reshape(-1))
+        marginalised = importance.checked(outer) if len(outer) > 1 else importance.Smoothed(outer, -math.inf)
+        values.append(importance.log_mean(marginalised.log_weights) + importance.log_mean(inner.log_weights))
+        shapes.append(max(marginalised.pareto_k, inner.pareto_k))
+    log_evidence = torch.stack(values)
+    return LOOResult(labels, log_evidence[0] - log_evidence[1:], torch.tensor(shapes[1:], dtype=torch.float64))
 
 
 def _labels(joint: LogJoint, places: ConditionalApproximations, by: str | Tensor | None) -> tuple[Tensor, Tensor]:
