@@ -186,8 +186,8 @@ def exact_curvature(laplace: LaplaceState, measure: Tensor) -> Tensor:
     """The same by two-sided differences: good to about six digits."""
     step = measure * torch.finfo(laplace.problem.joint.dtype).eps ** CENTRAL
     on = measure.nonzero().flatten()
-    at = partial(slope_and_mode, laplace)
-    return _symmetric([*differences(at, step.diag()[on])[0]] if len(on) else [], measure)
+    rows = differences(partial(slope_and_mode, laplace), step.diag()[on])[0] if len(on) else ()
+    return _symmetric([*rows], measure)
 
 
 def slope_and_mode(laplace: LaplaceState, step: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,15 +196,15 @@ def slope_and_mode(laplace: LaplaceState, step: Tensor) -> tuple[Tensor, Tensor]
     return slope(there).total, there.u
 
 
-def differences(at: Callable[[Tensor], tuple[Tensor, Tensor]], steps: Tensor) -> tuple[Tensor, Tensor]:
+def differences(moved: Callable[[Tensor], tuple[Tensor, Tensor]], steps: Tensor) -> tuple[Tensor, Tensor]:
     """Central differences of slopes, of which they fall, and of modes: ``(P, ..., T)`` and ``(..., D, P)``.
 
-    :param at: the slopes ``(..., T)`` and modes ``(..., D)`` a step away.
+    :param moved: the slopes ``(..., T)`` and modes ``(..., D)`` a step away.
     :param steps: of one hyperparameter each, ``(P, T)``.
     """
     falls, moves = [], []
     for step in steps:
-        (slope_ahead, ahead), (slope_behind, behind) = at(step), at(-step)
+        (slope_ahead, ahead), (slope_behind, behind) = moved(step), moved(-step)
         falls.append((slope_behind - slope_ahead) / (2.0 * step.sum()))
         moves.append((ahead - behind) / (2.0 * step.sum()))
     return torch.stack(falls), torch.stack(moves, -1)

@@ -96,11 +96,11 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
         return Maxima(here, zero, here.u.new_zeros(len(theta), 0, 0), follows, here.objective.isfinite())
     theta = lbfgs.ascend(evidence, theta, tolerance=NEAR, num_steps=NUM_STEPS, slack=problem.slack)
 
-    def at(step: Tensor) -> tuple[Tensor, Tensor]:
+    def moved(step: Tensor) -> tuple[Tensor, Tensor]:
         found = evidence.modes(theta + step)
         return evidence.slope(found)[:, :size], found.u
 
-    falls, follows = differences(at, STEP * torch.eye(size, size + 1).to(theta))
+    falls, follows = differences(moved, STEP * torch.eye(size, size + 1).to(theta))
     H = 0.5 * (falls.movedim(0, 1) + falls.movedim(0, 2))
     sound = H.isfinite().all(-1).all(-1)
     tril, info = torch.linalg.cholesky_ex(torch.where(sound[:, None, None], H, torch.eye(size).to(H)))
