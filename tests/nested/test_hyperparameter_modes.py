@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, NotAMode, Stop
 from pyro_evidence.laplace.approximation import laplace_state
+from pyro_evidence.nested import hyperparameter_modes
 from pyro_evidence.nested.hyperparameter_modes import ENDLESS, best_mode, has_arrived, prior_draws
 from pyro_evidence.nested.integration import outer_mode
 
@@ -116,3 +117,18 @@ def test_another_mode_counts_by_its_mass() -> None:
     assert math.isfinite(float(engine.run(y, 14.0).log_evidence))
     with pytest.raises(NotAMode, match="several modes"):
         engine.run(y, 4.0)
+
+
+def test_a_place_from_which_the_way_to_the_mode_rises_is_not_climbed_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    y = 0.1 * torch.tensor([[0.5, 0.2], [-0.5, 1.0], [1.0, -0.8]])
+    engine = LaplaceEvidence(two_modes, marginalise=["s"], stop=Stop(progress=False))
+    with pytest.raises(NotAMode):
+        engine.run(y, 4.0)
+    found, climbed_from = outer_mode(engine._fits[0].state.laplace, torch.tensor([0, 1])), list[Tensor]()
+    modes = torch.tensor([[0.3, 0.3], [-2.0, 0.3]])
+    beyond_a_valley = modes[(modes - found.centre).norm(dim=-1).argmax()]
+    places = torch.stack([found.centre + torch.tensor([0.3, 1.5]), beyond_a_valley])
+    monkeypatch.setattr(hyperparameter_modes, "_elsewhere", lambda _: places)
+    monkeypatch.setattr(hyperparameter_modes, "_is_another", lambda _, place, __: climbed_from.append(place) or True)
+    assert torch.equal(hyperparameter_modes.secondary_modes(found, 0.02), places[1:])
+    assert torch.equal(torch.stack(climbed_from), places[1:])
