@@ -172,6 +172,36 @@ def test_other_orders_and_other_chunks_are_the_same_rows() -> None:
             gone_through(rows, lambda rows: only(rows, order), size)
 
 
+@pytest.mark.parametrize("size", [20, 7])
+def test_chunks_as_they_were_are_not_added_up_again(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are those before the first that is another; they count with the sums that they had."""
+    added: list[int] = []
+    sums = passes.Combination.sums
+    monkeypatch.setattr(passes.Combination, "sums", lambda self, x: (added.append(len(x[0])), sums(self, x))[1])
+    late = torch.cat([torch.arange(20), 20 + torch.randperm(40, generator=torch.Generator().manual_seed(1))])
+    for change, again in [(lambda rows: rows, []), (lambda rows: only(rows, late), [20, 20])]:
+        added.clear()
+        gone_through((X, TARGETS), change, size)
+        assert added == [20, 20, 20] + (again if size == 20 else [7] * 8 + [4])
+
+
+def test_larger_chunks_leave_the_marks_of_smaller_ones() -> None:
+    columns = [X, TARGETS.unsqueeze(-1)]
+    of = passes.Combination.of((X, TARGETS), columns)
+    before = of.marks([x[:5] for x in columns])
+    assert of.marks(columns) != before
+    assert of.marks([x[:5] for x in columns]) == before
+    assert all(len(set(w.tolist())) == ROWS and w.abs().min() > 0.1 * w.abs().max() for w in of.by_row[1:])
+
+
+def test_chunks_with_gaps_have_no_marks() -> None:
+    of = passes.Combination.of((X,), [X])
+    for number in (torch.nan, torch.inf):
+        gap = X.clone()
+        gap[3, 1] = number
+        assert of.marks([gap]) is None
+
+
 def test_numbers_made_anew_may_differ_by_their_rounding() -> None:
     noise = torch.rand(X.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) - 0.5
     rounding = noise * torch.finfo(torch.float32).eps
