@@ -405,6 +405,16 @@ def predictions(
             return reduce(lambda found, more: {n: found[n] + more[n] for n in found}, parts)
 
 
+def observed_at(joint: LogJoint, latents: Values, hypers: Values) -> Any:
+    """The distribution of the observed site of ``joint.model`` on its arguments, differentiable in what it is given."""
+    sites = {name: hypers[name] for name in joint.maximised_sites}
+    params = {name: value for name, value in hypers.items() if name not in sites}
+    model = poutine.condition(poutine.substitute(joint.model, data=params | joint.held), data=latents | sites)
+    with without_validation_or_params():
+        trace: Any = poutine.trace(model).get_trace(*joint.args, **joint.kwargs)
+    return trace.nodes[joint.observed[0]]["fn"]
+
+
 def _in_pairs(num: int, shape: torch.Size) -> Tensor:
     """White noise for some rows, ``(num,) + shape``; the second half is minus the first."""
     half = torch.randn((num + 1) // 2, *shape, dtype=torch.float64)

@@ -17,7 +17,7 @@ from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
-from pyro_evidence.posterior import effects
+from pyro_evidence.posterior import averages, effects
 from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
@@ -197,6 +197,67 @@ class Tabulated(Protocol):
         :raises BadInput: for a model that no formula made.
         """
         return effects.variances(self)
+
+    def means(
+        self,
+        column: str,
+        *,
+        values: Sequence[Any] = (),
+        by: str | None = None,
+        frame: Any = None,
+        kind: str = "response",
+        prob: float = 0.9,
+    ) -> Table:
+        """Average predictions of a formula's model with one column set to each of its levels, in every row.
+
+        Values are plug-ins at the mode, their standard deviations by the delta method, maximised fixed effects
+        included, where the posterior is one Gaussian; averages over draws elsewhere.
+
+        :param values: of the column; by default the levels of a factor.
+        :param by: a column within whose levels rows are averaged; None for all rows.
+        :param frame: the rows, those of the fit by default.
+        :param kind: of the predictions, as :meth:`predict` has it.
+        :raises BadInput: for a model that no formula made, and for a column that it has not.
+
+        >>> posterior.means("treatment")  # doctest: +SKIP
+        """
+        frame = averages.rows_of(self, frame, column, by)
+        levels = list(values) or averages.levels_of(self, column)
+        return averages.answered(self, column, averages.level_means(column, levels), by, frame, kind, prob)
+
+    def comparisons(
+        self,
+        column: str,
+        *,
+        step: float = 1.0,
+        by: str | None = None,
+        frame: Any = None,
+        kind: str = "response",
+        prob: float = 0.9,
+    ) -> Table:
+        """Average differences of predictions: each level of a factor less the first, or a number a step higher.
+
+        :param column: and all other settings, as for :meth:`means`.
+
+        >>> posterior.comparisons("treatment", by="sex")  # doctest: +SKIP
+        """
+        frame = averages.rows_of(self, frame, column, by)
+        levels = averages.levels_of(self, column)
+        question = averages.differences(column, frame[column], levels, step)
+        return averages.answered(self, column, question, by, frame, kind, prob)
+
+    def slopes(
+        self, column: str, *, by: str | None = None, frame: Any = None, kind: str = "response", prob: float = 0.9
+    ) -> Table:
+        """Average derivatives of predictions in a column of numbers.
+
+        :param column: and all other settings, as for :meth:`means`.
+
+        >>> posterior.slopes("dose")  # doctest: +SKIP
+        """
+        frame = averages.rows_of(self, frame, column, by)
+        question = averages.derivative(column, frame[column], averages.levels_of(self, column))
+        return averages.answered(self, column, question, by, frame, kind, prob)
 
     def _table(
         self, prob: float, names: Names, most: int | None, errors: bool = True, until: float = math.inf

@@ -93,6 +93,11 @@ class MixedModel:
     def __repr__(self) -> str:
         return f"MixedModel({self.formula!r}, family={self.family!r})"
 
+    @property
+    def frame(self) -> Frame:
+        """The rows of the fit, of the columns that the formulas name."""
+        return self._designs[0].frame
+
     def seen(self, function: Callable[[Tensor, Any], Tensor]) -> "MixedModel":
         """The same model with something else in the response's place, without noise.
 
@@ -110,7 +115,7 @@ class MixedModel:
         :param groups: False leaves their effects out; the frame needs no columns of groups then.
         :raises BadInput: for a missing value, a column that is not there, a level of a fixed effect that is new.
         """
-        frame = self._designs[0].frame if frame is None else frame
+        frame = self.frame if frame is None else frame
         parts = [replace(d.formula, response="", varying=d.formula.varying if groups else ()) for d in self._designs]
         words = set().union(*(part.words for part in parts))
         wanted = [c for c in self._designs[0].frame.columns if c in words]

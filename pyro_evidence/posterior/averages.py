@@ -1,0 +1,157 @@
+"""Averages of predictions over rows, and how they change with one column of a formula's frame.
+
+They are plug-ins at the mode with standard deviations by the delta method where the posterior is one Gaussian, the
+uncertainty of maximised hyperparameters included; means and standard deviations of draws elsewhere.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_evidence.display import Table, percent
+from pyro_evidence.errors import BadInput
+from pyro_evidence.posterior.base import NUM_DRAWS
+from pyro_evidence.posterior.effects import of_formula
+from pyro_evidence.posterior.predict import KINDS, chosen, likelihood_moments, observed_at, predictions
+from pyro_evidence.settings import check_probability
+
+STEP = 1e-4  # of a column's range, as in marginaleffects; central differences of a smooth function are off by 1e-9
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of one column.
+
+    :ivar values: that it is given, each in a copy of all rows.
+    :ivar weights: of the averages over these copies, by what is asked.
+    """
+
+    values: Sequence[Any]
+    weights: Mapping[str, Sequence[float]]
+
+
+def level_means(name: str, levels: Sequence[Any]) -> Question:
+    """The average at each level.
+
+    :raises BadInput: where there are none.
+    """
+    if not levels:
+        raise BadInput(f"means({name!r}) of a column of numbers; expected values to set it to, values=[...].")
+    return Question(levels, dict(zip((f"{name}[{v}]" for v in levels), torch.eye(len(levels)).tolist(), strict=True)))
+
+
+def differences(name: str, column: Any, levels: Sequence[Any], step: float) -> Question:
+    """Each level less the first, or without levels a number that is a step higher less the number itself."""
+    if not levels:
+        return Question([column, column + step], {f"{name} + {step:g}": (-1.0, 1.0)})
+    unit = torch.eye(len(levels))
+    labels = [f"{name}[{level}] - {name}[{levels[0]}]" for level in levels]
+    return Question(levels, dict(zip(labels[1:], (unit[1:] - unit[0]).tolist(), strict=True)))
+
+
+def derivative(name: str, column: Any, levels: Sequence[Any]) -> Question:
+    """The derivative, by central differences.
+
+    :raises BadInput: for a factor.
+    """
+    if levels:
+        raise BadInput(f"slopes({name!r}) of a column with levels; expected numbers. Ask for comparisons({name!r}).")
+    step = STEP * float(column.max() - column.min())
+    return Question([column - step, column + step], {f"d/d {name}": (-0.5 / step, 0.5 / step)})
+
+
+def rows_of(posterior: Any, frame: Any, *columns: str | None) -> Any:
+    """The rows that predictions are averaged over, with the columns that are asked for.
+
+    :raises BadInput: where the formula, or the frame, has them not.
+    """
+    model = of_formula(posterior)
+    frame = model.frame if frame is None else frame
+    for name in columns:
+        if name is not None and not (name in model.frame.columns and name in frame.columns):
+            raise BadInput(f"{name!r} is no column of {model.formula!r}; expected one of {list(model.frame.columns)}.")
+    return frame
+
+
+def levels_of(posterior: Any, name: str) -> list[Any]:
+    """The values of a column of the fit that holds words, or stands in the formula as a factor; else none."""
+    model = of_formula(posterior)
+    column = model.frame[name]
+    if column.dtype.kind in "fiu" and not re.search(rf"\bC\(\s*{re.escape(name)}\b", model.formula):
+        return []
+    return list(column.cat.categories) if hasattr(column, "cat") else sorted(set(column))
+
+
+def answered(
+    posterior: Any, name: str, question: Question, by: str | None, frame: Any, kind: str, prob: float
+) -> Table:
+    """The answer as a table, a row for each thing asked, level of ``by`` and class.
+
+    :param frame: the rows over which predictions are averaged.
+    """
+    check_probability("prob", prob)
+    if kind not in KINDS:
+        raise BadInput(f"kind={kind!r}; expected one of {KINDS}.")
+    model, num = of_formula(posterior), len(frame)
+    groups = [""] * num if by is None else [f", {by}[{value}]" for value in frame[by]]
+    names = sorted(set(groups))
+    member = torch.tensor([[float(group == name) for group in groups] for name in names], dtype=torch.float64)
+    member, weights = member / member.sum(1, keepdim=True), torch.tensor(list(question.weights.values())).double()
+
+    def asked(eta: Tensor, fn: Any) -> Tensor:
+        """Of the predictions for all copies of the rows, ``(asked, groups)``, for classes ``(asked, groups, C)``."""
+        value = eta if kind == "link" else likelihood_moments(fn, eta if eta.dim() == 1 else eta[..., 0])[0]
+        return torch.einsum("af,gn,fn...->ag...", weights.to(value), member.to(value), value.unflatten(0, (-1, num)))
+
+    copies = import_module("pandas").concat([frame.assign(**{name: value}) for value in question.values])
+    joint = posterior._with(model.arguments(copies, groups=kind != "population"), {})
+    joint.model = model.seen(asked)
+    ends = 0.5 - 0.5 * prob, 0.5 + 0.5 * prob
+    by_delta = posterior._is_normal
+    found = delta(posterior, joint, ends) if by_delta else by_draws(posterior, joint, ends)
+    classes = [f", {c}" for c in model.classes] if found[0].dim() == 3 else [""]
+    labels = [f"{label}{group}{c}" for label in question.weights for group in names for c in classes]
+    columns = ["value", "sd", *(f"{percent(end)}%" for end in ends)]
+    rows = zip(labels, zip(*(part.flatten().tolist() for part in found), strict=True), strict=True)
+    how = "delta method" if by_delta else f"{NUM_DRAWS} draws"
+    note = f"averages over {num} rows, {kind}; standard deviations by {'the ' * by_delta}{how}"
+    return Table(
+        {label: dict(zip(columns, row, strict=True)) for label, row in rows}, dict.fromkeys(columns, ""), [note]
+    )
+
+
+def by_draws(posterior: Any, joint: Any, ends: tuple[float, float]) -> list[Tensor]:
+    """Mean, standard deviation and quantiles of what the model's response is, over draws."""
+    found = chosen(predictions(posterior, joint, NUM_DRAWS, 0, NUM_DRAWS), None)
+    return [found.moments.mean, found.moments.variance.sqrt(), *found.quantiles(torch.tensor(ends).double())]
+
+
+def delta(posterior: Any, joint: Any, ends: tuple[float, float]) -> list[Tensor]:
+    """Value, standard deviation and interval of a function ``g`` that is linearised at the mode.
+
+    The variance is ``J A^-1 J' + T S T'``: ``J`` the slope of ``g`` in the latents, of precision ``A``; ``S`` the
+    covariance of the maximised hyperparameters, in which ``g`` has the slope ``T``, the mode moving along
+    (Kass and Steffey 1989, eq. 3.4).
+    """
+    fit, (u, theta) = posterior._joint, (part.clone().requires_grad_() for part in posterior._mode_at)
+    latents, hypers = fit.latents.constrained(u.to(fit.dtype)), fit.hypers.constrained(theta.to(fit.dtype))
+    value = observed_at(joint, latents, hypers).mean
+    spread = posterior._spread
+    cross = torch.autograd.grad(fit.density(latents, hypers), u, create_graph=True)[0]
+    variance = []
+    for g in value.flatten():
+        J, T = torch.autograd.grad(g, (u, theta), retain_graph=True, allow_unused=True, materialize_grads=True)
+        J = J * posterior.state.problem.active  # what is pruned is zero, and known
+        moved = posterior.state.precision.solve(J.unsqueeze(0))[0]
+        variance.append(J @ moved)
+        if spread is not None:
+            T = T + torch.autograd.grad(cross @ moved, theta, retain_graph=True, materialize_grads=True)[0]
+            variance[-1] = variance[-1] + T @ spread.unconstrained.nan_to_num(0.0) @ T
+    sd = torch.stack(variance).sqrt().reshape(value.shape)
+    z = torch.special.ndtri(torch.tensor(ends).double())
+    return [part.detach() for part in (value, sd, value + z[0] * sd, value + z[1] * sd)]
