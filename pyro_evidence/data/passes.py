@@ -1,10 +1,9 @@
 """Passes over chunks, each compared with the first: a fit adds up sums that are of the same rows, or says so."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -49,8 +48,7 @@ def column_sums(columns: Sequence[Tensor]) -> Tensor:
     if bool(sums.isfinite().all()):
         return torch.stack([torch.zeros_like(sums), sums, torch.cat([x.double().square().sum(0) for x in columns])])
     missing = torch.cat([len(x) - x.isfinite().sum(0) for x in columns])
-    found = column_sums(without_gaps(columns))
-    return torch.stack([missing.double(), found[1], found[2]])
+    return torch.stack([missing.double(), *column_sums(without_gaps(columns))[1:]])
 
 
 def without_gaps(columns: Sequence[Tensor]) -> list[Tensor]:
@@ -88,14 +86,12 @@ class Combination:
         own = [w.to(x) for w, x in zip(weights, columns, strict=True)]
         return Combination(kinds_of(args), shapes_of(args), own, [w[:0] for w in own])
 
-    def sums(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Sum and sum of squares over the rows of a chunk, in double precision, ``()`` each."""
-        found: Any = None
-        for x, weights in zip(columns, self.weights, strict=True):
-            here = x[:, 0] * weights if len(weights) == 1 else x @ weights
-            found = here if found is None else found + here
-        found = found.double()
-        return found.sum(), found.dot(found)
+    def sums(self, columns: Sequence[Tensor]) -> Tensor:
+        """:func:`column_sums` of the columns of a chunk, and of their combination, ``(3, C + 1)``."""
+        found = column_sums(columns)
+        columns = without_gaps(columns) if bool(found[0].any()) else columns
+        parts = [(x @ w).double() for x, w in zip(columns, self.weights, strict=True)]
+        return torch.cat([found, column_sums([torch.stack(parts).sum(0).unsqueeze(-1)])], -1)
 
     def marks(self, columns: Sequence[Tensor]) -> list[float] | None:
         """For each argument the combination of a chunk's columns, added up with weights of the rows; None with gaps.
@@ -113,27 +109,19 @@ class Combination:
         return found if all(map(math.isfinite, found)) else None
 
     @property
-    def eps(self) -> float:
-        """Rounding of the coarsest dtype."""
-        return max(torch.finfo(w.dtype).eps for w in self.weights)
-
-    @property
     def names(self) -> list[str]:
-        """Of all columns."""
-        return [f"column {i} of argument {place}" for place, w in enumerate(self.weights) for i in range(len(w))]
+        """Of all columns, and of the combination."""
+        numbers = [(i, place) for place, w in enumerate(self.weights) for i in range(len(w))]
+        return [*(f"column {i} of argument {place}" for i, place in numbers), "a combination of all columns"]
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What a chunk adds to a pass: number of rows, how many numbers are nan or infinite, :meth:`Combination.sums`.
-
-    :ivar marks: :meth:`Combination.marks`.
-    """
+    """What a chunk adds to a pass: number of rows, :meth:`Combination.marks`, and :meth:`Combination.sums`."""
 
     rows: int
     marks: list[float] | None
-    missing: float
-    sums: tuple[Tensor, Tensor]
+    sums: Tensor
 
 
 @dataclass
@@ -141,19 +129,14 @@ class Pass:
     """What one pass adds up, by which it is told from a pass over other rows.
 
     :ivar first: the pass that it is compared with; None for that pass itself.
-    :ivar by_column: whether columns are added up one by one as well, and gaps in them are looked for; else sums that
-        are not finite show these.
     :ivar of: the combination of columns; None before the first chunk with rows of the first pass.
     :ivar parts: of each chunk with rows so far; that of the first pass where the marks are the same.
-    :ivar each: :func:`column_sums` over all chunks, where these are added up.
     """
 
     number: int
     first: "Pass | None" = None
-    by_column: bool = True
     of: Combination | None = None
     parts: list[Part] = field(default_factory=list)
-    each: Tensor | None = None
 
     def add(self, args: Sequence[Any]) -> None:
         """Add up a chunk, whose arguments must be of the kinds of the first."""
@@ -165,16 +148,8 @@ class Pass:
             self.of = Combination.of(args, columns)
         marks, place = self.of.marks(columns), len(self.parts)
         there = self.first.parts[place] if self.first is not None and place < len(self.first.parts) else None
-        if there is not None and marks is not None and marks == there.marks:
-            self.parts.append(there)
-            return
-        missing = 0.0
-        if self.by_column:
-            sums = column_sums(columns)
-            self.each = sums if self.each is None else self.each + sums
-            missing = float(sums[0].sum())
-            columns = without_gaps(columns) if missing else columns
-        self.parts.append(Part(size, marks, missing, self.of.sums(columns)))
+        same = there is not None and marks is not None and marks == there.marks
+        self.parts.append(there if same else Part(size, marks, self.of.sums(columns)))  # type: ignore[arg-type]
 
     @property
     def rows(self) -> int:
@@ -182,39 +157,31 @@ class Pass:
         return sum(part.rows for part in self.parts)
 
     @property
-    def missing(self) -> float:
-        """How many numbers were nan or infinite."""
-        return sum(part.missing for part in self.parts)
-
-    @property
-    def combined(self) -> Tensor:
-        """Of the combination, as :func:`column_sums` has it, ``(3, 1)``."""
-        sums = torch.stack([x for part in self.parts for x in part.sums]).reshape(-1, 2).sum(0)
-        return torch.cat([sums.new_tensor([self.missing]), sums]).unsqueeze(-1)
+    def sums(self) -> Tensor:
+        """:meth:`Combination.sums` over all chunks."""
+        return torch.stack([part.sums for part in self.parts]).sum(0)
 
 
-def difference(
-    there: Pass, here: Pass, of: Callable[[Pass], Any], names: list[str], eps: float, floor: float = 0.0
-) -> tuple[str, str] | None:
+def difference(there: Pass, here: Pass) -> tuple[str, str] | None:
     """In what two passes differ by more than rounding, as each of them has it; None where they agree.
 
     Numbers of size ``s`` that are rounded anew, and ``n`` additions of them in double precision, move a sum by some
     ``s (eps sqrt(n) + 2.2e-16 n^1.5)``, as errors of either sign do (Higham and Mary, 2019); twice that counts as none.
-
-    :param of: what is compared, as :func:`column_sums` has it, of columns with these names.
     """
-    n = there.rows
-    if n != here.rows:
+    n, of = there.rows, there.of
+    if n != here.rows or of is None:
         return f"{n} rows", f"{here.rows} rows"
-    before, now = of(there), of(here)
-    size = (before[2] / n).sqrt().clamp(min=floor)  # rounding is of the numbers that a sum may cancel
+    before, now = there.sums, here.sums
+    size = (before[2] / n).sqrt()  # rounding is of the numbers that a sum may cancel
+    size[-1:].clamp_(min=len(of.names) ** 0.5)  # of what a row adds up: columns are in units of their size
+    eps = max(torch.finfo(w.dtype).eps for w in of.weights)  # of the coarsest dtype
     rounding = 2.0 * size * (eps * n**0.5 + DOUBLE * n**1.5)
     limit = torch.stack([torch.zeros_like(size), rounding, 2.0 * size * rounding])
     differs = (before != now) & ~((before - now).abs() <= limit)  # of nan, too
     if not bool(differs.any()):
         return None
-    what, i = differs.nonzero()[0].tolist()
-    one, other = (SAID[what].format(value=x[what, i].item(), column=names[i]) for x in (before, now))
+    i, what = differs.mT.nonzero()[0].tolist()
+    one, other = (SAID[what].format(value=x[what, i].item(), column=of.names[i]) for x in (before, now))
     return one, other
 
 
@@ -246,9 +213,9 @@ def are_untouched(there: list[tuple[Tensor, int]] | None, now: list[tuple[Tensor
 class SameRows:
     """Chunks of which every complete pass must hold the rows of the first, in any order and in chunks of any size.
 
-    Compared are number of rows, columns and dtypes, and sums and sums of squares of one combination of all columns,
-    each in units of its own size; where these differ, another pass tells which column it is.  Tensors that stay in
-    memory are not gone through: torch counts how often each is written to.
+    Compared are number of rows, columns and dtypes, and sums and sums of squares of each column and of one combination
+    of all columns, each in units of its own size; a chunk that is as it was in the first pass is not added up again.
+    Tensors that stay in memory are not gone through: torch counts how often each is written to.
 
     :raises BadInput: for what can be gone through only once; at the end of a pass over other rows, naming the pass, the
         column, and both numbers.
@@ -266,7 +233,7 @@ class SameRows:
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         self.passes += 1
         first, in_memory = self.first, tensors_in_memory(self.chunks)
-        here = Pass(self.passes) if first is None else Pass(self.passes, first, first.missing > 0.0, first.of)
+        here = Pass(self.passes, first, None if first is None else first.of)
         compared = first is None or not are_untouched(self.in_memory, in_memory)
         for place, chunk in enumerate(self.chunks):
             args = arguments(place, chunk)
@@ -279,30 +246,18 @@ class SameRows:
         if first is None:
             self.first, self.in_memory = None if here.of is None else here, in_memory
         elif compared:
-            if here.parts != first.parts:  # not the very same ones
-                self._compare(here)
-        elif not are_untouched(self.in_memory, tensors_in_memory(self.chunks)):  # amid the pass
-            self._compare(self._added_up(here))
-
-    def _added_up(self, here: Pass) -> Pass:
-        """With the rows of a pass that nobody else sees."""
-        for place, chunk in enumerate(self.chunks):
-            args = arguments(place, chunk)
-            if here.of is not None and kinds_of(args) == here.of.kinds:
-                here.add(args)
-        return here
+            self._compare(here)
+        elif not are_untouched(self.in_memory, tensors_in_memory(self.chunks)):  # amid the pass, so this one once more
+            self.passes -= 1
+            for _ in self:
+                pass
 
     def _compare(self, here: Pass) -> None:
-        first = self.first
-        assert first is not None and first.of is not None
-        names, eps = first.of.names, first.of.eps
-        floor = len(names) ** 0.5  # of what a row adds up: columns are in units of their size
-        found = difference(first, here, attrgetter("combined"), ["a combination of all columns"], eps, floor)
-        if found is not None:
-            again = self._added_up(Pass(here.number, of=first.of))
-            if again.rows == here.rows:
-                found = difference(first, again, attrgetter("each"), names, eps) or found
-            self._refuse(here, *found)
+        assert self.first is not None
+        if here.parts != self.first.parts:  # not the very same ones
+            found = difference(self.first, here)
+            if found is not None:
+                self._refuse(here, *found)
 
     def _refuse(self, here: Pass, before: str, now: str) -> None:
         assert self.first is not None
