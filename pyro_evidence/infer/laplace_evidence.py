@@ -277,7 +277,7 @@ class LaplaceEvidence(Resumable):
     def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
         """The posterior, where it is one, and the search has converged; blocks integrated where ``nodes`` asks."""
         moved = len(best.objectives) > 1 or best.state.laplace.problem.joint.dtype is not torch.float64
-        if moved and best.status is not Status.UNBOUNDED:  # else standard deviations mean nothing
+        if moved and best.status not in (Status.UNBOUNDED, Status.SINGULAR):  # else standard deviations mean nothing
             require_proper(best.state.laplace)
         if self._num_nodes != 1 and not (self._multiplies and isinstance(self._num_nodes, int)):
             pairs = zip(self._fits, self._begun, strict=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import ImproperPosterior, NotSmooth
+from pyro_evidence.errors import ImproperPosterior, NotAMode, NotSmooth
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.numerics.newton import Density
@@ -26,6 +26,7 @@ ONE_AND_HUNDREDTH = (1.0, 0.01)  # of a reach: a smooth slope changes by a hundr
 # Of differences: a bend as narrow as the first step is none at a tenth of it; the rounding of an ill-conditioned slope
 # is little at thirty and a thousand times the step, an eighth of a standard deviation, where a corner still shows.
 STEPS = (1.0, 0.1, 30.0, 1000.0)
+SQUARED = 0.1  # of a gap, left at a tenth of the step: a smooth slope leaves a hundredth, a corner all of it or more
 JUMPS = 0.3  # of a change at a hundred times the distance: what is smooth has a hundredth of it left
 MOST_LOOKED_AT = 64  # coordinates along which a corner is looked for
 
@@ -87,6 +88,7 @@ def certify(
         in the rounding of single precision that is none in the end.
     :return: the relative error, 1e-6 or less where all is well.
     :raises NotSmooth: where they disagree, with the site and its distribution, or single precision as the reason.
+    :raises NotAMode: where the curvature is next to singular.
     """
     step, error = float(torch.finfo(joint.dtype).eps ** 0.25), math.inf  # errors and rounding are small
     for longer in STEPS:
@@ -101,7 +103,21 @@ def certify(
             f"density is rounded by more than it changes; expected differences that show its curvature. "
             f"{double_precision(joint)}"
         )
+    if _is_smooth(density, u, theta, products, step):
+        raise NotAMode(
+            f"the curvature at the posterior mode is next to singular: {step:.0e} standard deviations away it is "
+            f"another, though the density is smooth, so that Laplace's approximation holds nowhere. The mode is about "
+            f"to merge with another one or to split, which hyperparameters that are maximised seek, because the log "
+            f"evidence grows without bound there. Give them a prior (maximise=[...] of sites), or fix them."
+        )
     raise NotSmooth(_message(joint, u, theta, step * products.directions[0], "at the posterior mode", WRONG))
+
+
+def _is_smooth(density: Density, u: Tensor, theta: Tensor, products: Products, step: float) -> bool:
+    """Whether products and differences of slopes draw near with the square of the step, as at no corner."""
+    gaps = [-_differences(density, u, theta, products.directions, s * step) - products.images for s in (1.0, 0.1)]
+    far, near = (float((gap.abs() * products.unit).amax()) for gap in gaps)
+    return near < SQUARED * far
 
 
 def double_precision(joint: LogJoint) -> str:

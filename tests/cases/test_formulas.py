@@ -10,6 +10,7 @@ import torch
 
 from pyro_evidence import BadInput, LaplaceEvidence, Stop, compare_evidence
 from pyro_evidence.models.formula import mixed
+from pyro_evidence.program.log_joint import LogJoint
 from tests.cases.expect import reached, refusal, says
 
 QUIET = Stop(progress=False)
@@ -54,7 +55,13 @@ def test_the_name_of_a_column_is_not_executed(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_line_break_inside_a_term_is_a_blank() -> None:
-    assert evidence("y ~ x + (1 +\n x | g)", table()) == pytest.approx(evidence("y ~ x + (1 + x | g)", table()))
+    """The same latents, and the same density at a place that is no other's."""
+    joints = [LogJoint(*mixed(f"y ~ x + (1 +{blank}x | g)", table())) for blank in ("\n ", " ")]
+    assert joints[0].latents.names == joints[1].latents.names
+    u = torch.linspace(-0.5, 0.7, joints[0].latents.size)
+    assert float(joints[0].log_joint(u, joints[0].initial_theta)) == float(
+        joints[1].log_joint(u, joints[1].initial_theta)
+    )
 
 
 # --- names that collide: the evidence does not depend on what things are called ---

@@ -4,11 +4,23 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, Start, Status, Stop, exact_hessian, gauss_newton
+from pyro_evidence import (
+    LaplaceEvidence,
+    NotAMode,
+    NotConverged,
+    Start,
+    Status,
+    Stop,
+    exact_hessian,
+    gauss_newton,
+)
 from pyro_evidence.compare import linearised
 from pyro_evidence.laplace import remedies, restarts, type2
 from pyro_evidence.laplace.approximation import (
@@ -126,3 +138,30 @@ def test_a_warm_up_goes_on_as_long_as_the_log_evidence_rises(monkeypatch: pytest
     best = max(range(len(seen)), key=heights.__getitem__)
     assert 3 <= best == len(seen) - 1 - restarts.PATIENCE < restarts.ROUNDS
     assert torch.equal(theta, seen[best].theta) and torch.equal(u, seen[best].u)
+
+
+def two_means(spread: float | None) -> Any:
+    """Two components of six data of one cluster; the spread of the means, or that of the data, is maximised."""
+
+    def model(t: Tensor) -> None:
+        positive, one = constraints.positive, torch.tensor(1.0)
+        of_means = pyro.param("spread", 5.0 * one, constraint=positive) if spread is None else spread
+        noise = one if spread is None else pyro.param("noise", one, constraint=positive)
+        with pyro.plate("components", 2):
+            m = pyro.sample("m", dist.Normal(0.0, of_means))
+        with pyro.plate("data", len(t)):
+            k = pyro.sample("k", dist.Categorical(torch.ones(2)), infer={"enumerate": "parallel"})
+            pyro.sample("t", dist.Normal(m[k], noise), obs=t)
+
+    return model
+
+
+CLUSTER = torch.randn(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("spread", "error", "said"), [(None, NotConverged, "singular"), (5.0, NotAMode, "to merge")])
+def test_components_that_merge_have_no_kink(spread: float | None, error: type[Exception], said: str) -> None:
+    """The curvature at the double mode goes to zero, with a quartic left: as smooth as a density can be."""
+    with pytest.raises(error, match=said) as caught:
+        LaplaceEvidence(two_means(spread), stop=Stop(progress=False)).run(CLUSTER)
+    assert "kink" not in str(caught.value)

@@ -11,10 +11,10 @@ from tests import fuzz
 SLOW = ("network", "process", "formula of", "MPPCA", "planes", "VRVM", "REVM in", "RVMClassifier", "EvidenceEM full")
 QUICK = [name for name in fuzz.ENGINES if not any(slow in name for slow in SLOW)]
 CASES = 300
-PARTS = 10
+PARTS, BRIEF = 10, 5  # parts, and how many of them are not left to the slow run
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [pytest.param(k, marks=[pytest.mark.slow] * (k >= BRIEF)) for k in range(PARTS)])
 def test_no_data_end_in_a_bare_error(part: int) -> None:
     torch.set_default_dtype(torch.float64)
     numbers = range(part, CASES, PARTS)
