@@ -15,11 +15,11 @@ from pyro_evidence.compare import chains as sampled
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.posterior.base import NUM_DRAWS, ROWS
+from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.simulate import from_predictive, from_prior, pointwise_rows, rows_at_once
+from pyro_evidence.program.simulate import ROWS, from_predictive, from_prior, pointwise_rows, rows_at_once
 from pyro_evidence.settings import seed_of, seeded
 from pyro_evidence.structure.names import Coords, Dims, names_of
 

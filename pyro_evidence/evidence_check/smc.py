@@ -22,9 +22,8 @@ from pyro_evidence.evidence_check.target import (
 from pyro_evidence.fitting.process_state import within_memory, without_validation
 from pyro_evidence.numerics import derivatives, importance
 from pyro_evidence.numerics.batched import along
-from pyro_evidence.posterior.base import ROWS
 from pyro_evidence.program.predictors import log_prior_rows
-from pyro_evidence.program.simulate import latents_from_prior
+from pyro_evidence.program.simulate import ROWS, latents_from_prior
 from pyro_evidence.settings import check_count, seed_of, seeded
 
 

@@ -12,11 +12,11 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.tour import ActiveDensity, NormalMixture
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.posterior.base import ROWS, Posterior, varies
+from pyro_evidence.posterior.base import Posterior, varies
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.simulate import rows_at_once
+from pyro_evidence.program.simulate import ROWS, rows_at_once
 from pyro_evidence.structure.recognise import Structure, recognise
 
 

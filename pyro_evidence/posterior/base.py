@@ -21,7 +21,6 @@ from pyro_evidence.structure.names import as_written
 
 Values = dict[str, Tensor]
 NUM_DRAWS = 1_000  # of a posterior, where nobody says how many: means are known to a thirtieth of a deviation
-ROWS = 512  # evaluated at a time: keeps a (rows, N) table of predictors in the cache
 SHARED = 16  # torch makes as many normal numbers together: their values do not hang on how draws are shared out
 
 

@@ -25,7 +25,7 @@ from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.posterior import archive, diagnostics, predict
-from pyro_evidence.posterior.base import NUM_DRAWS, ROWS, Values, white_noise
+from pyro_evidence.posterior.base import NUM_DRAWS, Values, white_noise
 from pyro_evidence.posterior.diagnostics import MANY, NUM_WEIGHTED, Blocks, check_weighted
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.predict import PredictivePosterior
@@ -38,7 +38,7 @@ from pyro_evidence.precision.dense import Dense, Diagonal
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.simulate import NewLevels, affordable_draws
+from pyro_evidence.program.simulate import ROWS, NewLevels, affordable_draws
 from pyro_evidence.settings import check_count
 
 MOST_NUMBERS = 2**26  # in the draws that a check keeps

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -23,6 +24,9 @@ from pyro_evidence.precision.dense import Dense
 NEGLIGIBLE = -25.0  # log weight of a node that says nothing about how inner sites follow
 NEGLIGIBLE_NODE = -14.0  # the same of a node on one axis
 SATURATED = 3.0  # standard deviations beyond which a polynomial is not to be trusted
+
+
+Function = Callable[[Tensor], Tensor]
 
 
 class Whitening(Protocol):
@@ -65,7 +69,7 @@ class ConditionalWhitening:
 
     chart: Standardisation
     places: IndexMap
-    basis: "Basis"
+    basis: Function
     mode: Tensor
     log_diagonal: Tensor
     unit: Tensor
@@ -78,7 +82,7 @@ class ConditionalWhitening:
         return u, self.chart.log_slope(z[self.places.marginalised]) - log_diagonal.sum()
 
     def _at(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        weights = self.basis.values(z)
+        weights = self.basis(z)
         log_diagonal = weights @ self.log_diagonal
         tril = torch.tensordot(weights, self.unit, 1) * log_diagonal.exp()
         return self.chart.forward(z), weights @ self.mode, log_diagonal, tril
@@ -94,43 +98,29 @@ class ConditionalWhitening:
         return self._whole(z, tril.mT @ (u[self.places.inner] - mode))
 
 
-class Basis(Protocol):
-    """Smooth functions of marginalised coordinates."""
+def splines(nodes: Tensor, z: Tensor) -> Tensor:
+    """Weights at ``z`` ``(d,)`` of the values at a product of nodes, ``(k^d,)``, the last axis fastest.
 
-    def values(self, z: Tensor) -> Tensor:
-        """At ``z`` ``(d,)``, ``(B,)``."""
+    Natural cubic splines on each axis, straight lines beyond.
 
-
-@dataclass(frozen=True)
-class SplineBasis:
-    """Weights of the values at a product of nodes: natural cubic splines on each axis, straight lines beyond."""
-
-    nodes: Tensor  # (k,) ascending
-
-    def values(self, z: Tensor) -> Tensor:
-        """One for each of ``k^d`` nodes, the last axis fastest."""
-        inside = torch.minimum(torch.maximum(z, self.nodes[:1]), self.nodes[-1:])
-        ends, steps = torch.zeros(2, len(self.nodes)).to(z), self.nodes.diff()
-        ends[0, :2], ends[1, -2:] = z.new_tensor([-1.0, 1.0]) / steps[0], z.new_tensor([-1.0, 1.0]) / steps[-1]
-        beyond = (z - inside).unsqueeze(-1)
-        on_axes = spline(self.nodes, inside.unsqueeze(-1)) + beyond.relu() * ends[1] - (-beyond).relu() * ends[0]
-        found = torch.ones_like(z[:1])
-        for axis in on_axes:  # (k,)
-            found = (found.unsqueeze(-1) * axis).flatten()
-        return found
+    :param nodes: ascending, ``(k,)``.
+    """
+    inside = torch.minimum(torch.maximum(z, nodes[:1]), nodes[-1:])
+    ends, steps = torch.zeros(2, len(nodes)).to(z), nodes.diff()
+    ends[0, :2], ends[1, -2:] = z.new_tensor([-1.0, 1.0]) / steps[0], z.new_tensor([-1.0, 1.0]) / steps[-1]
+    beyond = (z - inside).unsqueeze(-1)
+    on_axes = spline(nodes, inside.unsqueeze(-1)) + beyond.relu() * ends[1] - (-beyond).relu() * ends[0]
+    found = torch.ones_like(z[:1])
+    for axis in on_axes:  # (k,)
+        found = (found.unsqueeze(-1) * axis).flatten()
+    return found
 
 
-@dataclass(frozen=True)
-class PolynomialBasis:
-    """Products of up to two saturated coordinates, and third powers."""
-
-    num_dims: int
-
-    def values(self, z: Tensor) -> Tensor:
-        """One, ``z``, their products, their third powers."""
-        near = SATURATED * (z / SATURATED).tanh()
-        first, second = torch.triu_indices(self.num_dims, self.num_dims)
-        return torch.cat([torch.ones_like(near[:1]), near, near[first] * near[second], near**3])
+def polynomials(z: Tensor) -> Tensor:
+    """One, saturated coordinates ``(d,)``, their products and their third powers, ``(B,)``."""
+    near = SATURATED * (z / SATURATED).tanh()
+    first, second = torch.triu_indices(len(z), len(z))
+    return torch.cat([torch.ones_like(near[:1]), near, near[first] * near[second], near**3])
 
 
 def round_coordinates(posterior: LaplacePosterior) -> Whitening:
@@ -153,30 +143,31 @@ def round_coordinates(posterior: LaplacePosterior) -> Whitening:
     return ConditionalWhitening(integral.chart, proposal.places, basis, *parts)
 
 
-def _interpolation(integral: Integral) -> tuple[Basis, Tensor, Tensor | None] | None:
+def _interpolation(integral: Integral) -> tuple[Function, Tensor, Tensor | None] | None:
     """A basis, the nodes to use ``(K,)`` bool, and how coefficients follow from values there; None: as they are."""
     known, density = torch.isfinite(integral.nodes.log_density), integral.density
     if isinstance(density, Interpolated):
         axis = density.rule.log_weights > NEGLIGIBLE_NODE
         keep = torch.cartesian_prod(*[axis] * integral.chart.num_dims).reshape(len(known), -1).all(-1)
         if bool(known[keep].all()):
-            return SplineBasis(density.rule.nodes[axis, 0]), keep, None
+            return partial(splines, density.rule.nodes[axis, 0]), keep, None
     keep = known & (integral.log_weights > NEGLIGIBLE)
-    basis = PolynomialBasis(integral.chart.num_dims)
-    fit = _least_squares(basis, integral.chart.inverse(integral.phi[keep]), integral.log_weights[keep])
-    return None if fit is None else (basis, keep, fit)
+    fit = _least_squares(integral.chart.inverse(integral.phi[keep]), integral.log_weights[keep])
+    return None if fit is None else (polynomials, keep, fit)
 
 
-def _least_squares(basis: Basis, z: Tensor, log_weights: Tensor) -> Tensor | None:
-    """Coefficients of values at nodes ``z`` ``(K, d)``, far nodes counted less, ``(B, K)``; None for too few nodes."""
-    if not len(z) or len(z) < len(basis.values(z[0])):
+def _least_squares(z: Tensor, log_weights: Tensor) -> Tensor | None:
+    """How coefficients of :func:`polynomials` follow from values at nodes ``z`` ``(K, d)``, ``(B, K)``.
+
+    Far nodes count less; None for too few nodes.
+    """
+    if not len(z) or len(z) < len(polynomials(z[0])):
         return None
-    rows = torch.stack([basis.values(each) for each in z])
+    rows = torch.stack([polynomials(each) for each in z])
     weight = (0.25 * (log_weights - log_weights.max())).exp().unsqueeze(-1)
     return torch.linalg.pinv(weight * rows, rcond=1e-10) * weight.T
 
 
-Function = Callable[[Tensor], Tensor]
 WithGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 Listed = Callable[[Tensor], tuple[Tensor, ...]]  # value, gradient, and whether each factorisation failed
 INFO = {  # operations that say by a number whether they have failed, and which of their results that is

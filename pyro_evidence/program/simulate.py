@@ -27,7 +27,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.sites import innermost, is_observation, sample_nodes
 
 Values = dict[str, Tensor]
-ROWS = 512  # evaluated at a time
+ROWS = 512  # evaluated at a time: keeps a (rows, N) table of predictors in the cache
 MOST_DRAWS, FEWEST_DRAWS = 4_000, 100  # of a check
 AFFORDABLE = 100_000_000  # latents and data, of all draws of a check
 
