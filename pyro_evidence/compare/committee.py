@@ -14,6 +14,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
 from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.predict import PredictiveMoments
 from pyro_evidence.settings import seed_of, seeded
 
 
@@ -55,9 +56,8 @@ class Committee:
         """
         parts = [linearised(member, X) for member in self.members]
         means, variances = (torch.stack(x) for x in zip(*parts, strict=True))
-        share = self.weights.to(means)[:, None, None]
-        mean = (share * means).sum(0)
-        return mean, (share * (variances + (means - mean).square())).sum(0)
+        found = PredictiveMoments.over(self.weights, means, variances)
+        return found.mean, found.variance
 
     def predict(
         self, *args: Any, num_samples: int = NUM_DRAWS, seed: int | None = 0, **kwargs: Any

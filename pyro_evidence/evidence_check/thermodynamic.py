@@ -16,6 +16,7 @@ from pyro_evidence.evidence_check.smc import (
 )
 from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, estimated
 from pyro_evidence.fitting.process_state import within_memory, without_validation
+from pyro_evidence.numerics.batched import along
 
 
 def powers(num_temperatures: int) -> Tensor:
@@ -35,7 +36,7 @@ def corrected_trapezoid(power: Tensor, mean: Tensor, variance: Tensor) -> Tensor
     :param mean: mean log likelihood at each power, nats, shape ``(K + 1, ...)``.
     :param variance: its variance, shape ``(K + 1, ...)``.
     """
-    step = power.diff().reshape(-1, *[1] * (mean.dim() - 1))
+    step = along(power.diff(), mean)
     area = 0.5 * step * (mean[1:] + mean[:-1])
     return (area - step.square() / 12.0 * variance.diff(dim=0)).sum(0)
 

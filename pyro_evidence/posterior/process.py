@@ -15,7 +15,7 @@ from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights, quasi_normal
-from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, equal_weights, in_pairs
+from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, equal_weights, in_pairs, white_noise
 from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.precision.gaussian_process import LatentPrecision
@@ -61,7 +61,7 @@ class LatentPrediction:
         :raises NotPositiveDefinite: when new inputs coincide and the model has no jitter.
         """
         num_samples = check_count("num_samples", num_samples, at_least=0)
-        white = torch.randn(num_samples, self.mean.numel(), generator=generator_of(seed), dtype=torch.float64)
+        white = white_noise(num_samples, self.mean.numel(), generator_of(seed))
         tril = cholesky(self.covariance, "the latent function's posterior covariance at these inputs")
         return self.mean + (white.to(tril) @ tril.mT).reshape(num_samples, *self.mean.shape)
 

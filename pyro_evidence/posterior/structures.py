@@ -17,6 +17,7 @@ from pyro_evidence.fitting.iterate import bar_of
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.nested.structures import Evaluate, Search, search, switched
+from pyro_evidence.numerics.batched import along
 from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.predict import Predictor, SitePrediction
@@ -169,8 +170,7 @@ class StructurePosterior(Predictor):
         :raises BadInput: for a name that no structure site has.
         """
         on = self._values(site) != 0
-        present = self.found.present[site].reshape(-1, *(1 for _ in on.shape[1:]))
-        return torch.tensordot(self.probabilities, (on & present).double(), 1)
+        return torch.tensordot(self.probabilities, (on & along(self.found.present[site], on)).double(), 1)
 
     def values_of(self, site: str) -> dict[Any, Tensor]:
         """Value, or its name -> the probability that each element of a structure site has it, in the site's shape.
@@ -178,10 +178,9 @@ class StructurePosterior(Predictor):
         :raises BadInput: as :meth:`inclusion`.
         """
         values, present = self._values(site), self.found.present[site]
-        shares = present.reshape(-1, *(1 for _ in values.shape[1:]))
         names, found = self.labels.get(site), dict[Any, Tensor]()
         for value in values[present].unique():
-            here = ((values == value) & shares).double()
+            here = ((values == value) & along(present, values)).double()
             found[float(value) if names is None else names[int(value)]] = torch.tensordot(self.probabilities, here, 1)
         return found
 
