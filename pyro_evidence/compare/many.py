@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import has_rows, some_rows
+from pyro_evidence.data.chunks import cut_rows, has_rows
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Status, bar_of
@@ -254,7 +254,7 @@ def _with_rows(posterior: LaplacePosterior, num: int, choices: Sequence[Tensor])
     args, kwargs = posterior._joint.args, posterior._joint.kwargs
     if any(has_rows(x, num) for x in kwargs.values()):
         raise BadInput(f"keyword arguments have {num} rows; expected data as positional arguments: run(X, y).")
-    return [some_rows(args, num, rows) for rows in choices]
+    return [cut_rows(args, num, rows) for rows in choices]
 
 
 def engine_of(posterior: LaplacePosterior, *, held: bool = False) -> LaplaceEvidence:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import some_rows
+from pyro_evidence.data.chunks import cut_rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.program.log_joint import LogJoint
@@ -71,7 +71,7 @@ def prequential(engine: LaplaceEvidence, args: tuple[Any, ...], *, first: int, s
     known: dict[str, Tensor] = {}
     found = []
     for length in steps:
-        cut = some_rows(args, size, slice(length))
+        cut = cut_rows(args, size, slice(length))
         part = tuple(length if isinstance(x, int) and x == size else x for x in cut)
         run = copy.copy(engine)
         run.start = replace(engine.start, values={**(engine.start.values or {}), **known})

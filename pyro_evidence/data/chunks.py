@@ -183,7 +183,7 @@ def few(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(x[:FEW].contiguous() if has_rows(x, size) else x for x in args)
 
 
-def some_rows(args: Sequence[Any], size: int, rows: Any) -> tuple[Any, ...]:
+def cut_rows(args: Sequence[Any], size: int, rows: Any) -> tuple[Any, ...]:
     """Arguments with some rows, a slice or their numbers, of each tensor of ``size`` rows; others as they are."""
     return tuple(x[rows] if has_rows(x, size) else x for x in args)
 

@@ -16,7 +16,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.blocks.local import Modes, block_modes, local, solved
 from pyro_evidence.blocks.partition import Partition, around
 from pyro_evidence.blocks.terms import BlockDensity, Terms
-from pyro_evidence.data.chunks import Chunks, looked_through, num_rows, some_rows, with_rows
+from pyro_evidence.data.chunks import Chunks, cut_rows, looked_through, num_rows, with_rows
 from pyro_evidence.data.groups import Labels, labels_of, require_whole
 from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.data.rows import Repeated, Rows
@@ -96,7 +96,7 @@ def local_sites(
 
 def _following(first: LogJoint) -> tuple[str, ...]:
     """The sites of which one row makes fewer."""
-    args = some_rows(first.args, num_rows(first.args), slice(1))
+    args = cut_rows(first.args, num_rows(first.args), slice(1))
     try:
         one, whole = shapes_on(first, args), shapes_on(first, first.args)
     except Exception:  # the model's own, of a single row

@@ -140,7 +140,7 @@ class _Observed(Messenger):
 
 
 @within_memory
-class Predictor:
+class PredictionMixin:
     """What predicts new data: a posterior, or an average over posteriors."""
 
     def _site_prediction(
@@ -198,7 +198,7 @@ class Predictor:
         return found.statistics(return_std, quantiles)
 
 
-class PredictivePosterior(Predictor, Posterior):
+class PredictivePosterior(PredictionMixin, Posterior):
     """A posterior whose model can be run on new inputs."""
 
     @property

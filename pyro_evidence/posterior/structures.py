@@ -20,7 +20,7 @@ from pyro_evidence.nested.structures import Evaluate, Search, search, switched
 from pyro_evidence.numerics.batched import along
 from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.predict import Predictor, SitePrediction
+from pyro_evidence.posterior.predict import PredictionMixin, SitePrediction
 from pyro_evidence.program.branching import MOST, IndependentChoices, Model, Structures, structures_of
 from pyro_evidence.program.checks import Arguments
 from pyro_evidence.settings import Start, check_count, seed_of, seeded
@@ -34,7 +34,7 @@ NEGLIGIBLE = 1e-3  # share of the mass whose structures a prediction may leave o
 
 @within_memory
 @dataclass(frozen=True, eq=False, repr=False)
-class StructurePosterior(Predictor):
+class StructurePosterior(PredictionMixin):
     """Structures with their probabilities, and the posterior of each; draws and predictions are averages over them.
 
     Of predictions those draws are shared out among structures by their probabilities.  Structures that hold a
