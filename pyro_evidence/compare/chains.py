@@ -131,7 +131,7 @@ def _elsewhere(
             return None, _reason(error)
 
 
-def one_line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """An error's class and the beginning of its message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:MOST_SAID]}"
 
@@ -139,7 +139,7 @@ def one_line(error: Exception) -> str:
 def _reason(error: Exception) -> str:
     return (
         "its chains ran one after the other, because the model does not go into another process "
-        f"({one_line(error)}). Define it in a module that can be imported."
+        f"({error_line(error)}). Define it in a module that can be imported."
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.compare import discrepancy
-from pyro_evidence.compare.chains import Data, Draws, one_line
+from pyro_evidence.compare.chains import Data, Draws, error_line
 from pyro_evidence.compare.held_out import HeldOut, Loss, held_out, misclassified_or_squared
 from pyro_evidence.compare.labels import matched
 from pyro_evidence.compare.runs import EngineRun, run_engine
@@ -201,7 +201,7 @@ def _of_the_same_data(
         marked[n] = each
         if not isinstance(joint, LogJoint):
             unread = (
-                f"its model cannot be read ({one_line(joint)}), so its data, labels and predictions are not compared."
+                f"its model cannot be read ({error_line(joint)}), so its data, labels and predictions are not compared."
             )
             marked[n] = replace(each, notes=(*each.notes, unread))
     wanted = own.data_hash(own.initial_theta) if isinstance(own, LogJoint) else next(iter(hashes.values()), "")
@@ -231,7 +231,7 @@ def _relabelled(done: dict[str, EngineRun], name: str, joints: Joints) -> dict[s
             draws, _, switches = matched(joints[other], done[other].draws, owners)
             found[other] = replace(done[other], draws=draws, label_switches=switches)
         except (KeyError, RuntimeError, ValueError) as error:
-            note = f"its components could not be matched ({one_line(error)})."
+            note = f"its components could not be matched ({error_line(error)})."
             found[other] = replace(done[other], notes=(*done[other].notes, note))
     return found
 
@@ -250,7 +250,7 @@ def _predicted(
         try:
             found[n] = held_out(done[n], on, loss, seed)
         except Exception as error:  # whatever the model may raise on these arguments
-            note = f"held-out data: {one_line(error)}"
+            note = f"held-out data: {error_line(error)}"
             done[n] = replace(done[n], notes=(*done[n].notes, note))
             continue
         bad = int(found[n].log_density.isnan().sum())

@@ -22,7 +22,7 @@ from pyro_evidence.compare.chains import (
     Data,
     Draws,
     divergences,
-    one_line,
+    error_line,
     run_chains,
     run_whitened,
 )
@@ -204,7 +204,7 @@ def run_engine(name: str, engine: Any, model: Model, data: Data, done: Mapping[s
         try:
             found = _checked(_run(name, engine, model, data, done))
         except Exception as error:  # an engine is anybody's code
-            found = EngineRun(name, {}, model, 0.0, failure=one_line(error))
+            found = EngineRun(name, {}, model, 0.0, failure=error_line(error))
     return replace(found, seconds=time.perf_counter() - start)
 
 
