@@ -22,6 +22,7 @@ LESSONS = (  # in the order of need
     "15_which_kernel",
     "16_fields_and_series",
     "17_which_columns",
+    "18_a_new_subject",
     "02_mixtures",
     "03_conditional_densities",
     "04_handwritten_digits",

@@ -77,7 +77,7 @@ class TableLayout:
         """Rows of correlations: which two, and their numbers."""
         size = part.shape[-1]
         pairs = [self.names.words(part.name, pair) for pair in torch.tril_indices(size, size, -1).T.tolist()]
-        return by_label([f"{part.name}: correlation of {b}, {a}" for a, b in pairs], columns)
+        return by_label([f"cor({b}, {a}) of {part.name.removeprefix('L_')}" for a, b in pairs], columns)
 
 
 def by_label(labels: Sequence[str], columns: Mapping[str, Tensor]) -> Rows:
@@ -268,7 +268,8 @@ class Tabulated(Protocol):
         sites, more = site_rows(self, layout, until)
         columns = {c: COLUMNS[c] for c in ("value", "sd", "median")}
         columns |= {end: "end of the interval" for end in layout.ends} | {"gamma": COLUMNS["gamma"]}
-        return Table(rows | sites, columns, [*said, *more], digits=4)
+        legend = [f"gamma: {COLUMNS['gamma']}"] * any("gamma" in row for row in rows.values())
+        return Table(rows | sites, columns, [*said, *more, *legend], digits=4)
 
     def summary(self, prob: float = 0.9, *, check: bool = True) -> None:
         """Print the table, twelve rows of a site at most, then the evidence and how far to trust it.

@@ -44,7 +44,7 @@ def test_fixed_effects_and_variances_share_the_table(slopes: LaplacePosterior) -
     assert list(variances) == [
         "sd_Subject[Intercept]",
         "sd_Subject[Days]",
-        "L_Subject: correlation of Intercept, Days",
+        "cor(Intercept, Days) of Subject",
         "sigma",
     ]
     assert all(every[label]["sd"] == row["sd"] for label, row in (fixed | variances).items())

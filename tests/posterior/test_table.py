@@ -46,7 +46,7 @@ def test_other_supports_have_the_moments_that_pyro_finds() -> None:  # oracle: P
     assert rows["scale"]["25%"] == pytest.approx(float(draws["scale"].quantile(0.25)))
     factor = draws["corr"]
     r = float((factor @ factor.mT)[:, 2, 0].mean())
-    assert rows["corr: correlation of 0, 2"]["value"] == pytest.approx(r)
+    assert rows["cor(0, 2) of corr"]["value"] == pytest.approx(r)
     assert "corr[0, 0]" not in rows
 
 
@@ -58,6 +58,7 @@ def test_intervals_of_scales_are_taken_on_the_log_scale() -> None:  # oracle: th
     assert row["5%"] == pytest.approx(value * math.exp(-Z * sd / value))
     assert row["95%"] == pytest.approx(value * math.exp(Z * sd / value))
     assert row["gamma"] == pytest.approx(float(posterior.gamma["alpha"]))
+    assert posterior.table().notes[-1] == "gamma: how many parameters of that prior precision the data determine"
 
 
 def pairs(y: Tensor) -> None:
@@ -72,7 +73,7 @@ def pairs(y: Tensor) -> None:
 def test_a_correlation_has_fishers_interval() -> None:  # oracle: 1 / N is the variance of atanh r for known means
     torch.manual_seed(1)
     y = torch.randn(40, 2) @ torch.tensor([[1.0, 0.6], [0.0, 0.8]])
-    row = LaplaceEvidence(pairs, stop=Stop(progress=False)).run(y).table().rows["L: correlation of 0, 1"]
+    row = LaplaceEvidence(pairs, stop=Stop(progress=False)).run(y).table().rows["cor(0, 1) of L"]
     r = float((y[:, 0] * y[:, 1]).mean() / (y.square().mean(0).prod().sqrt()))
     assert row["value"] == pytest.approx(r, abs=1e-3)
     assert row["sd"] == pytest.approx((1.0 - r**2) / 40**0.5, rel=1e-2)
