@@ -96,8 +96,18 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
     """
     problem, place = state.problem, state.place
     if problem.marginal is None or place is None:
-        compared = _compared(problem) if problem.curvature is exact_hessian else None
-        return second_order(state) if compared is None else _of_laplace(state, compared)
+        marginal = _compared(problem) if problem.curvature is exact_hessian else None
+        if marginal is None:
+            return second_order(state)
+        # One step from the mode of everything: integrals of blocks there, and the quadratic that shared ones see.
+        p = marginal.partition
+        here = marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
+        gain, rest = here.each[:-1] - by_laplace(here), marginal.log_evidence(here)
+        if len(p.shared):
+            rest = rest + 0.5 * here.slope @ torch.linalg.solve(here.curvature, here.slope)
+        signed = float(rest - state.log_evidence)
+        method = f"1 against {marginal.num} nodes, at the mode"
+        return _of_blocks(marginal, signed, gain, signed - float(gain.sum()), method)
     more = replace(problem.marginal, num=problem.nodes + 2)
     better = more.find(state.theta, state.u)
     gain, signed = (better.each - place.each)[:-1], float(more.log_evidence(better) - state.log_evidence)
@@ -132,19 +142,6 @@ def _compared(problem: Problem) -> Marginal | None:
     if found is None or found.partition.num_blocks <= MANY:
         return found
     return replace(found, num=COMPARED_OF_MANY)
-
-
-def _of_laplace(state: LaplaceState, marginal: Marginal) -> EvidenceError:
-    """One step from the mode of everything: integrals of blocks there, and the quadratic that shared ones see."""
-    p = marginal.partition
-    here = marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
-    gain = here.each[:-1] - by_laplace(here)
-    rest = marginal.log_evidence(here)
-    if len(p.shared):
-        rest = rest + 0.5 * here.slope @ torch.linalg.solve(here.curvature, here.slope)
-    signed = float(rest - state.log_evidence)
-    method = f"1 against {marginal.num} nodes, at the mode"
-    return _of_blocks(marginal, signed, gain, signed - float(gain.sum()), method)
 
 
 def _of_blocks(marginal: Marginal, signed: float, gain: Tensor, shared: float, method: str) -> EvidenceError:

@@ -314,23 +314,14 @@ def rescaled_start(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:
     if not bool(extreme.any()):
         return problem, places
     ratio = felt / max(1, sum(p.slot.layout.shape.numel() for p in density.linear))  # of one datum
-    begun, moved = _balanced(problem, extreme, ratio)
+    joint, groups, moved = copy.copy(problem.joint), problem.structure.groups, torch.zeros_like(extreme)
+    joint.initial_theta = theta = theta.clone()
+    if groups is not None:
+        for t in groups.is_weight.nonzero().flatten().tolist():
+            member = groups.member == t
+            if bool((extreme | (ratio == 0))[member].all()) and bool(extreme[member].any()):
+                theta[t] += float(ratio[member].amax().log() / groups.power[t])
+                moved |= member  # whose prior is another now
     spread = torch.where(extreme, moved | (ratio > 1.0), False)
     unit = torch.where(spread, ratio * precision, 1.0).rsqrt()  # the posterior's, if all data were one
-    return begun, torch.where(spread, loc + (places - loc) * unit, places)
-
-
-def _balanced(problem: Problem, extreme: Tensor, ratio: Tensor) -> tuple[Problem, Tensor]:
-    """The problem with other first precisions, and the coordinates whose prior is another now, ``(D,)`` bool."""
-    groups, theta = problem.structure.groups, problem.joint.initial_theta.clone()
-    moved = torch.zeros_like(extreme)
-    if groups is None:
-        return problem, moved
-    for t in groups.is_weight.nonzero().flatten().tolist():
-        member = groups.member == t
-        if bool((extreme | (ratio == 0))[member].all()) and bool(extreme[member].any()):
-            theta[t] += float(ratio[member].amax().log() / groups.power[t])
-            moved |= member
-    joint = copy.copy(problem.joint)
-    joint.initial_theta = theta
-    return replace(problem, joint=joint), moved
+    return replace(problem, joint=joint), torch.where(spread, loc + (places - loc) * unit, places)

@@ -72,7 +72,15 @@ def hyperparameter_covariance(state: LaplaceState) -> HyperparameterCovariance:
     inside = (measure > 0) & (ends == 0)
     unconstrained = torch.full_like(curvature, torch.nan)
     index = inside.nonzero().flatten()
-    unconstrained[index.unsqueeze(-1), index] = _inverse(state, curvature, index)
+    A = curvature[index.unsqueeze(-1), index]
+    tril, info = torch.linalg.cholesky_ex(A)
+    if int(info):
+        worst = hypers.label(int(index[int(A.diagonal().argmin())]))
+        raise NotAMode(
+            f"minus the Hessian of the log evidence in the hyperparameters is not positive definite (look at {worst}); "
+            f"expected a maximum. Run the fit until it has converged, or give that hyperparameter a prior."
+        )
+    unconstrained[index.unsqueeze(-1), index] = torch.cholesky_inverse(tril)
 
     def flat(theta: Tensor) -> Tensor:
         return torch.cat([v.reshape(-1) for v in hypers.constrained(theta).values()])
@@ -86,18 +94,6 @@ def hyperparameter_covariance(state: LaplaceState) -> HyperparameterCovariance:
     parts = constrained.diagonal().sqrt().split([s.numel() for s in shapes.values()])
     sd = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=False)}
     return HyperparameterCovariance(unconstrained, constrained, labels, sd, _edges(state, ends, measure, curvature))
-
-
-def _inverse(state: LaplaceState, curvature: Tensor, index: Tensor) -> Tensor:
-    A = curvature[index.unsqueeze(-1), index]
-    tril, info = torch.linalg.cholesky_ex(A)
-    if int(info):
-        worst = state.problem.joint.hypers.label(int(index[int(A.diagonal().argmin())]))
-        raise NotAMode(
-            f"minus the Hessian of the log evidence in the hyperparameters is not positive definite (look at {worst}); "
-            f"expected a maximum. Run the fit until it has converged, or give that hyperparameter a prior."
-        )
-    return torch.cholesky_inverse(tril)
 
 
 def _ends(state: LaplaceState, measure: Tensor, curvature: Tensor) -> Tensor:

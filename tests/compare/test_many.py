@@ -281,6 +281,21 @@ def test_a_model_that_looks_at_its_data_is_fitted_one_by_one() -> None:
         assert float(fits.log_evidence[k]) == pytest.approx(float(exact), rel=1e-9)
 
 
+def test_no_data_set_is_fitted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tell how a batch is made; where none comes of it, or they are too few, each is fitted once all the same."""
+    run, runs = LaplaceEvidence.run, []
+    monkeypatch.setattr(LaplaceEvidence, "run", lambda self, *args: runs.append(args) or run(self, *args))
+    X, y = lines(9, 12)
+    for num, expected in ((9, 3), (5, 5)):
+        runs.clear()
+        assert len(run_many(LaplaceEvidence(line, stop=QUIET), X[:num], y[:num]).succeeded) == num
+        assert len(runs) == expected
+    y[4, 0] = torch.nan
+    runs.clear()
+    assert list(run_many(LaplaceEvidence(line, stop=QUIET), X, y).errors) == [4]
+    assert len(runs) == 3
+
+
 def test_several_modes_are_looked_for_one_by_one() -> None:
     """Two modes of the data that are exact, none of them among the three that say how the batch is to be made."""
 
