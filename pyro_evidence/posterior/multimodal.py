@@ -16,9 +16,11 @@ from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput, NotAMode
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.iterate import Fit
+from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace import tour
 from pyro_evidence.laplace.approximation import LaplaceState, around, laplace_state, search_modes, state_at
 from pyro_evidence.laplace.evidence_error import EvidenceError
+from pyro_evidence.laplace.mean_shift import at_mean
 from pyro_evidence.laplace.mode_checks import require_end
 from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.laplace.tour import Exchange, ModeIntegral, NormalMixture
@@ -181,7 +183,7 @@ class ImportancePosterior(LaplacePosterior):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MultimodalPosterior(ImportancePosterior):
-    """Gaussians at several modes, in proportion to the integral of the density around each.
+    """Gaussians about the means around several modes, in proportion to the integral of the density around each.
 
     Draws, quantiles and predictions are of all modes; ``mode`` and ``state`` are those of the one with the highest
     evidence.  Where more than three elements, such as components, can be exchanged, modes are listed in one order; the
@@ -208,7 +210,10 @@ class MultimodalPosterior(ImportancePosterior):
 
     @cached_property
     def _mixture(self) -> NormalMixture:
-        return replace(tour.proposal(self.states), log_mixing=self.integral.log_shares)
+        """Gaussians about the mean around each mode; about the mode where that is not known."""
+        with own_random_numbers(), without_validation():
+            about = [at_mean(state) or state for state in self.states]
+        return replace(tour.proposal(about), log_mixing=self.integral.log_shares)
 
     def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
         u = self.state.u

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence
 from pyro_evidence.laplace.approximation import laplace_problem
+from pyro_evidence.posterior.multimodal import MultimodalPosterior
 from pyro_evidence.program.log_joint import LogJoint
 
 
@@ -222,3 +223,22 @@ def test_a_model_that_most_places_do_not_allow() -> None:  # oracle: the trapezo
     height = height + torch.distributions.Normal(-1.0, 1.0).log_prob(log_decline)
     exact = float(height.logsumexp(0) + (log_decline[1] - log_decline[0]).log())
     assert float(LaplaceEvidence(declining).run(time, count).log_evidence) == pytest.approx(exact, abs=0.01)
+
+
+def sign_unknown(y: Tensor) -> None:
+    a = pyro.sample("a", dist.Normal(0.0, 3.0))
+    pyro.sample("y", dist.Poisson(a.square()), obs=y)
+
+
+def test_draws_of_several_modes_have_the_mean_around_each() -> None:  # oracle: the trapezoidal rule
+    """A scale seen through its square, as components' spreads are skewed: the mode is a quarter of a deviation off."""
+    posterior = LaplaceEvidence(sign_unknown).run(torch.tensor(1.0))
+    assert isinstance(posterior, MultimodalPosterior) and len(posterior.states) == 2
+    a = torch.linspace(0.0, 8.0, 4001, dtype=torch.float64)
+    weights = (-a.square() - a.square() / 18.0).exp() * a.square()
+    weights /= weights.sum()
+    mean = float(weights @ a)
+    sd = float(weights @ (a - mean).square()) ** 0.5
+    found = posterior.get_samples(8000, seed=0)["a"].abs()
+    assert abs(float(posterior.mode["a"].abs()) - mean) > 0.2 * sd
+    assert float(found.mean()) == pytest.approx(mean, abs=0.08 * sd)
