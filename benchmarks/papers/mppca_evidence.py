@@ -125,7 +125,8 @@ def exact_curvature(Y: Tensor, it: Iterate) -> float:
     split = mppca_curvature.gauge(
         mppca_curvature.loading_precision(Observations.resident(Y), it.analysers), it.analysers
     )
-    return float(mppca_curvature.orbit_laplace(mppca_evidence.log_joint(it)[0], split, it.analysers))
+    log_joint = mppca_evidence.log_joint(it.analysers, it.stats)[0]
+    return float(mppca_curvature.orbit_laplace(log_joint, split, it.analysers))
 
 
 def gaps(num: int, m: int, q: int, seed: int, num_samples: int = 40_000) -> Record:

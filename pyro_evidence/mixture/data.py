@@ -15,6 +15,7 @@ from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums, share
 from pyro_evidence.data.rows import Rows, scattered
 from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.batched import BATCH_NUMBERS, COPIED_ROWS, Batched
+from pyro_evidence.numerics.linalg import place_in_triangle
 
 KEPT = BATCH_NUMBERS  # in the features of all data, which are then made once and not anew in every pass
 
@@ -375,21 +376,13 @@ def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: boo
         gram = present[:, None, None]
     else:
         size = B * (B + 1) // 2
-        gram = (start + _symmetric(B)).expand(m, B, B) + missing * size * torch.arange(m)[:, None, None]
+        gram = (start + place_in_triangle(B)).expand(m, B, B) + missing * size * torch.arange(m)[:, None, None]
         start += size * (m if missing else 1)
     cross = start + torch.arange(m * B).reshape(m, B)
     start += m * B
-    square = start + m + _symmetric(m, 1) if products else torch.full((m, m), -1)
+    square = start + m + place_in_triangle(m, 1) if products else torch.full((m, m), -1)
     square = square.diagonal_scatter(start + torch.arange(m))
     return FeatureLayout(present, gram, cross, square, int(square.max()) + 1)
-
-
-def _symmetric(size: int, offset: int = 0) -> Tensor:
-    """Position of each entry of a symmetric matrix in its upper triangle from diagonal ``offset`` on."""
-    row, column = torch.triu_indices(size, size, offset)
-    table = torch.zeros(size, size, dtype=torch.long)
-    table[row, column] = torch.arange(len(row))
-    return torch.maximum(table, table.T)
 
 
 @dataclass(frozen=True)

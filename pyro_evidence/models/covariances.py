@@ -15,6 +15,8 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.linalg import place_in_triangle
+
 FLOOR = (
     1e-6  # of a variance in units of the data's: keeps a kernel on repeated data finite, at a thousandth of their sd
 )
@@ -175,10 +177,7 @@ class Full:
         D = loc.shape[-1]
         mixed = loc.unsqueeze(-1) * moments[..., None, 1 : D + 1]
         about = moments[..., :1, None] * loc.unsqueeze(-1) * loc.unsqueeze(-2) - mixed - mixed.mT
-        row, column = torch.triu_indices(D, D)
-        table = torch.zeros(D, D, dtype=torch.long)  # position of each entry in the upper triangle
-        table[row, column] = torch.arange(len(row))
-        return moments[..., D + 1 :][..., torch.maximum(table, table.T)] + about
+        return moments[..., D + 1 :][..., place_in_triangle(D)] + about
 
     def outer(self, v: Tensor) -> Tensor:
         """``v v'``, shape ``(..., D, D)``."""

@@ -14,7 +14,8 @@ from torch import Tensor
 from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.mppca import evidence, expectation, missing
 from pyro_evidence.mppca.data import Observations
-from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
+from pyro_evidence.mppca.evidence import log_joint
+from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.linalg import cholesky, fix_signs
 
@@ -22,11 +23,6 @@ NEWTON_SIZE = 1200  # loadings up to which Newton's method finishes what L-BFGS 
 MOST_STEPS, MOST_NEWTON_STEPS = 100, 10  # a bound each, no target
 SLOPE = 1e-4  # nats per standard deviation of a loading, at which L-BFGS stops
 TOLERANCE = 1e-9  # nats that a Newton step may still promise
-
-
-def exact_log_joint(analysers: FactorAnalysers, stats: FactorStatistics) -> Tensor:
-    """``log p(D, W)``, nats, shape ``(R,)``."""
-    return stats.log_likelihood + expectation.log_prior(analysers)
 
 
 def find_mode(Y: Observations, analysers: FactorAnalysers) -> FactorAnalysers:
@@ -38,7 +34,7 @@ def find_mode(Y: Observations, analysers: FactorAnalysers) -> FactorAnalysers:
     def f(u: Tensor) -> tuple[Tensor, Tensor]:
         there = replace(analysers, W=u.reshape(shape) * scale)
         stats = missing.e_step_of_all(Y, there)
-        return exact_log_joint(there, stats), (loading_slope(there, stats) * scale).flatten(1)
+        return log_joint(there, stats), (loading_slope(there, stats) * scale).flatten(1)
 
     u = lbfgs.ascend(f, (analysers.W / scale).flatten(1), tolerance=SLOPE, num_steps=MOST_STEPS)
     analysers = replace(analysers, W=u.reshape(shape) * scale)
@@ -48,14 +44,14 @@ def find_mode(Y: Observations, analysers: FactorAnalysers) -> FactorAnalysers:
 def _newton(Y: Observations, analysers: FactorAnalysers) -> FactorAnalysers:
     for _ in range(MOST_NEWTON_STEPS):
         stats = missing.e_step_of_all(Y, analysers)
-        ascent, before = loading_slope(analysers, stats), float(exact_log_joint(analysers, stats))
+        ascent, before = loading_slope(analysers, stats), float(log_joint(analysers, stats))
         try:
             split = gauge(loading_precision(Y, analysers), analysers)
         except ArithmeticError:
             return analysers  # a saddle, or a column about to vanish: the caller looks at the curvature again
         step = torch.cholesky_solve(ascent.reshape(-1, 1), split.tril).reshape(analysers.W.shape)
         new = replace(analysers, W=analysers.W + step)
-        after = float(exact_log_joint(new, missing.e_step_of_all(Y, new)))
+        after = float(log_joint(new, missing.e_step_of_all(Y, new)))
         if not after > before - 1e-9 * abs(before):
             return analysers
         analysers = new

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pyro_evidence.mixture.mode import mixing_factor, precision_factor
 from pyro_evidence.mppca import expectation
+from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
 from pyro_evidence.mppca.updates import Iterate
 
 LEAST = 1e-3  # share of an eigenvalue: a column that explains nothing stays finite
@@ -62,12 +63,12 @@ def literal(it: Iterate) -> Tensor:
     tril = torch.linalg.cholesky_ex(torch.where(pair, A, eye))[0]
     log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1).sum(-1) * (analysers.W.shape[-2] / beta.shape[-1])
     width = on.sum(-1) * analysers.W.shape[-2] * math.log(math.tau)
-    return log_joint(it) + 0.5 * (width - log_det).sum(-1)
+    return log_joint(it.analysers, it.stats) + 0.5 * (width - log_det).sum(-1)
 
 
-def log_joint(it: Iterate) -> Tensor:
+def log_joint(analysers: FactorAnalysers, stats: FactorStatistics) -> Tensor:
     """``log p(D, W)``, nats, shape ``(R,)``."""
-    return it.stats.log_likelihood + expectation.log_prior(it.analysers)
+    return stats.log_likelihood + expectation.log_prior(analysers)
 
 
 def canonical_columns(it: Iterate) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,7 +119,7 @@ def orbit_log_evidence(it: Iterate) -> Tensor:
     jacobian = -0.5 * num * analysers.beta.log().sum(-1)
     switched_off = 0.5 * m * torch.where(there & ~on, (alpha / math.tau).log(), 0.0).sum(-1)
     each = orbit + width + jacobian - 0.5 * ((m - num) * outside + inside) - switched_off
-    return log_joint(it) + torch.where(analysers.active, each, 0.0).sum(-1)
+    return log_joint(it.analysers, it.stats) + torch.where(analysers.active, each, 0.0).sum(-1)
 
 
 def held_by_prior(alpha: Tensor, norms: Tensor) -> Tensor:

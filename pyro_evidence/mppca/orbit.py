@@ -175,7 +175,7 @@ def laplace_state(structure: MPPCAStructure, units: Units, Y: Observations, it: 
     problem = Problem(joint, density, exact_hessian, takes_part.reshape(-1))
     pruned_prior = 0.5 * m * torch.where(original.on, 0.0, (original.alpha / math.tau).log()).sum()  # at zero
     loadings_jacobian = int(analysers.on.sum() * m) * math.log(float(units.unit))
-    log_joint = evidence.log_joint(it)[0] - jacobian + pruned_prior - loadings_jacobian
+    log_joint = evidence.log_joint(it.analysers, it.stats)[0] - jacobian + pruned_prior - loadings_jacobian
     if isinstance(precision, Dense):
         scaled: Precision = Dense(precision.tril / units.unit)
     else:
@@ -191,7 +191,7 @@ def _laplace(Y: Observations, it: Iterate) -> tuple[Precision, Tensor, str]:
     if it.analysers.W.numel() <= curvature.full_size(Y):
         try:
             split = curvature.gauge(curvature.loading_precision(Y, it.analysers), it.analysers)
-            found = curvature.orbit_laplace(evidence.log_joint(it)[0], split, it.analysers)
+            found = curvature.orbit_laplace(evidence.log_joint(it.analysers, it.stats)[0], split, it.analysers)
             return Dense(split.tril.unsqueeze(0)), torch.full_like(found, torch.nan) if refusal else found, refusal
         except ArithmeticError as error:
             refusal = refusal or f"the loadings are not at a mode: {error}"

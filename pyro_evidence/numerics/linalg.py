@@ -216,3 +216,11 @@ def require_memory(num_bytes: int, what: str, device: torch.device, remedy: str 
     if not has_room(num_bytes, device):
         free = available_bytes(device)
         raise TooLarge(f"{what} needs {num_bytes:,} bytes; {free:,} are free on {device}. {remedy}")
+
+
+def place_in_triangle(size: int, offset: int = 0) -> Tensor:
+    """Position of each entry of a symmetric matrix in its upper triangle from diagonal ``offset`` on."""
+    row, column = torch.triu_indices(size, size, offset)
+    table = torch.zeros(size, size, dtype=torch.long)
+    table[row, column] = torch.arange(len(row))
+    return torch.maximum(table, table.T)

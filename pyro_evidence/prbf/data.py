@@ -12,7 +12,7 @@ from pyro_evidence.data.rows import Rows, scattered
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
 from pyro_evidence.prbf.densities import ROUNDED, ClassData, Piece, by_class, varied
-from pyro_evidence.prbf.start import Training, Whole
+from pyro_evidence.prbf.start import Training
 
 NUMBERS = 2.0**32  # of which each datum has one, scattered
 SAMPLE = 2**14  # data that a start sees where there are more, as many of each class
@@ -53,7 +53,10 @@ def training_of(model: PRBF, rows: Rows[Labelled], totals: "DataTotals") -> Trai
     below = (torch.full_like(each, NUMBERS) if len(rows) <= SAMPLE else each.clamp(max=NUMBERS)).long()
     X, y = rows.selected(lambda piece: piece, lambda numbers, columns: scattered(numbers) < below[columns[1] + 1])
     allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
-    return Training(X, y, model.kernels, allowed, None if len(rows) <= SAMPLE else totals.whole)
+    if len(rows) <= SAMPLE:
+        return Training(X, y, model.kernels, allowed)
+    known, covariance = totals.per_class[1:], totals.scatter.diagonal_scatter(totals.variance)
+    return Training(X, y, model.kernels, allowed, (known / known.sum(), covariance))
 
 
 @dataclass(frozen=True)
@@ -91,13 +94,6 @@ class DataTotals:
         """Of each input; a constant input gets the mean of the others."""
         variance = self.scatter.diagonal()
         return varied(variance, variance + self.mean.square())
-
-    @property
-    def whole(self) -> Whole:
-        """For a start that sees a sample."""
-        known = self.per_class[1:]
-        covariance = self.scatter.diagonal_scatter(self.variance)
-        return Whole(known / known.sum(), covariance, int(self.per_class.sum()))
 
 
 def centred_data(model: PRBF, rows: Rows[Labelled], totals: DataTotals) -> ClassData:

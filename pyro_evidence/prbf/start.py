@@ -1,6 +1,7 @@
 """Where the probabilistic RBF network begins."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -15,15 +16,6 @@ AUTOMATIC = 1  # restarts of a network
 
 
 @dataclass(frozen=True)
-class Whole:
-    """What is known of all data where a start sees a sample of them."""
-
-    class_prior: Tensor  # (K,)
-    covariance: Tensor  # (D, D), a constant input with the variance of the others
-    num_data: int
-
-
-@dataclass(frozen=True)
 class Training:
     """Inputs, labels and the sizes of a network; of many data a sample of each class."""
 
@@ -31,15 +23,30 @@ class Training:
     labels: Tensor  # (N,) int64, -1 where unknown
     kind: Covariance
     allowed: Tensor  # (K, M) bool
-    whole: Whole | None = None  # None where these are all data
+    whole: tuple[Tensor, Tensor] | None = None  # class prior (K,) and covariance (D, D) of all data, if these are few
 
     @property
     def class_prior(self) -> Tensor:
         """Shares of the labelled data, eq. 20, shape ``(K,)``."""
         if self.whole is not None:
-            return self.whole.class_prior
+            return self.whole[0]
         counts = torch.bincount(self.labels[self.labels >= 0], minlength=len(self.allowed)).to(self.X)
         return counts / counts.sum()
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """Of all data, in the shape of the kind; a constant input counts as the mean of the others."""
+        if self.whole is not None:
+            matrix = self.whole[1]
+        else:
+            centred = self.X - self.X.mean(0)
+            matrix = (centred.mT @ centred / len(centred)).diagonal_scatter(column_variance(self.X))
+        return self.kind.floored(self.kind.restricted(matrix), self.kind.floor * matrix.diagonal())
+
+    def network(self, loc: Tensor, covariance: Tensor) -> Network:
+        """Networks at some centres ``(R, M, D)``, with equal mixing."""
+        mixing, prior = (x.expand(len(loc), *x.shape).contiguous() for x in (self.mixing, self.class_prior))
+        return Network(mixing, loc, covariance.contiguous(), prior)
 
     @property
     def mixing(self) -> Tensor:
@@ -85,8 +92,8 @@ class RandomPoints:
         M = usable.shape[-1]
         generator = seeded(start.seed)
         centres = [training.X[_distinct(usable, generator)] for _ in range(restarts)]
-        wide = _covariance(training).expand(restarts, M, *[-1] * training.kind.event_dim)
-        return _network(training, torch.stack(centres), wide)
+        wide = training.covariance.expand(restarts, M, *[-1] * training.kind.event_dim)
+        return training.network(torch.stack(centres), wide)
 
 
 def _distinct(usable: Tensor, generator: torch.Generator) -> Tensor:
@@ -103,23 +110,6 @@ def _distinct(usable: Tensor, generator: torch.Generator) -> Tensor:
             )
         place[kernels] = candidates[: len(kernels)]
     return place
-
-
-def _covariance(training: Training) -> Tensor:
-    """Of all data, in the shape of the kind; a constant input counts as the mean of the others."""
-    if training.whole is not None:
-        matrix = training.whole.covariance
-    else:
-        centred = training.X - training.X.mean(0)
-        matrix = (centred.mT @ centred / len(centred)).diagonal_scatter(column_variance(training.X))
-    kind = training.kind
-    return kind.floored(kind.restricted(matrix), kind.floor * matrix.diagonal())
-
-
-def _network(training: Training, loc: Tensor, covariance: Tensor) -> Network:
-    rows = len(loc)
-    mixing = training.mixing.expand(rows, -1, -1).contiguous()
-    return Network(mixing, loc, covariance.contiguous(), training.class_prior.expand(rows, -1).contiguous())
 
 
 @dataclass(frozen=True)
@@ -164,7 +154,7 @@ class KMeans:
         shape = (*several.shape, *[1] * training.kind.event_dim)
         counts = torch.where(several, moments[..., 0], 1.0).reshape(shape)
         own = torch.where(several.reshape(shape), training.kind.scatter(moments, loc) / counts, begun.covariance)
-        return _network(training, loc, training.kind.floored(own, training.kind.floor * column_variance(training.X)))
+        return training.network(loc, training.kind.floored(own, training.kind.floor * column_variance(training.X)))
 
 
 def _spread(training: Training, generator: torch.Generator) -> Tensor:
@@ -212,7 +202,7 @@ class DataCovariance:
 
     def __call__(self, training: Training, start: Start = Start()) -> Network:
         net = self.centres(training, start)
-        return _network(training, net.loc, _covariance(training).expand_as(net.covariance))
+        return training.network(net.loc, training.covariance.expand_as(net.covariance))
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,8 +237,8 @@ class StartFrom:
         dim, event = training.X.shape[-1], training.kind.event_dim
         loc = self._part("loc", self.loc, training, (M, dim))
         loc = loc if loc.dim() > 2 else loc.unsqueeze(0)
-        shape, given = _covariance(training).shape, self.covariance
-        covariance = _covariance(training).expand(M, *shape) if given is None else given
+        shape, given = training.covariance.shape, self.covariance
+        covariance = training.covariance.expand(M, *shape) if given is None else given
         covariance = self._part("covariance", covariance, training, (M, *shape))
         mixing = self._part("mixing", training.mixing if self.mixing is None else self.mixing, training, (K, M))
         whole = ((mixing.sum(-1) - 1.0).abs() < 1e-5).all() & (mixing >= 0).all()

@@ -278,7 +278,11 @@ def test_pruned_columns_and_components_leave_the_evidence_alone() -> None:
         split = mppca_curvature.gauge(
             mppca_curvature.loading_precision(Observations.resident(Y), each.analysers), each.analysers
         )
-        both.append(mppca_curvature.orbit_laplace(mppca_evidence.log_joint(each)[0], split, each.analysers))
+        both.append(
+            mppca_curvature.orbit_laplace(
+                mppca_evidence.log_joint(each.analysers, each.stats)[0], split, each.analysers
+            )
+        )
     near(both[0], both[1], 1e-9)
 
 
