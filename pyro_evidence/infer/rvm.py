@@ -8,7 +8,7 @@ import torch
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.data.rows import Rows
-from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.errors import BadInput, NotSmooth, UnsupportedModel
 from pyro_evidence.fitting.checkpoint import Resumable
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace.mode_checks import certify_sites
@@ -22,7 +22,6 @@ from pyro_evidence.relevance.targets import LinearTarget, summarised
 from pyro_evidence.relevance.weights import (
     Weights,
     of_all_rows,
-    refuse_flat,
     refuse_offsets,
     weights_in_chunks,
     weights_of,
@@ -203,7 +202,7 @@ def linear_weights(
 
 
 def require_search(weights: Weights, noise: str | None) -> None:
-    """Refuse targets whose digits are an offset, and a corner at weights of zero, where the search starts.
+    """Refuse targets whose digits are an offset, and a corner or no curvature at weights of zero, where it starts.
 
     :param noise: the param of a scale that is to be found, for which targets must vary.
     :raises BadInput, NotSmooth: naming the site.
@@ -216,4 +215,10 @@ def require_search(weights: Weights, noise: str | None) -> None:
     size = torch.stack([part.J.abs().amax((0, 1)) for part in weights.target.parts]).amax(0)
     unit = weights.flat(torch.where(size > 0.0, size, 1.0).reciprocal())  # that moves some predictor by one
     certify_sites(joint, joint.initial_u, joint.initial_theta, joint.observed, unit)
-    refuse_flat(weights)
+    for slot, part in zip(weights.slots, weights.target.parts, strict=True):
+        slope, curvature = part.derivatives(part.c.unsqueeze(0))
+        if bool((slope != 0).any()) and not bool((curvature.abs() > torch.finfo(curvature.dtype).tiny).any()):
+            raise NotSmooth(
+                f"the likelihood of site '{slot.site}' has a slope but no curvature at weights of zero, where the "
+                "search begins; expected both. Take a smooth relative (StudentT for Laplace noise), or a larger scale."
+            )

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator
 from pyro_evidence.data.rows import Rows
-from pyro_evidence.errors import BadInput, NotSmooth, UnsupportedModel
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import require_memory
@@ -160,21 +160,6 @@ def refuse_offsets(weights: Weights) -> None:
     nodes = weights.joint.trace(weights.joint.initial_u, weights.joint.initial_theta).nodes
     for slot, part in zip(weights.slots, weights.target.parts, strict=True):
         check_offset(slot.site, torch.as_tensor(nodes[slot.site]["value"]), part.J)
-
-
-def refuse_flat(weights: Weights) -> None:
-    """Refuse a likelihood without curvature at weights of zero, where relevance machines begin, but with a slope.
-
-    :raises NotSmooth: naming the site.
-    """
-    assert isinstance(weights.target, LinearTarget)
-    for slot, part in zip(weights.slots, weights.target.parts, strict=True):
-        slope, curvature = part.derivatives(part.c.unsqueeze(0))
-        if bool((slope != 0).any()) and not bool((curvature.abs() > torch.finfo(curvature.dtype).tiny).any()):
-            raise NotSmooth(
-                f"the likelihood of site '{slot.site}' has a slope but no curvature at weights of zero, where the "
-                "search begins; expected both. Take a smooth relative (StudentT for Laplace noise), or a larger scale."
-            )
 
 
 def _target(joint: LogJoint, structure: Structure, sites: tuple[str, ...], order: Tensor) -> Target:
