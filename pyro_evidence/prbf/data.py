@@ -12,7 +12,7 @@ from pyro_evidence.data.rows import Rows, scattered
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
 from pyro_evidence.prbf.densities import ROUNDED, ClassData, Piece, by_class, varied
-from pyro_evidence.prbf.start import Training
+from pyro_evidence.prbf.start import Training, Whole
 
 NUMBERS = 2.0**32  # of which each datum has one, scattered
 SAMPLE = 2**14  # data that a start sees where there are more, as many of each class
@@ -56,7 +56,7 @@ def training_of(model: PRBF, rows: Rows[Labelled], totals: "DataTotals") -> Trai
     if len(rows) <= SAMPLE:
         return Training(X, y, model.kernels, allowed)
     known, covariance = totals.per_class[1:], totals.scatter.diagonal_scatter(totals.variance)
-    return Training(X, y, model.kernels, allowed, (known / known.sum(), covariance))
+    return Training(X, y, model.kernels, allowed, Whole(known / known.sum(), covariance))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,13 @@ from pyro_evidence.settings import Start, seeded
 AUTOMATIC = 1  # restarts of a network
 
 
+class Whole(NamedTuple):
+    """What is known of all data where a start sees a sample of them."""
+
+    class_prior: Tensor  # (K,)
+    covariance: Tensor  # (D, D), a constant input with the variance of the others
+
+
 @dataclass(frozen=True)
 class Training:
     """Inputs, labels and the sizes of a network; of many data a sample of each class."""
@@ -23,13 +30,13 @@ class Training:
     labels: Tensor  # (N,) int64, -1 where unknown
     kind: Covariance
     allowed: Tensor  # (K, M) bool
-    whole: tuple[Tensor, Tensor] | None = None  # class prior (K,) and covariance (D, D) of all data, if these are few
+    whole: Whole | None = None  # None where these are all data
 
     @property
     def class_prior(self) -> Tensor:
         """Shares of the labelled data, eq. 20, shape ``(K,)``."""
         if self.whole is not None:
-            return self.whole[0]
+            return self.whole.class_prior
         counts = torch.bincount(self.labels[self.labels >= 0], minlength=len(self.allowed)).to(self.X)
         return counts / counts.sum()
 
@@ -37,7 +44,7 @@ class Training:
     def covariance(self) -> Tensor:
         """Of all data, in the shape of the kind; a constant input counts as the mean of the others."""
         if self.whole is not None:
-            matrix = self.whole[1]
+            matrix = self.whole.covariance
         else:
             centred = self.X - self.X.mean(0)
             matrix = (centred.mT @ centred / len(centred)).diagonal_scatter(column_variance(self.X))
