@@ -11,7 +11,7 @@ from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.data.rows import Rows, scattered
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
-from pyro_evidence.prbf.densities import ROUNDED, ClassData, Piece, by_class, varied
+from pyro_evidence.prbf.densities import ROUNDED, varied
 from pyro_evidence.prbf.start import Training, Whole
 
 NUMBERS = 2.0**32  # of which each datum has one, scattered
@@ -94,16 +94,6 @@ class DataTotals:
         """Of each input; a constant input gets the mean of the others."""
         variance = self.scatter.diagonal()
         return varied(variance, variance + self.mean.square())
-
-
-def centred_data(model: PRBF, rows: Rows[Labelled], totals: DataTotals) -> ClassData:
-    """The data about their mean, by class; read anew in every pass where they are not in memory."""
-    kind = model.kernels
-
-    def piece(here: Labelled) -> Piece:
-        return by_class(kind.features(here[0] - totals.mean), here[1], model.num_classes)
-
-    return ClassData(rows.mapped(piece), kind, kind.floor * totals.variance, totals.per_class)
 
 
 def labelled(model: PRBF, args: tuple[Any, ...]) -> Labelled:

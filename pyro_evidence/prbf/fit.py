@@ -15,8 +15,8 @@ from pyro_evidence.fitting.em import Restarts, advance, repeated
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.models.prbf import PRBF
 from pyro_evidence.numerics.batched import first_highest
-from pyro_evidence.prbf.data import DataTotals, Labelled, centred_data, training_of
-from pyro_evidence.prbf.densities import ClassData, Network, Point, evaluate, moved
+from pyro_evidence.prbf.data import DataTotals, Labelled, training_of
+from pyro_evidence.prbf.densities import ClassData, Network, Piece, Point, by_class, evaluate, moved
 from pyro_evidence.prbf.posterior import ClassWithoutKernels, DeadKernel, PRBFPosterior, Rejection
 from pyro_evidence.prbf.updates import Update, em, numerators
 from pyro_evidence.settings import check_object, check_result
@@ -236,8 +236,13 @@ def begin(engine: Any, rows: Rows[Labelled]) -> PRBFFit:
     :raises BadInput: see :class:`~pyro_evidence.prbf.data.DataTotals` and the start; where eq. 22 is no number; when
         ``alpha`` outweighs the data and leaves a class no kernel.
     """
-    totals = DataTotals.of(rows, engine.model.num_classes)
-    data, shift = centred_data(engine.model, rows, totals), totals.mean
+    totals, kind = DataTotals.of(rows, engine.model.num_classes), engine.model.kernels
+    shift = totals.mean
+
+    def by_classes(piece: Labelled) -> Piece:  # made anew in every pass where data are not in memory
+        return by_class(kind.features(piece[0] - shift), piece[1], engine.model.num_classes)
+
+    data = ClassData(rows.mapped(by_classes), kind, kind.floor * totals.variance, totals.per_class)
     net = engine.initial(training_of(engine.model, rows, totals), start=engine.start)
     net = check_result("initial", net, Network, "a Network, such as RandomPoints() gives")
     net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)

@@ -44,7 +44,10 @@ def maximise(
     u, theta = start.clone(), start.new_zeros(0)
     for step in range(MOST_STEPS + 1):
         value, slope = (x[0] for x in density.gradient(u.unsqueeze(0), theta))
-        uphill = _l1_uphill(u, slope, rate, orthant)
+        beyond = slope.sign() * (slope.abs() - rate).clamp(min=0.0)  # at 0 the penalty holds |slope| <= rate
+        if orthant is not None:
+            beyond = torch.where((rate > 0) & (beyond * orthant < 0), 0.0, beyond)
+        uphill = torch.where(u == 0, beyond, slope - rate * u.sign())  # 0 exactly where the optimality conditions hold
         residual = float(uphill.abs().max())
         if residual <= tolerance or step == MOST_STEPS:
             break
@@ -54,14 +57,6 @@ def maximise(
             break
         u = new
     return Sparse(u, residual, residual <= tolerance)
-
-
-def _l1_uphill(u: Tensor, gradient: Tensor, rate: Tensor, orthant: Tensor | None) -> Tensor:
-    """The steepest way up; 0 exactly where the optimality conditions hold."""
-    beyond = gradient.sign() * (gradient.abs() - rate).clamp(min=0.0)  # at 0 the penalty holds |gradient| <= rate
-    if orthant is not None:
-        beyond = torch.where((rate > 0) & (beyond * orthant < 0), 0.0, beyond)
-    return torch.where(u == 0, beyond, gradient - rate * u.sign())
 
 
 def _step(density: Penalised, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor) -> Tensor | None:
