@@ -1,6 +1,6 @@
 """The relevance vector machine for any Pyro model with a linear predictor."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,9 @@ from pyro_evidence.structure.recognise import recognition_error
 class LinearEngine(Resumable):
     """An engine for models with linear predictors, whose weights are all that is latent."""
 
-    _step: Any  # from one state to the next
+    _start: Callable[[Rows[Weights]], Any]  # the first state, from rows of weights
+    _step: Callable[[Any], Any]  # from one state to the next
+    _reached: Callable[[Any], RVMState]  # a state as the posterior has it
 
     def __init__(
         self,
@@ -103,12 +105,6 @@ class LinearEngine(Resumable):
         state = self._fit.state
         of = self._of if self._noise is None else self._noise.weights_at(state.log_scale)
         return RVMPosterior(of, self._reached(state), self._fit.status.value, self._fit.objectives)
-
-    def _start(self, rows: Rows[Weights]) -> Any:
-        raise NotImplementedError
-
-    def _reached(self, state: Any) -> RVMState:
-        raise NotImplementedError
 
 
 class RVM(LinearEngine):

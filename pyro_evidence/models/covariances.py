@@ -28,9 +28,7 @@ Components = Callable[[Tensor], Any]  # centres (..., M, D) to the distributions
 class _Variances:
     """Kinds without correlations: one variance for each input, or one for all of them."""
 
-    def pooled(self, x: Tensor) -> Tensor:
-        """Numbers of each input ``(..., D)`` in the shape of the kind."""
-        raise NotImplementedError
+    pooled: Callable[[Tensor], Tensor]  # numbers of each input (..., D) in the shape of the kind
 
     def features(self, X: Tensor) -> Tensor:
         """The columns 1, ``x`` and ``x^2``, summed over inputs that share a variance, shape ``(..., N, P)``."""

@@ -82,6 +82,8 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
     :ivar state: the fit; every number below is of this one.
     """
 
+    _restored_state: ClassVar[Any]  # from the content of a file and a prior
+
     of: Weights
     state: SparseState
 
@@ -405,10 +407,6 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         posterior = cls(of, cls._restored_state(content, OURS[name](*settings)))
         posterior._require_agreement(content)
         return posterior
-
-    @staticmethod
-    def _restored_state(content: Mapping[str, Any], prior: AxisPrior) -> SparseState:
-        raise NotImplementedError
 
     def _require_agreement(self, record: Mapping[str, Any]) -> None:
         """Refuse numbers of a file that do not follow from the mode, the model and its data.

@@ -54,10 +54,7 @@ class SummedTarget:
     """A log likelihood whose :meth:`sums` at a point say all, and the log prior of coordinates that are no weights."""
 
     rest: Function | None = None
-
-    def sums(self, y: Tensor) -> LikelihoodSums:
-        """Value, gradient and curvature of the likelihood at ``y`` ``(D,)``."""
-        raise NotImplementedError
+    sums: Callable[[Tensor], LikelihoodSums]  # value, gradient and curvature of the likelihood at y (D,)
 
     def gradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Value ``(R,)`` and gradient ``(R, D)``."""

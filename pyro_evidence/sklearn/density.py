@@ -21,16 +21,12 @@ class _Density(DensityMixin, Estimator):
     """A density of rows."""
 
     _engine: Any  # called for an engine with this estimator's settings
+    _components: Any  # weights, means, covariances, numbers that are free; of pruned components too
 
     def fit(self, X: Array, y: Array = None) -> "_Density":
         """Fit to rows ``X`` ``(N, D)``; ``y`` is not looked at."""
         self.posterior_ = self._engine().run(tensor(self._checked(X, ensure_min_samples=2)))
         return self
-
-    @property
-    def _components(self) -> tuple[Tensor, ...]:
-        """Weights, means, covariances, numbers that are free; of pruned components too."""
-        raise NotImplementedError
 
     @property
     def n_components_(self) -> int:

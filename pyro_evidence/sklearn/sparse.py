@@ -70,6 +70,8 @@ def _variance(values: Tensor, weight: Tensor | None) -> float:
 class _OnBasis(Estimator):
     """The settings of the relevance engines, and which of them it is."""
 
+    _engine: Any  # of a model
+
     def __init__(self, basis: Basis | None = None, *, gamma: float | str = "scale", centers: Array = None) -> None:
         self.basis = basis
         self.gamma = gamma
@@ -78,9 +80,6 @@ class _OnBasis(Estimator):
     def _basis(self, X: Tensor, weight: Tensor | None) -> Basis:
         """What was given, or what is made of these rows: a search over widths sees no others."""
         return kernel_basis(X, self.gamma, self.centers, weight) if self.basis is None else self.basis
-
-    def _engine(self, model: Model) -> Any:
-        raise NotImplementedError
 
 
 class _SparseClassifier(_OnBasis, Classifier):
