@@ -23,9 +23,6 @@ from pyro_evidence.program.constants import STEPS, MovedConstants, PriorConstant
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_number, seeded
 
-DRAWS = (
-    4_000  # of importance sampling, where the log evidence is by it: slopes are then known to a sixtieth of their sd
-)
 HEAVY = 1e-9  # share of the mass below which a node moves no digit that is shown
 SPREAD_DRAWS = 500  # for the posterior standard deviations that means are measured by
 POINTS = 9  # of a curve

@@ -106,17 +106,14 @@ class Interpolated(AxisByAxis):
     rule: Rule  # of one axis
     log_ratio: Tensor  # (k,) * d: log density over standard normal at the nodes, nats
 
-    @property
-    def mass_error(self) -> float:
-        """The largest difference from one of the mass of a marginal density, as far as it can be integrated.
+    def mass_errors(self, log_ratio: Tensor) -> Tensor:
+        """The largest difference from one of the mass of a marginal density, as far as it can be integrated, ``(R,)``.
 
         Large where the curve rings beside a sharp edge, or has heavy tails beyond the outermost nodes, as under a
         Gamma(.001, .001) prior of a precision.
-        """
-        return float(self.mass_errors(self.log_ratio.unsqueeze(0)))
 
-    def mass_errors(self, log_ratio: Tensor) -> Tensor:
-        """:attr:`mass_error` of many densities on the same nodes, ``(R, k, ..., k)``; shape ``(R,)``."""
+        :param log_ratio: of many densities on the same nodes, ``(R, k, ..., k)``.
+        """
         largest = log_ratio.new_zeros(len(log_ratio))
         for axis in range(self.num_dims):
             grid = self._conditional(log_ratio.movedim(1 + axis, 1))
