@@ -365,7 +365,19 @@ def test_a_model_can_be_kept(frame: Any, tmp_path: Path) -> None:
     assert float(LaplacePosterior.load(tmp_path / "fit", model).log_evidence) == float(found.log_evidence)
 
 
+def test_weights_are_rows_that_stand_as_often(frame: Any) -> None:
+    counts = frame.assign(n=1 + np.arange(ROWS) % 3)
+    model, data = mixed("hits ~ x + (1 | g); sigma ~ x", counts, weights="n")
+    again, same = mixed("hits ~ x + (1 | g); sigma ~ x", counts.loc[counts.index.repeat(counts.n)])
+    found, expected = fit(model, data), fit(again, same)
+    assert float(found.log_evidence) == pytest.approx(float(expected.log_evidence), abs=1e-6)
+    torch.testing.assert_close(found.predict(frame.head(3)), expected.predict(frame.head(3)), rtol=1e-4, atol=0.0)
+
+
 LETTERS = [
+    ({"weights": "absent"}, "frame has no column 'absent'"),
+    ({"weights": "y"}, "weights='y': expected above 0"),
+    ({"weights": "kind"}, "words or times"),
     ({"formula": "y - x"}, 'expected "response ~ fixed terms'),
     ({"formula": "y ~ (x | g"}, "lacks a side or a bracket"),
     ({"formula": "y ~ x | g"}, "has a bar outside of brackets"),

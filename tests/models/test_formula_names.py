@@ -139,6 +139,12 @@ def test_parameters_with_formulas_are_in_the_source(frame: Any, family: str, pri
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(again, data, strict=False))
 
 
+def test_weights_are_in_the_source(frame: Any) -> None:
+    model, data = mixed("prop(hits, tries) ~ x + (1 | g)", frame, family="binomial", weights="t")
+    plain, same = mixed("prop(hits, tries) ~ x + (1 | g)", frame, family="binomial")
+    assert log_joint(model, data) == log_joint(of_source(model), data) != log_joint(plain, same)
+
+
 @pytest.mark.parametrize("link", ["probit", "cloglog", "inverse", "identity"])
 def test_links_are_in_the_source(frame: Any, link: str) -> None:
     family = "gamma" if link in ("inverse", "identity") else "binomial"

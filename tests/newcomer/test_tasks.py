@@ -43,6 +43,19 @@ def test_an_interval_for_a_new_subject(data_dir: Path) -> None:
     assert float(high - low) == pytest.approx(2.0 * 1.645 * 63.1, rel=0.06)  # of sd, 9 days, correlation and noise
 
 
+def test_a_curve_with_its_band_and_what_a_group_does_to_it() -> None:
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"dose": rng.uniform(0.0, 1.0, 200), "drug": rng.choice(["no", "yes"], 200)})
+    frame["y"] = np.sin(5.0 * frame.dose) + 0.8 * (frame.drug == "yes") + 0.2 * rng.normal(size=200)
+    model, data = mixed("y ~ drug + s(dose)", frame, priors={"b": "flat"})
+    posterior = LaplaceEvidence(model, stop=QUIET).run(*data)
+    new = pandas.DataFrame({"dose": [0.1, 0.5, 0.9], "drug": "no"})
+    curve, sd = posterior.predict(new, kind="link", return_std=True)
+    assert bool(((curve - torch.tensor(np.sin(5.0 * new.dose.to_numpy()))).abs() < 3.0 * sd).all())
+    effect = posterior.comparisons("drug").rows["drug[yes] - drug[no]"]
+    assert abs(effect["value"] - 0.8) < 3.0 * effect["sd"] < 0.15
+
+
 def test_how_many_clusters() -> None:
     centres = 8.0 * torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     Y = centres[torch.arange(2000) % 5] + torch.randn(2000, 3, generator=torch.Generator().manual_seed(1))

@@ -279,13 +279,13 @@ class FrameDesign:
         return self._built[f"~{terms}"]
 
 
-def complete_rows(formulas: Collection[Formula], frame: Frame) -> Frame:
-    """The rows and columns that the formulas need, without those rows in which one is missing.
+def complete_rows(formulas: Collection[Formula], frame: Frame, others: Sequence[str] = ()) -> Frame:
+    """The rows and columns that the formulas need, and some others, without those rows in which one is missing.
 
     :raises BadInput: as :func:`columns_of`, and for a frame of which nothing is left.
     """
-    words = set().union(*(f.words for f in formulas))
-    plain = [f.response for f in formulas if f.response.isidentifier()]
+    words = set(others).union(*(f.words for f in formulas))
+    plain = [*others, *(f.response for f in formulas if f.response.isidentifier())]
     kept = columns_of(frame, words, [*plain, *(c for f in formulas for v in f.varying for c in v.columns)]).dropna()
     if not len(kept):
         raise BadInput(f"frame has {len(frame)} rows, each with a missing value; expected some without. Fill gaps in.")
@@ -383,6 +383,18 @@ def _float(column: Any) -> Tensor:
             f"the response holds words or times ({str(given[0])!r}); expected numbers. For classes take "
             f"family='bernoulli' or 'categorical'; a time becomes a number by a unit, (x - start) / one_day."
         ) from error
+
+
+def counted(column: Any, name: str) -> Tensor:
+    """How often each row counts, ``(N,)``.
+
+    :raises BadInput: for what is no finite number above zero.
+    """
+    values = _float(column)
+    _require(
+        bool((values.isfinite() & (values > 0.0)).all()), f"weights='{name}'", "above 0; leave rows out that count 0"
+    )
+    return values
 
 
 def _classes(column: Any, level: str, kind: str, seen: Any) -> Response:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.formula.design import Frame, FrameDesign, Response, columns_of, complete_rows
+from pyro_evidence.models.formula.design import Frame, FrameDesign, Response, columns_of, complete_rows, counted
 from pyro_evidence.models.formula.families import CUTPOINTS, GLMFamily, chosen_family
 from pyro_evidence.models.formula.priors import (
     FLAT,
@@ -134,6 +134,7 @@ def mixed(
     family: str = "gaussian",
     link: str | None = None,
     priors: Priors | str | None = None,
+    weights: str | None = None,
     neighbours: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> tuple[MixedModel, Arguments]:
     """A mixed model as an ordinary Pyro program, and its arguments: ``LaplaceEvidence(model).run(*data)``.
@@ -161,6 +162,7 @@ def mixed(
         correlations), of the family's parameters (``sigma``, ``shape``, ``phi``, ``df``, ``growth``), of ``b_sigma``
         where that has a formula: what has one is a latent site.  ``{"b": "flat"}`` gives
         restricted maximum likelihood, ``"weak"`` priors in the data's units for all; ``model.source`` states them.
+    :param weights: the column that says how often each row counts, in the log likelihood, as in glmmTMB and brms.
     :param neighbours: of ``s(g, bs="mrf")``: column -> pairs of values that are neighbours.
     :return: the program, and its arguments, response last.
     :raises BadInput: for a formula, a frame, a family, a link or a prior that cannot be used.
@@ -178,9 +180,15 @@ def mixed(
     formulas = parsed(formula)
     family, chosen = chosen_family(family, link)
     _check_parameters(formulas, family, chosen)
-    kept = complete_rows(formulas.values(), frame)
+    kept = complete_rows(formulas.values(), frame, [] if weights is None else [weights])
     designs = tuple(FrameDesign(f, _kind(name, chosen), kept, neighbours or {}) for name, f in formulas.items())
     response = designs[0].response()
+    if weights is not None:
+        if chosen.response == "order":
+            raise BadInput(
+                f"weights={weights!r} of family {family!r}, whose rows have no density of their own; expected none."
+            )
+        response = replace(response, given={**response.given, "weights": counted(kept[weights], weights)})
     sketch = _sketch(f"{formula}  ({family}", chosen, dict(zip(formulas, designs, strict=True)), response, priors)
     coords, dims = _names(sketch, designs)
     model = MixedModel(formula, family, coords, dims, len(frame) - len(kept), response.classes, designs, sketch)

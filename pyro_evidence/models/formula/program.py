@@ -14,6 +14,7 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro import poutine
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -31,7 +32,7 @@ from torch.distributions import constraints
 """
 TAKEN = frozenset(
     {"pyro", "dist", "torch", "constraints", "model", "len", "X", "b", "eta", "u", "scale", "sigma", "shape"}
-    | {"trials", "offset", "rows", "event", "entry", "growth", "phi", "df", "cutpoints", *ZEROS}
+    | {"trials", "offset", "rows", "weights", "event", "entry", "growth", "phi", "df", "cutpoints", *ZEROS}
     | {"Censored", "CoxPartialLikelihood", "Gompertz", "LogLogistic", "ZeroTruncated"}
 )
 
@@ -287,7 +288,12 @@ class Sketch:
         if self.seen is not None:
             value = self.seen(eta, fn)
             fn = dist.Delta(value, event_dim=value.dim())
-        with nullcontext() if self.seen or family.response == "order" else pyro.plate("rows", len(X)):
+        weights = given.get("weights")  # not those of new rows
+        in_plate = self.seen is None and family.response != "order"
+        with (
+            pyro.plate("rows", len(X)) if in_plate else nullcontext(),
+            poutine.scale(scale=1.0 if weights is None else weights),
+        ):
             pyro.sample(self.response, fn, obs=given.get(self.response))
 
     @property
@@ -311,7 +317,8 @@ class Sketch:
             base = f"ZeroTruncated({fn})" if self.zeros.name == "hurdle" else fn
             fn = f"dist.ZeroInflatedDistribution({base}, gate_logits={self.zeros.name})"
         in_plate = self.family.response != "order"
-        lines += ['with pyro.plate("rows", len(X)):'] * in_plate
+        counted = ", pyro.poutine.scale(scale=weights)" if "weights" in self.given else ""
+        lines += [f'with pyro.plate("rows", len(X)){counted}:'] * in_plate
         sample = f'pyro.sample("{response}", {fn}, obs={response})'
         lines.append(f"    {sample}" if in_plate else sample)
         head = f"{HEAD}{SURVIVAL if self._known else ''}{COUNTS if 'ZeroTruncated' in fn else ''}"
