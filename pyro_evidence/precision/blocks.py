@@ -469,7 +469,7 @@ def elimination(pattern: Pattern) -> Plan:
     :raises TooLarge: when the places of the entries do not fit into memory.
     """
     entries = sum(index.numel() * index.shape[-1] for index in pattern.index)
-    device = pattern.index[0].device if pattern.index else torch.device("cpu")
-    require_memory(2 * FLOAT * (entries + 4 * pattern.size), f"The pattern of {pattern.size:,} coordinates", device)
+    num_bytes = 2 * FLOAT * (entries + 4 * pattern.size)
+    require_memory(num_bytes, f"The pattern of {pattern.size:,} coordinates", pattern.device)
     order = elimination_order(pattern)
     return block_plan(pattern, order) if order.levels else DensePlan(pattern)

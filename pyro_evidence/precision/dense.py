@@ -272,6 +272,11 @@ class Pattern:
     size: int  # D
     index: tuple[Tensor, ...]  # per family (F, k) long, flat coordinates
 
+    @property
+    def device(self) -> torch.device:
+        """Where its matrices are."""
+        return self.index[0].device if self.index else torch.device("cpu")
+
 
 def pattern_product(pattern: Pattern, elements: Elements, v: Tensor) -> Tensor:
     """``A v`` for each row of ``v``, shape ``(..., D)``; no matrix is assembled.
@@ -290,8 +295,7 @@ def pattern_product(pattern: Pattern, elements: Elements, v: Tensor) -> Tensor:
 def assembled(pattern: Pattern, elements: Elements) -> Tensor:
     """``A`` as a dense matrix, ``(D, D)`` float64."""
     size = pattern.size
-    device = pattern.index[0].device if pattern.index else torch.device("cpu")
-    flat = torch.zeros(size * size, dtype=torch.float64, device=device)
+    flat = torch.zeros(size * size, dtype=torch.float64, device=pattern.device)
     for index, blocks in zip(pattern.index, elements, strict=True):
         place = index.unsqueeze(-1) * size + index.unsqueeze(-2)
         flat.index_add_(0, place.reshape(-1), blocks.double().reshape(-1))
@@ -403,8 +407,7 @@ class DensePlan(Plan):
         :raises NotPositiveDefinite: with the smallest eigenvalue and the coordinate it points at.
         :raises TooLarge: when the matrix and its factor do not fit into memory.
         """
-        device = self.pattern.index[0].device if self.pattern.index else torch.device("cpu")
-        require_memory(self.num_bytes, f"A dense precision of {self.pattern.size:,} coordinates", device)
+        require_memory(self.num_bytes, f"A dense precision of {self.pattern.size:,} coordinates", self.pattern.device)
         A = assembled(self.pattern, elements)
         return DenseElements(self.pattern, Dense(cholesky(A, "posterior precision A", label).unsqueeze(0)))
 

@@ -124,8 +124,7 @@ def plates(graph: Graph, columns: Sequence[Tensor]) -> list[Tensor]:
 
 def graph_of(pattern: Pattern) -> Graph:
     """The coordinates and the pairs that occur in one factor."""
-    size = pattern.size
-    device = pattern.index[0].device if pattern.index else torch.device("cpu")
+    size, device = pattern.size, pattern.device
     keys = [_pairs(distinct_rows(index, size), size) for index in pattern.index if index.shape[-1] > 1]
     key = torch.cat([torch.empty(0, dtype=torch.long, device=device), *keys])
     one_each = torch.ones(size, dtype=torch.long, device=device)
@@ -376,7 +375,8 @@ def _by_column(size: int, families: Sequence[Tensor]) -> Tensor:
 
 def _greedy(size: int, families: Sequence[Tensor]) -> Tensor:
     """The first free colour for one coordinate after the other."""
-    starts, others = _neighbours(size, families)
+    here, there = graph_of(Pattern(size, tuple(families))).edges
+    starts, others = [0, *torch.bincount(here, minlength=size).cumsum(0).tolist()], there.tolist()
     colours = [-1] * size
     for v in range(size):
         used = 0
@@ -389,17 +389,3 @@ def _greedy(size: int, families: Sequence[Tensor]) -> Tensor:
     for index in families:
         touched[index.reshape(-1)] = True
     return torch.where(touched, found, -1)
-
-
-def _neighbours(size: int, families: Sequence[Tensor]) -> tuple[list[int], list[int]]:
-    """Who shares a factor with whom, as lists: where each coordinate's others start, and the others."""
-    pairs = [
-        index[:, [i, j]] for index in families for i in range(index.shape[1]) for j in range(index.shape[1]) if i != j
-    ]
-    if not pairs:
-        return [0] * (size + 1), []
-    keys = torch.cat([p[:, 0] * size + p[:, 1] for p in pairs]).unique()
-    first, second = keys // size, keys % size
-    starts = torch.zeros(size + 1, dtype=torch.long, device=keys.device)
-    starts[1:] = torch.bincount(first, minlength=size).cumsum(0)
-    return starts.tolist(), second.tolist()
