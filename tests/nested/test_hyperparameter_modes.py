@@ -128,7 +128,9 @@ def test_a_place_from_which_the_way_to_the_mode_rises_is_not_climbed_from(monkey
     modes = torch.tensor([[0.3, 0.3], [-2.0, 0.3]])
     beyond_a_valley = modes[(modes - found.centre).norm(dim=-1).argmax()]
     places = torch.stack([found.centre + torch.tensor([0.3, 1.5]), beyond_a_valley])
-    monkeypatch.setattr(hyperparameter_modes, "_elsewhere", lambda _: places)
+    monkeypatch.setattr(hyperparameter_modes, "prior_draws", lambda _: places)
+    drawn_alone = torch.arange(len(found.profile) + len(places)) >= len(found.profile)
+    monkeypatch.setattr(hyperparameter_modes, "other_places", lambda *_: drawn_alone)
     monkeypatch.setattr(hyperparameter_modes, "_is_another", lambda _, place, __: climbed_from.append(place) or True)
     assert torch.equal(hyperparameter_modes.secondary_modes(found, 0.02), places[1:])
     assert torch.equal(torch.stack(climbed_from), places[1:])
