@@ -22,6 +22,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, sea
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.importance import Smoothed
+from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
@@ -35,7 +36,6 @@ MOST_ORDERS = 6  # of three elements; of more, one order is integrated
 ROUNDS = 12  # of images of images; ten exchanges of neighbours reverse the order of five components
 NEAR = 0.1  # standard deviations between two ends of climbs to one mode
 FAINT = math.log(1e6)  # nats below the highest evidence: few of the draws are where modes that are left out are
-LOOKS = 8  # places on the way from a start to a mode: a valley between two normals is seen from either
 WORTH = 20.0  # nats below a mode at which a climb may still end as high: half the square of six standard deviations
 HIGHER = 3.0  # nats above the Gaussian at a mode, twenty times as likely: on another one, or on a skewed slope
 LITTLE = 2e7  # bytes kept by autograd for the rows of a look, a twentieth of a second: what may cost no more than that
@@ -273,17 +273,12 @@ def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange |
 
 
 def _all_rise(known: Sequence[LaplaceState], starts: Tensor) -> bool:
-    """Whether the density rises all the way from each start to the nearest known mode, to which climbs then lead.
-
-    Along straight lines, looked at in :data:`LOOKS` places; the nearest by the standard deviations at each mode.
-    """
+    """Whether the density rises from each start to the nearest known mode, by the standard deviations at each."""
     density = density_of(known[0])
     away = torch.stack([mode.precision.whiten(starts - mode.u).norm(dim=-1) for mode in known])
     nearest = torch.stack([mode.u for mode in known])[away.argmin(0)]
-    shares = torch.linspace(0.0, 1.0, LOOKS + 2).to(starts)[:-1, None, None]
-    rows = (starts + shares * (nearest - starts))[..., density.active]
-    height = density.log_joint(rows.flatten(0, 1)).reshape(len(shares), len(starts))
-    return bool((height.diff(dim=0) >= 0).all())
+    own = density.active
+    return bool(lead_uphill(density.log_joint, starts[:, own], nearest[:, own]).all())
 
 
 def _is_near(mode: LaplaceState, rows: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_s
 from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.nested.integration import NODES, OuterMode, outer_mode
 from pyro_evidence.numerics import lbfgs
+from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import HILL, beyond_valleys
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, chart
@@ -28,7 +29,6 @@ FLAT = 1e-6  # the largest derivative that counts as zero, nats; so does the squ
 NUM_DRAWS = 16  # of the prior, where other modes are looked for
 ENDLESS = 50.0  # a standard deviation in unconstrained units, e^50 of a scale, that no data leave
 WORTH = 15.0  # nats below the top that are still worth counting, far away
-NUM_ON_THE_WAY = 9  # places from one to the mode: from the ends of profiles less than a standard deviation apart
 SAME = 0.1  # standard deviations between two ends of one climb
 SHARE = 0.1  # of the tolerance that another mode may hold unseen
 
@@ -156,20 +156,10 @@ def secondary_modes(found: OuterMode, tolerance: float) -> Tensor:
     if places.shape[-1] == 1:
         return places
     places = places[:ROUNDS]
-    places = places[~_lead_uphill(found, places)]
+    on_its_slope = lead_uphill(lambda way: found.inner(way, thorough=False).log_density, places, found.centre)
+    places = places[~on_its_slope]
     counted = [_is_another(found, place, tolerance) for place in places]
     return places[torch.tensor(counted, dtype=torch.bool, device=places.device)]
-
-
-def _lead_uphill(found: OuterMode, places: Tensor) -> Tensor:
-    """From which of ``places`` ``(M, d)`` the straight way to the mode rises all along, bool ``(M,)``: on its slope.
-
-    The way is looked at by one batch, where an ascent is a search for an inner mode after another.
-    """
-    shares = torch.linspace(0.0, 1.0, NUM_ON_THE_WAY).to(places)[:, None, None]
-    way = places + shares * (found.centre - places)
-    height = found.inner(way.reshape(-1, places.shape[-1]), thorough=False).log_density.reshape(way.shape[:2])
-    return (height.diff(dim=0) > 0.0).all(0)
 
 
 def _is_another(found: OuterMode, place: Tensor, tolerance: float) -> bool:

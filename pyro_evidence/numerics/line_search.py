@@ -55,6 +55,22 @@ def curves(s: Tensor, y: Tensor) -> Tensor:
     return (s * y).sum(-1, keepdim=True) > relative_rounding(y.dtype) * y.square().sum(-1, keepdim=True)
 
 
+ON_THE_WAY = 9  # places: from the ends of profiles less than a standard deviation apart; none misses a wide valley
+
+
+def lead_uphill(height: Callable[[Tensor], Tensor], places: Tensor, top: Tensor) -> Tensor:
+    """From which of ``places`` ``(M, d)`` the straight way to ``top`` rises all along, so that climbs end there.
+
+    The ways are looked at in one batch, where climbs take many evaluations one after another.
+
+    :param height: of rows ``(S, d)``, ``(S,)``.
+    :param top: ``(d,)``, or one for each place.
+    :return: bool, ``(M,)``.
+    """
+    way = places + torch.linspace(0.0, 1.0, ON_THE_WAY).to(places)[:, None, None] * (top - places)
+    return (height(way.flatten(0, 1)).reshape(way.shape[:2]).diff(dim=0) > 0.0).all(0)
+
+
 Rows = TypeVar("Rows", bound=Climbed)
 State = TypeVar("State")
 

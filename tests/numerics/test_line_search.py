@@ -15,6 +15,7 @@ from pyro_evidence.numerics.line_search import (
     armijo,
     clear_rise,
     first_accepted,
+    lead_uphill,
     to_peak,
     to_peak_or_half,
     to_peak_or_quarter,
@@ -109,3 +110,14 @@ def test_a_search_ends_at_its_shortest_step() -> None:
 
     assert first_accepted(trial, 0.0, search=Backtracking(shortest=0.2)) is None
     assert tried == [1.0, 0.5, 0.25]
+
+
+def test_ways_uphill_have_no_valley() -> None:
+    """Of two hills at -3 and 3 the way to 3 rises from the one side of it all along, not from beyond the valley."""
+
+    def height(rows: Tensor) -> Tensor:
+        return torch.logaddexp(-(rows - 3.0).square(), -(rows + 3.0).square()).squeeze(-1)
+
+    places = torch.tensor([[-4.0], [-1.0], [0.5], [2.0], [9.0]])
+    assert lead_uphill(height, places, torch.tensor([3.0])).tolist() == [False, False, True, True, True]
+    assert lead_uphill(height, places[:2], torch.tensor([[-3.0], [3.0]])).tolist() == [True, False]
