@@ -149,14 +149,14 @@ def secondary_modes(found: OuterMode, tolerance: float) -> Tensor:
     several, places from which an ascent ends at another mode, with more mass than a tenth of the tolerance.
     """
     drawn = prior_draws(found)
-    height = found.inner(drawn, thorough=False).log_density
+    height = found.inner(drawn, searches=1).log_density
     chosen = other_places(found.straight, found.profile, drawn, height)
     order = torch.cat([found.profile, height])[chosen].argsort(descending=True)
     places = torch.cat([found.straight.probes(), drawn])[chosen][order]  # the highest first
     if places.shape[-1] == 1:
         return places
     places = places[:ROUNDS]
-    on_its_slope = lead_uphill(lambda way: found.inner(way, thorough=False).log_density, places, found.centre)
+    on_its_slope = lead_uphill(lambda way: found.inner(way, searches=1).log_density, places, found.centre)
     places = places[~on_its_slope]
     counted = [_is_another(found, place, tolerance) for place in places]
     return places[torch.tensor(counted, dtype=torch.bool, device=places.device)]
@@ -260,7 +260,7 @@ def require_integral(found: OuterMode) -> None:
         before = profiles[axis, end]
         if float(profiles.amax() - before) < WORTH:
             far = found.centre + 4.0 * PROBES[end] * found.straight.basis[:, axis]
-            if float(before - found.inner(far.unsqueeze(0), thorough=False).log_density) < 1.0:
+            if float(before - found.inner(far.unsqueeze(0), searches=1).log_density) < 1.0:
                 raise ImproperPosterior(_flat(found))
 
 

@@ -115,11 +115,12 @@ class ConditionalModes:
 
 
 def solve_inner(
-    problem: Problem, theta: Tensor, start: Tensor, *, thorough: Tensor | bool = True, light: bool = False
+    problem: Problem, theta: Tensor, start: Tensor, *, searches: Tensor | int = 2, light: bool = False
 ) -> ConditionalModes:
     """The inner mode and its curvature at each row of ``theta`` ``(R, T)``, searched from ``start`` ``(R, D)``.
 
-    :param thorough: whether to search again, from further away, where no mode was found; of all rows or each, ``(R,)``.
+    :param searches: for a row where those for all together find no mode, of all rows or each, ``(R,)``: the first by
+        itself, a second from further away.
     :param light: whether sparse factors are let go, and made again when they are asked for.
     """
     if not len(theta):
@@ -127,7 +128,7 @@ def solve_inner(
         return ConditionalModes(theta, start, Dense(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing)
     search = _together if is_batched(problem) else partial(_one_by_one, light=light)
     with torch.enable_grad():  # whoever asks for draws may have switched it off
-        again = torch.as_tensor(thorough).expand(len(theta)).tolist()
+        again = torch.as_tensor(searches).expand(len(theta)).tolist()
         u, precision, log_evidence = search(problem, theta.detach(), start.detach(), again)
         prior = log_priors(problem, theta.detach())
     return ConditionalModes(theta, u, precision, log_evidence + prior.to(log_evidence))
@@ -146,7 +147,7 @@ def is_batched(problem: Problem) -> bool:
     return small and problem.factors is None and problem.nodes == 1 and problem.joint.row_bytes is not None
 
 
-def _together(problem: Problem, theta: Tensor, start: Tensor, again: list[bool]) -> tuple[Tensor, Precision, Tensor]:
+def _together(problem: Problem, theta: Tensor, start: Tensor, again: list[int]) -> tuple[Tensor, Precision, Tensor]:
     size = max(1, batched.BATCH_NUMBERS // start.shape[-1] ** 2)
     parts, exact = [], _in_double(problem)
     for t, s in zip(theta.split(size), start.split(size), strict=True):
@@ -154,7 +155,7 @@ def _together(problem: Problem, theta: Tensor, start: Tensor, again: list[bool])
     u, tril = torch.cat([p.u for p in parts]), torch.cat([p.tril for p in parts])
     log_evidence = torch.cat([p.objective for p in parts])
     for row in torch.nonzero(log_evidence == -torch.inf).flatten().tolist():
-        state = _state(problem, theta[row], start[row], thorough=True) if again[row] else None
+        state = _state(problem, theta[row], start[row], 2) if again[row] > 1 else None
         if state is not None:
             u[row], log_evidence[row] = state.u, state.log_evidence
             tril[row] = precision_tril(state.precision, len(state.u))
@@ -173,14 +174,15 @@ def _in_double(problem: Problem) -> Problem:
 
 
 def _one_by_one(
-    problem: Problem, theta: Tensor, start: Tensor, again: list[bool], *, light: bool = False
+    problem: Problem, theta: Tensor, start: Tensor, again: list[int], *, light: bool = False
 ) -> tuple[Tensor, Precision, Tensor]:
     u, values, missing = start.clone(), [-torch.inf] * len(start), Diagonal(torch.ones_like(start[:1]))
     members, factors = list[Precision]([missing]) * len(start), problem.factors if problem.nodes == 1 else None
     held = 1 if factors is None else factors.density.plan.num_bytes  # for each of the rows that are searched together
     for rows in torch.arange(len(start)).split(max(1, min(MOST_TOGETHER, FLOAT * batched.BATCH_NUMBERS // held))):
-        for row, near in zip(rows.tolist(), _near(problem, theta[rows], start[rows]), strict=True):
-            state = near or _state(problem, theta[row], start[row], thorough=again[row])
+        together = _near(problem, theta[rows], start[rows])
+        for row, near in zip(rows.tolist(), together or [None] * len(rows), strict=True):
+            state = near or _state(problem, theta[row], start[row], again[row] if together else max(1, again[row]))
             if state is not None:
                 u[row], values[row], members[row] = state.u, float(state.log_evidence), state.precision
                 if light and factors is not None:
@@ -189,8 +191,8 @@ def _one_by_one(
     return u, Separate(tuple(members)), torch.tensor(values, dtype=torch.float64, device=theta.device)
 
 
-def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState | None]:
-    """The states to which a few steps lead that all rows take together, where blocks or factors are known."""
+def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState | None] | None:
+    """The states to which a few steps lead that all rows take together; None where they cannot be taken together."""
     found: list[LaplaceState | None] = [None] * len(theta)
     if problem.marginal is not None:
         prior = log_priors(problem, theta)
@@ -198,7 +200,7 @@ def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState |
             if place is not None:
                 with suppress(ArithmeticError):  # its curvature may be no mode's
                     found[row] = state_of_blocks(problem, theta[row], place, prior[row])
-    elif problem.factors is not None and problem.nodes == 1:
+    elif problem.factors is not None and problem.nodes == 1 and problem.factors.takes_rows:
         prior, limits = log_priors(problem, theta), replace(problem.limits, slack=problem.slack)
         size = max(1, batched.BATCH_BYTES // (problem.joint.row_bytes or batched.BATCH_BYTES))
         parts = zip(start.split(size), theta.split(size), strict=True)
@@ -206,11 +208,13 @@ def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState |
         for row, mode in enumerate(modes):
             if mode is not None:
                 found[row] = state_at(problem, theta[row], mode, 0, log_hyperprior=prior[row])
+    else:
+        return None
     return found
 
 
-def _state(problem: Problem, theta: Tensor, start: Tensor, *, thorough: bool) -> LaplaceState | None:
-    for cold in (False, True) if thorough else (False,):
+def _state(problem: Problem, theta: Tensor, start: Tensor, searches: int) -> LaplaceState | None:
+    for cold in (False, True)[:searches]:
         try:
             return laplace_state(problem, theta, start, cold=cold)
         except ArithmeticError:

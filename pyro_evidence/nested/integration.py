@@ -33,7 +33,7 @@ SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
 SHALLOW = 12.0  # nats below the top at which a lattice ends
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
 REMOTE = -10.0  # log weight of a node that may follow from the others: one corner in 20,000 of a normal density
-REMOTE_SHARE = 1e-3  # of the mass, of all those: what a curve through the others has wrong is a part of it
+REMOTE_SHARE = 5e-4  # of the mass, of all those: what a curve through the others has wrong is a part of it
 BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond the nodes than a smooth curve has it
 NUM_DRAWS = 600  # of importance sampling
 NEAR = 5.0  # unconstrained units that a mode is followed to first order
@@ -60,16 +60,16 @@ class OuterMode:
         return self.state.theta[self.marginalised]
 
     def inner(
-        self, phi: Tensor, start: Tensor | None = None, *, thorough: Tensor | bool = True, light: bool = False
+        self, phi: Tensor, start: Tensor | None = None, *, searches: Tensor | int = 2, light: bool = False
     ) -> ConditionalModes:
         """Laplace inside at marginalised coordinates ``(R, d)``.
 
         :param start: of the searches, ``(R, D)``; by default where the mode is expected to first order.
-        :param thorough, light: as for :func:`solve_inner`.
+        :param searches, light: as for :func:`solve_inner`.
         """
         if start is None:
             start = followed(self.state.u, self.follows, phi - self.centre)
-        return solve_inner(self.state.problem, self.theta(phi), start, thorough=thorough, light=light)
+        return solve_inner(self.state.problem, self.theta(phi), start, searches=searches, light=light)
 
     @property
     def names(self) -> list[str]:
@@ -85,7 +85,7 @@ class OuterMode:
     @cached_property
     def profile(self) -> Tensor:
         """Log density along those axes, at :meth:`Standardisation.probes`, nats, ``(d * J,)``."""
-        return self.inner(self.straight.probes(), thorough=False).log_density.nan_to_num(nan=-torch.inf)
+        return self.inner(self.straight.probes(), searches=1).log_density.nan_to_num(nan=-torch.inf)
 
     def theta(self, phi: Tensor) -> Tensor:
         """All hyperparameters with marginalised coordinates ``(R, d)``, ``(R, T)``."""
@@ -244,10 +244,11 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
 def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
     """By as many nodes as settle; None where they do not."""
     made: dict[int, Integral] = {}
+    searched: list[Searched | None] = [None]  # by fewer nodes
 
     def product(_: Tensor, num: int) -> NodeProducts:
-        modes = made[max(made)].modes if made else None  # that fewer nodes have shown
-        made[num] = now = by_product(found, where, num, modes)
+        made[num], searched[0] = _product(found, where, num, searched[0])
+        now = made[num]
         assert isinstance(now.density, Interpolated)
         return NodeProducts(*(x.unsqueeze(0) for x in (now.log_evidence, *now.moments, now.density.log_ratio)))
 
@@ -369,7 +370,7 @@ def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> d
             return None
         cells = sorted(front)
         z = step * found.centre.new_tensor(cells)
-        height |= zip(cells, found.inner(found.straight.forward(z), thorough=False).log_density.tolist(), strict=True)
+        height |= zip(cells, found.inner(found.straight.forward(z), searches=1).log_density.tolist(), strict=True)
         low = max(height.values()) - SHALLOW
         front = set()
         for cell, axis, side in itertools.product(cells, range(len(cells[0])), (-1, 1)):
@@ -379,20 +380,30 @@ def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> d
     return height
 
 
-def by_product(found: OuterMode, where: Standardisation, num: int, modes: Trend | None = None) -> Integral:
+def by_product(found: OuterMode, where: Standardisation, num: int) -> Integral:
     """The integral by so many nodes on each axis; its error is not known.
 
-    :param modes: where inner modes are expected, as fewer nodes have shown.
+    Where remote nodes follow from others, those of the rules with fewer nodes are searched first.
     """
+    fewer: Searched | None = None
+    if where.num_dims > 1 and not is_batched(found.state.problem):
+        for each in itertools.takewhile(lambda n: n < num, NODES):
+            fewer = _product(found, where, each, fewer)[1]
+    return _product(found, where, num, fewer)[0]
+
+
+def _product(
+    found: OuterMode, where: Standardisation, num: int, fewer: "Searched | None"
+) -> "tuple[Integral, Searched]":
     axis, d = rules.gauss_hermite(num), where.num_dims
     rule = rules.product(axis, d)
-    nodes, log_mass = _at_rule(found, where, rule, modes)
+    nodes, log_mass, searched = _at_rule(found, where, rule, fewer)
     log_ratio = _filled(rule, log_mass - rule.log_weights)
     log_evidence = rule.log_mean(log_ratio)
     density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * d))
     weights = rule.log_weights + log_ratio - log_evidence
     method = f"{num} nodes on each of {d} axes" if d > 1 else f"{num} nodes"
-    return Integral(found, where, density, log_evidence, math.inf, nodes, weights, method, "by_product")
+    return Integral(found, where, density, log_evidence, math.inf, nodes, weights, method, "by_product"), searched
 
 
 def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
@@ -405,41 +416,68 @@ def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
     return log_ratio.index_copy(0, torch.nonzero(missing).squeeze(-1), log_ratio[nearest])
 
 
-def _at_rule(
-    found: OuterMode, where: Standardisation, rule: Rule, modes: Trend | None = None
-) -> tuple[ConditionalModes, Tensor]:
-    """Laplace inside at the nodes of a rule, and the log mass about each; nodes that may be missing are tried once.
+@dataclass(frozen=True)
+class Searched:
+    """Nodes whose inner modes are known, of several rules on the same axes.
 
-    Where each node is a search of its own, remote ones off the axes follow from the others, unless they count.
+    :ivar log_ratio: of the mass about each to the weight that its rule gives it, nats, ``(K,)``.
+    """
+
+    z: Tensor  # (K, d)
+    u: Tensor  # (K, D)
+    log_ratio: Tensor
+
+    def and_of(self, z: Tensor, u: Tensor, log_ratio: Tensor) -> "Searched":
+        """With more nodes; without those where no mode was found."""
+        sound, own = torch.isfinite(log_ratio), (self.z, self.u, self.log_ratio)
+        return Searched(*(torch.cat([a, b[sound]]) for a, b in zip(own, (z, u, log_ratio), strict=True)))
+
+
+def _at_rule(
+    found: OuterMode, where: Standardisation, rule: Rule, fewer: Searched | None = None
+) -> tuple[ConditionalModes, Tensor, Searched]:
+    """Laplace inside at the nodes of a rule, and the log mass about each.
+
+    Those that may be missing are tried once.  Where each node is a search of its own, those that hold next to no mass
+    follow from the others by a curve, if they hold as little by their nearest neighbours.
+
+    :param fewer: nodes of other rules; without them those on the axes or near the mode are searched.
+    :return: last, with the nodes of this rule that were searched.
     """
     z, log_volume = rule.nodes, log_volume_of(rule)
-    thorough, off_axes = rule.log_weights > NEGLIGIBLE, (z.abs() > z.abs().amin()).sum(-1) > 1
-    known = ~off_axes | (rule.log_weights > REMOTE)
-    if bool(known.all()) or is_batched(found.state.problem):
-        return _at(found, where, z, log_volume, modes, thorough=thorough)
+    searches, off_axes = torch.where(rule.log_weights > NEGLIGIBLE, 2, 0), (z.abs() > z.abs().amin()).sum(-1) > 1
+    known = (~off_axes | (rule.log_weights > REMOTE)) & (fewer is None)
+    searched = fewer or Searched(z[:0], z.new_zeros(0, len(found.state.u)), log_volume[:0])
+    if bool(known.all()) or is_batched(found.state.problem) or z.shape[-1] == 1:
+        modes = Trend(searched.z, searched.u) if fewer else None
+        nodes, log_mass = _at(found, where, z, log_volume, modes, searches=searches)
+        return nodes, log_mass, searched.and_of(z, nodes.u, log_mass - rule.log_weights)
     u, log_mass = z.new_zeros(len(z), len(found.state.u)), torch.full_like(log_volume, -torch.inf)
     members, new = list[Precision](), known.nonzero().flatten()
     of = new.new_zeros(len(z))  # where each node's precision is among the members
     while True:
-        nodes, log_mass[new] = _at(found, where, z[new], log_volume[new], modes, thorough=thorough[new])
+        modes = Trend(searched.z, searched.u) if len(searched.z) else None
+        nodes, log_mass[new] = _at(found, where, z[new], log_volume[new], modes, searches=searches[new])
         u[new], of[new] = nodes.u, torch.arange(len(new), device=new.device) + len(members)
         members += [nodes.precision.row(i) for i in range(len(new))]
         known[new] = True
-        sound = known & torch.isfinite(log_mass)
-        log_ratio = Trend(z[sound], (log_mass - rule.log_weights)[sound].unsqueeze(-1))(z).squeeze(-1)
+        searched = searched.and_of(z[new], nodes.u, (log_mass - rule.log_weights)[new])
+        log_ratio = Trend(searched.z, searched.log_ratio.unsqueeze(-1))(z).squeeze(-1)
         followed = torch.where(known, log_mass, rule.log_weights + log_ratio)
+        nearest = searched.log_ratio[torch.cdist(z, searched.z).argmin(-1)]
         left = (~known).nonzero().flatten()
-        left = left[followed[left].argsort()]
-        share = (followed[left].logcumsumexp(0) - followed.logsumexp(0)).exp()
+        most = torch.maximum(followed, rule.log_weights + nearest)[left].sort()
+        share, left = (most.values.logcumsumexp(0) - followed.logsumexp(0)).exp(), left[most.indices]
         new = left[share >= REMOTE_SHARE]  # those that count beside all that count less
         if not len(new):
             break
+    sound = known & torch.isfinite(log_mass)
     nearest = torch.cdist(z, z[sound]).argmin(-1)
     of = torch.where(known, of, of[sound][nearest])
-    u = torch.where(known.unsqueeze(-1), u, Trend(z[sound], u[sound])(z))
+    u = torch.where(known.unsqueeze(-1), u, Trend(searched.z, searched.u)(z))
     log_density = followed - where.log_slope(z) - log_volume
     precision = Separate(tuple(members[i] for i in of.tolist()))
-    return ConditionalModes(found.theta(where.forward(z)), u, precision, log_density), followed
+    return ConditionalModes(found.theta(where.forward(z)), u, precision, log_density), followed, searched
 
 
 def log_volume_of(rule: Rule) -> Tensor:
@@ -454,21 +492,21 @@ def _at(
     log_volume: Tensor,
     modes: Trend | None = None,
     *,
-    thorough: bool | Tensor = True,
+    searches: Tensor | int = 2,
 ) -> tuple[ConditionalModes, Tensor]:
     """Laplace inside at ``z`` ``(K, d)``, and the log mass of the marginalised sites about each, nats, ``(K,)``.
 
     :param log_volume: of which each stands for all ``z``, ``(K,)``.
     """
     start = None if modes is None else modes(z)
-    nodes = found.inner(where.forward(z), start, thorough=thorough, light=True)
+    nodes = found.inner(where.forward(z), start, searches=searches, light=True)
     return nodes, nodes.log_density + where.log_slope(z) + log_volume
 
 
 def by_design(found: OuterMode, where: Standardisation) -> Integral:
     """A central composite design; its error is what its centre and axes alone would say otherwise."""
     rule = rules.central_composite(where.num_dims)
-    nodes, log_mass = _at_rule(found, where, rule)
+    nodes, log_mass, _ = _at_rule(found, where, rule)
     log_evidence = log_mass.logsumexp(0)
     log_ratio = log_mass - rule.log_weights
     error = float((rules.axes_of(rule).log_mean(log_ratio[: 2 * where.num_dims + 1]) - log_evidence).abs())
@@ -491,7 +529,7 @@ def by_draws(found: OuterMode, where: Standardisation, z: Tensor) -> Integral:
 
     :raises ImproperPosterior: where a few draws carry all the weight.
     """
-    nodes, log_mass = _at(found, where, z, -rules.student_log_density(z) - math.log(len(z)), thorough=False)
+    nodes, log_mass = _at(found, where, z, -rules.student_log_density(z) - math.log(len(z)), searches=1)
     log_mass = log_mass.nan_to_num(nan=-torch.inf)
     effective = float(importance.effective_sample_size(log_mass))
     if effective < max(20.0, 2.0 * where.num_dims):

@@ -44,7 +44,7 @@ def replicate_integrals(problem: Problem, modes: Maxima, drawn: Tensor, toleranc
         numbers = theta[rows, None, -1:].expand(-1, phi.shape[1], 1)
         start = followed(modes.rows.u[rows, None], modes.follows[rows], phi - straight.centre[rows])
         places = (torch.cat([phi, numbers], -1).flatten(0, 1), start.flatten(0, 1))
-        return solve_inner(problem, *places, thorough=False).log_density.reshape(phi.shape[:2])
+        return solve_inner(problem, *places, searches=1).log_density.reshape(phi.shape[:2])
 
     eye = torch.eye(d).to(theta)
     straight = chart(theta[:, None, :-1], torch.where(modes.found[:, None, None], modes.precision, eye))

@@ -107,10 +107,13 @@ class Limits:
     watch: Watch = no_callback  # told every row's log joint
     slack: float = SLACK * torch.finfo(torch.float64).eps  # relative rounding of the log joint, a sum over data
 
-    def is_small(self, decrement: Real, before: Real) -> Real:
-        """Whether decrements are far below the tolerance, or below it and no longer falling for rounding."""
-        falling = decrement <= 0.1 * before
-        return decrement <= self.tolerance ** (1.0 + 0.4 * falling)
+    def is_small(self, decrement: Real, before: Real, log_joint: Real = 0.0) -> Real:
+        """Whether decrements are far below the tolerance, or no longer falling for rounding.
+
+        That is below the tolerance, or at the rounding of the log joint where they do not fall at all.
+        """
+        falling, still = decrement <= 0.1 * before, decrement > 0.5 * before
+        return (decrement <= self.tolerance ** (1.0 + 0.4 * falling)) | still & self.is_resting(decrement, log_joint)
 
     def is_resting(self, decrement: Real, log_joint: Real) -> Real:
         """Whether decrements are at the rounding of the log joint."""
@@ -219,7 +222,8 @@ def search(gradient: Gradient, direction: DirectionAt, u: Tensor, limits: Limits
         here = direction(found.u[rows], rows, found.gradient[rows])
         if not found.precision.numel():
             found = replace(found, precision=here.precision.new_zeros(len(u), *here.precision.shape[1:]))
-        arrived = here.definite & limits.is_small(here.decrement, found.decrement[rows])
+        small = limits.is_small(here.decrement, found.decrement[rows], found.log_joint[rows])
+        arrived = here.definite & small
         found.precision[rows], found.step[rows], found.decrement[rows] = here.precision, here.step, here.decrement
         found.definite[rows], found.lowest[rows], found.converged[rows] = here.definite, here.lowest, arrived
         rows = rows[~arrived]

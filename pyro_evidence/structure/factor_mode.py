@@ -125,14 +125,17 @@ class StructuredProblem:
         parts = {f.name: torch.cat([getattr(mode, f.name) for mode in modes]) for f in fields(newton.Mode)}
         return StructuredMode(**parts, found=tuple(mode.found[0] for mode in modes))
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether rows with hyperparameters of their own are differentiated together."""
+        return self.density.takes_rows and bool(self.active.all())
+
     def near_modes(self, u: Tensor, theta: Tensor, limits: newton.Limits) -> list[StructuredMode | None]:
         """Modes near rows ``(R, D)``, each at its hyperparameters ``(R, T)``, by a few Newton steps for all together.
 
-        :return: None for rows where these do not arrive, and for all where rows are not differentiated together.
+        :return: None for rows where these do not arrive.
         """
         density, limits = self.density, replace(limits, num_steps=SOON, watch=no_callback)
-        if not density.takes_rows or not bool(self.active.all()):
-            return [None] * len(u)
         if density.linear is None:
             gradient = newton.gradient_of(density, theta)
             together = self._search(

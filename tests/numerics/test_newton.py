@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics import newton
 from pyro_evidence.numerics.newton import Limits, Mode, climb
 from tests.models_for_tests.toy_density import MEAN, A, Toy, banana, cliff, gaussian, logistic, wells
 
@@ -95,6 +96,31 @@ def test_coordinates_may_come_in_any_order_and_unit() -> None:
     moved = search(lambda v, theta: logistic(v[..., order.argsort()], theta), u[:, order])
     assert_approx(scaled.u * scale, plain.u)
     assert_approx(moved.u[:, order.argsort()], plain.u)
+
+
+def test_a_search_ends_where_rounding_alone_moves_it() -> None:
+    """A stiff curve around a high level: each second difference of it is rounded."""
+    curve, count = torch.diff(torch.eye(200).double(), n=2, dim=0), list[float]()
+    y, A = 1e3 + wander(200), 1e10 * curve.mT @ curve + torch.eye(200).double()
+
+    def gradient(u: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        bent, away = u @ curve.mT, u - y
+        value = -300.0 - 5e9 * bent.square().sum(-1) - 0.5 * away.square().sum(-1)
+        return value, -1e10 * bent @ curve - away
+
+    def direction(u: Tensor, rows: Tensor, slope: Tensor) -> newton.Direction:
+        found = newton.by_absolute_value(A.unsqueeze(0), slope)
+        count.append(float(found.decrement))
+        return found
+
+    mode = newton.search(gradient, direction, torch.zeros(1, 200).double(), newton.limits_of(torch.float64))
+    assert bool(mode.converged) and len(count) <= 5 and count[-1] < 1e-11
+    assert torch.allclose(mode.u[0], torch.linalg.solve(A, y), rtol=1e-6)
+
+
+def wander(size: int) -> Tensor:
+    torch.manual_seed(0)
+    return 0.1 * torch.randn(size).double().cumsum(0)
 
 
 def test_running_out_of_steps_is_said() -> None:

@@ -130,3 +130,18 @@ def test_gaussian_data_take_one_factorisation_and_light_factors_are_made_again(m
     assert torch.allclose(light.precision.variance, kept.precision.variance, rtol=1e-12)
     assert torch.equal(light.precision.log_det, kept.precision.log_det)
     assert torch.allclose(light.precision.solve(start + 1.0), kept.precision.solve(start + 1.0), rtol=1e-10)
+
+
+def test_rows_that_may_be_missing_are_searched_together_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = MarginalisedJoint(counts, (data(),), marginalise=["scale"])
+    problem, alone = laplace_problem(joint, None), list[float]()
+    find = StructuredProblem.find_modes
+    monkeypatch.setattr(
+        StructuredProblem, "find_modes", lambda *args, **kw: alone.append(float(args[2])) or find(*args, **kw)
+    )
+    start = laplace_state(problem, joint.initial_theta, joint.initial_u, cold=True).u
+    alone.clear()
+    theta = torch.tensor([[-3.0], [-27.0], [-28.0]]).double()  # the data are beyond rounding at the last two
+    found = solve_inner(problem, theta, start.expand(3, -1), searches=torch.tensor([2, 0, 1]))
+    assert torch.isfinite(found.log_density).tolist() == [True, False, False]
+    assert set(alone) == {-28.0}
