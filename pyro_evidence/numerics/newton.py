@@ -113,7 +113,7 @@ class Limits:
         That is below the tolerance, or at the rounding of the log joint where they do not fall at all.
         """
         falling, still = decrement <= 0.1 * before, decrement > 0.5 * before
-        return (decrement <= self.tolerance ** (1.0 + 0.4 * falling)) | still & self.is_resting(decrement, log_joint)
+        return decrement <= self.tolerance ** (1.0 + 0.4 * falling) * (1.0 + still * abs(log_joint))
 
     def is_resting(self, decrement: Real, log_joint: Real) -> Real:
         """Whether decrements are at the rounding of the log joint."""
@@ -222,8 +222,7 @@ def search(gradient: Gradient, direction: DirectionAt, u: Tensor, limits: Limits
         here = direction(found.u[rows], rows, found.gradient[rows])
         if not found.precision.numel():
             found = replace(found, precision=here.precision.new_zeros(len(u), *here.precision.shape[1:]))
-        small = limits.is_small(here.decrement, found.decrement[rows], found.log_joint[rows])
-        arrived = here.definite & small
+        arrived = here.definite & limits.is_small(here.decrement, found.decrement[rows], found.log_joint[rows])
         found.precision[rows], found.step[rows], found.decrement[rows] = here.precision, here.step, here.decrement
         found.definite[rows], found.lowest[rows], found.converged[rows] = here.definite, here.lowest, arrived
         rows = rows[~arrived]
