@@ -215,7 +215,7 @@ class PredictivePosterior(PredictionMixin, Posterior):
         """
         args, kwargs = new
         if kind == "response":
-            parts = predictions(self, self._with(args, kwargs), num_samples, seed, num_samples * kept)
+            parts = predictions(self, self._with(args, kwargs), num_samples, seed, num_samples if kept else 0)
             return chosen(parts, site)
         if kind not in KINDS or kwargs or len(args) > 1:
             raise BadInput(
@@ -225,7 +225,7 @@ class PredictivePosterior(PredictionMixin, Posterior):
         joint = self._with(model.arguments(*args, groups=kind != "population"), {})
         joint.model = model.seen(lambda eta, _: eta) if link else model
         found = predictions(
-            self, joint, num_samples, seed, num_samples * kept, linear=link and self._is_normal and not kept
+            self, joint, num_samples, seed, num_samples if kept else 0, linear=link and self._is_normal and not kept
         )
         return chosen(found, None)
 

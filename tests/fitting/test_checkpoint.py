@@ -185,7 +185,7 @@ def test_a_resumed_fit_repeats_its_last_step_alone(tmp_path: Path) -> None:
         return step(state)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_marginal, "step", counting)
+        patch.setattr(RVM, "_step", staticmethod(counting))
         posterior = run(engine, *args())
     assert steps == len(posterior.log_evidences) - 1 - 6 + 1
 
@@ -203,7 +203,7 @@ def test_an_interrupt_is_written_down(tmp_path: Path) -> None:
         return step(state)
 
     with pytest.MonkeyPatch.context() as patch, pytest.warns(UserWarning, match="interrupted"):
-        patch.setattr(fast_marginal, "step", interrupted)
+        patch.setattr(RVM, "_step", staticmethod(interrupted))
         with_stop(engine, checkpoint=tmp_path / "file").run(*args())
     again = run(make().resume(tmp_path / "file"), *args())
     assert again.log_evidences == expected.log_evidences

@@ -131,7 +131,7 @@ class FrameDesign:
             names = (self.frame if frame is None else frame)[smooth.covariates[0]].astype(str)
             if unknown := sorted(set(names) - set(nodes)):
                 raise BadInput(
-                    f"{smooth.text}: {unknown[0]!r} is none of the {len(nodes)} nodes of the graph, {nodes}."
+                    f"{smooth.text}: {unknown[0]!r} is none of the {len(nodes)} nodes of the graph; expected {nodes}."
                 )
             x = torch.tensor([[float(nodes.index(name))] for name in names], dtype=torch.float64)
         else:
