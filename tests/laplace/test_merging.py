@@ -22,7 +22,8 @@ from pyro_evidence import (
     gauss_newton,
 )
 from pyro_evidence.compare import linearised
-from pyro_evidence.laplace import remedies, restarts, type2
+from pyro_evidence.errors import NotSmooth
+from pyro_evidence.laplace import mode_checks, remedies, restarts, type2
 from pyro_evidence.laplace.approximation import (
     LaplaceRows,
     LaplaceState,
@@ -32,6 +33,7 @@ from pyro_evidence.laplace.approximation import (
 )
 from pyro_evidence.models.mlp import MLP
 from pyro_evidence.numerics.line_search import alone
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program import LogJoint
 
 
@@ -140,28 +142,33 @@ def test_a_warm_up_goes_on_as_long_as_the_log_evidence_rises(monkeypatch: pytest
     assert torch.equal(theta, seen[best].theta) and torch.equal(u, seen[best].u)
 
 
-def two_means(spread: float | None) -> Any:
-    """Two components of six data of one cluster; the spread of the means, or that of the data, is maximised."""
-
-    def model(t: Tensor) -> None:
-        positive, one = constraints.positive, torch.tensor(1.0)
-        of_means = pyro.param("spread", 5.0 * one, constraint=positive) if spread is None else spread
-        noise = one if spread is None else pyro.param("noise", one, constraint=positive)
-        with pyro.plate("components", 2):
-            m = pyro.sample("m", dist.Normal(0.0, of_means))
-        with pyro.plate("data", len(t)):
-            k = pyro.sample("k", dist.Categorical(torch.ones(2)), infer={"enumerate": "parallel"})
-            pyro.sample("t", dist.Normal(m[k], noise), obs=t)
-
-    return model
+def two_means(t: Tensor) -> None:
+    """Two components of data of one cluster; the spread of their means is maximised."""
+    spread = pyro.param("spread", torch.tensor(5.0), constraint=constraints.positive)
+    with pyro.plate("components", 2):
+        m = pyro.sample("m", dist.Normal(0.0, spread))
+    with pyro.plate("data", len(t)):
+        k = pyro.sample("k", dist.Categorical(torch.ones(2)), infer={"enumerate": "parallel"})
+        pyro.sample("t", dist.Normal(m[k], 1.0), obs=t)
 
 
-CLUSTER = torch.randn(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+def test_components_that_merge_have_no_kink() -> None:
+    t = torch.randn(6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with pytest.raises(NotConverged, match="singular"):
+        LaplaceEvidence(two_means, stop=Stop(progress=False)).run(t)
 
 
-@pytest.mark.parametrize(("spread", "error", "said"), [(None, NotConverged, "singular"), (5.0, NotAMode, "to merge")])
-def test_components_that_merge_have_no_kink(spread: float | None, error: type[Exception], said: str) -> None:
-    """The curvature at the double mode goes to zero, with a quartic left: as smooth as a density can be."""
+@pytest.mark.parametrize(("power", "error", "said"), [(4, NotAMode, "to merge"), (1, NotSmooth, "has a kink")])
+def test_a_quartic_is_told_from_a_corner(power: int, error: type[Exception], said: str) -> None:
+    """Where next to no curvature is left, both slopes change by more than it says: a quartic's by less, the nearer."""
+
+    def flat() -> None:
+        x = pyro.sample("x", dist.Normal(0.0, 1e5))
+        pyro.factor("top", -(x.abs() ** power))
+
+    problem = laplace_problem(LogJoint(flat, (), {}))
+    place = torch.zeros(1), problem.joint.initial_theta
+    products = mode_checks.of_precision(Dense(torch.full((1, 1, 1), 1e-5)), problem.active)
     with pytest.raises(error, match=said) as caught:
-        LaplaceEvidence(two_means(spread), stop=Stop(progress=False)).run(CLUSTER)
-    assert "kink" not in str(caught.value)
+        mode_checks.certify(problem.joint, problem.density, *place, products)
+    assert (type(caught.value) is NotSmooth) == (power == 1)
