@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from enum import Enum
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,9 +45,9 @@ from pyro_evidence.fitting.process_state import exclusive, restored_global_state
 from pyro_evidence.numerics.linalg import PER_NUMBER, expect, one_thread_if_small
 from pyro_evidence.settings import check_path, stacklevel
 
-FORMAT = "pyro_evidence checkpoint 3"
+FORMAT = "pyro_evidence checkpoint 4"
 PROGRESS = {"tuple": [[int, object], [int, object], [int, {"tuple": [[int, float]]}], [int, object], [int, object]]}
-LOOP = {"name": str, "start": float, "done": bool, "progress": PROGRESS}
+LOOP = {"name": str, "start": float, "done": bool, "count": int, "progress": PROGRESS}
 CHECKPOINT = {"format": str, "engine": str, "data": str, "loops": [LOOP]}
 TAKEN = "It is no checkpoint, and is not overwritten: give another name, or remove it."
 SAME = 1e-6  # relative difference of numbers that may be rounding on two machines
@@ -129,7 +130,8 @@ class Loop:
         """For the file."""
         known = {k: v for k, v in self.known.items() if k != id(self.begin.step) or not dataclasses.is_dataclass(v[1])}
         progress = put_down((self.begin.step, now.state, now.objectives, now.status, now.last), known)
-        return {"name": self.name, "start": self.start, "done": now.status is not None, "progress": progress}
+        done, count = now.status is not None, len(now.objectives)
+        return {"name": self.name, "start": self.start, "done": done, "count": count, "progress": progress}
 
 
 class Recorder:
@@ -165,6 +167,8 @@ class Recorder:
         try:
             stored = taken_up(earlier["progress"], (begin.step, begin.state))
             step, state, objectives, status, last = stored
+            if not (isinstance(status, Enum) if earlier["done"] else status is None):
+                raise ValueError("its status is not that of a loop that has ended, or of one that goes on")
             made = [begin.state]
             if len(objectives) > len(begin.objectives):
                 with restored_global_state():
@@ -172,6 +176,8 @@ class Recorder:
             known = (*begin.objectives, *(each.objective for each in made))
             found = (*objectives[: len(begin.objectives)], *objectives[-len(made) :])
             require_same((state, found), (made[-1], known), SAME)
+            if len(objectives) != earlier["count"]:
+                raise ValueError(f"it holds {len(objectives)} objectives, and {earlier['count']} by its count")
         except files.UNFIT as error:
             raise files.unreadable(self.path, error, "checkpoint", "Stop(checkpoint=path)") from error
         if step is not begin.step:  # a step that keeps a journal goes on with it

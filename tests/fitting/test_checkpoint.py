@@ -373,6 +373,26 @@ def test_objectives_that_begin_elsewhere_than_their_loop_are_refused(change, tmp
         run(make().resume(tmp_path / "file"), *args())
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda loop: loop["progress"]["tuple"][3].__setitem__(1, "a"), "its status"),
+        (lambda loop: loop["progress"]["tuple"][3].__setitem__(1, {"kind": "Status", "member": "STUCK"}), "its status"),
+        (lambda loop: loop.update(done=True), "its status"),
+        (lambda loop: loop["progress"]["tuple"][2][1]["tuple"].pop(2), "4 objectives, and 5 by its count"),
+        (lambda loop: loop.update(count=4), "5 objectives, and 4 by its count"),
+    ],
+)
+def test_a_loop_that_goes_on_has_no_status_and_all_its_objectives(change: Any, reason: str, tmp_path: Path) -> None:
+    make, args = FITS["EvidenceEM"]
+    assert killed_at(make(), args(), tmp_path / "file", 4)
+    content = files.read(tmp_path / "file")
+    change(content["loops"][-1])
+    files.write(content, tmp_path / "file")
+    with pytest.raises(BadInput, match=f"cannot be read as a checkpoint .*{reason}"):
+        run(make().resume(tmp_path / "file"), *args())
+
+
 def test_a_checkpoint_of_an_older_release_is_named(tmp_path: Path) -> None:
     files.write({"format": "pyro_evidence checkpoint 1", "engine": "RVM"}, tmp_path / "file")
     with pytest.raises(BadInput, match="holds a pyro_evidence checkpoint 1; expected a checkpoint of RVM"):
