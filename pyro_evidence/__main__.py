@@ -41,7 +41,7 @@ def versions() -> list[str]:
 
 
 def difference() -> float:
-    """How far the log evidence of a fit is from the closed form, nats."""
+    """Absolute error of a fit's log evidence, whose closed form is known, nats."""
     x = torch.linspace(-1.0, 1.0, 30, dtype=torch.float64)
     X = torch.stack([torch.ones_like(x), x], -1)
     t = 2.0 * x + 0.3 * torch.cos(40.0 * x)

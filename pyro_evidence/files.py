@@ -91,7 +91,7 @@ def read(path: str | Path, map_location: MapLocation = None) -> dict[Any, Any]:
 
 
 def _whole(path: str | Path) -> tuple[Any, bytes]:
-    """What the header says beside tensors, and all bytes, of a regular file that is as long as its header says.
+    """Metadata of the header, and all bytes, of a regular file that is as long as its header says.
 
     By one handle: a file that is put in its place meanwhile does not mix with it.  No more than the header is read of
     any other file, and a pipe is not waited for.
@@ -157,7 +157,7 @@ class Array:
         return not self.finite or bool(value.isfinite().all())
 
     def words(self, sizes: Mapping[str, int]) -> str:
-        """What is expected, for an error message."""
+        """The expected entries in words, for an error message."""
         axes = [str(sizes.get(letter, letter)) for letter in (self.axes or "").split()]
         kind = "floats" if self.dtype is None else str(self.dtype).removeprefix("torch.")
         shape = "" if self.axes is None else f" of shape ({', '.join(axes)})"
@@ -274,7 +274,7 @@ def bytes_of(value: Tensor) -> memoryview:
 
 
 def digest(text: str, tensors: Sequence[Tensor]) -> str:
-    """What tells a content from any other: SHA-256 of its text and of dtype, shape and elements of its tensors."""
+    """SHA-256 of a text and of dtype, shape and elements of tensors."""
     found = hashlib.sha256(text.encode())
     for tensor in tensors:
         found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -406,7 +406,7 @@ def _locked(handle: int, *, wait: bool) -> bool:
 
 
 def _room(folder: Path) -> str:
-    """How many bytes are free, in words."""
+    """Number of free bytes, in words."""
     try:
         found = os.statvfs(folder)
     except (OSError, AttributeError):

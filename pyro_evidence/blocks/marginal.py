@@ -85,7 +85,7 @@ class Place(Batched):
 
     @property
     def objective(self) -> Tensor:
-        """What is left to gain, negative, ``(R,)``; nan where the curvature is not positive definite."""
+        """Minus the gain that Newton's step promises, ``(R,)``; nan where the curvature is not positive definite."""
         return torch.where(self.direction.definite & self.value.isfinite(), -self.decrement, torch.nan)
 
     def own_at(self, p: Partition, shared: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class BlockDensity:
         return dict(zip(shapes, flat.split([s.numel() for s in shapes.values()], 1), strict=True))
 
     def by_rows(self, one: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
-        """What runs of the model make of every row ``(Q, D)``, together where it takes a batch."""
+        """Result of a run of the model for every row ``(Q, D)``, together where it takes a batch."""
         if self.joint.row_bytes is not None and len(u) > 1:
             with suppress(Exception):  # one bad row; what one() raises below is what the caller sees
                 return torch.vmap(one, chunk_size=max(1, batched.BATCH_BYTES // self.joint.row_bytes))(u)

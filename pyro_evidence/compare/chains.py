@@ -26,7 +26,7 @@ UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """How long each chain is."""
+    """Length of each chain: warm-up and draws."""
 
     num_samples: int
     warmup_steps: int
@@ -36,7 +36,7 @@ class ChainSettings:
 
 @dataclass(frozen=True)
 class Chains:
-    """What NUTS drew.
+    """Draws of NUTS, by chain.
 
     :ivar draws: constrained values by site, ``(C, T) + site shape``.
     :ivar diverging: which transitions diverged, bool, ``(C, T)``.
@@ -50,7 +50,7 @@ class Chains:
     note: str = ""
 
     def get_samples(self, num_samples: int | None = None, group_by_chain: bool = False) -> Draws:
-        """As ``MCMC.get_samples``; the last ``num_samples`` of each chain."""
+        """Draws by site, as ``MCMC.get_samples`` returns them; the last ``num_samples`` of each chain."""
         kept = {n: v if num_samples is None else v[:, -num_samples:] for n, v in self.draws.items()}
         return kept if group_by_chain else {n: v.flatten(0, 1) for n, v in kept.items()}
 

@@ -80,7 +80,7 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What cannot be said in numbers: rows that could not run, sites that are missing, divergences."""
+        """Sentences on rows that could not run, sites that are missing, and divergences."""
         found = [f"{n}: did not run. {r.failure}" for n, r in self.runs.items() if r.failure]
         found += [
             f"{n}: {r.divergences} divergent transitions; its draws are biased. Reparametrise (non-centred "

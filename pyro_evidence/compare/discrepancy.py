@@ -1,4 +1,4 @@
-"""How far apart two sets of draws are, in standard deviations of the second."""
+"""Distance between two sets of draws, in standard deviations of the second."""
 
 import math
 

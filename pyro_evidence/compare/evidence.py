@@ -96,7 +96,7 @@ class EvidenceComparison:
 
     @property
     def notes(self) -> list[str]:
-        """What no column shows: doubts, and what the first two rows do not say."""
+        """Sentences for what no column shows: doubts, and differences between the first two rows."""
         doubts = [f"{row.name}: {d}" for row in self.rows for d in row.doubts]
         return [*self.doubts, *doubts, *_caveats(*self.rows[:2]), *self.by_priors]
 
@@ -110,7 +110,7 @@ class EvidenceComparison:
         return self.table().to_pandas()
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """How far each model lies behind the best, nats, with two standard errors of the difference.
+        """Bars of the difference in log evidence to the best model, nats, with two standard errors.
 
         >>> comparison.plot()  # doctest: +SKIP
 
@@ -148,7 +148,7 @@ COLUMNS = {
 
 
 def _caveats(first: Row, second: Row) -> list[str]:
-    """What to think of before believing the order."""
+    """Reasons to doubt the order of two models."""
     lead, more = first.log_evidence - second.log_evidence, first.num_hyperparameters - second.num_hyperparameters
     said, error = [], math.hypot(first.standard_error, second.standard_error)
     if lead < 2.0 * error:

@@ -1,4 +1,4 @@
-"""How well draws of an engine predict data that it has not seen."""
+"""Log predictive density, by draws of an engine, of data that it has not seen."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ MOST_REPLICATES = 500  # new data sets, from as many draws spread over the chain
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the posterior predictive says of each held-out element, in the order of the observed sites.
+    """Predictive mean, deviation and log density of each held-out element, in the order of the observed sites.
 
     :ivar observed: the elements themselves, shape ``(E,)``.
     :ivar mean: their predictive means, shape ``(E,)``.

@@ -1,4 +1,4 @@
-"""What an engine for mixtures does round by round: train and test densities, components, evidence."""
+"""Train and test densities, number of components and evidence of a mixture's fit, round by round."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -115,7 +115,7 @@ class FitTable:
 
     @cached_property
     def _quantiles(self) -> dict[str, Tensor]:
-        """Of every site and succeeded fit, at a standard deviation below the median, there and above it."""
+        """Quantiles of every site and succeeded fit, at a standard deviation below the median, there and above it."""
         found = [posterior.quantiles(ONE_SD) for posterior in self]
         if not found:
             raise BadInput(

@@ -39,7 +39,7 @@ from pyro_evidence.settings import seed_of
 
 @dataclass(frozen=True, repr=False)
 class EngineRun:
-    """What one engine found, or why it found nothing.
+    """Result of one engine, or the reason why there is none.
 
     :ivar draws: constrained values by site, ``(C, T) + site shape``; empty when the engine failed.
     :ivar model: a model whose density the draws can be put into; hyperparameters put in.
@@ -130,7 +130,7 @@ class NUTSRun:
 
     @property
     def settings(self) -> ChainSettings:
-        """How long each chain is."""
+        """Length of each chain: warm-up and draws."""
         return ChainSettings(self.num_samples, self.warmup_steps, self.num_chains, seed_of(self.seed))
 
     def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Chains:

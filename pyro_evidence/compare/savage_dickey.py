@@ -19,7 +19,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 
 @dataclass(frozen=True)
 class SavageDickey:
-    """What the data say of a point in the space of some sites.
+    """Bayes factor for a point in the space of some sites, against all other points.
 
     :ivar log_bayes_factor: ``log p(D | point) - log p(D)``, nats; above zero the data are for the point.
     :ivar log_posterior_density: at the point, in the sites' own units, nats.

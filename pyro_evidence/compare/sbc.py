@@ -20,7 +20,7 @@ FEWEST_IN_A_BIN = 5  # expected ranks, below which Pearson's statistic is not ch
 
 
 def rank(truth: Tensor, draws: Tensor) -> Tensor:
-    """How many of the draws ``(L, ...)`` are below the truth ``(...)``: 0 to L."""
+    """Number of draws ``(L, ...)`` below the truth ``(...)``: 0 to L."""
     return (draws < truth).sum(0)
 
 
@@ -87,7 +87,7 @@ class Calibration:
 
     @property
     def p_value(self) -> float:
-        """Of all quantities together: the smallest, times their number (Bonferroni), at most 1."""
+        """p-value of all quantities together: the smallest, times their number (Bonferroni), at most 1."""
         return min(1.0, float(self.p_values.min()) * len(self.names))
 
     def histogram(self, name: str) -> Tensor:

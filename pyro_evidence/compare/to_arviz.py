@@ -32,7 +32,7 @@ NUM_CHAINS = 4  # independent draws are shown as four chains, so that R-hat is d
 
 @dataclass(frozen=True)
 class GroupedDraws:
-    """What every group is computed from.
+    """Draws and data from which every group of ``InferenceData`` is computed.
 
     :ivar joint: the density at fixed hyperparameters.
     :ivar theta: those hyperparameters, unconstrained.

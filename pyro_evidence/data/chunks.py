@@ -61,7 +61,7 @@ def num_rows(args: Sequence[Any]) -> int:
 
 
 def kind(model: Any, args: Sequence[Any]) -> str:
-    """What model and what arguments these are, whatever the number of rows: to compare chunks, and processes."""
+    """Description of a model and its arguments but for the number of rows: to compare chunks, and processes."""
     return f"{re.sub(' at 0x[0-9a-f]+', '', repr(model))} on {shapes_of(args)}"  # addresses differ between processes
 
 

@@ -194,12 +194,12 @@ class Ranks:
             raise wrong
 
     def gather_str(self, here: str) -> list[str]:
-        """What every rank says."""
+        """Texts of all ranks, in their order."""
         self._meet("says a word")
         return self._texts(here)
 
     def _texts(self, here: str) -> list[str]:
-        """What every rank says, sent as bytes: nothing is unpickled."""
+        """Texts of all ranks, sent as bytes: nothing is unpickled."""
         own = torch.tensor(list(here.encode()), dtype=torch.uint8)
         return [bytes(x.tolist()).decode() for x in self._parts(own)]
 

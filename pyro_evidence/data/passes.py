@@ -43,7 +43,7 @@ def columns_of(args: Sequence[Any], size: int) -> list[Tensor]:
 
 
 def column_sums(columns: Sequence[Tensor]) -> Tensor:
-    """Of each column how many numbers are nan or infinite, and sum and sum of squares of the others, ``(3, C)``."""
+    """Number of nan or infinite entries of each column, and sum and sum of squares of the others, ``(3, C)``."""
     sums = torch.cat([x.sum(0, dtype=torch.float64) for x in columns])
     if bool(sums.isfinite().all()):
         return torch.stack([torch.zeros_like(sums), sums, torch.cat([x.double().square().sum(0) for x in columns])])
@@ -57,7 +57,7 @@ def without_gaps(columns: Sequence[Tensor]) -> list[Tensor]:
 
 
 def kinds_of(args: Sequence[Any]) -> list[Any]:
-    """Of each argument what is the same in all chunks: dtype and shape but for the number of rows, or the type."""
+    """Dtype and shape of each argument but for its number of rows, or its type: the same in all chunks."""
     return [(x.dtype, x.dim(), x.shape[1:]) if isinstance(x, Tensor) else type(x) for x in args]
 
 
@@ -79,7 +79,7 @@ class Combination:
 
     @staticmethod
     def of(args: Sequence[Any], columns: Sequence[Tensor]) -> "Combination":
-        """Of the columns of the first chunk with rows."""
+        """A combination of the columns of the first chunk with rows."""
         sizes = (column_sums(columns)[2] / len(columns[0])).sqrt()
         units = torch.where((sizes > 0.0) & sizes.isfinite(), sizes, 1.0)
         weights = (torch.arange(1.0, len(sizes) + 1.0).to(sizes).sin() / units).split([x.shape[1] for x in columns])
@@ -110,14 +110,14 @@ class Combination:
 
     @property
     def names(self) -> list[str]:
-        """Of all columns, and of the combination."""
+        """Names of all columns, and of the combination."""
         numbers = [(i, place) for place, w in enumerate(self.weights) for i in range(len(w))]
         return [*(f"column {i} of argument {place}" for i, place in numbers), "a combination of all columns"]
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What a chunk adds to a pass: number of rows, :meth:`Combination.marks`, and :meth:`Combination.sums`."""
+    """Sums of a chunk for a pass: number of rows, :meth:`Combination.marks`, and :meth:`Combination.sums`."""
 
     rows: int
     marks: list[float] | None
@@ -126,7 +126,7 @@ class Part:
 
 @dataclass
 class Pass:
-    """What one pass adds up, by which it is told from a pass over other rows.
+    """Sums of one pass, by which it is told from a pass over other rows.
 
     :ivar first: the pass that it is compared with; None for that pass itself.
     :ivar of: the combination of columns; None before the first chunk with rows of the first pass.

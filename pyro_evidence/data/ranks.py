@@ -1,4 +1,4 @@
-"""What the rows of this process have to do with those of others: a pass is a sum, and sums of all processes add up."""
+"""Communication between processes that hold shares of the rows: a pass is a sum, and sums of all processes add up."""
 
 import hashlib
 import platform
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Addable(Protocol):
-    """What a pass over the data adds up: a tensor, or a value made of tensors."""
+    """A sum over rows: a tensor, or a value made of tensors."""
 
     def __add__(self, other: Any, /) -> Any:
         """Sums of both passes together."""
@@ -33,7 +33,7 @@ Sums = TypeVar("Sums", bound=Addable)
 
 
 class Communicator(Protocol):
-    """What the rows of this process have to do with those of others."""
+    """Communication of this process with those that hold the other rows."""
 
     @property
     def rank(self) -> int:
@@ -64,7 +64,7 @@ class Communicator(Protocol):
         """
 
     def gather_str(self, here: str) -> list[str]:
-        """What every process says."""
+        """Texts of all processes, in their order."""
 
     def raise_together(self, wrong: BaseException | None) -> None:
         """Raise on every process what is wrong on one of them."""
@@ -91,7 +91,7 @@ class SingleProcess:
         """Nobody disagrees."""
 
     def gather_str(self, here: str) -> list[str]:
-        """What this process says."""
+        """The text of this process alone."""
         return [here]
 
     def raise_together(self, wrong: BaseException | None) -> None:
@@ -132,7 +132,7 @@ def _described(value: Any) -> str:
 
 
 def _source(code: CodeType, *held: str) -> str:
-    """What a function does, wherever its file is: instructions, names and constants."""
+    """Instructions, names and constants of a function, wherever its file is."""
     constants = [_source(x) if isinstance(x, CodeType) else str(type(x)) for x in code.co_consts]
     numbers = [repr(x) for x in code.co_consts if isinstance(x, int | float | str)]
     return repr([code.co_code, code.co_names, constants, numbers, held])

@@ -120,7 +120,7 @@ def bridge_sampling(target: Source, draws: Draws, *, seed: int | None = 0) -> Ev
 
 
 def effective_draws(chains: Tensor) -> float:
-    """How many independent draws chains ``(C, T)`` of one number are worth, never more than ``C T``.
+    """Effective number of independent draws in chains ``(C, T)`` of one number, never more than ``C T``.
 
     Geyer (1992), initial monotone sequence, with the variance between chains.
     """

@@ -72,7 +72,7 @@ class Particles:
 
     @property
     def log_likelihood(self) -> Tensor:
-        """Of each particle, nats; -inf where the joint density is zero."""
+        """Log likelihood of each particle, nats; -inf where the joint density is zero."""
         value = self.log_joint - self.log_prior
         return torch.where(value.isnan(), -torch.inf, value)
 

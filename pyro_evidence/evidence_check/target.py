@@ -1,4 +1,4 @@
-"""What the estimators of the evidence integrate, the proposal that they draw from, and what they return."""
+"""Integrand, proposal and result of the estimators of the evidence."""
 
 import math
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""What engines share: the loop, restarts of EM, moves of components, checkpoints, what a process has once."""
+"""Shared by engines: the loop, restarts of EM, moves of components, checkpoints, global state of the process."""

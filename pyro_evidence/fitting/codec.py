@@ -68,7 +68,7 @@ def encoded_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], advice: st
 
 
 def children(value: Any) -> list[tuple[Any, Any]]:
-    """What a value is made of, by key: fields, entries, items; nothing for what is taken as a whole."""
+    """Parts of a value by key (fields, entries, items); none for a value that is taken as a whole."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
     if isinstance(value, Mapping):

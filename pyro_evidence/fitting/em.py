@@ -41,7 +41,7 @@ class Restarts(ABC):
     @property
     @abstractmethod
     def parameters(self) -> Any:
-        """What a round changes: a value with rows ``(R,)`` in front."""
+        """Parameters that a round changes: a value with rows ``(R,)`` in front."""
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class Restarts(ABC):
 
     @abstractmethod
     def complaint(self, parameters: Any, row: int) -> str:
-        """What is wrong with one row, in words."""
+        """Reason in words why one row has failed."""
 
     def warm_up(self, num_rounds: int, step: "Step[Any]") -> "Sequence[Phase]":
         """The phases of a warm-up of so many rounds."""
@@ -106,12 +106,12 @@ class Restarts(ABC):
 
     @property
     def gradient_norm(self) -> float:
-        """How far the last round moved any restart, in units of log precision: zero at a fixed point."""
+        """Largest move of any restart in the last round, in units of log precision: zero at a fixed point."""
         return float(self.change.amax())
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What each restart that failed says."""
+        """Error message of each restart that failed."""
         return tuple(f"restart {row}: {text}" for row, text in self.failures.items())
 
     @property
@@ -223,7 +223,7 @@ def repeated(batch: Batch, num_rounds: int, step: Step[Batch] = advance) -> Batc
 
 
 def ready(batch: Batch) -> Batch:
-    """As if nothing had been done yet: the next rounds may stop when they change little."""
+    """The batch with its stopping rule begun anew: the next rounds may stop when they change little."""
     return replace(batch, change=torch.full_like(batch.change, torch.inf))
 
 
@@ -272,7 +272,7 @@ class ComponentRestarts(Restarts):
 
     @property
     def modes(self) -> Any:
-        """What restarts are compared by, with ``occam`` and ``log_evidence``."""
+        """Modes by which restarts are compared, with ``occam`` and ``log_evidence``."""
         return self
 
     @property
@@ -281,7 +281,7 @@ class ComponentRestarts(Restarts):
         """Log evidence with an Occam factor for all that is maximised, nats, ``(R,)``; -inf where there is none."""
 
     def heights(self, exact: Tensor) -> Tensor:
-        """As :attr:`occam`, as exactly as can be in the rows ``exact``; -inf in rows that have failed."""
+        """Log evidence by :attr:`occam`, the full one in the rows ``exact``; -inf in rows that have failed."""
         return self.occam
 
     @abstractmethod
@@ -290,7 +290,7 @@ class ComponentRestarts(Restarts):
 
     @abstractmethod
     def candidates(self, alive: Tensor, deletion: Any) -> tuple[Any, Tensor]:
-        """What is left when something is left out of the restarts ``alive``, and the restart of each, ``(C,)``."""
+        """Candidates with something left out of the restarts ``alive``, and the restart of each, ``(C,)``."""
 
     @abstractmethod
     def split_proposals(self, ties: Any) -> SplitProposals:
@@ -308,7 +308,7 @@ class ComponentRestarts(Restarts):
         return parameters
 
     def after_splits(self, deletion: Any) -> Any:
-        """What goes on after some components were split."""
+        """The family in the state in which rounds go on after some components were split."""
         return self
 
 
@@ -456,7 +456,7 @@ Result = TypeVar("Result")
 
 
 def unless_interrupted(move: Callable[[], Result], otherwise: Result) -> Result:
-    """What ``move()`` returns; after Ctrl-C a warning and ``otherwise``."""
+    """Result of ``move()``; after Ctrl-C a warning and ``otherwise``."""
     try:
         with restored_global_state():
             return move()
@@ -484,7 +484,7 @@ class Chosen(Generic[Mixtures]):
 
 
 class EMSettings(Protocol):
-    """What an engine is told."""
+    """Settings of an engine for EM."""
 
     start: Start
     initial: Any  # what a restart begins with; its ``warm_up`` is a number of rounds
@@ -505,12 +505,12 @@ class ComponentFit(ABC, Generic[Mixtures]):
 
     @property
     def jacobian(self) -> Any:
-        """What the log evidence loses by going to the model's units, nats."""
+        """Log Jacobian of going to the model's units, which the log evidence loses, nats."""
         return self.data.log_jacobian(self.units.unit)
 
     @property
     def times(self) -> float:
-        """How often the restarts' data would have to be had to be all."""
+        """Number of all data per datum that the restarts see."""
         return float(self.data.num_data / self.batch.data.num_data)
 
     def is_closed(self, settings: EMSettings) -> bool:

@@ -106,7 +106,7 @@ def _alike(one: LaplacePosterior, other: LaplacePosterior) -> bool:
 
 
 def _in_chunks(reference: LaplacePosterior, sets: Sequence[tuple[Any, ...]], tolerance: float) -> dict[int, Made]:
-    """What is certain, as many data sets at a time as the derivatives of their densities leave room for."""
+    """Fits whose result is certain, as many data sets at a time as derivatives of their densities leave room for."""
     inside = reference._inside.problem
     joint, found = Replicates(inside.joint, sets), dict[int, Made]()
     if joint.row_bytes is None:

@@ -44,7 +44,7 @@ from pyro_evidence.structure.streamed import (
 
 @dataclass(frozen=True)
 class LocalSite:
-    """What a run of the model on one chunk shows.
+    """A group-level latent site, as a run of the model on one chunk shows it.
 
     :ivar shapes: of the latent sites.
     :ivar counted: whether groups are the rows, or as many as an argument says.
@@ -105,7 +105,7 @@ def _following(first: LogJoint) -> tuple[str, ...]:
 
 
 def _seen(first: LogJoint, chunks: Chunks, join: Communicator) -> list[LocalSite]:
-    """Of all chunks of all processes; one pass, in which chunks are found to be of one kind."""
+    """Group-level sites of all chunks of all processes; one pass, in which chunks are found to be of one kind."""
     here: list[tuple[dict[str, list[int]], bool, bool]] = []
 
     def look(_: int, args: tuple[Any, ...]) -> None:
@@ -154,7 +154,7 @@ class Groups:
         return replace(self, density=replace(self.density, joint=joint))
 
     def modes(self, w: Tensor, theta: Tensor) -> Modes:
-        """Of all groups, given shared coordinates ``(P,)``, searched from where they were found last."""
+        """Modes of all groups given shared coordinates ``(P,)``, searched from where they were found last."""
         place, last = (w.detach(), theta.detach()), self.last
         if last.modes is None or last.place is None or not all(map(torch.equal, last.place, place)):
             found = block_modes(self.density.terms(place[1]), last.own, place[0], self.tolerance)
@@ -173,7 +173,7 @@ OfRow = Callable[[Tensor, Tensor], Tensor]
 
 
 def _of_rows(one: OfRow, u: Tensor, theta: Tensor) -> Tensor:
-    """Of rows ``(R, P)``; nan where groups have no mode, so that a search turns back there, on all processes."""
+    """A function at rows ``(R, P)``; nan where groups have no mode: there a search turns back, on all processes."""
     found, thetas = [], theta.expand(len(u), -1)
     with torch.enable_grad():
         for w, t in zip(u, thetas, strict=True):
@@ -203,7 +203,7 @@ def precision(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
 
 
 def integral(groups: Groups, u: Tensor, theta: Tensor) -> Tensor:
-    """What the Gaussian integral over the groups adds, nats, ``(R,)``; its first derivatives are exact."""
+    """Log of the Gaussian integral over the groups, nats, ``(R,)``; its first derivatives are exact."""
 
     def one(w: Tensor, theta: Tensor) -> Tensor:
         terms, own = groups.following(w, theta)
@@ -241,7 +241,7 @@ class GroupRows(Rows[Groups]):
     _last: list[tuple[Tensor, ...]] = field(default_factory=list, kw_only=True)  # a point and the integral there
 
     def integral(self, u: Tensor, theta: Tensor) -> Tensor:
-        """What the Gaussian integral over all groups adds to the log evidence, nats, ``(R,)``; differentiable once."""
+        """Log of the Gaussian integral over all groups, nats, ``(R,)``; differentiable once."""
         place = u.detach().clone(), theta.detach().clone()
         if not (self._last and all(map(torch.equal, self._last[0], place))):
             self._last[:] = [(*place, self.total(lambda g: integral(g, *place)))]
@@ -249,7 +249,7 @@ class GroupRows(Rows[Groups]):
 
     @property
     def structure(self) -> Structure:
-        """What is known of the density of all groups and rows."""
+        """Structure of the density of all groups and rows."""
         density = StreamedDensity(self.prior, (), (), False, rows=self, of=PROFILE)
         plain = AutogradDensity(self.prior, None)
         return Structure(None, None, density, plain, eliminated=self.integral)

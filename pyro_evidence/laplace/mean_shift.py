@@ -1,4 +1,4 @@
-r"""How far the posterior mean is from the mode: Laplace's approximation one order on, for all coordinates at once.
+r"""Posterior mean less mode: Laplace's approximation one order on, for all coordinates at once.
 
 With ``A(u)`` minus the second derivatives of the log joint, the mean is near the point where
 
@@ -77,7 +77,7 @@ def mean_shift(problem: Problem, theta: Tensor, u: Tensor, precision: Precision)
 
 
 def _solved(step_at: Map, start: Tensor, in_deviations: Map) -> Tensor | None:
-    """What is added to a point: the first step and two thirds of those after it; None where these do not fall.
+    """Total shift of a point: the first step and two thirds of those after it; None where these do not fall.
 
     Steps are relaxed by Aitken's rule (Irons and Tuck, 1969).
 

@@ -59,7 +59,7 @@ class Evidence:
         return found
 
     def log_hyperprior(self, theta: Tensor) -> Tensor:
-        """Of each row, nats, ``(R,)``."""
+        """Log hyperprior of each row, nats, ``(R,)``."""
         f = self.problem.joint.log_hyperprior
         return batched.apply(f, (theta,), self.problem.joint.row_bytes, f)
 

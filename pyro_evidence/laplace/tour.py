@@ -95,7 +95,7 @@ class NormalMixture:
         return x.new_zeros(len(x), len(self.active)).index_copy(1, self.active.nonzero().squeeze(-1), x)
 
     def counts(self, num_samples: int) -> Tensor:
-        """How many of ``num_samples`` draws each component gives, proportional to within 1, shape ``(M,)``."""
+        """Number of draws from each component out of ``num_samples``, proportional to within 1, shape ``(M,)``."""
         ends = (self.log_mixing.exp().cumsum(0) * num_samples).round().long()
         return torch.diff(ends, prepend=ends.new_zeros(1))
 
@@ -613,7 +613,7 @@ def integral_over(
 
 
 def within(price: float, joint: LogJoint, most: int) -> int:
-    """How many rows of a density a price in bytes pays for: their time goes with what autograd keeps of them.
+    """Number of rows of a density that a price in bytes pays for: their time goes with what autograd keeps of them.
 
     A power of four, so that it is the same for data that differ in their dtype alone.
     """

@@ -139,7 +139,7 @@ def step(state: TypeII) -> TypeII:
 
 
 def answer(request: ModeAt | LaplaceState) -> Any:
-    """Of a state its slope; of hyperparameters the objective and the state there, or None where there is no mode."""
+    """The slope of a state; for hyperparameters the objective and the state there, or None where there is no mode."""
     if isinstance(request, LaplaceState):
         return finite_slope(request)
     found = reached(*request)
@@ -203,7 +203,7 @@ def _goes_far(state: TypeII, move: Tensor, logs: Tensor) -> bool:
 
 
 def _begun_again_at_edge(state: TypeII) -> TypeII:
-    """What lies at an edge, from its start once more, the others kept, where a fit of many hyperparameters rests there.
+    """The iterate with hyperparameters at an edge begun once more, where a fit of many of them rests there.
 
     It rests where one step for each of them has gained nothing, as where covariances of random slopes are singular: the
     maximum is at infinity in several log units, on a curved way along which the objective is level.  By as many steps

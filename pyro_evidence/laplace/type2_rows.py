@@ -45,7 +45,7 @@ def _climbing(fit: Fit[TypeII], stop: Stop) -> Asking[Fit[TypeII]]:
 
 
 def _modes(problem: Problem, asked: Sequence[ModeAt]) -> list[tuple[float, LaplaceState] | None]:
-    """What :func:`type2.answer` says of each, the modes found in one batch."""
+    """Answer of :func:`type2.answer` to each, the modes found in one batch."""
     if len(asked) == 1:
         return [type2.answer(asked[0])]
     theta, start = torch.stack([a.theta for a in asked]), torch.stack([a.start for a in asked])

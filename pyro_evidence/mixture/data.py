@@ -1,4 +1,4 @@
-"""What rounds of EM work on: data with the features that they make, mixtures, and the units of both.
+"""Operands of a round of EM: data with their features, mixtures, and the units of both.
 
 All that a datum contributes is linear in its *features*: products of its basis functions and responses.
 """
@@ -147,7 +147,7 @@ class MixtureData:
         return self.communicator.total(found)
 
     def by_restarts(self, num: int, of_rows: Callable[[Tensor | None], Sums]) -> Sums:
-        """What ``of_rows`` gives of ``num`` restarts, which groups of processes share out.
+        """Result of ``of_rows`` for ``num`` restarts, which groups of processes share out.
 
         :param of_rows: is told the numbers of those that are asked for; None for all.
         """
@@ -167,7 +167,7 @@ class MixtureData:
         return self.communicator.num_ranks == 1
 
     def log_jacobian(self, unit: Tensor) -> Tensor:
-        """What the log density of all data loses by going from standard units to ``unit`` ``(m,)``, nats, ``()``."""
+        """Log Jacobian of all data, from standard units to ``unit`` ``(m,)``, which the log density loses, nats."""
         if self.observed is None:
             return self.num_data * unit.log().sum()
         return (self.weight @ self.observed.to(self.Y)) @ unit.log()
@@ -250,7 +250,7 @@ class Mixture(Batched):
 
     @property
     def present(self) -> Tensor:
-        """As :attr:`active`."""
+        """The mask :attr:`active`, by the name that all families have."""
         return self.active
 
     @property

@@ -43,7 +43,7 @@ class MixtureDensity:
         return self if len(self.loc) == 1 else replace(self, loc=self.loc[index], **self._of_each(index))
 
     def _of_each(self, index: slice) -> dict[str, Any]:
-        """What else differs from datum to datum."""
+        """Further arguments of the density that differ from datum to datum."""
         each = {name: getattr(self, name) for name in ("log_mixing", "tril")}
         return {name: x[index] for name, x in each.items() if len(x) > 1}
 
@@ -166,13 +166,13 @@ class MixtureWithBackground(MixtureDensity):
         return self._blend(ours.variance + (ours.mean - mean).square(), uniform)
 
     def _of_each(self, index: slice) -> dict[str, Any]:
-        """What else differs from datum to datum: the share may."""
+        """Further arguments that differ from datum to datum: the background's share may."""
         box = self.background
         share = box.share[index] if box.share.dim() else box.share
         return super()._of_each(index) | {"background": Background(share, box.low, box.high)}
 
     def _component_log_prob(self, y: Tensor) -> Tensor:
-        """Of the kernels; the background is what is left of the density."""
+        """Log density of the kernels; the background has the rest of the mass."""
         return super()._component_log_prob(y) + self.background.log_rest.unsqueeze(-1)
 
     def log_prob(self, y: Tensor) -> Tensor:

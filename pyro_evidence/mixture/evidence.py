@@ -60,7 +60,7 @@ MixtureCurvature = Callable[[MixtureData, Mixture, MixtureStatistics], Tensor]
 
 @dataclass(frozen=True)
 class PointwiseJoint:
-    """What every datum says at one point; differentiable."""
+    """Log joint densities of every datum and component at one point; differentiable."""
 
     log_joint: Tensor  # (R, K, N)  log p(y_n, k | w), up to the kernels' share
     u: Tensor  # (R, K, m, B, N)    its derivative in w
@@ -137,7 +137,7 @@ def log_joint_gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Ten
 
 
 def likelihood_gradient(pointwise: PointwiseJoint, part: MixtureData) -> Tensor:
-    """What some data add to the log likelihood and its derivative in the weights, ``(R, 1 + K m B)``."""
+    """Log likelihood of some data and its derivative in the weights, ``(R, 1 + K m B)``."""
     slope = pointwise.u @ (pointwise.resp * _each(part))[..., None, :, None]
     return torch.cat([_height(pointwise, part).unsqueeze(-1), slope.flatten(1)], -1)
 
@@ -168,7 +168,7 @@ def hessian_of(pointwise: PointwiseJoint, data: MixtureData, mixture: Mixture) -
 
 
 def _responsible(pointwise: PointwiseJoint, data: MixtureData) -> Tensor:
-    """What comes of not knowing the component, shape ``(R, K m B, K m B)``."""
+    """Part of the Hessian that is due to not knowing the component, shape ``(R, K m B, K m B)``."""
     u, weight = pointwise.by_weights, _each(data)
     own = (u * (pointwise.resp * weight).unsqueeze(-2)) @ u.mT
     v = (u * (pointwise.resp * weight.sqrt()).unsqueeze(-2)).flatten(1, 2)
@@ -260,7 +260,7 @@ def _block_diagonal(blocks: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WellDetermined:
-    """How far the data determine each weight, and the determinant that goes with it."""
+    """Well-determinedness of each weight, and the log determinant that goes with it."""
 
     gamma: Tensor  # (R, K, m, B)  between 0 and 1
     log_det: Tensor  # (R,)  log determinant of curvature plus prior; nan where it is not positive definite

@@ -187,7 +187,7 @@ def exact_log_evidence(expected: EStep) -> Tensor:
 
 
 def occam_factor(expected: EStep) -> Tensor:
-    r"""What integrating the hyperparameters out roughly takes from the log evidence, nats, shape ``(R,)``.
+    r"""Rough Occam factor of hyperparameters, by which integrating them out lowers the log evidence, nats, ``(R,)``.
 
     The sum of the Occam factor :math:`\min(0, \tfrac12\log(4\pi/n) - \log 10)` of every learned precision, ``n`` being
     ``N_k - gamma`` for a noise precision and ``gamma`` for a prior one, the same for the mixing under a uniform prior,

@@ -1,4 +1,4 @@
-"""What a fit of a mixture returns, the density of data that it is, and what correlated noise would add to it."""
+"""Posterior of a mixture, its density of data, and the gain that correlated noise would bring."""
 
 import copy
 import math
@@ -58,7 +58,7 @@ class CorrelationGain:
 
 
 def correlation_gain(structure: MixtureStructure, mixture: Mixture, resp: Tensor) -> CorrelationGain | None:
-    r"""What one round of EM would gain by correlated noise; None where it has it, or where values are missing.
+    r"""Gain of one round of EM by correlated noise; None where noise is correlated, or values are missing.
 
     .. math:: -\tfrac12 \sum_k N_k \log |R_k|
 
@@ -132,7 +132,7 @@ class MixturePosterior(LaplacePosterior):
 
     @property
     def test_nll(self) -> Tensor:
-        """As :attr:`train_nll`, of the data that the engine was told to watch, nats per datum, shape ``(S,)``.
+        """Negative log density of the watched data, round by round, nats per datum, shape ``(S,)``.
 
         :raises BadInput: when there are none.
         """
@@ -276,7 +276,7 @@ class MixturePosterior(LaplacePosterior):
 
     @property
     def correlation_gain(self) -> CorrelationGain | None:
-        """What correlated noise would gain; None where it is correlated, or the data were not kept or have gaps."""
+        """Gain that correlated noise would bring; None where it is correlated, or data were not kept or have gaps."""
         if not self._joint.has_data:
             return None
         return correlation_gain(self.recognised, self.mixture, self.responsibilities())

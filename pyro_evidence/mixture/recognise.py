@@ -32,7 +32,7 @@ class NotRecognised(ValueError):
 
 @dataclass(frozen=True)
 class Kernels:
-    """What one trace says of the observed site, by component; the data axis has size 1 where it does not matter."""
+    """Observed site of one trace, by component; the data axis has size 1 where it does not matter."""
 
     loc: Tensor  # (K, N or 1, m)
     scale: Tensor  # (K, N or 1, m); or (K, N or 1, m, m), lower Cholesky factors
@@ -311,7 +311,7 @@ def with_components(model: Any, num_components: int | None) -> Any:
 
 
 def most_components(model: Any, num_components: int, num_rows: int, *, alike: bool) -> int:
-    """As many as there are data for a model that can be had with more; else as many as it has.
+    """Most components that splits may reach: the number of data, or that of a model which cannot have more.
 
     :param alike: whether one component is as good as another; no more are tried beside a single one.
     """
@@ -346,7 +346,7 @@ class ModelRun(Generic[Seen]):
 
     @property
     def tolerance(self) -> float:
-        """What counts as equal, relatively: half of the digits of the model's numbers."""
+        """Relative difference up to which numbers count as equal: half of the digits of the model's numbers."""
         return float(torch.finfo(self.joint.dtype).eps ** 0.5)
 
     @cached_property
@@ -510,7 +510,7 @@ def _prior(joint: LogJoint, points: list[ModelRun[Kernels]], index: Tensor) -> t
 
 
 def _noise(joint: LogJoint, points: list[ModelRun[Kernels]]) -> tuple[Scaling, str | None]:
-    """How the reciprocal noise variances scale, and the name of the param that holds correlations."""
+    """Scaling of the reciprocal noise variances, and the name of the param that holds correlations."""
     scales = [p.seen.scale for p in points]
     if any(s.shape[1] > 1 and bool((s != s[:, :1]).any()) for s in scales):
         raise NotRecognised("its noise depends on the datum")

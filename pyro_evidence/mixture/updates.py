@@ -166,7 +166,7 @@ class EStep:
 
     @cached_property
     def subtracted(self) -> Tensor:
-        """What is taken from ``N_k``: the component's whole gamma if unconditional (A.39), else the output's (2.23)."""
+        """Subtracted from ``N_k``: the component's whole gamma if unconditional (A.39), else the output's (2.23)."""
         gamma = self.gamma
         return gamma.sum(-1, keepdim=True).expand_as(gamma) if self.data.is_constant else gamma
 

@@ -44,7 +44,7 @@ class TensorValue:
 
 
 class OneEntryCache:
-    """What was made last of inputs and settings; no part of a value's content, and not pickled."""
+    """Cache of the last result for given inputs and settings; no part of a value's content, and not pickled."""
 
     def __init__(self) -> None:
         self.key: tuple[Any, ...] | None = None
@@ -256,7 +256,7 @@ def check_basis(basis: object) -> None:
 
 
 def design_matrix(basis: Basis, X: Tensor) -> Tensor:
-    """What ``basis`` makes of ``X``, shape ``(N, M)``.
+    """Design matrix of a basis at inputs ``X``, shape ``(N, M)``.
 
     :raises BadInput: where it is no matrix.
     """

@@ -75,7 +75,7 @@ Whole = TypeVar("Whole", bound="CompositeKernel")
 
 
 class Kernel(TensorValue):
-    """What all kernels share; a subclass is a frozen dataclass of settings that says what its covariance is."""
+    """Base of all kernels; a subclass is a frozen dataclass of settings with a covariance function."""
 
     def __post_init__(self) -> None:
         for name, setting in vars(self).items():
@@ -160,7 +160,7 @@ def _check(kernel: str, name: str, setting: Setting) -> None:
 
 
 def _parts(kind: type["CompositeKernel"], *given: Kernel | float) -> tuple[Kernel, ...]:
-    """What a sum or a product of some kernels is made of; a number is a constant kernel."""
+    """Parts of a sum or a product of some kernels; a number is a constant kernel."""
     kernels = [each if isinstance(each, Kernel) else Constant(each) for each in given]
     return tuple(part for each in kernels for part in (each.parts if isinstance(each, kind) else (each,)))
 
@@ -201,11 +201,11 @@ class CompositeKernel(Kernel):
     combine: ClassVar[Callable[..., Any]]
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        """Of the parts' covariances."""
+        """Sum or product of the parts' covariances."""
         return reduce(type(self).combine, (part.covariance(X, Z) for part in self.parts))
 
     def diagonal(self, X: Tensor) -> Tensor:
-        """Of the parts' variances."""
+        """Sum or product of the parts' variances."""
         return reduce(type(self).combine, (part.diagonal(X) for part in self.parts))
 
     def resolved(self: Whole, read: Read, name: str = "kernel") -> Whole:
@@ -349,7 +349,7 @@ class Periodic(Stationary):
     variance: Setting = LEARNED
 
     def least(self, setting: str, X: Tensor) -> Tensor | None:
-        """Of the period twice the mean distance of neighbours, nan for a constant input, which has no period.
+        """Smallest period: twice the mean distance of neighbours; nan for a constant input, which has no period.
 
         Of evenly spaced inputs a shorter one is the alias of a longer one (Shannon 1949), and of others it fits the
         noise.

@@ -56,7 +56,7 @@ class FixedUnits(TensorValue):
 
 @dataclass(frozen=True)
 class Responses:
-    """What the arguments of one call say, in rows."""
+    """Arguments of one call, as rows of responses."""
 
     Y: Tensor  # (N, m)
     G: Tensor | None  # (N, B) basis functions; None for the constant 1
@@ -64,7 +64,7 @@ class Responses:
 
 
 class Noise(Protocol):
-    """How the noise of a component is parametrised."""
+    """Parametrisation of a component's noise."""
 
     def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
         """Declare the params; the result maps ``(loc, z)`` to the distribution of one datum."""
@@ -206,7 +206,7 @@ class GaussianMixture(_Mixture):
             return pyro.sample("y", noise(Vindex(w)[..., z, :], z), obs=Y)
 
     def settled_over(self, rows: Rows[Responses]) -> "GaussianMixture":
-        """As :meth:`settled`, of rows that come in chunks and may be shared out among processes.
+        """The model that :meth:`settled` returns, by rows that come in chunks and may be shared out among processes.
 
         :raises BadInput: for units that are a function of all rows at once.
         """

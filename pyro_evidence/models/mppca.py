@@ -41,7 +41,7 @@ class MPPCAParts:
 
 
 class Noise(Protocol):
-    """How the noise of a component is parametrised."""
+    """Parametrisation of a component's noise."""
 
     def __call__(self, num_components: int, Y: Tensor) -> Tensor:
         """Declare the params; noise precisions that broadcast to ``(K, m)``."""

@@ -289,7 +289,7 @@ class Censored(_OfArguments):
 
     @property
     def variance(self) -> Tensor:
-        """As :attr:`mean`."""
+        """Variance of the times without censoring, where it is known."""
         return self.base.variance
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ class UniformOutliers(Wrapper):
             return self.model(*args, **kwargs)
 
     def settled_over(self, rows: Any) -> "UniformOutliers":
-        """As :meth:`settled`, of rows that come in chunks.
+        """The model that :meth:`settled` returns, by rows that come in chunks.
 
         :raises BadInput: without a box: the least and the largest of all rows are no sums.
         """

@@ -105,7 +105,7 @@ def loading_precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
 
 @dataclass(frozen=True)
 class _Spread(Statistics):
-    """What a pass adds to the curvature; ``a + b`` is that of both parts."""
+    """Sums of a pass for the curvature; ``a + b`` is that of both parts."""
 
     held: Tensor  # (K, m q, K, m q)  at held responsibilities
     labels: Tensor  # (K m q, K m q)  the spread of the slopes
@@ -232,7 +232,7 @@ def gauge(A: Tensor, analysers: FactorAnalysers) -> Gauge:
 
 
 def _coupling(tril: Tensor, across: Tensor, along: Tensor) -> Tensor:
-    """What the determinant of the rest loses to motion along the orbit, where the prior holds it."""
+    """Loss in the log determinant of the rest to motion along the orbit, where the prior holds it."""
     values, vectors = torch.linalg.eigh(0.5 * (along + along.mT))
     held = values > 1e-6 * tril.diagonal().square().mean()  # below, the orbit is free and nothing couples to it
     move = across @ vectors[:, held] * values[held].rsqrt()

@@ -73,7 +73,7 @@ class Observations:
         return Units(origin, torch.where(unit > 1e-12 * torch.maximum(size, unit), unit, 1.0), origin)
 
     def log_jacobian(self, unit: Tensor) -> float:
-        """What the log density of all data loses by going from standard units to ``unit`` ``()``, nats."""
+        """Log Jacobian of all data from standard units to ``unit`` ``()``, which the log density loses, nats."""
         num = int(self.total(lambda y: (~y.isnan()).sum())) if self.has_gaps else self.shape.numel()
         return num * math.log(float(unit))
 

@@ -123,7 +123,7 @@ def orbit_log_evidence(it: Iterate) -> Tensor:
 
 
 def held_by_prior(alpha: Tensor, norms: Tensor) -> Tensor:
-    """How strongly the prior holds each pair of columns in place, ``(..., q, q)``, given their squared norms."""
+    """Curvature of minus the log prior as pairs of columns are turned, ``(..., q, q)``, given their squared norms."""
     apart = (alpha.unsqueeze(-1) - alpha.unsqueeze(-2)) * (norms.unsqueeze(-2) - norms.unsqueeze(-1))
     return 0.5 * apart.clamp(min=0.0)  # negative where two columns are out of order, which the prior hardly sees
 

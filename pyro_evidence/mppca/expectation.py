@@ -96,7 +96,7 @@ class FactorStatistics(Statistics):
 
 @dataclass(frozen=True)
 class _Natural:
-    """What the parameters say of a datum, laid out for products with a block of data."""
+    """Natural parameters, laid out for products with a block of data."""
 
     features: Tensor  # (2m, R K)   coefficients of y and y^2
     constant: Tensor  # (R K,)

@@ -62,7 +62,7 @@ DIRECT = 5  # rounds of the warm-up that take loadings straight from covariances
 
 
 def rule_of(update: object) -> MPPCAUpdate:
-    """What an update of a mixture means for the loadings of a mixture of probabilistic PCA.
+    """Update of a mixture of probabilistic PCA that belongs to an update of a mixture.
 
     :raises BadInput: for an update that has no such meaning.
     """
@@ -157,7 +157,7 @@ class MPPCARestarts(ComponentRestarts):
         return replace(self, it=own, failed=self.failed[index], change=self.change[index], failures={})
 
     def candidates(self, alive: Tensor, deletion: object) -> tuple["MPPCARestarts", Tensor]:
-        """What is left of one restart when a component, or a column of its own precision, is left out."""
+        """Candidates of one restart without a component, or without a column of its own precision."""
         analysers, ties = self.parameters, self.it.ties
         active, columns = analysers.active[0], analysers.columns[0] & analysers.active[0].unsqueeze(-1)
         places = active.nonzero().flatten()

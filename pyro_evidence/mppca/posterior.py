@@ -1,4 +1,4 @@
-"""What a fit of a mixture of probabilistic PCA returns, its principal subspaces in one form only."""
+"""Posterior of a mixture of probabilistic PCA, its principal subspaces in one form only."""
 
 import math
 from collections.abc import Mapping
@@ -309,7 +309,7 @@ class MPPCAPosterior(LaplacePosterior):
         return isinstance(self.state.precision, Dense) and not self.refusal and self._joint.has_data
 
     def _check(self, until: float) -> dict[str, Any]:
-        """As :meth:`diagnostics` does, of fewer draws where time is short: chains do not go round the orbits."""
+        """Check of the log evidence by fewer draws where time is short: chains do not go round the orbits."""
         return diagnostics.most_until(partial(self._importance_check, seed=0), self._num_checked, until)
 
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:

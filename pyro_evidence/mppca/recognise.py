@@ -65,7 +65,7 @@ class MPPCAStructure:
 
 @dataclass(frozen=True)
 class Observed:
-    """What one trace says of the observed site."""
+    """Observed site of one trace."""
 
     probs: Tensor  # (K,)
     loc: Tensor  # (K, m)
@@ -149,7 +149,7 @@ def _common(x: Tensor, dims: int) -> Tensor:
 
 
 def _alpha(joint: LogJoint, points: list[ModelRun[Observed]]) -> Scaling:
-    """How the prior precisions of the columns scale; the loadings are the latent site itself."""
+    """Scaling of the prior precisions of the columns; the loadings are the latent site itself."""
     found, what, site = [], "prior precision of the loadings", joint.latents.names[0]
     for point in points:
         W, factor = joint.latents.constrained(point.u.to(joint.dtype))[site], point.seen.factor

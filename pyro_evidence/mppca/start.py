@@ -63,7 +63,7 @@ Leading = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # counts, mean, trace, 
 
 @dataclass(frozen=True)
 class _Products(Statistics):
-    """What a pass adds up at some responsibilities; ``a + b`` are those of both parts."""
+    """Products that a pass sums at some responsibilities; ``a + b`` are those of both parts."""
 
     counts: Tensor  # (R K,)
     sums: Tensor  # (R K, m)

@@ -53,7 +53,7 @@ class Iterate:
 
     @cached_property
     def literal_gamma(self) -> Tensor:
-        r"""Of each output and column as printed, :math:`[(A + \alpha)^{-1} A]_{jj}`, shape ``(R, K, m or 1, q)``.
+        r"""Gamma of each output and column as printed, :math:`[(A + \alpha)^{-1} A]_{jj}`, shape ``(R, K, m or 1, q)``.
 
         Husmeier (2000), eqs. 2.20 and A.35; size 1 where outputs share the noise.
         """
@@ -85,7 +85,7 @@ def no_gamma(it: Iterate) -> Tensor:
 
 
 def literal_gamma(it: Iterate) -> Tensor:
-    """As printed, eq. A.35."""
+    """Number of well-determined parameters as printed, eq. A.35."""
     return it.literal_gamma
 
 
@@ -186,7 +186,7 @@ def best_within_span(it: Iterate) -> Iterate:
 
 
 def _turn(it: Iterate) -> Tensor:
-    """What the loadings are to be multiplied by, shape ``(R, K, q, q)``."""
+    """Matrix by which the loadings are multiplied, shape ``(R, K, q, q)``."""
     analysers = it.analysers
     norms, V = torch.linalg.eigh(it.gram)
     some = norms > 1e-10 * (1.0 + norms[..., -1:])  # rounding leaves pruned columns a norm

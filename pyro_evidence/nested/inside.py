@@ -1,4 +1,4 @@
-r"""What Laplace inside leaves out of a log evidence, by importance sampling at the nodes of the marginalised sites.
+r"""Error of Laplace inside a nested log evidence, by importance sampling at the nodes of the marginalised sites.
 
 With weights :math:`w_k` of the nodes :math:`\phi_k` and Laplace's evidence :math:`Z_k` at each, what is left out is
 
@@ -44,7 +44,7 @@ CLOSE = 1e-3  # squared standard deviations that the modes of blocks, about whic
 
 @dataclass(frozen=True)
 class InsideCorrection:
-    """What Laplace inside leaves out, as importance sampling has it.
+    """Error of Laplace inside, as importance sampling estimates it.
 
     :ivar gain: of the log evidence, nats.
     :ivar standard_error: of the gain, nats.
@@ -63,7 +63,7 @@ class InsideCorrection:
 
     @property
     def error(self) -> float:
-        """Of the gain, nats."""
+        """Standard error of the gain, nats."""
         return self.standard_error + self.by_nodes
 
     @property
@@ -100,7 +100,7 @@ def inside_correction(integral: Integral) -> InsideCorrection | None:
 
 
 def _nodes_of(marginal: Marginal | None) -> int:
-    """Of a block, each of which is a row of the density; one where there are none."""
+    """Number of nodes of a block, each of which is a row of the density; one where there are none."""
     return 1 if marginal is None else len(block_rule(marginal.num, marginal.partition.width).nodes)
 
 

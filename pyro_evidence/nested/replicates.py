@@ -40,7 +40,7 @@ def replicate_integrals(problem: Problem, modes: Maxima, drawn: Tensor, toleranc
     theta, d = modes.rows.theta, modes.precision.shape[-1]
 
     def log_density(rows: Tensor, phi: Tensor) -> Tensor:
-        """Of marginalised coordinates ``(r, K, d)`` of some data sets, minus infinity where no mode is found."""
+        """Log density of marginalised coordinates ``(r, K, d)`` of some data sets, -inf where no mode is found."""
         numbers = theta[rows, None, -1:].expand(-1, phi.shape[1], 1)
         start = followed(modes.rows.u[rows, None], modes.follows[rows], phi - straight.centre[rows])
         places = (torch.cat([phi, numbers], -1).flatten(0, 1), start.flatten(0, 1))

@@ -169,7 +169,7 @@ def _spreads(own: Tensor, others: list[Tensor], child: Child, here: Run) -> bool
 
 
 def _even_share(slope: Tensor) -> float:
-    """How much of a change is the same on both sides of the centre, of mirrored pairs."""
+    """Share of a change that is the same on both sides of the centre, of mirrored pairs."""
     above, below = slope.chunk(2)
     even, odd = _centred(0.5 * (above + below)), 0.5 * (above - below)
     return _share(even, torch.cat([even, odd]))
@@ -182,7 +182,7 @@ def _share(part: Tensor, whole: Tensor) -> float:
 
 
 def _unexplained(own: Tensor, others: list[Tensor]) -> Tensor:
-    """What is left of ``own`` ``(2 M, ...)`` beside the best combination of others, in each element by itself."""
+    """Residual of ``own`` ``(2 M, ...)`` after the best combination of others, in each element by itself."""
     if not others:
         return _centred(own)
     y = _centred(own).flatten(1) if own.dim() > 1 else _centred(own).unsqueeze(-1)

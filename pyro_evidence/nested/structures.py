@@ -152,7 +152,7 @@ def _agrees(found: Switched, model: Model, data: Arguments, product: Independent
 
 @dataclass(frozen=True)
 class Search:
-    """What a search among structures has found.
+    """Result of a search among structures.
 
     :ivar structures: those that were evaluated.
     :ivar log_evidences: of each, nats, ``(S,)``.

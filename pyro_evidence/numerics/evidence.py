@@ -20,7 +20,7 @@ def log_evidence(log_joint: Tensor, log_det_A: Tensor, num_weights: Tensor | int
 
 
 def well_determined(precision: Tensor, variance: Tensor) -> Tensor:
-    r"""How far the data determine each coordinate, :math:`\gamma_i = 1 - \alpha_i \Sigma_{ii}`, shape ``(..., M)``.
+    r"""Well-determinedness of each coordinate, :math:`\gamma_i = 1 - \alpha_i \Sigma_{ii}`, 0 to 1, shape ``(..., M)``.
 
     Between 0 and 1 for a log-concave likelihood.  MacKay (1992), eq. 4.9; Bishop (2006), eq. 7.89.
 

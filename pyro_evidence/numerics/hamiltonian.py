@@ -14,7 +14,7 @@ SPREAD = 0.2  # of steps about their size, so that no trajectory is as long as a
 
 
 class Metric(Protocol):
-    """What is asked of a precision ``A``."""
+    """Operations that the sampler needs of a precision ``A``."""
 
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b`` for rows."""

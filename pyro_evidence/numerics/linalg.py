@@ -158,7 +158,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def _system_bytes() -> int:
-    """What the kernel could hand out: caches count as free."""
+    """Bytes that the kernel could hand out: caches count as free."""
     try:
         table = dict(line.split(":") for line in MEMORY_TABLE.read_text().splitlines())
         return 1024 * int(table["MemAvailable"].split()[0])
@@ -174,7 +174,7 @@ def _installed_bytes() -> int:
 
 
 def _control_group_bytes() -> int:
-    """What is left under a container's own limit; unlimited where there is none."""
+    """Bytes left under a container's own limit; unlimited where there is none."""
     try:
         limit = int((CONTROL_GROUP / "memory.max").read_text())
         used = int((CONTROL_GROUP / "memory.current").read_text())
@@ -185,7 +185,7 @@ def _control_group_bytes() -> int:
 
 
 def _limit_bytes() -> int:
-    """What is left under the process's own limit (``ulimit -v``); unlimited where there is none."""
+    """Bytes left under the process's own limit (``ulimit -v``); unlimited where there is none."""
     try:
         resource = import_module("resource")  # not on every system
         limit = int(resource.getrlimit(resource.RLIMIT_AS)[0])

@@ -21,7 +21,7 @@ class Climbed(Protocol):
 
     @property
     def objective(self) -> Tensor:
-        """What is maximised, ``(R,)``."""
+        """The objective that is maximised, ``(R,)``."""
 
     def __getitem__(self, rows: Tensor) -> Any: ...
 
@@ -80,7 +80,7 @@ Real = Any  # a number for each row ``(r,)``, or one number
 
 @dataclass(frozen=True)
 class Line(Batched):
-    """What is known of each row's step before it is tried."""
+    """Slope and rounding of each row's step, known before it is tried."""
 
     promised: Real  # rise of the objective along the whole step, by its slope here
     slack: Real  # rounding of the objective
@@ -171,7 +171,7 @@ def together(
     asking: Sequence[Generator[Request, Answer, Found]],
     answers: Callable[[Mapping[int, Request]], Mapping[int, Answer]],
 ) -> tuple[Found, ...]:
-    """What each of several searches returns, which ask for evaluations and are answered together.
+    """Results of several searches, which ask for evaluations and are answered together.
 
     :param answers: of the requests of the searches by number, those of at least one; the others wait.
     """
@@ -189,7 +189,7 @@ def together(
 
 
 def alone(asking: Generator[Request, Answer, Found], answer: Callable[[Request], Answer]) -> Found:
-    """What one search returns, its requests answered one by one."""
+    """Result of one search, its requests answered one by one."""
     return together([asking], lambda waiting: {0: answer(waiting[0])})[0]
 
 
@@ -200,7 +200,7 @@ def first_accepted(
     slack: float = 0.0,
     search: Backtracking = Backtracking(),
 ) -> State | None:
-    """What is found by the first step that is accepted, or None.
+    """Result of the first step that is accepted, or None.
 
     :param trial: of the share of the step that is taken; the objective there and what is there, or None where that
         cannot be computed.

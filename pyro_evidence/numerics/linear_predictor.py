@@ -21,7 +21,7 @@ CHUNK = BATCH_NUMBERS // 2  # numbers of a second, weighted J that may be held a
 
 @dataclass(frozen=True)
 class Layout:
-    """How the elements of a predictor of some shape couple within a datum: ``N`` data of ``C`` elements each."""
+    """Layout of a predictor whose elements couple within a datum: ``N`` data of ``C`` elements each."""
 
     shape: torch.Size
     coupled: tuple[int, ...]  # dims of shape that couple; the others run over data

@@ -54,7 +54,7 @@ def ascend(
     limits: Limits,
     scale: Tensor | None = None,
 ) -> Mode:
-    """As :func:`pyro_evidence.numerics.newton.climb`; each step maximises the quadratic model within a ball.
+    """Modes as of :func:`pyro_evidence.numerics.newton.climb`; each step maximises the quadratic model within a ball.
 
     The ball is round in coordinates scaled by the root of the curvature's diagonal.  Where the curvature is indefinite
     the best step in the ball goes down its negative directions, so a saddle is left even from rest.  Nocedal and Wright

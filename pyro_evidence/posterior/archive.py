@@ -96,7 +96,7 @@ Kind = TypeVar("Kind", bound="Saved")
 
 @within_memory
 class Saved:
-    """What a file keeps of an object by its entries, and makes it of again.
+    """Schema by which an object is written to a file and made again.
 
     :cvar schema: of the entries; see :func:`pyro_evidence.files.check`.
     :ivar fit_seconds: seconds of the processor that the fit took, 0 where nobody measured them; ``summary()`` takes
@@ -228,7 +228,7 @@ def _curvature(settings: str | list[Any]) -> Curvature:
 
 
 def record_model(joint: LogJoint) -> dict[str, Any]:
-    """What :func:`restore_model` needs of a model: arguments, held values, and shapes of all sites.
+    """Record of a model for :func:`restore_model`: arguments, held values, and shapes of all sites.
 
     :raises BadInput: when the arguments hold what a file cannot.
     """

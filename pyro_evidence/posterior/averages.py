@@ -25,7 +25,7 @@ STEP = 1e-4  # of a column's range, as in marginaleffects; central differences o
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of one column.
+    """A question about one column.
 
     :ivar values: that it is given, each in a copy of all rows.
     :ivar weights: of the averages over these copies, by what is asked.
@@ -45,7 +45,7 @@ def level_means(name: str, levels: Sequence[Any]) -> Question:
     return Question(levels, dict(zip((f"{name}[{v}]" for v in levels), torch.eye(len(levels)).tolist(), strict=True)))
 
 
-def differences(name: str, column: Any, levels: Sequence[Any], step: float) -> Question:
+def contrasts(name: str, column: Any, levels: Sequence[Any], step: float) -> Question:
     """Each level less the first, or without levels a number that is a step higher less the number itself."""
     if not levels:
         return Question([column, column + step], {f"{name} + {step:g}": (-1.0, 1.0)})
@@ -65,7 +65,7 @@ def derivative(name: str, column: Any, levels: Sequence[Any]) -> Question:
     return Question([column - step, column + step], {f"d/d {name}": (-0.5 / step, 0.5 / step)})
 
 
-def rows_of(posterior: Any, frame: Any, *columns: str | None) -> Any:
+def frame_of(posterior: Any, frame: Any, *columns: str | None) -> Any:
     """The rows that predictions are averaged over, with the columns that are asked for.
 
     :raises BadInput: where the formula, or the frame, has them not.
@@ -104,7 +104,7 @@ def answered(
     member, weights = member / member.sum(1, keepdim=True), torch.tensor(list(question.weights.values())).double()
 
     def asked(eta: Tensor, fn: Any) -> Tensor:
-        """Of the predictions for all copies of the rows, ``(asked, groups)``, for classes ``(asked, groups, C)``."""
+        """Answers by the predictions for all copies of the rows, ``(asked, groups)``, or ``(asked, groups, C)``."""
         value = eta if kind == "link" else likelihood_moments(fn, eta if eta.dim() == 1 else eta[..., 0])[0]
         return torch.einsum("af,gn,fn...->ag...", weights.to(value), member.to(value), value.unflatten(0, (-1, num)))
 
@@ -113,7 +113,7 @@ def answered(
     joint.model = model.seen(asked)
     ends = 0.5 - 0.5 * prob, 0.5 + 0.5 * prob
     by_delta = posterior._is_normal
-    found = delta(posterior, joint, ends) if by_delta else by_draws(posterior, joint, ends)
+    found = delta(posterior, joint, ends) if by_delta else averaged_draws(posterior, joint, ends)
     classes = [f", {c}" for c in model.classes] if found[0].dim() == 3 else [""]
     labels = [f"{label}{group}{c}" for label in question.weights for group in names for c in classes]
     columns = ["value", "sd", *(f"{percent(end)}%" for end in ends)]
@@ -125,7 +125,7 @@ def answered(
     )
 
 
-def by_draws(posterior: Any, joint: Any, ends: tuple[float, float]) -> list[Tensor]:
+def averaged_draws(posterior: Any, joint: Any, ends: tuple[float, float]) -> list[Tensor]:
     """Mean, standard deviation and quantiles of what the model's response is, over draws."""
     found = chosen(predictions(posterior, joint, NUM_DRAWS, 0, NUM_DRAWS), None)
     return [found.moments.mean, found.moments.variance.sqrt(), *found.quantiles(torch.tensor(ends).double())]

@@ -80,7 +80,7 @@ class Posterior:
 
     @property
     def _num_maximised(self) -> int:
-        """How many numbers were maximised, for which the log evidence carries no penalty."""
+        """Number of maximised parameters, for which the log evidence carries no penalty."""
         raise NotImplementedError
 
     @property

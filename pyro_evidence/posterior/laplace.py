@@ -278,7 +278,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return draws, torch.where(found.isnan(), -math.inf, found)  # beyond the largest float: density 0
 
     def _reported(self, drawn: Tensor) -> Values:
-        """What :meth:`get_samples` gives where ``drawn`` ``(S, D)`` are weighed: the same about the mean."""
+        """Values that :meth:`get_samples` returns where ``drawn`` ``(S, D)`` are weighed: the same about the mean."""
         return self._constrained(drawn + (self._about_mean.u - self.state.u))
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
@@ -332,7 +332,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return True
 
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:
-        """What :meth:`diagnostics` has beside a check."""
+        """Entries of :meth:`diagnostics` besides those of a check."""
         curvature, flat, u = self.state.problem.curvature, ", ".join(self.flat_sites), self.state.u
         shift = math.nan if self._shifted is None else self._shifted.u - u
         units = "the log evidence is the integral in the units of these sites, and no evidence to weigh models by"
@@ -376,7 +376,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return self.state.place is not None or (many and bool(self.log_evidence_error.block))
 
     def _check(self, until: float) -> dict[str, Any]:
-        """What ``summary()`` says of the log evidence and of moments, by as many draws as it takes or has time for."""
+        """Check of the log evidence and of moments for ``summary()``, by as many draws as it takes or has time for."""
         if not self.mode:
             return self._importance_check(self._num_checked, 0)
         return diagnostics.check_until(self, until) if self._is_checkable else diagnostics.not_checked()
@@ -487,7 +487,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
             return None
 
     def sensitivity(self) -> Sensitivity:
-        """How much the prior decides: slopes of the log evidence and of each mean in the constants of the priors.
+        """Prior sensitivity: slopes of the log evidence and of each mean in the constants of the priors.
 
         A constant is an argument of a prior that depends on no site, such as the 2.0 of ``Normal(0.0, 2.0)``.  Slopes
         are exact derivatives of this posterior's own numbers, by the gradient that hyperparameters are maximised by,

@@ -52,7 +52,7 @@ def columns(draws: Mapping[str, Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Shifts:
-    """What the exact density changes of an approximation's moments, each ``(K,)``.
+    """Corrections of an approximation's moments by the exact density, each ``(K,)``.
 
     :ivar mean: change of the mean in standard deviations, and ``log_sd`` the log ratio of standard deviations, each
         with its standard error.
@@ -118,7 +118,7 @@ def by_weights(
 
 @dataclass(frozen=True)
 class Moments:
-    """What there is to say of means and standard deviations.
+    """Verdicts on means and standard deviations.
 
     :ivar is_off: whether some are off for certain.
     """
@@ -149,7 +149,7 @@ def by_chains(elements: Elements, sums: Tensor, count: int) -> Shifts:
 
 
 def moments(found: Shifts | None, label: Callable[[str, tuple[int, ...]], str], num: int) -> Moments:
-    """What is off, the surest of each kind by name; else what is not known.
+    """The surest error of each kind, by name; else what is not known.
 
     :param found: None where importance weights of ``num`` draws degenerate, and there was no time for chains.
     """

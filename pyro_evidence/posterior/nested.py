@@ -82,7 +82,7 @@ class NestedPosterior(LaplacePosterior):
 
     @cached_property
     def _left_out(self) -> InsideCorrection | None:
-        """What Laplace inside leaves out of the log evidence; None where that costs too much, or data were not kept."""
+        """Error of Laplace inside the log evidence; None where it costs too much, or data were not kept."""
         with own_random_numbers():
             return inside_correction(self.integral)
 

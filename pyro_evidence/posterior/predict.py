@@ -95,7 +95,7 @@ class SitePrediction:
         return torch.cat(found, -1).reshape(*q.shape, *rows.shape[1:])
 
     def statistics(self, return_std: bool, quantiles: float | Sequence[float] | None) -> Any:
-        """What a user has asked for: the mean, with the standard deviation, or quantiles.
+        """Requested summaries of a prediction: the mean, with the standard deviation, or quantiles.
 
         :raises BadInput: for both, and for a distribution without a mean or variance.
         """
@@ -141,12 +141,12 @@ class _Observed(Messenger):
 
 @within_memory
 class PredictionMixin:
-    """What predicts new data: a posterior, or an average over posteriors."""
+    """Predictions of new data, by a posterior or by an average over posteriors."""
 
     def _site_prediction(
         self, new: Arguments, num_samples: int, seed: int, kept: bool, *, site: str | None, kind: str
     ) -> SitePrediction:
-        """Of an observed site at new inputs.
+        """Prediction of an observed site at new inputs.
 
         :param kept: whether new data are kept, for quantiles.
         """
@@ -209,7 +209,7 @@ class PredictivePosterior(PredictionMixin, Posterior):
     def _site_prediction(
         self, new: Arguments, num_samples: int, seed: int, kept: bool, *, site: str | None, kind: str
     ) -> SitePrediction:
-        """Of a kind other than the response only where the model is that of a formula.
+        """Prediction of a kind other than the response only where the model is that of a formula.
 
         :raises BadInput: for another model, or a kind that there is not.
         """

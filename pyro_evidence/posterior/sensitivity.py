@@ -1,4 +1,4 @@
-"""How much the prior decides: slopes of the log evidence and of posterior means in the constants of the priors."""
+"""Prior sensitivity: slopes of the log evidence and of posterior means in the constants of the priors."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,6 @@ class Sensitivity:
     left_out: tuple[str, ...]
     posterior: Any = field(repr=False)
 
-    @property
     def table(self) -> Table:
         """A row for each constant: its value, the slope of the log evidence, and that of the mean that moves most."""
         draws = self.posterior.get_samples(SPREAD_DRAWS, seed=0)
@@ -72,10 +71,10 @@ class Sensitivity:
         return Table(rows, columns, [*said, *notes], "constant")
 
     def __str__(self) -> str:
-        return str(self.table)
+        return str(self.table())
 
     def _repr_html_(self) -> str:
-        return self.table._repr_html_()
+        return self.table()._repr_html_()
 
     def curve(self, constant: str, low: float, high: float, num: int = POINTS) -> "EvidenceCurve":
         """The log evidence with a constant at other values, by refits that begin at the present one.
@@ -229,7 +228,7 @@ def at_mode(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoint
 
 
 def _ways(here: LaplaceState) -> Tensor:
-    """How all hyperparameters move a step of each constant, those that are maximised staying at a maximum, ``(C, T)``.
+    """Move of all hyperparameters per step of each constant, those that are maximised at their maximum, ``(C, T)``.
 
     By second derivatives of the log evidence, which are differences of exact slopes.
     """

@@ -93,7 +93,7 @@ class StructurePosterior(PredictionMixin):
 
     @property
     def probabilities(self) -> Tensor:
-        """Of the structures that were looked at, given that it is one of them or of those they stand for, ``(S,)``."""
+        """Probabilities of the visited structures, given that it is one of them or one they stand for, ``(S,)``."""
         return self.search.log_weights.softmax(0)
 
     @property

@@ -221,7 +221,7 @@ class Tabulated(Protocol):
 
         >>> posterior.means("treatment")  # doctest: +SKIP
         """
-        frame = averages.rows_of(self, frame, column, by)
+        frame = averages.frame_of(self, frame, column, by)
         levels = list(values) or averages.levels_of(self, column)
         return averages.answered(self, column, averages.level_means(column, levels), by, frame, kind, prob)
 
@@ -241,9 +241,9 @@ class Tabulated(Protocol):
 
         >>> posterior.comparisons("treatment", by="sex")  # doctest: +SKIP
         """
-        frame = averages.rows_of(self, frame, column, by)
+        frame = averages.frame_of(self, frame, column, by)
         levels = averages.levels_of(self, column)
-        question = averages.differences(column, frame[column], levels, step)
+        question = averages.contrasts(column, frame[column], levels, step)
         return averages.answered(self, column, question, by, frame, kind, prob)
 
     def slopes(
@@ -255,7 +255,7 @@ class Tabulated(Protocol):
 
         >>> posterior.slopes("dose")  # doctest: +SKIP
         """
-        frame = averages.rows_of(self, frame, column, by)
+        frame = averages.frame_of(self, frame, column, by)
         question = averages.derivative(column, frame[column], averages.levels_of(self, column))
         return averages.answered(self, column, question, by, frame, kind, prob)
 

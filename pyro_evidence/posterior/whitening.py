@@ -157,7 +157,7 @@ def _interpolation(integral: Integral) -> tuple[Function, Tensor, Tensor | None]
 
 
 def _least_squares(z: Tensor, log_weights: Tensor) -> Tensor | None:
-    """How coefficients of :func:`polynomials` follow from values at nodes ``z`` ``(K, d)``, ``(B, K)``.
+    """Map to coefficients of :func:`polynomials` from values at nodes ``z`` ``(K, d)``, ``(B, K)``.
 
     Far nodes count less; None for too few nodes.
     """

@@ -21,7 +21,7 @@ from pyro_evidence.settings import check_count, check_function, seeded
 
 @runtime_checkable
 class NetworkEngine(Protocol):
-    """What a choice asks of an engine for the network: :class:`pyro_evidence.OverlapEM`."""
+    """Interface of an engine for the network: :class:`pyro_evidence.OverlapEM`."""
 
     model: Any
     alpha: Any

@@ -47,7 +47,7 @@ def rows_of_chunks(model: PRBF, chunks: Chunks, communicator: Communicator) -> R
 
 
 def training_of(model: PRBF, rows: Rows[Labelled], totals: "DataTotals") -> Training:
-    """What a start sees: all data, or where they are many about as many of each class, chosen by their numbers."""
+    """Data for a start: all, or where they are many about as many of each class, chosen by their numbers."""
     num_present = int((totals.per_class > 0).sum())
     each = NUMBERS * SAMPLE / (num_present * totals.per_class.clamp(min=1.0))  # no matter in absent classes
     below = (torch.full_like(each, NUMBERS) if len(rows) <= SAMPLE else each.clamp(max=NUMBERS)).long()
@@ -61,7 +61,7 @@ def training_of(model: PRBF, rows: Rows[Labelled], totals: "DataTotals") -> Trai
 
 @dataclass(frozen=True)
 class DataTotals:
-    """What is known of all data.
+    """Totals over all data.
 
     :ivar per_class: number of data without a label, then of each class, shape ``(1 + K,)``.
     """
@@ -72,7 +72,7 @@ class DataTotals:
 
     @staticmethod
     def of(rows: Rows[Labelled], num_classes: int) -> "DataTotals":
-        """What must be known before the first round; three passes.
+        """Totals that the first round needs; three passes.
 
         :raises BadInput: on an absent class, or where no input varies.
         """
@@ -91,7 +91,7 @@ class DataTotals:
 
     @property
     def variance(self) -> Tensor:
-        """Of each input; a constant input gets the mean of the others."""
+        """Variance of each input; a constant input gets the mean of the others."""
         variance = self.scatter.diagonal()
         return varied(variance, variance + self.mean.square())
 

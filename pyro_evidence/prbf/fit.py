@@ -89,7 +89,7 @@ class PRBFRestarts(Restarts):
         )
 
     def change_to(self, parameters: Point) -> Tensor:
-        """How far a round moves a mixing, or a centre in standard deviations, ``(B,)``."""
+        """Largest move of a round, of a mixing or of a centre in standard deviations, ``(B,)``."""
         return torch.where(parameters.objective.isfinite(), moved(self.point.net, parameters.net), torch.nan)
 
     def complaint(self, parameters: Point, row: int) -> str:
@@ -118,7 +118,7 @@ def next_round(now: PRBFRestarts) -> PRBFRestarts:
 
 
 def events(step: int, which: Tensor) -> Events:
-    """What happened in a round: round, row and column of each True of ``which``."""
+    """Events of a round: round, row and column of each True of ``which``."""
     return tuple((step, b, j) for b, j in which.nonzero().tolist())
 
 
@@ -266,7 +266,7 @@ def first(data: ClassData, net: Network, alpha: float | Tensor) -> Point:
 
 
 def held_class_warning(held: ClassWithoutKernels, alpha: float) -> str:
-    """What to do about a class that was held."""
+    """Advice about a class that was held."""
     return (
         f"class {held.label} would have vanished: every kernel rejected it (eq. 29) in round {held.step}, and in "
         f"{held.num_rounds} rounds until {held.last}; it kept the mixing that it had. alpha={alpha:.4g} is too large: "

@@ -1,4 +1,4 @@
-"""What a fit of the probabilistic RBF network returns."""
+"""Posterior of the probabilistic RBF network."""
 
 import html
 from collections.abc import Callable, Mapping
@@ -257,7 +257,7 @@ class PRBFPosterior(ClassProbabilities, archive.Saved):
 
     @property
     def covariance_gain(self) -> CovarianceGain | None:
-        """What full covariances would gain, by rows held out; None where they are full, or for a loaded network."""
+        """Gain by full covariances, by rows held out; None where they are full, or for a loaded network."""
         if self.training is None or self.model.kernels.event_dim == 2 or self.loc.shape[-1] == 1:
             return None
         X, labels = self.training

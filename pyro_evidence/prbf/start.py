@@ -16,7 +16,7 @@ AUTOMATIC = 1  # restarts of a network
 
 
 class Whole(NamedTuple):
-    """What is known of all data where a start sees a sample of them."""
+    """Totals over all data where a start sees a sample of them."""
 
     class_prior: Tensor  # (K,)
     covariance: Tensor  # (D, D), a constant input with the variance of the others
@@ -42,7 +42,7 @@ class Training:
 
     @cached_property
     def covariance(self) -> Tensor:
-        """Of all data, in the shape of the kind; a constant input counts as the mean of the others."""
+        """Covariance of all data, in the shape of the kind; a constant input counts as the mean of the others."""
         if self.whole is not None:
             matrix = self.whole.covariance
         else:

@@ -318,7 +318,7 @@ ERRORS = 3.0  # standard errors that it must exceed as well
 
 @dataclass(frozen=True)
 class CovarianceGain:
-    """How much likelier rows are by full covariances than by the network's own, each estimated without these rows.
+    """Log density of rows by full covariances less that by the network's own, each estimated without these rows.
 
     :ivar nats: over all rows, at the responsibilities as they are; the whole gain is larger.
     :ivar error: its standard error, nats.

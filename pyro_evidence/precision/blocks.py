@@ -158,7 +158,7 @@ class BlockPlan(Plan):
 
     @property
     def sentence(self) -> str:
-        """What is eliminated and how."""
+        """Sentence on the elimination."""
         levels = [_described(level) for level in self.order.levels]
         shown = levels if len(levels) <= 3 else [levels[0], f"{len(levels) - 1} further levels"]
         rest = f"dense {len(self.order.rest)}" if len(self.order.rest) else "nothing is left"
@@ -166,7 +166,7 @@ class BlockPlan(Plan):
 
     @property
     def num_bytes(self) -> int:
-        """What a factor asks for: panels, their factors and their inverse, and the remainder."""
+        """Bytes of a factor: panels, their factors and their inverse, and the remainder."""
         return FLOAT * (3 * self.places.total + 2 * len(self.order.rest) ** 2)
 
     def factorise(self, elements: Elements, label: Label) -> "BlockPrecision":

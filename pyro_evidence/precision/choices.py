@@ -19,7 +19,7 @@ Curvature = Callable[[Density, Tensor, Tensor], Tensor]
 
 
 def asked_for(curvature: Curvature, density: Density, u: Tensor, theta: Tensor) -> Tensor:
-    """What a choice of curvature gives, which may be the user's own.
+    """Curvature by a choice that may be the user's own.
 
     :raises BadInput: where it is no precision.
     """

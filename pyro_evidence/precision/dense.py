@@ -15,7 +15,7 @@ FLOAT = torch.float64.itemsize  # bytes
 
 
 class Precision(Protocol):
-    """What engines and posteriors ask of a posterior precision ``A``, or of a batch of ``R``.
+    """Interface of a posterior precision ``A``, or of a batch of ``R``.
 
     Where ``R`` is 1, :meth:`solve`, :meth:`unwhiten` and :meth:`whiten` take any number ``S`` of vectors, else one for
     each precision, ``S = R``.
@@ -323,11 +323,11 @@ class Plan(Protocol):
 
     @property
     def sentence(self) -> str:
-        """What is eliminated and how, for the reader."""
+        """Sentence on the elimination, for the reader."""
 
     @property
     def num_bytes(self) -> int:
-        """What a factorisation asks for."""
+        """Bytes of a factorisation."""
 
     def factorise(self, elements: Elements, label: Label) -> StructuredPrecision:
         """The numerical half.
@@ -393,7 +393,7 @@ class DensePlan(Plan):
 
     @property
     def sentence(self) -> str:
-        """What is eliminated and how."""
+        """Sentence on the elimination."""
         return f"dense {self.pattern.size}"
 
     @property

@@ -49,7 +49,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Graph:
-    """What is left: nodes, each a set of coordinates with the same neighbours, and who touches whom."""
+    """Graph of what is left to eliminate: nodes, each a set of coordinates with the same neighbours, and edges."""
 
     node: Tensor  # (D,) the node of each coordinate, -1 where it has been eliminated
     weight: Tensor  # (n,) coordinates of each node
@@ -103,7 +103,7 @@ class _Choice:
 
     @property
     def seconds(self) -> float:
-        """Of this level, its updates scattered or made by one product, and of a dense matrix for what stays."""
+        """Seconds for this level, updates scattered or made by one product, and for a dense matrix of what stays."""
         product = MULTIPLY * (self.graph.size - self.left) * float(self.left) ** 2
         batches = 2 + len(torch.unique(self.graph.weight[self.chosen]))
         return BATCH * batches + min(SCATTER * self.pairs, product) + CUBE * float(self.left) ** 3
@@ -325,7 +325,7 @@ def components(size: int, edges: Tensor) -> Tensor:
 
 
 def num_cycles(edges: Tensor) -> int:
-    """How many of the differences along ``edges`` ``(E, 2)`` follow from the others: 0 for a forest.
+    """Number of differences along ``edges`` ``(E, 2)`` that follow from the others: 0 for a forest.
 
     Where it is not 0, a normal density for each edge, multiplied, is not a density of the nodes' differences: with
     scale ``s`` it falls as ``s^-E`` where the field's own falls as ``s^-(E - cycles)``.

@@ -44,7 +44,7 @@ class LowRankPlan(Plan):
 
     @property
     def sentence(self) -> str:
-        """What is eliminated and how."""
+        """Sentence on the elimination."""
         num = len(self.B)
         return f"{self.inner.sentence}; {num} sum{'s' * (num > 1)} over many coordinates, as a border of low rank"
 
@@ -142,7 +142,7 @@ class LowRank(StructuredPrecision):
 
     @cached_property
     def QR(self) -> tuple[Tensor, Tensor]:
-        """Of ``L^-1 U``, ``(R, D, q)`` and ``(R, q, q)``."""
+        """QR factors of ``L^-1 U``, ``(R, D, q)`` and ``(R, q, q)``."""
         found = torch.linalg.qr(self.inner.half_solve(self.U.mT).mT)
         return found.Q, found.R
 

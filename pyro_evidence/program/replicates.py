@@ -44,7 +44,7 @@ class Replicates(LogJoint):
         return joint._one(u, own)
 
     def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
-        """As :meth:`LogJoint.log_hyperprior`, of the data set that ``theta`` ends with."""
+        """Log hyperprior as of :meth:`LogJoint.log_hyperprior`, of the data set that ``theta`` ends with."""
         joint, own = self.of_row(theta)
         return joint.log_hyperprior(own, u)
 

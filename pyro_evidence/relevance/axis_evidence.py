@@ -154,7 +154,7 @@ def gaussian_alpha(h: Tensor, u: Tensor, block: Tensor | None = None) -> Tensor:
 
 
 def gaussian_log_gain(wald: Tensor, block: Tensor | None = None) -> Tensor:
-    r"""What the best ``alpha`` gains over ``inf``, nats, by axis; with ``m`` the block's mean of ``z^2``.
+    r"""Gain of the best ``alpha`` over ``inf``, nats, by axis; with ``m`` the block's mean of ``z^2``.
 
     :math:`(z^2 (1 - 1/m) - \log m)/2` where :math:`m > 1`, 0 in pruned blocks; a single axis' share may be negative,
     that of a block is not.
@@ -167,7 +167,7 @@ def gaussian_log_gain(wald: Tensor, block: Tensor | None = None) -> Tensor:
 
 
 def _block_mean(wald: Tensor, block: Tensor | None) -> Tensor:
-    """Of each axis' block, ``(M,)``."""
+    """Mean over each axis' block, ``(M,)``."""
     if block is None or not len(block):
         return wald
     sums = torch.zeros(int(block.max()) + 1, dtype=wald.dtype, device=wald.device).index_add(0, block, wald)
@@ -192,7 +192,7 @@ def log_laplace_integral(a: Tensor, z: Tensor) -> Tensor:
 
 
 def laplace_log_gain(wald: Tensor) -> Tensor:
-    """What the best Laplace ``alpha`` gains over ``inf``, nats; 0 for pruned axes, ``(...)``.
+    """Gain of the best Laplace ``alpha`` over ``inf``, nats; 0 for pruned axes, ``(...)``.
 
     :param wald: :math:`z^2 = h u^2`.
     """
@@ -279,7 +279,7 @@ def _root(z: Tensor, score: Callable[[Tensor, Tensor], _Score]) -> Tensor:
 
 
 class AxisMoments(NamedTuple):
-    """Of ``s`` under the density proportional to ``exp(-(s - z)^2/2 - a|s|)``."""
+    """Moments of ``s`` under the density proportional to ``exp(-(s - z)^2/2 - a|s|)``."""
 
     mean: Tensor
     absolute: Tensor  # E|s|
@@ -302,7 +302,7 @@ def laplace_moments(a: Tensor, z: Tensor) -> AxisMoments:
 
 
 class _Half(NamedTuple):
-    """Of the density on s > 0 proportional to ``exp(-s^2/2 - x s)``."""
+    """Moments of the density on s > 0 proportional to ``exp(-s^2/2 - x s)``."""
 
     log_mass: Tensor
     first: Tensor

@@ -39,7 +39,7 @@ class AxisPrior(Protocol):
         """Hyperparameters of highest evidence, ``inf`` for pruned axes, shape ``(K,)``."""
 
     def log_gain(self, wald: Tensor) -> Tensor:
-        """What each ``alpha`` gains over ``inf``, nats, shape ``(K,)``, largest curvature first."""
+        """Gain of each ``alpha`` over ``inf``, nats, shape ``(K,)``, largest curvature first."""
 
     def mode(self, target: Target, alpha: Tensor, start: Tensor) -> Tensor:
         """Posterior mode over the active axes and then the other coordinates, shape ``(K + V,)``."""
@@ -198,7 +198,7 @@ def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
 
 
 class SparseState:
-    """What every sparse fit says of itself, along the weights themselves unless a subclass has other axes.
+    """Report of a sparse fit, along the weights themselves unless a subclass has other axes.
 
     Subclasses are frozen dataclasses.
     """
@@ -219,7 +219,7 @@ class SparseState:
 
     @property
     def num_active(self) -> int:
-        """How many axes the data keep."""
+        """Number of axes that the data keep."""
         return int(self.active.sum())
 
     @property

@@ -146,7 +146,7 @@ class FastState:
 
     @cached_property
     def gain(self) -> float:
-        """What the best change of a single weight promises, nats; 0 below the threshold."""
+        """Expected gain of the best change of a single weight, nats; 0 below the threshold."""
         gain = 0.0 if self.settled else float(self.changes[1].max())
         return gain if gain > SETTLED else 0.0
 
@@ -160,7 +160,7 @@ class FastState:
 
     @cached_property
     def noise_gain(self) -> float:
-        """What the best noise promises, nats: the derivative in its logarithm times half the way."""
+        """Expected gain of the best noise, nats: the derivative in its logarithm times half the way."""
         if not isinstance(self.source, Noise):
             return 0.0
         free, squares = self._balance
@@ -168,7 +168,7 @@ class FastState:
 
     @property
     def gradient_norm(self) -> float:
-        """What the best single change promises, nats; 0 below the threshold."""
+        """Expected gain of the best single change, nats; 0 below the threshold."""
         return max(self.gain, self.noise_gain if self.noise_gain > SETTLED else 0.0)
 
     @property
@@ -300,7 +300,7 @@ def with_best_noise(state: FastState) -> FastState:
 
 
 def first_of_best(gain: Tensor) -> int:
-    """Of equals within 1e-9 the first, so that the path does not hang on the order in which a library adds numbers."""
+    """First of equals within 1e-9, so that the path does not depend on the order in which a library adds numbers."""
     return int((gain >= gain.max() * (1.0 - 1e-9)).nonzero()[0])
 
 

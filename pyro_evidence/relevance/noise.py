@@ -144,7 +144,7 @@ def noise_of(weights: Weights, name: str) -> Noise:
 
 @dataclass(frozen=True)
 class _Quadratic(Statistics):
-    """What each chunk adds to a quadratic log likelihood."""
+    """Sums of a chunk for a quadratic log likelihood."""
 
     sums: LikelihoodSums
     squares: Tensor  # ()

@@ -469,7 +469,7 @@ class RVMPosterior(AxesPosterior):
 
     @property
     def evidence_note(self) -> str:
-        """As for every posterior of learned priors; that of a variational fit is no evidence at all."""
+        """Note on the evidence of learned priors; that of a variational fit is no evidence at all."""
         if self.state.fit is None:
             return super().evidence_note
         return (
@@ -577,7 +577,7 @@ class REVMPosterior(AxesPosterior):
         return {"h": self.eigenvalues[self.active], "z^2": self.wald[self.active]} | super().columns()
 
     def diagnostics(self) -> dict[str, Any]:
-        """How far to trust the numbers; ``misfit`` and the log likelihoods are in nats.
+        """Diagnostics by name; ``misfit`` and the log likelihoods are in nats.
 
         ``separable``: the likelihood grows along the weights without end.  ``misfit``: error of the quadratic
         at 0; where it is large the Wald statistics are not to be believed.  The rest is as in

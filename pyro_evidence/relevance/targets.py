@@ -25,7 +25,7 @@ Local = Callable[
 
 @dataclass(frozen=True)
 class LikelihoodSums(Statistics):
-    """What rows add up at a point."""
+    """Sums over rows at a point."""
 
     value: Tensor  # () log likelihood, nats
     gradient: Tensor  # (D,)

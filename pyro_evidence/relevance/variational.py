@@ -72,7 +72,7 @@ Piece = tuple[Part, LocalBound]  # some rows and what their likelihood allows
 
 
 def local_bound(target: Target) -> Piece:
-    """What the observed site's likelihood allows.
+    """Local bound that the observed site's likelihood allows.
 
     :raises UnsupportedModel: unless it is Gaussian, or Bernoulli in log odds, of one predictor element per
         datum.
@@ -93,7 +93,7 @@ def local_bound(target: Target) -> Piece:
 
 @dataclass(frozen=True)
 class BoundSums(Statistics):
-    """What rows add up under some ``q(w)``, by the bound that is tightest there."""
+    """Sums over rows under some ``q(w)``, by the bound that is tightest there."""
 
     precision: Tensor  # (M, M) J'BJ
     slope: Tensor  # (M,) J'(b - B c), at weights of zero
@@ -102,7 +102,7 @@ class BoundSums(Statistics):
 
     @staticmethod
     def of(piece: Piece, eta: Tensor, second: Tensor) -> "BoundSums":
-        """Of rows whose ``eta`` and ``eta^2`` are expected to be these, ``(N,)`` each."""
+        """Sums over rows whose ``eta`` and ``eta^2`` are expected to be these, ``(N,)`` each."""
         part, local = piece
         J, (B, b) = part.J[:, 0], local.tightest(second)
         precision = J.mT @ (B.unsqueeze(-1) * J)

@@ -1,4 +1,4 @@
-"""What all estimators share: arrays in, an engine's posterior kept, arrays out."""
+"""Base of all estimators: arrays in, an engine's posterior kept, arrays out."""
 
 from typing import Any, ClassVar
 

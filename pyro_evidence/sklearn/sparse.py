@@ -59,7 +59,7 @@ def _centers(X: Tensor, centers: Array, weight: Tensor | None) -> Tensor:
 
 
 def _variance(values: Tensor, weight: Tensor | None) -> float:
-    """Of all elements, rows counted by their weight."""
+    """Variance of all elements, rows counted by their weight."""
     if weight is None:
         return float(values.var(correction=0))
     share = weight.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
@@ -78,12 +78,12 @@ class _OnBasis(Estimator):
         self.centers = centers
 
     def _basis(self, X: Tensor, weight: Tensor | None) -> Basis:
-        """What was given, or what is made of these rows: a search over widths sees no others."""
+        """The given basis, or one made of these rows: a search over widths sees no others."""
         return kernel_basis(X, self.gamma, self.centers, weight) if self.basis is None else self.basis
 
 
 class _SparseClassifier(_OnBasis, Classifier):
-    """What the relevance engines share as classifiers."""
+    """Base of relevance classifiers."""
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         model = classifier(self._basis(X, weight), num_classes=len(self.classes_))
@@ -91,7 +91,7 @@ class _SparseClassifier(_OnBasis, Classifier):
 
 
 class _SparseRegressor(_OnBasis, Regressor):
-    """What the relevance engines share as regressors."""
+    """Base of relevance regressors."""
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         variance = _variance(t, weight)
@@ -167,7 +167,7 @@ class VRVMClassifier(_SparseClassifier):
         return tags
 
     def _more_tags(self) -> dict[str, bool]:
-        """What scikit-learn before 1.6 asks in place of ``__sklearn_tags__``."""
+        """Tags for scikit-learn before 1.6, in place of ``__sklearn_tags__``."""
         return {"binary_only": True}
 
     def _engine(self, model: Model) -> VRVM:

@@ -330,7 +330,7 @@ class LinearPredictors(JointDensity):
         return self._log_prior(u, theta) + self.log_likelihood(u, theta)
 
     def log_likelihood(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Of all observed sites, nats, shape ``(R,)``."""
+        """Log likelihood of all observed sites, nats, shape ``(R,)``."""
         parts = self.parts(theta)
         total = u.new_zeros(len(u)) + parts.rest
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):

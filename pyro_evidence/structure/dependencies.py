@@ -99,7 +99,7 @@ class Follow(DispatchMode):
         self.notes[origin] = (torch.arange(len(origin), device=origin.device).unsqueeze(-1),)
 
     def gathered(self, group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: bool, op: str) -> Tensor:
-        """As :func:`gathered`, with a note of what ties more than a few coordinates together."""
+        """Result of :func:`gathered`, with a note of what ties more than a few coordinates together."""
         found = gathered(group, shape, dims, keepdim, op)
         if found.shape[-1] > NARROW and found.shape[-1] > self.most:
             self.most, self.widest = found.shape[-1], Lost(op, found.reshape(-1)[:2])

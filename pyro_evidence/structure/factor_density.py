@@ -59,7 +59,7 @@ class Structured(AutogradDensity):
 
     @cached_property
     def B(self) -> Tensor:
-        """Of the sums of many coordinates that factors see, ``(r, D)``; ``r`` is mostly 0."""
+        """Coefficients of the sums of many coordinates that factors see, ``(r, D)``; ``r`` is mostly 0."""
         return self.joint.initial_u.new_zeros(0, self.joint.latents.size) if self.terms is None else self.terms.B
 
     @cached_property

@@ -96,7 +96,7 @@ class PredictorRows:
         return found
 
     def _log_likelihood(self, part: SparseLinear, rows: Tensor, eta: Tensor) -> Tensor:
-        """Of predictors ``(r,) + shape``, each at its row's hyperparameters, ``(r,)``."""
+        """Log likelihood of predictors ``(r,) + shape``, each at its row's hyperparameters, ``(r,)``."""
         origin = self.start[0].detach()
 
         def one(own: Tensor, theta: Tensor) -> Tensor:

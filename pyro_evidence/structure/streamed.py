@@ -178,7 +178,7 @@ def linear_rows(model: Any, chunks: Chunks, communicator: Communicator, make: Ma
 
 @dataclass(frozen=True)
 class PassTotals(Statistics):
-    """What one pass adds up at some points."""
+    """Sums of one pass at some points."""
 
     value: Tensor  # (R,) log likelihood, nats
     gradient: Tensor  # (R, D)
@@ -187,7 +187,7 @@ class PassTotals(Statistics):
 
 @dataclass(frozen=True)
 class Summands:
-    """What a pass adds up, of a chunk's density at rows ``(R, D)`` and hyperparameters, each in its graph.
+    """Sums over a chunk at rows ``(R, D)`` and hyperparameters, each in its graph.
 
     :ivar totals: value, gradient and precision together, without a graph.
     """
@@ -206,7 +206,7 @@ class StreamedDensity(LinearDensity):
     _found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the totals at the last points
 
     def log_likelihood(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Of all observed sites, nats, shape ``(R,)``; differentiable, by a pass for each derivative."""
+        """Log likelihood of all observed sites, nats, shape ``(R,)``; differentiable, by a pass for each derivative."""
         if wants_graph(u, theta):
             return added_up(self.rows, self.of.value, self._totals(u, theta).value, u, theta)
         if len(u) > MANY:
@@ -313,7 +313,7 @@ def _pulled(of: OfChunk, density: Any, *x: Tensor) -> Tensor:
 
 
 def streamed_structure(rows: LinearRows) -> Structure:
-    """What is known of the density of all rows, by the first few."""
+    """Structure of the density of all rows, by the first few."""
     first = rows.example
     streamed = StreamedDensity(first.joint, first.linear, first.free, first.gaussian, rows=rows)
     return replace(rows.structure, known=streamed)

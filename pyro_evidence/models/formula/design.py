@@ -320,7 +320,7 @@ def columns_of(frame: Frame, words: Container[str], needed: Iterable[str]) -> Fr
 
 
 def _design_matrices(text: str, frame: Frame) -> Any:
-    """What formulae makes of a formula, in which only :data:`FUNCTIONS` can be called.
+    """Design matrices by formulae of a formula, in which only :data:`FUNCTIONS` can be called.
 
     Its environment holds these functions instead of the names of the caller, and a name that reaches into one of them
     (``np.log.at``, ``C.__globals__``) is refused before formulae sees it.
@@ -385,8 +385,8 @@ def _float(column: Any) -> Tensor:
         ) from error
 
 
-def counted(column: Any, name: str) -> Tensor:
-    """How often each row counts, ``(N,)``.
+def row_weights(column: Any, name: str) -> Tensor:
+    """Number of times that each row counts, ``(N,)``.
 
     :raises BadInput: for what is no finite number above zero.
     """

@@ -45,7 +45,7 @@ LOG_ODDS: dict[str, Link] = {
 
 @dataclass(frozen=True)
 class GLMFamily:
-    """How a response depends on its linear predictor.
+    """Distribution of a response given its linear predictor, with its links.
 
     :ivar distribution: of the response, from what the link makes of the linear predictor, the number of trials where
         there are trials, and the family's parameters in their order; of times also what is known of them, by name:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.formula.design import Frame, FrameDesign, Response, columns_of, complete_rows, counted
+from pyro_evidence.models.formula.design import Frame, FrameDesign, Response, columns_of, complete_rows, row_weights
 from pyro_evidence.models.formula.families import CUTPOINTS, GLMFamily, chosen_family
 from pyro_evidence.models.formula.priors import (
     FLAT,
@@ -73,7 +73,7 @@ class MixedModel:
 
     @property
     def heading(self) -> tuple[str, ...]:
-        """What a summary begins with: formula, family, how it is estimated, numbers of rows and of groups."""
+        """First lines of a summary: formula, family, method of estimation, numbers of rows and of groups."""
         coefficients = [predictor.b.prior for predictor in self._sketch.predictors if predictor.b is not None]
         flat = [prior is not None and prior.name == FLAT for prior in coefficients]
         how = (
@@ -188,7 +188,7 @@ def mixed(
             raise BadInput(
                 f"weights={weights!r} of family {family!r}, whose rows have no density of their own; expected none."
             )
-        response = replace(response, given={**response.given, "weights": counted(kept[weights], weights)})
+        response = replace(response, given={**response.given, "weights": row_weights(kept[weights], weights)})
     sketch = _sketch(f"{formula}  ({family}", chosen, dict(zip(formulas, designs, strict=True)), response, priors)
     coords, dims = _names(sketch, designs)
     model = MixedModel(formula, family, coords, dims, len(frame) - len(kept), response.classes, designs, sketch)
@@ -196,7 +196,7 @@ def mixed(
 
 
 def _kind(name: str, family: GLMFamily) -> str:
-    """What a formula is of: the family's response, a positive parameter, or log odds."""
+    """Kind of a formula's left side: the family's response, a positive parameter, or log odds."""
     return family.response if not name else "real" if name in ZEROS else POSITIVE
 
 

@@ -106,12 +106,12 @@ class Grouping:
 
     @property
     def plate(self) -> str:
-        """What ends the name of the plate of its effects."""
+        """Ending of the name of the plate of its effects."""
         return "functions" if self.smooth else "groups"
 
     @property
     def arguments(self) -> list[str]:
-        """What the program is given of it: the group of each row, how many there are, the columns that vary."""
+        """Names of its arguments: the group of each row, the number of groups, the columns that vary."""
         if self.smooth:
             return [f"Z_{self.label}"]
         return [self.label, f"num_{self.label}", *([] if self.plain else [f"Z_{self.label}"])]
@@ -132,7 +132,7 @@ class Effects:
     L: Quantity | None
 
     def value(self, X: Tensor, given: Mapping[str, Any]) -> Tensor:
-        """What they add to the predictor, ``(N,)``."""
+        """Contribution to the predictor, ``(N,)``."""
         first, *others = (given[name] for name in self.block.arguments)
         sd, size = self.sd.value(X), len(self.block.coefficients)
         if self.L is not None:
@@ -171,7 +171,7 @@ class Effects:
 
 @dataclass(frozen=True)
 class Columns:
-    """What the program is given for linear predictors: columns, groups, an offset.
+    """Arguments of the program for linear predictors: columns, groups, an offset.
 
     :ivar X: the name of the fixed effects' columns: ``X``, or ``X_parameter`` of a parameter with a formula.
     :ivar offset: the name of the column with coefficient one; empty where there is none.
@@ -183,7 +183,7 @@ class Columns:
 
     @property
     def arguments(self) -> list[str]:
-        """Of the program, for the rows that it is run on."""
+        """Names of the program's arguments, for the rows that it is run on."""
         found = [self.X, *(name for block in self.blocks for name in block.arguments)]
         return [*found, self.offset] if self.offset else found
 
@@ -253,7 +253,7 @@ class Sketch:
 
     @property
     def arguments(self) -> list[str]:
-        """Of the program, the response last."""
+        """Names of the program's arguments, the response last."""
         return [*(name for part in self.columns for name in part.arguments), *self.given, self.response]
 
     @property
@@ -298,7 +298,7 @@ class Sketch:
 
     @property
     def _known(self) -> tuple[str, ...]:
-        """What the likelihood is told of times."""
+        """Names of what is known of times: event, entry."""
         return tuple(name for name in self.given if name in ("event", "entry"))
 
     def text(self) -> str:
@@ -336,7 +336,7 @@ def identifier(text: str, taken: set[str] | frozenset[str] = TAKEN) -> str:
 
 
 def suffix(text: str) -> str:
-    """What may stand at the end of an identifier."""
+    """The text with every character replaced that cannot stand in an identifier."""
     normal = unicodedata.normalize("NFKC", text)  # as Python reads names
     return re.sub(" +", "_", "".join(c if f"_{c}".isidentifier() else " " for c in normal)).strip("_")
 

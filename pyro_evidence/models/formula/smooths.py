@@ -26,7 +26,7 @@ NEAR = 1e-13  # of the largest curvature of a basis: below it rounding decides, 
 
 @dataclass(frozen=True)
 class Penalty:
-    """What a penalty says of functions.
+    """A penalty as a kernel, and the functions that it does not see.
 
     :ivar kernel: of values ``(N, d)`` and knots ``(K, d)``, ``(N, K)``.
     :ivar free: functions that the penalty does not see, the constant first, ``(N, d)`` -> ``(N, M)``.
@@ -119,7 +119,7 @@ class Basis:
 
     @classmethod
     def over(cls, x: Tensor, penalty: Penalty, size: int | None, text: str) -> "Basis":
-        """Of the rows of a fit: the kernel's ``size`` largest eigenvectors span it (Wood 2003, section 3).
+        """The basis of the rows of a fit: the kernel's ``size`` largest eigenvectors span it (Wood 2003, section 3).
 
         :raises BadInput: where two knots are one by rounding.
         """
@@ -180,7 +180,7 @@ class SmoothColumns:
     def over(
         cls, smooth: Smooth, x: Tensor, by: tuple[str, ...], constant: bool, graph: Neighbours | None = None
     ) -> "SmoothColumns":
-        """Of the rows of a fit.
+        """Columns for the rows of a fit.
 
         :raises BadInput: for a basis that there is not, and values that it cannot be made of.
         """
@@ -190,21 +190,21 @@ class SmoothColumns:
 
     @property
     def fixed_names(self) -> tuple[str, ...]:
-        """Of the fixed effects."""
+        """Names of the fixed effects."""
         of_margins = product(*(("", *margin.penalty.names) for margin in self.margins))
         names = [":".join(filter(None, names)) or "1" for names in of_margins]
         return tuple(f"{self.smooth.text}{by}: {name}" for by in self.by for name in names[not self.constant :])
 
     @property
     def block_names(self) -> tuple[str, ...]:
-        """Of the blocks of columns, each with a spread of its own."""
+        """Names of the blocks of columns, each with a spread of its own."""
         varying = [":".join(compress(self.smooth.covariates, subset)) for subset in _subsets(self.margins)]
         endings = [""] if len(varying) == 1 else [f": {names}" for names in varying]
         return tuple(f"{self.smooth.text}{by}{ending}" for by in self.by for ending in endings)
 
     @property
     def column_names(self) -> list[tuple[str, ...]]:
-        """Of the columns of each block."""
+        """Names of the columns of each block."""
         sizes = [(len(basis.spread), basis.weights.shape[1]) for basis in self.margins]
         nums = [prod(map(getitem, sizes, subset)) for subset in _subsets(self.margins)]
         return [tuple(str(i) for i in range(1, num + 1)) for _ in self.by for num in nums]
@@ -241,7 +241,7 @@ def _parts(smooth: Smooth, x: Tensor) -> list[tuple[Smooth, Tensor]]:
 
 
 def _subsets(margins: Sequence[Basis]) -> list[tuple[int, ...]]:
-    """Of which margins the penalised functions are taken: of some, at least."""
+    """Margins of which the penalised functions are taken: at least one of them."""
     return [subset for subset in product((0, 1), repeat=len(margins)) if any(subset)]
 
 

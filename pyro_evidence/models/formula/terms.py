@@ -32,7 +32,7 @@ class Varying:
 
     @property
     def group(self) -> str:
-        """What the groups are called, ``a:b`` for combinations."""
+        """Name of the groups, ``a:b`` for combinations."""
         return ":".join(self.columns)
 
 
@@ -55,7 +55,7 @@ class Smooth:
 
     @property
     def text(self) -> str:
-        """What it is called, by its settings too where one is not the default."""
+        """Name of the term, with the settings that are not the default."""
         return f"{'t2' if self.basis == 't2' else 's'}({', '.join(self.covariates)})"
 
 
@@ -174,7 +174,7 @@ def _split(text: str, signs: str) -> Iterator[str]:
 
 
 def _inside(part: str) -> str | None:
-    """What a pair of brackets around the whole part holds."""
+    """Content of a pair of brackets around the whole part."""
     part = part.removeprefix("+").strip()
     return part[1:-1] if part.startswith("(") and part.endswith(")") and _balanced(part[1:-1]) else None
 

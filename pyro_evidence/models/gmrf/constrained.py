@@ -22,7 +22,7 @@ COLUMNS = 256  # right-hand sides of one solve: what is held is COLUMNS x n
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """What is fixed in a field: the values that each factor takes, and the directions in which values are given."""
+    """Constant structure of a field: the values that each factor takes, and directions in which values are given."""
 
     index: Tensor  # (F, k) long
     fixed: Tensor  # (n, m) float64, orthonormal columns U
@@ -51,7 +51,7 @@ class Structure:
 
     @cached_property
     def plan(self) -> Plan:
-        """How precisions on the pattern are factorised."""
+        """Plan by which precisions on the pattern are factorised."""
         return elimination(self.pattern)
 
     def on_constraint(self, elements: Tensor) -> "ConstrainedPrecision":
@@ -142,7 +142,7 @@ class ConstrainedPrecision:
 
 
 def most_independent(fixed: Tensor) -> Tensor:
-    """As many coordinates as there are directions, chosen one by one so that the directions differ most there."""
+    """Coordinates, one for each direction, chosen one by one so that the directions differ most there."""
     left, chosen = fixed.clone(), []
     for _ in range(fixed.shape[-1]):
         chosen.append(int(left.norm(dim=-1).argmax()))

@@ -155,7 +155,7 @@ class Operator:
 
     @cached_property
     def eigenvalues(self) -> Tensor:
-        """Of ``M^-1/2 L M^-1/2``, ``M`` the masses, ``(n,)``."""
+        """Eigenvalues of ``M^-1/2 L M^-1/2``, ``M`` the masses, ``(n,)``."""
         L = torch.zeros(self.size, self.size, dtype=torch.float64, device=self.mass.device)
         i, j = self.edges.unbind(-1)
         for a, b, sign in ((i, i, 1.0), (j, j, 1.0), (i, j, -1.0), (j, i, -1.0)):

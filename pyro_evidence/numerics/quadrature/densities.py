@@ -178,7 +178,7 @@ class Lattice(AxisByAxis):
         return (1.0 - share) * rows[row, cell] + share * rows[row, cell + 1]
 
     def _points(self, rest: Tensor) -> Tensor:
-        """Of the first axis that ``rest`` still has."""
+        """Points of the first axis that ``rest`` still has."""
         first = self.first[self.num_dims - (rest.dim() - 1)]
         return first + self.step * torch.arange(rest.shape[1], device=first.device).to(first)
 
