@@ -32,6 +32,13 @@ torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)  # also for tensors that a module makes while it is imported
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before the fixtures of a module too, which begin before those of its tests."""
+    torch.set_default_dtype(torch.float64)
+    pyro.clear_param_store()
+
+
 @pytest.fixture(autouse=True)
 def same_start() -> None:
     torch.set_default_dtype(torch.float64)
@@ -53,8 +60,6 @@ def data_dir() -> Path:
 @pytest.fixture(scope="module")
 def two() -> MPPCAPosterior:
     """A mixture of two planes, fitted."""
-    torch.set_default_dtype(torch.float64)
-    pyro.clear_param_store()  # a fixture of a module begins before those of its tests
     return fit(planes())
 
 

@@ -113,7 +113,8 @@ class Limits:
         That is below the tolerance, or at the rounding of the log joint where they do not fall at all.
         """
         falling, still = decrement <= 0.1 * before, decrement > 0.5 * before
-        return decrement <= self.tolerance ** (1.0 + 0.4 * falling) * (1.0 + still * abs(log_joint))
+        rounding = RESTING / SLACK * self.slack * (1.0 + abs(log_joint))  # whatever the tolerance
+        return (decrement <= self.tolerance ** (1.0 + 0.4 * falling)) | (still & (decrement <= rounding))
 
     def is_resting(self, decrement: Real, log_joint: Real) -> Real:
         """Whether decrements are at the rounding of the log joint."""
