@@ -148,8 +148,9 @@ class Pass:
             self.of = Combination.of(args, columns)
         marks, place = self.of.marks(columns), len(self.parts)
         there = self.first.parts[place] if self.first is not None and place < len(self.first.parts) else None
-        same = there is not None and marks is not None and marks == there.marks
-        self.parts.append(there if same else Part(size, marks, self.of.sums(columns)))  # type: ignore[arg-type]
+        if there is None or marks is None or marks != there.marks:
+            there = Part(size, marks, self.of.sums(columns))
+        self.parts.append(there)
 
     @property
     def rows(self) -> int:

@@ -9,26 +9,14 @@ import torch
 from pyro_evidence import BadInput, LaplaceEvidence, Start, Stop
 
 pytest.importorskip("formulae")
-import pandas
-
 from pyro_evidence.models.formula import mixed
-
-ROWS = 120
-
-
-def part(rate: float) -> Any:
-    return (rate * np.arange(1, ROWS + 1)) % 1.0
+from tests.models_for_tests.curves import ROWS, curves
 
 
 @pytest.fixture(scope="module")
 def frame() -> Any:
-    """Of low-discrepancy numbers, which statsmodels and marginaleffects were given too."""
-    d = pandas.DataFrame({"x": part(0.6180339887), "z": part(0.7548776662)})
-    d["g"] = np.array(list("abc"))[np.arange(1, ROWS + 1) % 3]
-    noise = torch.special.ndtri(torch.tensor(part(0.5698402910))).numpy()
-    d["y"] = np.sin(6 * d.x) + d.z**2 + (d.g == "b") * np.cos(5 * d.x) + 0.3 * noise
-    d["k"] = np.floor(np.exp(d.y / 2) + part(0.4142135624))
-    return d.assign(h=(np.arange(ROWS) // 10).astype(str))
+    """What statsmodels and marginaleffects were given too."""
+    return curves().assign(h=(np.arange(ROWS) // 10).astype(str))
 
 
 def fit(formula: str, frame: Any, **settings: Any) -> Any:
@@ -130,7 +118,7 @@ def test_classes_have_a_row_each_whose_differences_add_up_to_nothing(frame: Any)
     assert sum(value for value, _ in rows.values()) == pytest.approx(0.0, abs=1e-12)
 
 
-LETTERS = [
+MESSAGES = [
     (lambda p: p.means("x"), r"expected values to set it to, values=\[...\]"),
     (lambda p: p.slopes("g"), r"expected numbers. Ask for comparisons\('g'\)"),
     (lambda p: p.slopes("w"), r"'w' is no column of 'y ~ x \+ g'; expected one of \['x', 'g', 'y'\]|expected one of"),
@@ -140,7 +128,7 @@ LETTERS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "said"), LETTERS)
-def test_letters(linear: Any, call: Any, said: str) -> None:
+@pytest.mark.parametrize(("call", "said"), MESSAGES)
+def test_messages(linear: Any, call: Any, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         call(linear)

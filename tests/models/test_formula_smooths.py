@@ -14,8 +14,8 @@ pytest.importorskip("formulae")
 import pandas
 
 from pyro_evidence.models.formula import mixed
+from tests.models_for_tests.curves import ROWS, curves
 
-ROWS = 120
 REML = {"b": "flat"}
 NEW = pandas.DataFrame(
     {"x": [0.05, 0.3, 0.55, 0.8, 1.1], "z": [0.9, 0.1, 0.5, 0.3, 0.7], "g": list("abcab"), "f": list("02467")}
@@ -23,21 +23,11 @@ NEW = pandas.DataFrame(
 PATH = {"f": [(str(j), str(j + 1)) for j in range(7)]}
 
 
-def part(rate: float) -> Any:
-    """Numbers between 0 and 1 that R makes too."""
-    return (rate * np.arange(1, ROWS + 1)) % 1.0
-
-
 @pytest.fixture(scope="module")
 def frame() -> Any:
     """The data of the R lines below."""
-    d = pandas.DataFrame({"x": part(0.6180339887), "z": part(0.7548776662)})
-    d["g"] = np.array(list("abc"))[np.arange(1, ROWS + 1) % 3]
-    noise = torch.special.ndtri(torch.tensor(part(0.5698402910))).numpy()
-    d["y"] = np.sin(6 * d.x) + d.z**2 + (d.g == "b") * np.cos(5 * d.x) + 0.3 * noise
-    d["k"] = np.floor(np.exp(d.y / 2) + part(0.4142135624))
-    d["f"] = np.floor(8 * d.x).astype(int).astype(str)
-    return d
+    d = curves()
+    return d.assign(f=np.floor(8 * d.x).astype(int).astype(str))
 
 
 def fit(formula: str, frame: Any, **settings: Any) -> LaplacePosterior:
@@ -188,7 +178,7 @@ def test_a_spread_and_a_curve_can_have_priors(frame: Any) -> None:
     assert "s(x): x" in model.coords["coefficient"]
 
 
-LETTERS = [
+MESSAGES = [
     ("y ~ s(g)", r"s\(g\): 'g' has words; expected one column of numbers.*\(1 \| g\)"),
     ("y ~ s(few)", r"s\(few\) has 3 distinct values and is to have 10 functions; expected k= from 3"),
     ("y ~ s(one)", r"s\(one\) has 1 distinct values"),
@@ -214,8 +204,8 @@ LETTERS = [
 ]
 
 
-@pytest.mark.parametrize(("formula", "said"), LETTERS)
-def test_letters(frame: Any, formula: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("formula", "said"), MESSAGES)
+def test_messages(frame: Any, formula: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     table = frame.assign(
         few=np.arange(ROWS) % 3, one=1.0, inf=np.where(frame.x > 0.9, np.inf, frame.x), far=frame.f.replace("3", "9")
