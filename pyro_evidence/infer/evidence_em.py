@@ -27,7 +27,7 @@ from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.wrappers import explain_gaps
 from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca.posterior import MPPCAPosterior
-from pyro_evidence.mppca.recognise import is_mppca
+from pyro_evidence.mppca.recognise import is_mppca, own_model
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import Arguments, same_arguments
@@ -175,7 +175,7 @@ class EvidenceEM(Resumable):
         self.initial = initial
         self.deletion = deletion
         self.stop = stop
-        self._is_mppca = mppca_fit.own_model(model) is not None
+        self._is_mppca = own_model(model) is not None
         self._task: Any = None  # a MixtureFit or an MPPCAFit
         self._data: Arguments = ((), {})
         self._watched: Arguments | None = None

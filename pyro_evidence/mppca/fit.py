@@ -36,14 +36,14 @@ from pyro_evidence.mixture.fit import AUTOMATIC, ROUNDS, SURE, RandomWeights
 from pyro_evidence.mixture.recognise import most_components, with_components
 from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.models.mppca import MPPCA
-from pyro_evidence.models.wrappers import Marginalised, marginalised
+from pyro_evidence.models.wrappers import Marginalised
 from pyro_evidence.mppca import evidence, missing
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.data import Observations, has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
 from pyro_evidence.mppca.orbit import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
-from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
+from pyro_evidence.mppca.recognise import MPPCAStructure, latents_integrated, own_model, recognise_mppca
 from pyro_evidence.mppca.updates import (
     Iterate,
     MPPCAUpdate,
@@ -280,15 +280,9 @@ def log_joint(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lo
     if ours is None:
         return LogJoint(model, args, kwargs)
     Y = checked_data(args, kwargs, gappy=gappy)
-    joint = LogJoint(marginalised(ours.marginalised) if gappy else ours.marginalised, (some_rows(ours, Y),))
+    joint = LogJoint(latents_integrated(model), (some_rows(ours, Y),))
     joint.args, joint.plates = (Y,), {}
     return joint
-
-
-def own_model(model: Model) -> MPPCA | None:
-    """A model of ours, also where gaps are allowed."""
-    model = model.model if isinstance(model, Marginalised) else model
-    return model if isinstance(model, MPPCA) else None
 
 
 def some_rows(model: MPPCA, Y: Tensor) -> Tensor:
@@ -436,8 +430,7 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MPPCAFit:
         communicator=communicator,
     )
     (few,) = first_rows(chunks, communicator)
-    marginal = marginalised(ours.marginalised) if gappy else ours.marginalised
-    joint = LogJoint(marginal, (some_rows(ours, few),))
+    joint = LogJoint(latents_integrated(model), (some_rows(ours, few),))
     joint.has_data = False
     return _begun(replace(recognise_mppca(joint), Y=rows.example[:0]), Observations.of(rows), settings, sampled=True)
 

@@ -18,7 +18,7 @@ from pyro_evidence.mppca import curvature, expectation, missing, orbit
 from pyro_evidence.mppca.data import Observations, has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.missing import LatentPosterior
-from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
+from pyro_evidence.mppca.recognise import MPPCAStructure, latents_integrated, recognise_mppca
 from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.dense import Dense
@@ -342,7 +342,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     @classmethod
     def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "MPPCAPosterior":
-        model = with_components(model, sizes["K"])
+        model = latents_integrated(with_components(model, sizes["K"]))
         state, analysers = archive.restore(content, model), FactorAnalysers(**content["analysers"])
         structure = recognise_mppca(LogJoint(model, content["args"], content["kwargs"]))
         _require_agreement(state, structure, analysers)

@@ -19,12 +19,28 @@ from pyro_evidence.mixture.recognise import (
     scaling,
 )
 from pyro_evidence.mixture.updates import Pool, SharedParameters
+from pyro_evidence.models.mppca import MPPCA
+from pyro_evidence.models.wrappers import Marginalised, marginalised
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.program import predictors
 from pyro_evidence.program.distributions import WithGaps
-from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.log_joint import LogJoint, Model
 
 Trace = Any
+
+
+def own_model(model: Model) -> MPPCA | None:
+    """The mixture of probabilistic PCA that a user passed, also where gaps are allowed; None for another program."""
+    model = model.model if isinstance(model, Marginalised) else model
+    return model if isinstance(model, MPPCA) else None
+
+
+def latents_integrated(model: Model) -> Model:
+    """The same model with its latent coordinates integrated out; any other program as it is."""
+    ours = own_model(model)
+    if ours is None:
+        return model
+    return marginalised(ours.marginalised) if isinstance(model, Marginalised) else ours.marginalised
 
 
 @dataclass(frozen=True)

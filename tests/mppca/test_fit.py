@@ -266,6 +266,13 @@ def test_a_posterior_survives_the_disk(two: MPPCAPosterior, tmp_path: Path) -> N
     near(again.gamma["alpha"], two.gamma["alpha"])
 
 
+def test_a_model_with_explicit_latents_loads_what_it_was_fitted_to(tmp_path: Path) -> None:
+    model = mppca(2, 1, latents=explicit_latents)
+    found = EvidenceEM(model, start=Start(restarts=1)).run(planes()[:60])
+    found.save(tmp_path / "fit.pt")
+    near(MPPCAPosterior.load(tmp_path / "fit.pt", model).log_evidence, found.log_evidence)
+
+
 def nuts_draws(found: MPPCAPosterior, latents: Latents, Y: Tensor, num: int, warm_up: int) -> Tensor:
     """Loadings by NUTS on either form, hyperparameters as found."""
     q, params = found.mode["W"].shape[-1], found.hyperparameters
