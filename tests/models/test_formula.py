@@ -374,7 +374,7 @@ def test_weights_are_rows_that_stand_as_often(frame: Any) -> None:
     torch.testing.assert_close(found.predict(frame.head(3)), expected.predict(frame.head(3)), rtol=1e-4, atol=0.0)
 
 
-LETTERS = [
+MESSAGES = [
     ({"weights": "absent"}, "frame has no column 'absent'"),
     ({"weights": "y"}, "weights='y': expected above 0"),
     ({"weights": "kind"}, "words or times"),
@@ -411,7 +411,7 @@ LETTERS = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "said"), LETTERS, ids=[str(s) for s, _ in LETTERS])
+@pytest.mark.parametrize(("settings", "said"), MESSAGES, ids=[str(s) for s, _ in MESSAGES])
 def test_letters(frame: Any, settings: dict[str, Any], said: str) -> None:
     formula = settings.get("formula", "y ~ x + (1 | g)")
     with pytest.raises(BadInput, match=said):

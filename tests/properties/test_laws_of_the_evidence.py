@@ -36,7 +36,7 @@ FEW = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-LETTERS = (BadInput, UnsupportedModel, NotPositiveDefinite, NotAMode, ImproperPosterior, TooLarge, NotConverged)
+OWN_ERRORS = (BadInput, UnsupportedModel, NotPositiveDefinite, NotAMode, ImproperPosterior, TooLarge, NotConverged)
 QUIET = Stop(progress=False, throw=False)
 ROUNDS = Stop(tolerance=0.0, num_steps=12, progress=False)
 
@@ -123,7 +123,7 @@ def test_an_answer_or_a_letter(name) -> None:
     def check(problem: Problem) -> None:
         try:
             posterior = quietly(lambda: ENGINES[name](problem))
-        except LETTERS as message:
+        except OWN_ERRORS as message:
             assert len(str(message)) > 40
             return
         refused = getattr(posterior, "refusal", "")

@@ -1,4 +1,4 @@
-"""Letters of checks, files, wrappers and data that no other table holds, each with what it leads to."""
+"""Messages of checks, files, wrappers and data that no other table holds, each with what it leads to."""
 
 from pathlib import Path
 from typing import Any

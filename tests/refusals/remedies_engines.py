@@ -1,4 +1,4 @@
-"""Letters of engines about their settings and the models that they take, each with what it leads to."""
+"""Messages of engines about their settings and the models that they take, each with what it leads to."""
 
 import tempfile
 from functools import partial

@@ -1,4 +1,4 @@
-"""Letters of the models that come with the package, about their settings and data, each with what it leads to."""
+"""Messages of the models that come with the package, about their settings and data, each with what it leads to."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Letters of checks of the evidence, of relevance machines and of what is rarer, each with what it leads to."""
+"""Messages of checks of the evidence, of relevance machines and of what is rarer, each with what it leads to."""
 
 import pickle
 from typing import Any

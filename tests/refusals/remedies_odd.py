@@ -1,4 +1,4 @@
-"""Letters that odd likelihoods and data bring about in sparse models, mixtures and networks, each with its way out."""
+"""Messages that odd likelihoods and data bring about in sparse models, mixtures and networks, each with its way out."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Letters of posteriors, of what compares them and of what is drawn of them, each with what it leads to."""
+"""Messages of posteriors, of what compares them and of what is drawn of them, each with what it leads to."""
 
 import tempfile
 from collections.abc import Callable

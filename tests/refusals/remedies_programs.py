@@ -1,4 +1,4 @@
-"""Letters about a model as a program and about its data, each with what it leads to."""
+"""Messages about a model as a program and about its data, each with what it leads to."""
 
 from typing import Any
 

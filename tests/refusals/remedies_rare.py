@@ -1,4 +1,4 @@
-"""Letters that only odd files, machines, draws and other people's engines bring about, each with its way out."""
+"""Messages that only odd files, machines, draws and other people's engines bring about, each with its way out."""
 
 import os
 import tempfile

@@ -24,7 +24,7 @@ from pyro_evidence.models.prbf import prbf
 from pyro_evidence.models.regression import regression
 from pyro_evidence.settings import check_count, check_flag, seeded
 
-LETTERS = (BadInput, UnsupportedModel, NotPositiveDefinite, NotAMode, ImproperPosterior, TooLarge, NotConverged)
+OWN_ERRORS = (BadInput, UnsupportedModel, NotPositiveDefinite, NotAMode, ImproperPosterior, TooLarge, NotConverged)
 QUICK = Stop(num_steps=2, progress=False, throw=False)
 KINDS: dict[str, Any] = {
     "None": None,
@@ -107,7 +107,7 @@ def answered(use: Callable[[], Any]) -> None:
         warnings.simplefilter("ignore")
         try:
             found = use()
-        except LETTERS as message:
+        except OWN_ERRORS as message:
             assert len(str(message)) > 25
             return
     height = getattr(found, "log_evidence", None)
