@@ -461,6 +461,12 @@ def test_a_name_that_two_columns_have_is_refused(frame: Any) -> None:
         mixed("y ~ x", pandas.concat([frame, frame[["x"]]], axis=1))
 
 
+@pytest.mark.parametrize("formula", ["y ~ Intercept + (1 | g)", "y ~ x + (Intercept | g)", "Intercept ~ x + (1 | g)"])
+def test_a_column_is_not_taken_for_the_constant(frame: Any, formula: str) -> None:
+    with pytest.raises(BadInput, match="Rename it"):
+        mixed(formula, frame.assign(Intercept=frame["x"]))
+
+
 def test_times_are_no_response(frame: Any) -> None:
     with pytest.raises(BadInput, match=r"words or times \('19.*by a unit"):
         mixed("y ~ x", frame.assign(y=pandas.to_datetime(frame["y"], unit="s")))

@@ -61,6 +61,6 @@ def test_the_advice_of_a_message_leads_to_an_answer(row: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_every_letter_that_advises_has_a_row() -> None:
+def test_every_message_that_advises_has_a_row() -> None:
     counts, *untried = report()
     assert not untried, counts

@@ -297,8 +297,8 @@ def columns_of(frame: Frame, words: Container[str], needed: Iterable[str]) -> Fr
 
     :param words: names of the columns that are kept.
     :param needed: of which these must be there.
-    :raises BadInput: for a frame that is none, that lacks a column or has one twice, and for columns of complex numbers
-        and of structures.
+    :raises BadInput: for a frame that is none, that lacks a column, has one twice or one called Intercept, and for
+        columns of complex numbers and of structures.
     """
     if not hasattr(frame, "columns") or not hasattr(frame, "dropna"):
         raise BadInput(f"frame is a {type(frame).__name__}; expected a pandas.DataFrame, one row for each datum.")
@@ -307,6 +307,8 @@ def columns_of(frame: Frame, words: Container[str], needed: Iterable[str]) -> Fr
     names = [c for c in frame.columns if c in words]
     if twice := [c for c in names if names.count(c) > 1]:
         raise BadInput(f"frame has several columns '{twice[0]}'; expected one of each name. Rename the others.")
+    if "Intercept" in names:  # formulae takes it for the constant
+        raise BadInput("frame has a column 'Intercept', the name of the constant; expected another. Rename it.")
     native = {}
     for name, dtype in frame[names].dtypes.items():
         if dtype.kind in "cV":
