@@ -146,7 +146,7 @@ ADVICE = re.compile(
 )
 
 
-def test_every_letter_says_what_was_expected_or_what_to_do() -> None:
+def test_every_message_says_what_was_expected_or_what_to_do() -> None:
     messages = [said for _, said in spoken(*own_errors(), "ImportError", "FileNotFoundError") if len(said) > 20]
     assert len(messages) > 250
     assert [said for said in messages if not ADVICE.search(said)] == []
