@@ -37,7 +37,10 @@ MODULES = tuple(
     f"models.{m}"
     for m in "basis kernels regression classifier gp mlp mixture mppca prbf wrappers survival counts".split()
 )
-MODULES += ("plots.comparison", "plots.fitted", "plots.mixture", "plots.posterior", "datasets")  # a page each
+MODULES += (
+    "datasets",
+    *(f"plots.{p}" for p in "comparison fitted mixture posterior structures".split()),
+)  # a page each
 
 
 def names_of(init: Path) -> dict[str, str]:

@@ -249,6 +249,8 @@ class StructurePosterior(PredictionMixin):
     def plot(self, axes: Axes | None = None) -> Axes:
         """Bars: the probability that each element of each structure site is not zero.
 
+        Which structure extends which is drawn by :func:`pyro_evidence.plots.structures.nested_models`.
+
         :raises ImportError: without matplotlib.
         """
         axes = axes_or_own(axes)
