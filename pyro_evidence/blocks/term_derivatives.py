@@ -20,7 +20,7 @@ from pyro_evidence.numerics.derivatives import generic_directions, pullback, pul
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.factor_cells import by_width
-from pyro_evidence.structure.factor_derivatives import Second
+from pyro_evidence.structure.factor_density import Second
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from pyro_evidence.lazy_import import import_on_demand
 
 if TYPE_CHECKING:  # at run time each is imported when it is first asked for
+    from pyro_evidence.data.chunks import Parquet, Slices
     from pyro_evidence.data.distributed import shards
     from pyro_evidence.data.groups import Groups
-    from pyro_evidence.data.sources import Parquet, Slices
 
 __all__ = ["Groups", "Parquet", "Slices", "shards"]
 

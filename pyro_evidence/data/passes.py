@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import Chunks, arguments, has_rows, num_rows, require_repeatable, shapes_of
-from pyro_evidence.data.sources import Slices
+from pyro_evidence.data.chunks import Chunks, Slices, arguments, has_rows, num_rows, require_repeatable, shapes_of
 from pyro_evidence.errors import BadInput, NotConverged
 from pyro_evidence.settings import seeded
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.blocks.block_density import NODES, all_blocks, check_nodes, require_blocks
+from pyro_evidence.blocks.marginal import NODES, all_blocks, check_nodes, require_blocks
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
@@ -20,7 +20,7 @@ from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.fitting.checkpoint import Resumable
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
-from pyro_evidence.laplace import type2, type2_rows
+from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import (
     Problem,
     can_batch,
@@ -260,7 +260,7 @@ class LaplaceEvidence(Resumable):
     def _maximise(self) -> Fit[TypeII]:
         """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one; the best."""
         if len(self._fits) > 1 and not self._multiplies and can_batch(self._fits[0].state.laplace.problem):
-            self._fits = type2_rows.climb(self._fits, self.stop)
+            self._fits = type2.climb(self._fits, self.stop)
         for i, fit in enumerate(self._fits):
             fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives)
             self._fits = (*self._fits[:i], fit, *self._fits[i + 1 :])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.blocks import marginal as blocks
-from pyro_evidence.blocks.block_density import marginal_of
+from pyro_evidence.blocks.marginal import marginal_of
 from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
 from pyro_evidence.laplace import mode_checks
 from pyro_evidence.laplace.mode_checks import rounded_inside

@@ -149,6 +149,7 @@ def slopes_at_fixed_mode(problem: Problem, points: LaplaceRows) -> Slope:
 
 FORWARD = 0.2  # power of the rounding that a one-sided difference steps, in a hyperparameter's own measure
 CENTRAL = 1.0 / 6.0  # the same for two-sided ones
+STEP = 1e-3  # of two-sided ones around integrals over marginalised sites, in unconstrained units
 
 
 class ModeAt(NamedTuple):

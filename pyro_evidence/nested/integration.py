@@ -11,10 +11,9 @@ from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.laplace.gradient import differences, slope_and_mode
+from pyro_evidence.laplace.gradient import STEP, differences, slope_and_mode
 from pyro_evidence.laplace.mean_shift import mean_shift
 from pyro_evidence.laplace.mode_checks import double_precision
-from pyro_evidence.laplace.replicates import STEP
 from pyro_evidence.nested import skewness
 from pyro_evidence.nested.inner import ConditionalModes, is_affordable, is_batched, profiles, solve_inner
 from pyro_evidence.nested.skewness import Margins, Profiles, Shift, SkewnessCorrection, skewness_points

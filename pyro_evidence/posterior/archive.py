@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import files
-from pyro_evidence.blocks.block_density import check_nodes
+from pyro_evidence.blocks.marginal import check_nodes
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.codec import encoded_arguments

@@ -22,10 +22,9 @@ from pyro_evidence.structure.density import AutogradDensity, DenseLinear, Linear
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
 from pyro_evidence.structure.factor_terms import SITES, terms_of_steps
-from pyro_evidence.structure.factors import SMALL, Followed, FollowedSums, NotSparse
+from pyro_evidence.structure.factors import SMALL, Followed, FollowedSums, NotSparse, multipliers
 from pyro_evidence.structure.gaussian_process import GaussianLatent
 from pyro_evidence.structure.groups import PrecisionGroups
-from pyro_evidence.structure.multipliers import multipliers
 from pyro_evidence.structure.network import NetworkDensity
 from pyro_evidence.structure.probes import NearbyPoints, TestPoint
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start, Stop
-from pyro_evidence.blocks.block_density import MOST_NODES
+from pyro_evidence.blocks.marginal import MOST_NODES
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace import evidence_error
 from pyro_evidence.laplace.approximation import laplace_state

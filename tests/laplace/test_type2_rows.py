@@ -22,7 +22,7 @@ from pyro_evidence import (
     gauss_newton,
 )
 from pyro_evidence.fitting.iterate import Fit, iterate
-from pyro_evidence.laplace import approximation, gradient, type2, type2_rows
+from pyro_evidence.laplace import approximation, gradient, type2
 from pyro_evidence.laplace.approximation import is_singular
 from pyro_evidence.models.mlp import MLP, Regression, ard
 from pyro_evidence.numerics import newton, trust_region
@@ -78,7 +78,7 @@ def two_fits() -> list[Fit[type2.TypeII]]:
 def test_a_batch_takes_the_steps_of_single_loops() -> None:
     """Law: whoever answers what a step asks for, it is the same step."""
     fits = two_fits()
-    for fit, moved in zip(fits, type2_rows.climb(fits, LOOSE), strict=True):
+    for fit, moved in zip(fits, type2.climb(fits, LOOSE), strict=True):
         alone = iterate(type2.step, fit.state, LOOSE, "x")
         assert alone.status is Status.CONVERGED
         assert moved.objectives == pytest.approx(alone.objectives, abs=1e-6)
@@ -86,16 +86,14 @@ def test_a_batch_takes_the_steps_of_single_loops() -> None:
 
 
 def test_a_mode_that_the_batch_has_not_found_is_searched_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    fits, found = two_fits(), type2_rows.modes_of_rows
-    whole, searched = type2_rows.climb(fits, LOOSE), []
+    fits, found = two_fits(), type2.modes_of_rows
+    whole, searched = type2.climb(fits, LOOSE), []
 
-    monkeypatch.setattr(type2_rows, "modes_of_rows", lambda *given: searched.append(1) or found(*given))
-    type2_rows.climb(fits, LOOSE)
+    monkeypatch.setattr(type2, "modes_of_rows", lambda *given: searched.append(1) or found(*given))
+    type2.climb(fits, LOOSE)
     assert searched  # it is the batch that found them
-    monkeypatch.setattr(
-        type2_rows, "modes_of_rows", lambda *given: replace(found(*given), converged=torch.zeros(2) > 0)
-    )
-    for one, other in zip(whole, type2_rows.climb(fits, LOOSE), strict=True):
+    monkeypatch.setattr(type2, "modes_of_rows", lambda *given: replace(found(*given), converged=torch.zeros(2) > 0))
+    for one, other in zip(whole, type2.climb(fits, LOOSE), strict=True):
         assert one.objectives == pytest.approx(other.objectives, abs=1e-6)
 
 
@@ -109,7 +107,7 @@ def test_a_fit_whose_step_fails_stays_where_it_was_and_the_others_go_on(monkeypa
         return (yield from steps(state))
 
     monkeypatch.setattr(type2, "steps", failing)
-    together = type2_rows.climb(fits, LOOSE)
+    together = type2.climb(fits, LOOSE)
     assert together[0].state is fits[0].state and together[0].objectives == fits[0].objectives
     assert together[1].state.objective > fits[1].state.objective + 0.1
 
@@ -266,7 +264,7 @@ def test_a_saddle_that_was_left_is_not_forgotten() -> None:
         after = type2.step(from_there)
         assert after.laplace is not state.laplace and after.laplace.left_saddle == left_saddle
         fits = [Fit(from_there, Status.BY_HAND, (0.0,))] * 2
-        together = type2_rows.climb(fits, Stop(num_steps=1, progress=False))
+        together = type2.climb(fits, Stop(num_steps=1, progress=False))
         assert [fit.state.laplace.left_saddle for fit in together] == [left_saddle] * 2
         assert LaplacePosterior(after.laplace, "", (), torch.zeros(1)).diagnostics(100)["left_a_saddle"] is left_saddle
 

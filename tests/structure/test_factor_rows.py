@@ -17,8 +17,7 @@ from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.precision.blocks import BlockPlan
 from pyro_evidence.precision.dense import Remade, Separate
 from pyro_evidence.structure.density import AutogradDensity
-from pyro_evidence.structure.factor_mode import StructuredProblem
-from pyro_evidence.structure.factor_rows import PredictorRows
+from pyro_evidence.structure.factor_mode import PredictorRows, StructuredProblem
 
 NUM = 250
 

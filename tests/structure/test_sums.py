@@ -18,8 +18,7 @@ from pyro_evidence.models.gmrf import AR1, BYM2, ICAR, Kronecker, RandomWalk, la
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
-from pyro_evidence.structure.factor_density import Structured
-from pyro_evidence.structure.factor_derivatives import Second, Values
+from pyro_evidence.structure.factor_density import Second, Structured, Values
 from tests.models_for_tests.hierarchies import positive
 
 NUM = 210  # more than are treated as one dense matrix
