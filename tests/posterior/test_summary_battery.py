@@ -12,12 +12,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro_evidence.posterior.moment_check import Elements, Shifts, by_chains, by_weights, moments
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.numerics.importance import checked
-from pyro_evidence.posterior.diagnostics import lines, most_until
+from pyro_evidence.posterior.diagnostics import Elements, Shifts, by_chains, by_weights, lines, moments, most_until
 from tests.models_for_tests.posterior_models import class_data, fitted_logistic, logistic
 
 QUIET = Stop(progress=False)
