@@ -328,11 +328,13 @@ def with_dense_prior(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) 
     """
     if any(p.slot.mixture is not None for p in linear.linear):
         return None
-    num_seen = sum(p.J[..., 0].numel() for p in linear.linear)
-    if len({p.J.shape[1] for p in linear.linear}) > 1 or num_seen > 2 * linear.joint.latents.size:
+    num_rows, num_columns = sum(len(p.J) for p in linear.linear), {p.J.shape[1] for p in linear.linear}
+    if len(num_columns) > 1 or num_rows * max(num_columns) > 2 * linear.joint.latents.size:
         return None  # work in the space of the predictors would be no cheaper
-    blocks = prior_blocks(linear.joint, origin.trace)
-    if blocks is None or any(predictors.depends(x, origin.u) for b in blocks for x in (b.loc, b.covariance)):
+    blocks = prior_blocks(linear.joint, origin.trace) or []
+    # A function of the rows has as many values; small blocks are the effects of many groups, and none are no function.
+    function = num_rows <= 2 * max((len(b.loc) for b in blocks if b.tril.dim() == 2), default=0)
+    if not function or any(predictors.depends(x, origin.u) for b in blocks for x in (b.loc, b.covariance)):
         return None
     for pair in pairs:
         first, second = (prior_blocks(linear.joint, run.trace) for run in pair)

@@ -103,6 +103,7 @@ RIGHT = [
     "0 + offset(t) + (0 + x | g) + (1 | g / h)",
     "np.log(t) + bs(x, df=4)",
     "h + s(x, by=h, k=3) + s(t, bs='cc', k=4) + (1 | g)",
+    "gp(x, by=h, k=5) + ar1(h | g) + cs(0 + h | g) + us(x | g)",
 ]
 
 

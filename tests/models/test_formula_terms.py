@@ -26,12 +26,12 @@ def test_groups_are_those_of_lme4(text: str) -> None:
     ("right", "fixed", "varying"),
     [
         ("x", "x", ()),
-        ("x + (x | g)", "x", (Varying("x", ("g",), True),)),
-        ("(0 + x || g) + x:z", "x:z", (Varying("0 + x", ("g",), False),)),
-        ("(1 | g)", "1", (Varying("1", ("g",), True),)),
-        ("x - 1 + (1 | g)", "x - 1", (Varying("1", ("g",), True),)),
+        ("x + (x | g)", "x", (Varying("x", ("g",)),)),
+        ("(0 + x || g) + x:z", "x:z", (Varying("0 + x", ("g",), "diag"),)),
+        ("(1 | g)", "1", (Varying("1", ("g",)),)),
+        ("x - 1 + (1 | g)", "x - 1", (Varying("1", ("g",)),)),
         ("np.log(x + 1) + (x + z) * v", "np.log(x + 1) + (x + z) * v", ()),
-        ("`a - b` + x + (`a - b` | g)", "`a - b` + x", (Varying("`a - b`", ("g",), True),)),
+        ("`a - b` + x + (`a - b` | g)", "`a - b` + x", (Varying("`a - b`", ("g",)),)),
     ],
 )
 def test_what_varies_is_told_from_what_does_not(right: str, fixed: str, varying: tuple[Varying, ...]) -> None:

@@ -1,5 +1,6 @@
 """A data frame as the tensors of a mixed model: fixed effects, what varies by group, groups, response."""
 
+import math
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.formula.smooths import SmoothColumns
+from pyro_evidence.models.formula.smooths import HELD, SmoothColumns
 from pyro_evidence.models.formula.terms import SMOOTHS, Formula, Smooth, Varying
 from pyro_evidence.models.gmrf import Neighbours
 
@@ -112,10 +113,14 @@ class FrameDesign:
         return self._built[smooth]
 
     @property
-    def smooth_blocks(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Every block of a smooth's columns: its name, and those of its columns."""
+    def smooth_blocks(self) -> list[tuple[str, tuple[str, ...], Tensor | None]]:
+        """Every block of a smooth's columns: its name, those of its columns, and the width of a Gaussian process."""
         smooths = [self.smooth(smooth) for smooth in self.formula.smooths]
-        return [block for smooth in smooths for block in zip(smooth.block_names, smooth.column_names, strict=True)]
+        return [
+            (name, columns, smooth.margins[0].width)
+            for smooth in smooths
+            for name, columns in zip(smooth.block_names, smooth.column_names, strict=True)
+        ]
 
     def smooth_columns(self, frame: Frame | None = None) -> list[Tensor]:
         """The columns of each of these blocks, ``(N, r)``."""
@@ -182,6 +187,48 @@ class FrameDesign:
         slices = [found.slices[n] for n, t in built.common.terms.items() if t.kind == "offset"]
         matrix = np.asarray(found.design_matrix, dtype=np.float64)
         return torch.tensor(sum(matrix[:, s].sum(-1) for s in slices))
+
+    def effects(self, varying: Varying) -> tuple[str, ...]:
+        """Names of the effects that each group has."""
+        if varying.structure != "ar1":
+            return self.names(varying.terms)
+        return tuple(f"{varying.terms}[{time}]" for time in self._every_time(varying))
+
+    def columns(self, varying: Varying, frame: Frame | None = None) -> Tensor:
+        """What these effects are multiplied by, ``(N, P)``.
+
+        :raises BadInput: for times that are not among those of the fit.
+        """
+        if varying.structure != "ar1":
+            return self.matrix(varying.terms, frame)
+        times = self._every_time(varying)
+        found = (self.frame if frame is None else frame)[varying.terms.strip("`")].tolist()
+        if unknown := [time for time in found if time not in times]:
+            raise BadInput(f"{varying.text}: time {unknown[0]!r} is new; expected one of {list(times)}.")
+        return torch.nn.functional.one_hot(torch.tensor([times.index(t) for t in found]), len(times)).double()
+
+    def _every_time(self, varying: Varying) -> Sequence[Any]:
+        """Every time in order, those too that lack between whole numbers.
+
+        :raises BadInput: for what is no column, and for more times than a matrix is held of.
+        """
+        name = varying.terms.strip("`")
+        if name not in self.frame.columns:
+            raise BadInput(f"{varying.text}; expected one column before the bar, of {list(self.frame.columns)}.")
+        times = self.frame[name]
+        if hasattr(times, "cat"):
+            return list(times.cat.categories)
+        with _of_one_kind(varying.text):
+            found: Sequence[Any] = sorted(set(times.tolist()))
+        if all(isinstance(time, int | float) and float(time).is_integer() for time in found):
+            steps = [int(later - earlier) for earlier, later in pairwise(found)]
+            found = range(int(found[0]), int(found[-1]) + 1, math.gcd(*steps) or 1)
+        if len(found) ** 2 > HELD:
+            raise BadInput(
+                f"{varying.text} has {len(found)} times from {found[0]} to {found[-1]}; expected at most "
+                f"{math.isqrt(HELD)}. Take a longer unit, or by hand the sparse field models.gmrf.AR1."
+            )
+        return found
 
     def levels(self, varying: Varying) -> tuple[str, ...]:
         """Names of the groups, sorted as their columns are."""

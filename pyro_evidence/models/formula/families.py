@@ -1,45 +1,32 @@
 """Families of responses: the likelihood, what it needs besides the linear predictor, and its links."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from types import MappingProxyType
 from typing import Any
 
 import pyro.distributions as dist
-import torch
-from torch import Tensor
+from torch.distributions import constraints
 from torch.special import log_ndtr
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.counts import ZeroTruncated
+from pyro_evidence.models.formula.expressions import Expression, call
 from pyro_evidence.models.survival import Censored, CoxPartialLikelihood, Gompertz, LogLogistic
 
-Link = tuple[Callable[[Tensor], Tensor], str]  # from the linear predictor, and the same in the program for reading
-
-
-def _itself(eta: Tensor) -> Tensor:
-    return eta
-
-
-def _probit(eta: Tensor) -> Tensor:
-    return log_ndtr(eta) - log_ndtr(-eta)
-
-
-def _cloglog(eta: Tensor) -> Tensor:
-    return eta.exp() + (-(-eta.exp()).expm1()).log()
-
+ETA, M = Expression("eta"), Expression("m")  # the linear predictor, and what the link makes of it
+SIGMA, DF, SHAPE, PHI, GROWTH, TRIALS = map(Expression, ("sigma", "df", "shape", "phi", "growth", "trials"))
+CUTPOINTS = "cutpoints"  # between grades, in ascending order: the one parameter that is no positive number
 
 # What a distribution is written in, from the linear predictor by each link; the first is the default.
-MEAN: dict[str, Link] = {
-    "identity": (_itself, "eta"),
-    "log": (torch.exp, "eta.exp()"),
-    "inverse": (torch.reciprocal, "(1.0 / eta)"),
-}
-LOG_MEAN: dict[str, Link] = {"log": (_itself, "eta"), "identity": (torch.log, "eta.log()")}
-LOG_ODDS: dict[str, Link] = {
-    "logit": (_itself, "eta"),
-    "probit": (_probit, "(torch.special.log_ndtr(eta) - torch.special.log_ndtr(-eta))"),
-    "cloglog": (_cloglog, "(eta.exp() + (-(-eta.exp()).expm1()).log())"),
+ITSELF: Mapping[str, Expression] = {"identity": ETA, "log": ETA.exp(), "inverse": 1.0 / ETA}
+MEAN: Mapping[str, Expression] = {"log": ETA.exp(), "identity": ETA, "inverse": 1.0 / ETA}
+LOG_MEAN: Mapping[str, Expression] = {"log": ETA, "identity": ETA.log()}
+LOG_ODDS: Mapping[str, Expression] = {
+    "logit": ETA,
+    "probit": call(log_ndtr, ETA) - call(log_ndtr, -ETA),
+    "cloglog": ETA.exp() + (-(-ETA.exp()).expm1()).log(),
 }
 
 
@@ -47,11 +34,9 @@ LOG_ODDS: dict[str, Link] = {
 class GLMFamily:
     """Distribution of a response given its linear predictor, with its links.
 
-    :ivar distribution: of the response, from what the link makes of the linear predictor, the number of trials where
-        there are trials, and the family's parameters in their order; of times also what is known of them, by name:
-        ``event``, ``entry``.
-    :ivar text: the same as it stands in the program that is written for reading, ``{m}`` for the linear predictor.
-    :ivar parameters: the names of its positive parameters, or :data:`CUTPOINTS`.
+    :ivar fn: the distribution, from ``m``, what the link makes of the linear predictor, ``trials`` where there are
+        some, and the family's parameters, each a positive number or :data:`CUTPOINTS`; of times also what is known of
+        them, by keyword: ``event``, ``entry``.
     :ivar response: what the response may be: ``real``, ``positive``, ``share`` (between 0 and 1), ``binary``,
         ``counts``, ``trials``, ``classes``, ``times``, ordered ``grades`` or the ``order`` of times alone, both of
         which know no intercept.
@@ -59,150 +44,66 @@ class GLMFamily:
     :ivar link: the name of the link that is taken.
     """
 
-    distribution: Callable[..., Any]
-    text: str
-    parameters: tuple[str, ...]
+    fn: Expression
     response: str
-    links: Mapping[str, Link]
+    links: Mapping[str, Expression]
     link: str
 
     @property
-    def words(self) -> str:
-        """The distribution in the program for reading."""
-        return self.text.replace("{m}", self.links[self.link][1])
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the family's parameters."""
+        return tuple(name for name in self.fn.names if name not in ("m", "trials"))
 
-    def of(self, eta: Tensor, *given: Any, **known: Any) -> Any:
-        """The distribution of the response at a linear predictor."""
-        return self.distribution(self.links[self.link][0](eta), *given, **known)
-
-
-def _row(
-    distribution: Callable[..., Any], text: str, parameters: str, response: str, links: Mapping[str, Link], link: str
-) -> GLMFamily:
-    return GLMFamily(distribution, text, tuple(parameters.split()), response, links, link)
+    @property
+    def distribution(self) -> Expression:
+        """The distribution from the linear predictor ``eta``."""
+        found: Expression = self.fn.with_names(m=self.links[self.link])
+        return found
 
 
-def _times(distribution: Callable[..., Any], text: str, parameters: str, link: str = "log") -> GLMFamily:
+def _row(fn: Expression, response: str, links: Mapping[str, Expression]) -> GLMFamily:
+    return GLMFamily(fn, response, links, next(iter(links)))
+
+
+def _times(fn: Expression, link: str = "log") -> GLMFamily:
     """Times until an event, of which some are known in part."""
-
-    def censored(eta: Tensor, *given: Any, **known: Any) -> Censored:
-        return Censored(distribution(eta, *given), **known)
-
-    return _row(censored, f"Censored({text}, {{known}})", parameters, "times", {link: (_itself, "eta")}, link)
+    return _row(call(Censored, fn), "times", {link: ETA})
 
 
 def _order(efron: bool) -> GLMFamily:
     """The order of times alone."""
-
-    def partial_likelihood(eta: Tensor, **known: Any) -> CoxPartialLikelihood:
-        return CoxPartialLikelihood(eta, **known, efron=efron)
-
-    text = f"CoxPartialLikelihood({{m}}, {{known}}, efron={efron})"
-    return _row(partial_likelihood, text, "", "order", {"log hazard": (_itself, "eta")}, "log hazard")
+    return _row(call(CoxPartialLikelihood, M, efron=efron), "order", {"log hazard": ETA})
 
 
 def _truncated(family: GLMFamily) -> GLMFamily:
     """The family given that the count is not zero."""
-
-    def truncated(*given: Any) -> ZeroTruncated:
-        return ZeroTruncated(family.distribution(*given))
-
-    return replace(family, distribution=truncated, text=f"ZeroTruncated({family.text})", response="counts above zero")
+    return replace(family, fn=call(ZeroTruncated, family.fn), response="counts above zero")
 
 
-def _bernoulli(log_odds: Tensor) -> Any:
-    return dist.Bernoulli(logits=log_odds)
-
-
-def _binomial(log_odds: Tensor, trials: Tensor) -> Any:
-    return dist.Binomial(trials, logits=log_odds)
-
-
-def _beta(log_odds: Tensor, phi: Tensor) -> Any:
-    return dist.Beta(phi * log_odds.sigmoid(), phi * (-log_odds).sigmoid())
-
-
-def _beta_binomial(log_odds: Tensor, trials: Tensor, phi: Tensor) -> Any:
-    return dist.BetaBinomial(phi * log_odds.sigmoid(), phi * (-log_odds).sigmoid(), trials)
-
-
-def _negative_binomial(log_mean: Tensor, shape: Tensor) -> Any:
-    return dist.NegativeBinomial(shape, logits=log_mean - shape.log())
-
-
-def _negative_binomial_1(log_mean: Tensor, phi: Tensor) -> Any:
-    return dist.NegativeBinomial(log_mean.exp() / phi, logits=phi.log())
-
-
-def _gamma(mean: Tensor, shape: Tensor) -> Any:
-    return dist.Gamma(shape, shape / mean)
-
-
-def _student(mean: Tensor, sigma: Tensor, df: Tensor) -> Any:
-    return dist.StudentT(df, mean, sigma)
-
-
-def _categorical(log_odds: Tensor) -> Any:
-    return dist.Categorical(logits=log_odds)
-
-
-def _ordinal(log_odds: Tensor, cutpoints: Tensor) -> Any:
-    return dist.OrderedLogistic(log_odds, cutpoints)
-
-
-def _exponential(eta: Tensor) -> Any:
-    return dist.Exponential((-eta).exp())
-
-
-def _weibull(eta: Tensor, shape: Tensor) -> Any:
-    return dist.Weibull(eta.exp(), shape)
-
-
-def _log_logistic(eta: Tensor, shape: Tensor) -> Any:
-    return LogLogistic(eta.exp(), shape)
-
-
-def _gompertz(eta: Tensor, growth: Tensor) -> Any:
-    return Gompertz(eta.exp(), growth)
-
-
-CUTPOINTS = "cutpoints"  # between grades, in ascending order: the one parameter that is no positive number
-BETA = "{m}.sigmoid(), phi * (-{m}).sigmoid()"
-POISSON = _row(dist.Poisson, "dist.Poisson({m})", "", "counts", MEAN, "log")
-NEGATIVE_BINOMIAL, NEGATIVE_BINOMIAL_1 = (
-    _row(distribution, f"dist.NegativeBinomial({text})", parameter, "counts", LOG_MEAN, "log")
-    for distribution, text, parameter in (
-        (_negative_binomial, "shape, logits={m} - shape.log()", "shape"),
-        (_negative_binomial_1, "{m}.exp() / phi, logits=phi.log()", "phi"),
-    )
-)
+SHARES = PHI * M.sigmoid(), PHI * (-M).sigmoid()
+POISSON = _row(call(dist.Poisson, M), "counts", MEAN)
+NEGATIVE_BINOMIAL = _row(call(dist.NegativeBinomial, SHAPE, logits=M - SHAPE.log()), "counts", LOG_MEAN)
 FAMILIES: Mapping[str, GLMFamily] = MappingProxyType(
     {
-        "gaussian": _row(dist.Normal, "dist.Normal({m}, sigma)", "sigma", "real", MEAN, "identity"),
-        "student": _row(_student, "dist.StudentT(df, {m}, sigma)", "sigma df", "real", MEAN, "identity"),
-        "gamma": _row(_gamma, "dist.Gamma(shape, shape / {m})", "shape", "positive", MEAN, "log"),
-        "beta": _row(_beta, f"dist.Beta(phi * {BETA})", "phi", "share", LOG_ODDS, "logit"),
-        "bernoulli": _row(_bernoulli, "dist.Bernoulli(logits={m})", "", "binary", LOG_ODDS, "logit"),
-        "binomial": _row(_binomial, "dist.Binomial(trials, logits={m})", "", "trials", LOG_ODDS, "logit"),
-        "beta binomial": _row(
-            _beta_binomial, f"dist.BetaBinomial(phi * {BETA}, trials)", "phi", "trials", LOG_ODDS, "logit"
-        ),
+        "gaussian": _row(call(dist.Normal, M, SIGMA), "real", ITSELF),
+        "student": _row(call(dist.StudentT, DF, M, SIGMA), "real", ITSELF),
+        "gamma": _row(call(dist.Gamma, SHAPE, SHAPE / M), "positive", MEAN),
+        "beta": _row(call(dist.Beta, *SHARES), "share", LOG_ODDS),
+        "bernoulli": _row(call(dist.Bernoulli, logits=M), "binary", LOG_ODDS),
+        "binomial": _row(call(dist.Binomial, TRIALS, logits=M), "trials", LOG_ODDS),
+        "beta binomial": _row(call(dist.BetaBinomial, *SHARES, TRIALS), "trials", LOG_ODDS),
         "poisson": POISSON,
         "negative binomial": NEGATIVE_BINOMIAL,
-        "negative binomial 1": NEGATIVE_BINOMIAL_1,
+        "negative binomial 1": _row(call(dist.NegativeBinomial, M.exp() / PHI, logits=PHI.log()), "counts", LOG_MEAN),
         "truncated poisson": _truncated(POISSON),
         "truncated negative binomial": _truncated(NEGATIVE_BINOMIAL),
-        "categorical": _row(
-            _categorical, "dist.Categorical(logits={m})", "", "classes", {"softmax": (_itself, "eta")}, "softmax"
-        ),
-        "ordinal": _row(
-            _ordinal, "dist.OrderedLogistic({m}, cutpoints)", CUTPOINTS, "grades", {"logit": (_itself, "eta")}, "logit"
-        ),
-        "exponential": _times(_exponential, "dist.Exponential((-{m}).exp())", ""),
-        "weibull": _times(_weibull, "dist.Weibull({m}.exp(), shape)", "shape"),
-        "lognormal": _times(dist.LogNormal, "dist.LogNormal({m}, sigma)", "sigma"),
-        "loglogistic": _times(_log_logistic, "LogLogistic({m}.exp(), shape)", "shape"),
-        "gompertz": _times(_gompertz, "Gompertz({m}.exp(), growth)", "growth", "log hazard"),
+        "categorical": _row(call(dist.Categorical, logits=M), "classes", {"softmax": ETA}),
+        "ordinal": _row(call(dist.OrderedLogistic, M, Expression(CUTPOINTS)), "grades", {"logit": ETA}),
+        "exponential": _times(call(dist.Exponential, (-M).exp())),
+        "weibull": _times(call(dist.Weibull, M.exp(), SHAPE)),
+        "lognormal": _times(call(dist.LogNormal, M, SIGMA)),
+        "loglogistic": _times(call(LogLogistic, M.exp(), SHAPE)),
+        "gompertz": _times(call(Gompertz, M.exp(), GROWTH), "log hazard"),
         "cox": _order(efron=True),
         "cox breslow": _order(efron=False),
     }
@@ -220,16 +121,48 @@ OTHER_NAMES = {
 }
 
 
-def chosen_family(name: str, link: str | None = None) -> tuple[str, GLMFamily]:
-    """A family by its name in any case, or by that which R has for it, with one of its links; its own name first.
+KINDS = {constraints.boolean: "binary", constraints.nonnegative_integer: "counts", constraints.unit_interval: "share"}
+POSITIVE = (constraints.positive, constraints.nonnegative)
+SHARE: Mapping[str, Expression] = {"logit": ETA.sigmoid(), "cloglog": -(-ETA.exp()).expm1(), "identity": ETA}
+Family = str | tuple[Any, ...]
+EXAMPLE = '(dist.Laplace, "loc") or (dist.StudentT, "loc", {"df": 4.0})'
+
+
+def of_location(fn: Any, location: str, values: Mapping[str, float] = MappingProxyType({})) -> GLMFamily:
+    """The family of a distribution, one of whose arguments has the linear predictor; the others are parameters.
+
+    :param values: of arguments that are known.
+    :raises BadInput: for what is no distribution with such an argument, and for other arguments that are not positive.
+    """
+    limits = getattr(fn, "arg_constraints", None)
+    limits = limits if isinstance(limits, dict) else {}  # not those that depend on the arguments
+    if location not in limits or not set(values) <= set(limits):
+        raise BadInput(
+            f"family={getattr(fn, '__name__', fn)!r}, {location!r}, {dict(values)}; expected a distribution with names "
+            f"of its arguments, {list(limits)}, such as {EXAMPLE}."
+        )
+    others = {n: g.default for n, g in signature(fn).parameters.items() if n in limits and n not in (location, *values)}
+    positive = {n for n in others if getattr(limits[n], "lower_bound", None) == 0}
+    parameters = [n for n, given in others.items() if given is not None and n in positive]
+    if lacking := [n for n, given in others.items() if given is Parameter.empty and n not in parameters]:
+        raise BadInput(
+            f"family={fn.__name__}: '{lacking[0]}' is no positive number; expected its value, such as {EXAMPLE}."
+        )
+    links = MEAN if limits[location] in POSITIVE else SHARE if limits[location] == constraints.unit_interval else ITSELF
+    kind = "positive" if fn.support in POSITIVE else KINDS.get(fn.support, "real")
+    return _row(call(fn, **{location: M}, **values, **{name: Expression(name) for name in parameters}), kind, links)
+
+
+def chosen_family(name: Family, link: str | None = None) -> tuple[str, GLMFamily]:
+    """A family by its name in any case, by that which R has for it, or by its distribution; its own name first.
 
     :raises BadInput: for a name or a link that there is not.
     """
-    own = " ".join(str(name).lower().replace("_", " ").split())
+    own = name[0].__name__ if isinstance(name, tuple) else " ".join(str(name).lower().replace("_", " ").split())
     own = OTHER_NAMES.get(own, own)
-    if own not in FAMILIES:
-        raise BadInput(f"family={name!r}; expected one of {list(FAMILIES)}.")
-    found = FAMILIES[own]
+    if not isinstance(name, tuple) and own not in FAMILIES:
+        raise BadInput(f"family={name!r}; expected one of {list(FAMILIES)}, or {EXAMPLE}.")
+    found = of_location(*name) if isinstance(name, tuple) else FAMILIES[own]
     if link is not None and link not in found.links:
         raise BadInput(f"link={link!r} of family={name!r}; expected one of {list(found.links)}.")
     return own, found if link is None else replace(found, link=link)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.formula.design import Frame, FrameDesign, Response, columns_of, complete_rows, row_weights
-from pyro_evidence.models.formula.families import CUTPOINTS, GLMFamily, chosen_family
+from pyro_evidence.models.formula.expressions import Expression
+from pyro_evidence.models.formula.families import CUTPOINTS, Family, GLMFamily, chosen_family
 from pyro_evidence.models.formula.priors import (
     FLAT,
     WEAK,
@@ -35,6 +36,7 @@ from pyro_evidence.models.formula.program import (
     identifier,
     suffixes,
 )
+from pyro_evidence.models.formula.structures import PROCESS, STRUCTURES
 from pyro_evidence.models.formula.terms import Formula, parsed
 
 Arguments = tuple[Any, ...]
@@ -131,7 +133,7 @@ def mixed(
     formula: str,
     frame: Frame,
     *,
-    family: str = "gaussian",
+    family: Family = "gaussian",
     link: str | None = None,
     priors: Priors | str | None = None,
     weights: str | None = None,
@@ -140,9 +142,11 @@ def mixed(
     """A mixed model as an ordinary Pyro program, and its arguments: ``LaplaceEvidence(model).run(*data)``.
 
     The formula is that of lme4 and brms: ``(days | subject)`` are correlated effects, ``(days || subject)`` independent
-    ones, ``(1 | a / b)`` nested groups, ``x * z`` interactions, ``offset(x)`` a term with coefficient one.  Smooths are
+    ones, ``(1 | a / b)`` nested groups, ``ar1(time | g)``, ``cs(x | g)``, ``diag`` and ``us`` what they are in glmmTMB,
+    ``x * z`` interactions, ``offset(x)`` a term with coefficient one.  Smooths are
     those of mgcv: ``s(x)``, a curve, ``s(x, k=20)`` of more functions, ``s(x, by=g)`` one a level, ``s(x, z)`` and
-    ``t2(x, z)`` surfaces, ``s(day, bs="cc", knots=[0, 365])`` of a period, ``s(g, bs="mrf")`` over a graph.  Behind
+    ``t2(x, z)`` surfaces, ``s(day, bs="cc", knots=[0, 365])`` of a period, ``s(g, bs="mrf")`` over a graph; ``gp(x)``
+    is a Gaussian process by sines (Riutort-Mayol et al. 2023).  Behind
     semicolons stand formulas of other parameters, groups in them too: ``"y ~ x; sigma ~ x"`` (its logarithm, as of
     every positive one), and of counts ``zi ~ x``, the log odds of zeros beside those that they have, or
     ``hurdle ~ x``, of every zero.  Without priors fixed effects and spreads are params, found by maximum (marginal)
@@ -155,13 +159,16 @@ def mixed(
         cutpoints are maximised); of times until an event,
         ``surv(time, event)`` or ``surv(start, stop, event)``, exponential, weibull, lognormal, loglogistic (``eta`` is
         the log of a typical time), gompertz (the log of the hazard at 0), or cox, Cox's partial likelihood with Efron's
-        treatment of ties, "cox breslow" with Breslow's (the log of a ratio of hazards, no intercept).
+        treatment of ties, "cox breslow" with Breslow's (the log of a ratio of hazards, no intercept).  Any distribution
+        is one with the name of the argument that the linear predictor is of: ``(dist.StudentT, "loc", {"df": 4.0})``;
+        its other positive arguments are parameters.
     :param link: logit, probit or cloglog of shares and chances, identity, log or inverse of means; None for the
         family's first.
     :param priors: of ``b`` (fixed effects), ``sd`` (spreads of groups, or ``sd_subject`` for one), ``L`` (their
-        correlations), of the family's parameters (``sigma``, ``shape``, ``phi``, ``df``, ``growth``), of ``b_sigma``
-        where that has a formula: what has one is a latent site.  ``{"b": "flat"}`` gives
-        restricted maximum likelihood, ``"weak"`` priors in the data's units for all; ``model.source`` states them.
+        correlations, or ``rho``, that of ``ar1`` and ``cs``), ``ell`` (the length of a ``gp``), of the family's
+        parameters (``sigma``, ``shape``, ``phi``, ``df``, ``growth``), of ``b_sigma`` where that has a formula: what
+        has one is a latent site.  ``{"b": "flat"}`` gives restricted maximum likelihood, ``"weak"`` priors in the
+        data's units for all; ``model.source`` states them.
     :param weights: the column that says how often each row counts, in the log likelihood, as in glmmTMB and brms.
     :param neighbours: of ``s(g, bs="mrf")``: column -> pairs of values that are neighbours.
     :return: the program, and its arguments, response last.
@@ -178,20 +185,20 @@ def mixed(
     2.1667
     """
     formulas = parsed(formula)
-    family, chosen = chosen_family(family, link)
-    _check_parameters(formulas, family, chosen)
+    named, chosen = chosen_family(family, link)
+    _check_parameters(formulas, named, chosen)
     kept = complete_rows(formulas.values(), frame, [] if weights is None else [weights])
     designs = tuple(FrameDesign(f, _kind(name, chosen), kept, neighbours or {}) for name, f in formulas.items())
     response = designs[0].response()
     if weights is not None:
         if chosen.response == "order":
             raise BadInput(
-                f"weights={weights!r} of family {family!r}, whose rows have no density of their own; expected none."
+                f"weights={weights!r} of family {named!r}, whose rows have no density of their own; expected none."
             )
         response = replace(response, given={**response.given, "weights": row_weights(kept[weights], weights)})
-    sketch = _sketch(f"{formula}  ({family}", chosen, dict(zip(formulas, designs, strict=True)), response, priors)
+    sketch = _sketch(f"{formula}  ({named}", chosen, dict(zip(formulas, designs, strict=True)), response, priors)
     coords, dims = _names(sketch, designs)
-    model = MixedModel(formula, family, coords, dims, len(frame) - len(kept), response.classes, designs, sketch)
+    model = MixedModel(formula, named, coords, dims, len(frame) - len(kept), response.classes, designs, sketch)
     return model, (*_inputs(designs, sketch), *response.given.values(), response.values)
 
 
@@ -227,7 +234,7 @@ def _sketch(
     classes = family.response == "classes"
     endings = tuple(f"_{c}" for c in suffixes(response.classes)) if classes else ("",)
     of_classes = f"; {', '.join(f'{i} is {c}' for i, c in enumerate(response.classes))}" if response.classes else ""
-    taken, columns, predictors = set(TAKEN | _own(endings)), [], dict[str, list[Predictor]]()
+    taken, columns, predictors = set(TAKEN | _own(endings)) | set(family.parameters), [], dict[str, list[Predictor]]()
     for name, design in designs.items():
         own, of_name = endings if not name else ("",), f"_{name}" if name else ""
         taken |= _own([of_name])
@@ -269,12 +276,24 @@ def _predictor(name: str, own: str, ending: str, columns: Columns, design: Frame
     b = _quantity(own, (len(coefficients),), "real", coefficients, stated) if coefficients else None
     effects = []
     for block in columns.blocks:
-        names, size = block.coefficients, len(block.coefficients)
-        label = block.label + ending
-        sd = _quantity(f"sd_{label}", () if block.plain else (size,), "positive", names, stated)
-        L = _quantity(f"L_{label}", (size, size), "corr_cholesky", names, stated) if block.correlated else None
-        effects.append(Effects(block, label, sd, L))
+        names, label, structure = block.coefficients, block.label + ending, block.structure
+        shape = () if block.plain or structure.single else (len(names),)
+        sd = _quantity(f"sd_{label}", shape, "positive", () if structure.single else names, stated)
+        effects.append(Effects(block, label, sd, _of_structure(block, label, stated) if structure.parameter else None))
     return Predictor(name, columns, b, tuple(effects), exponential=design.kind == POSITIVE)
+
+
+def _of_structure(block: Grouping, label: str, stated: Priors) -> Quantity:
+    """The parameter of a block's structure: correlations, one of them, or the length of a Gaussian process."""
+    structure, size = block.structure, len(block.coefficients)
+    start = structure.start
+    if isinstance(start, Expression):
+        start = start.value({"size": size, "width": block.width})
+    if stated.get(structure.parameter) == WEAK:
+        stated = {**stated, structure.parameter: structure.weak.format(start=start)}
+    whole = structure.constraint == "corr_cholesky"
+    shape, labels = ((size, size), block.coefficients) if whole else ((), ())
+    return _quantity(f"{structure.parameter}_{label}", shape, structure.constraint, labels, stated, start)
 
 
 def _quantity(
@@ -298,24 +317,27 @@ def _chosen(
     found = weak_priors(designs[""].fixed(), designs[""].coefficients, family, response.values)
     of_parameters = {f"b_{n}": weak_coefficients(d.fixed()) for n, d in designs.items() if n and d.coefficients}
     varying = [(d, v) for d in designs.values() for v in d.formula.varying]
-    correlated = any(v.correlated and len(d.names(v.terms)) > 1 for d, v in varying)
-    spreads = varying or any(d.formula.smooths for d in designs.values())
-    absent = {n for n in designs if n} | (set() if correlated else {"L"}) | (set() if spreads else {"sd"})
+    several = {v.structure for d, v in varying if len(d.effects(v)) > 1}
+    widths = [width for d in designs.values() for _, _, width in d.smooth_blocks]
+    structures = [STRUCTURES[name] for name in several] + [PROCESS for width in widths if width is not None]
+    found |= {s.parameter: WEAK for s in structures if s.parameter}
+    absent = {n for n in designs if n} | (set() if varying or widths else {"sd"})
     return {n: text for n, text in (found | of_parameters).items() if n not in absent}
 
 
 def _blocks(design: FrameDesign, endings: Sequence[str], of_name: str, taken: set[str]) -> Iterator[Grouping]:
     """The groupings of a formula, then the blocks of its smooths; their names are added to those that are taken."""
     for varying in design.formula.varying:
-        coefficients = design.names(varying.terms)
-        text = f"({varying.terms} {'|' if varying.correlated else '||'} {varying.group})"
+        coefficients = design.effects(varying)
         if not coefficients:
-            raise BadInput(f"{text} has nothing that varies; expected terms such as (1 + x | group).")
+            raise BadInput(f"{varying.text} has nothing that varies; expected terms such as (1 + x | group).")
         label = _label(f"{varying.group}{of_name}", coefficients[0], endings, taken)
-        yield Grouping(text, label, coefficients, varying.correlated and len(coefficients) > 1)
-    for text, _ in design.smooth_blocks:
+        structure = STRUCTURES[varying.structure if len(coefficients) > 1 else "diag"]
+        yield Grouping(varying.text, label, coefficients, structure)
+    for text, columns, width in design.smooth_blocks:
         label = _label(f"{text}{of_name}", "", endings, taken)
-        yield Grouping(text, label, ("Intercept",), correlated=False, smooth=True)
+        structure = STRUCTURES["diag"] if width is None else PROCESS
+        yield Grouping(text, label, ("Intercept",), structure, len(columns), float(width or 1.0))
 
 
 def _label(text: str, more: str, endings: Sequence[str], taken: set[str]) -> str:
@@ -336,7 +358,7 @@ def _own(endings: Sequence[str]) -> set[str]:
 
 def _words(label: str, endings: Sequence[str]) -> set[str]:
     """Every name that groups of that label bring into the program."""
-    sites = {f"{site}_{label}{ending}" for site in ("u", "sd", "L") for ending in endings}
+    sites = {f"{site}_{label}{ending}" for site in ("u", "sd", "L", "rho", "ell") for ending in endings}
     plates = {f"{label}{ending}_{plate}" for ending in endings for plate in ("groups", "functions")}
     return sites | plates | {label, f"num_{label}", f"Z_{label}"}
 
@@ -351,7 +373,7 @@ def _inputs(
         for block, varying in zip(columns.blocks, design.formula.varying, strict=False):  # those of smooths follow
             found += design.index(varying, frame) if groups else (None, None)
             if not block.plain:
-                found.append(design.matrix(varying.terms, frame) if groups else None)
+                found.append(design.columns(varying, frame) if groups else None)
         found += design.smooth_columns(frame)
         found += [design.offset(frame)] if columns.offset else []
     return found
@@ -362,7 +384,7 @@ def _names(sketch: Sketch, designs: Sequence[FrameDesign]) -> tuple[dict[str, Se
     coords: dict[str, Sequence[str]] = {}
     for design, columns in zip(designs, sketch.columns, strict=True):
         coords[f"coefficient{columns.X[1:]}"] = design.coefficients
-        names = [design.levels(varying) for varying in design.formula.varying] + [n for _, n in design.smooth_blocks]
+        names = [design.levels(varying) for varying in design.formula.varying] + [n for _, n, _ in design.smooth_blocks]
         for block, levels in zip(columns.blocks, names, strict=True):
             coords |= {block.label: levels, f"{block.label}_effect": block.coefficients}
     dims: dict[str, Sequence[str]] = {}
@@ -370,7 +392,7 @@ def _names(sketch: Sketch, designs: Sequence[FrameDesign]) -> tuple[dict[str, Se
         dims |= {predictor.b.name: [f"coefficient{predictor.columns.X[1:]}"]} if predictor.b else {}
         for effects in predictor.effects:
             along = [] if effects.block.plain else [f"{effects.block.label}_effect"]
-            dims |= {effects.sd.name: along} | ({effects.L.name: 2 * along} if effects.L else {})
+            dims |= {q.name: len(q.shape) * along for q in effects.quantities}
             dims[f"u_{effects.label}"] = [effects.block.label, *along]
     for parameter in sketch.parameters:
         if isinstance(parameter, Quantity) and parameter.labels:

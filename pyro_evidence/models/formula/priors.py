@@ -153,11 +153,12 @@ def weak_priors(X: Tensor, names: tuple[str, ...], family: GLMFamily, response: 
     if family.response == "times":
         centre = float(response.mean().log()) * (-1.0 if hazard else 1.0)  # of a hazard: per time
     locs = [centre if name == "Intercept" else 0.0 for name in names]
-    found = {"sd": f"Exponential({1.0 / unit:.3g})", "L": "LKJ(1)"}
+    found = {"sd": f"Exponential({1.0 / unit:.3g})"}
     if names:
         found["b"] = weak_coefficients(X, unit, locs)
+    rates = {"sigma": 1.0 / unit, "scale": 1.0 / unit, "df": 0.1}
     for name in (n for n in family.parameters if n != CUTPOINTS):  # maximised in any case
-        rate = float(response.mean()) if hazard else 1.0 / unit if name == "sigma" else 0.1 if name == "df" else 1.0
+        rate = float(response.mean()) if hazard else rates.get(name, 1.0)
         found[name] = f"Exponential({rate:.3g})"
     return found
 

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyro
@@ -19,11 +20,11 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.models.counts import ZeroTruncated
+from pyro_evidence.models.formula.expressions import Expression, call
 from pyro_evidence.models.formula.families import GLMFamily
 from pyro_evidence.models.formula.priors import Prior
+from pyro_evidence.models.formula.structures import Structure
 
-SURVIVAL = "from pyro_evidence.models.survival import Censored, CoxPartialLikelihood, Gompertz, LogLogistic\n"
-COUNTS = "from pyro_evidence.models.counts import ZeroTruncated\n"
 ZEROS = ("zi", "hurdle")  # log odds of a zero beside those that counts have, or of every zero
 HEAD = """import pyro
 import pyro.distributions as dist
@@ -34,6 +35,7 @@ TAKEN = frozenset(
     {"pyro", "dist", "torch", "constraints", "model", "len", "X", "b", "eta", "u", "scale", "sigma", "shape"}
     | {"trials", "offset", "rows", "weights", "event", "entry", "growth", "phi", "df", "cutpoints", *ZEROS}
     | {"Censored", "CoxPartialLikelihood", "Gompertz", "LogLogistic", "ZeroTruncated"}
+    | {"autoregressive_tril", "exchangeable_tril", "spectral_scale"}
 )
 
 
@@ -42,9 +44,9 @@ class Quantity:
     """A param of the model, or a latent site where it has a prior.
 
     :ivar shape: of its value.
-    :ivar constraint: ``real``, ``positive``, ``corr_cholesky`` or ``ordered``.
+    :ivar constraint: ``real``, ``positive``, ``corr_cholesky``, ``correlation`` or ``ordered``.
     :ivar labels: what its elements are called.
-    :ivar start: where a positive or ordered param begins.
+    :ivar start: where a positive or ordered param begins; a correlation begins at zero, above a ``start`` below it.
     """
 
     name: str
@@ -66,6 +68,8 @@ class Quantity:
             return pyro.param(
                 self.name, X.new_ones(self.shape) * X.new_tensor(self.start), constraint=constraints.positive
             )
+        if self.constraint == "correlation":
+            return pyro.param(self.name, X.new_zeros(()), constraint=constraints.interval(self.start, 1.0))
         return pyro.param(self.name, torch.eye(self.shape[0]).to(X), constraint=constraints.corr_cholesky)
 
     def text(self) -> str:
@@ -77,6 +81,7 @@ class Quantity:
             "real": f"X.new_zeros({size})",
             "positive": f"{ones}X.new_ones({size}), constraint=constraints.positive",
             "ordered": f"X.new_tensor({self.start!r}), constraint=dist.constraints.ordered_vector",
+            "correlation": f"X.new_zeros(()), constraint=constraints.interval({self.start!r}, 1.0)",
             "corr_cholesky": f"torch.eye({size}).to(X), constraint=constraints.corr_cholesky",
         }[self.constraint]
         return f'{self.name} = pyro.param("{self.name}", {start})'
@@ -89,15 +94,22 @@ class Grouping:
     :ivar text: as the formula has it, ``(days | subject)``.
     :ivar label: the grouping as an identifier; effects are ``u_label``, their spreads ``sd_label``.
     :ivar coefficients: names of the effects of a group.
-    :ivar correlated: whether those of one group are correlated.
-    :ivar smooth: whether every row has a number for every effect, the columns of a smooth, instead of one group.
+    :ivar structure: how those of one group vary together, or the columns of a smooth.
+    :ivar smooth: how many columns a smooth has; every row has a number for every effect then, instead of one group.
+    :ivar width: of the range of a Gaussian process.
     """
 
     text: str
     label: str
     coefficients: tuple[str, ...]
-    correlated: bool
-    smooth: bool = False
+    structure: Structure
+    smooth: int = 0
+    width: float = 1.0
+
+    @property
+    def size(self) -> int:
+        """How many effects have a scale together."""
+        return self.smooth or len(self.coefficients)
 
     @property
     def plain(self) -> bool:
@@ -123,49 +135,62 @@ class Effects:
 
     :ivar label: ends the names of its sites: that of the block, and of the class where there are several predictors.
     :ivar sd: standard deviations of the effects.
-    :ivar L: Cholesky factor of their correlations, where they have some.
+    :ivar parameter: of their structure, where it has one: ``L``, a Cholesky factor of correlations, ``rho``, ``ell``.
     """
 
     block: Grouping
     label: str
     sd: Quantity
-    L: Quantity | None
+    parameter: Quantity | None
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        """What their distribution is made of."""
+        return [self.sd] if self.parameter is None else [self.sd, self.parameter]
+
+    @cached_property
+    def scale(self) -> Expression:
+        """Standard deviations of the effects, or a factor of their covariance."""
+        p = None if self.parameter is None else Expression(self.parameter.name)
+        sd, block = Expression(self.sd.name), self.block
+        found: Expression = block.structure.scale.with_names(sd=sd, p=p, size=block.size, width=block.width)
+        return found
+
+    @cached_property
+    def distribution(self) -> Expression:
+        """The distribution of the effects of a group, or of one column of a smooth."""
+        if self.block.structure.outside:
+            return call(dist.Normal, Expression("X").new_zeros(()), 1.0)
+        centre = Expression("X").new_zeros(len(self.block.coefficients))
+        if self.block.structure.factor:
+            return call(dist.MultivariateNormal, centre, scale_tril=self.scale)
+        if self.block.plain:
+            return call(dist.Normal, 0.0, self.scale)
+        return call(dist.Normal, centre, self.scale).to_event(1)
 
     def value(self, X: Tensor, given: Mapping[str, Any]) -> Tensor:
         """Contribution to the predictor, ``(N,)``."""
         first, *others = (given[name] for name in self.block.arguments)
-        sd, size = self.sd.value(X), len(self.block.coefficients)
-        if self.L is not None:
-            scale = sd.unsqueeze(-1) * self.L.value(X)
-            effect = dist.MultivariateNormal(X.new_zeros(size), scale_tril=scale)
-        elif self.block.plain:
-            effect = dist.Normal(0.0, sd)
-        else:
-            effect = dist.Normal(X.new_zeros(size), sd).to_event(1)
+        values = {"X": X} | {q.name: q.value(X) for q in self.quantities}
+        effect = self.distribution.value(values)
         with pyro.plate(f"{self.label}_{self.block.plate}", first.shape[-1] if self.block.smooth else others[0]):
             u = pyro.sample(f"u_{self.label}", effect)
         if self.block.smooth:
-            return first @ u
+            return first @ (self.scale.value(values) * u if self.block.structure.outside else u)
         return u[first] if self.block.plain else (others[1] * u[first]).sum(-1)
 
     def text(self, eta: str) -> Iterator[str]:
         """Lines of the program that add these effects to the predictor called ``eta``."""
-        label, size = self.label, len(self.block.coefficients)
         yield f"# {one_line(self.block.text)}"
         yield self.sd.text() + ("" if self.block.plain else _comment(self.sd.labels))
-        if self.L is not None:
-            yield self.L.text()
-            yield f"scale = {self.sd.name}.unsqueeze(-1) * {self.L.name}"
-            effect = f"dist.MultivariateNormal(X.new_zeros({size}), scale_tril=scale)"
-        elif self.block.plain:
-            effect = f"dist.Normal(0.0, {self.sd.name})"
-        else:
-            effect = f"dist.Normal(X.new_zeros({size}), {self.sd.name}).to_event(1)"
+        if self.parameter is not None:
+            yield self.parameter.text()
         first, *others = self.block.arguments
         num = f"{first}.shape[-1]" if self.block.smooth else others[0]
-        yield f'with pyro.plate("{label}_{self.block.plate}", {num}):'
-        yield f'    u = pyro.sample("u_{label}", {effect})'
-        each = f"{first} @ u" if self.block.smooth else f"u[{first}]"
+        yield f'with pyro.plate("{self.label}_{self.block.plate}", {num}):'
+        yield f'    u = pyro.sample("u_{self.label}", {self.distribution.text})'
+        times = f"({self.scale.text} * u)" if self.block.structure.outside else "u"
+        each = f"{first} @ {times}" if self.block.smooth else f"u[{first}]"
         yield f"{eta} = {eta} + {each if self.block.plain else f'({others[1]} * {each}).sum(-1)'}"
 
 
@@ -270,21 +295,29 @@ class Sketch:
             if predictor.b is not None:
                 found[predictor.b.name] = predictor.b.labels
             for effects in predictor.effects:
-                of_groups = [effects.sd] if effects.L is None else [effects.sd, effects.L]
-                found |= {q.name: q.labels for q in of_groups} | {f"u_{effects.label}": effects.sd.labels}
+                found |= {q.name: q.labels for q in effects.quantities}
+                found[f"u_{effects.label}"] = effects.block.coefficients
         return found | {p.name: p.labels for p in self.parameters if isinstance(p, Quantity)}
+
+    @cached_property
+    def distribution(self) -> Expression:
+        """The distribution of the response from ``eta``, the family's parameters, and what is known of it."""
+        fn = self.family.distribution
+        if self._known:
+            fn = fn.also(**{name: Expression(name) for name in self._known})
+        if self.zeros is None:
+            return fn
+        base = call(ZeroTruncated, fn) if self.zeros.name == "hurdle" else fn
+        return call(dist.ZeroInflatedDistribution, base, gate_logits=Expression(self.zeros.name))
 
     def run(self, given: Mapping[str, Any]) -> None:
         """The model on its arguments, by name; the response may be missing."""
         X, family = given["X"], self.family
         etas = [predictor.value(given) for predictor in self.predictors]
         eta = torch.stack([X.new_zeros(len(X)), *etas], -1) if family.response == "classes" else etas[0]
-        values = [p.value(X) if isinstance(p, Quantity) else p.value(given) for p in self.parameters]
-        trials = [given["trials"]] if family.response == "trials" else []
-        fn = family.of(eta, *trials, *values, **{name: given.get(name) for name in self._known})
-        if self.zeros is not None:
-            base = ZeroTruncated(fn) if self.zeros.name == "hurdle" else fn
-            fn = dist.ZeroInflatedDistribution(base, gate_logits=self.zeros.value(given))
+        values = {p.name: p.value(X) if isinstance(p, Quantity) else p.value(given) for p in self.parameters}
+        zeros = {} if self.zeros is None else {self.zeros.name: self.zeros.value(given)}
+        fn = self.distribution.value(dict.fromkeys(self._known) | dict(given) | values | zeros | {"eta": eta})
         if self.seen is not None:
             value = self.seen(eta, fn)
             fn = dist.Delta(value, event_dim=value.dim())
@@ -310,20 +343,16 @@ class Sketch:
             lines.append(f"eta = torch.stack([{etas}], -1)  # the first class is the baseline")
         for parameter in self.parameters:
             lines += [parameter.text()] if isinstance(parameter, Quantity) else parameter.text()
-        known = ", ".join(f"{name}={name}" for name in self._known)
-        fn = self.family.words.replace("{known}", known)
-        if self.zeros is not None:
-            lines += self.zeros.text()
-            base = f"ZeroTruncated({fn})" if self.zeros.name == "hurdle" else fn
-            fn = f"dist.ZeroInflatedDistribution({base}, gate_logits={self.zeros.name})"
+        lines += self.zeros.text() if self.zeros else ()
         in_plate = self.family.response != "order"
         counted = ", pyro.poutine.scale(scale=weights)" if "weights" in self.given else ""
         lines += [f'with pyro.plate("rows", len(X)){counted}:'] * in_plate
-        sample = f'pyro.sample("{response}", {fn}, obs={response})'
+        sample = f'pyro.sample("{response}", {self.distribution.text}, obs={response})'
         lines.append(f"    {sample}" if in_plate else sample)
-        head = f"{HEAD}{SURVIVAL if self._known else ''}{COUNTS if 'ZeroTruncated' in fn else ''}"
+        effects = [effects for predictor in self.every_predictor for effects in predictor.effects]
+        imports = set[str]().union(self.distribution.imports, *(part.scale.imports for part in effects))
         body = "\n".join(f"    {line}" for line in lines)
-        return f"{head}\n\ndef model({', '.join(given)}, {response}=None):\n{body}\n"
+        return f"{HEAD}{''.join(sorted(imports))}\n\ndef model({', '.join(given)}, {response}=None):\n{body}\n"
 
 
 def identifier(text: str, taken: set[str] | frozenset[str] = TAKEN) -> str:

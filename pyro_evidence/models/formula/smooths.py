@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import compress, product
-from math import prod
+from math import pi, prod
 from operator import getitem
 
 import torch
@@ -89,6 +89,33 @@ def neighbours_alike(graph: Neighbours) -> Penalty:
     return Penalty(kernel, free, torch.arange(graph.size).double().unsqueeze(-1), names)
 
 
+# Ends of a Gaussian process's range and sines in it: of half the range of the values, lengths from 0.15 to 1 have the
+# covariance of the process to 5e-4 of its variance (Riutort-Mayol et al. 2023, section 4, on both).
+EDGE, HARMONICS = 3.0, 50
+
+
+def harmonics(x: Tensor, smooth: Smooth) -> "Basis":
+    """Sines that are zero at the ends of a range about the values: eigenfunctions of the Laplacian.
+
+    Riutort-Mayol et al. (2023), section 3.1; the spread of each is that of the spectral density.
+
+    :raises BadInput: where there are not several values of one covariate.
+    """
+    centre, width = 0.5 * (x.max() + x.min()), EDGE * 0.5 * (x.max() - x.min())
+    if x.shape[1] != 1 or not float(width) > 0.0:
+        raise BadInput(f"{smooth.text} has {len(x.unique(dim=0))} distinct values; expected one column of several.")
+    size = smooth.size or HARMONICS
+
+    def kernel(x: Tensor, number: Tensor) -> Tensor:
+        if bool(((x - centre).abs() > 0.5 * width).any()):
+            ends = f"{float(centre - 0.5 * width):g} to {float(centre + 0.5 * width):g}"
+            raise BadInput(f"{smooth.text} at {float(x.min()):g} to {float(x.max()):g}; expected values from {ends}.")
+        return (0.5 * pi * number.T * (x - centre + width) / width).sin()
+
+    penalty = Penalty(kernel, torch.ones_like, torch.arange(1.0, size + 1.0, dtype=x.dtype).unsqueeze(-1))
+    return Basis(penalty, torch.eye(size, dtype=x.dtype), x.new_zeros(1, size), x.new_zeros(1), x.new_ones(1), width)
+
+
 # The penalty of some values, the most covariates, and how many functions there are for one and for two by default.
 BASES: Mapping[str, tuple[Callable[[Tensor, Smooth], Penalty], int, tuple[int, ...]]] = {
     "tp": (thin_plate, 2, (10, 30)),
@@ -109,6 +136,7 @@ class Basis:
     :ivar level: of the free functions in each, ``(M, r)``, which is taken away.
     :ivar centre: the means of the free functions, ``(M,)``, zero of the constant.
     :ivar spread: their root mean squares around these, one of the constant.
+    :ivar width: of the range of a Gaussian process, half the distance of its ends; its columns have their own scales.
     """
 
     penalty: Penalty
@@ -116,6 +144,7 @@ class Basis:
     level: Tensor
     centre: Tensor
     spread: Tensor
+    width: Tensor | None = None
 
     @classmethod
     def over(cls, x: Tensor, penalty: Penalty, size: int | None, text: str) -> "Basis":
@@ -185,7 +214,10 @@ class SmoothColumns:
         :raises BadInput: for a basis that there is not, and values that it cannot be made of.
         """
         margins = tuple(_basis(part, x, graph) for part, x in _parts(smooth, x))
-        raw = cls(smooth, margins, by, constant, tuple(x.new_ones(()) for _ in _subsets(margins)))
+        process = margins[0].width is not None  # whose constant is a part of it
+        raw = cls(smooth, margins, by, constant and not process, tuple(x.new_ones(()) for _ in _subsets(margins)))
+        if process:
+            return raw
         return replace(raw, units=tuple(part.square().sum(-1).mean().sqrt() for part in raw._penalised(x)))
 
     @property
@@ -255,6 +287,8 @@ def _basis(smooth: Smooth, x: Tensor, graph: Neighbours | None) -> Basis:
 
     :raises BadInput: for one that there is not, and values that it cannot be made of.
     """
+    if smooth.basis == "gp":
+        return harmonics(x, smooth)
     if graph is not None:
         return Basis.over(x, neighbours_alike(graph), smooth.size, smooth.text)
     make, most, sizes = BASES.get(smooth.basis, (None, 0, ()))

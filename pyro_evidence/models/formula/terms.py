@@ -6,29 +6,39 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.models.formula.structures import STRUCTURES
 
 EXAMPLE = '"response ~ fixed terms + (varying terms | group)", such as "reaction ~ days + (days | subject)"'
 WORD = re.compile(r"`[^`]+`|[^\W\d]\w*(?:\.\w+)*")
-SMOOTH = re.compile(r"\+?\s*(s|t2)\((.*)\)", re.DOTALL)
+SMOOTH = re.compile(r"\+?\s*(s|t2|gp)\((.*)\)", re.DOTALL)
+GROUP = re.compile(r"\+?\s*(\w*)\s*\((.*)\)", re.DOTALL)
 SETTING = re.compile(r"(\w+)\s*=(?!=)\s*(.*)", re.DOTALL)
 SMOOTHS = (
-    """s(x), s(x, k=10), s(x, by=g), s(x, z), s(x, bs='cr'), s(day, bs='cc', knots=[0, 365]), s(g, bs='re'), t2(x, z)"""
+    "s(x), s(x, k=10), s(x, by=g), s(x, z), s(x, bs='cr'), s(day, bs='cc', knots=[0, 365]), s(g, bs='re'), "
+    "t2(x, z), gp(x)"
 )
 OPEN, CLOSE = "([{", ")]}"
 
 
 @dataclass(frozen=True)
 class Varying:
-    """One ``(terms | group)``.
+    """One ``(terms | group)``, or one of glmmTMB's ``ar1(time | group)``, ``cs(terms | group)`` and the like.
 
     :ivar terms: the formula of what varies, such as ``1 + days``.
     :ivar columns: names of the columns whose combinations are the groups.
-    :ivar correlated: whether effects of one group are correlated; not where it was written with ``||``.
+    :ivar structure: how the effects of one group vary together, a row of the table of structures: ``us``, all
+        correlated, or ``diag``, as where it was written with ``||``.
     """
 
     terms: str
     columns: tuple[str, ...]
-    correlated: bool
+    structure: str = "us"
+
+    @property
+    def text(self) -> str:
+        """As the formula has it."""
+        name = "" if self.structure in ("us", "diag") else self.structure
+        return f"{name}({self.terms} {'||' if self.structure == 'diag' else '|'} {self.group})"
 
     @property
     def group(self) -> str:
@@ -38,7 +48,7 @@ class Varying:
 
 @dataclass(frozen=True)
 class Smooth:
-    """One ``s(x)`` or ``t2(x, z)``.
+    """One ``s(x)``, ``t2(x, z)`` or ``gp(x)``.
 
     :ivar covariates: what it is a function of, as texts.
     :ivar basis: the name of a row of the table of bases.
@@ -56,7 +66,7 @@ class Smooth:
     @property
     def text(self) -> str:
         """Name of the term, with the settings that are not the default."""
-        return f"{'t2' if self.basis == 't2' else 's'}({', '.join(self.covariates)})"
+        return f"{self.basis if self.basis in ('t2', 'gp') else 's'}({', '.join(self.covariates)})"
 
 
 @dataclass(frozen=True)
@@ -112,11 +122,11 @@ def _parsed(text: str) -> Formula:
     for part in _split(right, "+-"):
         smooth = _smooth(part)
         if smooth and smooth.basis == "re":
-            varying += [Varying("1", _columns(":".join(smooth.covariates), text), True)]
+            varying += [Varying("1", _columns(":".join(smooth.covariates), text))]
         elif smooth:
             smooths.append(smooth)
-        elif _is_varying(part):
-            varying += _varying(part, text)
+        elif group := _group(part):
+            varying += _varying(*group, text)
         else:
             fixed.append(part)
     terms = " ".join(fixed).strip().removeprefix("+").strip() or "1"
@@ -148,7 +158,7 @@ def _smooth(part: str) -> Smooth | None:
             raise ValueError
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise BadInput(f"'{part}' in the formula; expected smooths such as {SMOOTHS}.") from error
-    return Smooth(tuple(covariates), "t2" if found.group(1) == "t2" else basis, given.get("by"), size, knots)
+    return Smooth(tuple(covariates), basis if found.group(1) == "s" else found.group(1), given.get("by"), size, knots)
 
 
 def _balanced(text: str) -> bool:
@@ -173,26 +183,25 @@ def _split(text: str, signs: str) -> Iterator[str]:
     yield piece.strip()
 
 
-def _inside(part: str) -> str | None:
-    """Content of a pair of brackets around the whole part."""
-    part = part.removeprefix("+").strip()
-    return part[1:-1] if part.startswith("(") and part.endswith(")") and _balanced(part[1:-1]) else None
+def _group(part: str) -> tuple[str, str] | None:
+    """Name and content of brackets around a whole part that have a bar in them."""
+    found = GROUP.fullmatch(part)
+    if found is None or not _balanced(found.group(2)) or len(list(_split(found.group(2), "|"))) == 1:
+        return None
+    return found.group(1), found.group(2)
 
 
-def _is_varying(part: str) -> bool:
-    inside = _inside(part)
-    return inside is not None and len(list(_split(inside, "|"))) > 1
-
-
-def _varying(part: str, text: str) -> Iterator[Varying]:
-    inside = _inside(part) or ""
+def _varying(name: str, inside: str, text: str) -> Iterator[Varying]:
     terms, _, group = inside.partition("|")
-    correlated = not group.startswith("|")
-    group = group.removeprefix("|").strip()
-    if not terms.strip() or not group or "|" in group:
-        raise BadInput(f"({inside}) in formula={text!r}; expected {EXAMPLE}.")
-    for columns in _groups(group, text):
-        yield Varying(terms.strip(), columns, correlated)
+    structure = name or ("diag" if group.startswith("|") else "us")
+    group = group if name else group.removeprefix("|")
+    if not terms.strip() or not group.strip() or "|" in group or structure not in STRUCTURES:
+        raise BadInput(
+            f"{name}({inside}) in formula={text!r}; expected {EXAMPLE}, and before the brackets of a group one of "
+            f"{', '.join(STRUCTURES)} or nothing."
+        )
+    for columns in _groups(group.strip(), text):
+        yield Varying(terms.strip(), columns, structure)
 
 
 def _groups(group: str, text: str) -> Iterator[tuple[str, ...]]:
