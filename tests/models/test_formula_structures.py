@@ -190,3 +190,13 @@ def test_rows_far_from_those_of_the_fit_are_refused(frame: Any) -> None:
         model.arguments(pandas.DataFrame({"x": [9.0], "g": [1], "t": [1]}))
     with pytest.raises(BadInput, match=r"time 6 is new; expected one of \[0, 1"):
         model.arguments(pandas.DataFrame({"x": [0.0], "g": [1], "t": [6]}))
+
+
+def test_times_that_are_no_whole_numbers_are_equally_far_apart(frame: Any) -> None:
+    whole = float(fit("y ~ x + ar1(t | g)", frame).log_evidence)
+    others = [frame.t / 10.0 + 0.1, pandas.to_datetime(frame.t, unit="D"), pandas.Categorical(frame.t.to_numpy() ** 2)]
+    for times in others:
+        assert float(fit("y ~ x + ar1(t | g)", frame.assign(t=times)).log_evidence) == pytest.approx(whole, abs=1e-9)
+    for times in (frame.t**2 / 10.0, pandas.to_datetime(frame.t**2, unit="D")):
+        with pytest.raises(BadInput, match="expected equal steps"):
+            fit("y ~ x + ar1(t | g)", frame.assign(t=times))

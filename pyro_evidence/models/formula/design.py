@@ -210,7 +210,8 @@ class FrameDesign:
     def _every_time(self, varying: Varying) -> Sequence[Any]:
         """Every time in order, those too that lack between whole numbers.
 
-        :raises BadInput: for what is no column, and for more times than a matrix is held of.
+        :raises BadInput: for what is no column, times that are neither whole numbers nor equally far apart, and more
+            times than a matrix is held of.
         """
         name = varying.terms.strip("`")
         if name not in self.frame.columns:
@@ -223,6 +224,13 @@ class FrameDesign:
         if all(isinstance(time, int | float) and float(time).is_integer() for time in found):
             steps = [int(later - earlier) for earlier, later in pairwise(found)]
             found = range(int(found[0]), int(found[-1]) + 1, math.gcd(*steps) or 1)
+        elif not all(isinstance(time, str | bool) for time in found):
+            steps = [later - earlier for earlier, later in pairwise(found)]
+            if steps and max(steps) - min(steps) > 1e-6 * max(steps):  # as rounded in single precision
+                raise BadInput(
+                    f"{varying.text} has times {min(steps)} to {max(steps)} apart; expected equal steps, or whole "
+                    f"numbers: round(time / unit), or pandas.Categorical(time) to take their order for equal steps."
+                )
         if len(found) ** 2 > HELD:
             raise BadInput(
                 f"{varying.text} has {len(found)} times from {found[0]} to {found[-1]}; expected at most "
