@@ -48,6 +48,7 @@ from pyro_evidence.precision.elimination import Fronts, Order
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count
 from pyro_evidence.structure.factors import NotSparse
+from pyro_evidence.structure.groups import Pruned
 from pyro_evidence.structure.recognise import Structure
 
 PATIENCE = 8  # steps that neither halve the least decrement nor gain a nat: rounding leads them
@@ -343,14 +344,7 @@ def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int,
         return None
     groups = structure.groups
     kept = active.new_zeros(0, dtype=torch.float64) if groups is None else groups.loc[found.held]
-    whole, half_log_tau = bool(active.all()), 0.5 * float(torch.tensor(torch.pi * 2.0).log())
-
-    def left_out(theta: Tensor) -> Tensor:
-        """The log prior density of pruned coordinates at their mean, nats."""
-        if groups is None or whole:
-            return theta.new_zeros(())
-        return torch.where(active, 0.0, 0.5 * groups.log_precision(theta) - half_log_tau).sum()
-
+    left_out = Pruned(structure.density, groups, active).left_out
     linear = structure.linear or (structure.factors.linear if structure.factors is not None else None)
     density = BlockDensity(joint, found, linear, kept, left_out, slots=structure.slots or ())
     if linear is not None and not density.explains(theta):

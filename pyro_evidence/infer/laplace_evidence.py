@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence import posterior as results  # of which each kind is imported when a fit makes it
 from pyro_evidence.blocks.marginal import NODES, all_blocks, check_nodes, require_blocks
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.data.chunks import Chunks
@@ -48,11 +49,7 @@ from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import lbfgs
-from pyro_evidence.posterior.groups import with_groups
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.multimodal import over_labels, toured
-from pyro_evidence.posterior.nested import integrated
-from pyro_evidence.posterior.structures import StructurePosterior, over_structures
 from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.branching import fixed
 from pyro_evidence.program.checks import Arguments, Constant, StructureSites, constant_targets, same_arguments
@@ -137,7 +134,7 @@ class LaplaceEvidence(Resumable):
         self._full: Problem | None = None
         self._groups: GroupRows | None = None
         self._integrated: dict[int, LaplacePosterior] = {}
-        self._over: StructurePosterior | None = None  # of a model with structure sites
+        self._over: Any = None  # of a model with structure sites
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
         self._num_nodes: int | str = 1 if nodes is None else nodes
         self._multiplies = False  # whether latents of one plate multiply those of another
@@ -158,7 +155,7 @@ class LaplaceEvidence(Resumable):
             posterior = self._fitted(args, kwargs)
         except StructureSites:
             fit = partial(self._with_structure, (args, kwargs))
-            self._over = over_structures(self.model, (args, kwargs), fit, self.start, self.stop.progress)
+            self._over = results.over_structures(self.model, (args, kwargs), fit, self.start, self.stop.progress)
             return self._over
         return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
 
@@ -421,17 +418,17 @@ class LaplaceEvidence(Resumable):
             state = fit.state.laplace
             found = LaplacePosterior(state, fit.status.value, fit.objectives, restarts, failures)
             if self._groups is not None:
-                found = with_groups(self._groups, found)
+                found = results.with_groups(self._groups, found)
             looks = most == 1 and self.start.tour != 0 and fit.status is Status.CONVERGED
             if self._full is None and not (looks and can_tour(state)):
                 posteriors.append(found)
                 continue
             if id(fit) not in self._integrated and self._full is not None:
-                found = integrated(self._full, fit, self.stop.quadrature_tol, found)
+                found = results.integrated(self._full, fit, self.stop.quadrature_tol, found)
                 labels = looks and self.marginalise is None and bool(found._joint.discrete)
                 search = (self.start.tour, seed_of(self.start.seed))
-                self._integrated[id(fit)] = over_labels(found, *search) if labels else found
+                self._integrated[id(fit)] = results.over_labels(found, *search) if labels else found
             elif id(fit) not in self._integrated:
-                self._integrated[id(fit)] = toured(found, self.start.tour, seed_of(self.start.seed))
+                self._integrated[id(fit)] = results.toured(found, self.start.tour, seed_of(self.start.seed))
             posteriors.append(self._integrated[id(fit)])
         return tuple(posteriors)

@@ -18,7 +18,7 @@ from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.mixture.data import Mixture, MixtureData, Units, mixture_data
 from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.numerics.coordinates import Coordinates, is_identity
-from pyro_evidence.numerics.derivatives import Forward, generic_directions, jacobian
+from pyro_evidence.numerics.derivatives import jacobian, sole_slopes
 from pyro_evidence.program import predictors
 from pyro_evidence.program.distributions import Background, WithBackground, WithGaps
 from pyro_evidence.program.log_joint import LogJoint
@@ -386,29 +386,19 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 def scaling(precisions: Sequence[Tensor], points: Sequence[ModelRun[Any]], what: str) -> Scaling:
     """Which hyperparameter scales each precision, and to which power: the same at both points.
 
-    Products of the derivatives with ones and with 1, 2, ... give the slope and its place where there is one slope
-    only; a product with a generic vector tells whether that is so.
-
     :param precisions: at each point.
     :param what: they are, for the message.
     :raises NotRecognised: where a precision is something else.
     """
-    tolerance, theta = points[0].tolerance, points[0].theta.detach()
-    generic, count = generic_directions(1, len(theta), theta)[0], torch.arange(1.0, len(theta) + 1).to(theta)
-    directions, found = torch.stack([torch.ones_like(theta), count, generic]), []
+    tolerance, theta, found = points[0].tolerance, points[0].theta.detach(), []
     for precision, point in zip(precisions, points, strict=True):
-        slope, place, mixed = Forward(precision.log().reshape(-1), point.theta).along(directions).double()
-        used = slope.abs() > tolerance
-        owner = torch.where(used, place / torch.where(used, slope, 1.0), 0.0).round().long().clamp(0, len(theta)) - 1
-        expected = torch.where(used, slope, 0.0) * torch.cat([generic, generic.new_zeros(1)])[owner]
-        if not close(mixed, expected, tolerance):
+        power, owner, sole = sole_slopes(precision.log().reshape(-1), point.theta, tolerance)
+        if not bool(sole.all()):
             raise NotRecognised(f"the {what} depends on several hyperparameters")
-        found.append((torch.where(used, slope, 0.0), owner))
+        found.append((power, owner))
     (power, owner), (again, same) = found
     if not close(power, again, tolerance) or not torch.equal(owner, same):
         raise NotRecognised(f"the {what} is not one hyperparameter, to some power, times a constant")
-    half = (2.0 * power).round() / 2.0  # precisions, scales and variances of a group, without rounding errors
-    power = torch.where((power - half).abs() <= tolerance, half, power)
     log_precision = precisions[0].detach().double().log()
     offset = log_precision.reshape(-1) - power * torch.cat([theta, theta.new_zeros(1)])[owner]
     return Scaling(*(x.reshape(log_precision.shape) for x in (owner, power, offset)))

@@ -257,6 +257,26 @@ class Forward:
         return _filled(lambda i: self.along(_one_hot(index[i], self.x)), into[0], self.at_once, into.mT).mT
 
 
+def sole_slopes(values: Tensor, x: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Slopes of ``values`` ``(n,)``, each in the coordinate of ``x`` ``(P,)`` that moves it, and which that is.
+
+    Derivatives along ones and along 1, 2, ... give the slope and its place, one along a generic vector tells whether
+    there is no other.
+
+    :param tolerance: of slopes; one so near to a multiple of a half, as powers of precisions are, is that multiple.
+    :return: slopes, coordinates, -1 for none, and bool, whether no other coordinate moves the value, ``(n,)`` each.
+    """
+    point = x.detach()
+    mixer, count = generic_directions(1, len(point), point)[0], torch.arange(1.0, len(point) + 1).to(point)
+    slope, place, mixed = Forward(values, x).along(torch.stack([torch.ones_like(point), count, mixer])).double()
+    slope = torch.where(slope.abs() > tolerance, slope, 0.0)
+    owner = torch.where(slope != 0, place / slope, 0.0).round().long() - 1
+    owner = torch.where((owner >= 0) & (owner < len(point)), owner, -1)
+    sole = (mixed - slope * torch.cat([mixer, mixer.new_zeros(1)])[owner]).abs() <= tolerance * (1.0 + slope.abs())
+    half = (2.0 * slope).round() / 2.0
+    return torch.where((half - slope).abs() <= tolerance, half, slope), owner, sole
+
+
 def jacobian(value: Tensor, x: Tensor) -> Tensor:
     """``d value / d x`` for vectors ``(n,)`` and ``(D,)``, shape ``(n, D)``."""
     return Forward(value, x).matrix()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import Forward, passes, pullback
+from pyro_evidence.numerics.derivatives import Forward, passes, pullback, pullbacks
 from pyro_evidence.precision.blocks import BlockPlan, elimination
 from pyro_evidence.precision.dense import Elements, Pattern, Plan, pattern_product
 from pyro_evidence.precision.elimination import coloured
@@ -109,9 +109,8 @@ class Second:
                 ((weight * (place == number)).sum((-1, -2)) * value).sum()
                 for weight, place, value in zip(weights, self._places, found, strict=True)
             )
-            if isinstance(total, Tensor) and total.requires_grad:
-                parts = torch.autograd.grad(-total, list(wrt), allow_unused=True, retain_graph=True)
-                totals = [t if p is None else t + p for t, p in zip(totals, parts, strict=True)]
+            if isinstance(total, Tensor):
+                totals = [t - part for t, part in zip(totals, pullbacks(total, *wrt), strict=True)]
         return totals
 
 
@@ -145,9 +144,7 @@ def slopes_of_few(values: Tensor, index: Tensor, weights: Tensor, u: Tensor, wrt
             continue
         for i, row in enumerate(weight):
             product = pullback(slope[own[i]], u, create_graph=True)[own] @ row
-            if product.requires_grad:
-                parts = torch.autograd.grad(-product, list(wrt), allow_unused=True, retain_graph=True)
-                totals = [t if p is None else t + p for t, p in zip(totals, parts, strict=True)]
+            totals = [t - part for t, part in zip(totals, pullbacks(product, *wrt), strict=True)]
     return totals
 
 

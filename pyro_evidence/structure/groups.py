@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullback
+from pyro_evidence.numerics.derivatives import generic_directions, pullback, sole_slopes
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program import predictors
 from pyro_evidence.program.sites import log_prob_sum
@@ -201,24 +201,13 @@ def propose(found: NearbyPoints) -> Guess | None:
 
 
 def _from_slopes(origin: TestPoint) -> Guess:
-    """The one hyperparameter that each log precision depends on, from three forward derivatives of all of them.
+    """The one hyperparameter that each log precision depends on; where terms of one differ, by the largest power.
 
-    With a single non-zero slope per term, products with ones and with 1, 2, ... give that slope and its place; a
-    product with a generic vector tells whether it was single.
+    The others then contradict it.
     """
-    cells, theta = origin.cells, origin.theta.detach()
-    mixer = generic_directions(1, len(theta), theta)[0]
-    count = torch.arange(1.0, len(theta) + 1).to(theta)
-    slopes = Forward(cells.log_precision, origin.theta)
-    slope, place, mixed = slopes.along(torch.stack([torch.ones_like(theta), count, mixer]))
-    owner = torch.where(slope != 0, place / slope, 0.0).round().long() - 1
-    inside = cells.known & (owner >= 0) & (owner < len(theta))
-    owner = torch.where(inside, owner, 0)
-    single = (mixed - slope * mixer[owner]).abs() <= _tolerance(origin) * slope.abs()
-    owner = torch.where(inside & single, owner, -1)
-    # powers to the nearest half; where terms of one owner differ, the largest, which the others then contradict
-    half = (2.0 * slope).round() / 2.0
-    slope = torch.where((half - slope).abs() <= _tolerance(origin), half, slope)
+    cells = origin.cells
+    slope, owner, sole = sole_slopes(cells.log_precision, origin.theta, _tolerance(origin))
+    owner = torch.where(cells.known & sole, owner, -1)
     owned, least = owner >= 0, torch.full_like(origin.theta.detach(), -torch.inf)
     power = least.scatter_reduce(0, owner[owned], slope[owned].to(least), "amax").nan_to_num(neginf=0.0)
     return Guess(power, owner).without(power == 0)

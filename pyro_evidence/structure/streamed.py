@@ -303,13 +303,8 @@ def _pulled(of: OfChunk, density: Any, *x: Tensor) -> Tensor:
     *points, cotangent = x
     again = any(v.requires_grad for v in x)
     points = [v if v.requires_grad else v.detach().requires_grad_() for v in points]
-    value = of(density, *points)
-    if not value.requires_grad:
-        return torch.cat([torch.zeros_like(v).reshape(-1) for v in points])
-    found = torch.autograd.grad(value, points, cotangent, create_graph=again, allow_unused=True)
-    return torch.cat(
-        [(torch.zeros_like(v) if g is None else g).reshape(-1) for g, v in zip(found, points, strict=True)]
-    )
+    value = derivatives.weighed(of(density, *points), cotangent)
+    return torch.cat([g.reshape(-1) for g in derivatives.pullbacks(value, *points, create_graph=again)])
 
 
 def streamed_structure(rows: LinearRows) -> Structure:
