@@ -121,7 +121,9 @@ def taken_up(stored: Any, root: Any) -> Any:
     if not isinstance(stored, dict):
         return stored
     if "same" in stored:
-        return _at(root, stored["same"])
+        for key in stored["same"]:
+            root = dict(children(root))[key]
+        return root
     if "kind" in stored:
         return _object(stored, root)
     ((container, inside),) = stored.items()
@@ -160,12 +162,6 @@ def _kind_in_words(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} tensor of {value.dim()} axes"
     return type(value).__name__
-
-
-def _at(root: Any, place: Sequence[Any]) -> Any:
-    for key in place:
-        root = dict(children(root))[key]
-    return root
 
 
 def _object(stored: Mapping[str, Any], root: Any) -> Any:

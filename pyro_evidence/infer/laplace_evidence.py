@@ -201,8 +201,12 @@ class LaplaceEvidence(Resumable):
         self._data = (args, kwargs)
 
     def _require_varied(self, joint: LogJoint) -> None:
-        """Refuse constant targets where their noise is a hyperparameter; keep them where a latent site sets it."""
-        joint.refuse_constant_targets()
+        """Refuse constant targets where their noise is a hyperparameter; keep them where a latent site sets it.
+
+        :raises BadInput: naming the site.
+        """
+        if joint.constant is not None and joint.finds_noise:
+            raise constant_targets(joint.constant)
         self._constant = joint.constant if joint.has_latent_noise else None
 
     def _problem(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Problem:
@@ -216,8 +220,9 @@ class LaplaceEvidence(Resumable):
         self._multiplies = bool(inside)
         if self.nodes is None:
             self._num_nodes = NODES if inside else 1
-        found = self.marginalise is None and problem.structure.has_weights_alone  # none of them sets a spread
-        sites = () if found else marginalised_sites(joint, self.marginalise, inside)
+        linear = problem.structure.linear  # where all latents are weights under Gaussian priors, none sets a spread
+        none = self.marginalise is None and linear is not None and linear.gaussian
+        sites = () if none else marginalised_sites(joint, self.marginalise, inside)
         marginalise = tuple(sorted((*sites, *self._more)))
         self._full, self._integrated, self._groups = None, {}, None
         if marginalise:

@@ -125,15 +125,11 @@ def plates(graph: Graph, columns: Sequence[Tensor]) -> list[Tensor]:
 def graph_of(pattern: Pattern) -> Graph:
     """The coordinates and the pairs that occur in one factor."""
     size, device = pattern.size, pattern.device
-    keys = [_pairs(distinct_rows(index, size), size) for index in pattern.index if index.shape[-1] > 1]
+    several = (index for index in pattern.index if index.shape[-1] > 1)
+    keys = [_pairs(index[first_of_each(row_numbers(index, size))], size) for index in several]
     key = torch.cat([torch.empty(0, dtype=torch.long, device=device), *keys])
     one_each = torch.ones(size, dtype=torch.long, device=device)
     return Graph(torch.arange(size, device=device), one_each, _edges(torch.unique(key), size))
-
-
-def distinct_rows(index: Tensor, size: int) -> Tensor:
-    """The distinct rows of ``index`` ``(F, k)``, in no particular order."""
-    return index[first_of_each(row_numbers(index, size))]
 
 
 def row_numbers(index: Tensor, size: int) -> Tensor:

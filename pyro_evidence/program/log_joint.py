@@ -351,14 +351,6 @@ class LogJoint:
                 f"p(D | hyperparameters) is then not defined. Maximise that site too, or integrate both."
             )
 
-    def refuse_constant_targets(self) -> None:
-        """Refuse data that are one constant, where the scale of their noise is maximised.
-
-        :raises BadInput: naming the site.
-        """
-        if self.constant is not None and self.finds_noise:
-            raise checks.constant_targets(self.constant)
-
     def on(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], times: int) -> "LogJoint":
         """This model on all the data of which the present ones are every ``times``-th row."""
         found = copy.copy(self)

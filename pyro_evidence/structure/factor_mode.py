@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -46,11 +47,6 @@ class StructuredMode(newton.Mode):
         """One of the modes."""
         parts = {f.name: getattr(self, f.name)[index : index + 1] for f in fields(newton.Mode)}
         return StructuredMode(**parts, found=self.found[index : index + 1])
-
-
-def _same(a: Elements, b: Elements) -> bool:
-    """Whether all elements are."""
-    return all(map(torch.equal, a, b))
 
 
 @dataclass(frozen=True)
@@ -208,7 +204,7 @@ class StructuredProblem:
 
         def factors_of(names: list[int], every: Sequence[Elements]) -> Precision:
             """The factors of some rows; those of before where the curvature is the same, as that of Gaussian data."""
-            if last and last[0][0] == names and all(map(_same, last[0][1], every)):
+            if last and last[0][0] == names and all(map(torch.equal, chain(*last[0][1]), chain(*every))):
                 return last[0][2]
             whole = self.density.plan.factorise_rows(every, self.label)
             last[:] = [(names, every, whole)]

@@ -76,11 +76,6 @@ class Structure:
         return self.known if isinstance(self.known, LinearDensity) else None
 
     @property
-    def has_weights_alone(self) -> bool:
-        """Whether all latents are weights of linear predictors under Gaussian priors: there are no scales."""
-        return self.linear is not None and self.linear.gaussian
-
-    @property
     def latent(self) -> GaussianLatent | None:
         """The density of linear predictors whose latents have a dense Gaussian prior."""
         return self.known if isinstance(self.known, GaussianLatent) else None
