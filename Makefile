@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: baseline benchmarks clean coverage demo docs durations equations format fuzz help lint lock metrics picture portable quick reach recipe serve test test-oldest tests thresholds tutorials types
+.PHONY: baseline benchmarks clean coverage demo docs durations equations format fuzz gallery help lint lock metrics picture portable quick reach recipe serve test test-oldest tests thresholds tutorials types
 
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
@@ -90,6 +90,9 @@ serve: $(VENV)/.docs  ## the site, at localhost, rebuilt as its sources change
 
 fuzz: $(READY)  ## ten thousand cases of bad data over all engines; ARGS='--seed 1 --only RVM'
 	$(ONE_THREAD) $(BIN)/python -m tests.fuzz $(ARGS)
+
+gallery: $(READY)  ## a picture of each kind of model, in build/gallery, to be looked at
+	$(ONE_THREAD) MPLBACKEND=Agg $(BIN)/python benchmarks/gallery.py
 
 thresholds: $(READY)  ## which fits each number in capitals moves, at three times and a third: ARGS=laplace/type2.py
 	$(BIN)/python benchmarks/thresholds.py $(ARGS)

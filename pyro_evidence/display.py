@@ -83,6 +83,9 @@ DASHES = ("-", "--", "-.", ":")  # of curves, beside their colours
 SMALL = 4  # points, of a marker
 THIN = 0.8  # points, of a line beside another that matters more
 SHADE = 0.2  # opacity of a band behind a line
+ROW, TITLE = 0.22, 2.0  # inches of a row of a panel, and rows of what stands above and below them
+FAR = 100.0  # of positive numbers, times the smallest: smaller ones would be dots at zero
+NUM_GRID = 200  # points along a line, which the eye sees as smooth
 CENTRAL = (0.05, 0.95)  # ends of a central interval of 90 %
 
 
@@ -140,11 +143,53 @@ def rows(axes: Axes, labels: Sequence[str]) -> None:
 def intervals(
     axes: Axes, labels: Sequence[str], middle: Sequence[float], low: Sequence[float], high: Sequence[float]
 ) -> None:
-    """A point and an interval in each row; nothing where a number is nan."""
+    """A point and an interval in each row, an arrow where it has no end; nothing where a number is nan."""
     places = range(len(labels))
-    axes.hlines(places, low, high)
-    axes.plot(middle, places, "o", markersize=SMALL)
+    finite = [value for column in (middle, low, high) for value in column if math.isfinite(value)]
+    edge = 2.0 * max(map(abs, finite), default=1.0)
+    axes.hlines(places, low, [min(value, edge) for value in high])
+    if unbounded := [place for place in places if high[place] == math.inf]:
+        axes.plot([edge] * len(unbounded), unbounded, ">", color="C0")
+    axes.plot(middle, places, "o", color="C0", markersize=SMALL)
     rows(axes, labels)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows of a picture with a title: a label, a point and two ends each.
+
+    :ivar positive: whether the axis may be logarithmic, where the largest is more than :data:`FAR` times the smallest.
+    """
+
+    title: str
+    rows: Sequence[Sequence[Any]]
+    positive: bool = False
+
+
+def stacked(panels: Sequence[Panel], x: str) -> Axes:
+    """A figure of panels below each other; the first one's Axes."""
+    heights = [len(panel.rows) + TITLE for panel in panels]
+    size = 6.4, ROW * (sum(heights) + TITLE + x.count("\n"))
+    figure = matplotlib("pyplot").figure(figsize=size, layout="constrained")
+    every: list[Axes] = list(figure.subplots(len(panels), 1, height_ratios=heights, squeeze=False)[:, 0])
+    for axes, panel in zip(every, panels, strict=True):
+        labels, *columns = zip(*panel.rows, strict=True)
+        intervals(axes, labels, *columns)
+        axes.set_title(panel.title, loc="left", fontsize="medium")
+        numbers = [value for column in columns for value in column if math.isfinite(value)]
+        least, most = min(numbers, default=0.0), max(numbers, default=0.0)
+        if panel.positive and most > FAR * least > 0.0:
+            axes.set_xscale("log")
+        elif least < 0.0 < most:
+            axes.axvline(0.0, color="grey", linewidth=THIN, linestyle=":")
+    with_labels(every[-1], x, legend=False)
+    return every[0]
+
+
+def curve(axes: Axes, x: Tensor, middle: Tensor, low: Tensor, high: Tensor, *, share: float) -> None:
+    """A line ``(G,)`` and the band around it that holds a share of the posterior."""
+    axes.fill_between(x.tolist(), low.tolist(), high.tolist(), alpha=SHADE, label=f"{percent(share)} % band")
+    axes.plot(x.tolist(), middle.tolist(), label="mean")
 
 
 def with_labels(axes: Axes, x: str, y: str | None = None, *, legend: bool = True) -> Axes:

@@ -110,18 +110,24 @@ class EvidenceComparison:
         return self.table().to_pandas()
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """Bars of the difference in log evidence to the best model, nats, with two standard errors.
+        """The difference in log evidence to the best model, nats, with two standard errors, evidence and probability.
 
         >>> comparison.plot()  # doctest: +SKIP
 
         :param axes: to draw on; None makes a figure of its own.
         :raises ImportError: without matplotlib.
         """
-        axes = display.axes_or_own(axes)
         behind = [(0.0, 0.0), *(self.log_bayes_factor(row.name, self.rows[0].name) for row in self.rows[1:])]
-        low, high = ([value + side * error for value, error in behind] for side in (-2.0, 2.0))
-        display.intervals(axes, [row.name for row in self.rows], [value for value, _ in behind], low, high)
+        found = [(row.name, v, v - 2.0 * e, v + 2.0 * e) for row, (v, e) in zip(self.rows, behind, strict=True)]
         what = f"log Bayes factor against {self.rows[0].name}, nats, two standard errors"
+        if axes is None:
+            axes = display.stacked([display.Panel("beside each: log evidence, nats, and probability", found)], what)
+        else:
+            display.check_axes(axes)
+            display.intervals(axes, *zip(*found, strict=True))
+        for place, row in enumerate(self.rows):
+            text = f" {row.log_evidence:.2f} ± {row.standard_error:.1g}, {row.probability:.2g}"
+            axes.text(1.0, place, text, transform=axes.get_yaxis_transform(), va="center")
         return display.with_labels(axes, what, legend=False)
 
     def _repr_html_(self) -> str:

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_evidence import display
+from pyro_evidence.display import Axes
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.process_state import own_random_numbers
@@ -27,7 +29,7 @@ from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import as_tensors, new_data, require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_count, seeded
+from pyro_evidence.settings import check_count, check_probability, seeded
 
 NOTABLE_GAIN = 10.0  # nats beyond half the added parameters times log N
 
@@ -202,6 +204,39 @@ class MixturePosterior(LaplacePosterior):
         """
         found = self._given(args, kwargs)
         return self._density(found).responsibilities(found.value)
+
+    def plot(
+        self, axes: Axes | None = None, *, prob: float = 0.9, Y: Tensor | None = None, outputs: tuple[int, int] = (0, 1)
+    ) -> Axes:
+        """Data in colour and shape of their likeliest component, with an ellipse around each and its share.
+
+        The table as a picture for a conditional density, and for one output.
+
+        :param axes: to draw on; None makes a figure of its own.
+        :param prob: mass of a component inside its ellipse.
+        :param Y: data ``(N, m)``; the training data by default, where they were kept.
+        :param outputs: the two on the axes; over the others the density is integrated.
+        :raises BadInput: for outputs that are not there.
+        :raises ImportError: without matplotlib.
+        """
+        density = self.density() if self.recognised.G is None else None
+        if density is None or density.loc.shape[-1] == 1:
+            return super().plot(axes, prob=prob)
+        check_probability("prob", prob)
+        display.check_plane("outputs", outputs, density.loc.shape[-1])
+        axes, plane = display.axes_or_own(axes), density.marginal(outputs)
+        given = self.recognised.Y if Y is None else Y
+        owner = self.responsibilities(given).argmax(-1) if len(given) else given.new_zeros(0)
+        for number, k in enumerate(self.active.nonzero().flatten().tolist()):
+            share, style = plane.log_mixing[0, k].exp(), display.points_of(number)
+            style |= {"markersize": display.SMALL, "label": f"{float(share):.0%} of the data"}
+            axes.plot(*given[owner == k][:, outputs].T.tolist(), **style, alpha=0.5)
+            display.kernel_ellipses(
+                axes, share[None], plane.loc[0, [k]], plane.tril[0, [k]], mass=prob, color=style["color"]
+            )
+        x, y = (f"output {number}" for number in outputs)
+        axes.legend(title=f"ellipses hold {display.percent(prob)} % of each", fontsize="small")
+        return display.with_labels(axes, x, y, legend=False)
 
     def _kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         """The kernels at these arguments; at the training data without any."""

@@ -13,11 +13,10 @@ from pyro_evidence.compare.comparison import Comparison, flattened
 from pyro_evidence.compare.discrepancy import QUARTILES, gaussian_divergence, quantiles
 from pyro_evidence.compare.prequential import Prequential
 from pyro_evidence.compare.sbc import Calibration
-from pyro_evidence.display import DASHES, MARKERS, SHADE, SMALL, THIN, Axes, check_axes, with_labels
+from pyro_evidence.display import DASHES, MARKERS, NUM_GRID, SHADE, SMALL, THIN, Axes, check_axes, with_labels
 from pyro_evidence.errors import BadInput
 from pyro_evidence.plots.posterior import element_labels
 
-NUM_GRID = 200  # points over eight standard deviations: a line that the eye sees as smooth
 MOST_POINTS = 500  # of each engine in a scatter plot
 BAND = 2.5758  # standard deviations that hold 99 % of a normal
 

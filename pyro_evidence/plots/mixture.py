@@ -47,13 +47,8 @@ def _check_plane(density: MixtureDensity, outputs: tuple[int, int]) -> None:
 def scatter(axes: Axes, posterior: MixturePosterior, Y: Tensor, *, outputs: tuple[int, int] = (0, 1)) -> Axes:
     """Data ``(N, m)`` in the colour and shape of their most responsible component, and the ellipses of all."""
     check_axes(axes)
-    density = posterior.density()
-    _check_plane(density, outputs)
-    owner = posterior.responsibilities(Y).argmax(-1)
-    for number, component in enumerate(owner.unique()):
-        own = Y[owner == component][:, outputs]
-        axes.plot(*own.T.tolist(), **display.points_of(number), markersize=display.SMALL)
-    return ellipses(axes, density, outputs=outputs)
+    _check_plane(posterior.density(), outputs)
+    return posterior.plot(axes, Y=Y, outputs=outputs)
 
 
 def component_path(axes: Iterable[Axes], curve: LearningCurve, Y: Tensor, *, steps: Sequence[int]) -> list[Axes]:

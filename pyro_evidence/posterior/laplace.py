@@ -11,6 +11,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_evidence.display import Axes
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.fitting.process_state import generator_of, own_random_numbers, put_into_store, without_validation
@@ -29,7 +30,7 @@ from pyro_evidence.posterior.base import NUM_DRAWS, Values, white_noise
 from pyro_evidence.posterior.diagnostics import MANY, NUM_WEIGHTED, Blocks, check_weighted
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.predict import PredictivePosterior
-from pyro_evidence.posterior.process import ProcessGuide, latents_at
+from pyro_evidence.posterior.process import ProcessGuide, draw_curve, latents_at
 from pyro_evidence.posterior.reweighted import ConditionalApproximations, CorrectedPosterior, LOOResult, left_out
 from pyro_evidence.posterior.sensitivity import Sensitivity, at_mode, sensitivity
 from pyro_evidence.posterior.summary import Rows, TableLayout, Tabulated, hyper_rows
@@ -39,7 +40,7 @@ from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import ROWS, NewLevels, affordable_draws
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, check_probability
 
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
 
@@ -208,6 +209,12 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     def median(self, *args: Any, **kwargs: Any) -> Values:
         """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
         return self.quantiles(0.5)
+
+    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+        """The table as a picture, or the curve of a Gaussian process of one input; see :class:`Tabulated`."""
+        check_probability("prob", prob)
+        drawn = draw_curve(self, axes, prob) if isinstance(self.state.precision, LatentPrecision) else None
+        return super().plot(axes, prob=prob) if drawn is None else drawn
 
     @property
     def guide(self) -> LaplaceGuide:

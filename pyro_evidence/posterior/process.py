@@ -9,7 +9,10 @@ import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+from torch.distributions import Normal
 
+from pyro_evidence import display
+from pyro_evidence.display import NUM_GRID, Axes
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState
@@ -21,7 +24,7 @@ from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, new_data, same_arguments
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.predictors import NUM_NODES, hermite
+from pyro_evidence.program.predictors import NUM_NODES, hermite, is_like, unwrapped
 from pyro_evidence.program.simulate import node_at, rows_at_once
 from pyro_evidence.settings import check_count
 from pyro_evidence.structure.gaussian_process import function_blocks
@@ -142,6 +145,27 @@ def predict_latent(posterior: Posterior, *args: Any, site: str | None = None, **
     if len(chosen) != 1:
         raise BadInput(f"site={site!r}; expected one of the latent functions: {', '.join(names)}.")
     return predicted(state, [new_values(state, chosen[0], (args, kwargs))])
+
+
+def draw_curve(posterior: Any, axes: Axes | None, prob: float) -> Axes | None:
+    """A picture of the one latent function of one input, with the data where their noise is normal; None of others."""
+    joint, names = posterior.state.problem.joint, functions_of(posterior.state)
+    rows = [value for value in joint.args if isinstance(value, Tensor) and value.dim()]
+    if len(names) != 1 or not joint.has_data or not rows or len(rows) > 2 or rows[0][0].numel() != 1:
+        return None
+    X = rows[0]
+    grid = torch.linspace(float(X.min()), float(X.max()), NUM_GRID).to(X).reshape(-1, *X.shape[1:])
+    found = predict_latent(posterior, grid)
+    if found.mean.dim() > 1:
+        return None
+    axes = display.axes_or_own(axes)
+    node = joint.trace(joint.initial_u, posterior.state.theta).nodes[joint.observed[0]]
+    if is_like(unwrapped(node["fn"]).base, Normal, node["value"].shape) and len(node["value"]) == len(X):
+        axes.plot(X.flatten().tolist(), node["value"].tolist(), ".", color="grey", label="data")
+    sd = found.variance.clamp(min=0.0).sqrt()  # rounding below 0
+    reach = float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * prob, dtype=torch.float64))) * sd
+    display.curve(axes, grid.flatten(), found.mean, found.mean - reach, found.mean + reach, share=prob)
+    return display.with_labels(axes, "input", names[0])
 
 
 def functions_of(state: LaplaceState) -> list[str]:

@@ -292,26 +292,60 @@ class Tabulated(Protocol):
             print("\n".join(self._notes(now + 0.9 * seconds)))  # noqa: T201 - printing is what summary() is for, as in MCMC
 
     def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
-        """The table as a picture: a point and an interval for each element, twelve of a site at most.
+        """The table as a picture: a point and an interval for each element, twelve of a site at most on one axis.
 
-        Others are in :mod:`pyro_evidence.plots`.
+        A figure of its own has a panel for each site, and of a formula's groups for each of their coefficients;
+        precisions and other positive values that lie far apart are on a logarithmic axis.  A Gaussian process of one
+        input is drawn as its curve, a mixture with its data, the vectors of an RVM within theirs.  Others are in
+        :mod:`pyro_evidence.plots`.
 
         >>> posterior.plot()  # doctest: +SKIP
 
-        :param axes: to draw on; None makes a figure of its own.
+        :param axes: to draw on; None makes a figure of its own, whose first panel comes back.
         :param prob: in the intervals.
         :raises ImportError: without matplotlib.
         """
-        axes = display.axes_or_own(axes)
-        found = self.table(prob, most=LISTED)
+        most = LISTED if axes is not None else 2 * LISTED  # two coefficients of as many groups
+        found, what = self.table(prob, most=most), f"value, {display.percent(prob)} % interval"
         _, _, _, *ends, _ = found.columns
-        columns = [[row.get(c, math.nan) for row in found.rows.values()] for c in ("value", *ends)]
-        display.intervals(axes, list(found.rows), *columns)
-        return display.with_labels(axes, f"value, {display.percent(prob)} % interval", legend=False)
+        rows = [(label, *(row.get(c, math.nan) for c in ("value", *ends))) for label, row in found.rows.items()]
+        if axes is None and rows:
+            dims = getattr(as_written(self._joint.model), "dims", {})
+            fixed = {site for site, along in dims.items() if along[0].startswith("coefficient")}
+            parts = (*self._joint.latents, *self._joint.hypers)
+            notes = [note for note in found.notes if not note.startswith("gamma:")]
+            panels = _panels(rows, fixed, {part.name for part in parts if not is_identity(part.transform)})
+            return display.stacked(panels, "\n".join([what, *notes]))
+        axes = display.axes_or_own(axes)
+        display.intervals(axes, *zip(*rows, strict=True) if rows else ((), (), (), ()))
+        return display.with_labels(axes, what, legend=False)
 
     def _repr_html_(self) -> str:
         found = self._table(0.9, names_of(self._joint), LISTED, errors=False)  # which may be expensive
         return f"<p>{html.escape(repr(self))}</p>{found._repr_html_()}"
+
+
+def _panels(rows: Sequence[Sequence[Any]], fixed: set[str], positive: set[str]) -> list[display.Panel]:
+    """Rows by site, those of named coefficients of groups by coefficient; single ones together, positive ones first.
+
+    :param fixed: sites of fixed effects, whose intercepts are of another size than the slopes.
+    :param positive: sites that may be on a logarithmic axis.
+    """
+    panels: dict[str, list[tuple[str, Sequence[Any]]]] = {}
+    for label, *numbers in rows:
+        site, _, inside = label.removesuffix("]").partition("[")
+        element, _, effect = inside.rpartition(", ")
+        named = bool(element) and not effect.isdigit()
+        panel = label if inside == "Intercept" and site in fixed else f"{site}, {effect}" if named else site
+        panels.setdefault(panel, []).append((element if named else inside or site, (label, *numbers)))
+    apart = {n: found for n, found in panels.items() if len(found) > 1 or n.partition("[")[0] in fixed}
+    single = [found[0][1] for n, found in panels.items() if n not in apart]
+    several = [
+        display.Panel(n, [(short, *row[1:]) for short, row in found], n in positive) for n, found in apart.items()
+    ]
+    scales = [row for row in single if row[0].partition("[")[0] in positive]
+    kinds = (scales, True), ([row for row in single if row not in scales], False)
+    return several + [display.Panel("", found, far) for found, far in kinds if found]
 
 
 def site_rows(posterior: Tabulated, layout: TableLayout, until: float) -> tuple[Rows, list[str]]:

@@ -47,7 +47,7 @@ from pyro_evidence.relevance.axis_priors import (
 )
 from pyro_evidence.relevance.eigen_state import REVMSettings, REVMState, base_centre, separable
 from pyro_evidence.relevance.quadratic import bare, laplace_at_base
-from pyro_evidence.relevance.targets import Penalised
+from pyro_evidence.relevance.targets import LinearTarget, Penalised
 from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count, check_probability
 
@@ -61,6 +61,7 @@ EIGEN_STATE = {  # entries that are called as in REVMState
     "base_log_likelihood": archive.NUMBER,
     "null_log_likelihood": archive.NUMBER,
 }
+COARSE = 60  # points along each side of a plane, whose lines the eye sees as smooth
 NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
 CHECKS = (
     "gradient_norm smallest_eigenvalue pareto_k log_evidence_importance log_evidence_importance_se "
@@ -491,6 +492,47 @@ class RVMPosterior(AxesPosterior):
     def relevant(self) -> Tensor:
         """Positions of the relevant weights, shape ``(num_active,)``: for kernels, the relevance vectors."""
         return torch.nonzero(self.active).flatten()
+
+    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+        """The data with their relevance vectors ringed, and the prediction: a curve, or where two classes are even.
+
+        That is for kernels at the data of one or two inputs; the weights of others as points and intervals.
+
+        >>> posterior.plot()  # doctest: +SKIP
+
+        :param axes: to draw on; None makes a figure of its own.
+        :param prob: in the intervals.
+        :raises ImportError: without matplotlib.
+        """
+        if not self._has_kernels_at_rows or self.of.joint.args[0].shape[1] > 2:
+            return super().plot(axes, prob=prob)
+        axes, (X, t) = display.axes_or_own(axes), self.of.joint.args[:2]
+        ringed = self.relevant[self.relevant < len(X)]
+        if X.shape[1] == 1:
+            grid = torch.linspace(float(X.min()), float(X.max()), display.NUM_GRID).to(X)
+            axes.plot(X[:, 0].tolist(), t.tolist(), ".", color="grey", label="data")
+            axes.plot(grid.tolist(), self.predict(grid[:, None]).tolist(), label="prediction")
+            x, y = X[ringed, 0], t[ringed]
+        else:
+            for number, label in enumerate(t.unique()):
+                points = X[t == label].T.tolist()
+                axes.plot(*points, **display.points_of(number), markersize=display.SMALL, label=f"label {label:g}")
+            low, high = X.amin(0), X.amax(0)
+            across, up = (torch.linspace(-0.05, 1.05, COARSE).to(X)[:, None] * (high - low) + low).T
+            even = self.predict(torch.cartesian_prod(across, up)).reshape(COARSE, COARSE).T
+            axes.contour(across.tolist(), up.tolist(), even.tolist(), levels=[0.5], colors="black")
+            x, y = X[ringed].T
+        axes.plot(x.tolist(), y.tolist(), "o", color="black", fillstyle="none", markersize=9, label="relevance vectors")
+        return display.with_labels(axes, "input 0", "input 1" if X.shape[1] == 2 else "target")
+
+    @property
+    def _has_kernels_at_rows(self) -> bool:
+        """Whether the columns are functions of the rows that were fitted, each largest at its own."""
+        if not isinstance(self.of.target, LinearTarget) or not self.of.joint.has_data:
+            return False
+        J = self.of.target.parts[0].J[:, 0]
+        own = torch.arange(len(J)).to(J.device)
+        return J.shape[1] - len(J) in (0, 1) and torch.equal(J[:, : len(J)].argmax(0), own)
 
     @property
     def status(self) -> str:
