@@ -13,7 +13,7 @@ from pyro_evidence.posterior.diagnostics import MANY, check_weighted
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import ImportancePosterior
 from pyro_evidence.program.simulate import affordable_draws
-from pyro_evidence.settings import seeded
+from pyro_evidence.settings import seed_of, seeded
 
 MOST = 10_000  # draws that nobody asked for
 
@@ -41,7 +41,7 @@ def importance_sampling(
     num_samples = check_weighted(affordable_draws(density.joint, MOST) if num_samples is None else num_samples)
     if isinstance(target, Modes | ImportancePosterior):
         exchange = None if isinstance(target, Modes) else target.integral.exchange
-        integral = integral_over(target.states, seed, num_samples, density, exchange)
+        integral = integral_over(target.states, seed_of(seed), num_samples, density, exchange)
         log_joint, found, log_copies = integral.log_joint, integral.weighed, integral.log_copies
         num_modes = len(target.states)
     else:

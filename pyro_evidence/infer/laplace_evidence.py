@@ -35,6 +35,7 @@ from pyro_evidence.laplace.evidence_error import numbers_of_nodes, refined, with
 from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
 from pyro_evidence.laplace.restarts import (
     LEVEL,
+    MOST_COORDINATES,
     NO_MAXIMUM,
     Restarts,
     can_tour,
@@ -57,7 +58,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
 from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_structure
-from pyro_evidence.structure.symmetries import off_orbits
+from pyro_evidence.structure.symmetries import off_orbits, sign_flips
 
 GAIN = 0.05  # share of draws that one more marginalised site must save
 SHOWN = 5  # hyperparameters, and elements of each, that an error message shows
@@ -137,6 +138,8 @@ class LaplaceEvidence(Resumable):
         self._over: Any = None  # of a model with structure sites
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
         self._num_nodes: int | str = 1 if nodes is None else nodes
+        self._together = False  # whether all latents are integrated together where signs can be turned
+        self._mirrored = False  # whether they can
         self._multiplies = False  # whether latents of one plate multiply those of another
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -152,7 +155,7 @@ class LaplaceEvidence(Resumable):
         """
         self._more, self._over = (), None
         try:
-            posterior = self._fitted(args, kwargs)
+            posterior = self._all_or_nested(args, kwargs)
         except StructureSites:
             fit = partial(self._with_structure, (args, kwargs))
             self._over = results.over_structures(self.model, (args, kwargs), fit, self.start, self.stop.progress)
@@ -165,6 +168,22 @@ class LaplaceEvidence(Resumable):
         engine.model, engine.stop = fixed(self.model, values), replace(self.stop, progress=False)
         found: LaplacePosterior = engine.run(*data[0], **data[1])
         return found
+
+    def _all_or_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
+        """Where signs can be turned, all latents by the modes of their joint density; if that fails, as elsewhere.
+
+        Sites that are marginalised around one mode inside would leave its mirror images out.
+        """
+        self._together = self.marginalise is None and self.start.tour != 0
+        try:
+            found = self._fitted(args, kwargs)
+            if not self._mirrored or getattr(getattr(found, "integral", None), "is_trusted", False):
+                return found
+        except (ArithmeticError, NotConverged):
+            if not self._mirrored:
+                raise
+        self._together = False
+        return self._fitted(args, kwargs)
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         """Modes at the first hyperparameters, hyperparameters of the highest log evidence, posterior."""
@@ -224,6 +243,10 @@ class LaplaceEvidence(Resumable):
         none = self.marginalise is None and linear is not None and linear.gaussian
         sites = () if none else marginalised_sites(joint, self.marginalise, inside)
         marginalise = tuple(sorted((*sites, *self._more)))
+        small = joint.latents.size <= MOST_COORDINATES
+        self._mirrored = bool(self._together and marginalise and small and not inside and sign_flips(joint))
+        if self._mirrored:
+            marginalise = ()
         self._full, self._integrated, self._groups = None, {}, None
         if marginalise:
             conditional = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)

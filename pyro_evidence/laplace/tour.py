@@ -24,6 +24,7 @@ from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.newton import Density
+from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import latents_from_prior, rows_at_once
@@ -44,6 +45,8 @@ FEWEST = 64  # rows, whatever they cost
 WEIGHTED = 8_000  # draws: the log evidence is then known to .01 nats where they keep half of their weight
 PRECISE, MORE = 0.005, 8.0  # nats, the standard error for which more are drawn in the end, up to so many times as many
 HEAVY = 0.2  # of the draws at each mode, from a t distribution: densities fall as slowly as Cauchy's, or exponentially
+WIDE, PRIOR = 0.1, 256  # of the draws, from what is as wide as the prior, of which so many draws tell
+PARTS, MOST_PARTS = 10, 20  # of the draws, that a normal at a heavy one has; and so many such normals
 DEGREES = 2.0  # of freedom of these: the square of such a draw's length is a normal one's over an exponential number
 FOR_MOMENTS = 3  # times as many draws as in a turn, of which each set of unused elements has its share
 TURNS = 2  # of adaptation: the second sees what the first has left in the tails
@@ -511,6 +514,20 @@ def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0) -> NormalMixture
     return NormalMixture(mixing, loc.repeat(2, 1), precisions * 2, active, kinds)
 
 
+def _with_prior(first: NormalMixture, mode: LaplaceState) -> NormalMixture:
+    """A mixture with a tenth of its draws from a t distribution as wide as the prior, for mass far from all modes."""
+    try:
+        prior = _from_prior(mode, PRIOR, seed=0, apart=False)[:, first.active]
+    except NO_PRIOR_DRAWS:
+        return first
+    prior = prior[prior.isfinite().all(-1)]
+    moments = _moments(prior, torch.ones_like(prior[:, 0]), first.active) if len(prior) else None
+    if moments is None:
+        return first
+    wide = NormalMixture(prior.new_zeros(1), moments[0].unsqueeze(0), (moments[1],), first.active, (True,))
+    return _beside(first, [wide], WIDE)
+
+
 def _with_unused(first: NormalMixture, modes: Sequence[LaplaceState], exchange: Exchange, num: int) -> NormalMixture:
     """A mixture with half of the draws, beside t distributions where some elements are as under their prior.
 
@@ -547,14 +564,14 @@ def _with_unused(first: NormalMixture, modes: Sequence[LaplaceState], exchange: 
             one = NormalMixture(x.new_zeros(1), moments[0].unsqueeze(0), (moments[1],), first.active, (True,))
             height = importance.log_mean(log_joint[own] - one.log_prob(x[own]))
             found += [replace(one, log_mixing=height.unsqueeze(0))] if float(height) > least else []
-    return _half_beside(first, found) if found else first
+    return _beside(first, found) if found else first
 
 
-def _half_beside(first: NormalMixture, others: Sequence[NormalMixture]) -> NormalMixture:
-    """One mixture with half of the draws, beside others, in proportion to what theirs sum to."""
+def _beside(first: NormalMixture, others: Sequence[NormalMixture], share: float = 0.5) -> NormalMixture:
+    """One mixture beside others, which have a share of the draws, in proportion to what they sum to."""
     log_mixing = torch.cat([one.log_mixing for one in others]).log_softmax(0)
     return NormalMixture(
-        torch.cat([first.log_mixing, log_mixing]) - math.log(2.0),
+        torch.cat([first.log_mixing + math.log1p(-share), log_mixing + math.log(share)]),
         torch.cat([first.loc, *(one.loc for one in others)]),
         (*first.precisions, *(p for one in others for p in one.precisions)),
         first.active,
@@ -564,7 +581,7 @@ def _half_beside(first: NormalMixture, others: Sequence[NormalMixture]) -> Norma
 
 def integral_over(
     modes: Sequence[LaplaceState],
-    seed: int | None,
+    seed: int,
     num: int | None = None,
     density: ActiveDensity | None = None,
     exchange: Exchange | None = None,
@@ -575,7 +592,8 @@ def integral_over(
 
     Where elements can be exchanged, and that is not precise, from t distributions where some are as under their prior.
     Adapted twice: normals of the weighted draws' shares, means and covariances stand beside the first ones, after
-    Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15; once where weights are then beyond what more draws mend.
+    Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15; then, where that is not precise, a normal at a time is added
+    where weights are largest.  Draws are quasi-random, so that the standard error is an upper bound in few dimensions.
 
     :param num: of draws, each time; None: 8,000, fewer of many data, more in the end where the error asks for them.
     :param price: bytes that these draws may cost where ``num`` is None.
@@ -585,31 +603,85 @@ def integral_over(
     :raises BadInput: when the density is zero at all draws.
     """
     given = num
-    density, generator = density_of(modes[0]) if density is None else density, seeded(seed)
+    density = density_of(modes[0]) if density is None else density
     most, num = (1.0, num) if num else (MORE, within(price / (TURNS + MORE), density.joint, WEIGHTED))
     at_modes = proposal(modes, HEAVY)
-    first = mixture = (
-        at_modes if exchange is None or not unused else _with_unused(at_modes, modes, exchange, FOR_MOMENTS * num)
+    first = (
+        _with_prior(at_modes, modes[0])
+        if exchange is None or not unused
+        else (_with_unused(at_modes, modes, exchange, FOR_MOMENTS * num))
     )
-    for left in range(TURNS, -1, -1):
-        white = torch.randn(num, density.size + 1, generator=generator, dtype=torch.float64).to(density.centre)
-        x = mixture.unwhiten(white)
-        parts, log_joint = mixture.by_component(x), density.log_joint_or_nan(x)
-        inside = log_joint if exchange is None else log_joint.where(exchange.is_ordered(density.embedded(x)), -math.inf)
+    mixture = first
+
+    def heights(x: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint density at draws, and the same with nothing in other orders."""
+        value = density.log_joint_or_nan(x)
+        if exchange is None:
+            return value, value
+        return value, value.where(exchange.is_ordered(density.embedded(x)), -math.inf)
+
+    piece = max(1, num // PARTS)
+    for turn in range(TURNS + 3):
+        x = mixture.unwhiten(quasi_normal(num, density.size + 1, seed + turn).to(density.centre))
+        (log_joint, inside), parts = heights(x), mixture.by_component(x)
         found = smoothed_weights(inside, parts.logsumexp(0))
-        if left == 1 and importance.is_beyond(found.pareto_k, num):
-            break
-        if left:
+        if turn < TURNS:
             mixture = _adapted(first, x, (found.log_weights.log_softmax(0) + parts.log_softmax(0)).exp())
-        if left == 1:
-            error = float(importance.standard_error(found.log_weights))
-            num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
+            continue
+        if turn == TURNS + 2 or _are_good(found, PRECISE if turn == TURNS else math.inf):
+            break
+        if exchange is not None and not unused:
+            return integral_over(modes, seed, given, density, exchange, price, unused=True)
+        mixture, error = _where_heavy(mixture, x, inside, lambda x: heights(x)[1], piece, seed + TURNS + 3)
+        num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2))) if turn == TURNS else num
     by_mode = at_modes.by_component(x).reshape(2, len(modes), len(x)).logsumexp(0)
     log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
-    integral = ModeIntegral(log_joint, found, log_shares, density.embedded(x), exchange)
-    if exchange is None or unused or (integral.is_trusted and integral.error <= PRECISE):
-        return integral
-    return integral_over(modes, seed, given, density, exchange, price, unused=True)
+    return ModeIntegral(log_joint, found, log_shares, density.embedded(x), exchange)
+
+
+def _are_good(weighed: Smoothed, error: float) -> bool:
+    """Whether weights can be trusted, and their standard error is small enough."""
+    log_weights = weighed.log_weights
+    trusted = weighed.pareto_k <= importance.threshold(len(log_weights))
+    return trusted and float(importance.standard_error(log_weights)) <= error
+
+
+def _where_heavy(
+    mixture: NormalMixture, x: Tensor, log_joint: Tensor, density: Callable[[Tensor], Tensor], num: int, seed: int
+) -> tuple[NormalMixture, float]:
+    """A mixture with one more normal where the weight of a draw is largest, and so on until the weights are good.
+
+    Incremental mixture importance sampling, Raftery and Bao (2010), section 2: the covariance is that of the nearest
+    draws, half by their weights.  Shares are then half by the weights, too.  And the standard error of the log of the
+    integral by all draws together, nats.
+
+    :param x: draws of the mixture, ``(S, d)``.
+    :param density: log joint density of rows.
+    :param num: of draws from each, and of neighbours.
+    """
+    log_q = mixture.log_prob(x)
+    for turn in range(MOST_PARTS):
+        weights = smoothed_weights(log_joint, log_q).weights
+        top, spread = x[weights.argmax()], _moments(x, weights, mixture.active)
+        spread = _moments(x, torch.ones_like(weights), mixture.active) if spread is None else spread
+        assert spread is not None  # of all draws
+        near = spread[1].whiten(mixture._among_all(x - top)).norm(dim=-1).topk(num, largest=False).indices
+        own = weights[near] / weights[near].sum()
+        moments = _moments(x[near], 0.5 * own + 0.5 / num, mixture.active)
+        if moments is None:
+            break
+        one = NormalMixture(x.new_zeros(1), top.unsqueeze(0), (moments[1],), mixture.active, (False,))
+        new, share = one.unwhiten(quasi_normal(num, x.shape[-1] + 1, seed + turn).to(x)), num / (len(x) + num)
+        mixture = _beside(mixture, [one], share)
+        log_q = torch.logaddexp(log_q + math.log1p(-share), one.log_prob(x) + math.log(share))
+        x, log_q = torch.cat([x, new]), torch.cat([log_q, mixture.log_prob(new)])
+        log_joint = torch.cat([log_joint, density(new)])
+        if _are_good(smoothed_weights(log_joint, log_q), PRECISE):
+            break
+    found, parts = smoothed_weights(log_joint, log_q), mixture.by_component(x).log_softmax(0)
+    shares = (found.log_weights.log_softmax(0) + parts).exp().sum(-1)
+    log_mixing = (0.5 * mixture.log_mixing.exp() + 0.5 * shares).log()
+    return replace(mixture, log_mixing=log_mixing), float(importance.standard_error(found.log_weights))
 
 
 def within(price: float, joint: LogJoint, most: int) -> int:
@@ -648,7 +720,7 @@ def _adapted(first: NormalMixture, x: Tensor, weights: Tensor) -> NormalMixture:
     locs = [loc if own is None else own[0] for own, loc in zip(moments, first.loc, strict=True)]
     precisions = [p if own is None else own[1] for own, p in zip(moments, first.precisions, strict=True)]
     normals = NormalMixture(share.log(), torch.stack(locs), tuple(precisions), first.active, (False,) * len(locs))
-    return _half_beside(first, [normals])
+    return _beside(first, [normals])
 
 
 def _moments(x: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Dense] | None:

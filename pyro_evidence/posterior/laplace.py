@@ -41,7 +41,9 @@ from pyro_evidence.program.checks import Arguments, require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import ROWS, NewLevels, affordable_draws
 from pyro_evidence.settings import check_count, check_probability
+from pyro_evidence.structure.symmetries import sign_flips
 
+ONE_IMAGE = "one of two mirror images is in the log evidence, which is up to log 2 = 0.69 nats more with both"
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
 
 
@@ -542,10 +544,21 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         spread, problem = self._spread, self._inside.problem
         said = [] if spread is None else [uncertainty.message(edge) for edge in spread.edges]
         found = self._check(until)
+        said += self._about_mirrors
         if problem.joint.has_data and (problem.structure.factors is not None or is_in_blocks(self._inside)):
             with suppress(ArithmeticError, RuntimeError):
                 said += messages(self.log_evidence_error, problem.nodes)
         return diagnostics.lines(self._described(found), said)
+
+    @property
+    def _about_mirrors(self) -> list[str]:
+        """Which sites' signs can be turned, of whose images one is in the log evidence; nothing where there is none."""
+        structure, joint = self._inside.problem.structure, self._joint
+        if structure.linear is not None or structure.network is not None or not joint.has_data:
+            return []
+        with own_random_numbers(), without_validation():
+            turns = [" and ".join(map(repr, sites)) for sites in sign_flips(joint)]
+        return [f"the density stays the same when {t} change sign: {ONE_IMAGE}" for t in turns]
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store, so that the rest of an SVI script reads them there.

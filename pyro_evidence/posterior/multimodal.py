@@ -70,6 +70,7 @@ class ImportancePosterior(LaplacePosterior):
         "total": archive.NUMBER,
     }
     _in_blocks: ClassVar[bool] = False
+    _about_mirrors: ClassVar[Any] = ()  # they are among the modes
 
     states: tuple[LaplaceState, ...] = field(kw_only=True)
     integral: ModeIntegral = field(kw_only=True)

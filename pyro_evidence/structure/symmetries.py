@@ -5,7 +5,9 @@ is zero along it, and Laplace's approximation about one point of it has no meani
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.simulate import rows_at_once
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
 
@@ -49,6 +52,26 @@ def off_orbits(joint: LogJoint) -> Tensor:
     return begun
 
 
+def sign_flips(joint: LogJoint) -> tuple[tuple[str, ...], ...]:
+    """Real sites, one or two, whose signs can be turned without any change of the density, though the data see them.
+
+    Their modes come in pairs.
+    """
+    real = [p.name for p in joint.latents if is_identity(p.transform)]
+    chosen = [some for size in (1, 2) for some in combinations(real, size)]
+    u = torch.randn(joint.latents.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turns = [tuple((name, None) for name in some) for some in chosen]
+    rows = torch.stack([u, *(_scaled(joint, turn, u, -1.0) for turn in turns)]).to(joint.device)
+    parts = rows.split(rows_at_once(joint))
+    height = torch.cat([joint.log_joint(part, joint.initial_theta).detach() for part in parts])
+    level = (height - height[0]).abs() <= joint.rounding * (1.0 + height[0].abs())
+    return tuple(
+        some
+        for some, turn, same in zip(chosen, turns, level[1:].tolist(), strict=True)
+        if same and _changes_nothing(joint, turn, joint.initial_theta, partial(_scaled, factor=-1.0))
+    )
+
+
 def _proposals(joint: LogJoint) -> Iterator[Turn]:
     """Sites alone, then all that end in the same number of dimensions, then the parts of those with three axes."""
     spaces = (p for p in joint.latents if len(p.shape) > 1 and 1 < p.shape[-1] <= LARGEST)
@@ -64,13 +87,17 @@ def _proposals(joint: LogJoint) -> Iterator[Turn]:
             yield from (((site.name, k),) for k in range(site.shape[0]))
 
 
-def _changes_nothing(joint: LogJoint, turn: Turn, theta: Tensor) -> bool:
-    """Whether the density is the same after a random turn at two random points, though the data see what is turned."""
+def _changes_nothing(joint: LogJoint, turn: Turn, theta: Tensor, turned: Callable[..., Tensor] | None = None) -> bool:
+    """Whether the density is the same after a turn at two random points, though the data see what is turned.
+
+    :param turned: of the joint, the turn and a point, the point turned; None: by a random rotation.
+    """
     generator = torch.Generator().manual_seed(0)
+    turned = partial(_turned, generator=generator) if turned is None else turned
     for _ in range(2):
         u = torch.randn(joint.latents.size, generator=generator, dtype=torch.float64)
-        turned, shrunk = _turned(joint, turn, u, generator), _scaled(joint, turn, u, 0.5)
-        values = joint.log_joint(torch.stack([u, turned, shrunk]).to(joint.device), theta).detach()
+        other, shrunk = turned(joint, turn, u), _scaled(joint, turn, u, 0.5)
+        values = joint.log_joint(torch.stack([u, other, shrunk]).to(joint.device), theta).detach()
         rounding = joint.rounding * (1.0 + values[0].abs())
         if not bool((values[1] - values[0]).abs() <= rounding):
             return False

@@ -90,6 +90,38 @@ def test_signs_that_turn_together_are_two_modes_of_long_ridges() -> None:
     assert float(signs.double().mean()) == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.parametrize("dims", [2, 5])
+def test_rings_without_any_normal_mode_are_integrated(dims: int) -> None:
+    """Two shells of radius 2 in a box of side 12: the surface of both over the volume, and the width's second order."""
+
+    def shells() -> None:
+        x = pyro.sample("x", dist.Uniform(-6.0, 6.0).expand([dims]).to_event(1))
+        away = torch.stack([(x + s * 3.5 * torch.eye(dims)[0]).square().sum(-1).sqrt() for s in (-1.0, 1.0)])
+        pyro.factor("shells", dist.Normal(2.0, 0.1).log_prob(away).logsumexp(0))
+
+    r = torch.linspace(1.0, 3.0, 20_001, dtype=torch.float64)
+    weight = (dist.Normal(2.0, 0.1).log_prob(r) + (dims - 1) * r.log()).exp()
+    area = math.log(2.0) + 0.5 * dims * math.log(math.pi) - math.lgamma(0.5 * dims)
+    truth = math.log(2.0) + area + float(torch.trapezoid(weight, r).log()) - dims * math.log(12.0)
+    posterior = fitted(shells)
+    assert isinstance(posterior, ImportancePosterior)
+    assert posterior.integral.is_trusted
+    assert float(posterior.log_evidence) == pytest.approx(truth, abs=0.05)
+
+
+def test_the_integral_of_one_coordinate_is_far_better_than_random_draws() -> None:
+    """The scale of ten normal numbers under Jeffreys' prior: a gamma function."""
+    t = torch.tensor([1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4], dtype=torch.float64)
+
+    def spread(t: Tensor) -> None:
+        scale = pyro.sample("log_scale", dist.Uniform(-10.0, 10.0)).exp()
+        with pyro.plate("data", len(t)):
+            pyro.sample("t", dist.Normal(0.0, scale), obs=t)
+
+    truth = math.lgamma(5.0) - 5.0 * math.log(math.pi * float(t.square().sum())) - math.log(40.0)
+    assert float(fitted(spread, t).log_evidence) == pytest.approx(truth, abs=5e-4)
+
+
 def test_a_single_mode_that_is_no_normal_is_integrated_and_saved(tmp_path: Path) -> None:
     """The evidence of a Cauchy prior and nothing else is one; by Laplace it is sqrt(2 / pi) of that or so."""
 

@@ -1,5 +1,7 @@
 """A latent space that can be turned is refused by name; one that the data or the prior hold still is not."""
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Start, Stop, UnsupportedModel
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.symmetries import off_orbits
+from pyro_evidence.structure.symmetries import off_orbits, sign_flips
 
 torch.manual_seed(0)
 Y = torch.randn(30, 4, dtype=torch.float64)
@@ -101,3 +103,52 @@ def test_the_advice_works() -> None:
             pyro.sample("y", dist.LowRankMultivariateNormal(torch.zeros(4), loadings, torch.ones(4)), obs=Y)
 
     assert LaplaceEvidence(held, stop=Stop(progress=False)).run(Y).log_evidence.isfinite()
+
+
+# --- signs ---
+
+
+def loading(y: Tensor) -> None:
+    """One factor, integrated on paper, beside noise that is sampled."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    variance = pyro.sample("variance", dist.InverseGamma(3.0, 1.0).expand([4]).to_event(1))
+    covariance = w.unsqueeze(-1) * w.unsqueeze(-2) + variance.diag_embed()
+    with pyro.plate("rows", len(y)):
+        pyro.sample("y", dist.MultivariateNormal(torch.zeros(4), covariance), obs=y)
+
+
+def items(y: Tensor) -> None:
+    """Discriminations times abilities, more than a tour takes."""
+    with pyro.plate("items", 4, dim=-2):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("persons", 60, dim=-1):
+        ability = pyro.sample("ability", dist.Normal(0.0, 1.0))
+    with pyro.plate("of_items", 4, dim=-2), pyro.plate("of_persons", 60, dim=-1):
+        pyro.sample("y", dist.Bernoulli(logits=slope * ability), obs=y)
+
+
+def loaded() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    z, noise = (torch.randn(80, k, generator=generator) for k in (1, 4))
+    return z * torch.tensor([0.9, 0.7, 0.8, 0.5]) + 0.5 * noise
+
+
+def test_both_signs_of_a_loading_count_where_its_noise_would_be_integrated_around_one() -> None:
+    """Log 2 more than around one sign, which importance sampling and quadrature over the noise agree on."""
+    both = LaplaceEvidence(loading, stop=Stop(progress=False)).run(loaded())
+    one = LaplaceEvidence(loading, marginalise=("variance",), stop=Stop(progress=False)).run(loaded())
+    assert len(both.states) == 2
+    assert float(both.log_evidence - one.log_evidence) == pytest.approx(math.log(2.0), abs=0.02)
+    assert abs(float(both.get_samples(1000, seed=0)["w"].mean())) < 0.1
+
+
+def test_a_mirror_image_that_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = (torch.rand(4, 60, generator=torch.Generator().manual_seed(0)) < 0.6).double()
+    for model, args, settings in ((items, answers, {}), (loading, loaded(), {"marginalise": ("variance",)})):
+        LaplaceEvidence(model, stop=Stop(progress=False), **settings).run(args).summary()
+        assert "change sign: one of two mirror images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", [factor_analysis, slopes, unused])
+def test_signs_that_the_data_tell_apart_or_do_not_see_are_none(model: object) -> None:
+    assert sign_flips(LogJoint(model, (Y,), {})) == ((("loadings",),) if model is factor_analysis else ())
