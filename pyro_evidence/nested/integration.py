@@ -26,10 +26,14 @@ from pyro_evidence.numerics.quadrature.rules import Rule
 from pyro_evidence.precision.dense import Precision, Separate
 
 NODES = rules.growing(5, 31, 1.3)  # on each axis
-MOST_NODES = 1500  # each is a search for a mode; a product of 11 on three axes is 1331
+MOST_NODES = 1000  # of a product; each is a search for a mode, and nine on each of three axes are 729
+MOST_CELLS = 2500  # of a lattice; a normal density on three axes takes 400, one with long tails four times as many
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
+BARELY = 10.0  # tolerances: a sum over a few nodes that is no worse than this is better than draws
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
-SHALLOW = 12.0  # nats below the top at which a lattice ends
+# by number of axes: the first spacing of a lattice, standard deviations at the mode, and how many nats below the top it
+# ends; more axes take too many cells
+LATTICES = {1: (1.0, 12.0), 2: (1.0, 12.0), 3: (1.0, 8.0), 4: (1.5, 6.0)}
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
 REMOTE = -10.0  # log weight of a node that may follow from the others: one corner in 20,000 of a normal density
 REMOTE_SHARE = 5e-4  # of the mass, of all those: what a curve through the others has wrong is a part of it
@@ -233,10 +237,14 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
     draws = rules.student_draws(NUM_DRAWS, d).to(bent.centre)
     if d <= rules.PRODUCT_DIMS:
         settled = None if len(elsewhere) else _settled(found, bent, tolerance)
-        return settled or adaptive_grid(found, tolerance, elsewhere) or by_draws(found, bent, draws)
+        axes = found.straight if len(elsewhere) else bent
+        return settled or adaptive_grid(found, axes, tolerance, elsewhere) or by_draws(found, bent, draws)
     if d <= rules.LARGEST_DESIGN:
-        design = by_design(found, bent)
-        return design if design.error <= 10.0 * tolerance else by_draws(found, bent, draws)
+        design, lattice = by_design(found, bent), None
+        if design.error > tolerance and d in LATTICES and is_batched(found.state.problem):
+            lattice = adaptive_grid(found, bent, tolerance, elsewhere)
+        if lattice is not None or design.error <= BARELY * tolerance:
+            return lattice or design
     return by_draws(found, bent, draws)
 
 
@@ -316,40 +324,49 @@ def settled(product: Callable[[Tensor, int], NodeProducts], rows: Tensor, num_di
     return Settled(log_evidence, error, num_nodes, found)
 
 
-def adaptive_grid(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral | None:
+def adaptive_grid(found: OuterMode, where: Standardisation, tolerance: float, elsewhere: Tensor) -> Integral | None:
     """Ever finer lattices over all that counts and hangs together with a mode, however it is bent.
 
+    A lattice is fine enough if half of its cells, those whose numbers add up to an even one, have the same integral.
+
     :param elsewhere: places of other modes, ``(M, 1)``; none on more axes than one, ``(0, d)``.
-    :return: None where that takes too many nodes.
+    :return: the finest that can be paid for; None where that is far from fine enough.
     """
-    starts = found.straight.inverse(torch.cat([found.centre.unsqueeze(0), elsewhere]))
-    before, step = math.inf, 1.0  # standard deviations at the mode between neighbours
-    high: set[tuple[int, ...]] = set()  # cells of a lattice of twice the spacing that count: between modes all may
-    if len(elsewhere):
-        high = {(cell,) for cell in range(int(starts.min() / 2.0) - 2, int(starts.max() / 2.0) + 3)}
-    while True:
-        front = {tuple(2 * i for i in cell) for cell in high}
-        height = _flood_fill(found, step, front.union(map(tuple, (starts / step).round().long().tolist())))
-        if height is None:
-            return None
-        heights = starts.new_tensor(list(height.values()))
-        total = float(heights.logsumexp(0)) + len(found.centre) * math.log(step)
-        error = abs(total - before)
-        if error <= tolerance / MOVES:
+    starts = where.inverse(torch.cat([found.centre.unsqueeze(0), elsewhere]))
+    step, depth = LATTICES[where.num_dims]
+    front = set(map(tuple, (starts / step).round().long().tolist()))
+    if len(elsewhere):  # between modes all may count
+        front |= {(cell,) for cell in range(int(starts.min()) - 4, int(starts.max()) + 5)}
+    best, flooded = None, _flood_fill(found, where, step, front)
+    while flooded is not None:
+        cells, heights, u = flooded
+        even = cells.sum(-1) % 2 == 0
+        error = float((heights[even].logsumexp(0) + math.log(2.0) - heights.logsumexp(0)).abs())
+        best = cells, step, u, error
+        ratio = step if step > 1.0 else 2.0
+        if (error <= tolerance / MOVES and step <= 1.0) or len(cells) * ratio**where.num_dims > MOST_CELLS:
             break
-        low = float(heights.amax()) - SHALLOW
-        high = {cell for cell, each in height.items() if each > low}
-        before, step = total, 0.5 * step
-    cells = torch.tensor(sorted(height), device=starts.device)
-    where = "over several modes" if len(elsewhere) else f"of {len(found.centre)} axes"
-    method = f"{len(cells)} nodes on a lattice {where}"
-    return replace(by_lattice(found, found.straight, cells, step), error=error, method=method)
+        high = cells[heights > heights.amax() - depth]
+        front, step = set(map(tuple, (ratio * high).round().long().tolist())), step / ratio
+        flooded = _flood_fill(found, where, step, front)
+    if best is None or best[-1] > BARELY * tolerance:
+        return None
+    cells, step, u, error = best
+    axes = "over several modes" if len(elsewhere) else f"of {where.num_dims} axes"
+    method = f"{len(cells)} nodes on a lattice {axes}"
+    return replace(by_lattice(found, where, cells, step, u), error=error, method=method)
 
 
-def by_lattice(found: OuterMode, where: Standardisation, cells: Tensor, step: float) -> Integral:
-    """The integral over cells ``(K, d)`` of a lattice, whole numbers; its error is not known."""
+def by_lattice(
+    found: OuterMode, where: Standardisation, cells: Tensor, step: float, start: Tensor | None = None
+) -> Integral:
+    """The integral over cells ``(K, d)`` of a lattice, whole numbers; its error is not known.
+
+    :param start: where inner modes are searched from, ``(K, D)``.
+    """
     z = step * cells.to(where.centre)
-    nodes, log_mass = _at(found, where, z, z.new_full((len(z),), where.num_dims * math.log(step)))
+    log_volume = z.new_full((len(z),), where.num_dims * math.log(step))
+    nodes, log_mass = _at(found, where, z, log_volume, None if start is None else lambda _: start)
     corner = cells.amin(0)
     table = torch.full((cells.amax(0) - corner + 1).tolist(), -math.inf).to(log_mass)
     table[tuple((cells - corner).T)] = log_mass
@@ -358,25 +375,33 @@ def by_lattice(found: OuterMode, where: Standardisation, cells: Tensor, step: fl
     return Integral(found, where, density, *numbers, "a lattice", "by_lattice")
 
 
-def _flood_fill(found: OuterMode, step: float, front: set[tuple[int, ...]]) -> dict[tuple[int, ...], float] | None:
-    """The cells of a lattice and their log densities, neighbour by neighbour from ``front``, until these are low.
+def _flood_fill(
+    found: OuterMode, where: Standardisation, step: float, front: set[tuple[int, ...]]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """A lattice's cells ``(K, d)``, log densities ``(K,)`` and inner modes ``(K, D)``.
+
+    Neighbour by neighbour from ``front``, until they are low.
 
     :return: None where they are more than can be paid for.
     """
     height: dict[tuple[int, ...], float] = {}
+    modes = list[Tensor]()
     while front:
-        if len(height) + len(front) > MOST_NODES:
+        if len(height) + len(front) > MOST_CELLS:
             return None
         cells = sorted(front)
         z = step * found.centre.new_tensor(cells)
-        height |= zip(cells, found.inner(found.straight.forward(z), searches=1).log_density.tolist(), strict=True)
-        low = max(height.values()) - SHALLOW
+        inner = found.inner(where.forward(z), searches=1)
+        height |= zip(cells, (inner.log_density + where.log_slope(z)).tolist(), strict=True)
+        modes.append(inner.u)
+        low = max(height.values()) - LATTICES[where.num_dims][1]
         front = set()
         for cell, axis, side in itertools.product(cells, range(len(cells[0])), (-1, 1)):
             if height[cell] > low:
                 front.add((*cell[:axis], cell[axis] + side, *cell[axis + 1 :]))
         front -= height.keys()
-    return height
+    heights = found.centre.new_tensor(list(height.values()))
+    return torch.tensor(list(height), device=heights.device), heights, torch.cat(modes)
 
 
 def by_product(found: OuterMode, where: Standardisation, num: int) -> Integral:
@@ -489,7 +514,7 @@ def _at(
     where: Standardisation,
     z: Tensor,
     log_volume: Tensor,
-    modes: Trend | None = None,
+    modes: Callable[[Tensor], Tensor] | None = None,
     *,
     searches: Tensor | int = 2,
 ) -> tuple[ConditionalModes, Tensor]:

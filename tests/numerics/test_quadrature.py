@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.quadrature import reparameterise, rules
-from pyro_evidence.numerics.quadrature.densities import EDGE, Interpolated, Lattice, Normal, Trend, lagrange, spline
+from pyro_evidence.numerics.quadrature.densities import (
+    EDGE,
+    Interpolated,
+    Lattice,
+    Normal,
+    Trend,
+    extended,
+    lagrange,
+    spline,
+)
 
 
 def moment(powers: tuple[int, ...]) -> float:
@@ -192,6 +201,27 @@ def test_a_lattice_knows_its_axes_in_any_order() -> None:
     torch.testing.assert_close(density.permuted((1, 0)).log_prob(z.flip(-1)), density.log_prob(z), rtol=0, atol=1e-3)
     given = density.last_given_others(z[:, :1]).log_prob(z[:, 1])
     torch.testing.assert_close(density.log_prob(z) - given, dist_of_x(z[:, 0]), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("step", "num_dims", "ratio"), [(1.0, 1, 1.01), (1.0, 2, 1.01), (1.0, 3, 1.02), (1.5, 4, 1.06)]
+)
+def test_a_lattice_of_wide_steps_between_which_a_density_is_smooth(step: float, num_dims: int, ratio: float) -> None:
+    axis = step * torch.arange(-4, 5, dtype=torch.float64)
+    z = torch.cartesian_prod(*[axis] * num_dims).reshape([len(axis)] * num_dims + [num_dims])
+    height = -0.5 * z.square().sum(-1)
+    lattice = Lattice(step, axis[:1].expand(num_dims), torch.where(height > -12.0, height, -torch.inf))
+    white = torch.randn(20_000, num_dims, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = lattice.unwhiten(white)
+    assert bool(((drawn.std(0) / white.std(0) - 1.0).abs() < ratio - 1.0).all())
+    exact = -0.5 * (drawn.square() + math.log(math.tau)).sum(-1)
+    assert float((exact - lattice.log_prob(drawn)).exp().mean()) == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_is_added_around_a_lattice_is_no_higher_than_what_it_is_beside() -> None:
+    """Where one value at the edge is far below the next one, a line through both would rise to the top again."""
+    assert extended(torch.tensor([-40.0, -9.0, -1.0, -8.0])).tolist() == [-71.0, -40.0, -9.0, -1.0, -8.0, -15.0]
+    assert extended(torch.tensor([-1.0, -40.0, -9.0])).tolist()[-1] == -9.0
 
 
 def test_a_trend_is_exact_at_nodes_and_wherever_it_is_a_polynomial_of_its_degree() -> None:
