@@ -1,7 +1,7 @@
 """Posteriors as files of tensors and settings, and back: a Laplace state, and the integral over marginalised sites."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +105,8 @@ class Saved:
 
     schema: ClassVar[Mapping[str, Any]]
     fit_seconds: float = 0.0  # of the processor, that the fit took; 0 where nobody measured
+    _record: Callable[[], dict[str, Any]]  # the entries of the file
+    _restored: ClassVar[Any]  # the object again, of entries as the schema says, a model, and lengths by its letters
 
     def save(self, path: str | Path) -> None:
         """Write tensors and settings, no code, in the layout of safetensors; the file is whole or is not there.
@@ -144,18 +146,6 @@ class Saved:
             found = cls._restored(content, model, sizes)
             vars(found)["fit_seconds"] = content["fit_seconds"]
             return found
-
-    def _record(self) -> dict[str, Any]:
-        """The entries of the file."""
-        raise NotImplementedError
-
-    @classmethod
-    def _restored(cls: type[Kind], content: Mapping[str, Any], model: Any, sizes: Mapping[str, int]) -> Kind:
-        """The object again, from entries that are as the schema says.
-
-        :param sizes: lengths by the schema's letters.
-        """
-        raise NotImplementedError
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A Gaussian at a posterior mode: draws, quantiles, and the density of data at the mode."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -30,6 +30,9 @@ class Posterior:
 
     Failed allocations in a public method of a posterior are an error message.
     """
+
+    _draws: Callable[[Tensor], Tensor]  # unconstrained, (S, D), from white noise (S, num_directions)
+    _away: Callable[[Tensor], Tensor]  # each coordinate z standard deviations from the mode, z.shape + (D,)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -61,14 +64,6 @@ class Posterior:
     @property
     def _num_directions(self) -> int:
         """Number of standard normal numbers that make one draw."""
-        raise NotImplementedError
-
-    def _draws(self, white: Tensor) -> Tensor:
-        """Unconstrained draws ``(S, D)`` from white noise ``(S, num_directions)``."""
-        raise NotImplementedError
-
-    def _away(self, z: Tensor) -> Tensor:
-        """Each coordinate ``z`` standard deviations from the mode, ``z.shape + (D,)``."""
         raise NotImplementedError
 
     @property

@@ -56,19 +56,13 @@ class Factor:
 
     curvature: Tensor  # (N, C, C) W
     tril: Tensor  # a lower Cholesky factor with the determinant of I + K W
+    matrix: Callable[[], Tensor]  # R, shape (n, n), made anew at each call
+    apply: Callable[[Tensor], Tensor]  # R v, shape (n, k)
 
     @property
     def log_det(self) -> Tensor:
         """``log |I + K W|``, shape ``()``."""
         return 2.0 * self.tril.diagonal().log().sum()
-
-    def matrix(self) -> Tensor:
-        """``R``, shape ``(n, n)``, made anew at each call."""
-        raise NotImplementedError
-
-    def apply(self, v: Tensor) -> Tensor:
-        """``R v``, shape ``(n, k)``."""
-        raise NotImplementedError
 
     def explained(self, cross: Tensor) -> Tensor:
         """``cross' R cross``, shape ``(m, m)``, for covariances ``(n, m)`` of the predictor with something else."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from operator import add
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,16 +40,14 @@ from pyro_evidence.structure.factor_terms import RecordedTerms
 class JointDensity:
     """A density of the latents of one log joint; those below say how its derivatives are found."""
 
+    log_joint: ClassVar[Callable[..., Tensor]]  # log p(D, w | theta) of rows (R, D) and hyperparameters, nats, (R,)
+
     joint: LogJoint
 
     @property
     def blocks(self) -> tuple[slice, ...]:
         """The flat coordinates of each latent site."""
         return tuple(self.joint.latents.slices.values())
-
-    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        """``log p(D, w | hyperparameters)`` of rows ``(R, D)``, nats, shape ``(R,)``."""
-        raise NotImplementedError
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``, detached."""
@@ -216,24 +214,16 @@ def are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float = 0.
 class LinearPart:
     """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
 
+    eta: ClassVar[Callable[..., Tensor]]  # of rows u (R, D) and c: predictors, blocks (R, N, C)
+    back: ClassVar[Callable[..., Tensor]]  # J' s for slopes in the predictors, blocks (R, N, C), shape (R, D)
+    reach: ClassVar[Callable[..., Tensor]]  # |J| |u| for one row (D,), the size of what is summed, (N, C)
+
     slot: LikelihoodTerm  # where it sees them
-
-    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
-        """Predictors of rows ``(R, D)`` with ``c = offset``, blocks ``(R, N, C)``."""
-        raise NotImplementedError
-
-    def back(self, slope: Tensor) -> Tensor:
-        """``J' s`` for slopes in the predictors, blocks ``(R, N, C)``, shape ``(R, D)``."""
-        raise NotImplementedError
 
     @cached_property
     def of_likelihood(self) -> Derivatives:
         """Value, slope and curvature of the likelihood as functions of ``eta``."""
         return Derivatives(self.slot)
-
-    def reach(self, u: Tensor) -> Tensor:
-        """``|J| |u|`` for one row ``(D,)``, the size of what each predictor is summed from, ``(N, C)``."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

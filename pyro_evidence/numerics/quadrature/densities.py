@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,22 +56,14 @@ class AxisByAxis:
     Draws and densities are exact for one another: between the points of a grid the density is linear.
     """
 
+    _values: Callable[[], Tensor]  # at the nodes, (1, k_1, ..., k_d)
+    _conditional: Callable[[Tensor], "Grid"]  # the next coordinate's, of rest (S, k, ...): those behind integrated out
+    _given: Callable[[Tensor, Tensor], Tensor]  # rest (S or 1, k, ...) at a value of its first axis for each row
+
     @property
     def num_dims(self) -> int:
         """Number of axes."""
         return self._values().dim() - 1
-
-    def _values(self) -> Tensor:
-        """Values at the nodes, ``(1, k_1, ..., k_d)``."""
-        raise NotImplementedError
-
-    def _conditional(self, rest: Tensor) -> "Grid":
-        """The next coordinate's density, those behind it integrated out; ``rest`` is ``(S, k, ...)``."""
-        raise NotImplementedError
-
-    def _given(self, rest: Tensor, z: Tensor) -> Tensor:
-        """``rest`` ``(S or 1, k, ...)`` at a value of its first axis for each row, ``(S, ...)``."""
-        raise NotImplementedError
 
     def unwhiten(self, white: Tensor) -> Tensor:
         """Draws from white noise: each coordinate by the inverse of its conditional distribution function."""
