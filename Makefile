@@ -3,11 +3,13 @@
 # Another interpreter: make test PYTHON=python3.12.  More test processes: make test WORKERS=8.
 PYTHON ?= python3
 OLDEST_PYTHON ?= python3.10
+NEWEST_PYTHON ?= python3.12
 WORKERS ?= 2
 ARGS ?=
 
 VENV := .venv
 OLDEST := .venv-oldest
+NEIGHBOURS := .venv-neighbours
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCH := torch==2.13.0
@@ -26,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: baseline benchmarks clean coverage demo docs durations equations format fuzz gallery help lint lock metrics picture portable quick reach recipe serve test test-oldest tests thresholds tutorials types
+.PHONY: baseline benchmarks clean coverage demo docs durations equations format fuzz gallery help lint lock metrics neighbours picture portable quick reach recipe serve test test-oldest tests thresholds tutorials types
 
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
@@ -91,6 +93,9 @@ serve: $(VENV)/.docs  ## the site, at localhost, rebuilt as its sources change
 fuzz: $(READY)  ## ten thousand cases of bad data over all engines; ARGS='--seed 1 --only RVM'
 	$(ONE_THREAD) $(BIN)/python -m tests.fuzz $(ARGS)
 
+neighbours: $(NEIGHBOURS)/.ready  ## fits are read by ArviZ 1.x, in an environment of its own; fetches gigabytes once
+	$(ONE_THREAD) $(NEIGHBOURS)/bin/python -m pytest -c /dev/null --noconftest tests/neighbours.py $(ARGS)
+
 gallery: $(READY)  ## a picture of each kind of model, in build/gallery, to be looked at
 	$(ONE_THREAD) MPLBACKEND=Agg $(BIN)/python benchmarks/gallery.py
 
@@ -142,4 +147,10 @@ $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
 	$(OLDEST_PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --constraint constraints-oldest.txt torch 'setuptools>=77' wheel
 	$(OLDEST)/bin/python -m pip install --constraint constraints-oldest.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+# ArviZ 1.x wants Python 3.12 or newer; make neighbours NEWEST_PYTHON=/path/to/python3.12.
+$(NEIGHBOURS)/.ready: pyproject.toml
+	$(NEWEST_PYTHON) -m venv $(NEIGHBOURS)
+	$(NEIGHBOURS)/bin/python -m pip install $(TORCH) 'arviz-base>=1' 'arviz-stats[xarray]' pytest --editable .
 	touch $@

@@ -1,4 +1,4 @@
-"""To ArviZ, 0.x and 1.x, from the posteriors of this package and from Pyro's MCMC."""
+"""To ArviZ, 0.x and 1.x, from the posteriors of this package and from Pyro's MCMC, SVI and Predictive."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from pyro.infer import MCMC
+from pyro.infer import MCMC, SVI, Predictive
 from torch import Tensor
 
 from pyro_evidence.compare import chains as sampled
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -26,7 +26,7 @@ from pyro_evidence.structure.names import Coords, Dims, names_of
 Arrays = dict[str, np.ndarray[Any, Any]]
 Groups = dict[str, Arrays]
 Values = Mapping[str, Tensor]
-Fit = LaplacePosterior | CorrectedPosterior | MCMC | sampled.Chains
+Fit = LaplacePosterior | CorrectedPosterior | MCMC | SVI | Predictive | sampled.Chains
 NUM_CHAINS = 4  # independent draws are shown as four chains, so that R-hat is defined
 
 
@@ -120,9 +120,10 @@ def arviz_groups(fit: Fit, *args: Any, num_samples: int = NUM_DRAWS, seed: int |
     not define is left out: predictive draws of a ``pyro.factor``, a log likelihood that a discrete site
     outside the plates couples.
 
-    :param fit: a posterior, ``pyro.infer.MCMC`` after ``run``, or the ``fit`` of a run of NUTS in a comparison.
-    :param args: the model's arguments, data included, as they went to ``run``; needed for MCMC, ignored for
-        posteriors, which keep theirs.
+    :param fit: a posterior, ``pyro.infer.MCMC`` after ``run``, ``SVI`` after its steps, a ``Predictive`` with a guide
+        or with draws, or the ``fit`` of a run of NUTS in a comparison.
+    :param args: the model's arguments, data included, as they went to ``run`` or ``step``; needed for Pyro's own
+        objects, ignored for posteriors, which keep theirs.
     :param num_samples: of independent draws from a posterior, a multiple of four, and of draws from the prior; those
         of the prior at which a covariance has no Cholesky factor are left out.
     :param seed: of all draws; the caller's random state is not touched.
@@ -138,9 +139,18 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
     if num_samples < NUM_CHAINS or num_samples % NUM_CHAINS:
         raise BadInput(f"num_samples={num_samples}; expected a positive multiple of {NUM_CHAINS}, the chains shown.")
     if isinstance(fit, MCMC | sampled.Chains):
-        return _of_mcmc(fit, args, kwargs)
+        if not (found := fit.get_samples(group_by_chain=True)):
+            raise BadInput("this MCMC has no draws; call mcmc.run(...) first.")
+        if isinstance(fit, sampled.Chains):
+            return _of_draws(fit.model, found, {"diverging": fit.diverging}, args, kwargs)
+        return _of_draws(fit.kernel.model, found, {"diverging": sampled.divergences(fit)}, args, kwargs)
+    if isinstance(fit, SVI | Predictive):
+        return _of_draws(fit.model, _guided(fit, args, kwargs, num_samples, seed), {}, args, kwargs)
     if not isinstance(fit, LaplacePosterior | CorrectedPosterior):
-        raise BadInput(f"fit is a {type(fit).__name__}; expected a posterior as engine.run(...) returns it, or MCMC.")
+        raise BadInput(
+            f"fit is a {type(fit).__name__}; expected a posterior as engine.run(...) returns it, or Pyro's MCMC, SVI "
+            f"or Predictive."
+        )
     draws = fit.get_samples(num_samples, seed=seed)
     chains = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
     if isinstance(fit, CorrectedPosterior):
@@ -175,7 +185,7 @@ def _named(chains: GroupedDraws, coords: Coords | None, dims: Dims | None) -> di
 
 def _described(found: Any, fit: Fit) -> Any:
     """The groups with the log evidence in nats and the hyperparameters, numbers and lists, as attributes."""
-    if not isinstance(fit, MCMC | sampled.Chains):
+    if isinstance(fit, LaplacePosterior | CorrectedPosterior):
         attributes = {f"hyperparameter {n}": _array(v).tolist() for n, v in fit.hyperparameters.items()}
         found["posterior"].attrs.update({"log_evidence": float(fit.log_evidence), **attributes})
     return found
@@ -206,19 +216,33 @@ def _groups(chains: GroupedDraws, num_samples: int, seed: int) -> Groups:
     return {name: group for name, group in groups.items() if group}
 
 
-def _of_mcmc(fit: MCMC | sampled.Chains, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GroupedDraws:
-    draws = fit.get_samples(group_by_chain=True)
-    if not draws:
-        raise BadInput("this MCMC has no draws; call mcmc.run(...) first.")
-    model = fit.model if isinstance(fit, sampled.Chains) else fit.kernel.model
+def _guided(
+    fit: SVI | Predictive, args: tuple[Any, ...], kwargs: Mapping[str, Any], num: int, seed: int
+) -> dict[str, Tensor]:
+    """Draws that a ``Predictive`` has, in one chain, or those of a guide at the stored params."""
+    known = getattr(fit, "posterior_samples", None)
+    if known:
+        return {n: v.unsqueeze(0) for n, v in known.items()}
+    if fit.guide is None:
+        raise BadInput("a Predictive without guide and draws; expected Predictive(model, guide=guide, num_samples=1).")
+    with own_random_numbers(), torch.no_grad():
+        torch.manual_seed(seed)
+        draws = Predictive(fit.guide, num_samples=num)(*args, **kwargs)
+    return {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
+
+
+def _of_draws(
+    model: Any, draws: Values, stats: Values, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> GroupedDraws:
+    """Draws ``(C, T) + shape`` of a model's latent sites, others such as a guide's own left out."""
     joint = LogJoint(model, args, kwargs, maximise=())
-    if set(draws) != set(joint.latents.names) or not all(v.shape[1] for v in draws.values()):
+    sites = joint.latents.names
+    if not set(sites) <= set(draws) or not all(draws[n].shape[1] for n in sites):
         raise BadInput(
             f"the draws have sites { {n: tuple(v.shape) for n, v in draws.items()} }, the model with these arguments "
-            f"{joint.latents.names}; expected the same sites and at least one draw. Pass the arguments of mcmc.run."
+            f"{sites}; expected the same sites and at least one draw. Pass the arguments of mcmc.run or svi.step."
         )
-    diverging = fit.diverging if isinstance(fit, sampled.Chains) else sampled.divergences(fit)
-    return GroupedDraws(joint, joint.initial_theta, dict(draws), {"diverging": diverging})
+    return GroupedDraws(joint, joint.initial_theta, {n: draws[n] for n in sites}, dict(stats))
 
 
 def _or_nothing(function: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -10,7 +10,9 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import MCMC, NUTS
+from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from pyro.infer.autoguide import AutoMultivariateNormal
+from pyro.optim import Adam
 from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Start, TooLarge
@@ -180,6 +182,40 @@ def _renamed(mcmc: MCMC) -> MCMC:
 def vector_of_another_name(X: Tensor, y: Tensor) -> None:
     v = pyro.sample("v", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     pyro.sample("y", dist.Normal(X @ v, 0.5).to_event(1), obs=y)
+
+
+def conjugate(X: Tensor, y: Tensor) -> None:
+    """The guide that is the posterior."""
+    precision = torch.eye(3) + 4.0 * X.T @ X
+    mean = 4.0 * torch.linalg.solve(precision, X.T @ y)
+    pyro.sample("w", dist.MultivariateNormal(pyro.param("mean", mean), precision_matrix=precision))
+
+
+def test_a_guide_of_svi_and_draws_of_a_predictive_have_the_same_groups() -> None:
+    X, y = many_data()
+    pyro.clear_param_store()
+    svi = SVI(straight, conjugate, Adam({"lr": 1e-3}), Trace_ELBO())
+    before = torch.random.get_rng_state()
+    groups = arviz_groups(svi, X, y, num_samples=2000)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert {n: v.shape for n, v in groups["posterior"].items()} == {"w": (4, 500, 3)}
+    w, covariance = torch.as_tensor(groups["posterior"]["w"]), torch.linalg.inv(torch.eye(3) + 4.0 * X.T @ X)
+    error = (w.mean((0, 1)) - pyro.param("mean")).detach() / (covariance.diagonal() / 2000.0).sqrt()
+    assert float(error.abs().max()) < 4.0
+    np.testing.assert_allclose(groups["log_likelihood"]["y"], dist.Normal(w @ X.T, 0.5).log_prob(y), rtol=1e-10)
+    guided = arviz_groups(Predictive(straight, guide=conjugate, num_samples=7), X, y, num_samples=2000)
+    np.testing.assert_array_equal(guided["posterior"]["w"], groups["posterior"]["w"])
+    drawn = Predictive(straight, posterior_samples={"w": w.flatten(0, 1)})
+    found = to_inference_data(drawn, X, y, num_samples=40)
+    np.testing.assert_array_equal(found.posterior["w"].values[0], w.flatten(0, 1))
+    assert {"posterior_predictive", "log_likelihood", "observed_data", "prior"} <= set(found.groups())
+    automatic = AutoMultivariateNormal(straight)
+    automatic(X, y)
+    assert set(
+        arviz_groups(Predictive(straight, guide=automatic, num_samples=1), X, y, num_samples=8)["posterior"]
+    ) == {"w"}
+    with pytest.raises(BadInput, match="a Predictive without guide and draws"):
+        arviz_groups(Predictive(straight, num_samples=3), X, y)
 
 
 def test_datatree_is_asked_for_by_nested_groups(fitted: LaplacePosterior, monkeypatch: pytest.MonkeyPatch) -> None:
