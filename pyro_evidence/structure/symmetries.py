@@ -41,12 +41,13 @@ def off_orbits(joint: LogJoint) -> Tensor:
         if not _changes_nothing(joint, turn, joint.initial_theta):
             continue
         if _changes_nothing(joint, turn, moved):
-            names = " and ".join(f"'{name}'" for name, _ in turn)
+            names, held = " and ".join(f"'{name}'" for name, _ in turn), turn[0][0]
             raise UnsupportedModel(
                 f"the latent space of site {names} can be turned without any change of the density: its "
-                "curvature has eigenvalues of zero, and Laplace's approximation about one point no meaning. Fit a "
-                "mixture of probabilistic PCA by EvidenceEM(model).run(Y), which integrates over all turns; elsewhere "
-                "hold the turn by zeros above the diagonal of the loadings, or offer a single latent."
+                "curvature has eigenvalues of zero, and Laplace's approximation about one point no meaning. Either "
+                f"hold the turn by zeros above the diagonal, {held} * torch.ones_like({held}).tril(), or offer one "
+                "latent; a mixture of probabilistic PCA is fitted by EvidenceEM(model).run(Y), which integrates over "
+                "all turns."
             )
         begun = moved
     return begun

@@ -105,6 +105,25 @@ def test_the_advice_works() -> None:
     assert LaplaceEvidence(held, stop=Stop(progress=False)).run(Y).log_evidence.isfinite()
 
 
+def places(distances: Tensor, held: bool) -> None:
+    """Multidimensional scaling: places in the plane, of which only distances are seen."""
+    z = pyro.sample("z", dist.Normal(torch.zeros(5, 2), 1.0).to_event(2))
+    if held:
+        z = z * torch.ones_like(z).tril()
+    i, j = torch.triu_indices(5, 5, 1)
+    apart = (z[..., i, :] - z[..., j, :]).square().sum(-1).sqrt()
+    pyro.sample("y", dist.Normal(apart, 0.2).to_event(1), obs=distances)
+
+
+def test_the_advice_works_where_there_are_no_loadings() -> None:
+    z = torch.randn(5, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    distances, fit = torch.pdist(z), LaplaceEvidence(places, stop=Stop(progress=False))
+    with pytest.raises(UnsupportedModel, match=r"z \* torch.ones_like\(z\).tril\(\)"):
+        fit.run(distances, False)
+    found = fit.run(distances, True).mode["z"]
+    assert torch.pdist(found * torch.ones_like(found).tril()).tolist() == pytest.approx(distances.tolist(), abs=0.4)
+
+
 # --- signs ---
 
 
