@@ -54,6 +54,23 @@ class Simulated:
         return with_data(self.joint, self.joint.initial_theta, data)(*self.joint.args, **self.joint.kwargs)
 
 
+def simulations(joint: LogJoint, num: int, seed: int) -> tuple[Simulated, list[tuple[Tensor, ...]], dict[str, Tensor]]:
+    """A model that observes its arguments, so many of these from the prior predictive, and the values behind each.
+
+    :raises BadInput: for a prior some draws of which make no data.
+    """
+    truth = from_prior(joint, joint.initial_theta, num, seed)
+    drawn = len(next(iter(truth.values()), ()))
+    if drawn < num:
+        raise BadInput(
+            f"{num - drawn} of {num} draws from the prior give a covariance that has no "
+            f"Cholesky factor; expected a prior whose draws all make data. Give the settings of the covariance tighter "
+            f"priors, or add more to its diagonal."
+        )
+    sites = tuple(n for n in joint.observed if n in truth)
+    return Simulated(joint, sites), [tuple(truth[n][i] for n in sites) for i in range(num)], truth
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Ranks of true values among posterior draws, over many simulated data sets.
@@ -148,19 +165,10 @@ def sbc(
             "lambda m: LaplaceEvidence(m, maximise=()), because the model is given the data of each simulation."
         )
     joint = LogJoint(model, args, kwargs, maximise=())
-    truth = from_prior(joint, joint.initial_theta, num_simulations, seed)
-    drawn = len(next(iter(truth.values()), ()))
-    if drawn < num_simulations:
-        raise BadInput(
-            f"{num_simulations - drawn} of {num_simulations} draws from the prior give a covariance that has no "
-            f"Cholesky factor; expected a prior whose draws all make data. Give the settings of the covariance tighter "
-            f"priors, or add more to its diagonal."
-        )
-    sites = tuple(n for n in joint.observed if n in truth)
-    data = [tuple(truth[n][i] for n in sites) for i in range(num_simulations)]
+    simulated, data, truth = simulations(joint, num_simulations, seed)
     with own_random_numbers():
         torch.manual_seed(seed)
-        fits = run_many(engine(Simulated(joint, sites)), data)
+        fits = run_many(engine(simulated), data)
         ranks, failures = [], []
         for i in range(num_simulations):
             try:

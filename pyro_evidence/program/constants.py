@@ -141,6 +141,28 @@ class MovedConstants(Messenger):
             msg["fn"] = with_arguments(msg["fn"], self.moves[msg["name"]])
 
 
+class Powered(Messenger):
+    """Densities of some sites inside are raised to a power, above zero."""
+
+    def __init__(self, power: float, sites: Sequence[str]) -> None:
+        super().__init__()
+        self.power, self.sites = power, sites
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self.sites:
+            msg["scale"] = msg["scale"] * self.power
+
+
+def sites_with_fixed_priors(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[str, ...]:
+    """Latent sites whose prior depends on no other latent site."""
+    with torch.enable_grad(), without_validation():
+        latents = {n: v.detach().requires_grad_() for n, v in joint.latents.constrained(u.to(joint.dtype)).items()}
+        nodes = joint.trace_at(latents, joint.hypers.constrained(theta.to(joint.dtype))).nodes
+        own = {site: nodes[site]["fn"].log_prob(nodes[site]["value"].detach()).sum() for site in latents}
+    found = (n for n, v in own.items() if not (v.requires_grad and any(takes_part(v, list(latents.values())))))
+    return tuple(found)
+
+
 class Stepped:
     """A model with the constants of its priors moved by a param, zero to begin with, that a fit can differentiate in.
 
