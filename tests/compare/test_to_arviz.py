@@ -203,6 +203,7 @@ def test_a_guide_of_svi_and_draws_of_a_predictive_have_the_same_groups() -> None
     error = (w.mean((0, 1)) - pyro.param("mean")).detach() / (covariance.diagonal() / 2000.0).sqrt()
     assert float(error.abs().max()) < 4.0
     np.testing.assert_allclose(groups["log_likelihood"]["y"], dist.Normal(w @ X.T, 0.5).log_prob(y), rtol=1e-10)
+    pyro.set_rng_seed(7)  # which does not count
     guided = arviz_groups(Predictive(straight, guide=conjugate, num_samples=7), X, y, num_samples=2000)
     np.testing.assert_array_equal(guided["posterior"]["w"], groups["posterior"]["w"])
     drawn = Predictive(straight, posterior_samples={"w": w.flatten(0, 1)})
