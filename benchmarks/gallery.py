@@ -9,6 +9,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas
+import pyro
+import pyro.distributions as dist
 import torch
 
 from pyro_evidence import RVM, EvidenceEM, LaplaceEvidence, Stop, class_conditional, compare_evidence, datasets
@@ -21,6 +23,7 @@ from pyro_evidence.models.kernels import RBF
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
 from pyro_evidence.models.regression import regression
 from pyro_evidence.plots import fitted
+from pyro_evidence.plots.structures import nested_models
 
 QUIET = Stop(progress=False)
 FOLDER = Path("build/gallery")
@@ -97,9 +100,23 @@ def caterpillar() -> Axes:
     return fitted.caterpillar(figure.gca(), LaplaceEvidence(model, stop=QUIET).run(*data), site="u_subject")
 
 
+def selection(X: torch.Tensor, y: torch.Tensor) -> None:
+    keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer={"branching": True})
+    w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([X.shape[1]]).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X @ (w * keep), 0.5), obs=y)
+
+
+def selections() -> Axes:
+    X = torch.randn(30, 6)
+    y = 0.5 * X[:, 0] + 0.3 * X[:, 2] + 0.2 * X[:, 4] + 0.5 * torch.randn(30)
+    axes = plt.figure(figsize=(8.0, 5.0), layout="constrained").gca()
+    return nested_models(axes, LaplaceEvidence(selection, stop=QUIET).run(X, y))
+
+
 PICTURES: list[Callable[[], Axes]] = [
     *(groups, several_terms, relevance, process, clusters, vectors_of_a_curve, vectors_of_two_classes, classes),
-    *(models, caterpillar),
+    *(models, caterpillar, selections),
 ]
 
 
