@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.laplace.gradient import STEP, differences, slope_and_mode
+from pyro_evidence.laplace.gradient import STEP, differences, slope, slope_and_mode
 from pyro_evidence.laplace.mean_shift import mean_shift
 from pyro_evidence.laplace.mode_checks import double_precision
 from pyro_evidence.nested import skewness
@@ -30,6 +30,7 @@ MOST_NODES = 1000  # of a product; each is a search for a mode, and nine on each
 MOST_CELLS = 2500  # of a lattice; a normal density on three axes takes 400, one with long tails four times as many
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
 BARELY = 10.0  # tolerances: a sum over a few nodes that is no worse than this is better than draws
+STEEP = 1e3  # nats per unconstrained unit, a slope that no end of a search has
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
 # by number of axes: the first spacing of a lattice, standard deviations at the mode, and how many nats below the top it
 # ends; more axes take too many cells
@@ -217,10 +218,16 @@ def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
     if not bool(torch.linalg.eigvalsh(precision)[0] > 0):
         values, vectors = torch.linalg.eigh(precision)
         where = state.problem.joint.hypers.label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
+        steep, spike = float(slope(state).total[marginalised].abs().max()), ""
+        if steep > STEEP:  # no maximum, whatever the curvature
+            spike = (
+                f"Its slope there is {steep:.3g}: modes of the other sites merge nearby, such as those of labels that "
+                "are equal, and Laplace's log evidence has a spike. Integrate all sites together, marginalise=(). Or: "
+            )
         raise NotAMode(
             f"the log density of the marginalised sites has curvature {float(values[0]):.3g} at {where}, where its "
-            f"search ended; expected a maximum. {double_precision(state.problem.joint)}Give that site a proper prior "
-            "that says more, name fewer sites in marginalise=, or sample them: "
+            f"search ended; expected a maximum. {spike}{double_precision(state.problem.joint)}Give that site a proper "
+            "prior that says more, name fewer sites in marginalise=, or sample them: "
             "MCMC(NUTS(LaplaceMarginal(model, integrate=[...])))."
         )
     return OuterMode(state, marginalised, precision, follows)

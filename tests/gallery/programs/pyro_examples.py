@@ -783,7 +783,18 @@ PROGRAMS: dict[str, Program] = {
     "inclined plane": Program(inclined_plane, lambda: (T([1.8, 1.9, 1.7]).double(),), refused="jumps", slow=True),
     "workflow": Program(workflow, lambda: (ROWS, ROWS[:, 0] + 0.5 * normal(60, seed=23)), refused="kink"),
     "stable law by its density": Program(stable, lambda: (normal(40),), slow=True),
-    "lda": Program(lda, lambda: (torch.randint(8, (12, 6), generator=random(3)), 8), slow=True),
+    "lda": Program(
+        lda,
+        lambda: (torch.randint(8, (12, 6), generator=random(3)), 8),
+        refused="Integrate all sites together, marginalise=()",
+        slow=True,
+    ),
+    "lda, all together": Program(
+        lda,
+        lambda: (torch.randint(8, (12, 6), generator=random(3)), 8),
+        settings={"marginalise": ()},
+        compared=False,
+    ),
     "gplvm": Program(gplvm, lambda: (normal(12, 2, seed=1) @ normal(2, 4, seed=2),), slow=True, compared=False),
     "sparse gamma": Program(sparse_gamma, lambda: (poisson(torch.full((10, 3), 3.0).double(), 4),), compared=False),
     "epidemic": Program(
