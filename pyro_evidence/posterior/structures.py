@@ -272,14 +272,26 @@ def over_structures(
     start: Start,
     progress: bool,
 ) -> StructurePosterior:
-    """The posterior over all structures, or over those that a search finds: in one batch, or by a fit for each.
+    """The posterior over the structures of a model: as one batch where they switch columns, or by a fit for each."""
+    structures = structures_of(model, data)
+    batch = switched(model, data, structures) if isinstance(structures, IndependentChoices) else None
+    return over(structures, fit, start, progress, None if batch is None else batch.log_evidences)
 
+
+def over(
+    structures: IndependentChoices | Structures,
+    fit: Callable[[Values], LaplacePosterior],
+    start: Start,
+    progress: bool,
+    batch: Evaluate | None = None,
+) -> StructurePosterior:
+    """The posterior over all of some structures, or over those that a search finds.
+
+    :param batch: log evidences of many structures; None: by a fit for each.
     :raises UnsupportedModel: where structures maximise different numbers of hyperparameters, which evidences that have
         no penalty for them cannot be compared by.
     :raises NotAMode: where no structure has a posterior.
     """
-    structures = structures_of(model, data)
-    batch = switched(model, data, structures) if isinstance(structures, IndependentChoices) else None
     members: list[LaplacePosterior | None] = []
     failures: list[str] = []
 
@@ -295,7 +307,7 @@ def over_structures(
         heights = [math.nan if m is None else float(m.log_evidence) for m in members[-len(some) :]]
         return torch.tensor(heights, dtype=torch.float64)
 
-    evaluate: Evaluate = one_by_one if batch is None else batch.log_evidences
+    evaluate = batch or one_by_one
     num = math.prod(structures.sizes) if isinstance(structures, IndependentChoices) else len(structures)
     most = start.structures or (num if num <= MOST else SEARCHED if batch else SEARCHED_APART)
     if isinstance(structures, IndependentChoices) and num > most:

@@ -334,6 +334,15 @@ class FrameDesign:
         return self._built[f"~{terms}"]
 
 
+def fixed_terms(terms: str, frame: Frame) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What every formula within a fixed part has, constant and offsets, and the terms that it may lack, as texts."""
+    common = _design_matrices(terms, frame).common
+    named = {} if common is None else common.terms
+    always = [n for n, t in named.items() if t.kind == "offset"]
+    constant = "1" if "Intercept" in named else "0"
+    return (constant, *always), tuple(n for n in named if n != "Intercept" and n not in always)
+
+
 def complete_rows(formulas: Collection[Formula], frame: Frame, others: Sequence[str] = ()) -> Frame:
     """The rows and columns that the formulas need, and some others, without those rows in which one is missing.
 

@@ -112,6 +112,18 @@ def parsed(text: str) -> dict[str, Formula]:
     return found
 
 
+def with_fixed(text: str, fixed: str) -> str:
+    """A formula with another fixed part; its groups, its smooths and what stands behind semicolons stay.
+
+    >>> with_fixed("y ~ a * b + (1 | g); sigma ~ a", "1 + a")
+    'y ~ 1 + a + (1 | g); sigma ~ a'
+    """
+    first, *others = text.split(";")
+    response, right = first.split("~")
+    kept = [p.removeprefix("+").strip() for p in _split(right.strip(), "+-") if _smooth(p) or _group(p)]
+    return ";".join([f"{response.strip()} ~ {' + '.join([fixed, *kept])}", *others])
+
+
 def _parsed(text: str) -> Formula:
     if text.count("~") != 1:
         raise BadInput(f"formula={text!r}; expected {EXAMPLE}.")
