@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ pytest.importorskip("formulae")
 import pandas
 
 from pyro_evidence.models.formula import FAMILIES, MixedModel, mixed
+from pyro_evidence.models.formula.families import OTHER_NAMES
 
 ROWS, GROUPS = 240, 12
 
@@ -221,14 +223,20 @@ def test_a_family_has_the_moments_that_glmm_tmb_states(
     assert (float(found.mean), float(found.variance)) == pytest.approx((mean, variance), rel=1e-10)
 
 
-def test_the_docs_have_every_family_with_its_links() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1:5] for line in text.splitlines() if line.startswith('| `"')]
+def families() -> str:
+    """The table of the docs: a row for each family, with its links and what the first makes of the predictor."""
+    head = ["`family=`", "distribution of a row", "links, the first by default", "`m`", "also called"]
+    rows = [head, ["---"] * len(head)]
     for name, family in FAMILIES.items():
-        ((_, links, parameters, _),) = [row for row in rows if f'`"{name}"`' in row[0]]
-        assert links.split(",")[0].strip() == family.link
-        assert set(family.links) == {link.strip() for link in links.split(",")}
-        assert all(f"`{parameter}`" in parameters for parameter in family.parameters)
+        links, first = ", ".join(family.links), f"`{family.links[family.link].text}`"
+        others = ", ".join(f'`"{other}"`' for other, own in OTHER_NAMES.items() if own == name)
+        rows.append([f'`"{name}"`', f"`{family.fn.text}`", links, first, others])
+    return "\n".join(f"| {' | '.join(row)} |".replace("  ", " ") for row in rows)
+
+
+def test_the_docs_have_the_table_of_families() -> None:
+    """``python -m tests.models.test_formula`` prints it."""
+    assert families() in (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text(encoding="utf-8")
 
 
 def test_links_are_the_inverse_of_theirs() -> None:
@@ -494,3 +502,7 @@ def test_ordered_grades_have_the_cutpoints_of_cumulative_logits() -> None:
         assert row["5%"] - row["sd"] < truth < row["95%"] + row["sd"]
         assert row["95%"] - row["5%"] == pytest.approx(3.29 * row["sd"], rel=1e-2)
     assert found.predict(frame.head(3)).shape == (3, 4)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{families()}\n")

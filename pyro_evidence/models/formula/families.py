@@ -112,6 +112,8 @@ OTHER_NAMES = {
     "normal": "gaussian",
     "cumulative": "ordinal",
     "t": "student",
+    "t family": "student",
+    "beta family": "beta",
     "studentt": "student",
     "nbinom2": "negative binomial",
     "negbinomial": "negative binomial",
