@@ -16,7 +16,7 @@ from pyro_evidence.mppca import evidence, expectation, missing
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.evidence import log_joint
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.numerics import lbfgs
+from pyro_evidence.numerics import lbfgs, newton
 from pyro_evidence.numerics.linalg import cholesky, fix_signs
 
 NEWTON_SIZE = 1200  # loadings up to which Newton's method finishes what L-BFGS began
@@ -30,34 +30,29 @@ def find_mode(Y: Observations, analysers: FactorAnalysers) -> FactorAnalysers:
     shape = analysers.W.shape
     information = analysers.beta * analysers.log_mixing.exp().unsqueeze(-1) * len(Y)
     scale = information.clamp(min=1e-8).rsqrt().unsqueeze(-1)  # pruned: any
+    units = scale.expand(shape).reshape(1, -1)
+
+    def placed(u: Tensor) -> FactorAnalysers:
+        return replace(analysers, W=u.reshape(shape) * scale)
 
     def f(u: Tensor) -> tuple[Tensor, Tensor]:
-        there = replace(analysers, W=u.reshape(shape) * scale)
+        there = placed(u)
         stats = missing.e_step_of_all(Y, there)
         return log_joint(there, stats), (loading_slope(there, stats) * scale).flatten(1)
 
-    u = lbfgs.ascend(f, (analysers.W / scale).flatten(1), tolerance=SLOPE, num_steps=MOST_STEPS)
-    analysers = replace(analysers, W=u.reshape(shape) * scale)
-    return _newton(Y, analysers) if analysers.W.numel() <= min(NEWTON_SIZE, full_size(Y)) else analysers
-
-
-def _newton(Y: Observations, analysers: FactorAnalysers) -> FactorAnalysers:
-    for _ in range(MOST_NEWTON_STEPS):
-        stats = missing.e_step_of_all(Y, analysers)
-        ascent, before = loading_slope(analysers, stats), float(log_joint(analysers, stats))
+    def direction(u: Tensor, rows: Tensor, slope: Tensor) -> newton.Direction:
+        there, nothing = placed(u), torch.zeros_like(slope)
         try:
-            split = gauge(loading_precision(Y, analysers), analysers)
-        except ArithmeticError:
-            return analysers  # a saddle, or a column about to vanish: the caller looks at the curvature again
-        step = torch.cholesky_solve(ascent.reshape(-1, 1), split.tril).reshape(analysers.W.shape)
-        new = replace(analysers, W=analysers.W + step)
-        after = float(log_joint(new, missing.e_step_of_all(Y, new)))
-        if not after > before - 1e-9 * abs(before):
-            return analysers
-        analysers = new
-        if float((ascent * step).sum()) < TOLERANCE:
-            break
-    return analysers
+            tril = gauge(loading_precision(Y, there), there).tril
+        except ArithmeticError:  # a saddle, or a column about to vanish: the caller looks at the curvature again
+            return newton.Direction(u[:, :0], nothing, slope.new_full((1,), torch.inf), rows < 0, nothing)
+        step = torch.cholesky_solve((slope / units).mT, tril).mT / units
+        return newton.Direction(u[:, :0], step, (slope * step).sum(-1), rows >= 0, nothing)
+
+    u = lbfgs.ascend(f, (analysers.W / scale).flatten(1), tolerance=SLOPE, num_steps=MOST_STEPS)
+    if analysers.W.numel() <= min(NEWTON_SIZE, full_size(Y)):
+        u = newton.search(lambda v, _: f(v), direction, u, newton.Limits(TOLERANCE, MOST_NEWTON_STEPS)).u
+    return placed(u)
 
 
 def shares_precision(analysers: FactorAnalysers) -> Tensor:

@@ -322,7 +322,7 @@ def test_steps_teach_the_metric_where_a_round_goes_too_far() -> None:
 
 
 def test_a_step_that_a_fresh_curvature_lengthens_teaches_the_metric() -> None:
-    """The natural step is of a log unit at most; by the curvature of differences it goes further, and these are kept."""
+    """The natural step is of a log unit at most; by the curvature of differences it goes further, which is kept."""
     X = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     state = first(gp_classifier(RBF()), (X, ((2.0 * X[:, 0]).sin() + X[:, 1] > 0).double()))
     assert state.learned is None
