@@ -20,15 +20,24 @@ from pyro_evidence.nested.skewness import Margins, Profiles, Shift, SkewnessCorr
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.quadrature import rules
-from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice, MarginalisedDensity, Normal, Trend
+from pyro_evidence.numerics.quadrature.densities import (
+    Interpolated,
+    Kriged,
+    Lattice,
+    MarginalisedDensity,
+    Normal,
+    Trend,
+)
 from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
 from pyro_evidence.precision.dense import Precision, Separate
 
 NODES = rules.growing(5, 31, 1.3)  # on each axis
 MOST_NODES = 1000  # of a product; each is a search for a mode, and nine on each of three axes are 729
+MOST_FOLLOWED = 1500  # where most follow from others
 MOST_CELLS = 2500  # of a lattice; a normal density on three axes takes 400, one with long tails four times as many
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
+MOVES_OF_FOLLOWED = 2.0  # the same, where each node that does not follow is a search of its own
 BARELY = 10.0  # tolerances: a sum over a few nodes that is no worse than this is better than draws
 STEEP = 1e3  # nats per unconstrained unit, a slope that no end of a search has
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
@@ -36,8 +45,9 @@ SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
 # ends; more axes take too many cells
 LATTICES = {1: (1.0, 12.0), 2: (1.0, 12.0), 3: (1.0, 8.0), 4: (1.5, 6.0)}
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
-REMOTE = -10.0  # log weight of a node that may follow from the others: one corner in 20,000 of a normal density
-REMOTE_SHARE = 5e-4  # of the mass, of all those: what a curve through the others has wrong is a part of it
+FIRST = -5.0  # log weight of nodes that are searched at first: they surround the mode
+APART = 1.2  # standard deviations between nodes that are searched without regard to what the other tells
+FOLLOWED = 5e-4  # of the mass may be wrong where it follows from other nodes by a curve
 BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond the nodes than a smooth curve has it
 NUM_DRAWS = 600  # of importance sampling
 NEAR = 5.0  # unconstrained units that a mode is followed to first order
@@ -261,13 +271,12 @@ def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Inte
     searched: list[Searched | None] = [None]  # by fewer nodes
 
     def product(_: Tensor, num: int) -> NodeProducts:
-        made[num], searched[0] = _product(found, where, num, searched[0])
-        now = made[num]
-        assert isinstance(now.density, Interpolated)
-        return NodeProducts(*(x.unsqueeze(0) for x in (now.log_evidence, *now.moments, now.density.log_ratio)))
+        made[num], parts, searched[0] = _product(found, where, num, searched[0])
+        return parts
 
     one = torch.ones(1, dtype=torch.bool, device=found.centre.device)
-    told = settled(product, one, where.num_dims, tolerance)
+    bounds = (MOVES, MOST_NODES) if _is_whole(found) else (MOVES_OF_FOLLOWED, MOST_FOLLOWED)
+    told = settled(product, one, where.num_dims, tolerance, *bounds)
     return replace(made[int(told.num_nodes)], error=float(told.error)) if bool(told.found) else None
 
 
@@ -297,7 +306,14 @@ class Settled:
     found: Tensor
 
 
-def settled(product: Callable[[Tensor, int], NodeProducts], rows: Tensor, num_dims: int, tolerance: float) -> Settled:
+def settled(
+    product: Callable[[Tensor, int], NodeProducts],
+    rows: Tensor,
+    num_dims: int,
+    tolerance: float,
+    moves: float = MOVES,
+    most: int = MOST_NODES,
+) -> Settled:
     """Ever more nodes until neither log evidence nor moments move, each row by itself.
 
     On one axis the next number of nodes is taken, for the tails.  A row ends where an inner mode is missing.
@@ -305,11 +321,13 @@ def settled(product: Callable[[Tensor, int], NodeProducts], rows: Tensor, num_di
     :param product: the integrals of rows ``(r,)`` by so many nodes on each axis.
     :param rows: which are asked for, ``(R,)`` bool.
     :param tolerance: of the log evidence, nats.
+    :param moves: by which part of it the log evidence may move.
+    :param most: nodes of a product.
     """
     left, before = rows.nonzero().squeeze(-1), None
     log_evidence, error = (torch.full_like(rows, x, dtype=torch.float64) for x in (torch.nan, torch.inf))
     num_nodes, found = left.new_zeros(len(rows)), torch.zeros_like(rows)
-    for num in (num for num in NODES if num**num_dims <= MOST_NODES):
+    for num in (num for num in NODES if num**num_dims <= most):
         if not len(left):
             break
         now = product(left, num)
@@ -318,7 +336,7 @@ def settled(product: Callable[[Tensor, int], NodeProducts], rows: Tensor, num_di
         if before is not None:
             apart = (now.log_evidence - before.log_evidence).abs()
             moved = torch.maximum((now.mean - before.mean).abs() / now.sd, (before.sd / now.sd).log().abs()).amax(-1)
-            good = (apart <= tolerance / MOVES) & (moved <= SD_PER_NAT * tolerance / MOVES)
+            good = (apart <= tolerance / moves) & (moved <= SD_PER_NAT * tolerance / moves)
             error[left] = torch.where(late, error[left], apart)
         taken = finite & (good | late)
         done = left[taken]
@@ -417,24 +435,55 @@ def by_product(found: OuterMode, where: Standardisation, num: int) -> Integral:
     Where remote nodes follow from others, those of the rules with fewer nodes are searched first.
     """
     fewer: Searched | None = None
-    if where.num_dims > 1 and not is_batched(found.state.problem):
+    if not _is_whole(found):
         for each in itertools.takewhile(lambda n: n < num, NODES):
-            fewer = _product(found, where, each, fewer)[1]
+            fewer = _product(found, where, each, fewer)[2]
     return _product(found, where, num, fewer)[0]
 
 
 def _product(
-    found: OuterMode, where: Standardisation, num: int, fewer: "Searched | None"
-) -> "tuple[Integral, Searched]":
+    found: OuterMode, where: Standardisation, num: int, fewer: "Searched | None" = None
+) -> "tuple[Integral, NodeProducts, Searched]":
     axis, d = rules.gauss_hermite(num), where.num_dims
-    rule = rules.product(axis, d)
-    nodes, log_mass, searched = _at_rule(found, where, rule, fewer)
+    rule, z = rules.product(axis, d), where.centre.new_zeros(0, d)
+    before = fewer or Searched(z, z.new_zeros(0, len(found.state.u)), z[:, 0], ())
+    if whole := _is_whole(found):
+        modes = Trend(before.z, before.u) if fewer else None
+        nodes, log_mass = _at(found, where, rule.nodes, log_volume_of(rule), modes, searches=_searches(rule))
+        searched = before.and_of(rule.nodes, nodes, log_mass - rule.log_weights)
+    else:
+        log_mass, searched = _followed(found, where, rule, before)
+        nodes = searched.nodes(found, where)
     log_ratio = _filled(rule, log_mass - rule.log_weights)
     log_evidence = rule.log_mean(log_ratio)
     density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * d))
     weights = rule.log_weights + log_ratio - log_evidence
+    own = weights if whole else searched.shares(rule.nodes, weights)
     method = f"{num} nodes on each of {d} axes" if d > 1 else f"{num} nodes"
-    return Integral(found, where, density, log_evidence, math.inf, nodes, weights, method, "by_product"), searched
+    integral = Integral(found, where, density, log_evidence, math.inf, nodes, own, method, "by_product")
+    moments = integral.moments if whole else weighted_moments(where.forward(rule.nodes), weights)
+    parts = NodeProducts(*(x.unsqueeze(0) for x in (log_evidence, *moments, density.log_ratio)))
+    return integral, parts, searched
+
+
+def _is_whole(found: OuterMode) -> bool:
+    """Whether all nodes of a product are evaluated, for there is one axis, or they are evaluated together."""
+    return len(found.marginalised) == 1 or is_batched(found.state.problem)
+
+
+def weighted_moments(phi: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and standard deviations of points ``(K, d)`` by weights, ``(d,)`` each; these by absolute deviations.
+
+    The tails that each larger rule adds count as much in them as in a mean.
+    """
+    weights = log_weights.exp().unsqueeze(-1)
+    mean = (weights * phi).sum(0)
+    return mean, math.sqrt(0.5 * math.pi) * (weights * (phi - mean).abs()).sum(0)
+
+
+def _searches(rule: Rule) -> Tensor:
+    """How often the mode at each node is searched: those that may be missing are tried together only."""
+    return torch.where(rule.log_weights > NEGLIGIBLE, 2, 0)
 
 
 def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
@@ -457,58 +506,58 @@ class Searched:
     z: Tensor  # (K, d)
     u: Tensor  # (K, D)
     log_ratio: Tensor
+    precisions: tuple[Precision, ...]
 
-    def and_of(self, z: Tensor, u: Tensor, log_ratio: Tensor) -> "Searched":
-        """With more nodes; without those where no mode was found."""
+    def and_of(self, z: Tensor, nodes: ConditionalModes, log_ratio: Tensor) -> "Searched":
+        """With more nodes; without those where no mode was found, and those that are known."""
         sound, own = torch.isfinite(log_ratio), (self.z, self.u, self.log_ratio)
-        return Searched(*(torch.cat([a, b[sound]]) for a, b in zip(own, (z, u, log_ratio), strict=True)))
+        if len(self.z):
+            sound &= torch.cdist(z, self.z).amin(-1) > 0
+        found = (torch.cat([a, b[sound]]) for a, b in zip(own, (z, nodes.u, log_ratio), strict=True))
+        return Searched(*found, (*self.precisions, *map(nodes.precision.row, sound.nonzero().flatten().tolist())))
+
+    def shares(self, z: Tensor, log_mass: Tensor) -> Tensor:
+        """Log of the mass of the nodes of a rule that are nearest to each, ``(K,)``."""
+        nearest = torch.cdist(z, self.z).argmin(-1)
+        top = log_mass.amax()
+        return torch.zeros_like(self.log_ratio).index_add_(0, nearest, (log_mass - top).exp()).log() + top
+
+    def nodes(self, found: OuterMode, where: Standardisation) -> ConditionalModes:
+        """Laplace inside at them."""
+        log_density = self.log_ratio - where.log_slope(self.z) - 0.5 * (self.z.square() + math.log(math.tau)).sum(-1)
+        return ConditionalModes(found.theta(where.forward(self.z)), self.u, Separate(self.precisions), log_density)
 
 
-def _at_rule(
-    found: OuterMode, where: Standardisation, rule: Rule, fewer: Searched | None = None
-) -> tuple[ConditionalModes, Tensor, Searched]:
-    """Laplace inside at the nodes of a rule, and the log mass about each.
+def _followed(found: OuterMode, where: Standardisation, rule: Rule, searched: Searched) -> tuple[Tensor, Searched]:
+    """The log mass about each node of a rule, where each node that is searched is a search of its own.
 
-    Those that may be missing are tried once.  Where each node is a search of its own, those that hold next to no mass
-    follow from the others by a curve, if they hold as little by their nearest neighbours.
+    Those that may be missing are tried once.  Those follow from the others by a curve whose mass that curve can hardly
+    have wrong.
 
-    :param fewer: nodes of other rules; without them those on the axes or near the mode are searched.
-    :return: last, with the nodes of this rule that were searched.
+    :param searched: nodes of other rules; without any those on the axes or near the mode are searched.
+    :return: last, with those of this rule that were searched.
     """
     z, log_volume = rule.nodes, log_volume_of(rule)
-    searches, off_axes = torch.where(rule.log_weights > NEGLIGIBLE, 2, 0), (z.abs() > z.abs().amin()).sum(-1) > 1
-    known = (~off_axes | (rule.log_weights > REMOTE)) & (fewer is None)
-    searched = fewer or Searched(z[:0], z.new_zeros(0, len(found.state.u)), log_volume[:0])
-    if bool(known.all()) or is_batched(found.state.problem) or z.shape[-1] == 1:
-        modes = Trend(searched.z, searched.u) if fewer else None
-        nodes, log_mass = _at(found, where, z, log_volume, modes, searches=searches)
-        return nodes, log_mass, searched.and_of(z, nodes.u, log_mass - rule.log_weights)
-    u, log_mass = z.new_zeros(len(z), len(found.state.u)), torch.full_like(log_volume, -torch.inf)
-    members, new = list[Precision](), known.nonzero().flatten()
-    of = new.new_zeros(len(z))  # where each node's precision is among the members
+    searches, off_axes = _searches(rule), (z.abs() > z.abs().amin()).sum(-1) > 1
+    known, log_mass = torch.zeros_like(off_axes), torch.full_like(log_volume, -torch.inf)
+    new = (~off_axes | (rule.log_weights > FIRST)).nonzero().flatten()[: 0 if len(searched.z) else None]
     while True:
         modes = Trend(searched.z, searched.u) if len(searched.z) else None
         nodes, log_mass[new] = _at(found, where, z[new], log_volume[new], modes, searches=searches[new])
-        u[new], of[new] = nodes.u, torch.arange(len(new), device=new.device) + len(members)
-        members += [nodes.precision.row(i) for i in range(len(new))]
         known[new] = True
-        searched = searched.and_of(z[new], nodes.u, (log_mass - rule.log_weights)[new])
-        log_ratio = Trend(searched.z, searched.log_ratio.unsqueeze(-1))(z).squeeze(-1)
-        followed = torch.where(known, log_mass, rule.log_weights + log_ratio)
+        searched = searched.and_of(z[new], nodes, (log_mass - rule.log_weights)[new])
+        curve = Kriged(searched.z, searched.log_ratio.unsqueeze(-1))
+        followed = torch.where(known, log_mass, rule.log_weights + curve(z).squeeze(-1))
         nearest = searched.log_ratio[torch.cdist(z, searched.z).argmin(-1)]
-        left = (~known).nonzero().flatten()
-        most = torch.maximum(followed, rule.log_weights + nearest)[left].sort()
-        share, left = (most.values.logcumsumexp(0) - followed.logsumexp(0)).exp(), left[most.indices]
-        new = left[share >= REMOTE_SHARE]  # those that count beside all that count less
+        wrong = torch.maximum(followed, rule.log_weights + nearest) + curve.errors(z).expm1().log()
+        left, total = (~known).nonzero().flatten(), followed.logsumexp(0)
+        left = left[wrong[left].argsort()]
+        left = left[(wrong[left].logcumsumexp(0) - total).exp() >= FOLLOWED]  # they count beside all that count less
+        new = left[:0]
+        while len(left):  # the worst first, and none near one that is searched now
+            new, left = torch.cat([new, left[-1:]]), left[torch.cdist(z[left], z[left[-1:]])[:, 0] > APART]
         if not len(new):
-            break
-    sound = known & torch.isfinite(log_mass)
-    nearest = torch.cdist(z, z[sound]).argmin(-1)
-    of = torch.where(known, of, of[sound][nearest])
-    u = torch.where(known.unsqueeze(-1), u, Trend(searched.z, searched.u)(z))
-    log_density = followed - where.log_slope(z) - log_volume
-    precision = Separate(tuple(members[i] for i in of.tolist()))
-    return ConditionalModes(found.theta(where.forward(z)), u, precision, log_density), followed, searched
+            return followed, searched
 
 
 def log_volume_of(rule: Rule) -> Tensor:
@@ -537,7 +586,7 @@ def _at(
 def by_design(found: OuterMode, where: Standardisation) -> Integral:
     """A central composite design; its error is what its centre and axes alone would say otherwise."""
     rule = rules.central_composite(where.num_dims)
-    nodes, log_mass, _ = _at_rule(found, where, rule)
+    nodes, log_mass = _at(found, where, rule.nodes, log_volume_of(rule), searches=_searches(rule))
     log_evidence = log_mass.logsumexp(0)
     log_ratio = log_mass - rule.log_weights
     error = float((rules.axes_of(rule).log_mean(log_ratio[: 2 * where.num_dims + 1]) - log_evidence).abs())

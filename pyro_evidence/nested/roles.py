@@ -31,6 +31,7 @@ NOT_LINEAR = 0.02  # share of a change in counts that no shift of their mean exp
 EXACT = ROUNDING**2  # share of squares that rounding leaves in float64
 NUM_POINTS = 2  # random places at which the densities are looked at, at the first single real numbers zero
 MOST = 30  # coordinates that are integrated numerically
+ONE_BY_ONE = 32  # passes, once a fit, that take no longer than what torch imports for many at once
 
 
 Changes = Mapping[str, Mapping[str, Tensor]]  # of the log densities of sites, by site that is moved
@@ -71,7 +72,7 @@ class Run:
             self.u,
             create_graph=True,
         )
-        along = passes_to(slope, cotangents, directions.to(slope))
+        along = passes_to(slope, cotangents, directions.to(slope), ONE_BY_ONE, create_graph=False)
         return [dict(zip(parts, row, strict=True)) for row in zip(*along, strict=True)]
 
     def shift(self, child: Child) -> Tensor:

@@ -293,12 +293,14 @@ def _row_scale(found: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor | 
 
 def passes(value: Tensor, x: Tensor, cotangents: Tensor, create_graph: bool) -> Tensor:
     """One reverse pass per cotangent, shape ``(P,) + x.shape``; zeros where nothing flows."""
-    return passes_to(value, [x], cotangents, create_graph)[0]
+    return passes_to(value, [x], cotangents, FEW, create_graph)[0]
 
 
-def passes_to(value: Tensor, places: Sequence[Tensor], cotangents: Tensor, create_graph: bool = False) -> list[Tensor]:
-    """:func:`passes` to several places at once."""
-    if len(cotangents) <= FEW or not value.requires_grad:
+def passes_to(
+    value: Tensor, places: Sequence[Tensor], cotangents: Tensor, few: int, create_graph: bool
+) -> list[Tensor]:
+    """:func:`passes` to several places at once; up to ``few`` one by one."""
+    if len(cotangents) <= few or not value.requires_grad:
         rows = [pullbacks(weighed(value, c), *places, create_graph=create_graph) for c in cotangents]
         return [torch.stack(each) for each in zip(*rows, strict=True)]
     options = {"is_grads_batched": True, "retain_graph": True, "allow_unused": True}

@@ -22,7 +22,8 @@ from pyro_evidence.nested.integration import Integral, OuterMode, by_design, by_
 from pyro_evidence.nested.joint_posterior import index_map
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.numerics.quadrature.densities import Lattice
+from pyro_evidence.numerics.quadrature import rules
+from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Standardisation
 from pyro_evidence.precision.choices import (
     Curvature,
@@ -374,7 +375,7 @@ def require_laplace(state: LaplaceState) -> None:
 
 def record_integral(integral: Integral) -> dict[str, Any]:
     """Everything that :func:`restore_integral` needs beside the state of all sites."""
-    found, density = integral.outer_mode, integral.density
+    found, density, z = integral.outer_mode, integral.density, integral.chart.inverse(integral.phi)
     return {
         "sites": found.names,
         "theta": found.state.theta,
@@ -387,7 +388,7 @@ def record_integral(integral: Integral) -> dict[str, Any]:
         "axes": list(vars(integral.chart.axes).values()),
         "rule": integral.rule,
         "step": density.step if isinstance(density, Lattice) else 1.0,
-        "z": integral.chart.inverse(integral.phi),
+        "z": rules.product(density.rule, density.num_dims).nodes if isinstance(density, Interpolated) else z,
         "error": integral.error,
         "method": integral.method,
     }

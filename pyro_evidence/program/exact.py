@@ -120,6 +120,13 @@ def _log1p_over(x: Tensor) -> Tensor:
     return torch.where(small, series, torch.log1p(far) / far)
 
 
+class _InverseGamma(dist.InverseGamma):
+    """Without the absolute value of what is positive, for whose second derivative torch first imports its compiler."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.base_dist.log_prob(value.reciprocal()) - 2.0 * value.log()
+
+
 class _SoftLaplace(dist.SoftLaplace):
     """With second derivatives far out, where the exponentials of Pyro's formula overflow."""
 
@@ -215,6 +222,7 @@ def _log_product(steps: Tensor) -> Tensor:
 
 REWRITTEN: tuple[Any, ...] = (
     _Binomial,
+    _InverseGamma,
     _SoftLaplace,
     _SoftAsymmetricLaplace,
     _VonMises3D,

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from pyro_evidence.nested import integration
 from pyro_evidence.nested.inner import ConditionalModes
+from pyro_evidence.numerics.quadrature import rules
+from pyro_evidence.numerics.quadrature.densities import Interpolated
 from pyro_evidence.precision.dense import Diagonal, Separate
 
 
@@ -30,9 +32,17 @@ def outer(curve: Any, rows: list[int], monkeypatch: pytest.MonkeyPatch, num: int
 
 def all_nodes(found: integration.OuterMode, num: int, monkeypatch: pytest.MonkeyPatch) -> integration.Integral:
     """The same rule with every node searched."""
-    monkeypatch.setattr(integration, "REMOTE", -math.inf)
-    monkeypatch.setattr(integration, "REMOTE_SHARE", 0.0)
+    monkeypatch.setattr(integration, "FIRST", -math.inf)
+    monkeypatch.setattr(integration, "FOLLOWED", 0.0)
     return integration.by_product(found, found.straight, num)
+
+
+def moments(found: integration.Integral) -> tuple[Tensor, Tensor]:
+    """Of the coordinates, by the rule."""
+    assert isinstance(found.density, Interpolated)
+    rule = rules.product(found.density.rule, found.density.num_dims)
+    log_weights = rule.log_weights + found.density.log_ratio.flatten()
+    return integration.weighted_moments(found.chart.forward(rule.nodes), log_weights)
 
 
 def long_tail(phi: Tensor) -> Tensor:
@@ -60,10 +70,10 @@ def test_remote_nodes_follow_from_the_others(monkeypatch: pytest.MonkeyPatch) ->
     rows.clear()
     every = all_nodes(found, 9, monkeypatch)
     assert sum(rows) == 5**3 + 7**3 + 9**3
-    assert float(some.log_evidence) == pytest.approx(float(every.log_evidence), abs=1e-5)
-    for actual, expected in zip(some.moments, every.moments, strict=True):
-        assert torch.allclose(actual, expected, atol=5e-5)
-    assert torch.allclose(some.nodes.u, every.nodes.u, atol=0.1)
+    assert float(some.log_evidence) == pytest.approx(float(every.log_evidence), abs=1e-4)
+    for actual, expected in zip(moments(some), moments(every), strict=True):
+        assert torch.allclose(actual, expected, atol=1e-3)
+    assert float(some.log_weights.exp().sum()) == pytest.approx(1.0)
     assert bool(torch.isfinite(some.nodes.precision.variance).all())
 
 
@@ -74,7 +84,7 @@ def test_remote_nodes_are_searched_where_they_count(monkeypatch: pytest.MonkeyPa
     assert rows[0] < sum(rows) < 5**3 + 7**3  # the far corners, and none twice
     every = all_nodes(found, 7, monkeypatch)
     assert float(some.log_evidence) == pytest.approx(float(every.log_evidence), abs=0.02 / integration.MOVES)
-    assert torch.allclose(some.moments[1], every.moments[1], rtol=0.002)
+    assert torch.allclose(moments(some)[1], moments(every)[1], rtol=0.002)
 
 
 def test_remote_nodes_of_a_long_tail_follow_from_the_rules_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,4 +94,4 @@ def test_remote_nodes_of_a_long_tail_follow_from_the_rules_before(monkeypatch: p
     assert sum(rows) < 0.7 * (5**2 + 7**2 + 9**2 + 11**2)
     every = all_nodes(found, 11, monkeypatch)
     assert float(some.log_evidence) == pytest.approx(float(every.log_evidence), abs=5e-4)
-    assert torch.allclose(some.moments[1], every.moments[1], rtol=0.002)
+    assert torch.allclose(moments(some)[1], moments(every)[1], rtol=0.002)

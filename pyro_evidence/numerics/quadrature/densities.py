@@ -343,6 +343,7 @@ class Trend:
 
     z: Tensor
     values: Tensor
+    degree: int = HIGHEST
 
     def __call__(self, z: Tensor) -> Tensor:
         """The value at the nearest node and the polynomial's way from there, at rows ``(R, d)``; ``(R, D)``.
@@ -359,7 +360,7 @@ class Trend:
         """Which axes each term multiplies, a constant first."""
         axes = range(self.z.shape[-1])
         found: list[tuple[int, ...]] = [()]
-        for degree in range(1, HIGHEST + 1):
+        for degree in range(1, self.degree + 1):
             more = list(itertools.combinations_with_replacement(axes, degree))
             if NODES_PER_TERM * (len(found) + len(more)) > len(self.z):
                 break
@@ -384,3 +385,58 @@ class Trend:
     def _coefficients(self) -> Tensor:
         """``(P, D)``."""
         return torch.linalg.lstsq(self._terms(self.z), self.values.to(self.z)).solution
+
+
+CORRELATED = 5.0  # standard deviations over which what a polynomial leaves of a log density is alike
+
+
+@dataclass(frozen=True)
+class Kriged(Trend):
+    """A curve through one value at each node, ``(K, 1)``: a trend, and what it leaves as a Gaussian process.
+
+    Universal kriging; Cressie (1993), section 3.4.  The nodes are distinct.
+    """
+
+    degree: int = 2  # one of four would go through three nodes on either side of each axis, and none contradict it
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """The value at rows ``(R, d)``, ``(R, 1)``."""
+        return self._terms(z) @ self._coefficients + self._covariance(z) @ (self._annihilator @ self.values)
+
+    def errors(self, z: Tensor) -> Tensor:
+        """Standard deviations of the values at rows ``(R, d)``, scaled by how far each node is from the others' curve.
+
+        ``(R,)``.  A node left out is at ``values - e / diag``, ``e = G values`` (Dubrule, 1983).
+        """
+        diagonal = self._annihilator.diagonal()
+        unit = (self._annihilator @ self.values).squeeze(-1) * diagonal.rsqrt()
+        covariance = self._covariance(z)
+        apart = self._terms(z) - covariance @ self._inverse @ self._terms(self.z)
+        variance = 1.0 - (covariance @ self._inverse * covariance).sum(-1) + (apart @ self._design * apart).sum(-1)
+        nearest = torch.cdist(z, self.z).topk(min(4, len(self.z)), largest=False).indices
+        return unit[nearest].square().mean(-1).sqrt() * variance.relu().sqrt()  # below 0 by rounding alone
+
+    def _covariance(self, z: Tensor) -> Tensor:
+        """That of a Matern process of smoothness 5/2, ``(R, K)``."""
+        far = math.sqrt(5.0) / CORRELATED * torch.cdist(z, self.z, compute_mode="donot_use_mm_for_euclid_dist")
+        return (1.0 + far + far.square() / 3.0) * (-far).exp()
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        return torch.cholesky_inverse(torch.linalg.cholesky(self._covariance(self.z)))
+
+    @cached_property
+    def _design(self) -> Tensor:
+        """Covariance of the coefficients, ``(P, P)``."""
+        terms = self._terms(self.z)
+        return torch.linalg.pinv(terms.mT @ self._inverse @ terms, hermitian=True)
+
+    @cached_property
+    def _coefficients(self) -> Tensor:
+        return self._design @ self._terms(self.z).mT @ self._inverse @ self.values
+
+    @cached_property
+    def _annihilator(self) -> Tensor:
+        """What takes the trend out of values and weighs the rest, ``(K, K)``."""
+        weighed = self._inverse @ self._terms(self.z)
+        return self._inverse - weighed @ self._design @ weighed.mT
