@@ -510,11 +510,13 @@ class Searched:
 
     def and_of(self, z: Tensor, nodes: ConditionalModes, log_ratio: Tensor) -> "Searched":
         """With more nodes; without those where no mode was found, and those that are known."""
-        sound, own = torch.isfinite(log_ratio), (self.z, self.u, self.log_ratio)
+        sound = torch.isfinite(log_ratio)
         if len(self.z):
             sound &= torch.cdist(z, self.z).amin(-1) > 0
-        found = (torch.cat([a, b[sound]]) for a, b in zip(own, (z, nodes.u, log_ratio), strict=True))
-        return Searched(*found, (*self.precisions, *map(nodes.precision.row, sound.nonzero().flatten().tolist())))
+        pairs = ((self.z, z), (self.u, nodes.u), (self.log_ratio, log_ratio))
+        own_z, own_u, own_ratio = (torch.cat([own, more[sound]]) for own, more in pairs)
+        precisions = map(nodes.precision.row, sound.nonzero().flatten().tolist())
+        return Searched(own_z, own_u, own_ratio, (*self.precisions, *precisions))
 
     def shares(self, z: Tensor, log_mass: Tensor) -> Tensor:
         """Log of the mass of the nodes of a rule that are nearest to each, ``(K,)``."""
