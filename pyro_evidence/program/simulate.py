@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
+import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
@@ -27,6 +28,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.sites import innermost, is_observation, sample_nodes
 
 Values = dict[str, Tensor]
+NOT_IN_ROWS: tuple[type[Any], ...] = (dist.VonMises, dist.Stable)  # samplers that loop, or look at what they drew
 ROWS = 512  # evaluated at a time: keeps a (rows, N) table of predictors in the cache
 MOST_DRAWS, FEWEST_DRAWS = 4_000, 100  # of a check
 AFFORDABLE = 100_000_000  # latents and data, of all draws of a check
@@ -195,7 +197,7 @@ class SitesDrawnInRows(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         known = type(innermost(msg["fn"])).__module__.startswith(("torch.", "pyro."))  # which return what they fill
         if known and msg["value"] is None and not msg["is_observed"]:
-            with _FilledInRows(self.zero), _simplex_of_gammas(msg["fn"]):
+            with _FilledInRows(self.zero), _simplex_of_gammas(msg["fn"]), _outside_of_rows(msg["fn"], self.zero):
                 msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
 
 
@@ -218,6 +220,47 @@ def _simplex_of_gammas(fn: Any) -> Iterator[None]:
         yield
     finally:
         del vars(found)["rsample"]
+
+
+@contextmanager
+def _outside_of_rows(fn: Any, zero: Tensor) -> Iterator[None]:
+    """Inside, a site of :data:`NOT_IN_ROWS` draws all rows at once."""
+    found = innermost(fn)
+    if not isinstance(found, NOT_IN_ROWS):
+        yield
+        return
+    names, family = list(found.arg_constraints), type(found)
+
+    def make(*params: Tensor) -> Any:
+        return family(**dict(zip(names, params, strict=True)), validate_args=False)
+
+    def draw(sample_shape: Sequence[int] = ()) -> Any:
+        params = torch.broadcast_tensors(*(getattr(found, name) for name in names))
+        return _DrawnOutside.apply(make, torch.Size(sample_shape), zero, *params)
+
+    found.sample = found.rsample = draw
+    try:
+        yield
+    finally:
+        del found.sample, found.rsample
+
+
+class _DrawnOutside(torch.autograd.Function):
+    """Draws of ``make(*params)``, for which vmap hands over all rows; ``zero`` is one of each row."""
+
+    @staticmethod
+    def forward(make: Callable[..., Any], shape: torch.Size, zero: Tensor, *params: Tensor) -> Any:
+        return make(*params).sample(shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is differentiated."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, make: Any, shape: torch.Size, zero: Tensor, *params: Tensor) -> Any:
+        pairs = zip(params, in_dims[3:], strict=True)
+        rows = (p.expand(info.batch_size, *p.shape) if d is None else p.movedim(d, 0) for p, d in pairs)
+        return _DrawnOutside.apply(make, shape, zero, *rows), len(shape)
 
 
 class _FilledInRows(TorchFunctionMode):

@@ -26,6 +26,8 @@ PRIORS = {
     "Weibull": dist.Weibull(2.0 * ONE, 1.5),
     "beta": dist.Beta(0.7 * ONE, 1.5),
     "Dirichlet": dist.Dirichlet(torch.tensor([0.7, 0.2])),
+    "von Mises": dist.VonMises(0.5 * ONE, 2.0),
+    "stable": dist.Stable(1.5 * ONE, 0.2, 2.0, 1.0),
 }
 
 
