@@ -45,6 +45,7 @@ class StructurePosterior(PredictionMixin):
     :ivar fit: the posterior of a structure, by a fit.
     :ivar failures: messages of fits that failed.
     :ivar num_maximised: hyperparameters that are maximised in each structure.
+    :ivar different_data: whether structures observe other values, such as logarithms of a target.
     :ivar labels: structure site -> names of its values 0, 1, ...; empty for numbers.
 
     >>> import pyro, torch
@@ -67,6 +68,7 @@ class StructurePosterior(PredictionMixin):
     fit: Callable[[Values], LaplacePosterior]
     failures: tuple[str, ...] = ()
     num_maximised: int = 0
+    different_data: bool = False
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _members: dict[int, LaplacePosterior] = field(default_factory=dict)
 
@@ -237,6 +239,11 @@ class StructurePosterior(PredictionMixin):
             said.append(f"not all structures were looked at: up to {self.unvisited:.2g} of the mass is elsewhere")
         if self.num_maximised:
             said.append(f"{self.num_maximised} numbers are maximised in each structure, for which there is no penalty")
+        if self.different_data:
+            said.append(
+                "structures observe different data, whose evidences cannot be compared: in place of log y, for "
+                "example, pass y and LogNormal"
+            )
         return [*said, "vague priors decide between structures: the log evidence falls with the log of a prior's width"]
 
     def summary(self) -> Table:
@@ -331,9 +338,10 @@ def over(
             "since a log evidence has no penalty for them. Give those that only some structures have a prior: "
             "pyro.sample in place of pyro.param."
         )
+    several = len({m._joint.data_hash(m._mode_at[1]) for m in members if m is not None}) > 1
     kept = {row: member for row, member in enumerate(members) if member is not None}
     found, num_maximised = replace(found, log_weights=log_weights), max(maximised, default=0)
-    return StructurePosterior(found, fit, tuple(failures), num_maximised, _members=kept)
+    return StructurePosterior(found, fit, tuple(failures), num_maximised, several, _members=kept)
 
 
 def label_of(values: Mapping[str, Tensor], labels: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:

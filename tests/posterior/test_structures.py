@@ -420,3 +420,15 @@ def test_the_summary_has_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     X, y = data()
     table = LaplaceEvidence(linear).run(X, y).summary()
     assert len(table.rows) == 10 and "over 32 structures" in capsys.readouterr().out
+
+
+def test_structures_that_observe_different_data_are_said() -> None:
+    """The density of log y is in other units than that of y: LogNormal would be both in one."""
+    y = torch.tensor([1.0, 2.0, 4.0, 3.0])
+
+    def transformed(y: Tensor) -> None:
+        logged = pyro.sample("logged", dist.Bernoulli(0.5), infer=BRANCHING)
+        mu = pyro.sample("mu", dist.Normal(0.0, 2.0))
+        pyro.sample("y", dist.Normal(mu, 1.0).expand([4]).to_event(1), obs=y.log() if logged else y)
+
+    assert "structures observe different data" in str(LaplaceEvidence(transformed, stop=QUIET).run(y).structures())
