@@ -129,6 +129,16 @@ def test_slope_and_curvature_are_those_of_autograd(diagonal: bool) -> None:
     near(mppca_curvature.loading_precision(Observations.resident(Y), at), -hessian(f, at.W.flatten()))
 
 
+def test_newton_polishes_a_mode_to_rounding() -> None:
+    """Quasi-Newton's search leaves slopes of 1e-4 nats per standard deviation of a loading."""
+    Y = blobs()
+    found = mppca_curvature.find_mode(Observations.resident(Y), analysers(Y))
+    slope = mppca_curvature.loading_slope(found, mppca_expectation.e_step(Y, found))
+    split = mppca_curvature.gauge(mppca_curvature.loading_precision(Observations.resident(Y), found), found)
+    promised = slope.flatten() @ torch.cholesky_solve(slope.reshape(-1, 1), split.tril).flatten()
+    assert float(promised) < 1e-12
+
+
 def test_statistics_of_two_shards_add_up() -> None:
     Y = blobs()
     at = analysers(Y, diagonal=True)
