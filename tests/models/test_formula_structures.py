@@ -127,6 +127,9 @@ def test_a_length_is_found_and_may_have_a_prior(frame: Any) -> None:
     wave = frame.assign(y=np.sin(9.0 * frame.x) + 0.3 * (frame.y - frame.y.mean()))
     found = fit("y ~ gp(x)", wave)
     assert 0.1 < float(found.hyperparameters["ell_gp_x"]) < 0.4
+    fast = wave.assign(y=np.sin(10.0 * frame.x) + 0.1 * frame.y)  # as fast as the last of ten sines
+    half = 0.5 * float(frame.x.max() - frame.x.min())
+    assert float(fit("y ~ gp(x, k=10)", fast).hyperparameters["ell_gp_x"]) >= 1.75 * 3.0 * half / 10.0
     model, data = mixed("y ~ gp(x) + ar1(t | g) + cs(0 + f | g) + (x | g)", wave, priors="weak")
     assert "pyro.param" not in model.source
     assert 'pyro.sample("rho_g_f_0", dist.Uniform(X.new_tensor(-0.5), X.new_tensor(1)))' in model.source

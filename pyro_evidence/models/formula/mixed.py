@@ -285,15 +285,14 @@ def _predictor(name: str, own: str, ending: str, columns: Columns, design: Frame
 
 def _of_structure(block: Grouping, label: str, stated: Priors) -> Quantity:
     """The parameter of a block's structure: correlations, one of them, or the length of a Gaussian process."""
-    structure, size = block.structure, len(block.coefficients)
-    start = structure.start
-    if isinstance(start, Expression):
-        start = start.value({"size": size, "width": block.width})
+    structure, least = block.structure, block.structure.least
+    if isinstance(least, Expression):
+        least = least.value({"size": block.size, "width": block.width})
     if stated.get(structure.parameter) == WEAK:
-        stated = {**stated, structure.parameter: structure.weak.format(start=start)}
+        stated = {**stated, structure.parameter: structure.weak.format(least=least, ten=10.0 * least)}
     whole = structure.constraint == "corr_cholesky"
-    shape, labels = ((size, size), block.coefficients) if whole else ((), ())
-    return _quantity(f"{structure.parameter}_{label}", shape, structure.constraint, labels, stated, start)
+    shape, labels = ((block.size, block.size), block.coefficients) if whole else ((), ())
+    return _quantity(f"{structure.parameter}_{label}", shape, structure.constraint, labels, stated, least)
 
 
 def _quantity(

@@ -44,9 +44,10 @@ class Quantity:
     """A param of the model, or a latent site where it has a prior.
 
     :ivar shape: of its value.
-    :ivar constraint: ``real``, ``positive``, ``corr_cholesky``, ``correlation`` or ``ordered``.
+    :ivar constraint: ``real``, ``positive``, ``corr_cholesky``, ``correlation``, ``length`` or ``ordered``.
     :ivar labels: what its elements are called.
-    :ivar start: where a positive or ordered param begins; a correlation begins at zero, above a ``start`` below it.
+    :ivar start: where a positive or ordered param begins; the smallest value of a correlation, which begins at zero,
+        and of a length, which begins at five times that.
     """
 
     name: str
@@ -57,20 +58,26 @@ class Quantity:
     start: float | tuple[float, ...] = 1.0
 
     def value(self, X: Tensor) -> Tensor:
-        """Its value in this run; a param starts at zero, a positive one at ``start``, correlations at none."""
+        """Its value in this run."""
         if self.prior is not None:
             return pyro.sample(self.name, self.prior.distribution(X, self.shape))
+        first, constraint = self._first(X)
+        return pyro.param(self.name, first, constraint=constraint)
+
+    def _first(self, X: Tensor) -> tuple[Tensor, constraints.Constraint]:
+        """Where a param begins, and what it may be; coefficients at zero, correlations at none."""
+        start = X.new_tensor(self.start)
         if self.constraint == "real":
-            return pyro.param(self.name, X.new_zeros(self.shape))
+            return X.new_zeros(self.shape), constraints.real
         if self.constraint == "ordered":
-            return pyro.param(self.name, X.new_tensor(self.start), constraint=dist.constraints.ordered_vector)
+            return start, dist.constraints.ordered_vector
         if self.constraint == "positive":
-            return pyro.param(
-                self.name, X.new_ones(self.shape) * X.new_tensor(self.start), constraint=constraints.positive
-            )
+            return X.new_ones(self.shape) * start, constraints.positive
         if self.constraint == "correlation":
-            return pyro.param(self.name, X.new_zeros(()), constraint=constraints.interval(self.start, 1.0))
-        return pyro.param(self.name, torch.eye(self.shape[0]).to(X), constraint=constraints.corr_cholesky)
+            return X.new_zeros(()), constraints.interval(self.start, 1.0)
+        if self.constraint == "length":
+            return 5.0 * start, constraints.greater_than(self.start)
+        return torch.eye(self.shape[0]).to(X), constraints.corr_cholesky
 
     def text(self) -> str:
         """A line of the program that states this param or site."""
@@ -82,6 +89,7 @@ class Quantity:
             "positive": f"{ones}X.new_ones({size}), constraint=constraints.positive",
             "ordered": f"X.new_tensor({self.start!r}), constraint=dist.constraints.ordered_vector",
             "correlation": f"X.new_zeros(()), constraint=constraints.interval({self.start!r}, 1.0)",
+            "length": f"5.0 * X.new_tensor({self.start!r}), constraint=constraints.greater_than({self.start!r})",
             "corr_cholesky": f"torch.eye({size}).to(X), constraint=constraints.corr_cholesky",
         }[self.constraint]
         return f'{self.name} = pyro.param("{self.name}", {start})'

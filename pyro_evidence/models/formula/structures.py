@@ -50,8 +50,8 @@ class Structure:
     :ivar single: whether the effects of a group have one standard deviation.
     :ivar factor: whether the scale is a factor of a covariance.
     :ivar outside: whether effects are of variance one and multiplied by their scales, of which some are next to zero.
-    :ivar start: where the parameter starts, or, of a correlation, which starts at zero, the smallest that it can be.
-    :ivar weak: a prior of the parameter that says little.
+    :ivar least: the smallest that the parameter can be: a correlation, or a length that the sines can tell.
+    :ivar weak: a prior of the parameter that says little; a length is five times the least in the mean.
     """
 
     scale: Expression
@@ -60,24 +60,24 @@ class Structure:
     single: bool = False
     factor: bool = True
     outside: bool = False
-    start: Expression | float = -1.0
-    weak: str = "Uniform({start:.6g}, 1)"
+    least: Expression | float = -1.0
+    weak: str = "Uniform({least:.6g}, 1)"
 
 
 SD, P, SIZE, WIDTH = map(Expression, ("sd", "p", "size", "width"))
 PROCESS = Structure(
     SD * call(spectral_scale, P, SIZE, WIDTH),
     "ell",
-    "positive",
+    "length",
     single=True,
     factor=False,
     outside=True,
-    start=WIDTH / 6.0,
-    weak="InverseGamma(2, {start:.3g})",
+    least=WIDTH * 1.75 / SIZE,  # Riutort-Mayol et al. (2023), section 4: of shorter ones too few sines are there
+    weak="InverseGamma(3, {ten:.3g})",
 )
 STRUCTURES: Mapping[str, Structure] = {
     "us": Structure(SD.unsqueeze(-1) * P, "L", "corr_cholesky", weak="LKJ(1)"),
     "diag": Structure(SD, factor=False),
-    "cs": Structure(SD.unsqueeze(-1) * call(exchangeable_tril, P, SIZE), "rho", start=-1.0 / (SIZE - 1.0)),
+    "cs": Structure(SD.unsqueeze(-1) * call(exchangeable_tril, P, SIZE), "rho", least=-1.0 / (SIZE - 1.0)),
     "ar1": Structure(SD * call(autoregressive_tril, P, SIZE), "rho", single=True),
 }
