@@ -12,6 +12,7 @@ from pyro_evidence.numerics.quadrature import reparameterise, rules
 from pyro_evidence.numerics.quadrature.densities import (
     EDGE,
     Interpolated,
+    Kriged,
     Lattice,
     Normal,
     Trend,
@@ -245,3 +246,22 @@ def test_a_trend_does_not_run_away_beyond_its_nodes() -> None:
 
 def test_a_trend_through_one_node_is_its_value() -> None:
     assert torch.equal(Trend(torch.zeros(1, 3), torch.ones(1, 5))(torch.ones(4, 3)), torch.ones(4, 5))
+
+
+def test_a_kriged_curve_goes_through_its_nodes_and_knows_how_far_off_it_is_without_one() -> None:
+    z = torch.randn(20, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    values = (z[:, :1] * 0.7).sin() + z[:, 1:].square()
+    found = Kriged(z, values)
+    torch.testing.assert_close(found(z), values, rtol=0.0, atol=1e-8)
+    assert float(found.errors(z).max()) < 1e-4
+    others = [torch.arange(20) != i for i in range(20)]
+    without = torch.cat([Kriged(z[kept], values[kept])(z[~kept]) for kept in others])
+    weighed = found._annihilator @ values / found._annihilator.diagonal().unsqueeze(-1)  # Dubrule (1983)
+    torch.testing.assert_close(values - without, weighed, rtol=1e-6, atol=1e-9)
+
+
+def test_a_kriged_curve_without_curvature_left_over_is_the_polynomial() -> None:
+    z = rules.product(rules.gauss_hermite(5), 2).nodes
+    found = Kriged(z, 1.0 + z[:, :1] - 0.3 * z[:, :1] * z[:, 1:])
+    far = torch.tensor([[4.0, -4.0]]).double()
+    assert float(found(far)) == pytest.approx(1.0 + 4.0 + 0.3 * 16.0, abs=1e-6)

@@ -58,6 +58,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
     "SoftLaplace": (lambda x: dist.SoftLaplace(x, T(1.0)), T(0.0)),
     "SoftAsymmetricLaplace": (lambda x: dist.SoftAsymmetricLaplace(x, T(1.0), T(2.0), T(0.5)), T(0.0)),
     "Logistic": (lambda x: dist.Logistic(x, T(1.0)), T(0.0)),
+    "InverseGamma": (lambda x: dist.InverseGamma(T(1.5), x.exp()), T(0.7)),
     "SkewLogistic": (lambda x: dist.SkewLogistic(x, T(1.0), T(2.0)), T(0.0)),
     "Cauchy": (lambda x: dist.Cauchy(x, T(1.0)), T(0.0)),
     "StudentT": (lambda x: dist.StudentT(T(4.0), x, T(1.0)), T(0.0)),
