@@ -436,7 +436,7 @@ def by_product(found: OuterMode, where: Standardisation, num: int) -> Integral:
     """
     fewer: Searched | None = None
     if not _is_whole(found):
-        for each in itertools.takewhile(lambda n: n < num, NODES):
+        for each in (n for n in NODES if n < num):
             fewer = _product(found, where, each, fewer)[2]
     return _product(found, where, num, fewer)[0]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress, groupby
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class Second:
             u = u if u.requires_grad else u.detach().requires_grad_()
             every = torch.cat(values(u), -1)
             first = Forward(every, u, create_graph=True)
-            for a, partners in groupby(self.pairs, lambda pair: pair[0]):
+            for a, partners in groupby(self.pairs, itemgetter(0)):
                 slope = first.along(self._mask(a, u))[0]
                 second = Forward(slope, u, create_graph=create_graph)
                 for _, b in partners:
@@ -96,7 +97,7 @@ class Second:
 
     def seconds(self, firsts: Sequence[Tensor], u: Tensor, create_graph: bool) -> Iterator[Tensor]:
         """Derivatives of these along each pair of colours, ``(R, F)`` in the order of :attr:`pairs`."""
-        for a, partners in groupby(self.pairs, lambda pair: pair[0]):
+        for a, partners in groupby(self.pairs, itemgetter(0)):
             second = Forward(firsts[a], u, create_graph=create_graph)
             for _, b in partners:
                 yield second.along(self._mask(b, u))[0]

@@ -173,7 +173,7 @@ class Lattice(AxisByAxis):
         step, table = self.step, extended(self.log_density - self.log_density.amax())
         while step > FINE and table.numel() << table.dim() <= LARGEST_TABLE:
             for axis in range(table.dim()):
-                table = halved(table, axis)
+                table = with_midpoints(table, axis)
             step *= 0.5
         tables = [table.clamp(min=NOTHING).exp()]  # so that each row of the lattice has a density
         while tables[0].dim() > 1:
@@ -217,13 +217,13 @@ def extended(log_density: Tensor) -> Tensor:
     return torch.where(table.isfinite() | lowest.isinf(), table, lowest)
 
 
-def halved(log_density: Tensor, axis: int) -> Tensor:
+def with_midpoints(log_density: Tensor, axis: int) -> Tensor:
     """A table with a value more between any two neighbours on an axis.
 
     On the cubic of the four values about it, bent at most twice as much as the flatter of the parabolas of three; on
     the parabola where but three are known; on the line where one side is hollow.
 
-    >>> halved(torch.tensor([0.0, -1.0, -4.0, -10.0]), 0)
+    >>> with_midpoints(torch.tensor([0.0, -1.0, -4.0, -10.0]), 0)
     tensor([  0.0000,  -0.2500,  -1.0000,  -2.1875,  -4.0000,  -6.6250, -10.0000])
     """
     y = log_density.movedim(axis, -1)
