@@ -45,7 +45,7 @@ def off_orbits(joint: LogJoint) -> Tensor:
             raise UnsupportedModel(
                 f"the latent space of site {names} can be turned without any change of the density: its "
                 "curvature has eigenvalues of zero, and Laplace's approximation about one point no meaning. Either "
-                f"hold the turn by zeros above the diagonal, {held} * torch.ones_like({held}).tril(), or offer one "
+                f"write {held} * torch.ones_like({held}).tril(), whose zeros above the diagonal hold it, or offer one "
                 "latent; a mixture of probabilistic PCA is fitted by EvidenceEM(model).run(Y), which integrates over "
                 "all turns."
             )

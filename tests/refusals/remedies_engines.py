@@ -323,7 +323,7 @@ ENGINES: dict[str, Remedy] = {
     ),
     "a latent space that turns": Remedy(
         UnsupportedModel,
-        "hold the turn by zeros above the diagonal",
+        "zeros above the diagonal hold it",
         lambda: fit(rotated(False), FOUR),
         lambda: fit(rotated(True), FOUR),
     ),

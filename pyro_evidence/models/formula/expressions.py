@@ -41,14 +41,14 @@ class Expression:
 
     @property
     def text(self) -> str:
-        """The same as Python has it."""
+        """Python code of it, as a program has it."""
         if self.function is None:
             return self.form
         return self.form.format(*(_text(part, brackets=not self.called) for part in self.parts))
 
     @property
     def inside(self) -> "list[Expression]":
-        """Itself and all that it is made of."""
+        """All expressions that it is made of, and itself."""
         return [self, *(e for part in self.parts if isinstance(part, Expression) for e in part.inside)]
 
     @property
@@ -63,7 +63,7 @@ class Expression:
         return {f"from {f.__module__} import {f.__name__}\n" for f in called if "." not in _name(f)}
 
     def with_names(self, **names: Any) -> Any:
-        """The same with other expressions or numbers for some names."""
+        """This expression with others, or numbers, for some names."""
         if self.function is None:
             return names.get(self.form, self)
         parts = (part.with_names(**names) if isinstance(part, Expression) else part for part in self.parts)
