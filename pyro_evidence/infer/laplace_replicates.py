@@ -64,17 +64,17 @@ def replicate_integrals(problem: Problem, modes: Maxima, drawn: Tensor, toleranc
     def log_density(rows: Tensor, phi: Tensor) -> Tensor:
         """Log density of marginalised coordinates ``(r, K, d)`` of some data sets, -inf where no mode is found."""
         numbers = theta[rows, None, -1:].expand(-1, phi.shape[1], 1)
-        start = followed(modes.rows.u[rows, None], modes.follows[rows], phi - straight.centre[rows])
+        start = followed(modes.rows.u[rows, None], modes.follows[rows], phi - gaussian.centre[rows])
         places = (torch.cat([phi, numbers], -1).flatten(0, 1), start.flatten(0, 1))
         return solve_inner(problem, *places, searches=1).log_density.reshape(phi.shape[:2])
 
     eye = torch.eye(d).to(theta)
-    straight = chart(theta[:, None, :-1], torch.where(modes.found[:, None, None], modes.precision, eye))
+    gaussian = chart(theta[:, None, :-1], torch.where(modes.found[:, None, None], modes.precision, eye))
     every = torch.arange(len(theta), device=theta.device)
-    profile = log_density(every, straight.probes()).nan_to_num(nan=-torch.inf)
-    elsewhere = other_places(straight, profile, drawn, log_density(every, drawn.expand(len(theta), -1, -1)))
-    sound = modes.found & ~elsewhere.any(-1) & (straight.basis.norm(dim=1).amax(-1) <= ENDLESS)
-    where = straight.bent(profile)
+    profile = log_density(every, gaussian.probes()).nan_to_num(nan=-torch.inf)
+    elsewhere = other_places(gaussian, profile, drawn, log_density(every, drawn.expand(len(theta), -1, -1)))
+    sound = modes.found & ~elsewhere.any(-1) & (gaussian.basis.norm(dim=1).amax(-1) <= ENDLESS)
+    where = gaussian.skewed(profile)
 
     def product(rows: Tensor, num: int) -> NodeProducts:
         rule, here = rules.product(rules.gauss_hermite(num), d), where.rows(rows)

@@ -111,7 +111,7 @@ def best_mode(found: OuterMode) -> OuterMode:
         best = int(found.profile.argmax())
         if not bool(found.profile[best] > found.profile[PROBES.index(0.0)] + HIGHER):
             break
-        found = outer_mode(_climbed(found, found.straight.probes()[best]), found.marginalised)
+        found = outer_mode(_climbed(found, found.gaussian.probes()[best]), found.marginalised)
     return found
 
 
@@ -150,9 +150,9 @@ def secondary_modes(found: OuterMode, tolerance: float) -> Tensor:
     """
     drawn = prior_draws(found)
     height = found.inner(drawn, searches=1).log_density
-    chosen = other_places(found.straight, found.profile, drawn, height)
+    chosen = other_places(found.gaussian, found.profile, drawn, height)
     order = torch.cat([found.profile, height])[chosen].argsort(descending=True)
-    places = torch.cat([found.straight.probes(), drawn])[chosen][order]  # the highest first
+    places = torch.cat([found.gaussian.probes(), drawn])[chosen][order]  # the highest first
     if places.shape[-1] == 1:
         return places
     places = places[:ROUNDS]
@@ -166,7 +166,7 @@ def _is_another(found: OuterMode, place: Tensor, tolerance: float) -> bool:
     """Whether ``place`` lies on a mode of its own; one without a top that is found counts as one."""
     try:
         reached = _climbed(found, place)
-        apart = torch.linalg.solve(found.straight.basis, reached.theta[found.marginalised] - found.centre).norm()
+        apart = torch.linalg.solve(found.gaussian.basis, reached.theta[found.marginalised] - found.centre).norm()
         if float(apart) <= SAME:
             return False
         return _log_mass(outer_mode(reached, found.marginalised)) - _log_mass(found) > math.log(SHARE * tolerance)
@@ -182,7 +182,7 @@ def _log_mass(found: OuterMode) -> float:
 def other_places(where: Standardisation, profile: Tensor, drawn: Tensor, height: Tensor) -> Tensor:
     """Probes beyond a valley and draws far from the mode at which the density is worth a look, ``(..., d J + S)`` bool.
 
-    :param where: straight axes through the mode; of many in rows.
+    :param where: axes of the Gaussian at the mode; of many in rows.
     :param profile: log density at its probes, nats, ``(..., d J)``.
     :param drawn: places ``(S, d)``, and ``height`` the log density there, ``(..., S)``.
     """
@@ -209,7 +209,7 @@ def all_prior_draws(found: OuterMode) -> Tensor:
     nodes, slices = joint.trace(state.u, state.theta).nodes, joint.hypers.slices
     parts = [p for p in joint.hypers if p.name in found.names]
     spread = torch.ones_like(state.theta)
-    spread[found.marginalised] = found.straight.basis.norm(dim=1).clamp(min=1.0).to(spread)  # a log unit at least
+    spread[found.marginalised] = found.gaussian.basis.norm(dim=1).clamp(min=1.0).to(spread)  # a log unit at least
     draws = []
     with own_random_numbers():
         torch.manual_seed(0)
@@ -251,15 +251,15 @@ def require_integral(found: OuterMode) -> None:
     :raises ImproperPosterior: where an axis is endless; or, unless all densities of the model are proper, this one is
         no lower at 26 than at 6 standard deviations, and that not low enough.
     """
-    if float(found.straight.basis.norm(dim=0).max()) > ENDLESS:
+    if float(found.gaussian.basis.norm(dim=0).max()) > ENDLESS:
         raise ImproperPosterior(_flat(found))
     if is_proper(found):
         return
-    profiles = found.profile.reshape(found.straight.num_dims, -1)
+    profiles = found.profile.reshape(found.gaussian.num_dims, -1)
     for axis, end in itertools.product(range(len(profiles)), (0, -1)):
         before = profiles[axis, end]
         if float(profiles.amax() - before) < WORTH:
-            far = found.centre + 4.0 * PROBES[end] * found.straight.basis[:, axis]
+            far = found.centre + 4.0 * PROBES[end] * found.gaussian.basis[:, axis]
             if float(before - found.inner(far.unsqueeze(0), searches=1).log_density) < 1.0:
                 raise ImproperPosterior(_flat(found))
 

@@ -92,14 +92,14 @@ class OuterMode:
         return sorted({n for n, s in slices.items() for i in marginalised if s.start <= i < s.stop})
 
     @cached_property
-    def straight(self) -> Standardisation:
-        """Straight axes through the mode of the marginalised sites."""
+    def gaussian(self) -> Standardisation:
+        """Axes of the Gaussian at the mode of the marginalised sites."""
         return chart(self.centre, self.precision)
 
     @cached_property
     def profile(self) -> Tensor:
         """Log density along those axes, at :meth:`Standardisation.probes`, nats, ``(d * J,)``."""
-        return self.inner(self.straight.probes(), searches=1).log_density.nan_to_num(nan=-torch.inf)
+        return self.inner(self.gaussian.probes(), searches=1).log_density.nan_to_num(nan=-torch.inf)
 
     def theta(self, phi: Tensor) -> Tensor:
         """All hyperparameters with marginalised coordinates ``(R, d)``, ``(R, T)``."""
@@ -250,19 +250,19 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
         deviations.
     :param elsewhere: places of other modes on one axis, ``(M, d)``.
     """
-    bent, d = found.straight.bent(found.profile), found.straight.num_dims
-    draws = rules.student_draws(NUM_DRAWS, d).to(bent.centre)
+    skewed, d = found.gaussian.skewed(found.profile), found.gaussian.num_dims
+    draws = rules.student_draws(NUM_DRAWS, d).to(skewed.centre)
     if d <= rules.PRODUCT_DIMS:
-        settled = None if len(elsewhere) else _settled(found, bent, tolerance)
-        axes = found.straight if len(elsewhere) else bent
-        return settled or adaptive_grid(found, axes, tolerance, elsewhere) or by_draws(found, bent, draws)
+        settled = None if len(elsewhere) else _settled(found, skewed, tolerance)
+        axes = found.gaussian if len(elsewhere) else skewed
+        return settled or adaptive_grid(found, axes, tolerance, elsewhere) or by_draws(found, skewed, draws)
     if d <= rules.LARGEST_DESIGN:
-        design, lattice = by_design(found, bent), None
+        design, lattice = by_design(found, skewed), None
         if design.error > tolerance and d in LATTICES and is_batched(found.state.problem):
-            lattice = adaptive_grid(found, bent, tolerance, elsewhere)
+            lattice = adaptive_grid(found, skewed, tolerance, elsewhere)
         if lattice is not None or design.error <= BARELY * tolerance:
             return lattice or design
-    return by_draws(found, bent, draws)
+    return by_draws(found, skewed, draws)
 
 
 def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
@@ -350,7 +350,7 @@ def settled(
 
 
 def adaptive_grid(found: OuterMode, where: Standardisation, tolerance: float, elsewhere: Tensor) -> Integral | None:
-    """Ever finer lattices over all that counts and hangs together with a mode, however it is bent.
+    """Ever finer lattices over all that counts and hangs together with a mode, however it is curved.
 
     A lattice is fine enough if half of its cells, those whose numbers add up to an even one, have the same integral.
 

@@ -140,8 +140,8 @@ class Proposal:
         integral, skewed = self.integral, self.integral.skewness_correction
         z = integral.density.unwhiten(white[:, self.places.marginalised].double())
         inner, noise = integral.inner(z), white[:, self.places.inner].double()
-        bent, log_growth = (noise, 0.0) if skewed is None else skewed.forward(z, noise)
-        u = self.places.whole(integral.chart.forward(z), inner.u + inner.precision.unwhiten(bent))
+        inside, log_growth = (noise, 0.0) if skewed is None else skewed.forward(z, noise)
+        u = self.places.whole(integral.chart.forward(z), inner.u + inner.precision.unwhiten(inside))
         return u, self._log_density(z, inner, noise) - log_growth
 
     def log_prob(self, u: Tensor) -> Tensor:

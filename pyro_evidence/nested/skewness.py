@@ -158,15 +158,15 @@ class SkewnessCorrection:
         shift = _along(basis, torch.einsum("bcij,si,sj->bsc", self.quadratic, white, white))
         log_stretch = _along(basis, white @ self.linear.mT).tanh()
         axes, log_scale = map_of(torch.tensordot(basis, self.axes, 1)), basis @ self.log_scale
-        bent = basis @ self.loc + log_scale.exp() * (shift + log_stretch.exp() * axes.forward(white))
-        return bent, axes.log_slope(white) + (log_stretch + log_scale).sum(-1)
+        skewed = basis @ self.loc + log_scale.exp() * (shift + log_stretch.exp() * axes.forward(white))
+        return skewed, axes.log_slope(white) + (log_stretch + log_scale).sum(-1)
 
-    def inverse(self, z: Tensor, bent: Tensor) -> Tensor:
-        """The white noise that :meth:`forward` made ``bent`` of."""
+    def inverse(self, z: Tensor, skewed: Tensor) -> Tensor:
+        """The white noise that :meth:`forward` made ``skewed`` of."""
         basis = follow(z, len(self.loc))
         axes = map_of(torch.tensordot(basis, self.axes, 1))
-        plain, white = (bent - basis @ self.loc) * (-basis @ self.log_scale).exp(), torch.zeros_like(bent)
-        for c in range(bent.shape[-1]):
+        plain, white = (skewed - basis @ self.loc) * (-basis @ self.log_scale).exp(), torch.zeros_like(skewed)
+        for c in range(skewed.shape[-1]):
             shift = (basis * torch.einsum("bij,si,sj->sb", self.quadratic[:, c], white, white)).sum(-1)
             log_stretch = (basis * (white @ self.linear[:, c].mT)).sum(-1).tanh()
             own = AxisMap(*(part[:, c : c + 1] for part in vars(axes).values()))
@@ -198,7 +198,7 @@ def _along(basis: Tensor, values: Tensor) -> Tensor:
 
 
 def skewness_correction(profiles: Profiles, z: Tensor, num_points: int) -> SkewnessCorrection | None:
-    """The bend of inner densities; None where they are normal, or normal noise is nearer to them.
+    """The skewness correction of inner densities; None where they are normal, or normal noise is nearer to them.
 
     :param profiles: inner modes at the marginalised coordinates ``z`` ``(K, d)``.
     """
@@ -213,14 +213,14 @@ def skewness_correction(profiles: Profiles, z: Tensor, num_points: int) -> Skewn
 
 
 def _at(profiles: Profiles, row: int, num_points: int) -> SkewnessCorrection | None:
-    """The bend of one row's density, with its moments matched."""
+    """The skewness correction of one row's density, with its moments matched."""
     one = profiles.row(row)
     raw, white = _third_order(one), quasi_normal(num_points, len(one.u)).to(one.u)
     plain = _log_weights(one, white, torch.zeros(len(white)).to(white), white)
     for _ in range(2):
         raw = _matched(one, raw, white)
-    bent, log_slope = raw.forward(white[:, :0], white)
-    found = _log_weights(one, bent, log_slope, white)
+    skewed, log_slope = raw.forward(white[:, :0], white)
+    found = _log_weights(one, skewed, log_slope, white)
     sizes = [float(importance.effective_sample_size(each)) for each in (found, plain)]
     return raw if sizes[0] > max(sizes[1], WORTH * num_points) else None
 
@@ -245,21 +245,21 @@ def _third_order(one: Profile) -> SkewnessCorrection:
 
 def _matched(one: Profile, raw: SkewnessCorrection, white: Tensor) -> SkewnessCorrection:
     """With the means and standard deviations that importance weights say."""
-    bent, log_slope = raw.forward(white[:, :0], white)
-    log_weights = _log_weights(one, bent, log_slope, white)
+    skewed, log_slope = raw.forward(white[:, :0], white)
+    log_weights = _log_weights(one, skewed, log_slope, white)
     if float(importance.effective_sample_size(log_weights)) < WORTH * len(white):
         return raw
     weights = log_weights.softmax(0).unsqueeze(-1)
-    mean, middle = (weights * bent).sum(0), bent.mean(0)
-    ratio = ((weights * (bent - mean).square()).sum(0) / (bent - middle).square().mean(0)).sqrt()
+    mean, middle = (weights * skewed).sum(0), skewed.mean(0)
+    ratio = ((weights * (skewed - mean).square()).sum(0) / (skewed - middle).square().mean(0)).sqrt()
     return SkewnessCorrection(
         mean + ratio * (raw.loc - middle), raw.log_scale + ratio.log(), raw.axes, raw.linear, raw.quadratic
     )
 
 
-def _log_weights(one: Profile, bent: Tensor, log_slope: Tensor, white: Tensor) -> Tensor:
-    """Log ratio of the exact density to that of bent noise, up to a constant, nats, ``(S,)``."""
-    log_joint = one.log_joint(one.u + bent @ one.covariance_root.mT)
+def _log_weights(one: Profile, skewed: Tensor, log_slope: Tensor, white: Tensor) -> Tensor:
+    """Log ratio of the exact density to that of skewed noise, up to a constant, nats, ``(S,)``."""
+    log_joint = one.log_joint(one.u + skewed @ one.covariance_root.mT)
     return (log_joint + log_slope + 0.5 * white.square().sum(-1)).nan_to_num(nan=-torch.inf)
 
 

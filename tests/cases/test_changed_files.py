@@ -66,7 +66,7 @@ def test_the_spacing_of_a_lattice_is_that_of_the_fit_or_refused(tmp_path: Path) 
     fitted = kind.posterior
     mode = fitted.integral.outer_mode
     cells = torch.arange(-14, 15).unsqueeze(-1)
-    integral = by_lattice(mode, mode.straight, cells, step)
+    integral = by_lattice(mode, mode.gaussian, cells, step)
     state = replace(fitted.state, log_evidence=integral.log_evidence)
     replace(fitted, state=state, integral=replace(integral, error=0.0)).save(path)
     content, expected = thawed(files.read(path)), numbers(kind.load(path))

@@ -1,4 +1,4 @@
-"""Three and four scales whose density is bent and has long tails: lattices beside quadrature of the exact marginal."""
+"""Three and four scales of a skewed density with long tails: lattices beside quadrature of the exact marginal."""
 
 import math
 from collections.abc import Callable

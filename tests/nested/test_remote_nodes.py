@@ -34,7 +34,7 @@ def all_nodes(found: integration.OuterMode, num: int, monkeypatch: pytest.Monkey
     """The same rule with every node searched."""
     monkeypatch.setattr(integration, "FIRST", -math.inf)
     monkeypatch.setattr(integration, "FOLLOWED", 0.0)
-    return integration.by_product(found, found.straight, num)
+    return integration.by_product(found, found.gaussian, num)
 
 
 def moments(found: integration.Integral) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ def square_of_tails(phi: Tensor) -> Tensor:
 def test_remote_nodes_follow_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     found = outer(skewed, rows, monkeypatch)
-    some = integration.by_product(found, found.straight, 9)
+    some = integration.by_product(found, found.gaussian, 9)
     assert sum(rows) < 0.45 * (5**3 + 7**3 + 9**3)
     rows.clear()
     every = all_nodes(found, 9, monkeypatch)
@@ -80,7 +80,7 @@ def test_remote_nodes_follow_from_the_others(monkeypatch: pytest.MonkeyPatch) ->
 def test_remote_nodes_are_searched_where_they_count(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     found = outer(square_of_tails, rows, monkeypatch)
-    some = integration.by_product(found, found.straight, 7)
+    some = integration.by_product(found, found.gaussian, 7)
     assert rows[0] < sum(rows) < 5**3 + 7**3  # the far corners, and none twice
     every = all_nodes(found, 7, monkeypatch)
     assert float(some.log_evidence) == pytest.approx(float(every.log_evidence), abs=0.02 / integration.MOVES)
@@ -90,7 +90,7 @@ def test_remote_nodes_are_searched_where_they_count(monkeypatch: pytest.MonkeyPa
 def test_remote_nodes_of_a_long_tail_follow_from_the_rules_before(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     found = outer(long_tail, rows, monkeypatch, num=2)
-    some = integration.by_product(found, found.straight, 11)
+    some = integration.by_product(found, found.gaussian, 11)
     assert sum(rows) < 0.7 * (5**2 + 7**2 + 9**2 + 11**2)
     every = all_nodes(found, 11, monkeypatch)
     assert float(some.log_evidence) == pytest.approx(float(every.log_evidence), abs=5e-4)

@@ -92,7 +92,7 @@ def test_a_chart_goes_there_and_back() -> None:
     probes = where.probes()
     along = (probes - where.centre).reshape(2, -1, 2)
     drop = -0.5 * torch.einsum("dji,ik,djk->dj", along, precision, along)
-    where = where.bent(drop.reshape(-1))
+    where = where.skewed(drop.reshape(-1))
     z = torch.tensor([[0.3, -0.2], [2.0, 1.0]])
     torch.testing.assert_close(where.inverse(where.forward(z)), z)
     exact = -0.5 * precision.logdet().expand(2)

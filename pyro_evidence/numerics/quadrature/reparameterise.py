@@ -157,13 +157,13 @@ class Standardisation:
         return self.axes.log_slope(z) + (log_volume.unsqueeze(-1) if self.basis.dim() > 2 else log_volume)
 
     def probes(self) -> Tensor:
-        """Points on each axis, ``(..., d * J, d)`` in ``phi``, at which :meth:`bent` wants the log density."""
+        """Points on each axis, ``(..., d * J, d)`` in ``phi``, at which :meth:`skewed` wants the log density."""
         d = self.num_dims
         steps = self.centre.new_tensor(PROBES)
         t = torch.eye(d).to(self.centre).unsqueeze(1) * steps[None, :, None]
         return self.centre + t.reshape(-1, d) @ self.basis.mT
 
-    def bent(self, log_density: Tensor) -> "Standardisation":
+    def skewed(self, log_density: Tensor) -> "Standardisation":
         """With axes mapped so that each looks normal.
 
         :param log_density: at :meth:`probes`, nats, ``(..., d * J)``.
