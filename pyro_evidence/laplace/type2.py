@@ -188,7 +188,7 @@ def _stepped(state: TypeII) -> Asking[TypeII]:
     new = replace((yield from _arriving(state, found, direction * logs)), share=share)
     if new.stop_reason is None and share < CUT and interpolates_data(state.laplace, state.slope):
         new = replace(new, stop_reason=Status.INTERPOLATING)
-    near = not far or not _goes_far(state, new.laplace.theta - state.laplace.theta, logs)
+    near = not _goes_far(state, new.laplace.theta - state.laplace.theta, logs)
     if new.stop_reason is None and new.laplace.problem is state.laplace.problem and near:
         new = _learned(state, new)
     way = (*state.way, state.objective)[-len(new.laplace.theta) :]

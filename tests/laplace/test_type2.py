@@ -19,8 +19,6 @@ from pyro_evidence.fitting.iterate import iterate
 from pyro_evidence.laplace import approximation, gradient, pruning, type2
 from pyro_evidence.laplace.approximation import is_singular
 from pyro_evidence.models.formula import mixed
-from pyro_evidence.models.gp import gp_classifier
-from pyro_evidence.models.kernels import RBF
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.program import LogJoint
 from tests.models_for_tests.engine_models import (
@@ -319,17 +317,6 @@ def test_steps_teach_the_metric_where_a_round_goes_too_far() -> None:
     fit = iterate(type2.step, type2.type2_state(begun), Stop(progress=False), "test")
     assert fit.status is Status.CONVERGED and len(fit.objectives) < 60
     assert float(fit.state.slope.total.abs().max()) < 1e-4
-
-
-def test_a_step_that_a_fresh_curvature_lengthens_teaches_the_metric() -> None:
-    """The natural step is of a log unit at most; by the curvature of differences it goes further, which is kept."""
-    X = torch.randn(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    state = first(gp_classifier(RBF()), (X, ((2.0 * X[:, 0]).sin() + X[:, 1] > 0).double()))
-    assert state.learned is None
-    assert float((state.metric @ state.slope.total).abs().max()) <= 1.0 + 1e-9
-    after = type2.step(state)
-    assert float((after.laplace.theta - state.laplace.theta).abs().max()) > 1.0
-    assert after.learned is not None
 
 
 def test_the_natural_metric_is_made_only_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
