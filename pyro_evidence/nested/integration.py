@@ -38,7 +38,7 @@ MOST_FOLLOWED = 1500  # where most follow from others
 MOST_CELLS = 2500  # of a lattice; a normal density on three axes takes 400, one with long tails four times as many
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
 MOVES_OF_FOLLOWED = 2.0  # the same, where each node that does not follow is a search of its own
-BARELY = 10.0  # tolerances: a sum over a few nodes that is no worse than this is better than draws
+BARELY = 10.0  # tolerances: a few nodes that are no worse are better than draws, and at half of it than many nodes
 STEEP = 1e3  # nats per unconstrained unit, a slope that no end of a search has
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
 # by number of axes: the first spacing of a lattice, standard deviations at the mode, and how many nats below the top it
@@ -258,7 +258,7 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
         return settled or adaptive_grid(found, axes, tolerance, elsewhere) or by_draws(found, skewed, draws)
     if d <= rules.LARGEST_DESIGN:
         design, lattice = by_design(found, skewed), None
-        if design.error > tolerance and d in LATTICES and is_batched(found.state.problem):
+        if design.error > 0.5 * BARELY * tolerance and d in LATTICES and is_batched(found.state.problem):
             lattice = adaptive_grid(found, skewed, tolerance, elsewhere)
         if lattice is not None or design.error <= BARELY * tolerance:
             return lattice or design

@@ -15,7 +15,7 @@ EDGE = 8.0  # standard deviations beyond which nothing is drawn
 CELLS = 512  # of 1/32 of a standard deviation: linear between, a normal is off by a part in 8000 of its top
 NOTHING = -100.0  # nats below the top
 FINE = 0.3  # standard deviations: linear between, a standard deviation of one is less than one percent too large
-LARGEST_TABLE = 2**22  # numbers of a finer lattice
+LARGEST_TABLE = 2**23  # numbers of a finer lattice
 MOST_LAGRANGE = 11  # nodes through which one polynomial is laid
 
 
@@ -150,7 +150,7 @@ class Interpolated(AxisByAxis):
 class Lattice(AxisByAxis):
     """A density known at the points of a lattice, and nothing outside of it.
 
-    One layer of points is added, on straight lines of the logarithm.  Between them that is a cubic of four points,
+    Two layers of points are added, on straight lines of the logarithm.  Between them that is a cubic of four points,
     down to points at most :data:`FINE` apart, or as far as memory allows; then the density is linear.
     """
 
@@ -170,7 +170,7 @@ class Lattice(AxisByAxis):
     @cached_property
     def _fine(self) -> tuple[float, list[Tensor]]:
         """Spacing of the finer lattice, and there the density of the first axis, of the first two, and so on."""
-        step, table = self.step, extended(self.log_density - self.log_density.amax())
+        step, table = self.step, extended(extended(self.log_density - self.log_density.amax()))
         while step > FINE and table.numel() << table.dim() <= LARGEST_TABLE:
             for axis in range(table.dim()):
                 table = with_midpoints(table, axis)
@@ -186,7 +186,7 @@ class Lattice(AxisByAxis):
     def _conditional(self, rest: Tensor) -> "Grid":
         """That of the next coordinate at those before it, ``rest`` ``(S, j)``: between the corners about these."""
         step, tables = self._fine
-        table, first, done = tables[rest.shape[1]], self.first - self.step, rest.shape[1]
+        table, first, done = tables[rest.shape[1]], self.first - 2.0 * self.step, rest.shape[1]
         row, weight = rest.new_zeros(len(rest), 1).long(), rest.new_ones(len(rest), 1)
         for axis, num in enumerate(table.shape[:-1]):
             cell, share = _cell((rest[:, axis : axis + 1] - first[axis]) / step, num)
