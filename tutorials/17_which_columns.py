@@ -27,6 +27,7 @@ from pyro import poutine
 from pyro.infer import MCMC, NUTS
 
 from pyro_evidence import LaplaceEvidence
+from pyro_evidence.plots import structures
 
 torch.set_default_dtype(torch.float64)
 generator = torch.Generator().manual_seed(5)
@@ -72,8 +73,10 @@ inclusion = posterior.inclusion("keep")
 
 # %%
 print(posterior.structures(6))
+axes = structures.nested_models(plt.figure(figsize=(9, 5), layout="constrained").gca(), posterior, most=6)
 
 # %% [markdown]
+# Each model hangs below the best one that it extends, with the nats that the further column is worth.
 # The best model has a small part of the probability: many say nearly the same. A prediction from it alone would be too
 # sure of itself. The average over all of them is one call.
 

@@ -32,6 +32,10 @@ class PowerScaling:
     :ivar prior: site -> change of the posterior of each element by power-scaling the prior, per doubling of the power,
         in cumulative Jensen-Shannon distance.
     :ivar likelihood: the same by power-scaling the likelihood.
+
+    >>> from pyro_evidence.compare import PowerScaling
+    >>> PowerScaling({"mu": torch.tensor(0.2)}, {"mu": torch.tensor(0.01)}).table().notes
+    ['mu: strong prior or weak likelihood']
     """
 
     prior: Mapping[str, Tensor]
@@ -133,6 +137,10 @@ class PriorDataConflict:
     :ivar p_value: share of data sets from the prior predictive whose density there is no higher than that of the data.
     :ivar standard_error: of it.
     :ivar log_evidences: of the simulated data sets whose fits ended, nats, ``(S,)``.
+
+    >>> from pyro_evidence.compare import PriorDataConflict
+    >>> print(PriorDataConflict(0.25, 0.22, torch.tensor([-3.0, -2.0, -2.5, -4.0])))
+    prior-data conflict: tail probability 0.25 +- 0.22
     """
 
     p_value: float
