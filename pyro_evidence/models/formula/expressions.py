@@ -33,6 +33,8 @@ class Expression:
         if self.function is None:
             return given[self.form]
         found = [part.value(given) if isinstance(part, Expression) else part for part in self.parts]
+        if not self.keywords:
+            return self.function(*found)
         return self.function(*found[: self._first], **dict(zip(self.keywords, found[self._first :], strict=True)))
 
     @property
