@@ -92,7 +92,8 @@ def _shares(names: Collection[str], prior: Mapping[str, float] | None) -> list[f
     weights = dict.fromkeys(names, 1.0) if prior is None else dict(prior)
     if weights.keys() != set(names) or not all(w > 0 for w in weights.values()):
         raise BadInput(f"prior={weights}; expected a positive number for each of {', '.join(names)}.")
-    return [weights[n] / sum(weights.values()) for n in names]
+    total = sum(weights.values())
+    return [weights[n] / total for n in names]
 
 
 def _explore_formulas(

@@ -201,11 +201,11 @@ class FrameDesign:
         """
         if varying.structure != "ar1":
             return self.matrix(varying.terms, frame)
-        times = self._every_time(varying)
+        places = {time: place for place, time in enumerate(self._every_time(varying))}
         found = (self.frame if frame is None else frame)[varying.terms.strip("`")].tolist()
-        if unknown := [time for time in found if time not in times]:
-            raise BadInput(f"{varying.text}: time {unknown[0]!r} is new; expected one of {list(times)}.")
-        return torch.nn.functional.one_hot(torch.tensor([times.index(t) for t in found]), len(times)).double()
+        if unknown := [time for time in found if time not in places]:
+            raise BadInput(f"{varying.text}: time {unknown[0]!r} is new; expected one of {list(places)}.")
+        return torch.nn.functional.one_hot(torch.tensor([places[time] for time in found]), len(places)).double()
 
     def _every_time(self, varying: Varying) -> Sequence[Any]:
         """Every time in order, those too that lack between whole numbers.

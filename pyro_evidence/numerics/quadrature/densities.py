@@ -168,9 +168,11 @@ class Lattice(AxisByAxis):
         return self.log_density.dim()
 
     @cached_property
-    def _fine(self) -> tuple[float, list[Tensor]]:
-        """Spacing of the finer lattice, and there the density of the first axis, of the first two, and so on."""
-        step, table = self.step, extended(extended(self.log_density - self.log_density.amax()))
+    def _fine(self) -> tuple[float, Tensor, list[Tensor]]:
+        """Spacing and corner of a finer lattice; there the density of the first axis, of the first two, and so on."""
+        step, first, table = self.step, self.first, self.log_density - self.log_density.amax()
+        for _ in range(2):
+            first, table = first - step, extended(table)
         while step > FINE and table.numel() << table.dim() <= LARGEST_TABLE:
             for axis in range(table.dim()):
                 table = with_midpoints(table, axis)
@@ -178,15 +180,15 @@ class Lattice(AxisByAxis):
         tables = [table.clamp(min=NOTHING).exp()]  # so that each row of the lattice has a density
         while tables[0].dim() > 1:
             tables.insert(0, tables[0].sum(-1))
-        return step, tables
+        return step, first, tables
 
     def _values(self) -> Tensor:
         return self.log_density.new_zeros(1, 0)
 
     def _conditional(self, rest: Tensor) -> "Grid":
         """That of the next coordinate at those before it, ``rest`` ``(S, j)``: between the corners about these."""
-        step, tables = self._fine
-        table, first, done = tables[rest.shape[1]], self.first - 2.0 * self.step, rest.shape[1]
+        (step, first, tables), done = self._fine, rest.shape[1]
+        table = tables[done]
         row, weight = rest.new_zeros(len(rest), 1).long(), rest.new_ones(len(rest), 1)
         for axis, num in enumerate(table.shape[:-1]):
             cell, share = _cell((rest[:, axis : axis + 1] - first[axis]) / step, num)
