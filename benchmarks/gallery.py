@@ -69,6 +69,11 @@ def clusters() -> Axes:
     return EvidenceEM(gaussian_mixture(6, noise=FullNoise()), stop=QUIET).run(Y).plot()
 
 
+def one_output() -> Axes:
+    Y = torch.cat([torch.randn(120) * 0.6, torch.randn(60) + 4.0])[:, None]
+    return EvidenceEM(gaussian_mixture(4), stop=QUIET).run(Y).plot()
+
+
 def vectors_of_a_curve() -> Axes:
     X, t = wave()
     return RVM(regression(GaussianRBF(X, 0.8), beta=25.0), stop=QUIET).run(X, t).plot()
@@ -100,6 +105,15 @@ def caterpillar() -> Axes:
     return fitted.caterpillar(figure.gca(), LaplaceEvidence(model, stop=QUIET).run(*data), site="u_subject")
 
 
+def smooth() -> Axes:
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"x": rng.uniform(0.0, 6.0, 200), "group": rng.choice(["a", "b"], 200)})
+    frame["y"] = rng.poisson(np.exp(1.0 + np.sin(frame.x) + 0.5 * (frame.group == "b")))
+    model, data = mixed("y ~ s(x) + group", frame, family="poisson")
+    axes = plt.figure(layout="constrained").gca()
+    return fitted.average_predictions(axes, LaplaceEvidence(model, stop=QUIET).run(*data), column="x", by="group")
+
+
 def selection(X: torch.Tensor, y: torch.Tensor) -> None:
     keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer={"branching": True})
     w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([X.shape[1]]).to_event(1))
@@ -115,8 +129,18 @@ def selections() -> Axes:
 
 
 PICTURES: list[Callable[[], Axes]] = [
-    *(groups, several_terms, relevance, process, clusters, vectors_of_a_curve, vectors_of_two_classes, classes),
-    *(models, caterpillar, selections),
+    *(
+        groups,
+        several_terms,
+        relevance,
+        process,
+        clusters,
+        one_output,
+        vectors_of_a_curve,
+        vectors_of_two_classes,
+        classes,
+    ),
+    *(models, caterpillar, smooth, selections),
 ]
 
 

@@ -22,7 +22,7 @@ import torch
 
 from pyro_evidence import LaplaceEvidence, Stop, datasets
 from pyro_evidence.models.formula import mixed
-from pyro_evidence.plots.fitted import caterpillar
+from pyro_evidence.plots.fitted import average_predictions, caterpillar
 
 torch.set_default_dtype(torch.float64)
 
@@ -71,6 +71,8 @@ smooth = LaplaceEvidence(curved, stop=Stop(progress=False)).run(*data)
 print(smooth.variances())
 gain = float(smooth.log_evidence - posterior.log_evidence)
 print(f"log restricted likelihood: {gain:+.2f} nats for the curve")
+figure, axes = plt.subplots(figsize=(7.0, 4.0))
+_ = average_predictions(axes, smooth, column="Days", kind="population")
 
 # %% [markdown]
 # ## A new subject

@@ -210,7 +210,8 @@ class MixturePosterior(LaplacePosterior):
     ) -> Axes:
         """Data in colour and shape of their likeliest component, with an ellipse around each and its share.
 
-        The table as a picture for a conditional density, and for one output.
+        Of one output a histogram with the density and each component's part; the table of a conditional density, and of
+        one output where the data were not kept.
 
         :param axes: to draw on; None makes a figure of its own.
         :param prob: mass of a component inside its ellipse.
@@ -220,12 +221,14 @@ class MixturePosterior(LaplacePosterior):
         :raises ImportError: without matplotlib.
         """
         density = self.density() if self.recognised.G is None else None
-        if density is None or density.loc.shape[-1] == 1:
+        given = self.recognised.Y if Y is None else Y
+        if density is None or (density.loc.shape[-1] == 1 and not len(given)):
             return super().plot(axes, prob=prob)
         check_probability("prob", prob)
+        if density.loc.shape[-1] == 1:
+            return self._one_output(display.axes_or_own(axes), density, given[~given.isnan()])
         display.check_plane("outputs", outputs, density.loc.shape[-1])
         axes, plane = display.axes_or_own(axes), density.marginal(outputs)
-        given = self.recognised.Y if Y is None else Y
         owner = self.responsibilities(given).argmax(-1) if len(given) else given.new_zeros(0)
         for number, k in enumerate(self.active.nonzero().flatten().tolist()):
             share, style = plane.log_mixing[0, k].exp(), display.points_of(number)
@@ -237,6 +240,17 @@ class MixturePosterior(LaplacePosterior):
         x, y = (f"output {number}" for number in outputs)
         axes.legend(title=f"ellipses hold {display.percent(prob)} % of each", fontsize="small")
         return display.with_labels(axes, x, y, legend=False)
+
+    def _one_output(self, axes: display.Axes, density: MixtureDensity, Y: Tensor) -> display.Axes:
+        """A histogram of the data ``(N,)``, the density and the part of each component."""
+        axes.hist(Y.tolist(), bins="auto", density=True, color="lightgrey", label="the data")
+        grid = torch.linspace(float(Y.min()), float(Y.max()), display.NUM_GRID).to(density.loc).unsqueeze(-1)
+        parts, x = density.component_log_prob(grid).exp(), grid[:, 0].tolist()
+        axes.plot(x, density.log_prob(grid).exp().tolist(), color="black", label="density")
+        for number, k in enumerate(self.active.nonzero().flatten().tolist()):
+            label = f"{float(density.log_mixing[0, k].exp()):.0%} of the data"
+            axes.plot(x, parts[:, k].tolist(), **display.line_of(number), label=label)
+        return display.with_labels(axes, "output 0", "density")
 
     def _kernels(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         """The kernels at these arguments; at the training data without any."""

@@ -8,12 +8,14 @@ from torch import Tensor
 from pyro_evidence import display
 from pyro_evidence.display import Axes, check_axes, intervals, with_labels
 from pyro_evidence.errors import BadInput
+from pyro_evidence.posterior import averages
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import as_tensors
 from pyro_evidence.program.simulate import from_predictive
 from pyro_evidence.settings import check_count
 
 BINS = 30  # of a histogram: about the root of a thousand data
+POINTS = 40  # along a curve, each of them an average over all rows
 
 
 def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: float = 0.9, most: int = 60) -> Axes:
@@ -42,7 +44,7 @@ def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: flo
 
 
 def partial_dependence(
-    axes: Axes, posterior: Any, X: Tensor, *, column: int | str, num_points: int = 40, quantile: float = 0.1
+    axes: Axes, posterior: Any, X: Tensor, *, column: int | str, num_points: int = POINTS, quantile: float = 0.1
 ) -> Axes:
     """The mean prediction as one input moves and the others stay as they are, averaged over the rows of ``X``.
 
@@ -76,6 +78,50 @@ def partial_dependence(
     )
     axes.plot(grid.tolist(), found.mean(-1).tolist(), label="mean of the rows")
     return with_labels(axes, names[place] if names else f"input {place}", "prediction")
+
+
+def average_predictions(
+    axes: Axes,
+    posterior: Any,
+    *,
+    column: str,
+    by: str | None = None,
+    frame: Any = None,
+    kind: str = "response",
+    prob: float = 0.9,
+) -> Axes:
+    """The average prediction of a formula's model as one column moves, with its interval: what a smooth looks like.
+
+    The numbers are those of ``posterior.means``: a line and a band along a column of numbers, one for each level of
+    ``by`` and each class; for a factor a point and an interval for each level.
+
+    >>> average_predictions(plt.gca(), posterior, column="day", kind="population")  # doctest: +SKIP
+
+    :param posterior: of a model that :func:`~pyro_evidence.models.formula.mixed` has made.
+    :param column: of the data frame.
+    :param by: another column, within whose levels rows are averaged.
+    :param frame: the rows, those of the fit by default.
+    :param kind: ``"response"``, ``"link"`` or ``"population"``, without the effects of groups.
+    :param prob: in the intervals.
+    :raises BadInput: for a model that no formula made, and for a column that it has not.
+    """
+    check_axes(axes)
+    rows = averages.frame_of(posterior, frame, column, by)
+    grid: list[float] = []
+    if not averages.levels_of(posterior, column):
+        grid = torch.linspace(float(rows[column].min()), float(rows[column].max()), POINTS).tolist()
+    table = posterior.means(column, values=grid, by=by, frame=rows, kind=kind, prob=prob).rows
+    value, _, *ends = next(iter(table.values()))
+    labels, numbers = list(table), torch.tensor([[row[c] for c in (value, *ends)] for row in table.values()])
+    if not grid:
+        intervals(axes, labels, *numbers.T.tolist())
+        return with_labels(axes, f"{kind}: mean and {display.percent(prob)} % interval", legend=False)
+    curves = numbers.unflatten(0, (len(grid), -1))
+    for number, (label, found) in enumerate(zip(labels, curves.movedim(1, 0), strict=False)):
+        middle, low, high = found.T.tolist()
+        axes.fill_between(grid, low, high, alpha=display.SHADE, color=f"C{number}")
+        axes.plot(grid, middle, **display.line_of(number), label=label.partition("]")[2].removeprefix(", "))
+    return with_labels(axes, column, f"{kind}, {display.percent(prob)} % band", legend=curves.shape[1] > 1)
 
 
 def predictive_check(axes: Axes, posterior: LaplacePosterior, *, site: str | None = None, num_sets: int = 50) -> Axes:

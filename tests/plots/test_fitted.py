@@ -3,6 +3,8 @@
 import math
 
 import matplotlib.pyplot as plt
+import numpy as np
+import pandas
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from pyro_evidence import REVM, RVM, BadInput, LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.models.basis import Linear
+from pyro_evidence.models.formula import mixed
 from pyro_evidence.models.regression import regression
 from pyro_evidence.plots import fitted
 
@@ -85,6 +88,32 @@ def test_partial_dependence_is_the_formula_averaged_over_rows(axes: Axes) -> Non
     assert axes.get_ylabel() and axes.get_xlabel() == "input 0"
     with pytest.raises(BadInput, match=r"column=2; expected one of \[0, 1\]"):
         fitted.partial_dependence(axes, posterior, X, column=2)
+
+
+def test_average_predictions_are_the_regression_line_and_its_band(axes: Axes) -> None:  # oracle: least squares
+    x = np.linspace(1.0, 3.0, 12)
+    frame = pandas.DataFrame({"x": x, "g": list("ab") * 6, "y": 2.0 * x + np.cos(5.0 * x)})
+    model, data = mixed("y ~ x + g", frame, priors={"b": "flat"})
+    posterior = LaplaceEvidence(model, stop=QUIET).run(*data)
+    fitted.average_predictions(axes, posterior, column="x", by="g")
+    X = np.stack([np.ones(12), x, frame.g == "b"], 1)
+    b, (squares,), *_ = np.linalg.lstsq(X, frame.y, rcond=None)
+    at = np.array([1.0, 3.0, 1.0])  # the last point of group b's line
+    sd = (squares / 9.0 * at @ np.linalg.inv(X.T @ X) @ at) ** 0.5
+    assert [line.get_label() for line in axes.lines] == ["g[a]", "g[b]"] and axes.get_xlabel() == "x"
+    assert axes.lines[1].get_xdata()[-1] == 3.0 and axes.lines[1].get_ydata()[-1] == pytest.approx(at @ b)
+    top = axes.collections[1].get_datalim(axes.transData).y1
+    assert top == pytest.approx(at @ b + 1.6448536 * sd, rel=1e-4)
+    with pytest.raises(BadInput, match="'z' is no column of"):
+        fitted.average_predictions(axes, posterior, column="z")
+
+
+def test_average_predictions_of_a_factor_are_intervals(axes: Axes) -> None:
+    frame = pandas.DataFrame({"g": list("abc") * 5, "y": np.arange(15.0) % 7.0})
+    model, data = mixed("y ~ g", frame, priors={"b": "flat"})
+    fitted.average_predictions(axes, LaplaceEvidence(model, stop=QUIET).run(*data), column="g")
+    assert labels(axes) == ["g[a]", "g[b]", "g[c]"]
+    assert list(axes.lines[-1].get_xdata()) == pytest.approx(list(frame.groupby("g").y.mean()))
 
 
 def test_data_that_the_model_can_make_lie_in_the_band(axes: Axes, grouped: LaplacePosterior) -> None:

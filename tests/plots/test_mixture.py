@@ -89,6 +89,24 @@ def test_every_datum_is_in_its_components_colour(axes: Axes, posterior: MixtureP
     assert len(axes.lines) == len(groups) + posterior.num_components
 
 
+def test_of_one_output_the_density_and_its_parts_are_drawn(axes: Axes) -> None:  # oracle: torch's own mixture
+    y = torch.cat([torch.linspace(-1.0, 1.0, 30), torch.linspace(4.0, 5.0, 20)])
+    found = EvidenceEM(gaussian_mixture(2), start=Start(seed=0)).run(y[:, None])
+    assert found.plot(axes) is axes and sum(
+        bar.get_height() * bar.get_width() for bar in axes.patches
+    ) == pytest.approx(1.0)
+    whole, *parts = axes.lines
+    density = found.density()
+    kernels = torch.distributions.Normal(density.loc[0, :, 0], density.tril[0, :, 0, 0])
+    expected = torch.distributions.MixtureSameFamily(
+        torch.distributions.Categorical(density.log_mixing[0].exp()), kernels
+    )
+    x, heights = torch.tensor(whole.get_xdata()), torch.tensor(whole.get_ydata())
+    assert torch.allclose(heights, expected.log_prob(x).exp()) and (x[0], x[-1]) == (y[0], y[-1])
+    assert torch.allclose(sum(torch.tensor(part.get_ydata()) for part in parts), heights)
+    assert sorted(part.get_label() for part in parts) == ["40% of the data", "60% of the data"]
+
+
 def test_path_has_one_picture_for_each_round(curve: LearningCurve) -> None:
     figure, axes = plt.subplots(1, 2)
     first, last = plots_mixture.component_path(axes, curve, data(), steps=[0, 6])
