@@ -49,18 +49,9 @@ def united(*many: Groups) -> Groups:
     return tuple(group for group in found.values() if id(group) in different)
 
 
-def _is_global(group: Tensor) -> bool:
-    """Whether every element has the same coordinates."""
-    return group.shape[:-1].numel() == 1
-
-
-def _full(group: Tensor, shape: Sequence[int]) -> Tensor:
-    return group.expand(*shape, group.shape[-1])
-
-
 def gathered(group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: bool, op: str) -> Tensor:
     """The coordinates of a group, united over ``dims`` of its tensor."""
-    if _is_global(group):
+    if group.shape[:-1].numel() == 1:  # every element has the same coordinates
         return group.reshape(-1)
     dims = sorted(d % len(shape) for d in dims)
     own = group.reshape((1,) * (len(shape) + 1 - group.dim()) + tuple(group.shape))
@@ -70,19 +61,16 @@ def gathered(group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: 
     if total > NARROW and total * kept > WIDE:
         raise Lost(op, group.reshape(-1)[:2])
     laid = own.permute(*stays, *dims, len(shape)).reshape(*(own.shape[d] for d in stays), total)
-    laid = _without_repeats(laid) if total > NARROW else laid
+    if total > NARROW and laid.numel():
+        # each coordinate of an element once: a recursion in time has those of its first step twice as often at each
+        ordered = laid.sort(-1, descending=True).values
+        again = torch.nn.functional.pad(ordered[..., 1:] == ordered[..., :-1], (1, 0))
+        once = ordered.masked_fill(again, -1).sort(-1, descending=True).values
+        laid = once[..., : max(1, int((once >= 0).sum(-1).max()))]
     if keepdim:
         for d in dims:
             laid = laid.unsqueeze(d)
     return laid
-
-
-def _without_repeats(group: Tensor) -> Tensor:
-    """Each coordinate of an element once: a recursion in time has those of its first step twice as often at each."""
-    ordered = group.sort(-1, descending=True).values
-    again = torch.nn.functional.pad(ordered[..., 1:] == ordered[..., :-1], (1, 0))
-    once = ordered.masked_fill(again, -1).sort(-1, descending=True).values
-    return once[..., : max(1, int((once >= 0).sum(-1).max()))] if once.numel() else once
 
 
 class Follow(DispatchMode):
@@ -109,10 +97,6 @@ class Follow(DispatchMode):
         """The coordinates noted of a tensor, none for a constant."""
         return self.notes.get(value, ()) if isinstance(value, Tensor) else ()
 
-    def _some(self, tracked: list[Tensor]) -> Tensor:
-        """Coordinates to name in an error message."""
-        return self.of(tracked[0])[0].reshape(-1)[:2]
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Carry out an operation, and note where its results come from."""
         kwargs = kwargs or {}
@@ -136,18 +120,15 @@ class Follow(DispatchMode):
         else:
             number = packet is aten._local_scalar_dense
             name = "a number taken out of a tensor (.item(), float(...))" if number else f"torch's {packet.__name__}"
-            raise Lost(name, self._some(tracked))
-        self._write(func, args, result, found)
-
-    def _ruled(self, packet: Any, args: Any, kwargs: Any, result: Any) -> Groups:
-        return RULES[packet](self, args, kwargs)
-
-    def _write(self, func: Any, args: Any, result: Any, found: Sequence[Groups]) -> None:
+            raise Lost(name, self.of(tracked[0])[0].reshape(-1)[:2])
         if func._schema.is_mutable and isinstance(args[0], Tensor) and args[0]._is_view():
             self._write_behind(args[0], found[0])
         for value, groups in zip(listed(result), found, strict=True):
             if isinstance(value, Tensor) and value.is_floating_point():
                 self.notes[value] = groups
+
+    def _ruled(self, packet: Any, args: Any, kwargs: Any, result: Any) -> Groups:
+        return RULES[packet](self, args, kwargs)
 
     def _write_behind(self, view: Tensor, groups: Groups) -> None:
         """Note in the tensor behind a view what has been written to the view."""
@@ -169,7 +150,7 @@ class Follow(DispatchMode):
         """Operations that move elements of their first argument, a tensor or a list of them."""
         if isinstance(args[0], Tensor):
             if len(tracked) > 1 or args[0] not in self.notes:
-                raise Lost("an index that is made of latents", self._some(tracked))
+                raise Lost("an index that is made of latents", self.of(tracked[0])[0].reshape(-1)[:2])
 
             def move(x: Tensor) -> Any:
                 if func.overloadpacket in RESHAPES:
@@ -181,16 +162,21 @@ class Follow(DispatchMode):
                 )
 
             return self._moved(args[0], move)
-        return [self._joined(func, args, kwargs)]
+        # cat and stack: the k-th coordinates of each part side by side
+        most = max(sum(g.shape[-1] for g in self.of(x)) for x in args[0])
+        columns = [self._columns(x, most) for x in args[0]]
+        joined = [func([c[j] for c in columns], *args[1:], **kwargs) for j in range(most)]
+        return [(torch.stack(joined, -1),)]
 
     def _moved(self, value: Tensor, move: Callable[[Tensor], Any]) -> list[Groups]:
         groups = tuple(group for group in self.of(value) if group.shape[-1])  # some depend on nothing
         each: list[list[Tensor] | None] = []
         for group in groups:
-            if _is_global(group):
+            if group.shape[:-1].numel() == 1:
                 each.append(None)
             else:
-                columns = [listed(move(column)) for column in _full(group, value.shape).unbind(-1)]
+                full = group.expand(*value.shape, group.shape[-1])
+                columns = [listed(move(column)) for column in full.unbind(-1)]
                 each.append([torch.stack(parts, -1) for parts in zip(*columns, strict=True)])
         num = next((len(e) for e in each if e is not None), 0)
         if not num:
@@ -198,18 +184,10 @@ class Follow(DispatchMode):
         lists = [[g.reshape(-1)] * num if e is None else e for g, e in zip(groups, each, strict=True)]
         return [tuple(parts[k] for parts in lists) for k in range(num)]
 
-    def _joined(self, func: Any, args: Any, kwargs: Any) -> Groups:
-        """``cat`` and ``stack``: the k-th coordinates of each part side by side."""
-        parts = args[0]
-        most = max(sum(g.shape[-1] for g in self.of(x)) for x in parts)
-        columns = [self._columns(x, most) for x in parts]
-        joined = [func([c[j] for c in columns], *args[1:], **kwargs) for j in range(most)]
-        return (torch.stack(joined, -1),)
-
     def _columns(self, value: Tensor, most: int) -> list[Tensor]:
         if most * value.numel() > WIDE and most > NARROW:
             raise Lost("parts put together", None)
-        found = [c for g in self.of(value) for c in _full(g, value.shape).unbind(-1)]
+        found = [c for g in self.of(value) for c in g.expand(*value.shape, g.shape[-1]).unbind(-1)]
         none = torch.full((), -1, device=value.device).expand(value.shape)
         return found + [none] * (most - len(found))
 
@@ -277,38 +255,18 @@ def _matrix(follow: Follow, args: Any, kwargs: Any) -> Groups:
 def _mm(follow: Follow, args: Any, kwargs: Any) -> Groups:
     """``left @ right``, matrices with the same dims in front, or vectors."""
     left, right = args[:2]
-    if left not in follow.notes and left.dim() == 2:
-        chosen = _nonzeros(left)
-        if chosen is not None:
-            return _chosen(chosen, right, follow)
+    if left not in follow.notes and left.dim() == 2 and len(left) and left.shape[-1] >= 8:
+        most = int((left != 0).sum(-1).max())
+        if 0 < 4 * most <= left.shape[-1] and most <= NARROW:  # a constant matrix that picks few rows of ``right``
+            picked = (left != 0).to(torch.uint8).topk(most, -1)  # (N, r)
+            chosen = torch.where(picked.values != 0, picked.indices, -1)  # -1 for none
+            gone = (chosen < 0).reshape(*chosen.shape, *(1,) * right.dim())
+            rows = [g.expand(*right.shape, g.shape[-1])[chosen] for g in follow.of(right)]
+            return tuple(torch.where(gone, -1, part).movedim(1, -2).flatten(-2) for part in rows)
     found = [follow.gathered(g, left.shape, [-1], right.dim() > 1, MATRIX) for g in follow.of(left)]
-    if right.dim() == 1:
-        found += [follow.gathered(g, right.shape, [0], left.dim() > 1, MATRIX) for g in follow.of(right)]
-    else:
-        found += [follow.gathered(g, right.shape, [-2], True, MATRIX) for g in follow.of(right)]
+    dim, keepdim = (-2, True) if right.dim() > 1 else (0, left.dim() > 1)
+    found += [follow.gathered(g, right.shape, [dim], keepdim, MATRIX) for g in follow.of(right)]
     return united(tuple(found))
-
-
-def _nonzeros(left: Tensor) -> Tensor | None:
-    """Where each row of a constant matrix is not zero, ``(N, r)``, -1 for none; None where that is no great gain."""
-    if left.shape[-1] < 8:
-        return None
-    most = int((left != 0).sum(-1).max()) if len(left) else 0
-    if not 0 < 4 * most <= left.shape[-1] or most > NARROW:
-        return None
-    found = (left != 0).to(torch.uint8).topk(most, -1)
-    return torch.where(found.values != 0, found.indices, -1)
-
-
-def _chosen(chosen: Tensor, right: Tensor, follow: Follow) -> Groups:
-    """The coordinates of the rows of ``right`` that a constant matrix picks."""
-    found = []
-    for group in follow.of(right):
-        parts = _full(group, right.shape)[chosen]  # (N, r) + right.shape[1:] + (m,)
-        gone = (chosen < 0).reshape(*chosen.shape, *(1,) * (parts.dim() - 2))
-        parts = torch.where(gone, -1, parts)
-        found.append(parts.movedim(1, -2).flatten(-2))
-    return tuple(found)
 
 
 def _addmm(follow: Follow, args: Any, kwargs: Any) -> Groups:

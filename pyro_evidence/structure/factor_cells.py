@@ -104,14 +104,14 @@ class SummandTracker(TorchFunctionMode):
             if func in SUMS:
                 found = _itself(args[0]) if isinstance(args[0], Tensor) and args[0].dim() else None
             elif any(known):
-                found = _multiple(func, args, known) or _total(func, args, known)
+                found = _combined(func, args, known)
             if found is not None:
                 self.parts[result] = found
         return result
 
 
-def _multiple(func: Any, args: Any, known: list[Any]) -> Parts | None:
-    """The parts of the negative or a multiple of a sum; None for other functions."""
+def _combined(func: Any, args: Any, known: list[Any]) -> Parts | None:
+    """The parts of a multiple of a sum, or of a sum and what is added or taken away; None for other functions."""
     if func in NEGATIVE:
         return _each(known[0], neg)
     if func in OVER and known[0] and not known[1]:
@@ -119,11 +119,6 @@ def _multiple(func: Any, args: Any, known: list[Any]) -> Parts | None:
     if func in TIMES and not all(known):
         which = 0 if known[0] else 1
         return _each(known[which], lambda x: x * args[1 - which])
-    return None
-
-
-def _total(func: Any, args: Any, known: list[Any]) -> Parts | None:
-    """The parts of a sum to which something is added, or from which it is taken; None for other functions."""
     if func in FROM:
         args, known = args[::-1], known[::-1]
     elif func not in PLUS and func not in MINUS:

@@ -43,7 +43,7 @@ class Second:
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
         """The pairs of colours that meet in some factor."""
-        num = int(self.colours.max()) + 1 if len(self.colours) else 0
+        num = self.num_colours
         keys = [(c.unsqueeze(-1) * num + c.unsqueeze(-2)).reshape(-1).unique() for c in self._own]
         every = torch.cat(keys).unique().tolist() if keys else []
         return [(k // num, k % num) for k in every if k // num <= k % num]
@@ -55,8 +55,7 @@ class Second:
     @cached_property
     def _places(self) -> list[Tensor]:
         """For each family, which of :attr:`pairs` each element is, ``(F, k, k)``."""
-        num = int(self.colours.max()) + 1
-        place = torch.zeros(num, num, dtype=torch.long, device=self.colours.device)
+        place = torch.zeros(self.num_colours, self.num_colours, dtype=torch.long, device=self.colours.device)
         for i, (a, b) in enumerate(self.pairs):
             place[a, b] = place[b, a] = i
         return [place[c.unsqueeze(-1), c.unsqueeze(-2)] for c in self._own]
@@ -367,7 +366,7 @@ class Structured(AutogradDensity):
             own = list(compress(weights, self.differentiated))
             values = self._values(theta, self.differentiated)
             more = self.second_of(self.differentiated).slopes(values, seen, own, (seen, theta))
-            by_u, by_theta = by_u + self._back(more[0]), by_theta + more[1]
+            by_u, by_theta = by_u + self.back(more[0]), by_theta + more[1]
         by_u, by_theta = by_u.detach(), by_theta.detach()
         if self.linear is None:
             return by_u, by_theta, None
@@ -375,7 +374,7 @@ class Structured(AutogradDensity):
         more_by_u, more_by_theta, partial, mixed = self.linear.slopes(diagonal[: len(u)], joined, u, theta)
         return by_u + more_by_u, by_theta + more_by_theta, (partial, mixed)
 
-    def _back(self, seen: Tensor) -> Tensor:
+    def back(self, seen: Tensor) -> Tensor:
         """Derivatives in the coordinates from those in what factors see, rows too."""
         own, sums = seen.split([self.joint.latents.size, len(self.B)], -1)
         return own + sums @ self.B
@@ -395,5 +394,5 @@ class Structured(AutogradDensity):
         u = u.detach().clone().requires_grad_()
         slope = derivatives.pullback(self.joint.log_joint(u, theta.detach()), u, create_graph=True)
         truth = -torch.stack([derivatives.pullback(slope, u, row) for row in v])
-        found = self._back(pattern_product(self.pattern, elements, torch.cat([v, v @ self.B.mT], -1)))
+        found = self.back(pattern_product(self.pattern, elements, torch.cat([v, v @ self.B.mT], -1)))
         return ((found - truth).abs() * scale / (1.0 + truth.abs() * scale)).amax(0)

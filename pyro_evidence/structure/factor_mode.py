@@ -136,31 +136,24 @@ class StructuredProblem:
         density, limits = self.density, replace(limits, num_steps=SOON, watch=no_callback)
         if density.linear is None:
             gradient = newton.gradient_of(density, theta)
-            together = self._search(
+            found = self._search(
                 gradient, lambda v, r: density.elements_of_rows(v, theta[r]), u.detach(), limits, shifted=False
             )
         else:
             try:
                 rows = PredictorRows(density, u.detach(), theta)
-                together = self._search(rows.gradient, rows.elements, u.detach(), limits, shifted=False)
-                together = self._confirmed(together, theta, limits)
+                mode = self._search(rows.gradient, rows.elements, u.detach(), limits, shifted=False)
+                # An expansion of the prior loses digits where a search went far: the model's own gradient decides.
+                value, slope = derivatives.gradient(density.joint.log_joint, mode.u, theta)
+                good = torch.tensor([not isinstance(p, NotPositiveDefinite) for p in mode.found])
+                factors = together([p for p in mode.found if not isinstance(p, NotPositiveDefinite)])
+                decrement = torch.full_like(value, torch.inf)
+                decrement[good] = (slope[good] * factors.solve(slope[good])).sum(-1)
+                rests = mode.converged & limits.is_resting(decrement, value)
+                found = replace(mode, log_joint=value, gradient=slope, decrement=decrement, converged=rests)
             except (ArithmeticError, RuntimeError, ValueError):  # of one bad row; each is searched by itself then
                 return [None] * len(u)
-        arrived = together.converged.tolist()
-        return [together.row(i) if arrived[i] else None for i in range(len(u))]
-
-    def _confirmed(self, mode: StructuredMode, theta: Tensor, limits: newton.Limits) -> StructuredMode:
-        """With the model's own log joint, and as modes only where its gradient says so.
-
-        An expansion of the prior loses digits where a search went far.
-        """
-        value, slope = derivatives.gradient(self.density.joint.log_joint, mode.u, theta)
-        good = torch.tensor([not isinstance(p, NotPositiveDefinite) for p in mode.found])
-        factors = together([p for p in mode.found if not isinstance(p, NotPositiveDefinite)])
-        decrement = torch.full_like(value, torch.inf)
-        decrement[good] = (slope[good] * factors.solve(slope[good])).sum(-1)
-        converged = mode.converged & limits.is_resting(decrement, value)
-        return replace(mode, log_joint=value, gradient=slope, decrement=decrement, converged=converged)
+        return [found.row(i) if arrived else None for i, arrived in enumerate(found.converged.tolist())]
 
     def _mode(self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool) -> StructuredMode:
         """The mode that one start ``(D,)`` leads to."""
@@ -301,17 +294,6 @@ class PredictorRows:
         others = [x for part in self.parts for x in part.slot.others(trace)]
         return None if any(isinstance(x, Tensor) and x.requires_grad for x in others) else trace
 
-    def _prior(self, away: Tensor, rows: Tensor) -> Tensor:
-        """Its precision times ``away`` ``(r, D)``."""
-        total, B = self._read[2][rows] * away, self.density.B
-        seen = torch.cat([away, away @ B.mT], -1)  # factors see sums too
-        of_factors = torch.zeros_like(seen)
-        for family, own in zip(self.density.families, self._factors, strict=True):
-            product = (own[rows] @ seen[:, family.index].unsqueeze(-1)).flatten(1)
-            of_factors.index_add_(1, family.index.flatten(), product)
-        of_coordinates, of_sums = of_factors.split([away.shape[-1], len(B)], -1)
-        return total + of_coordinates + of_sums @ B
-
     def _slopes(self, u: Tensor, rows: Tensor) -> list[Slopes]:
         if self._last and torch.equal(self._last[0][0], u):
             return self._last[0][1]
@@ -337,8 +319,13 @@ class PredictorRows:
     def gradient(self, u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient at points ``(r, D)`` of some rows, detached."""
         value, slope, away = self._read[0][rows], self._read[1][rows], u.detach() - self.start[rows]
-        product = self._prior(away, rows)
-        value, slope = value + ((slope - 0.5 * product) * away).sum(-1), slope - product
+        seen = torch.cat([away, away @ self.density.B.mT], -1)  # factors see sums too
+        of_factors = torch.zeros_like(seen)
+        for family, own in zip(self.density.families, self._factors, strict=True):
+            product = (own[rows] @ seen[:, family.index].unsqueeze(-1)).flatten(1)
+            of_factors.index_add_(1, family.index.flatten(), product)
+        moved = self._read[2][rows] * away + self.density.back(of_factors)  # the prior's precision times away
+        value, slope = value + ((slope - 0.5 * moved) * away).sum(-1), slope - moved
         for part, (found, by_eta, _) in zip(self.parts, self._slopes(u, rows), strict=True):
             value, slope = value + found.double(), slope + part.back(by_eta)
         return value, slope

@@ -151,7 +151,14 @@ def terms_of_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[RecordedTe
         return None
     if found is None:
         return None
-    value = RecordedTerms(found.replay, (), *_straight(found, u, theta), found.used, found.num)
+    with torch.enable_grad():  # the sums are straight in the coordinates, or :func:`_is_right` refuses them
+        leaf, z = u.detach().clone().requires_grad_(), u.new_zeros(found.num).requires_grad_()
+        sums = found.replay(leaf, theta.detach(), z)[-found.num :][found.used]
+        by_u, by_z = (torch.stack([pullback(s, x) for s in sums]) for x in (leaf, z))
+    inner = torch.eye(len(sums)).to(by_z) - by_z[:, found.used]
+    B = torch.linalg.solve(inner, by_u)
+    c = torch.linalg.solve(inner, sums.detach() - by_u @ u.detach())
+    value = RecordedTerms(found.replay, (), B, c, found.used, found.num)
     return (value, found) if _is_right(value, joint, u, theta) else None
 
 
@@ -226,17 +233,6 @@ def through_sums(
         own, z = leaf.split([len(u), len(terms.B)])
         found = made(own, theta, z.new_zeros(NOTED).index_put((terms.used,), z))
     return seen[0], Forward(found[: len(found) - sum(x.numel() for x in stand_ins.results)], leaf)
-
-
-def _straight(found: Met, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """``B`` ``(r, D)`` and ``c`` ``(r,)`` of the sums that terms see, if they are straight in the coordinates."""
-    with torch.enable_grad():
-        u, z = u.detach().clone().requires_grad_(), u.new_zeros(found.num).requires_grad_()
-        value = found.replay(u, theta.detach(), z)[-found.num :][found.used]
-        by_u, by_z = (torch.stack([pullback(v, x) for v in value]) for x in (u, z))
-    inner = torch.eye(len(value)).to(by_z) - by_z[:, found.used]
-    offset = value.detach() - by_u @ u.detach()
-    return torch.linalg.solve(inner, by_u), torch.linalg.solve(inner, offset)
 
 
 def _is_right(found: RecordedTerms, joint: LogJoint, u: Tensor, theta: Tensor) -> bool:

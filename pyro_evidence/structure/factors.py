@@ -157,28 +157,23 @@ def sparse_rows(table: Tensor, slope: Forward, num_coupled: int, B: Tensor | Non
     parts, size = by_width(table), slope.x.numel()
     if not parts or max(own.shape[-1] for _, own in parts) > WIDEST_ROW:
         return None
+    if len(parts) == 1 and parts[0][0] is None:
+        index, used = parts[0][1], torch.ones_like(parts[0][1], dtype=torch.bool)
+    else:  # the coordinates of all data side by side; where there are fewer, the first stands again
+        most = max(own.shape[-1] for _, own in parts)
+        index = parts[0][1].new_zeros(len(table), most)
+        used = torch.zeros_like(index, dtype=torch.bool)
+        for rows, own in parts:
+            assert rows is not None  # there are several parts, or data without any
+            index[rows] = torch.cat([own, own[:, :1].expand(-1, most - own.shape[-1])], -1)
+            used[rows, : own.shape[-1]] = True
     colours = coloured(size, [own for _, own in parts])
-    index, used = _side_by_side(parts, len(table))
     own = torch.where(used, colours[index], -1)
     value = slope.x.new_zeros(len(index), num_coupled, index.shape[-1])
     for colour in range(int(colours.max()) + 1):
         along = slope.along((colours == colour).to(slope.x).unsqueeze(0)).reshape(len(index), num_coupled)
         value = torch.where((own == colour).unsqueeze(1), along.unsqueeze(-1).to(value), value)
     return SparseRows(index, value, size if B is None else B.shape[-1], B)
-
-
-def _side_by_side(parts: Sequence[tuple[Tensor | None, Tensor]], num: int) -> tuple[Tensor, Tensor]:
-    """The coordinates of all data, ``(N, k)``, and which are real: where there are fewer, the first stands again."""
-    if len(parts) == 1 and parts[0][0] is None:
-        return parts[0][1], torch.ones_like(parts[0][1], dtype=torch.bool)
-    most = max(own.shape[-1] for _, own in parts)
-    index = parts[0][1].new_zeros(num, most)
-    used = torch.zeros_like(index, dtype=torch.bool)
-    for rows, own in parts:
-        assert rows is not None  # there are several parts, or data without any
-        index[rows] = torch.cat([own, own[:, :1].expand(-1, most - own.shape[-1])], -1)
-        used[rows, : own.shape[-1]] = True
-    return index, used
 
 
 def structured(followed: Followed, linear: SparsePredictors | None) -> Structured | NotSparse:

@@ -21,10 +21,8 @@ from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.line_search import Watch
-from pyro_evidence.numerics.linear_predictor import LogLikelihood
 from pyro_evidence.precision import gaussian_process as process
 from pyro_evidence.precision.gaussian_process import (
-    Cotangents,
     LatentPrecision,
     LatentPredictor,
     ObservationMap,
@@ -210,20 +208,14 @@ class GaussianLatent(LinearDensity):
         first, *others = self.linear
         formula: Sloped | None  # value, slope and curvature of the only observed site
         formula = None if others else lambda eta: first.of_likelihood.of(parts.trace, eta.to(self.joint.dtype))
-        return Reading(
-            parts, tuple(blocks), loc, K, LatentPredictor(mean, covariance, self._likelihood(parts), root, formula)
-        )
-
-    def _likelihood(self, parts: ModelParts) -> LogLikelihood:
-        """All observed sites as one function of blocks ``(R, N, C)``."""
         each = [part.slot.log_likelihood(parts.trace) for part in self.linear]
         sizes = [len(part.J) for part in self.linear]
 
-        def log_likelihood(eta: Tensor) -> Tensor:
+        def log_likelihood(eta: Tensor) -> Tensor:  # all observed sites as one function of blocks (R, N, C)
             pieces = zip(self.linear, each, eta.to(self.joint.dtype).split(sizes, 1), strict=True)
             return torch.stack([f(part.slot.layout.natural(piece)).double() for part, f, piece in pieces]).sum(0)
 
-        return log_likelihood
+        return Reading(parts, tuple(blocks), loc, K, LatentPredictor(mean, covariance, log_likelihood, root, formula))
 
     def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
         reading = self.reading(theta[0] if theta.dim() == 2 else theta)
@@ -272,7 +264,16 @@ class GaussianLatent(LinearDensity):
         here = process.likelihood_at(reading.latent, mode.eta)
         found = process.cotangents(reading.detached.latent.covariance, mode, here)
         rest = torch.as_tensor(reading.parts.rest).double()
-        total = self._explained(reading, found) + found.likelihood(here) + rest
+        # a number whose derivative is that of the log evidence
+        G = self.seen.adjoint(self.seen.adjoint(found.covariance).mT)
+        loc = self.seen.adjoint(found.mean.unsqueeze(-1)).squeeze(-1)
+        offsets = torch.cat([c.reshape(-1) for c in reading.parts.offsets])
+        total = loc @ reading.loc + found.mean @ offsets
+        for b in reading.blocks:
+            piece = G[b.where, b.where]
+            weights = piece.diagonal() if b.covariance.dim() == 1 else piece.flatten()
+            total = total + weights @ b.covariance.flatten()  # a product would be another matrix
+        total = total + found.likelihood(here) + rest
         u = reading.loc.detach() + precision.covariance @ precision.dual
         joint = here.value + rest
         diagonal = [(u[b.where] - b.loc, b.covariance) for b in reading.blocks if b.covariance.dim() == 1]
@@ -299,18 +300,6 @@ class GaussianLatent(LinearDensity):
         first = derivatives.pullback(held, theta, create_graph=True)[index]
         second = torch.stack([derivatives.pullback(slope, theta)[index] for slope in first]).double()
         return M.mT @ (R(M) - S + R(K @ S)) - S.mT @ moved - second
-
-    def _explained(self, reading: Reading, found: Cotangents) -> Tensor:
-        """A number whose derivative is that of the log evidence through prior and offsets."""
-        G = self.seen.adjoint(self.seen.adjoint(found.covariance).mT)
-        loc = self.seen.adjoint(found.mean.unsqueeze(-1)).squeeze(-1)
-        offsets = torch.cat([c.reshape(-1) for c in reading.parts.offsets])
-        total = loc @ reading.loc + found.mean @ offsets
-        for b in reading.blocks:
-            piece = G[b.where, b.where]
-            weights = piece.diagonal() if b.covariance.dim() == 1 else piece.flatten()
-            total = total + weights @ b.covariance.flatten()  # a product would be another matrix
-        return total
 
 
 def _no_covariance(error: LinAlgError) -> NotPositiveDefinite:

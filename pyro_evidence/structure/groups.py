@@ -185,8 +185,15 @@ def propose(found: NearbyPoints) -> Guess | None:
 
     :param found: of a model with hyperparameters.
     """
-    guess = _from_slopes(found.origin)
-    guess = guess.without(guess.columns(_surprising(guess, found.origin, found.typical)))
+    # the one hyperparameter that each log precision depends on; where terms of one differ, by the largest power: the
+    # others then contradict it
+    origin, cells = found.origin, found.origin.cells
+    slope, owner, sole = sole_slopes(cells.log_precision, origin.theta, _tolerance(origin))
+    owner = torch.where(cells.known & sole, owner, -1)
+    owned, least = owner >= 0, torch.full_like(origin.theta.detach(), -torch.inf)
+    power = least.scatter_reduce(0, owner[owned], slope[owned].to(least), "amax").nan_to_num(neginf=0.0)
+    guess = Guess(power, owner).without(power == 0)
+    guess = guess.without(guess.columns(_surprising(guess, origin, found.typical)))
     if not bool((guess.power != 0).any()):
         return None
     # hyperparameters that change the log joint otherwise than through the precisions they own
@@ -195,22 +202,9 @@ def propose(found: NearbyPoints) -> Guess | None:
     total = _slope(probe, guess.power != 0).double()
     count = torch.bincount(guess.owner[owned], minlength=len(held))
     guess = guess.without((total - held).abs() > _tolerance(probe) * (1.0 + total.abs() + held.abs() + count))
-    is_latent = guess.is_latent(found.origin)
+    is_latent = guess.is_latent(origin)
     guess = guess.without(guess.columns(is_latent) & guess.columns(~is_latent))  # one or the other, never both
     return guess if bool((guess.power != 0).any()) else None
-
-
-def _from_slopes(origin: TestPoint) -> Guess:
-    """The one hyperparameter that each log precision depends on; where terms of one differ, by the largest power.
-
-    The others then contradict it.
-    """
-    cells = origin.cells
-    slope, owner, sole = sole_slopes(cells.log_precision, origin.theta, _tolerance(origin))
-    owner = torch.where(cells.known & sole, owner, -1)
-    owned, least = owner >= 0, torch.full_like(origin.theta.detach(), -torch.inf)
-    power = least.scatter_reduce(0, owner[owned], slope[owned].to(least), "amax").nan_to_num(neginf=0.0)
-    return Guess(power, owner).without(power == 0)
 
 
 def _tolerance(probe: TestPoint) -> float:

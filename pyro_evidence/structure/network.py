@@ -292,7 +292,7 @@ class NetworkDensity(JointDensity):
         else:
             _, g, blocks = slope_and_curvature(log_likelihood, layout, eta)
             B = blocks()
-        J = self._jacobian(passed)
+        J = self._flat(outputs_jacobian(passed), 3)
         weighted = (B * J if B.shape[-1] == 1 else B @ J).flatten(1, 2)
         A = (J.flatten(1, 2).mT @ weighted).double() + self._prior_precision(u, precisions).diag_embed()
         if not bent:
@@ -310,11 +310,7 @@ class NetworkDensity(JointDensity):
     def at_inputs(self, X: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs ``(R, N, C)`` at other inputs, and their Jacobian ``(R, N, C, D)``, in float64."""
         passed = self._passed(u, X.to(self.wiring.X))
-        return passed.outputs.double(), self._jacobian(passed).double()
-
-    def _jacobian(self, passed: Passed) -> Tensor:
-        """``(R, N, C, D)`` in flat order."""
-        return self._flat(outputs_jacobian(passed), 3)
+        return passed.outputs.double(), self._flat(outputs_jacobian(passed), 3).double()
 
     def _flat(self, found: list[Layer], batch: int) -> Tensor:
         """Numbers of each layer's weights, with ``batch`` axes in front, in flat order."""

@@ -77,7 +77,8 @@ class LinearReader:
         """
         joint, first = self.make(args), self.first.joint
         joint.held, joint.initial_theta = first.held, first.initial_theta
-        if _shapes(joint) != _shapes(first) or joint.hypers.names != first.hypers.names:
+        shapes, expected = ({p.name: p.shape for p in j.latents} for j in (joint, first))
+        if shapes != expected or joint.hypers.names != first.hypers.names:
             raise BadInput(
                 f"chunk {number} has {joint.latents.size} weights and the first {first.latents.size}; chunks must "
                 f"differ in their rows only. Latent sites of every row are none that chunks can share."
@@ -119,10 +120,6 @@ def constant_of(found: Collection[Constant | None], site: str, communicator: Com
     times = torch.tensor(float(sum(each[2] for each in found if each)), dtype=torch.float64)
     number = int(communicator.total(times))
     return None if len(there) != 1 or there == {"None"} else (site, float(*there), number)
-
-
-def _shapes(joint: LogJoint) -> dict[str, tuple[int, ...]]:
-    return {p.name: tuple(p.shape) for p in joint.latents}
 
 
 def require_same_prior(number: int, first: LogJoint, values: Sequence[Tensor]) -> None:
@@ -284,17 +281,12 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
         x, pulled = ctx.saved_tensors, partial(_pulled, ctx.of)
         sizes, (cotangent,) = [v.numel() for v in x], cotangents
-        sign = 0.0 if ctx.last is None else _sign(ctx.last[0], cotangent)
+        sign = next((s for s in (1.0, -1.0) if ctx.last and torch.equal(ctx.last[0], s * cotangent)), 0.0)
         if sign == 0.0:  # else these derivatives have been asked for, one argument after the other
             held = tuple(v.detach() for v in (*x, cotangent))
             ctx.last = held[-1].clone(), ctx.rows.total(lambda d: pulled(d, *held).detach())
         flat = added_up(ctx.rows, pulled, (sign or 1.0) * ctx.last[1], *x, cotangent)
         return None, None, None, *(g.reshape(v.shape) for g, v in zip(flat.split(sizes), x, strict=True))
-
-
-def _sign(known: Tensor, cotangent: Tensor) -> float:
-    """1 where they are the same, -1 where they are opposite, else 0."""
-    return 1.0 if torch.equal(known, cotangent) else -1.0 if torch.equal(known, -cotangent) else 0.0
 
 
 @torch.enable_grad()
