@@ -172,7 +172,12 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
     if gaps := ", ".join(n for n, t in given if bad_entries(t)):
         advice += f"Remove rows with nan or inf from {gaps}, or mask them, with any number of the support in their "
         advice += "place (obs_mask=...). "
-    advice += _levels(error, given) or _other_types(given, arrays(args, kwargs))
+    if "out of bounds" in str(error):  # a number that indexes too far
+        whole = [(n, t) for n, t in given if t.dtype in WHOLE and t.numel()]
+        seen = ", ".join(f"those of {n} go from {int(t.min())} to {int(t.max())}" for n, t in whole)
+        advice += f"A site of n levels has the levels 0 to n - 1{'; ' * bool(seen)}{seen}. "
+    else:
+        advice += _other_types(given, arrays(args, kwargs))
     singular = "PositiveDefinite" in str(error) or isinstance(error, LINALG_ERROR)
     return BadInput(
         f"the model cannot be run on these arguments ({describe(args, kwargs)}): {said}. {advice}"
@@ -180,15 +185,6 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
         f"torch's default dtype), and data must lie in the support of their distribution."
         f"{MORE_JITTER if singular else ''}{LEVELS if 'used as indices' in str(error) else ''}"
     )
-
-
-def _levels(error: Exception, given: Sequence[tuple[str, Tensor]]) -> str:
-    """The advice on numbers that index too far, empty for other errors."""
-    if "out of bounds" not in str(error):
-        return ""
-    whole = [(n, t) for n, t in given if t.dtype in WHOLE and t.numel()]
-    seen = ", ".join(f"those of {n} go from {int(t.min())} to {int(t.max())}" for n, t in whole)
-    return f"A site of n levels has the levels 0 to n - 1{'; ' * bool(seen)}{seen}. "
 
 
 def _other_types(given: Sequence[tuple[str, Tensor]], others: Sequence[tuple[str, Any, Any]]) -> str:
@@ -499,13 +495,11 @@ def check_begun(values: Mapping[str, Any], begun: Set[str], sites: Sequence[str]
 def same_arguments(a: Arguments, b: Arguments) -> bool:
     """Whether two calls have the same objects, or tensors of the same values, as arguments."""
     one, other = _named(*a), _named(*b)
-    return one.keys() == other.keys() and all(_same(x, other[name]) for name, x in one.items())
-
-
-def _same(x: Any, y: Any) -> bool:
-    if x is y or not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-        return x is y
-    return (x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y)
+    if one.keys() != other.keys():
+        return False
+    pairs = [(x, other[name]) for name, x in one.items() if x is not other[name]]
+    are_tensors = all(isinstance(x, Tensor) and isinstance(y, Tensor) for x, y in pairs)
+    return are_tensors and all((x.dtype, x.device) == (y.dtype, y.device) and torch.equal(x, y) for x, y in pairs)
 
 
 def _check_support(name: str, node: Mapping[str, Any]) -> None:

@@ -166,7 +166,17 @@ def pointwise(trace: Trace, names: Sequence[str]) -> dict[str, Tensor]:
     for group in _components(chosen, _sum_dims(trace)):
         shared = [n for n in observed if n in group]
         if shared:
-            result["+".join(shared)] = _per_plate(trace, group, shared)
+            scale, bare = _unscaled(group)
+            ((plates, (term,)),) = _contracted(trace, bare, contract_tensor_tree).items()
+            around = bare[shared[0]]
+            if around.plates and not plates:
+                raise UnsupportedModel(
+                    f"site '{shared[0]}': a discrete site outside its plates couples all data points, so there is "
+                    f"no pointwise log likelihood. Put the discrete site into the plate, or use log_joint."
+                )
+            order = "".join(s for s in around.order if s in plates)
+            cells = _laid_out(term, frozenset(), order).expand([around.plates[s] for s in order])
+            result["+".join(shared)] = scale * cells
     return result
 
 
@@ -330,19 +340,6 @@ def _contracted(trace: Trace, group: SiteFactors, contract: Callable[..., T]) ->
             f"the discrete sites among {', '.join(group)} cannot be summed out: {error}. The plates around "
             f"sites that share a discrete site must be nested in each other."
         ) from error
-
-
-def _per_plate(trace: Trace, group: SiteFactors, observed: list[str]) -> Tensor:
-    scale, group = _unscaled(group)
-    ((plates, (term,)),) = _contracted(trace, group, contract_tensor_tree).items()
-    around = group[observed[0]]
-    if around.plates and not plates:
-        raise UnsupportedModel(
-            f"site '{observed[0]}': a discrete site outside its plates couples all data points, so there is "
-            f"no pointwise log likelihood. Put the discrete site into the plate, or use log_joint."
-        )
-    order = "".join(s for s in around.order if s in plates)
-    return scale * _laid_out(term, frozenset(), order).expand([around.plates[s] for s in order])
 
 
 def _laid_out(term: Tensor, extra: frozenset[str], order: str) -> Tensor:

@@ -88,10 +88,6 @@ def _rounding(size: Tensor) -> Tensor:
     return 16.0 * torch.finfo(size.dtype).eps * size.nan_to_num(posinf=0.0)
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
 def _against_first(logits: Tensor) -> Tensor:
     return logits[..., 1:] - logits[..., :1]
 
@@ -120,7 +116,7 @@ def _softplus_inverse(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
-IDENTITY: Link = Link("identity", _same, _same)
+IDENTITY: Link = Link("identity", torch.positive, torch.positive)
 LOG: Link = Link("log", torch.exp, torch.log)
 SQUARE_ROOT: Link = Link("square root", torch.square, torch.sqrt)
 INVERSE_SOFTPLUS: Link = Link("inverse softplus", torch.nn.functional.softplus, _softplus_inverse)

@@ -197,48 +197,38 @@ class SitesDrawnInRows(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         known = type(innermost(msg["fn"])).__module__.startswith(("torch.", "pyro."))  # which return what they fill
         if known and msg["value"] is None and not msg["is_observed"]:
-            with _FilledInRows(self.zero), _simplex_of_gammas(msg["fn"]), _outside_of_rows(msg["fn"], self.zero):
+            with _FilledInRows(self.zero), _drawn_in_rows(innermost(msg["fn"]), self.zero):
                 msg["value"] = msg["fn"](*msg["args"], **msg["kwargs"])
 
 
 @contextmanager
-def _simplex_of_gammas(fn: Any) -> Iterator[None]:
-    """Inside, the Dirichlet that a site is, or that a Beta or an LKJ draws from, gives gammas over their sum."""
-    found = innermost(fn)
+def _drawn_in_rows(found: Any, zero: Tensor) -> Iterator[None]:
+    """Inside, a distribution whose sampler vmap cannot run has another.
+
+    A Dirichlet, the one too that a Beta or an LKJ draws from, gives gammas over their sum; one of :data:`NOT_IN_ROWS`
+    draws all rows at once.
+    """
     for part in ("_beta", "_dirichlet"):
         found = getattr(found, part, found)
-    if not isinstance(found, Dirichlet):
-        yield
-        return
 
-    def draw(sample_shape: Sequence[int] = ()) -> Tensor:
+    def gammas_over_sum(sample_shape: Sequence[int] = ()) -> Tensor:
         gammas = torch._standard_gamma(found.concentration.expand((*sample_shape, *found.concentration.shape)))
         return gammas / gammas.sum(-1, keepdim=True)
 
-    vars(found)["rsample"] = draw
-    try:
-        yield
-    finally:
-        del vars(found)["rsample"]
+    def outside(sample_shape: Sequence[int] = ()) -> Any:
+        names = list(found.arg_constraints)
 
+        def make(*params: Tensor) -> Any:
+            return type(found)(**dict(zip(names, params, strict=True)), validate_args=False)
 
-@contextmanager
-def _outside_of_rows(fn: Any, zero: Tensor) -> Iterator[None]:
-    """Inside, a site of :data:`NOT_IN_ROWS` draws all rows at once."""
-    found = innermost(fn)
-    if not isinstance(found, NOT_IN_ROWS):
-        yield
-        return
-    names, family = list(found.arg_constraints), type(found)
-
-    def make(*params: Tensor) -> Any:
-        return family(**dict(zip(names, params, strict=True)), validate_args=False)
-
-    def draw(sample_shape: Sequence[int] = ()) -> Any:
         params = torch.broadcast_tensors(*(getattr(found, name) for name in names))
         return _DrawnOutside.apply(make, torch.Size(sample_shape), zero, *params)
 
-    found.sample = found.rsample = draw
+    of_gammas = isinstance(found, Dirichlet)
+    if not (of_gammas or isinstance(found, NOT_IN_ROWS)):
+        yield
+        return
+    found.sample = found.rsample = gammas_over_sum if of_gammas else outside
     try:
         yield
     finally:
@@ -361,20 +351,18 @@ class NewLevels(Messenger):
         wanted = torch.Size(fn.shape())
         plates, field = len(fitted) - fn.event_dim, innermost(fn)
         if hasattr(field, "continued") and wanted[:-1] == fitted[:-1] and wanted[-1] > fitted[-1]:
-            msg["value"] = field.continued(value.reshape(fitted), self._later(msg["name"], value, wanted, fitted))
+            name, shape = msg["name"], torch.Size([*wanted[:-1], wanted[-1] - fitted[-1]])
+            if not self.drawn:
+                white = value.new_zeros(shape)
+            else:
+                self.fresh[name] = shape
+                white = self.noise[name] if name in self.noise else torch.randn(shape).to(value)
+            msg["value"] = field.continued(value.reshape(fitted), white)
         elif wanted != fitted and len(wanted) == len(fitted) and wanted[plates:] == fitted[plates:]:
             new = (self._drawn(msg["name"], fn) if self.drawn else fn.mean.expand(wanted)).clone()
             common = tuple(slice(0, min(a, b)) for a, b in zip(fitted, new.shape, strict=True))
             new[common] = value.reshape(fitted)[common]
             msg["value"] = new
-
-    def _later(self, name: str, value: Tensor, wanted: torch.Size, fitted: torch.Size) -> Tensor:
-        """White noise for the values that follow those of the fit."""
-        shape = torch.Size([*wanted[:-1], wanted[-1] - fitted[-1]])
-        if not self.drawn:
-            return value.new_zeros(shape)
-        self.fresh[name] = shape
-        return self.noise[name] if name in self.noise else torch.randn(shape).to(value)
 
     def _drawn(self, name: str, fn: Any) -> Tensor:
         base, white = innermost(fn), self.noise.get(name)
