@@ -100,12 +100,12 @@ def partition(joint: LogJoint, active: Tensor, theta: Tensor, *, crossed: bool =
     followed = followed_terms(joint, joint.initial(1, seed=0)[0], theta, ())
     if isinstance(followed, NotSparse):
         return followed
+    widest = max((sum(g.shape[-1] for g in groups) for groups in followed.groups.values()), default=0)
+    if widest > WIDEST:
+        return NotSparse(f"{followed.widest} ties {widest:,} coordinates together", followed.widest.coordinates)
     place = torch.arange(len(active) + 1, device=active.device)
     place[:-1][~active], place[-1] = -1, -1  # of coordinates that are held, and of none
     touched = {n: place[coordinate_table(g, followed.shapes[n])] for n, g in followed.groups.items() if g}
-    widest = max((index.shape[-1] for index in touched.values()), default=0)
-    if widest > WIDEST:
-        return NotSparse(f"{followed.widest} ties {widest:,} coordinates together", followed.widest.coordinates)
     edges = _edges(touched, joint.latents.size, joint.device)
     found = _best(edges, active, crossed)
     if found is None:

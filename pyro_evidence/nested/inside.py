@@ -29,7 +29,7 @@ from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, block_rule, quasi_normal
 from pyro_evidence.precision.choices import exact_hessian
-from pyro_evidence.precision.dense import Dense
+from pyro_evidence.precision.dense import Diagonal
 from pyro_evidence.settings import seeded
 
 FEWEST, MORE = 64, 4  # draws, and how many times as many are next where these leave more than PRECISE
@@ -152,15 +152,19 @@ def _drawn(integral: Integral, index: Tensor, shared: Tensor) -> tuple[Tensor, T
     """
     size, nodes = len(shared), integral.nodes
     kinds = torch.tensor([1.0 - HEAVY, HEAVY], dtype=torch.float64, device=nodes.u.device)
-    one, every = Dense(torch.eye(size).to(kinds).unsqueeze(0)), torch.ones(size, dtype=torch.bool)
+    one, every = Diagonal(torch.ones(1, size).to(kinds)), torch.ones(size, dtype=torch.bool)
     mixture = NormalMixture(kinds.log(), kinds.new_zeros(2, size), (one, one), every, (False, True))
     white = mixture.unwhiten(quasi_normal(len(index), size + 1).to(kinds))
     u, by_component = nodes.u[index].double(), mixture.by_component(white)
     log_slope = torch.zeros_like(by_component[0])
-    unit = torch.nn.functional.one_hot(shared, u.shape[-1]).to(u)
     for node in index.unique().tolist():
-        rows = index == node
-        covariance = nodes.precision.row(node).solve(unit)  # of shared coordinates with all
+        rows, precision = index == node, nodes.precision.row(node)
+        if size == u.shape[-1]:
+            u[rows] += precision.unwhiten(white[rows])
+            log_slope[rows] = -0.5 * precision.log_det
+            continue
+        unit = torch.nn.functional.one_hot(shared, u.shape[-1]).to(u)
+        covariance = precision.solve(unit)  # of shared coordinates with all
         tril = torch.linalg.cholesky(covariance[:, shared])
         u[rows] += white[rows] @ torch.linalg.solve_triangular(tril, covariance, upper=False)
         log_slope[rows] = tril.diagonal().log().sum()

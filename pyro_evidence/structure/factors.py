@@ -183,6 +183,11 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     if linear is not None:  # it describes the factors of all other sites
         names = () if linear.gaussian else joint.latents.names
     mine = {n: g for n, g in followed.groups.items() if any(part.split(", ")[0] in names for part in n.split("+"))}
+    few, limit = WIDE_TERMS // NARROW + 1, min(WIDE_TERMS, size // 2)  # so many wide terms are too many
+    for name, groups in ((name, groups) for name, groups in mine.items() if groups):
+        first = [len(row[row >= 0].unique()) for row in coordinate_table(groups, followed.shapes[name], few)]
+        if sum(width for width in first if width > NARROW) > limit:
+            return NotSparse(f"{followed.widest} ties {max(first):,} coordinates together", followed.widest.coordinates)
     found = families(mine, followed.shapes, joint.observed, followed.fields)
     narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
     wide = tuple(family for family in found if family.index.shape[-1] > NARROW)
@@ -190,9 +195,7 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     density = Structured(joint, slots, linear=linear, names=names, families=narrow, wide=wide)
     widths = [index.shape[-1] for index in density.pattern.index]
     most, widest_plate = max(widths), max(widths[: len(widths) - len(wide)])  # of all, of one of many terms
-    if sum(family.index.numel() for family in wide) > min(WIDE_TERMS, size // 2) or widest_plate > max(
-        NARROW, size // 4
-    ):
+    if sum(family.index.numel() for family in wide) > limit or widest_plate > max(NARROW, size // 4):
         return NotSparse(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
     if not _affordable(density):
         return NotSparse("nearly every coordinate meets every other in some term")

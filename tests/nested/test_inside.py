@@ -12,6 +12,7 @@ from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.nested import inside
 from pyro_evidence.nested.inside import InsideCorrection, inside_correction
 from pyro_evidence.posterior.nested import NestedPosterior
+from pyro_evidence.precision.dense import precision_tril
 from tests.models_for_tests.sampled_scales import SCHOOLS, generated, schools_centred
 
 SCALES = 0.05 * (torch.arange(240, dtype=torch.float64) + 0.5)  # middles of cells: a half-normal density ends at zero
@@ -119,6 +120,17 @@ def test_log_evidence_is_that_of_a_grid(model: object, data: Tensor, expected: o
     off = float(found.log_evidence) - exact
     assert abs(off) < 2.0 * float(found.log_evidence_error) and abs(off) < 0.06
     assert abs(float(found.integral.log_evidence) - exact) > short
+
+
+def test_draws_of_all_coordinates_have_the_normal_density_of_their_node() -> None:
+    found = fitted(walk, counts()).integral
+    index = torch.arange(len(found.nodes.u)).repeat_interleave(3)
+    u, log_proposal, log_normal = inside._drawn(found, index, torch.arange(found.nodes.u.shape[-1]))
+    for row, node in enumerate(index.tolist()):
+        tril = precision_tril(found.nodes.precision.row(node), u.shape[-1])
+        normal = dist.MultivariateNormal(found.nodes.u[node], precision_matrix=tril @ tril.mT)
+        assert float(log_normal[row]) == pytest.approx(float(normal.log_prob(u[row])), abs=1e-8)
+    assert bool((log_proposal >= log_normal + math.log(1.0 - inside.HEAVY) - 1e-12).all())
 
 
 def softmax(y: Tensor) -> None:
