@@ -15,8 +15,8 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Status, bar_of
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
-from pyro_evidence.infer.laplace_replicates import together
 from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.replicates import together
 from pyro_evidence.program.sites import sample_nodes
 from pyro_evidence.settings import check_count, seed_of, seeded
 

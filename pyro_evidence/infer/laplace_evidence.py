@@ -158,7 +158,7 @@ class LaplaceEvidence(Resumable):
             posterior = self._all_or_nested(args, kwargs)
         except StructureSites:
             fit = partial(self._with_structure, (args, kwargs))
-            self._over = results.over_structures(self.model, (args, kwargs), fit, self.start, self.stop.progress)
+            self._over = results.over_structures(self.model, (args, kwargs), fit, self.start, self.stop)
             return self._over
         return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
 

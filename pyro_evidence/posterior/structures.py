@@ -1,7 +1,7 @@
 """The posterior over structures of a model: their probabilities, and averages over them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import add
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.display import Axes, Table, axes_or_own
 from pyro_evidence.errors import BadInput, NotAMode, NotConverged, UnsupportedModel
-from pyro_evidence.fitting.iterate import bar_of
+from pyro_evidence.fitting.iterate import Stop, bar_of
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.nested.structures import Evaluate, Search, search, switched
@@ -21,7 +21,8 @@ from pyro_evidence.numerics.batched import along
 from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.predict import PredictionMixin, SitePrediction
-from pyro_evidence.program.branching import MOST, IndependentChoices, Model, Structures, structures_of
+from pyro_evidence.posterior.replicates import Made, together
+from pyro_evidence.program.branching import MOST, IndependentChoices, Model, Structures, fixed, structures_of
 from pyro_evidence.program.checks import Arguments
 from pyro_evidence.settings import Start, check_count, seed_of, seeded
 
@@ -273,16 +274,28 @@ class StructurePosterior(PredictionMixin):
 
 
 def over_structures(
-    model: Model,
-    data: Arguments,
-    fit: Callable[[Values], LaplacePosterior],
-    start: Start,
-    progress: bool,
+    model: Model, data: Arguments, fit: Callable[[Values], LaplacePosterior], start: Start, stop: Stop
 ) -> StructurePosterior:
-    """The posterior over the structures of a model: as one batch where they switch columns, or by a fit for each."""
+    """The posterior over the structures of a model: as one batch where they switch columns, or by fits.
+
+    Fits of structures are a batch where these are no more than numbers in the density, as data are.
+    """
     structures = structures_of(model, data)
     batch = switched(model, data, structures) if isinstance(structures, IndependentChoices) else None
-    return over(structures, fit, start, progress, None if batch is None else batch.log_evidences)
+
+    def alike(some: Structures, alone: Mapping[int, LaplacePosterior]) -> Mapping[int, Made]:
+        names = list(some.values)
+
+        def program(*args: Any, **kwargs: Any) -> Any:
+            values = dict(zip(names, args, strict=False))
+            return fixed(model, values)(*args[len(names) :], **kwargs)
+
+        if not all(bool(present.all()) for present in some.present.values()):
+            return {}
+        sets = [(*row, *data[0]) for row in zip(*some.values.values(), strict=True)]
+        return together(sets, alone, start, stop.quadrature_tol, program)
+
+    return over(structures, fit, start, stop.progress, None if batch is None else batch.log_evidences, alike)
 
 
 def over(
@@ -291,30 +304,45 @@ def over(
     start: Start,
     progress: bool,
     batch: Evaluate | None = None,
+    alike: Callable[[Structures, Mapping[int, LaplacePosterior]], Mapping[int, Made]] | None = None,
 ) -> StructurePosterior:
     """The posterior over all of some structures, or over those that a search finds.
 
-    :param batch: log evidences of many structures; None: by a fit for each.
+    :param batch: log evidences of many structures; None: by fits.
+    :param alike: log evidences of those of many structures that some fits tell how to find together.
     :raises UnsupportedModel: where structures maximise different numbers of hyperparameters, which evidences that have
         no penalty for them cannot be compared by.
     :raises NotAMode: where no structure has a posterior.
     """
-    members: list[LaplacePosterior | None] = []
+    heights: list[float] = []  # of all structures that were fitted, nan where a fit failed
+    members: dict[int, LaplacePosterior] = {}
     failures: list[str] = []
 
-    def one_by_one(some: Structures) -> Tensor:
+    def by_fits(some: Structures) -> Tensor:
+        first = len(heights)
+        heights.extend([math.nan] * len(some))
+        told = {0, len(some) // 2, len(some) - 1}  # how the others are found
         with bar_of("structures", progress, total=len(some)) as bar:
-            for row in range(len(some)):
-                try:
-                    members.append(fit(some.of(row)))
-                except (ArithmeticError, NotConverged) as error:
-                    failures.append(f"{type(error).__name__}: {error}")
-                    members.append(None)
-                bar.update()
-        heights = [math.nan if m is None else float(m.log_evidence) for m in members[-len(some) :]]
-        return torch.tensor(heights, dtype=torch.float64)
 
-    evaluate = batch or one_by_one
+            def fit_each(rows: Iterable[int]) -> None:
+                for row in rows:
+                    try:
+                        members[first + row] = found = fit(some.of(row))
+                        heights[first + row] = float(found.log_evidence)
+                    except (ArithmeticError, NotConverged) as error:
+                        failures.append(f"{type(error).__name__}: {error}")
+                    bar.update()
+
+            fit_each(told)
+            alone = {row: members[first + row] for row in told if first + row in members}
+            known = {} if alike is None else alike(some, alone)
+            for row in known.keys() - told:
+                heights[first + row] = known[row][0]
+                bar.update()
+            fit_each(row for row in range(len(some)) if row not in known.keys() | told)
+        return torch.tensor(heights[first:], dtype=torch.float64)
+
+    evaluate = batch or by_fits
     num = math.prod(structures.sizes) if isinstance(structures, IndependentChoices) else len(structures)
     most = start.structures or (num if num <= MOST else SEARCHED if batch else SEARCHED_APART)
     if isinstance(structures, IndependentChoices) and num > most:
@@ -331,17 +359,16 @@ def over(
             f"none of the {len(log_weights):,} structures has a posterior; expected one that has. The first ended with "
             f"{said} Look at it alone: fit poutine.condition(model, data=...) with a structure fixed."
         )
-    maximised = {m._num_maximised for m in members if m is not None}
+    maximised = {member._num_maximised for member in members.values()}
     if len(maximised) > 1:
         raise UnsupportedModel(
             f"structures maximise different numbers of hyperparameters, {sorted(maximised)}; expected one number, "
             "since a log evidence has no penalty for them. Give those that only some structures have a prior: "
             "pyro.sample in place of pyro.param."
         )
-    several = len({m._joint.data_hash(m._mode_at[1]) for m in members if m is not None}) > 1
-    kept = {row: member for row, member in enumerate(members) if member is not None}
+    several = len({member._joint.data_hash(member._mode_at[1]) for member in members.values()}) > 1
     found, num_maximised = replace(found, log_weights=log_weights), max(maximised, default=0)
-    return StructurePosterior(found, fit, tuple(failures), num_maximised, several, _members=kept)
+    return StructurePosterior(found, fit, tuple(failures), num_maximised, several, _members=members)
 
 
 def label_of(values: Mapping[str, Tensor], labels: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:

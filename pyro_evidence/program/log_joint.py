@@ -12,7 +12,6 @@ import torch
 from pyro import poutine
 from pyro.distributions import LowRankMultivariateNormal, MultivariateNormal, MultivariateStudentT
 from pyro.poutine.enum_messenger import EnumMessenger
-from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
@@ -358,8 +357,8 @@ class LogJoint:
         found._row_bytes = None if self._row_bytes is None else (self._row_bytes[0], self._row_bytes[1] * times)
         return found
 
-    def inside(self, handler: Messenger) -> "LogJoint":
-        """This density with a handler of Pyro's around every run of the model."""
+    def inside(self, handler: Callable[[Model], Model]) -> "LogJoint":
+        """This density with another model in place of its own, such as this in a handler of Pyro's."""
         found = copy.copy(self)
         found._enumerated = handler(self._enumerated)
         return found

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from pyro_evidence import RVM, BadInput, LaplaceEvidence, Start, Stop, bootstrap, leave_one_group_out, run_many
 from pyro_evidence.compare.many import FAILED, rubin
-from pyro_evidence.infer.laplace_replicates import Made, together
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.regression import regression
 from pyro_evidence.nested.hyperparameter_modes import other_places
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, identity
+from pyro_evidence.posterior.replicates import Made, together
 
 QUIET = Stop(progress=False)
 

@@ -135,6 +135,25 @@ def test_a_batch_is_fits_one_by_one() -> None:
         assert float(posterior.log_evidences[row]) == pytest.approx(float(alone.log_evidence), abs=1e-8)
 
 
+def with_scales(X: Tensor, y: Tensor) -> None:
+    keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer=BRANCHING)
+    s, sigma = pyro.sample("s", dist.HalfNormal(2.0)), pyro.sample("sigma", dist.Exponential(1.0))
+    w = pyro.sample("w", dist.Normal(0.0, s).expand([X.shape[1]]).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X @ (w * keep), sigma), obs=y)
+
+
+def test_structures_with_sampled_scales_are_one_batch() -> None:
+    """Their integrals over scales are those of fits one by one, and few structures are fitted by themselves."""
+    X, y = data(size=4)
+    posterior = LaplaceEvidence(with_scales, stop=QUIET).run(X, y)
+    together = [place for place in range(16) if place not in posterior._members]
+    assert len(together) >= 5
+    for place in together[::3]:
+        alone = LaplaceEvidence(fixed(with_scales, posterior.found.of(place)), stop=QUIET).run(X, y)
+        assert float(posterior.log_evidences[place]) == pytest.approx(float(alone.log_evidence), abs=1e-7)
+
+
 def by_a_list(X: Tensor, y: Tensor) -> None:
     keep = pyro.sample("keep", dist.Bernoulli(0.5), infer=BRANCHING)
     w = pyro.sample("w", dist.Normal(0.0, [1.0, 2.0][keep.type(torch.int64) if keep in (0.0, 1.0) else keep]))
@@ -337,7 +356,7 @@ def test_structures_without_a_posterior_are_told_and_left_out() -> None:
         raise ImproperPosterior("it has no integral.")
 
     with pytest.raises(NotAMode, match=r"none of the 2 structures has a posterior.*it has no integral"):
-        over_structures(flat, ((torch.tensor(0.3),), {}), fails, Start(), progress=False)
+        over_structures(flat, ((torch.tensor(0.3),), {}), fails, Start(), QUIET)
 
 
 def continuous(y: Tensor) -> None:

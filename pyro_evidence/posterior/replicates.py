@@ -33,7 +33,7 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense
-from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import Start
 from pyro_evidence.structure.density import AutogradDensity, are_equal
 from pyro_evidence.structure.factors import SMALL
@@ -95,7 +95,11 @@ Made = tuple[float, Callable[[], LaplacePosterior]]  # log evidence, and what ma
 
 
 def together(
-    sets: Sequence[tuple[Any, ...]], alone: Mapping[int, LaplacePosterior], start: Start, tolerance: float
+    sets: Sequence[tuple[Any, ...]],
+    alone: Mapping[int, LaplacePosterior],
+    start: Start,
+    tolerance: float,
+    program: Model | None = None,
 ) -> dict[int, Made]:
     """Log evidence and posterior of those data sets, of one shape, whose fits a batch has found without doubt.
 
@@ -104,6 +108,7 @@ def together(
     :param alone: fits of some of them, two or more: they say how, and the batch must agree with them.
     :param start: of the engine that has fitted these.
     :param tolerance: of integrals over marginalised sites, nats.
+    :param program: of the data sets' arguments, where it is not that of these fits; of log evidences alone.
     """
     if len(sets) < FEWEST or len(alone) < 2 or not all(_is_plain(posterior, start) for posterior in alone.values()):
         return {}
@@ -111,7 +116,7 @@ def together(
     try:
         if not all(_alike(reference, other) for other in others):
             return {}
-        found = _in_chunks(reference, sets, tolerance)
+        found = _in_chunks(reference, sets, tolerance, program)
     except (ArithmeticError, ValueError, RuntimeError, TypeError, IndexError, NotImplementedError):
         return {}  # a model need not bear that its data are rows of a batch
     for k, posterior in alone.items():
@@ -164,10 +169,16 @@ def _alike(one: LaplacePosterior, other: LaplacePosterior) -> bool:
     return type(one) is type(other) and begun and are_equal(own, others)
 
 
-def _in_chunks(reference: LaplacePosterior, sets: Sequence[tuple[Any, ...]], tolerance: float) -> dict[int, Made]:
+def _in_chunks(
+    reference: LaplacePosterior, sets: Sequence[tuple[Any, ...]], tolerance: float, program: Model | None
+) -> dict[int, Made]:
     """Fits whose result is certain, as many data sets at a time as derivatives of their densities leave room for."""
+
+    def of_sets(model: Model) -> Model:
+        return program or model
+
     inside = reference._inside.problem
-    joint, found = Replicates(inside.joint, sets), dict[int, Made]()
+    joint, found = Replicates(inside.joint.inside(of_sets), sets), dict[int, Made]()
     if joint.row_bytes is None:
         return {}
     density, valid = AutogradDensity(joint, inside.structure.slots), joint.in_support()
