@@ -14,7 +14,7 @@ from pyro_evidence.fitting.process_state import own_random_numbers, without_vali
 from pyro_evidence.numerics import batched as rows
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.coordinates import Coordinate, is_affine
-from pyro_evidence.numerics.derivatives import Forward, generic_directions, passes_to, pullback, weighed
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, passes_to, pullback
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS
 from pyro_evidence.program.log_joint import LogJoint, Trace
@@ -67,11 +67,8 @@ class Run:
             parts = {c.name: self.nodes[c.name]["fn"].log_prob(c.points).double() for c in self.children}
         # a cotangent for each child: reverse passes through one for all would pad each child's part to the whole
         cotangents = [torch.zeros_like(part).requires_grad_() for part in parts.values()]
-        slope = pullback(
-            torch.stack([weighed(*pair) for pair in zip(parts.values(), cotangents, strict=True)]).sum(),
-            self.u,
-            create_graph=True,
-        )
+        weighed = [(part * cotangent).sum() for part, cotangent in zip(parts.values(), cotangents, strict=True)]
+        slope = pullback(torch.stack(weighed).sum(), self.u, create_graph=True)
         along = passes_to(slope, cotangents, directions.to(slope), ONE_BY_ONE, create_graph=False)
         return [dict(zip(parts, row, strict=True)) for row in zip(*along, strict=True)]
 

@@ -12,7 +12,7 @@ from itertools import chain
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import _engine_run_backward, saved_tensors_hooks
 
 from pyro_evidence.numerics.batched import BATCH_BYTES
 from pyro_evidence.numerics.linalg import relative_rounding
@@ -157,23 +157,22 @@ _few_directions = lru_cache(maxsize=64)(_directions)
 
 def pullback(value: Tensor, x: Tensor, cotangent: Tensor | None = None, *, create_graph: bool = False) -> Tensor:
     """``(d value / d x)' cotangent``; zeros where ``value`` does not depend on ``x``."""
-    if not value.requires_grad:
-        return torch.zeros_like(x)
-    value = value if cotangent is None else weighed(value, cotangent)
-    found = torch.autograd.grad(value, x, create_graph=create_graph, retain_graph=True, allow_unused=True)[0]
-    return torch.zeros_like(x) if found is None else found
+    return pullbacks(value, x, cotangent=cotangent, create_graph=create_graph)[0]
 
 
-def weighed(value: Tensor, cotangent: Tensor) -> Tensor:
-    """``value' cotangent``, to be differentiated: given a cotangent, torch first imports modules for half a second."""
-    return (value * cotangent).sum()
+def pullbacks(
+    value: Tensor, *places: Tensor, cotangent: Tensor | None = None, create_graph: bool = False
+) -> list[Tensor]:
+    """:func:`pullback` to several places in one pass.
 
-
-def pullbacks(value: Tensor, *places: Tensor, create_graph: bool = False) -> list[Tensor]:
-    """:func:`pullback` to several places in one pass."""
+    The engine itself is called: given a cotangent, ``torch.autograd.grad`` first imports modules for a third of a
+    second, and what it checks takes as long as the pass through a small model.
+    """
     if not value.requires_grad:
         return [torch.zeros_like(x) for x in places]
-    found = torch.autograd.grad(value, places, create_graph=create_graph, retain_graph=True, allow_unused=True)
+    cotangents = (torch.ones_like(value) if cotangent is None else cotangent,)
+    options = {"allow_unreachable": True, "accumulate_grad": False}
+    found = _engine_run_backward((value,), cotangents, True, create_graph, places, **options)
     return [torch.zeros_like(x) if g is None else g for x, g in zip(places, found, strict=True)]
 
 
@@ -207,9 +206,8 @@ class Forward:
         """The reverse derivative as a function of its cotangent; None where it is zero."""
         if not (self.value.requires_grad and self.value.numel() and self.x.numel()):
             return None
-        weighed_value = weighed(self.value, self.cotangent)
-        found = torch.autograd.grad(weighed_value, self.x, create_graph=True, allow_unused=True)[0]
-        return found if found is not None and found.requires_grad else None
+        found = pullback(self.value, self.x, self.cotangent, create_graph=True)
+        return found if found.requires_grad else None
 
     def along(self, directions: Tensor) -> Tensor:
         """Derivatives along each of ``(P, D)``, shape ``(P, n)``."""
@@ -301,12 +299,9 @@ def passes_to(
 ) -> list[Tensor]:
     """:func:`passes` to several places at once; up to ``few`` one by one."""
     if len(cotangents) <= few or not value.requires_grad:
-        rows = [pullbacks(weighed(value, c), *places, create_graph=create_graph) for c in cotangents]
+        rows = [pullbacks(value, *places, cotangent=c, create_graph=create_graph) for c in cotangents]
         return [torch.stack(each) for each in zip(*rows, strict=True)]
-    options = {"is_grads_batched": True, "retain_graph": True, "allow_unused": True}
-    found = torch.autograd.grad(value, places, cotangents, create_graph=create_graph, **options)
-    pairs = zip(places, found, strict=True)
-    return [x.new_zeros(len(cotangents), *x.shape) if g is None else g for x, g in pairs]
+    return torch.vmap(lambda c: pullbacks(value, *places, cotangent=c, create_graph=create_graph))(cotangents)
 
 
 def _one_hot(index: Tensor, like: Tensor) -> Tensor:

@@ -66,9 +66,8 @@ class TableLayout:
         :param alive: which are not pruned, bool, in the site's shape.
         """
         every = alive.reshape(-1).nonzero().flatten()
-        places, shape = every[: self.most], alive.shape
-        index = torch.stack(torch.unravel_index(places, shape), -1) if len(shape) else places[:, None][:, :0]
-        labels = [self.names.label(name, i) for i in index.tolist()]
+        places = every[: self.most]
+        labels = [self.names.label(name, i) for i in alive.nonzero()[: self.most].tolist()]
         pruned, more = alive.numel() - len(every), len(every) - len(places)
         said = [f"{name}: {pruned} of {alive.numel()} elements are pruned"] if pruned else []
         return places, labels, [*said, *([f"{name}: {more} more, in table()"] if more else [])]

@@ -295,8 +295,8 @@ def _pulled(of: OfChunk, density: Any, *x: Tensor) -> Tensor:
     *points, cotangent = x
     again = any(v.requires_grad for v in x)
     points = [v if v.requires_grad else v.detach().requires_grad_() for v in points]
-    value = derivatives.weighed(of(density, *points), cotangent)
-    return torch.cat([g.reshape(-1) for g in derivatives.pullbacks(value, *points, create_graph=again)])
+    found = derivatives.pullbacks(of(density, *points), *points, cotangent=cotangent, create_graph=again)
+    return torch.cat([g.reshape(-1) for g in found])
 
 
 def streamed_structure(rows: LinearRows) -> Structure:

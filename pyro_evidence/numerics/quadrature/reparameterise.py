@@ -74,50 +74,49 @@ def fitted(t: Tensor, log_density: Tensor) -> AxisMap:
     return map_of(_levenberg_marquardt(params, t, target, weight))
 
 
-def _log_normal(params: Tensor, t: Tensor) -> Tensor:
-    """Log density on each axis ``(d, J)`` that a standard normal ``z`` gives ``t``, up to a constant."""
-    one = map_of(params)
-    x = (t - one.loc[:, None]) / one.scale[:, None]
-    inner = one.tail[:, None] * x.asinh() - one.skew[:, None]
-    slope = inner.cosh().log() - 0.5 * (1.0 + x.square()).log() + params[:, 3:] - params[:, 1:2]
-    return slope - 0.5 * inner.sinh().square()
+def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Weighed misfit with the best constant, and a mild pull to the identity, ``(d, J + 4)``; and its derivatives.
 
+    The log density that a standard normal ``z = sinh(y)`` gives ``t``, ``x = (t - loc) / scale``, is up to a constant
 
-def _residual(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Weighted misfit ``(d, J)`` with the best constant, and a mild pull to the identity ``(d, 4)``."""
-    gap = _log_normal(params, t) - target
-    gap = gap - (weight.square() * gap).sum(-1, keepdim=True) / weight.square().sum(-1, keepdim=True)
-    return torch.cat([weight * gap, 1e-3 * params], -1)
+    .. math:: \log\cosh y - \tfrac12 \sinh^2 y - \tfrac12 \log(1 + x^2) + \log\frac{tail}{scale}, \qquad
+        y = tail \cdot \operatorname{asinh} x - skew
+    """
+    one = map_of(params.unsqueeze(-2))
+    x = (t - one.loc) / one.scale
+    y, root = one.tail * x.asinh() - one.skew, (1.0 + x.square()).sqrt()
+    value = y.cosh().log() - 0.5 * y.sinh().square() - root.log() + params[:, 3:] - params[:, 1:2]
+    by_y = y.tanh() - y.sinh() * y.cosh()
+    by_x = by_y * one.tail / root - x / root.square()
+    by_params = torch.stack([-by_x / one.scale, -x * by_x - 1.0, -by_y, by_y * (y + one.skew) + 1.0], -1)
+    each = torch.cat([(value - target).unsqueeze(-1), by_params], -1)
+    share = weight.square() / weight.square().sum(-1, keepdim=True)
+    each = weight.unsqueeze(-1) * (each - (share.unsqueeze(-1) * each).sum(-2, keepdim=True))
+    pull = 1e-3 * torch.eye(NUM_PARAMS).to(params).expand(len(params), -1, -1)
+    return torch.cat([each[..., 0], 1e-3 * params], -1), torch.cat([each[..., 1:], pull], -2)
 
 
 def _levenberg_marquardt(params: Tensor, *data: Tensor) -> Tensor:
     """Minimise the squared residual of every axis by itself, shape ``(d, 4)``."""
     damping = torch.full((len(params), 1), 1e-2, dtype=params.dtype, device=params.device)
-    cost = _residual(params, *data).square().sum(-1, keepdim=True)
+    r, J = _misfit(params, *data)
+    cost = r.square().sum(-1, keepdim=True)
     for _ in range(NUM_STEPS):
-        J, r = _jacobian(params, *data), _residual(params, *data)
         normal = J.mT @ J
         normal = normal + (damping * normal.diagonal(dim1=-2, dim2=-1)).diag_embed()
         trial = params - torch.linalg.solve(normal, (J.mT @ r.unsqueeze(-1))).squeeze(-1).clamp(-1.0, 1.0)
-        trial_cost = _residual(trial, *data).square().sum(-1, keepdim=True)
+        ahead = _misfit(trial, *data)
+        trial_cost = ahead[0].square().sum(-1, keepdim=True)
         better = trial_cost < cost
         done = not bool((better & (cost - trial_cost > LEAST_RISE * cost)).any()) and bool(
             (better | (damping > 1e6)).all()
         )
         params, cost = torch.where(better, trial, params), torch.where(better, trial_cost, cost)
+        r, J = torch.where(better, ahead[0], r), torch.where(better.unsqueeze(-1), ahead[1], J)
         damping = damping * torch.where(better, 1.0 / CHANGE, CHANGE)
         if done:
             break
     return params
-
-
-def _jacobian(params: Tensor, *data: Tensor) -> Tensor:
-    """Derivatives of the residuals of each axis in its own parameters, ``(d, J + 4, 4)``."""
-    params = params.clone().requires_grad_()
-    with torch.enable_grad():
-        residual = _residual(params, *data)
-        sums = residual.sum(0)
-    return torch.stack([torch.autograd.grad(each, params, retain_graph=True)[0] for each in sums.unbind()], 1)
 
 
 STEPS = tuple(0.8 * each for each in (1, 2, 3, 4, 6, 8))  # standard deviations
