@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 from types import FunctionType, ModuleType
 
 import pytest
@@ -42,6 +43,14 @@ def test_one_engine_does_not_import_the_others_nor_a_first_fit_computer_algebra(
     assert "pyro_evidence.infer.laplace_evidence" in found
     assert not found & {f"pyro_evidence.{other}" for other in others}
     assert algebra == "False"  # torch does, which takes half a second, where it is given a cotangent
+
+
+def test_nor_do_the_lines_of_the_readme_with_more_passes_a_summary_and_a_prediction(
+    readme_blocks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(pyro_evidence.__file__).parents[1]))
+    monkeypatch.chdir(tmp_path)
+    assert fresh("\n".join([*readme_blocks, "import sys; print('sympy' in sys.modules)"])).splitlines()[-1] == "False"
 
 
 def test_folders_are_there_unasked_and_no_module_hides_the_function_of_its_name() -> None:
