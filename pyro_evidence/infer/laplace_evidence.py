@@ -58,7 +58,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
 from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_structure
-from pyro_evidence.structure.symmetries import off_orbits, sign_flips
+from pyro_evidence.structure.symmetries import has_images, off_orbits
 
 GAIN = 0.05  # share of draws that one more marginalised site must save
 SHOWN = 5  # hyperparameters, and elements of each, that an error message shows
@@ -138,7 +138,7 @@ class LaplaceEvidence(Resumable):
         self._over: Any = None  # of a model with structure sites
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
         self._num_nodes: int | str = 1 if nodes is None else nodes
-        self._together = False  # whether all latents are integrated together where signs can be turned
+        self._together = False  # whether all latents are integrated together where modes have images
         self._mirrored = False  # whether they can
         self._multiplies = False  # whether latents of one plate multiply those of another
 
@@ -170,9 +170,9 @@ class LaplaceEvidence(Resumable):
         return found
 
     def _all_or_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
-        """Where signs can be turned, all latents by the modes of their joint density; if that fails, as elsewhere.
+        """Where signs can be turned, or ends of an interval meet, all latents by the modes of their joint density.
 
-        Sites that are marginalised around one mode inside would leave its mirror images out.
+        Sites that are marginalised around one mode inside would leave its images out.  If that fails, as elsewhere.
         """
         self._together = self.marginalise is None and self.start.tour != 0
         try:
@@ -244,7 +244,7 @@ class LaplaceEvidence(Resumable):
         sites = () if none else marginalised_sites(joint, self.marginalise, inside)
         marginalise = tuple(sorted((*sites, *self._more)))
         small = joint.latents.size <= MOST_COORDINATES
-        self._mirrored = bool(self._together and marginalise and small and not inside and sign_flips(joint))
+        self._mirrored = bool(self._together and marginalise and small and not inside and has_images(joint))
         if self._mirrored:
             marginalise = ()
         self._full, self._integrated, self._groups = None, {}, None

@@ -29,6 +29,7 @@ from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import latents_from_prior, rows_at_once
 from pyro_evidence.settings import seeded
+from pyro_evidence.structure.symmetries import LOOKS, angles
 
 DRAWS = 1_000  # from the prior: of two modes of equal mass, a hundredth of it finds each with probability .99995
 CLIMBS = 16  # from the best of them, and from images of each mode: six components have fifteen pairs
@@ -129,21 +130,35 @@ class NormalMixture:
 
 @dataclass(frozen=True)
 class ActiveDensity:
-    """``log p(D, w | hyperparameters)`` of rows ``(S, d)``: the active unconstrained coordinates."""
+    """``log p(D, w | hyperparameters)`` of rows ``(S, d)``: the active unconstrained coordinates.
+
+    Angles are turns on the real line, from ``cut - 1`` to ``cut``: an unconstrained one is infinite where they close.
+    """
 
     joint: LogJoint
     density: Density
     theta: Tensor  # (T,)
     active: Tensor  # (D,) bool
     centre: Tensor  # (D,) where the inactive coordinates stay
+    cut: Tensor | None = None  # (d,) turns, nan where there is no angle; None: none is one
 
     @property
     def size(self) -> int:
         """Number of active coordinates."""
         return int(self.active.sum())
 
+    def reduced(self, u: Tensor) -> Tensor:
+        """Rows ``(S, D)`` of all coordinates as rows ``(S, d)``."""
+        x = u[..., self.active]
+        if self.cut is None:
+            return x
+        turns = x.sigmoid()
+        return x.where(self.cut.isnan(), turns - (turns > self.cut).to(x))
+
     def embedded(self, x: Tensor) -> Tensor:
         """Rows ``(S, d)`` as rows ``(S, D)`` of all coordinates."""
+        if self.cut is not None:
+            x = x.where(self.cut.isnan(), x.remainder(1.0).logit())
         if self.size == len(self.active):
             return x
         u = self.centre.expand(len(x), -1).clone()
@@ -163,8 +178,28 @@ class ActiveDensity:
     def log_joint_or_nan(self, x: Tensor) -> Tensor:
         """Log joint density with nan where the model computes nan."""
         with torch.no_grad(), without_validation():
-            parts = self.embedded(x).split(self._at_once)
-            return torch.cat([self.density.log_joint(part, self.theta) for part in parts])
+            u = self.embedded(x)
+            value = torch.cat([self.density.log_joint(part, self.theta) for part in u.split(self._at_once)])
+        if self.cut is None:
+            return value
+        outside = ((x > self.cut) | (x < self.cut - 1.0)).any(-1)  # comparisons with nan are false
+        logit = u[:, self.active][:, ~self.cut.isnan()]
+        log_det = torch.nn.functional.softplus(torch.stack([logit, -logit])).sum((0, -1))
+        return (value + log_det).masked_fill(outside, -torch.inf)
+
+    def with_angles(self, modes: Sequence[LaplaceState]) -> "ActiveDensity":
+        """The same with coordinates on an interval as angles, where the density is the same at both of its ends.
+
+        Each is cut in the middle of the widest arc without a mode, so that what is near an end is not in a tail.
+        """
+        white = torch.randn(LOOKS, len(self.active), generator=seeded(0), dtype=torch.float64).to(self.centre)
+        closed = angles(self.joint, modes[0].u + modes[0].precision.unwhiten(white), self.theta)[self.active]
+        if not bool(closed.any()):
+            return self
+        turns = torch.stack([mode.u[self.active] for mode in modes]).sigmoid().sort(0).values
+        gaps = torch.cat([turns[1:], turns[:1] + 1.0]) - turns
+        widest, start = gaps.max(0).values, turns.gather(0, gaps.argmax(0, keepdim=True))[0]
+        return replace(self, cut=(start + 0.5 * widest).remainder(1.0).masked_fill(~closed, math.nan))
 
 
 def density_of(state: LaplaceState) -> ActiveDensity:
@@ -498,15 +533,19 @@ class ModeIntegral:
         return enough and bool(self.log_evidence.isfinite())
 
 
-def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0) -> NormalMixture:
+def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0, density: ActiveDensity | None = None) -> NormalMixture:
     """Normals at all modes, in proportion to their evidences but at least a hundredth of the largest.
 
     :param heavy: share of the draws at each mode that are of a t distribution there.
+    :param density: in whose coordinates; None: unconstrained ones.
     """
     heights, active = torch.stack([mode.log_evidence for mode in modes]), modes[0].problem.active
     least = float(heights.max()) + math.log(LEAST_SHARE)
     mixing = heights.clamp(min=least).log_softmax(0)  # no mode without draws
     loc, precisions = torch.stack([mode.u[active] for mode in modes]), tuple(mode.precision for mode in modes)
+    if density is not None and density.cut is not None:
+        loc = torch.stack([density.reduced(mode.u) for mode in modes])
+        precisions = tuple(_of_turns(mode, density.cut) for mode in modes)
     if not heavy:
         return NormalMixture(mixing, loc, precisions, active)
     mixing = torch.cat([mixing + math.log1p(-heavy), mixing + math.log(heavy)])
@@ -514,10 +553,19 @@ def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0) -> NormalMixture
     return NormalMixture(mixing, loc.repeat(2, 1), precisions * 2, active, kinds)
 
 
-def _with_prior(first: NormalMixture, mode: LaplaceState) -> NormalMixture:
+def _of_turns(mode: LaplaceState, cut: Tensor) -> Dense:
+    """The precision at a mode, of turns where ``cut`` ``(d,)`` is not nan: ``dp / du = p (1 - p)``."""
+    slope = torch.ones_like(mode.u)
+    turns = mode.u[mode.problem.active].sigmoid()
+    slope[mode.problem.active] = (turns * (1.0 - turns)).where(~cut.isnan(), 1.0)
+    covariance = mode.precision.solve(torch.eye(len(slope)).to(slope)) * slope * slope.unsqueeze(-1)
+    return Dense(torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(covariance))).unsqueeze(0))
+
+
+def _with_prior(first: NormalMixture, mode: LaplaceState, density: ActiveDensity) -> NormalMixture:
     """A mixture with a tenth of its draws from a t distribution as wide as the prior, for mass far from all modes."""
     try:
-        prior = _from_prior(mode, PRIOR, seed=0, apart=False)[:, first.active]
+        prior = density.reduced(_from_prior(mode, PRIOR, seed=0, apart=False))
     except NO_PRIOR_DRAWS:
         return first
     prior = prior[prior.isfinite().all(-1)]
@@ -528,7 +576,9 @@ def _with_prior(first: NormalMixture, mode: LaplaceState) -> NormalMixture:
     return _beside(first, [wide], WIDE)
 
 
-def _with_unused(first: NormalMixture, modes: Sequence[LaplaceState], exchange: Exchange, num: int) -> NormalMixture:
+def _with_unused(
+    first: NormalMixture, modes: Sequence[LaplaceState], exchange: Exchange, num: int, density: ActiveDensity
+) -> NormalMixture:
     """A mixture with half of the draws, beside t distributions where some elements are as under their prior.
 
     No datum may be of such an element, as of a component with a small share, and it is then far from all modes.  The
@@ -537,7 +587,7 @@ def _with_unused(first: NormalMixture, modes: Sequence[LaplaceState], exchange: 
 
     :param num: of draws for the moments.
     """
-    density, generator, size = density_of(modes[0]), seeded(0), exchange.size
+    generator, size = seeded(0), exchange.size
     try:
         prior = _from_prior(modes[0], TRIED, seed=0, apart=True)[:, exchange.coordinates].flatten(0, 1)
     except NO_PRIOR_DRAWS:
@@ -551,7 +601,7 @@ def _with_unused(first: NormalMixture, modes: Sequence[LaplaceState], exchange: 
     row, element = unused.nonzero(as_tuple=True)
     u[row.unsqueeze(-1), exchange.coordinates[element]] = prior[torch.arange(len(row)) % len(prior)]
     order = exchange.elements(u)[..., exchange.key].argsort(1)
-    places, x = unused.gather(1, order.cpu()), exchange.in_order(u)[:, density.active]
+    places, x = unused.gather(1, order.cpu()), density.reduced(exchange.in_order(u))
     log_joint = density.log_joint(x)
     least = max(float(mode.log_evidence) for mode in modes) + math.log(LEAST_SHARE)
     found: list[NormalMixture] = []
@@ -603,13 +653,13 @@ def integral_over(
     :raises BadInput: when the density is zero at all draws.
     """
     given = num
-    density = density_of(modes[0]) if density is None else density
+    density = (density_of(modes[0]) if density is None else density).with_angles(modes)
     most, num = (1.0, num) if num else (MORE, within(price / (TURNS + MORE), density.joint, WEIGHTED))
-    at_modes = proposal(modes, HEAVY)
+    at_modes = proposal(modes, HEAVY, density)
     first = (
-        _with_prior(at_modes, modes[0])
+        _with_prior(at_modes, modes[0], density)
         if exchange is None or not unused
-        else (_with_unused(at_modes, modes, exchange, FOR_MOMENTS * num))
+        else (_with_unused(at_modes, modes, exchange, FOR_MOMENTS * num, density))
     )
     mixture = first
 

@@ -182,6 +182,8 @@ def _log_mass(found: OuterMode) -> float:
 def other_places(where: Standardisation, profile: Tensor, drawn: Tensor, height: Tensor) -> Tensor:
     """Probes beyond a valley and draws far from the mode at which the density is worth a look, ``(..., d J + S)`` bool.
 
+    On one axis draws see valleys, too: those between the mode and them.
+
     :param where: axes of the Gaussian at the mode; of many in rows.
     :param profile: log density at its probes, nats, ``(..., d J)``.
     :param drawn: places ``(S, d)``, and ``height`` the log density there, ``(..., S)``.
@@ -189,8 +191,13 @@ def other_places(where: Standardisation, profile: Tensor, drawn: Tensor, height:
     axes = profile.unflatten(-1, (-1, len(PROBES)))
     fallen = torch.maximum(axes[..., 0], axes[..., -1]).amax(-1, keepdim=True) + HILL  # at the ends of the highest axis
     within = ((drawn - where.centre).abs() < ENDLESS).all(-1)
-    far = within & (where.inverse(drawn).norm(dim=-1) > -PROBES[0]) & (height > fallen)
-    high = torch.cat([profile, height], -1) > profile.amax(-1, keepdim=True) - WORTH
+    z, heights = where.inverse(drawn), torch.cat([profile, height], -1)
+    if drawn.shape[-1] == 1:
+        places = torch.cat([z.new_tensor(PROBES).expand(*z.shape[:-2], -1), z.squeeze(-1)], -1).unsqueeze(-2)
+        nearer = (places * z > 0.0) & (places.abs() < z.abs())
+        fallen = torch.minimum(fallen, heights.unsqueeze(-2).where(nearer, torch.inf).amin(-1) + HILL)
+    far = within & (z.norm(dim=-1) > -PROBES[0]) & (height > fallen)
+    high = heights > profile.amax(-1, keepdim=True) - WORTH
     return high & torch.cat([beyond_valleys(axes).flatten(-2), far], -1)
 
 

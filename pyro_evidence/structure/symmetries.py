@@ -11,6 +11,7 @@ from itertools import combinations
 
 import torch
 from torch import Tensor
+from torch.distributions import ComposeTransform, SigmoidTransform, Transform
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.coordinates import is_identity
@@ -23,6 +24,8 @@ from pyro_evidence.structure.recognise import Structure
 Turn = tuple[tuple[str, int | None], ...]
 LARGEST = 64  # latent dimensions
 MOST_PARTS = 16  # elements of a first axis that are turned one by one
+LOOKS, END = 8, 24.0  # rows; and a logit, 4e-11 of an interval, by which no density with a slope changes by more than
+CLOSED = 1e-8  # of its log
 MOVED = 0.5  # of unconstrained hyperparameters: to far from where Laplace's log evidence is infinite
 
 
@@ -71,6 +74,34 @@ def sign_flips(joint: LogJoint) -> tuple[tuple[str, ...], ...]:
         for some, turn, same in zip(chosen, turns, level[1:].tolist(), strict=True)
         if same and _changes_nothing(joint, turn, joint.initial_theta, partial(_scaled, factor=-1.0))
     )
+
+
+def has_images(joint: LogJoint) -> bool:
+    """Whether modes have images elsewhere: signs can be turned, or an interval's ends meet, about which modes lie."""
+    generator = torch.Generator().manual_seed(0)
+    rows = 0.5 * torch.randn(LOOKS, joint.latents.size, generator=generator, dtype=torch.float64)
+    return bool(sign_flips(joint)) or bool(angles(joint, rows.to(joint.device), joint.initial_theta).any())
+
+
+def angles(joint: LogJoint, rows: Tensor, theta: Tensor) -> Tensor:
+    """Which coordinates lie on an interval at whose ends the density is the same, as on a circle, bool ``(D,)``.
+
+    :param rows: unconstrained places ``(S, D)`` of the others at which ends are compared.
+    """
+    found = torch.zeros(joint.latents.size, dtype=torch.bool, device=rows.device)
+    inside = [p.name for p in joint.latents if _is_interval(p.transform)]
+    for index in (k for name in inside for k in range(*joint.latents.slices[name].indices(len(found)))):
+        ends = [rows.index_fill(1, torch.tensor(index).to(rows.device), end) for end in (-END, END)]
+        parts = torch.cat(ends).split(rows_at_once(joint))
+        low, high = torch.cat([joint.log_joint(part, theta).detach() for part in parts]).chunk(2)
+        found[index] = ((low - high).abs() <= CLOSED * (1.0 + low.abs())).all()
+    return found
+
+
+def _is_interval(transform: Transform) -> bool:
+    """Whether values are the logistic function of unconstrained ones, or a multiple of that, each alone."""
+    parts = transform.parts if isinstance(transform, ComposeTransform) else [transform]
+    return bool(parts) and isinstance(parts[0], SigmoidTransform)
 
 
 def _proposals(joint: LogJoint) -> Iterator[Turn]:

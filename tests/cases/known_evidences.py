@@ -200,6 +200,44 @@ def frequency(t: Tensor) -> None:
     pyro.sample("t", dist.Normal((w * torch.arange(8.0)).sin(), 0.3).to_event(1), obs=t)
 
 
+# --- angles, which close on a circle: half of a mode may lie at either end of its interval ---
+
+CIRCLE = math.tau * (torch.arange(2_000.0, dtype=torch.float64) + 0.5) / 2_000.0
+HOURS = torch.linspace(0.0, 5.0, 12, dtype=torch.float64)
+HEADING = -1.5 * HOURS.cos() + 0.5 * T([1.5, -0.3, -2.2, 0.6, -1.1, -1.4, 0.4, 0.8, -0.7, -0.4, -0.6, 0.2])
+
+
+def heading_evidence() -> float:
+    waves = (HOURS - CIRCLE.unsqueeze(-1)).cos()
+    covariance = 0.25 * torch.eye(12) + 4.0 * waves.unsqueeze(-1) * waves.unsqueeze(-2)
+    normals = dist.MultivariateNormal(torch.zeros(12), covariance)
+    return float(normals.log_prob(HEADING).logsumexp(0)) - math.log(len(CIRCLE))
+
+
+def heading(hours: Tensor, y: Tensor) -> None:
+    a = pyro.sample("a", dist.Uniform(-math.pi, math.pi))
+    w = pyro.sample("w", dist.Normal(0.0, 2.0))
+    with pyro.plate("data", len(hours)):
+        pyro.sample("y", dist.Normal(w * (hours - a).cos(), 0.5), obs=y)
+
+
+known("a heading and a speed of either sign", heading_evidence, HOURS, HEADING)(heading)
+known("a heading around its speed", heading_evidence, HOURS, HEADING, marginalise=["a"])(heading)
+
+
+def ridge_evidence() -> float:
+    a, b = CIRCLE.unsqueeze(-1), CIRCLE
+    height = 50.0 * ((a + b - 0.4).cos() - 1.0) + a.cos()
+    return float(height.flatten().logsumexp(0)) - 2.0 * math.log(len(CIRCLE))
+
+
+@known("two angles of which the data see the sum", ridge_evidence)
+def angles_of_known_sum() -> None:
+    a, b = (pyro.sample(name, dist.Uniform(0.0, math.tau)) for name in "ab")
+    pyro.sample("w", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    pyro.factor("ridge", 50.0 * ((a + b - 0.4).cos() - 1.0) + a.cos())
+
+
 # --- two modes ---
 
 
