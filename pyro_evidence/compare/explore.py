@@ -114,10 +114,15 @@ def _explore_formulas(
     log_prior = torch.tensor(_shares(within, prior), dtype=torch.float64).log()
     texts = {keep: text for text, keep in within.items()}
 
-    def fit(chosen: Mapping[str, Any]) -> LaplacePosterior:
-        text = texts[tuple(bool(chosen[term]) for term in terms)]
+    def engine_of(text: str) -> tuple[LaplaceEvidence, Any]:
         model, data = mixed(text, kept, weights=weights, **{"priors": "weak", **settings})
-        found: LaplacePosterior = engine(model).run(*data)
+        return engine(model), data
+
+    def fit(chosen: Mapping[str, Any]) -> LaplacePosterior:
+        one, data = engine_of(texts[tuple(bool(chosen[term]) for term in terms)])
+        one.stop = replace(one.stop, progress=False)
+        found: LaplacePosterior = one.run(*data)
         return found
 
-    return over(Structures(values, there, log_prior), fit, Start(), progress=False)
+    whole, _ = engine_of(formula)
+    return over(Structures(values, there, log_prior), fit, Start(), whole.stop.progress)
