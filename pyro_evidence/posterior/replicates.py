@@ -105,21 +105,21 @@ def together(
 
     The model is recognised once.  What is left out is to be fitted by itself.
 
-    :param alone: fits of some of them, two or more: they say how, and the batch must agree with them.
+    :param alone: fits of some of them: two or more that are alike say how, and the batch must agree with these.
     :param start: of the engine that has fitted these.
     :param tolerance: of integrals over marginalised sites, nats.
     :param program: of the data sets' arguments, where it is not that of these fits; of log evidences alone.
     """
-    if len(sets) < FEWEST or len(alone) < 2 or not all(_is_plain(posterior, start) for posterior in alone.values()):
+    plain = {k: posterior for k, posterior in alone.items() if _is_plain(posterior, start)}
+    alike = [{k: other for k, other in plain.items() if _alike(one, other)} for one in plain.values()]
+    agreeing = max(alike, key=len, default={})
+    if len(sets) < FEWEST or len(agreeing) < 2:
         return {}
-    reference, *others = alone.values()
     try:
-        if not all(_alike(reference, other) for other in others):
-            return {}
-        found = _in_chunks(reference, sets, tolerance, program)
+        found = _in_chunks(next(iter(agreeing.values())), sets, tolerance, program)
     except (ArithmeticError, ValueError, RuntimeError, TypeError, IndexError, NotImplementedError):
         return {}  # a model need not bear that its data are rows of a batch
-    for k, posterior in alone.items():
+    for k, posterior in agreeing.items():
         own = float(posterior.log_evidence)
         if k in found and not abs(found[k][0] - own) <= SAME * (1.0 + abs(own)):
             return {}
@@ -132,7 +132,10 @@ def _is_plain(posterior: LaplacePosterior, start: Start) -> bool:
     Under proper priors, by which each data set has a mode.  Sites may be marginalised where these are all that is
     outside, by products of nodes around one mode.
     """
-    if posterior.flat_sites or posterior.status != Status.CONVERGED.value or len(posterior.restarts) > 1:
+    starts = posterior.restarts
+    if len(starts) > 1 and not (type(posterior) is NestedPosterior and torch.allclose(starts, starts[:1], SAME, SAME)):
+        return False  # whose batch looks for other modes, as no other does
+    if posterior.flat_sites or posterior.status != Status.CONVERGED.value:
         return False
     problem = posterior._inside.problem
     joint = problem.joint
