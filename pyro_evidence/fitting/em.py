@@ -553,7 +553,8 @@ def fit_mixture(task: ComponentFit[Any], settings: EMSettings) -> Any:
     :raises NotConverged: with ``stop.throw``, unless converged; or when every restart failed, with all reasons.
     """
     stop, deletion = settings.stop, settings.deletion
-    together, step = stop, _to_the_end(stop)
+    together: Stop = stop
+    step: Step[Any] = advance if stop.counted else slowly_converging
     if deletion is not None:
         together, step = task.together(stop, deletion), advance
     with torch.inference_mode(task.is_closed(settings)):
@@ -562,11 +563,6 @@ def fit_mixture(task: ComponentFit[Any], settings: EMSettings) -> Any:
     posterior = task.posterior(chosen)
     require_convergence("EvidenceEM", chosen.fit.status, posterior, stop)
     return posterior
-
-
-def _to_the_end(stop: Stop) -> Step[Any]:
-    """Rounds that leap where they crawl, unless their number was asked for."""
-    return advance if stop.counted else slowly_converging
 
 
 def choose(task: ComponentFit[Any], fit: Fit[Any], deletion: GreedyDeletion | None, stop: Stop) -> Chosen[Any]:
@@ -586,6 +582,7 @@ def choose(task: ComponentFit[Any], fit: Fit[Any], deletion: GreedyDeletion | No
     alone, limit = task.whole(chosen.fit.state), ""
     if deletion is not None:
         alone, limit = unless_interrupted(lambda: task.resized(alone, deletion), (alone, "interrupted"))
-    rest = iterate(task.watched(_to_the_end(stop)), replace(alone, num_rounds=0), stop, "EvidenceEM")
+    step: Step[Any] = advance if stop.counted else slowly_converging
+    rest = iterate(task.watched(step), replace(alone, num_rounds=0), stop, "EvidenceEM")
     before = fit.objectives if task.times == 1.0 else rest.objectives[:1]
     return replace(chosen, fit=Fit(rest.state, rest.status, before + rest.objectives[1:]), limit=limit)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums, share
-from pyro_evidence.data.rows import Rows, scattered
+from pyro_evidence.data.rows import PLACES, Rows, scattered
 from pyro_evidence.models.mixture import Responses
-from pyro_evidence.numerics.batched import BATCH_NUMBERS, COPIED_ROWS, Batched
+from pyro_evidence.numerics.batched import BATCH_NUMBERS, Batched
 from pyro_evidence.numerics.linalg import place_in_triangle
 
 KEPT = BATCH_NUMBERS  # in the features of all data, which are then made once and not anew in every pass
@@ -177,7 +177,7 @@ class MixtureData:
         if self.num_rows <= most:
             return self
         place = scattered(torch.arange(self.num_rows))
-        return some(self, (place < most * 2**32 // self.num_rows).nonzero().flatten().to(self.Y.device)).with_features
+        return some(self, (place < most * PLACES // self.num_rows).nonzero().flatten().to(self.Y.device)).with_features
 
     @property
     def with_features(self) -> "MixtureData":
@@ -306,15 +306,6 @@ class Mixture(Batched):
         """Noise precision of each output, the others held, shape ``(R, K, m)``."""
         return self.noise if not self.has_full_noise else self.noise.diagonal(dim1=-2, dim2=-1)
 
-    @property
-    def log_det_noise(self) -> Tensor:
-        """Log determinant of the noise precision, shape ``(R, K)``."""
-        if not self.has_full_noise:
-            return self.noise.log().sum(-1)
-        tril, info = torch.linalg.cholesky_ex(self.noise)
-        log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return torch.where(info == 0, log_det, torch.nan)  # one bad kernel costs its own row only
-
 
 def some(data: MixtureData, index: Tensor) -> MixtureData:
     """Some of the data."""
@@ -421,13 +412,6 @@ def response_units(rows: Rows[Responses]) -> Units:
         return Units(torch.zeros_like(mean), unit, absorbed)
     absorbed[:, found[0]] = mean / value[found[0]]
     return Units(mean, unit, absorbed)
-
-
-def in_pieces(Y: Tensor, G: Tensor | None, weight: Tensor) -> Rows[Responses]:
-    """Responses in memory as rows, :data:`COPIED_ROWS` of them in a piece."""
-    Gs = [None] * len(Y.split(COPIED_ROWS)) if G is None else G.split(COPIED_ROWS)
-    pieces = tuple(map(Responses, Y.split(COPIED_ROWS), Gs, weight.split(COPIED_ROWS)))
-    return Rows(pieces, pieces[0], (len(Y),))
 
 
 def _constancy(G: Tensor | None) -> Tensor:

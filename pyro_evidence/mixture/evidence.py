@@ -117,11 +117,11 @@ def log_prior(mixture: Mixture) -> Tensor:
 
 def log_joint(data: MixtureData, mixture: Mixture) -> Tensor:
     """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
-    return data.total(_rows(mixture), lambda part: _height(pointwise_joint(part, mixture), part)) + log_prior(mixture)
 
+    def of_part(part: MixtureData) -> Tensor:
+        return (pointwise_joint(part, mixture).log_density * part.weight).sum(-1)
 
-def _height(pointwise: PointwiseJoint, part: MixtureData) -> Tensor:
-    return (pointwise.log_density * part.weight).sum(-1)
+    return data.total(_rows(mixture), of_part) + log_prior(mixture)
 
 
 def _rows(mixture: Mixture) -> int:
@@ -139,7 +139,7 @@ def log_joint_gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Ten
 def likelihood_gradient(pointwise: PointwiseJoint, part: MixtureData) -> Tensor:
     """Log likelihood of some data and its derivative in the weights, ``(R, 1 + K m B)``."""
     slope = pointwise.u @ (pointwise.resp * _each(part))[..., None, :, None]
-    return torch.cat([_height(pointwise, part).unsqueeze(-1), slope.flatten(1)], -1)
+    return torch.cat([(pointwise.log_density * part.weight).sum(-1, keepdim=True), slope.flatten(1)], -1)
 
 
 def with_prior(both: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,10 @@ def natural_parameters(mixture: Mixture, layout: Layout) -> Tensor:
     w, noise, full = mixture.w, mixture.noise, mixture.has_full_noise
     if full:
         weighted, num = noise @ w, layout.num_features
-        each = mixture.log_det_noise.unsqueeze(-1) / w.shape[-2] - math.log(math.tau)  # shared out over the outputs
+        tril, info = torch.linalg.cholesky_ex(noise)
+        log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
+        log_det = torch.where(info.unsqueeze(-1) == 0, log_det, torch.nan)  # one bad kernel costs its own row only
+        each = log_det / w.shape[-2] - math.log(math.tau)  # shared out over the outputs
         log_norm = (0.5 * each).expand(*w.shape[:-1])
     else:
         weighted, num = noise.unsqueeze(-1) * w, layout.num_diagonal

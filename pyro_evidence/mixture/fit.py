@@ -32,7 +32,7 @@ from pyro_evidence.fitting.em import (
 )
 from pyro_evidence.fitting.iterate import Fit, Status, Stop
 from pyro_evidence.mixture import evidence, mode
-from pyro_evidence.mixture.data import StreamedData, Units, in_pieces, response_units
+from pyro_evidence.mixture.data import StreamedData, Units, response_units
 from pyro_evidence.mixture.evidence import MixtureCurvature
 from pyro_evidence.mixture.expectation import (
     Mixture,
@@ -68,7 +68,7 @@ from pyro_evidence.mixture.updates import (
     pruned,
 )
 from pyro_evidence.models.mixture import Responses
-from pyro_evidence.numerics.batched import BATCH_NUMBERS, first_highest
+from pyro_evidence.numerics.batched import BATCH_NUMBERS, COPIED_ROWS, first_highest
 from pyro_evidence.numerics.linalg import floored
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, check_count, check_positive, check_result, seeded
@@ -503,7 +503,10 @@ def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> Mi
     :raises UnsupportedModel: when it is no mixture of linear-Gaussian kernels.
     """
     structure = recognised(joint)
-    units = response_units(in_pieces(structure.Y, structure.G, structure.weight))
+    Y, weight = structure.Y.split(COPIED_ROWS), structure.weight.split(COPIED_ROWS)
+    G = [None] * len(Y) if structure.G is None else structure.G.split(COPIED_ROWS)
+    pieces = tuple(map(Responses, Y, G, weight))
+    units = response_units(Rows(pieces, pieces[0], (len(structure.Y),)))
     products = settings.curvature is not evidence.block or structure.correlation is not None
     return _begun(structure, units, structure.data(units, structure.background, products=products), settings, sampled)
 

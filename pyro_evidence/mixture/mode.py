@@ -114,7 +114,16 @@ def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 4, num_newton: 
         mixture = replace(mixture, w=solve_weights(e_step(data, mixture), data.layout, mixture))
     if not num_newton:
         return mixture
-    polished = [_polished(rows_of(data, i), mixture[i], num_newton) for i in chunks(data, mixture)]
+    polished, limits = [], newton.Limits(TOLERANCE, num_newton)
+    for rows in chunks(data, mixture):
+        some, some_data = mixture[rows], rows_of(data, rows)
+        many = some.w.numel() * data.num_rows > expectation.SHARD
+        kind = _OneOfMany if many else _InOnePiece if data.in_one_piece else _Rows
+        density: Any = kind(some_data, some)
+        number = torch.arange(len(rows)).to(some.w).unsqueeze(-1)
+        start = torch.cat([some.w.flatten(1), number], -1)
+        found = newton.climb(density, density.precision, start, start.new_zeros(0), limits)
+        polished.append(found.u[:, :-1].reshape(some.w.shape))
     return replace(mixture, w=torch.cat(polished))
 
 
@@ -122,17 +131,6 @@ def chunks(data: MixtureData, mixture: Mixture) -> tuple[Tensor, ...]:
     """Numbers of rows that fit into memory together, with a number for every datum and weight of each."""
     size = max(1, expectation.SHARD // (mixture.w[0].numel() * data.num_rows))
     return torch.arange(len(mixture.w), device=mixture.w.device).split(size)
-
-
-def _polished(data: MixtureData, mixture: Mixture, num_newton: int) -> Tensor:
-    """Weights of all rows at their modes."""
-    many = mixture.w.numel() * data.num_rows > expectation.SHARD
-    kind = _OneOfMany if many else _InOnePiece if data.in_one_piece else _Rows
-    density: Any = kind(data, mixture)
-    number = torch.arange(len(mixture.w)).to(mixture.w).unsqueeze(-1)
-    start, limits = torch.cat([mixture.w.flatten(1), number], -1), newton.Limits(TOLERANCE, num_newton)
-    found = newton.climb(density, density.precision, start, start.new_zeros(0), limits)
-    return found.u[:, :-1].reshape(mixture.w.shape)
 
 
 @dataclass(frozen=True)
@@ -158,11 +156,8 @@ def modes(expected: EStep, exact: Tensor | None = None) -> RestartModes:
     found = RestartModes(expected.mixture, evidence, evidence + occam_factor(expected))
     found = replace(found, log_evidence=_finite(found.log_evidence), occam=_finite(found.occam))
     chosen = distinct(found.occam, expected.mixture.active.sum(-1), NEAR) if exact is None else exact
-    return _exactly(expected, found, chosen) if len(chosen) else found
-
-
-def _exactly(expected: EStep, found: RestartModes, chosen: Tensor) -> RestartModes:
-    """Modes with those of the rows ``chosen`` by the full Hessian."""
+    if not len(chosen):
+        return found
     own = rows_of(expected.data, chosen)
     mode = find_mode(own, expected.mixture[chosen])
     numbers = []

@@ -222,35 +222,26 @@ def gauge(A: Tensor, analysers: FactorAnalysers) -> Gauge:
     stand_in = (12.0 / math.pi**2 + 2.0 * kappa) / gram.diagonal()  # angles uniform on a half circle have that variance
     rest = A - across @ basis.mT - basis @ across.mT - basis @ (along - stand_in.diag()) @ basis.mT
     tril = cholesky(0.5 * (rest + rest.mT), "posterior precision A across the orbit")
-    log_det = 2.0 * tril.diagonal().log().sum() - stand_in.log().sum() + _coupling(tril, across, along)
-    return Gauge(tril, basis, 2.0 * torch.linalg.cholesky(gram).diagonal().log().sum(), log_det, kappa)
-
-
-def _coupling(tril: Tensor, across: Tensor, along: Tensor) -> Tensor:
-    """Loss in the log determinant of the rest to motion along the orbit, where the prior holds it."""
+    # what the log determinant of the rest loses to motion along the orbit, where the prior holds it
     values, vectors = torch.linalg.eigh(0.5 * (along + along.mT))
     held = values > 1e-6 * tril.diagonal().square().mean()  # below, the orbit is free and nothing couples to it
     move = across @ vectors[:, held] * values[held].rsqrt()
     back = torch.linalg.solve_triangular(tril, move, upper=False)
-    return torch.linalg.slogdet(torch.eye(int(held.sum())).to(tril) - back.mT @ back).logabsdet
+    coupling = torch.linalg.slogdet(torch.eye(int(held.sum())).to(tril) - back.mT @ back).logabsdet
+    log_det = 2.0 * tril.diagonal().log().sum() - stand_in.log().sum() + coupling
+    return Gauge(tril, basis, 2.0 * torch.linalg.cholesky(gram).diagonal().log().sum(), log_det, kappa)
 
 
 def orbit_laplace(log_joint: Tensor, split: Gauge, analysers: FactorAnalysers) -> Tensor:
     """Laplace's log evidence over the orbits, all labels' information included, nats, shape ``()``."""
     on, m = analysers.on[0], analysers.W.shape[-2]
-    kappa, pairs = _spread_out(split.kappa, on)
+    kappa = split.kappa.new_zeros(*on.shape, on.shape[-1])  # (K, q, q)
+    pairs, start = torch.zeros_like(kappa, dtype=torch.bool), 0
+    for k, columns in enumerate(on):
+        a, b = torch.combinations(columns.nonzero().flatten(), 2).unbind(-1)
+        kappa[k, a, b], pairs[k, a, b] = split.kappa[start : start + len(a)], True
+        start += len(a)
     orbit = evidence.log_orbit(kappa, pairs, on.sum(-1)).sum() + 0.5 * split.log_gram
     left_out = m * torch.where(on, 0.0, analysers.alpha[0].log()).sum()
     width = 0.5 * (m * on.sum() - len(split.kappa)) * math.log(math.tau)
     return log_joint + orbit + width - 0.5 * (split.log_det - left_out)
-
-
-def _spread_out(kappa: Tensor, on: Tensor) -> tuple[Tensor, Tensor]:
-    """``kappa`` of the pairs of columns ``on`` as ``(K, q, q)``, and where they stand."""
-    found = kappa.new_zeros(*on.shape, on.shape[-1])
-    pairs, start = torch.zeros_like(found, dtype=torch.bool), 0
-    for k, columns in enumerate(on):
-        a, b = torch.combinations(columns.nonzero().flatten(), 2).unbind(-1)
-        found[k, a, b], pairs[k, a, b] = kappa[start : start + len(a)], True
-        start += len(a)
-    return found, pairs

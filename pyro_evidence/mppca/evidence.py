@@ -164,17 +164,13 @@ def log_evidence_occam(it: Iterate, gamma: Tensor) -> Tensor:
     noise = ties.beta_pool.per_group(left * analysers.active.unsqueeze(-1), ties.beta_free)
     alpha = ties.alpha_pool.per_group(determined * analysers.on, ties.alpha_free)
     mixing = mixing_factor(analysers.active, analysers.log_mixing, it.stats.counts.sum(-1)) if ties.mixing_free else 0.0
-    return orbit_log_evidence(it) + _mean_factor(it) + mixing + precision_factor(noise) + precision_factor(alpha)
-
-
-def _mean_factor(it: Iterate) -> Tensor:
-    """Posterior volume of the means under a Gaussian prior about the mean of the data, of their variance."""
-    if not it.ties.mean_free:
-        return it.stats.log_likelihood.new_zeros(())
+    found = orbit_log_evidence(it) + mixing + precision_factor(noise) + precision_factor(alpha)
+    if not ties.mean_free:
+        return found
     counts = it.stats.counts.clamp(min=1.0)  # less than one datum determines nothing
-    volume = it.analysers.log_det - it.analysers.mu.shape[-1] * counts.log()  # the data's mean variance is 1
-    away = it.analysers.mu.square().sum(-1)
-    return torch.where(it.analysers.active, 0.5 * (volume.clamp(max=0.0) - away), 0.0).sum(-1)
+    volume = analysers.log_det - analysers.mu.shape[-1] * counts.log()  # the data's mean variance is 1
+    away = analysers.mu.square().sum(-1)  # from the mean of the data
+    return found + torch.where(analysers.active, 0.5 * (volume.clamp(max=0.0) - away), 0.0).sum(-1)
 
 
 def loading_curvature(it: Iterate) -> Tensor:

@@ -97,11 +97,6 @@ def orbit_gamma(it: Iterate) -> Tensor:
 Preparation = Callable[[Iterate], Iterate]
 
 
-def unchanged(it: Iterate) -> Iterate:
-    """Nothing is done before the round."""
-    return it
-
-
 @dataclass(frozen=True)
 class MPPCAUpdate:
     r"""One round; Husmeier (2000), eqs. 3.11, 3.13, 3.16, 3.25 and 3.26.
@@ -111,16 +106,16 @@ class MPPCAUpdate:
     :ivar gamma: what counts as well determined.
     :ivar alpha: held prior precision of W, 0 for none; None where it is learned.
     :ivar rho: strength of a gamma prior on beta, in data; 0 for none.
-    :ivar prepare: what is done to the loadings first, with responsibilities held.
+    :ivar prepare: what is done to the loadings first, with responsibilities held; None for nothing.
     """
 
     gamma: Gamma
     alpha: float | None = None
     rho: float = 0.0
-    prepare: Preparation = unchanged
+    prepare: Preparation | None = None
 
     def __call__(self, it: Iterate) -> FactorAnalysers:
-        it = self.prepare(it)
+        it = it if self.prepare is None else self.prepare(it)
         analysers, ties = it.analysers, it.ties
         used = analysers.alpha if self.alpha is None else torch.full_like(analysers.alpha, self.alpha)
         W = expectation.solve_loadings(it.found, analysers, used) * analysers.columns.unsqueeze(-2)
