@@ -27,8 +27,11 @@ def as_tensor(value: Any, floats: torch.dtype | None = None) -> Any:
     kind = array.dtype.kind
     if kind not in "fiub":
         return value
+    ours: np.dtype[Any] = array.dtype.newbyteorder("=")  # the dtype of this machine's byte order that torch has
+    if kind == "u" or ours.itemsize > np.dtype(np.float64).itemsize:
+        ours = np.dtype(np.float64 if kind == "f" else np.int64)
     with np.errstate(over="ignore"):
-        native = array.astype(_native(array.dtype))  # a copy, whatever order its memory had
+        native = array.astype(ours)  # a copy, whatever order its memory had
     if native.dtype != array.dtype and not np.array_equal(native, array, equal_nan=kind == "f"):
         raise BadInput(
             f"an array of {array.dtype}, shape {array.shape}, holds numbers that {native.dtype} would change, the "
@@ -36,13 +39,6 @@ def as_tensor(value: Any, floats: torch.dtype | None = None) -> Any:
         )
     wanted = None if floats is None else {"f": floats, "b": torch.bool}.get(kind, torch.int64)
     return torch.as_tensor(native, dtype=wanted)
-
-
-def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of this machine's byte order that torch has for such numbers."""
-    if dtype.kind == "u" or dtype.itemsize > np.dtype(np.float64).itemsize:
-        return np.dtype(np.float64 if dtype.kind == "f" else np.int64)
-    return dtype.newbyteorder("=")
 
 
 def require_dense(name: str, value: Tensor) -> None:

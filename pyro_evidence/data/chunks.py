@@ -18,6 +18,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count
 
 NO_CHUNK = "no chunk, not even an empty one"
+SIZE = 100_000  # rows of a slice or of a chunk, by default
 FEW = 256  # rows on which a model is recognised where others hold more
 Chunks = Iterable[Sequence[Any]]  # the model's positional arguments for some of the rows, as often as asked
 
@@ -149,18 +150,6 @@ def agree_on_kind(
     join.check_equal("models, columns or dtypes", first)
 
 
-def require_same_density(joint: Any, join: Communicator) -> None:
-    """Refuse processes whose models are others on the same first rows: their sites, or their density at one point.
-
-    :param joint: the model's :class:`~pyro_evidence.program.log_joint.LogJoint` on :func:`first_rows`.
-    :raises BadInput: on all of them.
-    """
-    if join is not SINGLE_PROCESS:
-        value = float(joint.log_joint(joint.initial(1, seed=0)[0], joint.initial_theta))
-        sites = ", ".join([*joint.latents.names, *joint.observed])
-        join.check_equal("models", f"sites {sites} with log density {value:.6g} at one point of the first rows")
-
-
 def first_rows(chunks: Chunks, join: Communicator) -> tuple[Any, ...]:
     """The first chunk that has rows; among several processes the first few rows of all, the same on each.
 
@@ -234,7 +223,7 @@ class Slices:
     [10, 10, 5]
     """
 
-    def __init__(self, *arrays: Any, size: int = 100_000) -> None:
+    def __init__(self, *arrays: Any, size: int = SIZE) -> None:
         require_rows("Slices", *arrays)
         self.arrays = arrays
         self.size: int = check_count("size", size)
@@ -271,7 +260,7 @@ class Parquet:
         path: str | Path | Sequence[str | Path],
         columns: Sequence[str | Sequence[str]],
         *,
-        size: int = 100_000,
+        size: int = SIZE,
         dtype: torch.dtype | None = torch.float64,
     ) -> None:
         self.paths: list[Path] = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]

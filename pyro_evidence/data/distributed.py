@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyro_evidence.data.ranks import COMMUNICATOR, Sums, tensors_of, with_tensors
+from pyro_evidence.data.ranks import COMMUNICATOR, Communicator, Sums, tensors_of, with_tensors
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count
 
@@ -37,34 +37,17 @@ FAILED = "has failed"
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Ranks(Communicator):
     """The processes of a group of ``torch.distributed``, whose rows are different.
 
     :ivar group: None for all.
-    :ivar restarts: the processes that have the same rows as this one; None where nobody has.
     :ivar timeout: that a rank waits for the others.
     :ivar left: the message on ranks that have left; no exchange is possible afterwards.
     """
 
     group: Any = None
-    restarts: "Ranks | None" = None
     timeout: timedelta = TIMEOUT
     left: list[str] = field(default_factory=list, compare=False)
-
-    @property
-    def rank(self) -> int:
-        """Number of this process."""
-        return dist.get_rank(self.group)
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of processes."""
-        return dist.get_world_size(self.group)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process speaks for all: shows progress, writes files."""
-        return self.rank == 0 and (self.restarts is None or self.restarts.rank == 0)
 
     def total(self, here: Sums) -> Sums:
         """Sum over all processes, in the order of their ranks: a tensor, or a value made of tensors."""
@@ -185,7 +168,7 @@ class Ranks:
         :raises BadInput: that names the rank; on the rank itself with its own error as the cause.
         """
         for ranks in (self, self.restarts):
-            if ranks is not None and not ranks.left and ranks not in getattr(wrong, "known_to", ()):
+            if isinstance(ranks, Ranks) and not ranks.left and ranks not in getattr(wrong, "known_to", ()):
                 try:
                     ranks._meet("goes on", wrong)
                 except Exception as error:
@@ -223,7 +206,13 @@ def shards(group: Any = None, *, restarts: int = 1, timeout: timedelta = TIMEOUT
     """
     begun = group is None and not dist.is_initialized()
     if begun:
-        _begin(timeout)
+        if "RANK" not in os.environ:
+            raise BadInput(
+                "shards() found no processes to work with: expected a start by torchrun, or torch.distributed with an "
+                "initialised process group. Write torchrun --nproc-per-node=2 fit.py."
+            )
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=timeout)
     token = None
     try:
         ranks = _grid(group, check_count("restarts", restarts), timeout)
@@ -255,16 +244,9 @@ def _grid(group: Any, restarts: int, timeout: timedelta) -> Ranks:
     place = whole.index(own)
     first = place - place % restarts
     make = partial(dist.new_group, timeout=timeout, use_local_synchronization=True)
-    rows = make(whole[place - first :: restarts])
-    same = Ranks(make(whole[first : first + restarts]), timeout=timeout) if restarts > 1 else None
-    return Ranks(rows, same, timeout)
-
-
-def _begin(timeout: timedelta) -> None:
-    if "RANK" not in os.environ:
-        raise BadInput(
-            "shards() found no processes to work with: expected a start by torchrun, or torch.distributed with an "
-            "initialised process group. Write torchrun --nproc-per-node=2 fit.py."
-        )
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timeout)
+    rows, same = make(whole[place - first :: restarts]), None
+    rank, num_ranks = dist.get_rank(rows), dist.get_world_size(rows)
+    if restarts > 1:
+        group = make(whole[first : first + restarts])
+        same = Ranks(place - first, restarts, None, place == first, group=group, timeout=timeout)
+    return Ranks(rank, num_ranks, same, rank == 0 and place == first, group=rows, timeout=timeout)

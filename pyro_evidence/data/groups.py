@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.arrays import as_tensor, require_dense, require_rows
+from pyro_evidence.data.chunks import SIZE
 from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count
@@ -33,7 +34,7 @@ class Groups:
     [([0, 1], [1, 3]), ([0, 0], [0, 2])]
     """
 
-    def __init__(self, labels: Any, *arrays: Any, size: int = 100_000) -> None:
+    def __init__(self, labels: Any, *arrays: Any, size: int = SIZE) -> None:
         found = labels_as_tensor(labels)
         require_rows("Groups", found, *arrays)
         self.arrays = tuple(a.to_numpy() if hasattr(a, "iloc") else a for a in arrays)  # no names

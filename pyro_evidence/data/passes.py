@@ -246,18 +246,13 @@ class SameRows:
         if first is None:
             self.first, self.in_memory = None if here.of is None else here, in_memory
         elif compared:
-            self._compare(here)
+            found = None if here.parts == first.parts else difference(first, here)
+            if found is not None:
+                self._refuse(here, *found)
         elif not are_untouched(self.in_memory, tensors_in_memory(self.chunks)):  # amid the pass, so this one once more
             self.passes -= 1
             for _ in self:
                 pass
-
-    def _compare(self, here: Pass) -> None:
-        assert self.first is not None
-        if here.parts != self.first.parts:  # not the very same ones
-            found = difference(self.first, here)
-            if found is not None:
-                self._refuse(here, *found)
 
     def _refuse(self, here: Pass, before: str, now: str) -> None:
         assert self.first is not None

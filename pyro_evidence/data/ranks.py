@@ -8,17 +8,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.metadata import version
 from types import CellType, CodeType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-
-
-class Addable(Protocol):
-    """A sum over rows: a tensor, or a value made of tensors."""
-
-    def __add__(self, other: Any, /) -> Any:
-        """Sums of both passes together."""
 
 
 class Statistics:
@@ -29,33 +22,30 @@ class Statistics:
         return type(self)(*(a + b for a, b in pairs))
 
 
-Sums = TypeVar("Sums", bound=Addable)
+Sums = TypeVar("Sums", bound=Any)  # over rows: a tensor, or a value made of tensors; ``+`` adds two passes
 
 
-class Communicator(Protocol):
-    """Communication of this process with those that hold the other rows."""
+@dataclass(frozen=True)
+class Communicator:
+    """Communication of this process with those that hold the other rows; as it stands here there are none.
 
-    @property
-    def rank(self) -> int:
-        """Number of this process."""
+    :ivar rank: number of this process, out of ``num_ranks``.
+    :ivar restarts: those that have the same rows, among whom restarts are shared out; None where nobody has.
+    :ivar is_first: whether this process speaks for all: shows progress, writes files.
+    """
 
-    @property
-    def num_ranks(self) -> int:
-        """Number of processes."""
-
-    @property
-    def restarts(self) -> "Communicator | None":
-        """Those that have the same rows as this one, among whom restarts are shared out; None where nobody has."""
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process speaks for all: shows progress, writes files."""
+    rank: int = 0
+    num_ranks: int = 1
+    restarts: "Communicator | None" = None
+    is_first: bool = True
 
     def total(self, here: Sums) -> Sums:
         """Sum over all processes, in the order of their ranks."""
+        return here
 
     def gathered(self, rows: Tensor) -> Tensor:
         """Rows of all processes, one after the other."""
+        return rows
 
     def check_equal(self, what: str, here: str) -> None:
         """Refuse processes that say different things of themselves.
@@ -65,43 +55,16 @@ class Communicator(Protocol):
 
     def gather_str(self, here: str) -> list[str]:
         """Texts of all processes, in their order."""
-
-    def raise_together(self, wrong: BaseException | None) -> None:
-        """Raise on every process what is wrong on one of them."""
-
-
-@dataclass(frozen=True)
-class SingleProcess:
-    """One process has all rows."""
-
-    rank: int = 0
-    num_ranks: int = 1
-    restarts: None = None
-    is_first: bool = True
-
-    def total(self, here: Sums) -> Sums:
-        """The sum that is here."""
-        return here
-
-    def gathered(self, rows: Tensor) -> Tensor:
-        """The rows that are here."""
-        return rows
-
-    def check_equal(self, what: str, here: str) -> None:
-        """Nobody disagrees."""
-
-    def gather_str(self, here: str) -> list[str]:
-        """The text of this process alone."""
         return [here]
 
     def raise_together(self, wrong: BaseException | None) -> None:
-        """Raise what is wrong here."""
+        """Raise on every process what is wrong on one of them."""
         if wrong is not None:
             raise wrong
 
 
 EMPTY = CellType()  # of a closure, whose variable has no value yet
-SINGLE_PROCESS = SingleProcess()
+SINGLE_PROCESS = Communicator()  # which has all rows
 COMMUNICATOR: ContextVar[Communicator] = ContextVar("join", default=SINGLE_PROCESS)
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from pyro_evidence.data.chunks import Chunks, first_rows, looked_through, with_rows
 from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums, share, zeros_like
 
-SCATTER = 2654435761  # odd, 2^32 times the golden ratio: multiples of it modulo 2^32 are spread evenly
+PLACES = 2**32  # of scattered rows
+SCATTER = 2654435761  # odd, PLACES times the golden ratio: multiples of it modulo PLACES are spread evenly
 
 Piece = TypeVar("Piece")
 Other = TypeVar("Other")
@@ -119,7 +120,7 @@ class Rows(Generic[Piece]):
 
     def sampled(self, most: int, columns: Callable[[Piece], Sequence[Any]]) -> tuple[Any, ...]:
         """The columns of about ``most`` rows where there are more, scattered over all; one pass."""
-        below = min(most, len(self)) * 2**32 // len(self)
+        below = min(most, len(self)) * PLACES // len(self)
         return self.selected(columns, lambda numbers, _: scattered(numbers) < below)
 
 
@@ -134,5 +135,5 @@ class Repeated(Generic[Piece]):
 
 
 def scattered(numbers: Tensor) -> Tensor:
-    """Places of numbered rows, whole numbers from 0 to ``2**32 - 1``, spread evenly (Fibonacci hashing)."""
-    return (numbers * SCATTER) % 2**32
+    """Places of numbered rows, whole numbers from 0, below :data:`PLACES`, spread evenly (Fibonacci hashing)."""
+    return (numbers * SCATTER) % PLACES

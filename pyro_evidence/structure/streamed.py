@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows, require_same_density
-from pyro_evidence.data.ranks import Communicator, Statistics
+from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
+from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
@@ -150,7 +150,11 @@ def first_joint(model: Any, chunks: Chunks, communicator: Communicator, make: Ma
     """
     agree_on_kind(model, chunks, communicator, make)
     joint = make(first_rows(chunks, communicator))
-    require_same_density(joint, communicator)
+    if communicator is not SINGLE_PROCESS:
+        value = float(joint.log_joint(joint.initial(1, seed=0)[0], joint.initial_theta))
+        sites = ", ".join([*joint.latents.names, *joint.observed])
+        density = f"sites {sites} with log density {value:.6g} at one point of the first rows"
+        communicator.check_equal("models", density)
     return joint
 
 

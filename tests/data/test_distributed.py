@@ -14,7 +14,7 @@ import torch
 
 from pyro_evidence import BadInput, EvidenceEM, LaplaceEvidence, Start, Stop
 from pyro_evidence.data.distributed import shards
-from pyro_evidence.data.ranks import COMMUNICATOR, SingleProcess, require_same_settings
+from pyro_evidence.data.ranks import COMMUNICATOR, Communicator, require_same_settings
 from pyro_evidence.mixture import fit
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.classifier import classifier
@@ -123,7 +123,7 @@ def test_named_arguments_of_a_rank_are_put_in_the_order_of_the_model() -> None:
     X = torch.linspace(-1.0, 1.0, 12).double().unsqueeze(-1)
     t = (X[:, 0] > 0.1).double()
     engine = LaplaceEvidence(classifier(Linear()), stop=Stop(progress=False))
-    token = COMMUNICATOR.set(SingleProcess())  # which is not the one that stands for none
+    token = COMMUNICATOR.set(Communicator())  # which is not the one that stands for none
     try:
         shared = engine.run(t=t, X=X).log_evidence
     finally:
@@ -131,7 +131,7 @@ def test_named_arguments_of_a_rank_are_put_in_the_order_of_the_model() -> None:
     assert float(shared) == pytest.approx(float(engine.run(X, t).log_evidence), rel=1e-9)
 
 
-class Listening(SingleProcess):
+class Listening(Communicator):
     """One process that notes what it would compare with others."""
 
     def __init__(self) -> None:

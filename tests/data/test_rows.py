@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.ranks import SingleProcess
+from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.data.rows import Rows, scattered
 from pyro_evidence.errors import BadInput
 
@@ -44,7 +44,7 @@ def test_rows_are_selected_by_their_numbers_and_columns() -> None:
 
 
 @dataclass(frozen=True)
-class Second(SingleProcess):
+class Second(Communicator):
     """The second of two processes, whose other one says nothing."""
 
     rank: int = 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from pyro_evidence import RVM, VRVM, EvidenceEM, LaplaceEvidence, OverlapEM
-from pyro_evidence.data.ranks import COMMUNICATOR, SingleProcess
+from pyro_evidence.data.ranks import COMMUNICATOR, Communicator
 from pyro_evidence.errors import NotConverged
 from pyro_evidence.fitting.iterate import Status, Stop, bar_of, iterate, require_convergence
 
@@ -147,7 +147,7 @@ def test_of_several_processes_the_first_alone_shows_a_bar(monkeypatch: pytest.Mo
     said: list[bool] = []
     monkeypatch.setattr("pyro_evidence.fitting.iterate.tqdm", lambda disable=False, **_: said.append(disable))
     for is_first in (True, False):
-        token = COMMUNICATOR.set(SingleProcess(is_first=is_first))
+        token = COMMUNICATOR.set(Communicator(is_first=is_first))
         bar_of("fit", True)
         COMMUNICATOR.reset(token)
     assert said == [False, True]
