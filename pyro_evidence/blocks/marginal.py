@@ -152,7 +152,13 @@ class Marginal:
             here, best, waited = new, new if better else best, 0 if better else waited + 1
         here = best if best.decrement < here.decrement else here
         if here.decrement > self.enough(here):
-            raise NotAMode(self._message(here))
+            worst = int(here.slope.abs().argmax())
+            raise NotAMode(
+                f"the search for the mode of what blocks share stopped where the slope is still "
+                f"{float(here.slope[worst]):.2e} at {self._named(worst)} (a step promises "
+                f"{0.5 * here.decrement:.2e} nats); expected a maximum. Standardise the data, give the site a tighter "
+                f"prior, or take nodes=1."
+            )
         return here
 
     def _moved(self, terms: Terms, here: Place) -> Place | None:
@@ -194,15 +200,6 @@ class Marginal:
             going = going[~torch.isin(going, stuck)]
         arrived = here.objective >= -self.enough(here)
         return [here[row] if arrived[row] else None for row in range(len(u))]
-
-    def _message(self, here: Place) -> str:
-        worst = int(here.slope.abs().argmax())
-        return (
-            f"the search for the mode of what blocks share stopped where the slope is still "
-            f"{float(here.slope[worst]):.2e} at {self.label(int(self.partition.shared[worst]))} (a step promises "
-            f"{0.5 * here.decrement:.2e} nats); expected a maximum. Standardise the data, give the site a tighter "
-            f"prior, or take nodes=1."
-        )
 
     def log_evidence(self, here: Place) -> Tensor:
         """Log evidence at the mode, nats, ``()``."""

@@ -81,28 +81,25 @@ class Family:
 
         :param u: rows ``(R, D)`` that require a gradient.
         """
-        x = self._values(u, theta)
+        density, names = self.density, dict.fromkeys(n.split("+")[0].split(", ")[0] for n, _, _ in self.parts)
+        if self.slot is None:
+            found = density.cells(u, theta, tuple(names))
+            x = torch.cat([found[n] if rows is None else found[n][:, rows] for n, rows, _ in self.parts], -1)
+        else:
+            x = predictors(density, self.slot, u, theta)
         along = self.second.firsts(x, u)
         if self.slot is None:
             yield from along
             yield from self.second.seconds(along, u, create_graph)
             return
         eta = x if create_graph else x.detach().requires_grad_()
-        value = likelihood(self.density, self.slot, theta)(eta)
+        value = likelihood(density, self.slot, theta)(eta)
         first = pullback(value.sum(), eta, create_graph=True)
         for each in along:
             yield first * each
         second = pullback(first.sum(), eta, create_graph=create_graph)
         for (a, b), bent in zip(self.second.pairs, self.second.seconds(along, u, create_graph), strict=True):
             yield first * bent + second * along[a] * along[b]
-
-    def _values(self, u: Tensor, theta: Tensor) -> Tensor:
-        """The terms at rows, ``(R, F)``, or the predictors through which they see the latents."""
-        density, slot = self.density, self.slot
-        if slot is not None:
-            return predictors(density, slot, u, theta)
-        found = density.cells(u, theta, tuple(dict.fromkeys(n.split("+")[0].split(", ")[0] for n, _, _ in self.parts)))
-        return torch.cat([found[n] if chosen is None else found[n][:, chosen] for n, chosen, _ in self.parts], -1)
 
 
 def predictors(density: BlockDensity, slot: LikelihoodTerm, u: Tensor, theta: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.density import LinearPart, LinearPredictors, ModelParts
+from pyro_evidence.structure.density import LinearPredictors, ModelParts
 from pyro_evidence.structure.factor_cells import cells
 from pyro_evidence.structure.factor_linear import SparseLinear
 
@@ -49,8 +49,18 @@ class BlockDensity:
     @cached_property
     def views(self) -> tuple["View", ...]:
         """Each linear predictor as a function of blocks and shared coordinates."""
-        parts = () if self.linear is None else self.linear.linear
-        return tuple(_view(part, self.partition) for part in parts)
+        p, num, found = self.partition, len(self.partition.own), list[View]()
+        for part in () if self.linear is None else self.linear.linear:
+            if isinstance(part, SparseLinear):
+                columns = [(p.place[index], part.rows.value[..., j]) for j, index in enumerate(part.rows.index.mT)]
+                own = [_masked(place, value, place < num, 0) for place, value in columns]
+                rest = [_masked(place, value, place >= num, num) for place, value in columns]
+                found.append(View(part, p, tuple(x for x in own if x), tuple(x for x in rest if x)))
+            else:
+                J: Tensor = part.J.flatten(0, 1)  # type: ignore[attr-defined]
+                dense = J[:, p.own], J[:, torch.cat([p.shared, p.held])]
+                found.append(View(part, p, (), (), dense))
+        return tuple(found)
 
     @cached_property
     def data_owner(self) -> tuple[Tensor, ...]:
@@ -208,18 +218,6 @@ class View:
         for index, value in self.own:
             total = total + rows.index_select(1, index).unsqueeze(-1) * value
         return total
-
-
-def _view(part: LinearPart, partition: Partition) -> View:
-    num = len(partition.own)
-    if isinstance(part, SparseLinear):
-        columns = [(partition.place[index], part.rows.value[..., j]) for j, index in enumerate(part.rows.index.mT)]
-        own = [_masked(place, value, place < num, 0) for place, value in columns]
-        rest = [_masked(place, value, place >= num, num) for place, value in columns]
-        return View(part, partition, tuple(x for x in own if x), tuple(x for x in rest if x))
-    J: Tensor = part.J.flatten(0, 1)  # type: ignore[attr-defined]
-    others = torch.cat([partition.shared, partition.held])
-    return View(part, partition, (), (), (J[:, partition.own], J[:, others]))
 
 
 def _masked(place: Tensor, value: Tensor, inside: Tensor, first: int) -> tuple[Tensor, Tensor] | None:

@@ -113,8 +113,10 @@ class Loop:
 
     def note(self, now: Progress) -> None:
         """After a step: to the disk when it is time."""
-        if self.recorder is not None and self.recorder.is_time:
-            self.recorder.write(self, now)
+        recorder = self.recorder
+        if recorder is not None and not (recorder.over or recorder.quiet):
+            if time.monotonic() - recorder.written >= recorder.interval:
+                recorder.write(self, now)
 
     def end(self, now: Progress, interrupted: bool) -> None:
         """After the last step; at an interrupt the file is written, and what follows is no part of it."""
@@ -124,7 +126,11 @@ class Loop:
             self.recorder.write(self, dataclasses.replace(now, status=None))
             self.recorder.over = True
         elif self.number >= len(self.recorder.done):
-            self.recorder.finish(self, now)
+            try:
+                self.recorder.done.append(self.stored(now))
+            except BadInput as error:  # it cannot be put down: nothing more is written
+                self.recorder.over = True
+                _warn(error)
 
     def stored(self, now: Progress) -> dict[str, Any]:
         """For the file."""
@@ -202,19 +208,6 @@ class Recorder:
         if not os.access(folder, os.W_OK):
             raise NotWritten(f"{taken}: the folder {folder} may not be written to. Give the name of a file elsewhere.")
 
-    @property
-    def is_time(self) -> bool:
-        """Whether the last writing is long ago."""
-        return not (self.over or self.quiet) and time.monotonic() - self.written >= self.interval
-
-    def finish(self, loop: Loop, now: Progress) -> None:
-        """Keep the end of a loop; where it cannot be put down, nothing more is written."""
-        try:
-            self.done.append(loop.stored(now))
-        except BadInput as error:
-            self.over = True
-            _warn(error)
-
     def write(self, loop: Loop, now: Progress) -> None:
         """Everything to the disk; where that fails the fit goes on, and says so."""
         try:
@@ -283,16 +276,6 @@ def recorder_of(engine: Any, data: Callable[[], str]) -> Recorder | None:
         if not recorder.quiet:
             recorder.begin()
     return recorder
-
-
-def _no_factor(error: Exception) -> str:
-    """The error message for a matrix of the model's that cannot be factorised at a place to which a search has come."""
-    said = " ".join(str(error).split("Trace Shapes:")[0].split())
-    return (
-        f"a matrix of the model has no factor where the search has come to ({said}); expected a covariance that is "
-        f"positive definite for all settings that its prior allows. Add more to its diagonal, as in "
-        f"K + 1e-6 * torch.eye(len(K)), compute in double precision, or give its settings priors that say more."
-    )
 
 
 # Methods that fit, and what tells their data from other data; None where no checkpoint is kept.
@@ -401,7 +384,13 @@ def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Ca
                         f"that file was damaged or changed, or the model fails there. Fit anew, without resume(...)."
                     ) from error
                 if isinstance(error, LinAlgError):
-                    raise NotPositiveDefinite(_no_factor(error)) from error
+                    said = " ".join(str(error).split("Trace Shapes:")[0].split())
+                    raise NotPositiveDefinite(
+                        f"a matrix of the model has no factor where the search has come to ({said}); expected a "
+                        f"covariance that is positive definite for all settings that its prior allows. Add more to its "
+                        f"diagonal, as in K + 1e-6 * torch.eye(len(K)), compute in double precision, or give its "
+                        f"settings priors that say more."
+                    ) from error
                 raise
 
     return wrapped

@@ -79,21 +79,15 @@ def aligned_axes(h: Tensor, V: Tensor, u: Tensor) -> EigenAxes:
     edges = [0, *breaks.tolist(), len(h)]
     if len(edges) <= len(h):
         for a, b in pairwise(edges):
-            if b - a > 1:
+            if b - a > 1:  # a Householder reflection carries u onto its first coordinate
                 u, V = u.clone(), V.clone()
-                u[a:b], V[:, a:b] = _onto_first(u[a:b], V[:, a:b])
+                target = torch.zeros_like(u[a:b])
+                target[0] = u[a:b].norm()
+                v = u[a:b] - target
+                u[a:b], size = target, v @ v
+                if float(size) > 0.0:
+                    V[:, a:b] -= 2.0 / size * torch.outer(V[:, a:b] @ v, v)
     return EigenAxes(h, V, u)
-
-
-def _onto_first(u: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
-    """Householder reflection that carries ``u`` onto its first coordinate."""
-    target = torch.zeros_like(u)
-    target[0] = u.norm()
-    v = u - target
-    size = v @ v
-    if float(size) == 0.0:
-        return target, V
-    return target, V - 2.0 / size * torch.outer(V @ v, v)
 
 
 def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> EigenAxes:
@@ -229,21 +223,14 @@ def scaled_laplace_alpha(z: Tensor) -> Tensor:
     return torch.where(z >= FAR, far, near)
 
 
-class _Score(NamedTuple):
-    """``d log f / d log a`` and its own derivative in ``log a``."""
-
-    value: Tensor
-    slope: Tensor
-
-
-def _soft(a: Tensor, z: Tensor) -> _Score:
-    """``1 - a E|s|`` from the closed moments."""
+def _soft(a: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """``d log f / d log a``, which is ``1 - a E|s|``, from the closed moments, and its derivative in ``log a``."""
     moments = laplace_moments(a, z)
     value = 1.0 - a * moments.absolute
-    return _Score(value, value - 1.0 + a.square() * (moments.second - moments.absolute.square()))
+    return value, value - 1.0 + a.square() * (moments.second - moments.absolute.square())
 
 
-def _stiff(a: Tensor, z: Tensor) -> _Score:
+def _stiff(a: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """That of :func:`_soft` by Gauss-Laguerre in ``x = a s``, without the leading 1 of ``k``, which adds nothing.
 
     Nodes and weights: Golub and Welsch (1969).
@@ -260,10 +247,10 @@ def _stiff(a: Tensor, z: Tensor) -> _Score:
     norm = 1.0 + excess.sum(-1)
     value = ((1.0 - x) * excess).sum(-1) / norm
     second = (2.0 + (x.square() * excess).sum(-1)) / norm
-    return _Score(value, value - 1.0 + second - (1.0 - value).square())
+    return value, value - 1.0 + second - (1.0 - value).square()
 
 
-def _root(z: Tensor, score: Callable[[Tensor, Tensor], _Score]) -> Tensor:
+def _root(z: Tensor, score: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Tensor:
     """Newton in ``log a`` inside the bracket ``1/z < a < 2 / sqrt(z^2 - 1)``, bisecting when it leaves."""
     low, high = -z.log(), math.log(2.0) - 0.5 * ((z - 1.0) * (z + 1.0)).log()
     log_a = low.lerp(high, 0.75)

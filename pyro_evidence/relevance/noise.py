@@ -84,19 +84,17 @@ class Noise:
         )
 
     @property
-    def _transform(self) -> torch.distributions.Transform:
-        return transform_of(self.weights.joint.param_constraints[self.name])
-
-    @property
     def start(self) -> float:
         """The param's unconstrained starting value."""
-        return float(self._transform.inv(self.weights.joint.held[self.name].double()))
+        joint = self.weights.joint
+        return float(transform_of(joint.param_constraints[self.name]).inv(joint.held[self.name].double()))
 
     def moved(self, unconstrained: float) -> Weights:
         """The weights at another value of the param, which does not move their predictors."""
         weights, old = self.weights, self.weights.joint.held[self.name]
         joint = copy.copy(weights.joint)
-        value = self._transform(torch.full(old.shape, unconstrained, dtype=torch.float64)).to(old)
+        transform = transform_of(joint.param_constraints[self.name])
+        value = transform(torch.full(old.shape, unconstrained, dtype=torch.float64)).to(old)
         joint.held = joint.held | {self.name: value}
         assert isinstance(weights.target, LinearTarget)
         trace = joint.trace(joint.initial_u, joint.initial_theta)

@@ -42,10 +42,6 @@ class LogisticBound:
         xi = second.sqrt()
         return self.constant + self.half @ mean + self.trials @ (torch.nn.functional.logsigmoid(xi) - 0.5 * xi)
 
-    def squares(self, mean: Tensor, second: Tensor) -> Tensor:
-        """0, for there is no noise."""
-        return torch.zeros_like(self.constant)
-
 
 @dataclass(frozen=True)
 class GaussianBound:
@@ -106,9 +102,9 @@ class BoundSums(Statistics):
         part, local = piece
         J, (B, b) = part.J[:, 0], local.tightest(second)
         precision = J.mT @ (B.unsqueeze(-1) * J)
-        return BoundSums(
-            precision, J.mT @ (b - B * part.c[:, 0]), local.expected(eta, second), local.squares(eta, second)
-        )
+        zero = torch.zeros_like(local.constant)  # of labels, which have no noise
+        squares = local.squares(eta, second) if isinstance(local, GaussianBound) else zero
+        return BoundSums(precision, J.mT @ (b - B * part.c[:, 0]), local.expected(eta, second), squares)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import Part, in_blocks, part_of
+from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.program.checks import check_offset
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import LikelihoodTerm
@@ -86,7 +87,7 @@ def weights_of(joint: LogJoint, site: str | Sequence[str] | None) -> Weights:
     nodes = joint.trace(zero, joint.initial_theta).nodes
     num_data = sum(nodes[n]["value"].numel() for n in joint.observed if nodes[n]["value"] is not None)
     D = len(order)
-    needed = 8 * (num_data + 3 * min(2 * num_data, D)) * D
+    needed = FLOAT * (num_data + 3 * min(2 * num_data, D)) * D
     require_memory(needed, "the design matrix and its Gram matrix", joint.device, FEWER_ROWS)
     structure = recognise(joint)
     slots = structure.slots or () if structure.linear is None else tuple(p.slot for p in structure.linear.linear)

@@ -12,6 +12,7 @@ from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.derivatives import Forward
 from pyro_evidence.numerics.linalg import has_room
 from pyro_evidence.numerics.linear_predictor import is_even, is_separable
+from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.program import parameters, predictors
 from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.log_joint import LogJoint
@@ -358,7 +359,7 @@ def _affordable(slot: LikelihoodTerm, origin: TestPoint) -> bool:
     """Whether a dense ``J`` is worth its memory."""
     joint = origin.joint
     size = slot.layout.shape.numel() * joint.latents.size
-    if not has_room(16 * size, joint.device):
+    if not has_room(2 * FLOAT * size, joint.device):
         return False
     data = sum(t.numel() for _, t in tensors(joint.args, joint.kwargs))
     if size <= max(SMALL_JACOBIAN, DENSER_THAN_DATA * data):
