@@ -118,24 +118,18 @@ def structures_of(model: Model, data: Arguments) -> IndependentChoices | Structu
         there = _branching(model, data, probes.of(row), all_of_them=True, seed=row + 1)
         same = there.keys() == first.keys() and all(there[n]["value"].shape == shapes[n] for n in first)
         if not (same and all(torch.equal(_law(there[n])(probes.values[n]), laws[n](probes.values[n])) for n in first)):
-            _refuse_other_parents(there, _branching(model, data, probes.of(row), all_of_them=True))
+            again = _branching(model, data, probes.of(row), all_of_them=True)
+            for name in there.keys() & again.keys():  # of one structure, with other latents beside it
+                own = there[name]["value"].unsqueeze(0)
+                if not torch.equal(_law(there[name])(own), _law(again[name])(own)):
+                    raise UnsupportedModel(
+                        f"the prior of structure site '{name}' depends on other latent sites; expected fixed "
+                        "probabilities, or such as depend on structure sites alone. Integrate them out of the prior, "
+                        "as a beta-binomial does with a common inclusion probability, or draw them from a few values "
+                        "as a structure site."
+                    )
             return _tree(model, data)
     return product
-
-
-def _refuse_other_parents(there: Mapping[str, Node], again: Mapping[str, Node]) -> None:
-    """Refuse priors of structure sites that differ between two runs of one structure.
-
-    :raises UnsupportedModel: for the first of them.
-    """
-    for name in there.keys() & again.keys():
-        own = there[name]["value"].unsqueeze(0)
-        if not torch.equal(_law(there[name])(own), _law(again[name])(own)):
-            raise UnsupportedModel(
-                f"the prior of structure site '{name}' depends on other latent sites; expected fixed probabilities, or "
-                "such as depend on structure sites alone. Integrate them out of the prior, as a beta-binomial does "
-                "with a common inclusion probability, or draw them from a few values as a structure site."
-            )
 
 
 class _Begun(Messenger):

@@ -156,11 +156,6 @@ def new_data(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
         raise run_failed(error, args, kwargs) from error
 
 
-def may_be_of_place(error: BaseException | None) -> bool:
-    """Whether a model may have failed for the values of its latents: a parameter or matrix that these do not allow."""
-    return isinstance(error, LINALG_ERROR) or "to satisfy the constraint" in str(error)
-
-
 def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BadInput:
     """The error message for a model that its arguments break; an error message of the model's own is passed on."""
     if isinstance(error, BadInput):

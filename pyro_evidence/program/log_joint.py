@@ -187,8 +187,10 @@ class LogJoint:
                 with empty_store():
                     return self._validated_run(first), first
             except BadInput as error:
-                before, said = said, str(error)
-                if not places_left or said == before or not checks.may_be_of_place(error.__cause__):
+                before, said, cause = said, str(error), error.__cause__
+                # a parameter or a matrix that the values of the latents do not allow may be allowed elsewhere
+                of_place = isinstance(cause, LinAlgError) or "to satisfy the constraint" in str(cause)
+                if not places_left or said == before or not of_place:
                     raise
 
     def _validated_run(self, statements: FirstRun) -> Trace:

@@ -28,7 +28,6 @@ from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, MultivariateNormal, Normal, constraints
 
-from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood
@@ -248,11 +247,13 @@ class LikelihoodTerm:
 
         def log_likelihoods(eta: Tensor) -> Tensor:
             cells = cells_at(eta)
-            cells = _summed(cells.expand(broadcast(cells.shape, parts.base.batch_shape)), parts.inner)
+            cells = cells.expand(broadcast(cells.shape, parts.base.batch_shape))
+            cells = cells.sum(tuple(range(-parts.inner, 0))) if parts.inner else cells
             if parts.mixing is not None:
-                log_mixing = exact(parts.mixing).logits.log_softmax(-1)
-                cells = _summed(log_sum_exp(cells + log_mixing, -1), parts.outer)
-            cells = _masked(node, cells) * node["scale"]
+                cells = log_sum_exp(cells + exact(parts.mixing).logits.log_softmax(-1), -1)
+                cells = cells.sum(tuple(range(-parts.outer, 0))) if parts.outer else cells
+            cells = cells if node["mask"] is None else torch.where(torch.as_tensor(node["mask"]), cells, 0.0)
+            cells = cells * node["scale"]
             if self.mixture:
                 cells = _chosen(node, trace.nodes[self.mixture], cells)
             return cells.reshape(len(eta), -1)
@@ -290,20 +291,12 @@ def _in_dtype(value: Any, like: Tensor) -> Any:
 
 def _chosen(node: Node, choice: Node, cells: Tensor) -> Tensor:
     """An enumerated site summed out; its scale counts outside the sum, a cell masked in both sites as 1."""
-    prior = _masked(choice, choice["fn"].log_prob(choice["value"]))
-    scale = choice["scale"]
+    prior, scale = choice["fn"].log_prob(choice["value"]), choice["scale"]
+    prior = prior if choice["mask"] is None else torch.where(torch.as_tensor(choice["mask"]), prior, 0.0)
     total = scale * log_sum_exp((cells if _is_one(scale) else cells / scale) + prior, choice["infer"]["_enumerate_dim"])
     if node["mask"] is None or choice["mask"] is None:
         return total
     return torch.where(torch.as_tensor(node["mask"]) | torch.as_tensor(choice["mask"]), total, 0.0)
-
-
-def _masked(node: Node, cells: Tensor) -> Tensor:
-    return cells if node["mask"] is None else torch.where(torch.as_tensor(node["mask"]), cells, 0.0)
-
-
-def _summed(cells: Tensor, num_dims: int) -> Tensor:
-    return cells.sum(tuple(range(-num_dims, 0))) if num_dims else cells
 
 
 def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
@@ -468,15 +461,6 @@ def gaussian_noise(joint: LogJoint, trace: Trace, name: str) -> tuple[Tensor, Te
     residual = node["value"] - parts.base.loc
     scale = parts.base.scale.expand(residual.shape)
     return residual.reshape(-1).double(), -2.0 * scale.reshape(-1).double().log()
-
-
-def no_predictor(joint: LogJoint) -> UnsupportedModel:
-    """The error message for a model that Gauss-Newton cannot treat."""
-    return UnsupportedModel(
-        f"Gauss-Newton needs observed sites that see the latents through one parameter each; among "
-        f"{', '.join(joint.observed)} one sees them otherwise (through two parameters, a pyro.factor, its mask or "
-        f"value, or the mixing of a discrete site), or none does. Use curvature=exact_hessian."
-    )
 
 
 LOGISTIC: tuple[Link, ...] = (IDENTITY, LOGIT)  # of a Bernoulli's parameter, seen in log odds

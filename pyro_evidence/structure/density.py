@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import Orders
 from pyro_evidence.numerics.linalg import require_memory
@@ -99,7 +100,11 @@ class AutogradDensity(JointDensity):
         :raises TooLarge: when that, its Cholesky factor and ``J`` would not fit into memory.
         """
         if not self.slots:
-            raise predictors.no_predictor(self.joint)
+            raise UnsupportedModel(
+                f"Gauss-Newton needs observed sites that see the latents through one parameter each; among "
+                f"{', '.join(self.joint.observed)} one sees them otherwise (through two parameters, a pyro.factor, its "
+                f"mask or value, or the mixing of a discrete site), or none does. Use curvature=exact_hessian."
+            )
         size = max(slot.layout.shape.numel() for slot in self.slots) * u.shape[-1]
         _require_dense(u, "the Gauss-Newton matrix, its Cholesky factor and the Jacobian of the predictor", size)
         theta = theta.expand(len(u), -1)

@@ -49,30 +49,6 @@ def united(*many: Groups) -> Groups:
     return tuple(group for group in found.values() if id(group) in different)
 
 
-def gathered(group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: bool, op: str) -> Tensor:
-    """The coordinates of a group, united over ``dims`` of its tensor."""
-    if group.shape[:-1].numel() == 1:  # every element has the same coordinates
-        return group.reshape(-1)
-    dims = sorted(d % len(shape) for d in dims)
-    own = group.reshape((1,) * (len(shape) + 1 - group.dim()) + tuple(group.shape))
-    stays = [d for d in range(len(shape)) if d not in dims]
-    total = math.prod(own.shape[d] for d in dims) * own.shape[-1]
-    kept = math.prod(own.shape[d] for d in stays)
-    if total > NARROW and total * kept > WIDE:
-        raise Lost(op, group.reshape(-1)[:2])
-    laid = own.permute(*stays, *dims, len(shape)).reshape(*(own.shape[d] for d in stays), total)
-    if total > NARROW and laid.numel():
-        # each coordinate of an element once: a recursion in time has those of its first step twice as often at each
-        ordered = laid.sort(-1, descending=True).values
-        again = torch.nn.functional.pad(ordered[..., 1:] == ordered[..., :-1], (1, 0))
-        once = ordered.masked_fill(again, -1).sort(-1, descending=True).values
-        laid = once[..., : max(1, int((once >= 0).sum(-1).max()))]
-    if keepdim:
-        for d in dims:
-            laid = laid.unsqueeze(d)
-    return laid
-
-
 class Follow(DispatchMode):
     """A run of the model in which coordinates are followed.
 
@@ -87,11 +63,32 @@ class Follow(DispatchMode):
         self.notes[origin] = (torch.arange(len(origin), device=origin.device).unsqueeze(-1),)
 
     def gathered(self, group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: bool, op: str) -> Tensor:
-        """Result of :func:`gathered`, with a note of what ties more than a few coordinates together."""
-        found = gathered(group, shape, dims, keepdim, op)
-        if found.shape[-1] > NARROW and found.shape[-1] > self.most:
-            self.most, self.widest = found.shape[-1], Lost(op, found.reshape(-1)[:2])
-        return found
+        """The coordinates of a group, united over ``dims`` of its tensor; what ties very many together is noted.
+
+        :param op: what unites them, for the error message.
+        """
+        if group.shape[:-1].numel() == 1:  # every element has the same coordinates
+            laid = group.reshape(-1)
+        else:
+            dims = sorted(d % len(shape) for d in dims)
+            own = group.reshape((1,) * (len(shape) + 1 - group.dim()) + tuple(group.shape))
+            stays = [d for d in range(len(shape)) if d not in dims]
+            total = math.prod(own.shape[d] for d in dims) * own.shape[-1]
+            kept = math.prod(own.shape[d] for d in stays)
+            if total > NARROW and total * kept > WIDE:
+                raise Lost(op, group.reshape(-1)[:2])
+            laid = own.permute(*stays, *dims, len(shape)).reshape(*(own.shape[d] for d in stays), total)
+            if total > NARROW and laid.numel():
+                # each coordinate once: a recursion in time has those of its first step twice as often at each
+                ordered = laid.sort(-1, descending=True).values
+                again = torch.nn.functional.pad(ordered[..., 1:] == ordered[..., :-1], (1, 0))
+                once = ordered.masked_fill(again, -1).sort(-1, descending=True).values
+                laid = once[..., : max(1, int((once >= 0).sum(-1).max()))]
+            for d in dims if keepdim else ():
+                laid = laid.unsqueeze(d)
+        if laid.shape[-1] > NARROW and laid.shape[-1] > self.most:
+            self.most, self.widest = laid.shape[-1], Lost(op, laid.reshape(-1)[:2])
+        return laid
 
     def of(self, value: Any) -> Groups:
         """The coordinates noted of a tensor, none for a constant."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -37,14 +36,6 @@ MANY_SITES = 16  # that observe something: where the prior is no diagonal Gaussi
 SMALL_JACOBIAN = HELD_NUMBERS  # that are never too many
 MANY_COUPLED = 64  # elements of one datum that a discrete site or an event ties together
 DENSER_THAN_DATA = 4  # times as many numbers as the data have: beyond that a Jacobian is mostly zeros
-
-
-@runtime_checkable
-class HasKnownDensity(Protocol):
-    """A network that can tell its density in closed form."""
-
-    def known_density(self, joint: LogJoint) -> NetworkDensity | None:
-        """The density that it believes ``joint`` to be, or None."""
 
 
 Known = Structured | LinearDensity | NetworkDensity  # of linear predictors also the one with a dense Gaussian prior
@@ -238,7 +229,8 @@ def _with_network(structure: Structure) -> Structure:
     draw = torch.randn(3, joint.latents.size + joint.hypers.size, generator=generator, dtype=torch.float64)
     u, move = draw.to(joint.device).split([joint.latents.size, joint.hypers.size], -1)
     for network in parameters.submodules(joint.model):
-        known = network.known_density(joint) if isinstance(network, HasKnownDensity) else None
+        tell: Callable[[LogJoint], NetworkDensity | None] | None = getattr(network, "known_density", None)
+        known = None if tell is None else tell(joint)  # the density that a network believes ``joint`` to be
         if known is not None:
             found = replace(structure, known=known)
             if found.agrees(u, joint.initial_theta + move):
