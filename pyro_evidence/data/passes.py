@@ -47,12 +47,7 @@ def column_sums(columns: Sequence[Tensor]) -> Tensor:
     if bool(sums.isfinite().all()):
         return torch.stack([torch.zeros_like(sums), sums, torch.cat([x.double().square().sum(0) for x in columns])])
     missing = torch.cat([len(x) - x.isfinite().sum(0) for x in columns])
-    return torch.stack([missing.double(), *column_sums(without_gaps(columns))[1:]])
-
-
-def without_gaps(columns: Sequence[Tensor]) -> list[Tensor]:
-    """Columns with 0 in place of what is nan or infinite."""
-    return [x.nan_to_num(0.0, 0.0, 0.0) for x in columns]
+    return torch.stack([missing.double(), *column_sums([x.nan_to_num(0.0, 0.0, 0.0) for x in columns])[1:]])
 
 
 def kinds_of(args: Sequence[Any]) -> list[Any]:
@@ -88,7 +83,7 @@ class Combination:
     def sums(self, columns: Sequence[Tensor]) -> Tensor:
         """:func:`column_sums` of the columns of a chunk, and of their combination, ``(3, C + 1)``."""
         found = column_sums(columns)
-        columns = without_gaps(columns) if bool(found[0].any()) else columns
+        columns = [x.nan_to_num(0.0, 0.0, 0.0) for x in columns] if bool(found[0].any()) else columns
         parts = [(x @ w).double() for x, w in zip(columns, self.weights, strict=True)]
         return torch.cat([found, column_sums([torch.stack(parts).sum(0).unsqueeze(-1)])], -1)
 

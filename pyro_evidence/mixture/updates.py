@@ -34,8 +34,11 @@ class Pool:
     group: Tensor  # (...) long, from 0 on
 
     @cached_property
-    def _axes(self) -> tuple[int, ...] | None:
-        """Axes, counted from the end, that a group spans while all others tell groups apart; None if it is not so."""
+    def axes(self) -> tuple[int, ...] | None:
+        """Axes, counted from the end, that a group spans while all others tell groups apart; None if it is not so.
+
+        There are none where every member is a group of its own, and all of them where all members are one.
+        """
         group, dims = self.group, range(-self.group.dim(), 0)
         spanned = tuple(d for d in dims if bool((group == group.narrow(d, 0, 1)).all()))
         first = group[tuple(slice(0, 1) if d in spanned else slice(None) for d in dims)]
@@ -43,8 +46,8 @@ class Pool:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Each member's sum over its group, of ``x`` ``(R, ...)``; in a shape that broadcasts against that of ``x``."""
-        if self._axes is not None:
-            return x.sum(self._axes, keepdim=True) if self._axes else x
+        if self.axes is not None:
+            return x.sum(self.axes, keepdim=True) if self.axes else x
         sums = x.new_zeros(len(x), int(self.group.max()) + 1)
         return sums.index_add_(1, self.group.flatten(), x.flatten(1))[:, self.group]
 
@@ -52,16 +55,6 @@ class Pool:
         """Sums of ``x`` ``(R, ...)`` over the ``members`` of each group, shape ``(R, groups)``; 0 for other groups."""
         sums = x.new_zeros(len(x), int(self.group.max()) + 1)
         return sums.index_add_(1, self.group[members], x[:, members])
-
-    @cached_property
-    def is_single(self) -> bool:
-        """Whether every member is a group of its own."""
-        return self._axes == ()
-
-    @cached_property
-    def is_whole(self) -> bool:
-        """Whether all members are one group."""
-        return self._axes == tuple(range(-self.group.dim(), 0))
 
 
 SMALLEST = torch.finfo(torch.float64).tiny  # in the place of zero where a component has no data: ratios stay finite
@@ -360,7 +353,7 @@ def _noise(expected: EStep, w: Tensor, subtracted: Tensor, rho: float) -> Tensor
         return _inverse((scatter + ridge) / left[..., :1].unsqueeze(-1))
     ratio, pool = expected.ties.beta_ratio, expected.ties.beta_pool
     squares = ratio * (residual_squares(expected.stats, expected.data.layout, w) + 2.0 * rho)
-    if not (pool.is_single or expected.mixture.all_active):
+    if not (pool.axes == () or expected.mixture.all_active):
         left, squares = left * expected.mixture.on.squeeze(-1), squares * expected.mixture.on.squeeze(-1)
     return (pool(left) / pool(squares)).clamp(max=LARGEST_NOISE) * ratio
 
@@ -390,7 +383,8 @@ def _next(
     counts = expected.stats.counts if shares is None else shares
     if not (old.has_full_noise or ties.all_free[1]):
         noise = torch.where(ties.beta_free, noise, old.noise)
-    if not (ties.all_free[0] and (old.all_active or ties.alpha_pool.is_whole)):
+    is_one_group = len(ties.alpha_pool.axes or ()) == ties.alpha_group.dim()
+    if not (ties.all_free[0] and (old.all_active or is_one_group)):
         alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
     alpha = alpha if alpha.shape == old.alpha.shape else alpha.expand_as(old.alpha)
     noise = noise if noise.shape == old.noise.shape else noise.expand_as(old.noise)
