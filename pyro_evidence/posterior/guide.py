@@ -1,6 +1,6 @@
 """A Laplace posterior where Pyro expects a guide."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,8 +18,8 @@ from pyro_evidence.fitting.process_state import own_random_numbers, without_vali
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.tour import NormalMixture
 from pyro_evidence.nested.joint_posterior import Proposal
-from pyro_evidence.numerics.coordinates import Coordinate, Coordinates
-from pyro_evidence.precision.dense import Dense, Diagonal, Precision
+from pyro_evidence.numerics.coordinates import Coordinates
+from pyro_evidence.precision.dense import Dense, Diagonal
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import Model
@@ -36,9 +36,12 @@ class LaplaceGuide:
     it, Jacobian counted.  It can be called with new inputs: where they ask for plates of other sizes than the fit's,
     levels that the fit has not seen are drawn from their prior, and densities are not counted.  It can be pickled;
     the copy holds tensors and transforms only, and knows the fit's plates alone.
+
+    :param state: the Gaussian in unconstrained space.
+    :param gaussian: a distribution over the coordinates that are not pruned in its place.
     """
 
-    def __init__(self, state: LaplaceState) -> None:
+    def __init__(self, state: LaplaceState, gaussian: Any = None) -> None:
         joint = state.problem.joint
         nodes = joint.trace(state.u, state.theta).nodes
         self.latents: Coordinates = joint.latents
@@ -47,7 +50,7 @@ class LaplaceGuide:
         self.event_dims: dict[str, int] = {n: nodes[n]["fn"].event_dim for n in self.latents.names}
         self.u: Tensor = state.u
         self.active: Tensor = state.problem.active
-        self.gaussian: Any = _gaussian(state.precision, self.u, self.active)
+        self.gaussian: Any = _gaussian(state) if gaussian is None else gaussian
         self._grown = Growing(joint.substituted(state.theta), {p.name: p.shape for p in self.latents})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,21 +66,20 @@ class LaplaceGuide:
         u = u.to(self.dtype)
         if u.dim() == 1 and self._grown.is_needed(args, kwargs):
             return self._grown.sites(self.latents.constrained(u), args, kwargs)
-        points = {p.name: self._point(p, u[..., self.latents.slices[p.name]]) for p in self.latents}
+        points = {}
+        for part in self.latents:
+            event_dim = self.event_dims[part.name]
+            # dims of surrounding plates stand to the left of the site's own
+            num_dims = event_dim + len(part.unconstrained_shape) - len(part.shape)
+            shape = torch.broadcast_shapes(part.unconstrained_shape, batch + (1,) * num_dims)
+            before = u[..., self.latents.slices[part.name]].reshape(shape)
+            value = part.transform(before)
+            log_density = part.transform.inv.log_abs_det_jacobian(value, before)
+            log_density = sum_rightmost(log_density, log_density.dim() - value.dim() + event_dim)
+            if poutine.get_mask() is False:  # nobody asks for densities, Predictive for one
+                log_density = torch.zeros_like(log_density)
+            points[part.name] = dist.Delta(value, log_density=log_density, event_dim=event_dim)
         return emitted(points, self.frames)
-
-    def _point(self, part: Coordinate, flat: Tensor) -> TorchDistribution:
-        """One site's value, its density that of the transformed Gaussian."""
-        event_dim = self.event_dims[part.name]
-        # dims of surrounding plates stand to the left of the site's own
-        num_dims = event_dim + len(part.unconstrained_shape) - len(part.shape)
-        before = flat.reshape(torch.broadcast_shapes(part.unconstrained_shape, flat.shape[:-1] + (1,) * num_dims))
-        value = part.transform(before)
-        log_density = part.transform.inv.log_abs_det_jacobian(value, before)
-        log_density = sum_rightmost(log_density, log_density.dim() - value.dim() + event_dim)
-        if poutine.get_mask() is False:  # nobody asks for densities, Predictive for one
-            log_density = torch.zeros_like(log_density)
-        return dist.Delta(value, log_density=log_density, event_dim=event_dim)
 
 
 @dataclass
@@ -138,9 +140,10 @@ def frames_of(node: Any) -> tuple[Frame, ...]:
     return tuple((f.name, f.size, f.dim) for f in node["cond_indep_stack"] if f.vectorized)
 
 
-def _gaussian(precision: Precision, u: Tensor, active: Tensor) -> Any:
+def _gaussian(state: LaplaceState) -> Any:
     """The approximation over the coordinates that are not pruned."""
-    loc = u[active]
+    precision, active = state.precision, state.problem.active
+    loc = state.u[active]
     if isinstance(precision, LatentPrecision):  # its covariance may be too close to singular
         return dist.MultivariateNormal(loc, scale_tril=precision.scale_tril)
     if isinstance(precision, Dense):
@@ -148,80 +151,42 @@ def _gaussian(precision: Precision, u: Tensor, active: Tensor) -> Any:
         return dist.MultivariateNormal(loc, scale_tril=scale_tril)
     if isinstance(precision, Diagonal):
         return dist.Normal(loc, precision.variance[0][active].sqrt()).to_event(1)
-    return PrecisionNormal(loc, precision, active)
-
-
-class PrecisionNormal(dist.TorchDistribution):
-    """A normal distribution by its precision, of whatever kind, over the coordinates that are not pruned.
-
-    :param loc: mean, shape ``(d,)``.
-    :param precision: of all coordinates, one on those that are pruned.
-    :param active: which are not pruned, bool, shape ``(D,)``.
-    """
-
-    arg_constraints: ClassVar[dict[str, Any]] = {}
-    support = constraints.real_vector
-
-    def __init__(self, loc: Tensor, precision: Precision, active: Tensor, validate_args: bool | None = None) -> None:
-        self.normal = NormalMixture(loc.new_zeros(1), loc.unsqueeze(0), (precision,), active)
-        super().__init__(torch.Size(), loc.shape, validate_args=validate_args)
-
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
-        """Independent copies, ``batch_shape`` in front."""
-        return dist.torch_distribution.ExpandedDistribution(self, torch.Size(batch_shape))
-
-    def sample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
-        """Draws, ``sample_shape + (d,)``."""
-        shape = torch.Size(sample_shape)
-        loc = self.normal.loc
-        white = torch.randn(shape.numel(), loc.shape[-1], dtype=loc.dtype).to(loc)
-        return self.normal.unwhiten(white).reshape(*shape, -1)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of ``value`` ``(..., d)``, nats."""
-        return self.normal.log_prob(value.reshape(-1, value.shape[-1])).reshape(value.shape[:-1])
+    return CoordinateDistribution(NormalMixture(loc.new_zeros(1), loc.unsqueeze(0), (precision,), active))
 
 
 SCALAR = torch.Size()
 
 
-class NestedGuide(LaplaceGuide):
-    """A callable with the model's arguments that samples marginalised and inner sites together, as an AutoGuide does.
+class CoordinateDistribution(TorchDistribution):
+    """A density over unconstrained coordinates as a distribution of Pyro's: what importance sampling draws from.
 
-    One auxiliary site, ``_laplace_latent``, holds all unconstrained coordinates; the sites are transforms of it,
-    Jacobian counted.  Inner modes are solved anew at each draw, on the data of the fit; the arguments are not looked
-    at.  It can be pickled if the model can.
+    Of normals by their precisions, of whatever kind, over the coordinates that are not pruned.  Or of marginalised
+    sites by their continuous density and inner ones by Laplace's approximation given them: inner modes are solved anew
+    at each draw, on the data of the fit.
+
+    :param density: makes draws of white rows, and knows their log density.
     """
-
-    def __init__(self, state: LaplaceState, density: Proposal) -> None:
-        super().__init__(state)
-        self.gaussian: Any = NestedMixture(density)
-
-
-class NestedMixture(TorchDistribution):
-    """Marginalised coordinates from their continuous density, inner ones from Laplace's approximation given them."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
     support = constraints.real_vector
     has_rsample = False
 
-    def __init__(self, density: Proposal, batch_shape: torch.Size = SCALAR) -> None:
+    def __init__(self, density: NormalMixture | Proposal, batch_shape: torch.Size = SCALAR) -> None:
         self.density = density
         super().__init__(batch_shape, density.loc.shape[1:], validate_args=False)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "NestedMixture":
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "CoordinateDistribution":
         """A copy for every cell of a batch."""
-        return NestedMixture(self.density, torch.Size(batch_shape))
+        return CoordinateDistribution(self.density, torch.Size(batch_shape))
 
     def sample(self, sample_shape: Any = SCALAR) -> Tensor:
-        """Draws of all unconstrained coordinates, from torch's generator."""
-        shape = self._extended_shape(torch.Size(sample_shape))
-        white = torch.randn(shape, dtype=torch.float64).to(self.density.loc.device)
+        """Draws of the coordinates, from torch's generator."""
+        shape, loc = self._extended_shape(torch.Size(sample_shape)), self.density.loc
+        white = torch.randn(shape, dtype=loc.dtype).to(loc.device)
         with poutine.block():  # the runs inside are nobody else's
             return self.density.drawn(white.reshape(-1, shape[-1]))[0].reshape(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of unconstrained coordinates, nats."""
-        rows = value.reshape(-1, value.shape[-1])
+        """Log density of coordinates ``(..., d)``, nats."""
         with poutine.block():
-            return self.density.log_prob(rows).reshape(value.shape[:-1])
+            return self.density.log_prob(value.reshape(-1, value.shape[-1])).reshape(value.shape[:-1])

@@ -248,9 +248,13 @@ class MultimodalPosterior(ImportancePosterior):
         return self._constrained(self._unwhitened(white).quantile(levels, dim=0))
 
     @property
-    def guide(self) -> "ModesGuide":
+    def guide(self) -> LaplaceGuide:
         """The posterior as a Pyro guide, over all modes."""
-        return ModesGuide(self.state, self._mixture)
+        mixture = self._mixture
+        precision = torch.stack([p.tril[0] @ p.tril[0].mT for p in mixture.precisions])  # type: ignore[attr-defined]
+        normals = dist.MultivariateNormal(mixture.loc, precision_matrix=precision)
+        shares = dist.Categorical(logits=mixture.log_mixing)
+        return LaplaceGuide(self.state, dist.MixtureSameFamily(shares, normals))
 
     @property
     def _conditional_approximations(self) -> ConditionalApproximations:
@@ -263,16 +267,6 @@ class MultimodalPosterior(ImportancePosterior):
 
 SAME_HEIGHT = 1e-4  # nats between the evidences of copies of a mode
 LISTED = 6  # shares in a line of the summary
-
-
-class ModesGuide(LaplaceGuide):
-    """A callable with the model's arguments that samples every integrated site from the mixture over the modes."""
-
-    def __init__(self, state: LaplaceState, mixture: NormalMixture) -> None:
-        super().__init__(state)
-        precision = torch.stack([p.tril[0] @ p.tril[0].mT for p in mixture.precisions])  # type: ignore[attr-defined]
-        normals = dist.MultivariateNormal(mixture.loc, precision_matrix=precision)
-        self.gaussian: Any = dist.MixtureSameFamily(dist.Categorical(logits=mixture.log_mixing), normals)
 
 
 def of_modes(

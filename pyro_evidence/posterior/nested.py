@@ -27,7 +27,7 @@ from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import NUM_DRAWS, Values
-from pyro_evidence.posterior.guide import NestedGuide
+from pyro_evidence.posterior.guide import CoordinateDistribution, LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
 from pyro_evidence.posterior.sensitivity import at_nodes
@@ -165,9 +165,12 @@ class NestedPosterior(LaplacePosterior):
         return tuple(sorted(names, key=lambda name: -float(skew[latents.slices[name]])))
 
     @property
-    def guide(self) -> NestedGuide:
-        """The posterior as a Pyro guide; inner modes are solved anew at each draw of the marginalised sites."""
-        return NestedGuide(self.state, self.proposal)
+    def guide(self) -> LaplaceGuide:
+        """The posterior as a Pyro guide; inner modes are solved anew at each draw of the marginalised sites.
+
+        On the data of the fit.  It can be pickled if the model can.
+        """
+        return LaplaceGuide(self.state, CoordinateDistribution(self.proposal))
 
     def marginal(self, site: str) -> Marginal:
         """The posterior density, mean, standard deviation and quantiles of a latent site, every element by itself.

@@ -23,9 +23,10 @@ from pyro_evidence import (
     find_modes,
     importance_sampling,
 )
+from pyro_evidence.laplace.tour import NormalMixture
 from pyro_evidence.models.gp import gp_classifier, gp_regression
 from pyro_evidence.models.kernels import RBF, Matern52
-from pyro_evidence.posterior.guide import PrecisionNormal
+from pyro_evidence.posterior.guide import CoordinateDistribution
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision
 
 Fitted = Callable[[], Any]
@@ -130,7 +131,7 @@ def test_whitening_takes_colouring_back(kind: str) -> None:  # law
 def test_a_normal_by_its_precision_is_the_one_by_its_covariance() -> None:  # oracle: torch
     precision = precisions()["dense"]
     loc, active = torch.arange(5.0), torch.ones(5, dtype=torch.bool)
-    normal = PrecisionNormal(loc, precision, active)
+    normal = CoordinateDistribution(NormalMixture(torch.zeros(1), loc.unsqueeze(0), (precision,), active))
     expected = torch.distributions.MultivariateNormal(loc, precision.adjoint[0])
     x = torch.randn(2, 3, 5)
     torch.testing.assert_close(normal.log_prob(x), expected.log_prob(x))
