@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -75,6 +75,29 @@ class Table:
             raise ImportError("to_pandas() needs pandas: pip install pandas.") from error
         found = pandas.DataFrame.from_dict({n: dict(row) for n, row in self.rows.items()}, orient="index")
         return found[[c for c in self.columns if c in found] + [c for c in found if c not in self.columns]]
+
+
+class Shown:
+    """A result that is read as a table."""
+
+    table: Callable[[], Table]
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def to_markdown(self) -> str:
+        """The table for a README or an issue."""
+        return self.table().to_markdown()
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+    def to_pandas(self) -> Any:
+        """The numbers as a ``pandas.DataFrame``.
+
+        :raises ImportError: when pandas is missing.
+        """
+        return self.table().to_pandas()
 
 
 Axes = Any  # matplotlib.axes.Axes

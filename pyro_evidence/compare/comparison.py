@@ -14,7 +14,7 @@ from pyro_evidence.compare.chains import Data, Draws, error_line
 from pyro_evidence.compare.held_out import HeldOut, Loss, held_out, misclassified_or_squared
 from pyro_evidence.compare.labels import matched
 from pyro_evidence.compare.runs import EngineRun, run_engine
-from pyro_evidence.display import Table
+from pyro_evidence.display import Shown, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.posterior.base import varies
@@ -51,7 +51,7 @@ COLUMNS: dict[str, str] = {
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Shown):
     """Runs of several engines and their distances to one of them.
 
     :ivar runs: by name, in the order given; draws of mixtures under one labelling.
@@ -103,16 +103,6 @@ class Comparison:
     def __repr__(self) -> str:
         return f"Comparison({list(self.runs)}, reference={self.reference!r})"
 
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def to_markdown(self) -> str:
-        """The table for a README or an issue."""
-        return self.table().to_markdown()
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
-
     def to_pandas(self) -> Any:
         """The numbers as a ``pandas.DataFrame``, one row per engine.
 
@@ -146,7 +136,18 @@ def compare(
     :return: a :class:`Comparison`; an engine that fails is a row that says why.
     :raises BadInput: for fewer than two engines, an unknown reference, or one that failed.
     """
-    _check_arguments(engines, held_out, loss)
+    if not isinstance(engines, Mapping):
+        raise BadInput(
+            f"engines is a {type(engines).__name__}; expected a dict, such as {{'laplace': LaplaceEvidence(model), "
+            "'nuts': NUTSRun(posterior='laplace')}."
+        )
+    if held_out is not None and not isinstance(held_out, list | tuple | Mapping):
+        raise BadInput(
+            f"held_out is a {type(held_out).__name__}; expected the model's arguments with new data: (X_new, t_new), "
+            "or a dict of named ones."
+        )
+    if not callable(loss):
+        raise BadInput(f"loss={loss!r}; expected a function of a Prediction, such as misclassified_or_squared.")
     seed = seed_of(seed)
     name = reference if reference is not None else next(reversed(list(engines)), "")
     if len(engines) < 2 or name not in engines:
@@ -164,21 +165,6 @@ def compare(
     joints, done = _of_the_same_data(model, (args, kwargs), done, name)
     done = _relabelled(done, name, joints)
     return _compared(done, name, _predicted(done, joints, held_out, loss, seed), seed)
-
-
-def _check_arguments(engines: Any, new: Any, loss: Any) -> None:
-    if not isinstance(engines, Mapping):
-        raise BadInput(
-            f"engines is a {type(engines).__name__}; expected a dict, such as {{'laplace': LaplaceEvidence(model), "
-            "'nuts': NUTSRun(posterior='laplace')}."
-        )
-    if new is not None and not isinstance(new, list | tuple | Mapping):
-        raise BadInput(
-            f"held_out is a {type(new).__name__}; expected the model's arguments with new data: (X_new, t_new), or a "
-            "dict of named ones."
-        )
-    if not callable(loss):
-        raise BadInput(f"loss={loss!r}; expected a function of a Prediction, such as misclassified_or_squared.")
 
 
 Joints = dict[str, LogJoint]
@@ -263,7 +249,16 @@ def _predicted(
 def _compared(done: dict[str, EngineRun], name: str, predicted: dict[str, HeldOut], seed: int) -> Comparison:
     rows, sites = {}, {}
     for n, each in done.items():
-        numbers = _numbers(each) | _predictive(predicted.get(n), predicted.get(name))
+        ess, r_hat = each.chain_numbers()
+        numbers = {
+            "ess": ess,
+            "r_hat": r_hat,
+            "divergences": float(each.divergences) if each.num_draws else math.nan,
+            "switches": float(each.label_switches) if each.num_draws else math.nan,
+            "seconds": each.seconds,
+            "seconds_per_ess": each.seconds / ess,
+            **_predictive(predicted.get(n), predicted.get(name)),
+        }
         shared, notes = _shared(each.draws, done[name].draws)
         if each.num_draws >= 2 and shared and n != name:
             total = _distances(each, done[name], shared, seed)
@@ -293,16 +288,6 @@ def flattened(draws: Tensor) -> Tensor:
     """``(C, T) + shape`` as ``(C * T, E)``."""
     flat = draws.double().flatten(0, 1)
     return flat.reshape(len(flat), -1)
-
-
-def _numbers(each: EngineRun) -> dict[str, float]:
-    ess, r_hat = each.chain_numbers()
-    found = {"ess": ess, "r_hat": r_hat, "seconds": each.seconds}
-    return found | {
-        "divergences": float(each.divergences) if each.num_draws else math.nan,
-        "switches": float(each.label_switches) if each.num_draws else math.nan,
-        "seconds_per_ess": each.seconds / ess,
-    }
 
 
 def _predictive(each: HeldOut | None, reference: HeldOut | None) -> dict[str, float]:

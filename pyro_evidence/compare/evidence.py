@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pyro_evidence import display
-from pyro_evidence.display import Axes, Table
+from pyro_evidence.display import Axes, Shown, Table
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
 from pyro_evidence.evidence_check.importance import by_blocks
@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class EvidenceComparison:
+class EvidenceComparison(Shown):
     """Models in the order of their evidence, best first.
 
     >>> import torch
@@ -91,7 +91,16 @@ class EvidenceComparison:
     def __str__(self) -> str:
         width = max(5, *(len(row.name) for row in self.rows))
         head = f"{'model':{width}}  log evidence      +-   log BF     +-  probability   Laplace  hypers  log K!"
-        lines = [head, *(self._line(row, width) for row in self.rows)]
+        lines = [head]
+        for row in self.rows:
+            factor, error = self.log_bayes_factor(row.name, self.rows[0].name)
+            error = 0.0 if row is self.rows[0] else error
+            laplace = "-" if math.isnan(row.laplace) else f"{row.laplace:.2f}"
+            lines.append(
+                f"{row.name:{width}}  {row.log_evidence:12.3f}  {row.standard_error:6.3f}  {factor:7.2f}  "
+                f"{error:5.2f}  {row.probability:11.4f}  {laplace:>8}  {row.num_hyperparameters:6d}  "
+                f"{row.log_labels:6.2f}"
+            )
         return "\n".join([*lines, *self.notes])
 
     @property
@@ -104,10 +113,6 @@ class EvidenceComparison:
         """The rows as a table, which ``.to_pandas()`` keeps and a notebook shows."""
         rows = {row.name: {c: float(getattr(row, a)) for c, (a, _) in COLUMNS.items()} for row in self.rows}
         return Table(rows, {c: said for c, (_, said) in COLUMNS.items()}, self.notes, "model", digits=6)
-
-    def to_pandas(self) -> Any:
-        """The numbers as a ``pandas.DataFrame``, one row per model."""
-        return self.table().to_pandas()
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """The difference in log evidence to the best model, nats, with two standard errors, evidence and probability.
@@ -129,18 +134,6 @@ class EvidenceComparison:
             text = f" {row.log_evidence:.2f} ± {row.standard_error:.1g}, {row.probability:.2g}"
             axes.text(1.0, place, text, transform=axes.get_yaxis_transform(), va="center")
         return display.with_labels(axes, what, legend=False)
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
-
-    def _line(self, row: Row, width: int) -> str:
-        factor, error = self.log_bayes_factor(row.name, self.rows[0].name)
-        error = 0.0 if row is self.rows[0] else error
-        laplace = "-" if math.isnan(row.laplace) else f"{row.laplace:.2f}"
-        return (
-            f"{row.name:{width}}  {row.log_evidence:12.3f}  {row.standard_error:6.3f}  {factor:7.2f}  {error:5.2f}  "
-            f"{row.probability:11.4f}  {laplace:>8}  {row.num_hyperparameters:6d}  {row.log_labels:6.2f}"
-        )
 
 
 COLUMNS = {
@@ -210,7 +203,22 @@ def compare_evidence(
         raise BadInput("\n".join([*doubts, *unsure, "To see the numbers all the same, pass throw=False."]))
     log_odds = torch.tensor([e.log_evidence + math.log((prior or {}).get(n, 1.0)) for n, e in found.items()])
     probabilities = log_odds.double().softmax(0).tolist()
-    rows = [_row(n, posteriors[n], e, p) for (n, e), p in zip(found.items(), probabilities, strict=True)]
+    rows = []
+    for (name, estimate), probability in zip(found.items(), probabilities, strict=True):
+        posterior = posteriors[name]
+        laplace, remarks = posterior._as_laplace
+        num_components = posterior._num_components or posterior._joint.num_states
+        row = Row(
+            name,
+            estimate.log_evidence,
+            estimate.standard_error,
+            laplace,
+            probability,
+            posterior._num_maximised,
+            math.lgamma(num_components + 1.0),
+            (*estimate.doubts, *remarks),
+        )
+        rows.append(row)
     rows.sort(key=lambda row: -row.log_evidence)
     lead, runner_up = rows[0].log_evidence - rows[1].log_evidence, rows[1].name
     overturned = overturned_by_priors(posteriors[rows[0].name], posteriors[runner_up], runner_up, lead)
@@ -289,21 +297,6 @@ def _sampled(posterior: Posterior) -> EvidenceEstimate:
     if posterior.marginalised_sites:  # every draw is an inner mode, and few are needed
         return importance_sampling(posterior, num_samples=NESTED_DRAWS)
     return importance_sampling(posterior)
-
-
-def _row(name: str, posterior: Posterior, estimate: EvidenceEstimate, probability: float) -> Row:
-    laplace, remarks = posterior._as_laplace
-    num_components = posterior._num_components or posterior._joint.num_states
-    return Row(
-        name,
-        estimate.log_evidence,
-        estimate.standard_error,
-        laplace,
-        probability,
-        posterior._num_maximised,
-        math.lgamma(num_components + 1.0),
-        (*estimate.doubts, *remarks),
-    )
 
 
 def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:

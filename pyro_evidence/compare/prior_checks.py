@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.compare.many import run_many
 from pyro_evidence.compare.sbc import simulations
-from pyro_evidence.display import Table
+from pyro_evidence.display import Shown, Table
 from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
@@ -26,7 +26,7 @@ SENSITIVE = 0.05  # Kallioinen et al. (2024), section 3.2: the normal's mean the
 
 
 @dataclass(frozen=True)
-class PowerScaling:
+class PowerScaling(Shown):
     """How far the posterior moves with a power of the prior, and of the likelihood.
 
     :ivar prior: site -> change of the posterior of each element by power-scaling the prior, per doubling of the power,
@@ -57,9 +57,6 @@ class PowerScaling:
             "likelihood": "the same of the likelihood's power",
         }
         return Table(dict(sorted(rows.items(), key=lambda row: -row[1]["prior"])), columns, said, "site", digits=3)
-
-    def __str__(self) -> str:
-        return str(self.table())
 
 
 def power_scaling(posterior: LaplacePosterior) -> PowerScaling:

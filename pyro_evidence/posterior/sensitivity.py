@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jvp
 
-from pyro_evidence.display import Axes, Table, axes_or_own, with_labels
+from pyro_evidence.display import Axes, Shown, Table, axes_or_own, with_labels
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.iterate import Status, Stop, iterate
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
@@ -30,7 +30,7 @@ Values = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Shown):
     """Slopes in the constants of the priors, where a step is a doubling; of a location, one scale of its prior.
 
     :ivar log_evidence: constant -> slope of the log evidence, nats a step, the largest first.
@@ -69,12 +69,6 @@ class Sensitivity:
         }
         notes = [f"not moved: {', '.join(self.left_out)}"] if self.left_out else []
         return Table(rows, columns, [*said, *notes], "constant")
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def curve(self, constant: str, low: float, high: float, num: int = POINTS) -> "EvidenceCurve":
         """The log evidence with a constant at other values, by refits that begin at the present one.
