@@ -55,43 +55,30 @@ class Chains:
         return kept if group_by_chain else {n: v.flatten(0, 1) for n, v in kept.items()}
 
 
-def run_chains(model: Model, data: Data, settings: ChainSettings) -> Chains:
+def run_chains(model: Model, data: Data, settings: ChainSettings, posterior: LaplacePosterior | None = None) -> Chains:
     """Chains of NUTS, seeds counting up from ``settings.seed``, whatever process they run in.
 
     Several chains run in spawned processes, one thread each.  These have no param store and do not inherit the
     default dtype: the model must hold its hyperparameters, and the dtype is handed over.  A model that cannot be
     pickled (a lambda, a function typed into a notebook) runs here, chain after chain, and a note says so.
 
+    :param posterior: whose model and data these are, to run in its own coordinates, chain after chain in this process.
     :raises BadInput: for fewer than one chain, draw or warmup step.
     """
-    seeds = _seeds(settings)
-    note, found = "", None
-    if len(seeds) > 1:
-        found, note = _elsewhere(model, data, settings, seeds)
-    return _together(found or [_one_chain(NUTS(model), settings, seed, data) for seed in seeds], model, note)
-
-
-def run_whitened(posterior: LaplacePosterior, settings: ChainSettings) -> Chains:
-    """Chains of NUTS in a posterior's own coordinates, one after the other in this process, and on its data.
-
-    :raises BadInput: for fewer than one chain, draw or warmup step.
-    """
-    parts = [_one_chain(LaplaceNUTS(posterior), settings, seed) for seed in _seeds(settings)]
-    return _together(parts, posterior.model)
-
-
-def _seeds(settings: ChainSettings) -> list[int]:
     for name in ("num_samples", "warmup_steps", "num_chains"):
         check_count(name, getattr(settings, name))
-    return [settings.seed + c for c in range(settings.num_chains)]
-
-
-def _together(parts: list[tuple[Draws, Tensor]], model: Model, note: str = "") -> Chains:
+    seeds = [settings.seed + c for c in range(settings.num_chains)]
+    note, parts = "", None
+    if posterior is not None:
+        parts = [_one_chain(LaplaceNUTS(posterior), settings, seed, ((), {})) for seed in seeds]
+    elif len(seeds) > 1:
+        parts, note = _elsewhere(model, data, settings, seeds)
+    parts = parts or [_one_chain(NUTS(model), settings, seed, data) for seed in seeds]
     draws = {n: torch.stack([part[n] for part, _ in parts]) for n in parts[0][0]}
     return Chains(draws, torch.stack([diverging for _, diverging in parts]), model, note)
 
 
-def _one_chain(kernel: MCMCKernel, settings: ChainSettings, seed: int, data: Data = ((), {})) -> tuple[Draws, Tensor]:
+def _one_chain(kernel: MCMCKernel, settings: ChainSettings, seed: int, data: Data) -> tuple[Draws, Tensor]:
     """Draws ``(T,) + site shape`` and which transitions diverged, ``(T,)``."""
     mcmc = MCMC(kernel, settings.num_samples, settings.warmup_steps, disable_progbar=True)
     torch.manual_seed(seed)
@@ -120,27 +107,20 @@ def _elsewhere(
         raise SystemExit("put the script's statements under if __name__ == '__main__': to run chains in processes.")
     try:
         content = pickle.dumps((model, data, settings))
-    except UNPICKLABLE as error:
-        return None, _reason(error)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(seeds), multiprocessing.cpu_count()), mp_context=context) as pool:
-        try:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(len(seeds), multiprocessing.cpu_count()), mp_context=context) as pool:
             tasks = [(torch.get_default_dtype(), content, seed) for seed in seeds]
             return [pickle.loads(part) for part in pool.map(_in_a_process, tasks)], ""
-        except (*UNPICKLABLE, RuntimeError) as error:  # a broken pool among them
-            return None, _reason(error)
+    except (*UNPICKLABLE, RuntimeError) as error:  # a broken pool among them
+        return None, (
+            "its chains ran one after the other, because the model does not go into another process "
+            f"({error_line(error)}). Define it in a module that can be imported."
+        )
 
 
 def error_line(error: Exception) -> str:
     """An error's class and the beginning of its message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:MOST_SAID]}"
-
-
-def _reason(error: Exception) -> str:
-    return (
-        "its chains ran one after the other, because the model does not go into another process "
-        f"({error_line(error)}). Define it in a module that can be imported."
-    )
 
 
 def _in_a_process(task: tuple[torch.dtype, bytes, int]) -> bytes:

@@ -90,12 +90,6 @@ def held_out(of: EngineRun, joint: LogJoint, loss: Loss = misclassified_or_squar
     require_targets(joint.trace(u[0], theta).nodes, joint.observed, joint.unvalidated)
     rows = pointwise_rows(joint, u, theta)
     log_density = torch.cat([v.reshape(len(u), -1) for v in rows.values()], -1).double()
-    prediction = _prediction(joint, u, seed)
-    return HeldOut(log_density.logsumexp(0) - math.log(len(u)), loss(prediction), prediction)
-
-
-def _prediction(joint: LogJoint, u: Tensor, seed: int) -> Prediction:
-    theta = joint.initial_theta
     some = u[torch.linspace(0, len(u) - 1, min(MOST_REPLICATES, len(u))).round().long()]
     replicates = from_predictive(joint, theta, some, seed)
     means = mean_rows(joint, u, theta)
@@ -109,5 +103,7 @@ def _prediction(joint: LogJoint, u: Tensor, seed: int) -> Prediction:
         while hasattr(of_one, "base_constraint"):  # a dim that to_event declared
             of_one = of_one.base_constraint
         support.append((of_one, flat[n].shape[-1]))
-    observed = [nodes[n]["value"].double().flatten() for n in names]
-    return Prediction(torch.cat(observed), torch.cat(mean), torch.cat([flat[n] for n in names], -1), tuple(support))
+    observed = torch.cat([nodes[n]["value"].double().flatten() for n in names])
+    new = torch.cat([flat[n] for n in names], -1)
+    prediction = Prediction(observed, torch.cat(mean), new, tuple(support))
+    return HeldOut(log_density.logsumexp(0) - math.log(len(u)), loss(prediction), prediction)

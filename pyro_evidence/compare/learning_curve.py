@@ -11,8 +11,8 @@ from pyro_evidence.fitting.em import repeated, warmed
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
-from pyro_evidence.mixture.expectation import Mixture, MixtureData, natural_parameters, responsibilities
-from pyro_evidence.mixture.fit import Journal, MixtureFit, MixtureRestarts, begin
+from pyro_evidence.mixture.expectation import Mixture, natural_parameters, responsibilities
+from pyro_evidence.mixture.fit import Journal, MixtureRestarts, begin
 from pyro_evidence.mixture.updates import padded
 from pyro_evidence.program.distributions import Background
 from pyro_evidence.program.log_joint import LogJoint
@@ -88,10 +88,15 @@ def learning_curve(
     unseen = task.unseen(LogJoint(engine.model, test))
 
     def look(batch: MixtureRestarts) -> Look:
-        mixture = batch.expected.mixture
-        seen, new = (_log_density(task, data, mixture) for data in (batch.expected.data, unseen))
+        """Log densities ``(R, N)`` in the model's units, nats."""
+        mixture, log_unit, both = batch.expected.mixture, task.units.unit.log(), []
+        for data in (batch.expected.data, unseen):
+            natural = natural_parameters(mixture, data.layout)
+            log_density = responsibilities(data.columns(natural.shape[-1]), natural, data.floor)[1] + data.log_share
+            observed = None if data.observed is None else data.observed.to(log_unit)
+            both.append(log_density - (log_unit.sum() if observed is None else observed @ log_unit))
         whole = padded(mixture, task.units.standard(task.structure.start))
-        return seen, new, batch.log_evidence - task.jacobian, task.units.original(whole)
+        return both[0], both[1], batch.log_evidence - task.jacobian, task.units.original(whole)
 
     journal = Journal(look, [look(task.batch)])
     num_warm = min(engine.initial.warm_up, num_steps)
@@ -100,13 +105,3 @@ def learning_curve(
     return LearningCurve(
         torch.stack(seen), torch.stack(new), torch.stack(evidence), mixtures, task.structure.background
     )
-
-
-def _log_density(task: MixtureFit, data: MixtureData, mixture: Mixture) -> Tensor:
-    """Log density of each datum, nats, the model's units, shape ``(R, N)``."""
-    natural = natural_parameters(mixture, data.layout)
-    log_density = responsibilities(data.columns(natural.shape[-1]), natural, data.floor)[1] + data.log_share
-    log_unit = task.units.unit.log()
-    if data.observed is None:
-        return log_density - log_unit.sum()
-    return log_density - data.observed.to(log_unit) @ log_unit

@@ -24,7 +24,6 @@ from pyro_evidence.compare.chains import (
     divergences,
     error_line,
     run_chains,
-    run_whitened,
 )
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers
@@ -202,7 +201,16 @@ def run_engine(name: str, engine: Any, model: Model, data: Data, done: Mapping[s
     start = time.perf_counter()
     with own_random_numbers(), pyro.get_param_store().scope(_stored(model, data)):
         try:
-            found = _checked(_run(name, engine, model, data, done))
+            found = _run(name, engine, model, data, done)
+            sizes = {n: tuple(v.shape[:2]) for n, v in found.draws.items()}
+            if not found.num_draws or len(set(sizes.values())) > 1:
+                raise BadInput(
+                    f"the draws by site are (chains, draws) {sizes}; expected one number of them, at least 1. Look at "
+                    "that engine's get_samples()."
+                )
+            counts = {n: int((~torch.isfinite(v.double())).sum()) for n, v in found.draws.items()}
+            if bad := {n: count for n, count in counts.items() if count}:
+                raise BadInput(f"draws that are nan or infinite, by site: {bad}. Look at that engine.")
         except Exception as error:  # an engine is anybody's code
             found = EngineRun(name, {}, model, 0.0, failure=error_line(error))
     return replace(found, seconds=time.perf_counter() - start)
@@ -263,7 +271,7 @@ def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[st
                 f"metric='laplace' takes the precision of {held!r}, which is a {type(fit).__name__}; expected the "
                 "name of a LaplaceEvidence among the engines. Leave metric out for Pyro's own NUTS."
             )
-        chains = run_whitened(fit, engine.settings)
+        chains = run_chains(fit.model, data, engine.settings, fit)
     else:
         chains = engine.run_on(base, *data)
     lacking = set() if held is None else set(done[held].draws) - set(chains.draws)
@@ -295,25 +303,6 @@ def _fitted(name: str, done: Mapping[str, EngineRun]) -> Model:
     return done[name].target or done[name].model
 
 
-def _checked(found: EngineRun) -> EngineRun:
-    """Refuse draws that are no draws.
-
-    :raises BadInput: when sites have different numbers of draws, none, or values that are not finite.
-    """
-    sizes = {n: tuple(v.shape[:2]) for n, v in found.draws.items()}
-    if not found.num_draws or len(set(sizes.values())) > 1:
-        raise BadInput(
-            f"the draws by site are (chains, draws) {sizes}; expected one number of them, at least 1. Look at "
-            "that engine's get_samples()."
-        )
-    bad = {n: int((~torch.isfinite(v.double())).sum()) for n, v in found.draws.items()}
-    if any(bad.values()):
-        raise BadInput(
-            f"draws that are nan or infinite, by site: { {n: b for n, b in bad.items() if b} }. Look at that engine."
-        )
-    return found
-
-
 def _of_fit(name: str, engine: Any, fit: Any, model: Model) -> EngineRun:
     """A posterior of this package, MCMC, or any object with ``get_samples``."""
     fit = engine if fit is None else fit
@@ -325,18 +314,13 @@ def _of_fit(name: str, engine: Any, fit: Any, model: Model) -> EngineRun:
         return EngineRun(name, chains, fit.kernel.model, 0.0, fit=fit, divergences=diverging)
     if not hasattr(fit, "get_samples"):
         raise BadInput(f"run(...) returned a {type(fit).__name__}; expected an object with get_samples(num_samples).")
-    draws = {n: torch.as_tensor(v).detach().unsqueeze(0) for n, v in _samples(fit).items()}
-    if isinstance(fit, AxesPosterior):  # its own model has axes in place of weights
-        joint = fit.of.joint
-        return EngineRun(name, draws, joint.substituted(joint.initial_theta), 0.0, fit=fit, target=fit.model)
-    return EngineRun(name, draws, getattr(fit, "model", None) or model, 0.0, fit=fit)
-
-
-def _samples(fit: Any) -> Mapping[str, Any]:
-    """Draws, by whichever of the usual signatures the object has."""
     try:
         names = set(inspect.signature(fit.get_samples).parameters)
     except (TypeError, ValueError):
         names = set()
-    size = [NUM_DRAWS] if names else []
-    return fit.get_samples(*size, **({"seed": 0} if "seed" in names else {}))
+    samples = fit.get_samples(*([NUM_DRAWS] if names else []), **({"seed": 0} if "seed" in names else {}))
+    draws = {n: torch.as_tensor(v).detach().unsqueeze(0) for n, v in samples.items()}
+    if isinstance(fit, AxesPosterior):  # its own model has axes in place of weights
+        joint = fit.of.joint
+        return EngineRun(name, draws, joint.substituted(joint.initial_theta), 0.0, fit=fit, target=fit.model)
+    return EngineRun(name, draws, getattr(fit, "model", None) or model, 0.0, fit=fit)

@@ -173,7 +173,12 @@ def sbc(
         for i in range(num_simulations):
             try:
                 torch.manual_seed(seed + i)
-                draws = _draws(fits.posterior(i), num_samples)
+                draws: dict[str, Tensor] = fits.posterior(i).get_samples(num_samples)
+                if any(len(v) != num_samples for v in draws.values()):
+                    raise BadInput(
+                        f"get_samples({num_samples}) gave { {n: len(v) for n, v in draws.items()} } draws; expected "
+                        f"{num_samples}. An engine here must give as many as it is asked for."
+                    )
                 ranks.append(torch.cat([rank(truth[n][i], draws[n]).reshape(-1) for n in joint.latents.names]))
             except FAILURES as error:
                 failures.append(f"data set {i}: {' '.join(str(error).split())[:MOST_SAID]}")
@@ -184,13 +189,3 @@ def sbc(
     names = tuple(f"{p.name}[{e}]" if p.shape else p.name for p in joint.latents for e in range(math.prod(p.shape)))
     table = torch.stack(ranks)
     return Calibration(names, table, num_samples, num_bins, *chi_square(table, num_samples, num_bins), tuple(failures))
-
-
-def _draws(posterior: Any, num: int) -> dict[str, Tensor]:
-    draws: dict[str, Tensor] = posterior.get_samples(num)
-    if any(len(v) != num for v in draws.values()):
-        raise BadInput(
-            f"get_samples({num}) gave { {n: len(v) for n, v in draws.items()} } draws; expected {num}. An "
-            "engine here must give as many as it is asked for."
-        )
-    return draws

@@ -77,10 +77,16 @@ def to_inference_data(
         the columns of a data frame, are known without them.
     :raises ImportError: when ArviZ is missing, or is 1.x; then use :func:`to_datatree`.
     """
-    from_dict = _arviz_0().from_dict
+    try:
+        arviz = import_module("arviz")
+    except ImportError as error:
+        raise ImportError("ArviZ is missing: pip install 'pyro-evidence[arviz]'.") from error
+    version = str(getattr(arviz, "__version__", "?"))
+    if not version.startswith("0."):
+        raise ImportError(f"ArviZ {version} has no InferenceData; expected 0.x. Use to_datatree(...) for 1.x.")
     seed = seed_of(seed)
     chains = _chains(fit, args, kwargs, num_samples, seed)
-    return _described(from_dict(**_groups(chains, num_samples, seed), **_named(chains, coords, dims)), fit)
+    return _described(arviz.from_dict(**_groups(chains, num_samples, seed), **_named(chains, coords, dims)), fit)
 
 
 @within_memory
@@ -255,17 +261,6 @@ def _or_nothing(function: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def _array(value: Tensor) -> "np.ndarray[Any, Any]":
     return value.detach().cpu().numpy()
-
-
-def _arviz_0() -> Any:
-    try:
-        arviz = import_module("arviz")
-    except ImportError as error:
-        raise ImportError("ArviZ is missing: pip install 'pyro-evidence[arviz]'.") from error
-    version = str(getattr(arviz, "__version__", "?"))
-    if not version.startswith("0."):
-        raise ImportError(f"ArviZ {version} has no InferenceData; expected 0.x. Use to_datatree(...) for 1.x.")
-    return arviz
 
 
 def _arviz_1() -> Any:
