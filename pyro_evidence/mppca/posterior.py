@@ -333,7 +333,7 @@ class MPPCAPosterior(LaplacePosterior):
             "smallest_eigenvalue": self._smallest_eigenvalue(),
             "curvature": "exact_hessian" if isinstance(self.state.precision, Dense) else "responsibilities held",
             "num_pruned": int((~self.state.problem.active).sum()),
-            **diagnostics.not_checked(),
+            **diagnostics.NOT_CHECKED,
         }
 
     def _record(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Posteriors as files of tensors and settings, and back: a Laplace state, and the integral over marginalised sites."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -143,28 +142,16 @@ class Saved:
         if kind != cls.__name__:
             raise BadInput(f"{path} holds a {kind}; expected a {cls.__name__}: load it with {kind}.load.")
         content.setdefault("fit_seconds", 0.0)  # files of before had none
-        with _checked(content, {"format": str, "fit_seconds": float} | dict(cls.schema), str(path)) as sizes:
-            found = cls._restored(content, model, sizes)
-            vars(found)["fit_seconds"] = content["fit_seconds"]
-            return found
-
-
-@contextmanager
-def _checked(content: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Iterator[dict[str, int]]:
-    """Inside, what a file holds is as its schema says; whatever is wrong with it still is an error that names the file.
-
-    Lengths by the schema's letters are given.  The model runs inside, on data of the file's, and may raise anything.
-
-    :raises BadInput: saying what is wrong, and where.
-    """
-    sizes: dict[str, int] = {}
-    files.check(content, schema, path, sizes)
-    try:
-        yield sizes
-    except (BadInput, UnsupportedModel) as error:
-        raise BadInput(f"{path}: {error}") from error
-    except Exception as error:
-        raise files.unreadable(path, error, "saved posterior", "posterior.save(path)") from error
+        sizes: dict[str, int] = {}  # lengths by the schema's letters
+        files.check(content, {"format": str, "fit_seconds": float} | dict(cls.schema), str(path), sizes)
+        try:
+            found: Kind = cls._restored(content, model, sizes)
+        except (BadInput, UnsupportedModel) as error:
+            raise BadInput(f"{path}: {error}") from error
+        except Exception as error:  # of the model, which runs on data of the file's and may raise anything
+            raise files.unreadable(str(path), error, "saved posterior", "posterior.save(path)") from error
+        vars(found)["fit_seconds"] = content["fit_seconds"]
+        return found
 
 
 def require_equal(name: str, found: Tensor, saved: Any, dtype: torch.dtype, advice: str = files.OTHER) -> None:

@@ -5,7 +5,7 @@ uncertainty of maximised hyperparameters included; means and standard deviations
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -35,17 +35,18 @@ class Question:
     weights: Mapping[str, Sequence[float]]
 
 
-def level_means(name: str, levels: Sequence[Any]) -> Question:
-    """The average at each level.
+def level_means(values: Sequence[Any], name: str, _: Any, levels: Sequence[Any]) -> Question:
+    """The average at each of some values, of a factor by default at each level.
 
     :raises BadInput: where there are none.
     """
+    levels = list(values) or levels
     if not levels:
         raise BadInput(f"means({name!r}) of a column of numbers; expected values to set it to, values=[...].")
     return Question(levels, dict(zip((f"{name}[{v}]" for v in levels), torch.eye(len(levels)).tolist(), strict=True)))
 
 
-def contrasts(name: str, column: Any, levels: Sequence[Any], step: float) -> Question:
+def contrasts(step: float, name: str, column: Any, levels: Sequence[Any]) -> Question:
     """Each level less the first, or without levels a number that is a step higher less the number itself."""
     if not levels:
         return Question([column, column + step], {f"{name} + {step:g}": (-1.0, 1.0)})
@@ -88,16 +89,26 @@ def levels_of(posterior: Any, name: str) -> list[Any]:
 
 
 def answered(
-    posterior: Any, name: str, question: Question, by: str | None, frame: Any, kind: str, prob: float
+    posterior: Any,
+    name: str,
+    ask: Callable[[str, Any, Sequence[Any]], Question],
+    by: str | None,
+    frame: Any,
+    kind: str,
+    prob: float,
 ) -> Table:
     """The answer as a table, a row for each thing asked, level of ``by`` and class.
 
-    :param frame: the rows over which predictions are averaged.
+    :param ask: of the column's name, values and levels.
+    :param frame: the rows over which predictions are averaged, None for those of the fit.
+    :raises BadInput: where the formula, or the frame, has the columns not.
     """
+    model, frame = of_formula(posterior), frame_of(posterior, frame, name, by)
+    question = ask(name, frame[name], levels_of(posterior, name))
     check_probability("prob", prob)
     if kind not in KINDS:
         raise BadInput(f"kind={kind!r}; expected one of {KINDS}.")
-    model, num = of_formula(posterior), len(frame)
+    num = len(frame)
     groups = [""] * num if by is None else [f", {by}[{value}]" for value in frame[by]]
     names = sorted(set(groups))
     member = torch.tensor([[float(group == name) for group in groups] for name in names], dtype=torch.float64)
@@ -113,7 +124,11 @@ def answered(
     joint.model = model.seen(asked)
     ends = 0.5 - 0.5 * prob, 0.5 + 0.5 * prob
     by_delta = posterior._is_normal
-    found = delta(posterior, joint, ends) if by_delta else averaged_draws(posterior, joint, ends)
+    if by_delta:
+        found = delta(posterior, joint, ends)
+    else:
+        drawn = chosen(predictions(posterior, joint, NUM_DRAWS, 0, NUM_DRAWS), None)
+        found = [drawn.moments.mean, drawn.moments.variance.sqrt(), *drawn.quantiles(torch.tensor(ends).double())]
     classes = [f", {c}" for c in model.classes] if found[0].dim() == 3 else [""]
     labels = [f"{label}{group}{c}" for label in question.weights for group in names for c in classes]
     columns = ["value", "sd", *(f"{percent(end)}%" for end in ends)]
@@ -123,12 +138,6 @@ def answered(
     return Table(
         {label: dict(zip(columns, row, strict=True)) for label, row in rows}, dict.fromkeys(columns, ""), [note]
     )
-
-
-def averaged_draws(posterior: Any, joint: Any, ends: tuple[float, float]) -> list[Tensor]:
-    """Mean, standard deviation and quantiles of what the model's response is, over draws."""
-    found = chosen(predictions(posterior, joint, NUM_DRAWS, 0, NUM_DRAWS), None)
-    return [found.moments.mean, found.moments.variance.sqrt(), *found.quantiles(torch.tensor(ends).double())]
 
 
 def delta(posterior: Any, joint: Any, ends: tuple[float, float]) -> list[Tensor]:

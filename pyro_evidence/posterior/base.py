@@ -184,13 +184,18 @@ class Posterior:
 
         :raises BadInput: as :meth:`log_likelihood`, and when observed sites have different shapes.
         """
-        parts = self.log_likelihood(*args, **kwargs)
-        shapes = {n: tuple(v.shape) for n, v in parts.items()}
-        if len(set(shapes.values())) != 1:
-            raise BadInput(
-                f"observed sites have different shapes, {shapes}; use log_likelihood(...), an entry per site."
-            )
-        return torch.stack(list(parts.values())).sum(0)
+        return of_all_sites(self.log_likelihood(*args, **kwargs), "use log_likelihood(...), an entry per site")
+
+
+def of_all_sites(pointwise: Values, advice: str) -> Tensor:
+    """Pointwise log densities of the observed sites, summed over the sites.
+
+    :raises BadInput: with advice, where they have different shapes.
+    """
+    shapes = {n: tuple(v.shape) for n, v in pointwise.items()}
+    if len(set(shapes.values())) != 1:
+        raise BadInput(f"observed sites have different shapes, {shapes}; {advice}.")
+    return torch.stack(list(pointwise.values())).sum(0)
 
 
 def varies(draws: Tensor) -> Tensor:
@@ -216,7 +221,7 @@ def white_noise(
     return torch.randn(num_samples, size, generator=generator, dtype=dtype, device="cpu")
 
 
-def in_pairs(num_samples: int, size: int, generator: torch.Generator) -> Tensor:
+def in_pairs(num_samples: int, size: int, generator: torch.Generator | None = None) -> Tensor:
     """White noise whose second half is the first with its sign turned, ``(S, size)``: linear means are then exact."""
     half = white_noise((num_samples + 1) // 2, size, generator)
     return torch.cat([half, -half])

@@ -240,12 +240,6 @@ def check_weighted(num_samples: int) -> int:
     return check_count("num_samples", num_samples, FEWEST_WEIGHTED, remedy)
 
 
-def not_checked() -> dict[str, Any]:
-    """The entries of :func:`importance_check` where nothing can be drawn and weighed: nan."""
-    names = ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size")
-    return dict.fromkeys(names, math.nan) | {"exact": False} | shifts(({}, {}), Smoothed(torch.zeros(1), math.nan))
-
-
 def shifts(draws: Draws, smoothed: Smoothed) -> dict[str, float | str]:
     """Largest shift of a mean by the weights, in standard deviations, and largest ratio of standard deviations.
 
@@ -267,6 +261,16 @@ def shifts(draws: Draws, smoothed: Smoothed) -> dict[str, float | str]:
     }
 
 
+# the entries of :func:`importance_check` where nothing can be drawn and weighed
+NOT_CHECKED: dict[str, Any] = {
+    **dict.fromkeys(
+        ("pareto_k", "log_evidence_importance", "log_evidence_importance_se", "effective_sample_size"), math.nan
+    ),
+    "exact": False,
+    **shifts(({}, {}), Smoothed(torch.zeros(1), math.nan)),
+}
+
+
 def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
     """Lines of text below the table of ``summary()``.
 
@@ -280,12 +284,26 @@ def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
             f"integrated numerically around Laplace: {', '.join(found['marginalised_sites'])}   "
             f"({found['integration']}, error {found['integration_error']:.2g} nats{failures})"
         )
+    restarts = []
+    heights = [h for h in found["log_evidence_per_restart"] if not math.isnan(h)]
+    if len(found["log_evidence_per_restart"]) > 1 and heights:
+        agreed = sum(h > max(heights) - SAME_MODE for h in heights)
+        restarts.append(f"{len(found['log_evidence_per_restart'])} starts, {agreed} of which ended in the best mode")
+    if heights and max(heights) - min(heights) > SAME_MODE:
+        levels = sorted({round(h, 3) for h in heights}, reverse=True)
+        restarts.append(f"restarts reached different modes: log evidences {levels}")
+    curvature = found["curvature"]
     return [
         *said,
         _evidence(found),
         *integration,
         *_doubts(found),
-        *_restarts(found),
+        *restarts,
+        *(
+            [f"curvature: {curvature}, not the exact Hessian{OTHERWISE.get(curvature, '')}"]
+            if curvature != "exact_hessian"
+            else []
+        ),
         f"status: {found['status']}",
         *found["failed_restarts"],
         *found.get("notes", ()),
@@ -336,21 +354,6 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
                 f"sampling ({error:.2g} is its standard error): compare models by importance_sampling(posterior)."
             )
     return said + (found["moments"].sentences if "moments" in found else [])
-
-
-def _restarts(found: Mapping[str, Any]) -> list[str]:
-    """Lines on modes that the restarts reached, and on a curvature that is not the exact one."""
-    said = []
-    heights = [h for h in found["log_evidence_per_restart"] if not math.isnan(h)]
-    if len(found["log_evidence_per_restart"]) > 1 and heights:
-        agreed = sum(h > max(heights) - SAME_MODE for h in heights)
-        said.append(f"{len(found['log_evidence_per_restart'])} starts, {agreed} of which ended in the best mode")
-    if heights and max(heights) - min(heights) > SAME_MODE:
-        levels = sorted({round(h, 3) for h in heights}, reverse=True)
-        said.append(f"restarts reached different modes: log evidences {levels}")
-    if found["curvature"] != "exact_hessian":
-        said.append(f"curvature: {found['curvature']}, not the exact Hessian{OTHERWISE.get(found['curvature'], '')}")
-    return said
 
 
 def check_until(posterior: Any, until: float) -> dict[str, Any]:
@@ -471,9 +474,8 @@ def blocks(state: LaplaceState, site: str, num_samples: int | None, seed: int) -
     check_seed(seed)
     joint = state.problem.joint
     require_kept(joint, "blocks(...)")
-    marginal = _marginal(state)
-    num_samples = _affordable(marginal, NUM_DRAWS) if num_samples is None else num_samples
-    num_samples = check_weighted(num_samples)
+    marginal, here, affordable = _blocks_at_mode(state, NUM_DRAWS)
+    num_samples = check_weighted(affordable if num_samples is None else num_samples)
     if not isinstance(site, str) or site not in joint.latents.slices:
         raise BadInput(f"blocks({site!r}): expected a latent site in blocks, one of {list(joint.latents.names)}.")
     p, part = marginal.partition, next(x for x in joint.latents if x.name == site)
@@ -485,7 +487,7 @@ def blocks(state: LaplaceState, site: str, num_samples: int | None, seed: int) -
             f"its own: {own}."
         )
     with without_validation(), torch.no_grad():
-        terms, here = marginal.density.terms(state.theta), _place(marginal, state)
+        terms = marginal.density.terms(state.theta)
         nodes = placed(p, here.modes.own, here.modes.tril, marginal.num)
         log_terms = _valued(terms, nodes.rows, here) + nodes.log_weights
         k_hat = pareto_shapes(log_weights_of(terms, here, num_samples, seed))
@@ -505,8 +507,7 @@ def check_by_blocks(state: LaplaceState, log_evidence: float, num_samples: int, 
 
     :param log_evidence: by Laplace, nats; importance sampling of the blocks' integrals is added to it.
     """
-    marginal = _marginal(state)
-    num, place = _affordable(marginal, num_samples), _place(marginal, state)
+    marginal, place, num = _blocks_at_mode(state, num_samples)
     with without_validation(), torch.no_grad():
         log_weights = log_weights_of(marginal.density.terms(state.theta), place, num, seed)
     shapes, weights = pareto_shapes(log_weights), (log_weights - log_weights.amax(0)).exp()
@@ -525,27 +526,18 @@ def check_by_blocks(state: LaplaceState, log_evidence: float, num_samples: int, 
     }
 
 
-def _affordable(marginal: Marginal, most: int) -> int:
-    """Draws of each block whose log densities are not too many."""
-    data = sum(len(owner) for owner in marginal.partition.owner.values())
-    return max(FEWEST_WEIGHTED, min(most, MOST // max(1, data)))
-
-
-def _place(marginal: Marginal, state: LaplaceState) -> Place:
-    """The blocks at the mode of everything."""
-    if state.place is not None:
-        return state.place
-    p = marginal.partition
-    with torch.enable_grad(), without_validation():
-        return marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
-
-
-def _marginal(state: LaplaceState) -> Marginal:
+def _blocks_at_mode(state: LaplaceState, most: int) -> tuple[Marginal, Place, int]:
+    """Independent blocks, what they are at the mode, and the number of draws whose log densities are not too many."""
     problem = state.problem
-    found = problem.marginal or problem.by_quadrature(COMPARED)
-    if found is None:
+    marginal = problem.marginal or problem.by_quadrature(COMPARED)
+    if marginal is None:
         raise no_blocks(problem.joint, problem.structure, "blocks(...)")
-    return found
+    p, place = marginal.partition, state.place
+    if place is None:
+        with torch.enable_grad(), without_validation():
+            place = marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
+    data = sum(len(owner) for owner in p.owner.values())
+    return marginal, place, max(FEWEST_WEIGHTED, min(most, MOST // max(1, data)))
 
 
 def log_weights_of(terms: Terms, here: Place, num_samples: int, seed: int) -> Tensor:

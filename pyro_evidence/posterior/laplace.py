@@ -368,7 +368,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     def _importance_check(self, num_samples: int, seed: int) -> dict[str, Any]:
         """Importance sampling of the whole, or block by block."""
         if not self._is_checkable:
-            return diagnostics.not_checked()
+            return diagnostics.NOT_CHECKED
         if self._is_by_blocks:
             return diagnostics.check_by_blocks(self._inside, float(self.log_evidence), num_samples, seed)
         if num_samples * len(self.state.u) >= MOST_NUMBERS:
@@ -388,7 +388,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """Check of the log evidence and of moments for ``summary()``, by as many draws as it takes or has time for."""
         if not self.mode:
             return self._importance_check(self._num_checked, 0)
-        return diagnostics.check_until(self, until) if self._is_checkable else diagnostics.not_checked()
+        return diagnostics.check_until(self, until) if self._is_checkable else diagnostics.NOT_CHECKED
 
     @property
     def _inside(self) -> LaplaceState:

@@ -24,7 +24,7 @@ from pyro_evidence.fitting.process_state import (
 )
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values
+from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, in_pairs
 from pyro_evidence.posterior.effects import of_formula
 from pyro_evidence.program.checks import Arguments, new_data
 from pyro_evidence.program.log_joint import LogJoint
@@ -345,7 +345,7 @@ def predictions(
         nodes: Any = trace.nodes
         for name in (n for n in joint.observed if n in nodes):
             fn, value = nodes[name]["fn"], nodes[name]["value"]
-            classes[name] = has_classes(fn)
+            classes[name] = isinstance(_base(fn), Bernoulli | Categorical | OneHotCategorical)
             mean, variance = likelihood_moments(fn, value)
             found |= {f"{name}/mean": mean, f"{name}/variance": variance}
             found |= {f"{name}/value": mean if classes[name] else value} if kept else {}
@@ -354,8 +354,10 @@ def predictions(
     def over(latents: Values, weights: Tensor) -> dict[str, SitePrediction]:
         found = vectorised(run, latents)
         if levels.fresh and not kept:  # once more, in pairs of opposite effects: means linear in them are then exact
-            noise = {n: _in_pairs(len(weights), shape).to(joint.initial_u) for n, shape in levels.fresh.items()}
-            found = vectorised(run, latents | {f"{n}/noise": white for n, white in noise.items()})
+            fresh = {f"{n}/noise": torch.Size(shape) for n, shape in levels.fresh.items()}
+            noise = {n: in_pairs(len(weights), shape.numel())[: len(weights)] for n, shape in fresh.items()}
+            noise = {n: white.to(joint.initial_u).view(-1, *fresh[n]) for n, white in noise.items()}
+            found = vectorised(run, latents | noise)
         parts = {}
         for name, has in classes.items():
             mean = found[f"{name}/mean"]
@@ -415,12 +417,6 @@ def observed_at(joint: LogJoint, latents: Values, hypers: Values) -> Any:
     return trace.nodes[joint.observed[0]]["fn"]
 
 
-def _in_pairs(num: int, shape: torch.Size) -> Tensor:
-    """White noise for some rows, ``(num,) + shape``; the second half is minus the first."""
-    half = torch.randn((num + 1) // 2, *shape, dtype=torch.float64)
-    return torch.cat([half, -half])[:num]
-
-
 def completed(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """The arguments with None for required ones that are missing, as the targets of a prediction are.
 
@@ -441,11 +437,6 @@ def _base(fn: Any) -> Any:
     """A distribution without the shells around it, masks among them."""
     base = unwrapped(fn).base
     return _base(base.base_dist) if type(base).__name__ == "MaskedDistribution" else base
-
-
-def has_classes(fn: Any) -> bool:
-    """Whether a distribution is over classes, two or more."""
-    return isinstance(_base(fn), Bernoulli | Categorical | OneHotCategorical)
 
 
 def likelihood_moments(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from pyro_evidence.laplace.approximation import Problem
 from pyro_evidence.numerics import batched, derivatives, importance, newton
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
-from pyro_evidence.posterior.base import NUM_DRAWS
+from pyro_evidence.posterior.base import NUM_DRAWS, of_all_sites
 from pyro_evidence.posterior.diagnostics import TRUSTED
 from pyro_evidence.posterior.guide import Frame, emitted, frames_of
 from pyro_evidence.posterior.summary import Tabulated
@@ -336,11 +336,7 @@ def _plate(
 
 def _pointwise(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
     """Log likelihood of every datum at one point, nats, in the data's shape."""
-    parts = joint.pointwise(u, theta)
-    shapes = {n: tuple(v.shape) for n, v in parts.items()}
-    if len(set(shapes.values())) != 1:
-        raise BadInput(f"observed sites have different shapes, {shapes}; loo(...) needs sites with one datum per cell.")
-    return torch.stack(list(parts.values())).sum(0)
+    return of_all_sites(joint.pointwise(u, theta), "loo(...) needs sites with one datum per cell")
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,18 @@ class StructurePosterior(PredictionMixin):
             "log prior": "of the structure, nats",
             "log evidence": "log p(data | structure), nats",
         }
-        return Table(rows, columns, self._notes(), "structure", digits=4)
+        said = [f"{len(self.failures)} structures have no posterior: {self.failures[0]}"] if self.failures else []
+        if self.unvisited > 0:
+            said.append(f"not all structures were looked at: up to {self.unvisited:.2g} of the mass is elsewhere")
+        if self.num_maximised:
+            said.append(f"{self.num_maximised} numbers are maximised in each structure, for which there is no penalty")
+        if self.different_data:
+            said.append(
+                "structures observe different data, whose evidences cannot be compared: in place of log y, for "
+                "example, pass y and LogNormal"
+            )
+        said.append("vague priors decide between structures: the log evidence falls with the log of a prior's width")
+        return Table(rows, columns, said, "structure", digits=4)
 
     def inclusion(self, site: str) -> Tensor:
         """The probability that each element of a structure site is not zero, in the site's shape.
@@ -233,19 +244,6 @@ class StructurePosterior(PredictionMixin):
         rest = [order[AVERAGED + i] for i in torch.searchsorted(ends, steps).tolist()]
         exact = zip(order[:AVERAGED], probabilities[:AVERAGED].tolist(), strict=True)
         return [*exact, *((place, float(ends[-1]) / AVERAGED) for place in rest)]
-
-    def _notes(self) -> list[str]:
-        said = [f"{len(self.failures)} structures have no posterior: {self.failures[0]}"] if self.failures else []
-        if self.unvisited > 0:
-            said.append(f"not all structures were looked at: up to {self.unvisited:.2g} of the mass is elsewhere")
-        if self.num_maximised:
-            said.append(f"{self.num_maximised} numbers are maximised in each structure, for which there is no penalty")
-        if self.different_data:
-            said.append(
-                "structures observe different data, whose evidences cannot be compared: in place of log y, for "
-                "example, pass y and LogNormal"
-            )
-        return [*said, "vague priors decide between structures: the log evidence falls with the log of a prior's width"]
 
     def summary(self) -> Table:
         """Print the most probable structures, and say what stands beside them."""

@@ -3,8 +3,9 @@
 import html
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -90,11 +91,6 @@ def is_correlation(part: Coordinate) -> bool:
     return isinstance(_steps(part)[-1], CorrCholeskyTransform) and len(part.shape) == 2
 
 
-def _is_elementwise(part: Coordinate) -> bool:
-    """Whether each element has a coordinate of its own; not those of a simplex, or in ascending order."""
-    return all(step.domain.event_dim == 0 for step in _steps(part))
-
-
 def _steps(part: Coordinate) -> Sequence[Any]:
     """The change of variables to a site's values, one step after the other; the identity is a step."""
     transform: Any = part.transform
@@ -132,6 +128,9 @@ class Tabulated(Protocol):
 
     _normal: ClassVar[bool] = False  # sites on the whole real line are: by their quantiles, without draws
     _num_tabulated: ClassVar[int] = NUM_WEIGHTED  # draws, where there are other sites
+    get_samples: Callable[..., Values]  # of every site
+    quantiles: Callable[..., Values]  # marginal, of every site
+    _notes: Callable[[float], list[str]]  # below the summary's table, of a check until that time of the processor
 
     @property
     def _joint(self) -> LogJoint: ...
@@ -141,18 +140,9 @@ class Tabulated(Protocol):
         """Which elements of each site were switched off, bool masks of the sites' unconstrained shapes."""
         return {}
 
-    def get_samples(self, num_samples: int, seed: int) -> Values:
-        """Draws of every site."""
-
-    def quantiles(self, q: list[float]) -> Values:
-        """Marginal quantiles of every site."""
-
     def _hyper_rows(self, layout: TableLayout, errors: bool) -> tuple[Rows, list[str]]:
         """Rows of what was maximised, and what is to be said of it; ``errors``: with standard deviations."""
         return {}, []
-
-    def _notes(self, until: float) -> list[str]:
-        """Lines of text below the summary's table, of a check that ends at ``until`` by ``time.process_time()``."""
 
     def _draws_until(self, until: float) -> Values:
         """Draws for a table, fewer where they would take until after ``until``."""
@@ -220,9 +210,7 @@ class Tabulated(Protocol):
 
         >>> posterior.means("treatment")  # doctest: +SKIP
         """
-        frame = averages.frame_of(self, frame, column, by)
-        levels = list(values) or averages.levels_of(self, column)
-        return averages.answered(self, column, averages.level_means(column, levels), by, frame, kind, prob)
+        return averages.answered(self, column, partial(averages.level_means, values), by, frame, kind, prob)
 
     def comparisons(
         self,
@@ -240,10 +228,7 @@ class Tabulated(Protocol):
 
         >>> posterior.comparisons("treatment", by="sex")  # doctest: +SKIP
         """
-        frame = averages.frame_of(self, frame, column, by)
-        levels = averages.levels_of(self, column)
-        question = averages.contrasts(column, frame[column], levels, step)
-        return averages.answered(self, column, question, by, frame, kind, prob)
+        return averages.answered(self, column, partial(averages.contrasts, step), by, frame, kind, prob)
 
     def slopes(
         self, column: str, *, by: str | None = None, frame: Any = None, kind: str = "response", prob: float = 0.9
@@ -254,9 +239,7 @@ class Tabulated(Protocol):
 
         >>> posterior.slopes("dose")  # doctest: +SKIP
         """
-        frame = averages.frame_of(self, frame, column, by)
-        question = averages.derivative(column, frame[column], averages.levels_of(self, column))
-        return averages.answered(self, column, question, by, frame, kind, prob)
+        return averages.answered(self, column, averages.derivative, by, frame, kind, prob)
 
     def _table(
         self, prob: float, names: Names, most: int | None, errors: bool = True, until: float = math.inf
@@ -418,7 +401,7 @@ def _spreads(
     if spread is None:
         return {}
     columns = {"sd": spread.sd[part.name]}
-    if not _is_elementwise(part):  # a coordinate of the search moves several elements
+    if any(step.domain.event_dim for step in _steps(part)):  # a coordinate of the search moves several elements
         normal = of_normal(value.double(), columns["sd"], layout)
         columns |= {end: normal[end] for end in layout.ends}
     else:

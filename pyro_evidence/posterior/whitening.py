@@ -4,7 +4,6 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.nested.integration import Integral
 from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.numerics.linear_predictor import CLOSE
 from pyro_evidence.numerics.quadrature.densities import Interpolated, spline
@@ -29,16 +27,6 @@ SATURATED = 3.0  # standard deviations beyond which a polynomial is not to be tr
 Function = Callable[[Tensor], Tensor]
 
 
-class Whitening(Protocol):
-    """White coordinates ``(D,)`` for unconstrained ones."""
-
-    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Unconstrained coordinates ``(D,)``, and the log by which volumes grow ``()`` up to a constant."""
-
-    def inverse(self, u: Tensor) -> Tensor:
-        """The reverse of :meth:`forward`."""
-
-
 @dataclass(frozen=True)
 class AffineWhitening:
     """``mode + A^-1/2 z``, by the posterior's own precision of whatever kind; pruned coordinates stay."""
@@ -46,12 +34,12 @@ class AffineWhitening:
     state: LaplaceState
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The log volume is constant."""
+        """Unconstrained coordinates ``(D,)``, and the log by which volumes grow ``()``, a constant."""
         white = (z * self.state.problem.active).unsqueeze(0)
         return (self.state.u + self.state.precision.unwhiten(white))[0], z.new_zeros(())
 
     def inverse(self, u: Tensor) -> Tensor:
-        """By the same precision."""
+        """The reverse of :meth:`forward`."""
         rows: Tensor = self.state.precision.whiten((u - self.state.u).unsqueeze(0))
         return rows[0] * self.state.problem.active
 
@@ -98,6 +86,9 @@ class ConditionalWhitening:
         return self._whole(z, tril.mT @ (u[self.places.inner] - mode))
 
 
+Whitening = AffineWhitening | ConditionalWhitening
+
+
 def splines(nodes: Tensor, z: Tensor) -> Tensor:
     """Weights at ``z`` ``(d,)`` of the values at a product of nodes, ``(k^d,)``, the last axis fastest.
 
@@ -132,28 +123,23 @@ def round_coordinates(posterior: LaplacePosterior) -> Whitening:
     if not isinstance(proposal, Proposal) or not isinstance(proposal.integral.nodes.precision, Dense):
         return AffineWhitening(posterior.state)
     integral, nodes, precision = proposal.integral, proposal.integral.nodes, proposal.integral.nodes.precision
-    found = _interpolation(integral)
-    if found is None:
-        return AffineWhitening(posterior.state)
-    basis, keep, fit = found
+    density = integral.density
+    known, fit = torch.isfinite(nodes.log_density), None
+    keep, basis = known & (integral.log_weights > NEGLIGIBLE), polynomials
+    if isinstance(density, Interpolated):
+        axis = density.rule.log_weights > NEGLIGIBLE_NODE
+        product = torch.cartesian_prod(*[axis] * integral.chart.num_dims).reshape(len(known), -1).all(-1)
+        if bool(known[product].all()):
+            keep, basis = product, partial(splines, density.rule.nodes[axis, 0])
+    if basis is polynomials:
+        fit = _least_squares(integral.chart.inverse(integral.phi[keep]), integral.log_weights[keep])
+        if fit is None:
+            return AffineWhitening(posterior.state)
     tril = precision.tril[keep]
     diagonal = tril.diagonal(dim1=-2, dim2=-1)
     values = (nodes.u[keep], diagonal.log(), tril / diagonal.unsqueeze(-2))
     parts = values if fit is None else tuple(torch.tensordot(fit, v, 1) for v in values)
     return ConditionalWhitening(integral.chart, proposal.places, basis, *parts)
-
-
-def _interpolation(integral: Integral) -> tuple[Function, Tensor, Tensor | None] | None:
-    """A basis, the nodes to use ``(K,)`` bool, and how coefficients follow from values there; None: as they are."""
-    known, density = torch.isfinite(integral.nodes.log_density), integral.density
-    if isinstance(density, Interpolated):
-        axis = density.rule.log_weights > NEGLIGIBLE_NODE
-        keep = torch.cartesian_prod(*[axis] * integral.chart.num_dims).reshape(len(known), -1).all(-1)
-        if bool(known[keep].all()):
-            return partial(splines, density.rule.nodes[axis, 0]), keep, None
-    keep = known & (integral.log_weights > NEGLIGIBLE)
-    fit = _least_squares(integral.chart.inverse(integral.phi[keep]), integral.log_weights[keep])
-    return None if fit is None else (polynomials, keep, fit)
 
 
 def _least_squares(z: Tensor, log_weights: Tensor) -> Tensor | None:
@@ -201,27 +187,28 @@ def fused(f: Function, places: Tensor) -> WithGradient:
     plain = with_gradient(f)
     try:
         with own_warnings("ignore"):
-            listed = _list(plain, places[0])
+            listed = _listed(plain, places[0])
         pairs = [pair for z in places for pair in zip(listed(z)[:2], plain(z), strict=True)]
         same = all(torch.allclose(x, y, rtol=CLOSE, atol=CLOSE * (1.0 + float(y.abs().max()))) for x, y in pairs)
     except Exception:  # whatever it is that Python does here: the plain way is always right
         return plain
-    return _guarded(listed, plain) if same else plain
+
+    def found(z: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            value, gradient, *infos = listed(z.detach())
+        return plain(z) if any(bool(info.any()) for info in infos) else (value, gradient)  # as of a singular matrix
+
+    return found if same else plain
 
 
-def _list(plain: WithGradient, place: Tensor) -> Listed:
-    """The operations of one run, put together by torch's own interpreter."""
-    graph = make_fx(plain)(place.clone())
-    graph.graph.eliminate_dead_code()
-    _tell_failures(graph.graph)
-    graph.recompile()
-    with torch.no_grad():
-        listed: Listed = torch.jit.trace(graph.eval(), (place.clone(),), check_trace=False)
-    return listed
+def _listed(plain: WithGradient, place: Tensor) -> Listed:
+    """The operations of one run, put together by torch's own interpreter, and the failures of its factorisations.
 
-
-def _tell_failures(graph: Graph) -> None:
-    """Let a list of operations give the failures of its factorisations too, which nothing in it looks at."""
+    Nothing in the run looks at these.
+    """
+    module = make_fx(plain)(place.clone())
+    graph: Graph = module.graph
+    graph.eliminate_dead_code()
     output = next(node for node in graph.nodes if node.op == "output")
     infos = []
     for node in graph.nodes:
@@ -229,14 +216,7 @@ def _tell_failures(graph: Graph) -> None:
             with graph.inserting_before(output):
                 infos.append(graph.call_function(operator.getitem, (node, INFO[node.target.overloadpacket])))
     output.args = ((*output.args[0], *infos),)
-
-
-def _guarded(listed: Listed, plain: WithGradient) -> WithGradient:
-    """The list, and the plain way where it fails, as where a matrix is singular."""
-
-    def found(z: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            value, gradient, *infos = listed(z.detach())
-        return plain(z) if any(bool(info.any()) for info in infos) else (value, gradient)
-
-    return found
+    module.recompile()
+    with torch.no_grad():
+        listed: Listed = torch.jit.trace(module.eval(), (place.clone(),), check_trace=False)
+    return listed
