@@ -49,8 +49,6 @@ class RandomWalk(GaussianField):
         cyclic: bool = False,
         scaled: bool = False,
     ) -> None:
-        self.scale: Any
-        self.level: Any
         self.scale, self.level = parameters(scale, level)
         unit = _walk(size, order, cyclic, self.scale.device)
         unit = unit.standardised if scaled else unit
@@ -137,8 +135,6 @@ class Seasonal(GaussianField):
             raise BadInput(
                 f"Seasonal(size={size}, period={period}); expected a period from 2 on, and that many values."
             )
-        self.scale: Tensor
-        self.level: Tensor
         self.scale, self.level = broadcast_all(scale, level)
         device, sums, start = self.scale.device, size - period + 1, period - 1
         index = torch.arange(sums, device=device).unsqueeze(-1) + torch.arange(period, device=device)
@@ -236,7 +232,6 @@ class AR1(AR):
     }
 
     def __init__(self, scale: Any, coefficient: Any, size: int, validate_args: bool | None = None) -> None:
-        self.coefficient: Tensor
         self.scale, self.coefficient = broadcast_all(scale, coefficient)
         super().__init__(self.scale, self.coefficient.unsqueeze(-1), size, validate_args)
 
@@ -262,8 +257,6 @@ class OrnsteinUhlenbeck(GaussianField):
             raise BadInput(
                 f"locations of shape {tuple(locations.shape)}; expected two or more numbers in ascending order."
             )
-        self.scale: Tensor
-        self.range: Tensor
         self.scale, self.range = broadcast_all(scale, range)
         size, step = len(locations), locations.diff().to(self.scale) / self.range.unsqueeze(-1)
         log_variance = torch.cat([torch.zeros_like(step[..., :1]), (-torch.expm1(-2.0 * step)).log()], -1)

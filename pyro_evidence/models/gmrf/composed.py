@@ -40,7 +40,11 @@ class Kronecker(GaussianField):
         self.first, self.second = first, second
         one, two = first.structure, second.structure
         index = (one.index[:, None, :, None] * two.size + two.index[None, :, None, :]).flatten(2).flatten(0, 1)
-        structure = Structure(index, _either_fixed(one.fixed, two.fixed), one.anchors[:0])
+        every, other = (torch.eye(part.size).to(part.fixed) for part in (one, two))
+        varies = torch.linalg.qr(torch.cat([one.fixed, every], -1)).Q[:, one.fixed.shape[-1] :]
+        pairs = [(one.fixed, other), (varies, two.fixed)]  # what the first, or else the second, leaves out
+        fixed = [torch.einsum("ia,jb->ijab", a, b).flatten(0, 1).flatten(1) for a, b in pairs]
+        structure = Structure(index, torch.cat(fixed, -1), one.anchors[:0])
         coefficients = torch.einsum("...fa,...gb->...fgab", first._coefficients, second._coefficients)
         precision = torch.einsum("...f,...g->...fg", first._precision, second._precision)
         factors = (coefficients.flatten(-4, -3).flatten(-2), precision.flatten(-2))
@@ -58,14 +62,6 @@ class Kronecker(GaussianField):
         shape = (len(white), self.first.structure.size, self.second.structure.size)
         along = self.second.unwhitened(white.reshape(-1, shape[2])).view(shape).mT
         return self.first.unwhitened(along.reshape(-1, shape[1])).view(shape[0], shape[2], shape[1]).mT.flatten(1)
-
-
-def _either_fixed(first: Tensor, second: Tensor) -> Tensor:
-    """Orthonormal directions that the first, or else the second, leaves out, ``(n_first n_second, m)``."""
-    every, other = (torch.eye(len(fixed)).to(fixed) for fixed in (first, second))
-    varies = torch.linalg.qr(torch.cat([first, every], -1)).Q[:, first.shape[-1] :]
-    pairs = [(first, other), (varies, second)]
-    return torch.cat([torch.einsum("ia,jb->ijab", a, b).flatten(0, 1).flatten(1) for a, b in pairs], -1)
 
 
 class GMRF(GaussianField):

@@ -122,10 +122,6 @@ class ConstrainedPrecision:
         gap = torch.nn.functional.pad(gap, (0, len(self.structure.anchors)))
         return rows + torch.linalg.solve(self.capacitance, gap.mT).mT @ self.border
 
-    def sample(self, white: Tensor, given: Tensor) -> Tensor:
-        """White noise ``(S, n)`` to draws given ``U' x = c``."""
-        return self.krige(self.factor.unwhiten(white), given)
-
     def sandwich(self, middle: Tensor) -> Tensor:
         """``S M S`` among the values of each factor, ``S`` the covariance and ``M`` of elements ``(F, k, k)``."""
         size, index = self.structure.size, self.structure.index

@@ -123,6 +123,8 @@ class GaussianField(TorchDistribution):
     """
 
     has_rsample = False
+    scale: Any  # of the values or what they are made of, where it has one
+    level: Any  # standard deviation of the anchors' values; None where sums are given
     in_order = False  # whether each value is normal given those before it, however many follow
 
     def __init__(
@@ -217,7 +219,8 @@ class GaussianField(TorchDistribution):
     def unwhitened(self, white: Tensor) -> Tensor:
         """Draws ``(S, n)`` of white noise, by one field."""
         given = torch.zeros_like(self.structure.fixed[0]) if self._given is None else self._given
-        return self.structure.on_constraint(self.elements).sample(white, given)
+        precision = self.structure.on_constraint(self.elements)
+        return precision.krige(precision.factor.unwhiten(white), given)
 
     def continued(self, first: Tensor, white: Tensor) -> Tensor:
         """The first values of the field ``(..., n)``, and those that follow, drawn given them, ``(..., n + h)``.

@@ -205,8 +205,6 @@ class ICAR(GaussianField):
         scaled: bool = False,
     ) -> None:
         graph = _graph(edges)
-        self.scale: Any
-        self.level: Any
         self.scale, self.level = parameters(scale, level)
         unit = graph.unit.standardised if scaled else graph.unit
         structure, factors, log_det = unit.factors(self.scale, self.level)
@@ -237,9 +235,6 @@ class BYM2(GaussianField):
         self, edges: Tensor | Neighbours, scale: Any, mixing: Any, level: Any = None, validate_args: bool | None = None
     ) -> None:
         graph = _graph(edges)
-        self.scale: Any
-        self.mixing: Any
-        self.level: Any
         self.scale, self.mixing, self.level = parameters(scale, mixing, level)
         size, noise = graph.size, self.scale.square() * (1.0 - self.mixing)
         unit = graph.unit.standardised
@@ -248,18 +243,14 @@ class BYM2(GaussianField):
         effect = effect.unsqueeze(-2).expand(*self.scale.shape, size, 2)
         coefficients = torch.cat([own.expand(*self.scale.shape, *own.shape), effect], -2)
         precision = torch.cat([precision, noise.reciprocal().unsqueeze(-1).expand(*self.scale.shape, size)], -1)
-        structure = _effect_and_field(graph, self.level is not None)
+        # the field behind the effects, with a factor for each effect given its field
+        field, node = graph.unit.structure if self.level is None else graph.unit.at_a_level, torch.arange(size)
+        node = node.to(graph.edges)
+        index = torch.cat([field.index + size, torch.stack([node, node + size], -1)])
+        structure = Structure(index, torch.cat([torch.zeros_like(field.fixed), field.fixed]), field.anchors + size)
         super().__init__(
             structure, (coefficients, precision), log_det - size * noise.log(), torch.Size([2, size]), validate_args
         )
-
-
-def _effect_and_field(graph: Neighbours, at_a_level: bool) -> Structure:
-    """The field behind the effects, with a factor for each effect given its field."""
-    field, size = graph.unit.at_a_level if at_a_level else graph.unit.structure, graph.size
-    node = torch.arange(size, device=graph.edges.device)
-    index = torch.cat([field.index + size, torch.stack([node, node + size], -1)])
-    return Structure(index, torch.cat([torch.zeros_like(field.fixed), field.fixed]), field.anchors + size)
 
 
 class Lattice(GaussianField):
@@ -295,8 +286,6 @@ class Lattice(GaussianField):
     ) -> None:
         if rows < 3 or columns < 3:
             raise BadInput(f"Lattice(rows={rows}, columns={columns}); expected 3 or more of each.")
-        self.scale: Any
-        self.level: Any
         self.scale, self.level = parameters(scale, level)
         unit = _thin_plate(rows, columns, self.scale.device)
         structure, factors, log_det = (unit.standardised if scaled else unit).factors(self.scale, self.level)
@@ -346,8 +335,6 @@ class CAR(GaussianField):
         self, edges: Tensor | Neighbours, scale: Any, coefficient: Any, validate_args: bool | None = None
     ) -> None:
         operator = _graph(edges).operator
-        self.scale: Tensor
-        self.coefficient: Tensor
         self.scale, self.coefficient = broadcast_all(scale, coefficient)
         b, c = 1.0 - self.coefficient, self.coefficient
         factors, log_det = operator.at_scale(b, c, self.scale)
@@ -372,8 +359,6 @@ class Leroux(GaussianField):
 
     def __init__(self, edges: Tensor | Neighbours, scale: Any, mixing: Any, validate_args: bool | None = None) -> None:
         operator = _graph(edges).identity_operator
-        self.scale: Tensor
-        self.mixing: Tensor
         self.scale, self.mixing = broadcast_all(scale, mixing)
         b, c = 1.0 - self.mixing, self.mixing
         factors, log_det = operator.at_scale(b, c, self.scale)
@@ -402,8 +387,6 @@ class SAR(GaussianField):
         self, edges: Tensor | Neighbours, scale: Any, coefficient: Any, validate_args: bool | None = None
     ) -> None:
         operator = _graph(edges).operator
-        self.scale: Tensor
-        self.coefficient: Tensor
         self.scale, self.coefficient = broadcast_all(scale, coefficient)
         b, c, degree = 1.0 - self.coefficient, self.coefficient, operator.mass
         precision = degree.to(self.scale) ** -2 * self.scale.unsqueeze(-1) ** -2

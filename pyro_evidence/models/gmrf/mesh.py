@@ -201,8 +201,6 @@ class Matern(GaussianField):
                 f"Matern(mesh={type(mesh).__name__}, alpha={alpha}); expected a Mesh first, and alpha 2, or 1 on a "
                 f"mesh without a barrier."
             )
-        self.scale: Tensor
-        self.range: Tensor
         self.scale, self.range = broadcast_all(scale, range)
         operator, variances = mesh.equation(fraction)
         size, one = operator.size, torch.ones_like(self.scale)
