@@ -287,7 +287,8 @@ class FrameDesign:
 
     def trials_in(self, frame: Frame) -> Tensor | None:
         """The numbers of trials of each row; None where there are none, or the frame has not their columns."""
-        needed = [c for c in self.frame.columns if c in self.formula.of_response.words]
+        words = Formula(self.formula.response, "", ()).words
+        needed = [c for c in self.frame.columns if c in words]
         if self.kind != "trials" or not all(c in getattr(frame, "columns", ()) for c in needed):
             return None
         return self._trials(columns_of(frame, needed, needed)).given["trials"]
@@ -398,7 +399,14 @@ def _design_matrices(text: str, frame: Frame) -> Any:
     known = environment.Environment([{"np": SimpleNamespace(**NUMPY), **NUMPY}])
     try:
         for token, after in pairwise(scanner.Scanner(text).scan(False)):
-            _check_name(token, after, text, frame)
+            name, called = token.lexeme, after.kind in ("LEFT_PAREN", "LEFT_BRACKET")
+            column = not called and ("." not in name or name in frame.columns)
+            if token.kind == "IDENTIFIER" and name not in FUNCTIONS and not column:
+                raise BadInput(
+                    f"'{text}' has '{name}'; expected columns of the frame, and of functions {', '.join(FUNCTIONS)}. "
+                    f"What is computed otherwise goes into a column of the frame first. Smooths stand between plus "
+                    f"signs: {SMOOTHS}."
+                )
         return formulae.design_matrices(text, frame, na_action="error", env=known)
     except BadInput:
         raise
@@ -407,17 +415,6 @@ def _design_matrices(text: str, frame: Frame) -> Any:
             f"'{text}' cannot be made into columns ({type(error).__name__}: {error}); expected columns of the frame, "
             f"{list(frame.columns)}, with + : * and functions of them such as scale(x), C(x), np.log(x)."
         ) from error
-
-
-def _check_name(token: Any, after: Any, text: str, frame: Frame) -> None:
-    name = token.lexeme
-    called = after.kind in ("LEFT_PAREN", "LEFT_BRACKET")
-    column = not called and ("." not in name or name in frame.columns)
-    if token.kind == "IDENTIFIER" and name not in FUNCTIONS and not column:
-        raise BadInput(
-            f"'{text}' has '{name}'; expected columns of the frame, and of functions {', '.join(FUNCTIONS)}. What "
-            f"is computed otherwise goes into a column of the frame first. Smooths stand between plus signs: {SMOOTHS}."
-        )
 
 
 def _evaluated(common: Any, frame: Frame) -> Any:

@@ -70,16 +70,7 @@ def _times(fn: Expression, link: str = "log") -> GLMFamily:
     return _row(call(Censored, fn), "times", {link: ETA})
 
 
-def _order(efron: bool) -> GLMFamily:
-    """The order of times alone."""
-    return _row(call(CoxPartialLikelihood, M, efron=efron), "order", {"log hazard": ETA})
-
-
-def _truncated(family: GLMFamily) -> GLMFamily:
-    """The family given that the count is not zero."""
-    return replace(family, fn=call(ZeroTruncated, family.fn), response="counts above zero")
-
-
+ABOVE_ZERO = "counts above zero"
 SHARES = PHI * M.sigmoid(), PHI * (-M).sigmoid()
 POISSON = _row(call(dist.Poisson, M), "counts", MEAN)
 NEGATIVE_BINOMIAL = _row(call(dist.NegativeBinomial, SHAPE, logits=M - SHAPE.log()), "counts", LOG_MEAN)
@@ -95,8 +86,8 @@ FAMILIES: Mapping[str, GLMFamily] = MappingProxyType(
         "poisson": POISSON,
         "negative binomial": NEGATIVE_BINOMIAL,
         "negative binomial 1": _row(call(dist.NegativeBinomial, M.exp() / PHI, logits=PHI.log()), "counts", LOG_MEAN),
-        "truncated poisson": _truncated(POISSON),
-        "truncated negative binomial": _truncated(NEGATIVE_BINOMIAL),
+        "truncated poisson": _row(call(ZeroTruncated, POISSON.fn), ABOVE_ZERO, MEAN),
+        "truncated negative binomial": _row(call(ZeroTruncated, NEGATIVE_BINOMIAL.fn), ABOVE_ZERO, LOG_MEAN),
         "categorical": _row(call(dist.Categorical, logits=M), "classes", {"softmax": ETA}),
         "ordinal": _row(call(dist.OrderedLogistic, M, Expression(CUTPOINTS)), "grades", {"logit": ETA}),
         "exponential": _times(call(dist.Exponential, (-M).exp())),
@@ -104,8 +95,8 @@ FAMILIES: Mapping[str, GLMFamily] = MappingProxyType(
         "lognormal": _times(call(dist.LogNormal, M, SIGMA)),
         "loglogistic": _times(call(LogLogistic, M.exp(), SHAPE)),
         "gompertz": _times(call(Gompertz, M.exp(), GROWTH), "log hazard"),
-        "cox": _order(efron=True),
-        "cox breslow": _order(efron=False),
+        "cox": _row(call(CoxPartialLikelihood, M, efron=True), "order", {"log hazard": ETA}),
+        "cox breslow": _row(call(CoxPartialLikelihood, M, efron=False), "order", {"log hazard": ETA}),
     }
 )
 OTHER_NAMES = {

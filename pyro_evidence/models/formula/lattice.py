@@ -1,6 +1,5 @@
 """The formulas within a formula: every choice of its fixed terms that keeps the margins of interactions."""
 
-from collections.abc import Iterator
 from itertools import product
 
 from pyro_evidence.errors import BadInput
@@ -34,14 +33,10 @@ def formulas_within(formula: str, frame: Frame) -> tuple[tuple[str, ...], dict[s
         )
     parts = [set(term.split(":")) for term in terms]
     margins = [[i for i, part in enumerate(parts) if part < whole] for whole in parts]
-
-    def chosen() -> Iterator[tuple[bool, ...]]:
-        for keep in product((False, True), repeat=len(terms)):
-            if all(keep[i] for t, on in enumerate(keep) if on for i in margins[t]):
-                yield keep
-
     found = {}
-    for keep in chosen():
+    for keep in product((False, True), repeat=len(terms)):
+        if not all(keep[i] for t, on in enumerate(keep) if on for i in margins[t]):
+            continue
         own = [term for term, on in zip(terms, keep, strict=True) if on]
         found[with_fixed(text, " + ".join([*always, *own]))] = keep
         if len(found) > MOST:

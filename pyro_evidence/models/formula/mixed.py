@@ -37,7 +37,7 @@ from pyro_evidence.models.formula.program import (
     suffixes,
 )
 from pyro_evidence.models.formula.structures import PROCESS, STRUCTURES
-from pyro_evidence.models.formula.terms import Formula, parsed
+from pyro_evidence.models.formula.terms import parsed
 
 Arguments = tuple[Any, ...]
 POSITIVE = "positive parameter"
@@ -186,9 +186,19 @@ def mixed(
     """
     formulas = parsed(formula)
     named, chosen = chosen_family(family, link)
-    _check_parameters(formulas, named, chosen)
+    zeros = ZEROS if chosen.response == "counts" else ()
+    allowed = (*(p for p in chosen.parameters if p not in ("growth", CUTPOINTS)), *zeros)
+    wrong = [n for n in formulas if n and n not in allowed]
+    if wrong or set(ZEROS) <= set(formulas):
+        several = ", not both of the last two" if zeros else ""
+        raise BadInput(
+            f"a formula for {' and '.join(wrong or ZEROS)} in a model of family {named!r}; expected one for "
+            f"{', '.join(allowed) or 'the response alone'}{several}."
+        )
     kept = complete_rows(formulas.values(), frame, [] if weights is None else [weights])
-    designs = tuple(FrameDesign(f, _kind(name, chosen), kept, neighbours or {}) for name, f in formulas.items())
+    kinds = [chosen.response if not name else "real" if name in ZEROS else POSITIVE for name in formulas]
+    pairs = zip(formulas.values(), kinds, strict=True)
+    designs = tuple(FrameDesign(f, kind, kept, neighbours or {}) for f, kind in pairs)
     response = designs[0].response()
     if weights is not None:
         if chosen.response == "order":
@@ -200,27 +210,6 @@ def mixed(
     coords, dims = _names(sketch, designs)
     model = MixedModel(formula, named, coords, dims, len(frame) - len(kept), response.classes, designs, sketch)
     return model, (*_inputs(designs, sketch), *response.given.values(), response.values)
-
-
-def _kind(name: str, family: GLMFamily) -> str:
-    """Kind of a formula's left side: the family's response, a positive parameter, or log odds."""
-    return family.response if not name else "real" if name in ZEROS else POSITIVE
-
-
-def _check_parameters(formulas: Mapping[str, Formula], name: str, family: GLMFamily) -> None:
-    """Refuse formulas of parameters that the family has not.
-
-    :raises BadInput: naming those that it has.
-    """
-    zeros = ZEROS if family.response == "counts" else ()
-    allowed = (*(p for p in family.parameters if p not in ("growth", CUTPOINTS)), *zeros)
-    wrong = [n for n in formulas if n and n not in allowed]
-    if wrong or set(ZEROS) <= set(formulas):
-        several = ", not both of the last two" if zeros else ""
-        raise BadInput(
-            f"a formula for {' and '.join(wrong or ZEROS)} in a model of family {name!r}; expected one for "
-            f"{', '.join(allowed) or 'the response alone'}{several}."
-        )
 
 
 def _sketch(

@@ -85,11 +85,6 @@ class Formula:
         text = " ".join([self.response, self.fixed, *covariates, *(v.terms for v in self.varying)])
         return {w.strip("`") for w in WORD.findall(text)} | {c for v in self.varying for c in v.columns}
 
-    @property
-    def of_response(self) -> "Formula":
-        """The response alone."""
-        return Formula(self.response, "", ())
-
 
 def parsed(text: str) -> dict[str, Formula]:
     """The formulas in their parts: of the response, under no name, and of each ``; parameter ~ terms`` behind it.
@@ -204,6 +199,7 @@ def _group(part: str) -> tuple[str, str] | None:
 
 
 def _varying(name: str, inside: str, text: str) -> Iterator[Varying]:
+    """What varies by each of the groupings that ``a + b``, ``a / b``, ``a : b`` and ``a * b`` stand for."""
     terms, _, group = inside.partition("|")
     structure = name or ("diag" if group.startswith("|") else "us")
     group = group if name else group.removeprefix("|")
@@ -212,21 +208,16 @@ def _varying(name: str, inside: str, text: str) -> Iterator[Varying]:
             f"{name}({inside}) in formula={text!r}; expected {EXAMPLE}, and before the brackets of a group one of "
             f"{', '.join(STRUCTURES)} or nothing."
         )
-    for columns in _groups(group.strip(), text):
-        yield Varying(terms.strip(), columns, structure)
-
-
-def _groups(group: str, text: str) -> Iterator[tuple[str, ...]]:
-    """The groupings that ``a + b``, ``a / b``, ``a : b`` and ``a * b`` stand for, each as its columns."""
-    for summand in _split(group, "+"):
+    for summand in _split(group.strip(), "+"):
         piece = summand.removeprefix("+").strip()
-        nested = [part.removeprefix("/").strip() for part in _split(piece, "/")]
         crossed = [part.removeprefix("*").strip() for part in _split(piece, "*")]
         if len(crossed) == 2:
             names = [_columns(part, text) for part in crossed]
-            yield from (*names, names[0] + names[1])
+            every = [*names, names[0] + names[1]]
         else:
-            yield from (sum((_columns(p, text) for p in nested[: i + 1]), ()) for i in range(len(nested)))
+            nested = [_columns(part.removeprefix("/").strip(), text) for part in _split(piece, "/")]
+            every = [sum(nested[: i + 1], ()) for i in range(len(nested))]
+        yield from (Varying(terms.strip(), columns, structure) for columns in every)
 
 
 def _columns(text: str, formula: str) -> tuple[str, ...]:
