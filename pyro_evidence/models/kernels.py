@@ -79,8 +79,18 @@ class Kernel(TensorValue):
 
     def __post_init__(self) -> None:
         for name, setting in vars(self).items():
-            if not isinstance(setting, Kernel | tuple):
-                _check(type(self).__name__, name, setting)
+            start = setting.start if isinstance(setting, Learned) else setting
+            if not isinstance(start, int | float | Tensor):
+                continue  # a prior, or a part
+            value = torch.as_tensor(start)
+            refused = value.detach()[~(value.isfinite() & (value > 0))].flatten()
+            if value.dim() > 1 or len(refused):
+                found = f"the value {float(refused[0]):g}" if len(refused) else f"shape {tuple(value.shape)}"
+                raise BadInput(
+                    f"{type(self).__name__} has {name} with {found}; expected finite and greater than 0, one number or "
+                    f"one per input. For a function that hardly varies along an input, give that input a lengthscale "
+                    f"of many times its range."
+                )
 
     def __call__(self, X: Tensor, Z: Tensor | None = None) -> Tensor:
         """Covariances of the function's values at ``X`` and at ``Z``, shape ``(N, M)``.
@@ -142,20 +152,6 @@ def check_inputs(X: Tensor, Z: Tensor | None = None) -> None:
     if Z is not None and X.shape[-1] != Z.shape[-1]:
         raise BadInput(
             f"X has {X.shape[-1]} inputs and Z has {Z.shape[-1]}; expected the same number. Give both the same columns."
-        )
-
-
-def _check(kernel: str, name: str, setting: Setting) -> None:
-    start = setting.start if isinstance(setting, Learned) else setting
-    if not isinstance(start, int | float | Tensor):
-        return  # a prior
-    value = torch.as_tensor(start)
-    refused = value.detach()[~(value.isfinite() & (value > 0))].flatten()
-    if value.dim() > 1 or len(refused):
-        found = f"the value {float(refused[0]):g}" if len(refused) else f"shape {tuple(value.shape)}"
-        raise BadInput(
-            f"{kernel} has {name} with {found}; expected finite and greater than 0, one number or one per input. For a "
-            f"function that hardly varies along an input, give that input a lengthscale of many times its range."
         )
 
 

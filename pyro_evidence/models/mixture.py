@@ -7,7 +7,7 @@ Husmeier (2000), eqs. 1.1 to 1.3 and 2.1.  Every model here is an ordinary Pyro 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -63,11 +63,9 @@ class Responses:
     weight: Tensor  # (N,)
 
 
-class Noise(Protocol):
-    """Parametrisation of a component's noise."""
-
-    def __call__(self, num_components: int, scale: Tensor) -> Callable[[Tensor, Tensor], Any]:
-        """Declare the params; the result maps ``(loc, z)`` to the distribution of one datum."""
+# a component's noise: of the number of components and the units it declares the params, and returns what maps
+# ``(loc, z)`` to the distribution of one datum
+Noise = Callable[[int, Tensor], Callable[[Tensor, Tensor], Any]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ nan where nothing was observed, are for ``EvidenceEM(marginalised(model))``.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import pyro
 import pyro.distributions as dist
@@ -40,11 +39,7 @@ class MPPCAParts:
     variance: Tensor  # (K, m)  of the noise
 
 
-class Noise(Protocol):
-    """Parametrisation of a component's noise."""
-
-    def __call__(self, num_components: int, Y: Tensor) -> Tensor:
-        """Declare the params; noise precisions that broadcast to ``(K, m)``."""
+Noise = Callable[[int, Tensor], Tensor]  # number of components and Y to precisions that broadcast to (K, m)
 
 
 @dataclass(frozen=True, eq=False)

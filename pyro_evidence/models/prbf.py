@@ -156,7 +156,18 @@ def class_labels(labels: Labels | None, num_data: int, num_classes: int) -> Tens
     """
     if labels is None:
         return torch.full((num_data,), -1)
-    found = _label_numbers(labels)
+    if isinstance(labels, Tensor):
+        if labels.is_complex():
+            raise BadInput(f"labels has dtype {labels.dtype}; expected whole numbers from 0 on.")
+        found = labels.detach().double()  # no unsigned type holds -1
+    else:
+        try:
+            found = torch.as_tensor([math.nan if t is None else float(t) for t in labels], dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BadInput(
+                f"labels of type {type(labels).__name__} are not numbers ({error}); expected whole numbers from 0 on, "
+                f"such as numpy.unique(labels, return_inverse=True)[1]."
+            ) from error
     if found.shape != (num_data,):
         raise BadInput(f"labels has shape {tuple(found.shape)}; expected ({num_data},), one for each row of X.")
     known = torch.where(found.isnan(), -1.0, found)
@@ -168,24 +179,6 @@ def class_labels(labels: Labels | None, num_data: int, num_classes: int) -> Tens
             f"so; num_classes={num_classes} is the model's."
         )
     return known.long()
-
-
-def _label_numbers(labels: Labels) -> Tensor:
-    """Labels as float64, nan for None.
-
-    :raises BadInput: on what are no numbers.
-    """
-    if isinstance(labels, Tensor) and labels.is_complex():
-        raise BadInput(f"labels has dtype {labels.dtype}; expected whole numbers from 0 on.")
-    if isinstance(labels, Tensor):
-        return labels.detach().double()  # no unsigned type holds -1
-    try:
-        return torch.as_tensor([math.nan if t is None else float(t) for t in labels], dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInput(
-            f"labels of type {type(labels).__name__} are not numbers ({error}); expected whole numbers from 0 on, such "
-            f"as numpy.unique(labels, return_inverse=True)[1]."
-        ) from error
 
 
 def prbf(

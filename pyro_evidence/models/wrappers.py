@@ -120,19 +120,17 @@ class _Spread(poutine.messenger.Messenger):
         fn = msg["fn"]
         seen = fn.seen.expand(value.shape) if isinstance(fn, WithGaps) else ~value.isnan()
         shape = (-1, *fn.event_shape) if fn.event_shape else (-1, 1)
-        low, high = self._box(msg["name"], value.reshape(shape), seen.reshape(shape))
-        msg["fn"] = WithBackground(fn, Background(torch.as_tensor(self.share).to(low), low, high))
-
-    def _box(self, name: str, rows: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Corners about the rows ``(N, m)``, of whose elements some were seen, or those that were given."""
+        rows, seen = value.reshape(shape), seen.reshape(shape)
         if self.low is None or self.high is None:
-            return torch.where(seen, rows, torch.inf).amin(0), torch.where(seen, rows, -torch.inf).amax(0)
-        if self.low.shape != rows.shape[1:]:
+            low, high = torch.where(seen, rows, torch.inf).amin(0), torch.where(seen, rows, -torch.inf).amax(0)
+        elif self.low.shape == rows.shape[1:]:
+            low, high = self.low.to(rows), self.high.to(rows)
+        else:
             raise BadInput(
                 f"with_background: low and high have shape {tuple(self.low.shape)}; expected {tuple(rows.shape[1:])}, "
-                f"one number for each column of site '{name}'."
+                f"one number for each column of site '{msg['name']}'."
             )
-        return self.low.to(rows), self.high.to(rows)
+        msg["fn"] = WithBackground(fn, Background(torch.as_tensor(self.share).to(low), low, high))
 
 
 @dataclass(frozen=True, eq=False)

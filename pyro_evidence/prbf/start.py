@@ -1,8 +1,9 @@
 """Where the probabilistic RBF network begins."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,11 +68,8 @@ class Training:
         return table[self.labels]
 
 
-class Initial(Protocol):
-    """Makes one network for each restart."""
-
-    def __call__(self, training: Training, start: Start = ...) -> Network:
-        """All restarts as one batch: as many as ``start`` says, random numbers from its seed."""
+# a network for each restart, as one batch: of the training data, as many as start= says, random numbers from its seed
+Initial = Callable[..., Network]
 
 
 @dataclass(frozen=True)

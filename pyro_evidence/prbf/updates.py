@@ -61,7 +61,10 @@ def uphill(point: Point) -> Slopes:
     mass = total[..., 0].reshape(*total.shape[:2], *[1] * kind.event_dim)
     excess = kind.scatter(total, net.loc) - mass * net.covariance + weight.reshape(tail) * between_classes(point)
     rate = torch.where(net.mixing > 0, shares / torch.where(net.mixing > 0, net.mixing, 1.0), 0.0)
-    prior, prior_step = _prior(point, shares)
+    prior = prior_step = torch.zeros_like(net.class_prior)  # without unlabelled data it is held
+    if not point.data.is_labelled:
+        prior = shares.sum(-1) / net.class_prior
+        prior_step = _shifted(net.class_prior, prior, point.counts.sum((-1, -2)))
     gradient = Network(rate, kind.solve(net.covariance, pull), kind.slope(net.covariance, excess, dim), prior)
     mass = point.counts.sum(1)
     full = mass > EMPTY * point.data.num_data.reshape(-1, 1)  # a kernel without data makes no step
@@ -74,15 +77,6 @@ def _shifted(share: Tensor, rate: Tensor, total: Tensor) -> Tensor:
     """Step of proportions towards those with the larger derivative, shape as ``share``."""
     target = share * torch.maximum(rate, SLOWEST * total.unsqueeze(-1))  # so it never becomes zero or negative
     return target / target.sum(-1, keepdim=True) - share
-
-
-def _prior(point: Point, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivative in the class prior and its step; zero without unlabelled data."""
-    prior = point.net.class_prior
-    if point.data.is_labelled:
-        return torch.zeros_like(prior), torch.zeros_like(prior)
-    rate = shares.sum(-1) / prior
-    return rate, _shifted(prior, rate, point.counts.sum((-1, -2)))
 
 
 def stepped(point: Point, step: Network, size: Tensor) -> Network:
@@ -354,19 +348,15 @@ def covariance_gain(X: Tensor, resp: Tensor, kind: Covariance) -> CovarianceGain
     gains = torch.zeros_like(X[:, 0])
     for weight in resp.mT:
         for held in (fold == f for f in range(FOLDS)):
-            gains[held] += weight[held] * _differences(X, torch.where(held, 0.0, weight), held, kind, unit)
+            others = torch.where(held, 0.0, weight)
+            mass = others.sum()
+            if float(mass) > 0.0:
+                centred = X - others @ X / mass
+                S = (centred * others.unsqueeze(-1)).mT @ centred / mass
+                own = kind.matrix(kind.floored(kind.restricted(S), unit), X.shape[-1])
+                full, restricted = (_log_normal(centred[held], A) for A in (Full().floored(S, unit), own))
+                gains[held] += weight[held] * (full - restricted)
     return CovarianceGain(float(gains.sum()), float(gains.std(correction=0)) * len(X) ** 0.5)
-
-
-def _differences(X: Tensor, weight: Tensor, held: Tensor, kind: Covariance, unit: Tensor) -> Tensor:
-    """``log N`` of the rows held out, full less restricted; 0 for a kernel that has none of the others."""
-    mass = weight.sum()
-    if float(mass) <= 0.0:
-        return torch.zeros_like(weight[held])
-    centred = X - weight @ X / mass
-    S = (centred * weight.unsqueeze(-1)).mT @ centred / mass
-    own = kind.matrix(kind.floored(kind.restricted(S), unit), X.shape[-1])
-    return _log_normal(centred[held], Full().floored(S, unit)) - _log_normal(centred[held], own)
 
 
 def _log_normal(v: Tensor, covariance: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Relevance vector and eigenvector machines as scikit-learn estimators."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,8 +113,7 @@ class RVMClassifier(Weighing, _SparseClassifier):
     True
     """
 
-    def _engine(self, model: Model) -> RVM:
-        return RVM(model, stop=RVM_STOP)
+    _engine = staticmethod(partial(RVM, stop=RVM_STOP))
 
 
 class RVMRegressor(Weighing, _SparseRegressor):
@@ -129,8 +129,7 @@ class RVMRegressor(Weighing, _SparseRegressor):
     (24,)
     """
 
-    def _engine(self, model: Model) -> RVM:
-        return RVM(model, noise="beta", stop=RVM_STOP)
+    _engine = staticmethod(partial(RVM, noise="beta", stop=RVM_STOP))
 
 
 class VRVMClassifier(_SparseClassifier):
@@ -170,8 +169,7 @@ class VRVMClassifier(_SparseClassifier):
         """Tags for scikit-learn before 1.6, in place of ``__sklearn_tags__``."""
         return {"binary_only": True}
 
-    def _engine(self, model: Model) -> VRVM:
-        return VRVM(model, stop=RVM_STOP)
+    _engine = staticmethod(partial(VRVM, stop=RVM_STOP))
 
 
 class REVMClassifier(_SparseClassifier):
@@ -219,5 +217,4 @@ class REVMRegressor(_SparseRegressor):
     (24,)
     """
 
-    def _engine(self, model: Model) -> REVM:
-        return REVM(model)
+    _engine = REVM
