@@ -150,7 +150,7 @@ def _rows(dataset: Dataset, rows: Tensor) -> Dataset:
 
 
 def _from_file(name: str, source: str) -> Dataset:
-    header, table = _read(_path(name))
+    header, table = _read(name)
     if header[-1] != "label":
         return Dataset(table, None, header, source)
     label = table[:, -1]
@@ -165,7 +165,8 @@ def _from_file(name: str, source: str) -> Dataset:
     return Dataset(table[:, :-1], label, header[:-1], source)
 
 
-def _path(name: str) -> Path:
+def _read(name: str) -> tuple[tuple[str, ...], Tensor]:
+    """Header and numbers, float64, shape ``(N, number of columns)``."""
     folder = os.environ.get("PYRO_EVIDENCE_DATA")
     if not folder:
         raise FileNotFoundError(
@@ -178,11 +179,6 @@ def _path(name: str) -> Path:
         raise FileNotFoundError(
             f"{path} is no file. PYRO_EVIDENCE_DATA={folder} holds: {there}. Put it there, or name another folder."
         )
-    return path
-
-
-def _read(path: Path) -> tuple[tuple[str, ...], Tensor]:
-    """Header and numbers, float64, shape ``(N, number of columns)``."""
     with path.open(newline="") as file:
         rows = [row for row in reader(file) if row]
     if len(rows) < 2:
@@ -192,11 +188,11 @@ def _read(path: Path) -> tuple[tuple[str, ...], Tensor]:
         if len(row) != len(header):
             raise BadInput(f"{path}, row {place} has {len(row)} fields; expected {len(header)}, as in the header.")
         numbers = []
-        for name, field in zip(header, row, strict=True):
+        for column, field in zip(header, row, strict=True):
             try:
                 numbers.append(float(field) if field.strip() else float("nan"))
             except ValueError:
-                where = f"{path}, row {place}, column {name!r}"
+                where = f"{path}, row {place}, column {column!r}"
                 raise BadInput(f"{where} reads {field!r}; expected a number, or nothing if it is missing.") from None
         table.append(numbers)
     return header, torch.tensor(table, dtype=torch.float64)

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -70,7 +70,8 @@ def read(path: str | Path, map_location: MapLocation = None) -> dict[Any, Any]:
     :raises BadInput: for any other file, a damaged one, or a device that is not here.
     :raises FileNotFoundError: where there is none.
     """
-    place = _places(map_location)
+    if callable(map_location):
+        raise BadInput(f"map_location={map_location!r} is a function; expected a device such as 'cpu', or a dict.")
     try:
         metadata, whole = _whole(path)
         if metadata["writer"] != WRITER:
@@ -81,7 +82,7 @@ def read(path: str | Path, map_location: MapLocation = None) -> dict[Any, Any]:
             raise ValueError(f"it holds tensors of {strange}")
         if digest(metadata["content"], tensors) != metadata["sha256"]:
             raise ValueError("the check sum does not fit")
-        return dict(_decoded(json.loads(metadata["content"]), tensors, place))
+        return dict(_decoded(json.loads(metadata["content"]), tensors, map_location))
     except FileNotFoundError:
         raise
     except BadInput as error:
@@ -229,7 +230,18 @@ def encoded(value: Any, tensors: list[Tensor], where: str = "the content", whose
     if type(value) in WORDS or (type(value) is float and math.isfinite(value)):
         return value
     if isinstance(value, Tensor):
-        return _encoded_tensor(value, tensors, where + whose)
+        if value.layout != torch.strided or value.is_meta or (value.dtype not in DTYPES and not value.is_complex()):
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise BadInput(
+                f"{where}{whose} is a tensor of {value.dtype}, {value.layout}, on {value.device}; expected a dense one "
+                f"with numbers, of {names}."
+            )
+        real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+        real = real.detach().resolve_neg().cpu().contiguous()  # as the library takes them, no two sharing memory
+        memory = {t.untyped_storage().data_ptr() for t in tensors}
+        tensors.append(real.clone() if real.untyped_storage().data_ptr() in memory else real)
+        kind = {"complex": True} if value.is_complex() else {}
+        return {"tensor": len(tensors) - 1, "on": str(value.device), **kind}
     if isinstance(value, Mapping) and all(type(key) in (*WORDS, float, tuple) for key in value):
         pairs = [(encoded(k, tensors, where, whose), v, f"{where}[{k!r}]") for k, v in value.items()]
         return {"dict": [[key, encoded(inside, tensors, place, whose)] for key, inside, place in pairs]}
@@ -242,25 +254,6 @@ def encoded(value: Any, tensors: list[Tensor], where: str = "the content", whose
         f"{where}{whose} is a {type(value).__name__}, which a file without code cannot hold; expected tensors, "
         f"numbers, strings, or lists, tuples and dicts of them."
     )
-
-
-def _encoded_tensor(value: Tensor, tensors: list[Tensor], where: str) -> Any:
-    """Its number in the list, and the device it was on.
-
-    The library takes contiguous tensors on the processor, no two of which share memory.
-    """
-    if value.layout != torch.strided or value.is_meta or (value.dtype not in DTYPES and not value.is_complex()):
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise BadInput(
-            f"{where} is a tensor of {value.dtype}, {value.layout}, on {value.device}; expected a dense one with "
-            f"numbers, of {names}."
-        )
-    real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-    real = real.detach().resolve_neg().cpu().contiguous()
-    memory = {t.untyped_storage().data_ptr() for t in tensors}
-    tensors.append(real.clone() if real.untyped_storage().data_ptr() in memory else real)
-    kind = {"complex": True} if value.is_complex() else {}
-    return {"tensor": len(tensors) - 1, "on": str(value.device), **kind}
 
 
 def bytes_of(value: Tensor) -> memoryview:
@@ -282,38 +275,19 @@ def digest(text: str, tensors: Sequence[Tensor]) -> str:
     return found.hexdigest()
 
 
-Place = Callable[[str], torch.device]
-
-
-def _places(map_location: MapLocation) -> Place:
-    """Where a tensor of the file is to go.
-
-    :raises BadInput: for what is no device.
-    """
-    if callable(map_location):
-        raise BadInput(f"map_location={map_location!r} is a function; expected a device such as 'cpu', or a dict.")
-
-    def place(on: str) -> torch.device:
-        device = torch.device(map_location.get(on, on) if isinstance(map_location, Mapping) else map_location or on)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise BadInput(f"its tensors were on {on}, and {device} is not here. Pass map_location='cpu'.")
-        return device
-
-    return place
-
-
-def _decoded(value: Any, tensors: Sequence[Tensor], place: Place) -> Any:
-    """The value that :func:`encoded` has put down."""
-
-    def decoded(inside: Any) -> Any:
-        return _decoded(inside, tensors, place)
-
+def _decoded(value: Any, tensors: Sequence[Tensor], map_location: MapLocation) -> Any:
+    """The value that :func:`encoded` has put down, its tensors where they are to go."""
+    decoded = partial(_decoded, tensors=tensors, map_location=map_location)
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
-        found = tensors[value["tensor"]].to(place(value["on"]))
+        on = value["on"]
+        device = torch.device(map_location.get(on, on) if isinstance(map_location, Mapping) else map_location or on)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise BadInput(f"its tensors were on {on}, and {device} is not here. Pass map_location='cpu'.")
+        found = tensors[value["tensor"]].to(device)
         return torch.view_as_complex(found) if value.get("complex") else found
     ((kind, inner),) = value.items()
     if kind == "dict":

@@ -46,7 +46,14 @@ class Start:
     structures: int | None = None
 
     def __post_init__(self) -> None:
-        _check_values(self.values)
+        values: Any = self.values
+        if values is not None and not (isinstance(values, Mapping) and all(isinstance(n, str) for n in values)):
+            raise BadInput(
+                f"Start: values={values!r}; expected values by the names of sites, such as values={{'w': w}}."
+            )
+        for name, value in (values or {}).items():
+            if not isinstance(value, Tensor | Real) or not bool(torch.isfinite(torch.as_tensor(value)).all()):
+                raise BadInput(f"Start: values of '{name}' are {value!r}; expected a tensor of finite numbers.")
         if self.restarts is not None:
             check_count("Start: restarts", self.restarts)
         if self.tour is not None:
@@ -74,14 +81,6 @@ def check_random_start(start: Any) -> None:
             f"Start(values=...) gives values of {sorted(start.values)}; expected a number of restarts and a seed. "
             "LaplaceEvidence takes values; EvidenceEM and OverlapEM begin at what initial=... makes."
         )
-
-
-def _check_values(values: Any) -> None:
-    if values is not None and not (isinstance(values, Mapping) and all(isinstance(n, str) for n in values)):
-        raise BadInput(f"Start: values={values!r}; expected values by the names of sites, such as values={{'w': w}}.")
-    for name, value in (values or {}).items():
-        if not isinstance(value, Tensor | Real) or not bool(torch.isfinite(torch.as_tensor(value)).all()):
-            raise BadInput(f"Start: values of '{name}' are {value!r}; expected a tensor of finite numbers.")
 
 
 def check_object(name: str, value: Any) -> None:

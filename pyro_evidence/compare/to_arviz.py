@@ -108,10 +108,18 @@ def to_datatree(
         the columns of a data frame, are known without them.
     :raises ImportError: when ``arviz-base`` is missing.
     """
-    from_dict = _arviz_1().from_dict
+    for name in ("arviz_base", "arviz"):
+        try:
+            arviz = import_module(name)
+        except ImportError:
+            continue
+        if not (name == "arviz" and str(getattr(arviz, "__version__", "?")).startswith(("0.", "?"))):
+            break
+    else:
+        raise ImportError("arviz-base is missing: pip install arviz-base. For ArviZ 0.x use to_inference_data(...).")
     seed = seed_of(seed)
     chains = _chains(fit, args, kwargs, num_samples, seed)
-    return _described(from_dict(_groups(chains, num_samples, seed), **_named(chains, coords, dims)), fit)
+    return _described(arviz.from_dict(_groups(chains, num_samples, seed), **_named(chains, coords, dims)), fit)
 
 
 def arviz_groups(fit: Fit, *args: Any, num_samples: int = NUM_DRAWS, seed: int | None = 0, **kwargs: Any) -> Groups:
@@ -151,7 +159,18 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
             return _of_draws(fit.model, found, {"diverging": fit.diverging}, args, kwargs)
         return _of_draws(fit.kernel.model, found, {"diverging": sampled.divergences(fit)}, args, kwargs)
     if isinstance(fit, SVI | Predictive):
-        return _of_draws(fit.model, _guided(fit, args, kwargs, num_samples, seed), {}, args, kwargs)
+        known = getattr(fit, "posterior_samples", None)
+        if known:  # draws of a Predictive, in one chain
+            return _of_draws(fit.model, {n: v.unsqueeze(0) for n, v in known.items()}, {}, args, kwargs)
+        if fit.guide is None:
+            raise BadInput(
+                "a Predictive without guide and draws; expected Predictive(model, guide=guide, num_samples=1)."
+            )
+        with own_random_numbers(), torch.no_grad():
+            torch.manual_seed(seed)
+            drawn = Predictive(fit.guide, num_samples=num_samples)(*args, **kwargs)
+        found = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in drawn.items()}
+        return _of_draws(fit.model, found, {}, args, kwargs)
     if not isinstance(fit, LaplacePosterior | CorrectedPosterior):
         raise BadInput(
             f"fit is a {type(fit).__name__}; expected a posterior as engine.run(...) returns it, or Pyro's MCMC, SVI "
@@ -222,21 +241,6 @@ def _groups(chains: GroupedDraws, num_samples: int, seed: int) -> Groups:
     return {name: group for name, group in groups.items() if group}
 
 
-def _guided(
-    fit: SVI | Predictive, args: tuple[Any, ...], kwargs: Mapping[str, Any], num: int, seed: int
-) -> dict[str, Tensor]:
-    """Draws that a ``Predictive`` has, in one chain, or those of a guide at the stored params."""
-    known = getattr(fit, "posterior_samples", None)
-    if known:
-        return {n: v.unsqueeze(0) for n, v in known.items()}
-    if fit.guide is None:
-        raise BadInput("a Predictive without guide and draws; expected Predictive(model, guide=guide, num_samples=1).")
-    with own_random_numbers(), torch.no_grad():
-        torch.manual_seed(seed)
-        draws = Predictive(fit.guide, num_samples=num)(*args, **kwargs)
-    return {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
-
-
 def _of_draws(
     model: Any, draws: Values, stats: Values, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> GroupedDraws:
@@ -261,14 +265,3 @@ def _or_nothing(function: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def _array(value: Tensor) -> "np.ndarray[Any, Any]":
     return value.detach().cpu().numpy()
-
-
-def _arviz_1() -> Any:
-    for name in ("arviz_base", "arviz"):
-        try:
-            found = import_module(name)
-        except ImportError:
-            continue
-        if not (name == "arviz" and str(getattr(found, "__version__", "?")).startswith(("0.", "?"))):
-            return found
-    raise ImportError("arviz-base is missing: pip install arviz-base. For ArviZ 0.x use to_inference_data(...).")

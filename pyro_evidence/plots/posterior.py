@@ -61,7 +61,14 @@ def marginals(axes: Axes, posteriors: Mapping[str, Mapping[str, Tensor]], *, sit
     :raises BadInput: when a posterior lacks the site or has it in another shape.
     """
     check_axes(axes)
-    draws = _draws(posteriors, site)
+    if not posteriors:
+        raise BadInput("posteriors is empty; expected at least one name with its draws.")
+    if lacking := {name: list(samples) for name, samples in posteriors.items() if site not in samples}:
+        raise BadInput(f"No site {site!r} in these posteriors: {lacking}; expected it in every one.")
+    draws = {name: samples[site].detach() for name, samples in posteriors.items()}
+    shapes = {name: tuple(values.shape[1:]) for name, values in draws.items()}
+    if len(set(shapes.values())) > 1:
+        raise BadInput(f"Site {site!r} has the shapes {shapes} behind the draws; expected one and the same.")
     for number, (name, values) in enumerate(draws.items(), start=1):
         flat = values.reshape(len(values), -1)
         median, (low, high) = flat.quantile(0.5, 0), flat.quantile(values.new_tensor(CENTRAL), 0)
@@ -99,19 +106,6 @@ def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
         axes.axvline(float(mean[number]), linestyle=":", color=line.get_color())
     axes.set_ylim(bottom=0.0)
     return with_labels(axes, f"{site}, mean and 90 %", "posterior density")
-
-
-def _draws(posteriors: Mapping[str, Mapping[str, Tensor]], site: str) -> dict[str, Tensor]:
-    """The draws of one site, all known to have one shape."""
-    if not posteriors:
-        raise BadInput("posteriors is empty; expected at least one name with its draws.")
-    if lacking := {name: list(samples) for name, samples in posteriors.items() if site not in samples}:
-        raise BadInput(f"No site {site!r} in these posteriors: {lacking}; expected it in every one.")
-    draws = {name: samples[site].detach() for name, samples in posteriors.items()}
-    shapes = {name: tuple(values.shape[1:]) for name, values in draws.items()}
-    if len(set(shapes.values())) > 1:
-        raise BadInput(f"Site {site!r} has the shapes {shapes} behind the draws; expected one and the same.")
-    return draws
 
 
 def element_labels(name: str, value: Tensor) -> list[str]:
