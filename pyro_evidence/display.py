@@ -109,7 +109,8 @@ SHADE = 0.2  # opacity of a band behind a line
 ROW, TITLE = 0.22, 2.0  # inches of a row of a panel, and rows of what stands above and below them
 FAR = 100.0  # of positive numbers, times the smallest: smaller ones would be dots at zero
 NUM_GRID = 200  # points along a line, which the eye sees as smooth
-CENTRAL = (0.05, 0.95)  # ends of a central interval of 90 %
+PROB = 0.9  # in intervals, where nobody says how much
+CENTRAL = (0.5 - 0.5 * PROB, 0.5 + 0.5 * PROB)  # ends of a central interval
 
 
 def check_axes(axes: Axes) -> None:

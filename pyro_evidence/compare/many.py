@@ -24,7 +24,7 @@ Arguments = tuple[Any, ...]
 FAILED, CONVERGED = "failed", Status.CONVERGED.value
 FAILURES = (ArithmeticError, ValueError, RuntimeError)  # what a fit may raise: refusals, no mode, no convergence
 SHOWN = 20  # fits of a summary
-ONE_SD = (0.15865525393145707, 0.5, 0.8413447460685429)  # probabilities below -1, 0 and 1 of a standard normal
+ONE_SD = torch.special.ndtr(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)).tolist()  # of a standard normal
 
 
 class FittingEngine(Protocol):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import display
-from pyro_evidence.display import Axes
+from pyro_evidence.display import PROB, Axes
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.process_state import own_random_numbers
@@ -206,7 +206,12 @@ class MixturePosterior(LaplacePosterior):
         return self._density(found).responsibilities(found.value)
 
     def plot(
-        self, axes: Axes | None = None, *, prob: float = 0.9, Y: Tensor | None = None, outputs: tuple[int, int] = (0, 1)
+        self,
+        axes: Axes | None = None,
+        *,
+        prob: float = PROB,
+        Y: Tensor | None = None,
+        outputs: tuple[int, int] = (0, 1),
     ) -> Axes:
         """Data in colour and shape of their likeliest component, with an ellipse around each and its share.
 

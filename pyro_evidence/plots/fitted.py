@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import display
-from pyro_evidence.display import Axes, check_axes, intervals, with_labels
+from pyro_evidence.display import PROB, Axes, check_axes, intervals, with_labels
 from pyro_evidence.errors import BadInput
 from pyro_evidence.posterior import averages
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -18,7 +18,7 @@ BINS = 30  # of a histogram: about the root of a thousand data
 POINTS = 40  # along a curve, each of them an average over all rows
 
 
-def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: float = 0.9, most: int = 60) -> Axes:
+def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: float = PROB, most: int = 60) -> Axes:
     """The elements of a site in order of their means, each with its interval: which groups stand out.
 
     Of more than ``most`` the lowest and the highest are drawn.  Names are those of the table.
@@ -88,7 +88,7 @@ def average_predictions(
     by: str | None = None,
     frame: Any = None,
     kind: str = "response",
-    prob: float = 0.9,
+    prob: float = PROB,
 ) -> Axes:
     """The average prediction of a formula's model as one column moves, with its interval: what a smooth looks like.
 

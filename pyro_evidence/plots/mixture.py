@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_evidence import display
 from pyro_evidence.compare.learning_curve import LearningCurve
-from pyro_evidence.display import Axes, check_axes, with_labels
+from pyro_evidence.display import PROB, Axes, check_axes, with_labels
 from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.posterior import MixturePosterior
@@ -20,7 +20,7 @@ from pyro_evidence.mixture.posterior import MixturePosterior
 LogDensity = Callable[[Tensor, Tensor], Tensor]
 
 
-def ellipses(axes: Axes, density: MixtureDensity, *, mass: float = 0.9, outputs: tuple[int, int] = (0, 1)) -> Axes:
+def ellipses(axes: Axes, density: MixtureDensity, *, mass: float = PROB, outputs: tuple[int, int] = (0, 1)) -> Axes:
     """One ellipse per component, which holds ``mass`` of it; the wider its line, the larger its share.
 
     :param density: of all data alike, from ``posterior.density()`` or ``curve.density(step)``; components of mixing 0

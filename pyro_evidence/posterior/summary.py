@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import CorrCholeskyTransform
 
 from pyro_evidence import display
-from pyro_evidence.display import Axes, Table
+from pyro_evidence.display import PROB, Axes, Table
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
@@ -149,7 +149,7 @@ class Tabulated(Protocol):
         return self.get_samples(self._num_tabulated, seed=0)
 
     def table(
-        self, prob: float = 0.9, *, coords: Coords | None = None, dims: Dims | None = None, most: int | None = None
+        self, prob: float = PROB, *, coords: Coords | None = None, dims: Dims | None = None, most: int | None = None
     ) -> Table:
         """Hyperparameters and sites, a row for each element that is not pruned: value, deviation, interval.
 
@@ -195,7 +195,7 @@ class Tabulated(Protocol):
         by: str | None = None,
         frame: Any = None,
         kind: str = "response",
-        prob: float = 0.9,
+        prob: float = PROB,
     ) -> Table:
         """Average predictions of a formula's model with one column set to each of its levels, in every row.
 
@@ -220,7 +220,7 @@ class Tabulated(Protocol):
         by: str | None = None,
         frame: Any = None,
         kind: str = "response",
-        prob: float = 0.9,
+        prob: float = PROB,
     ) -> Table:
         """Average differences of predictions: each level of a factor less the first, or a number a step higher.
 
@@ -231,7 +231,7 @@ class Tabulated(Protocol):
         return averages.answered(self, column, partial(averages.contrasts, step), by, frame, kind, prob)
 
     def slopes(
-        self, column: str, *, by: str | None = None, frame: Any = None, kind: str = "response", prob: float = 0.9
+        self, column: str, *, by: str | None = None, frame: Any = None, kind: str = "response", prob: float = PROB
     ) -> Table:
         """Average derivatives of predictions in a column of numbers.
 
@@ -253,7 +253,7 @@ class Tabulated(Protocol):
         legend = [f"gamma: {COLUMNS['gamma']}"] * any("gamma" in row for row in rows.values())
         return Table(rows | sites, columns, [*said, *more, *legend], digits=4)
 
-    def summary(self, prob: float = 0.9, *, check: bool = True) -> None:
+    def summary(self, prob: float = PROB, *, check: bool = True) -> None:
         """Print the table, twelve rows of a site at most, then the evidence and how far to trust it.
 
         Of a formula's model it begins with what was fitted, and to how many rows and groups.
@@ -273,7 +273,7 @@ class Tabulated(Protocol):
         if check:
             print("\n".join(self._notes(now + 0.9 * seconds)))  # noqa: T201 - printing is what summary() is for, as in MCMC
 
-    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+    def plot(self, axes: Axes | None = None, *, prob: float = PROB) -> Axes:
         """The table as a picture: a point and an interval for each element, twelve of a site at most on one axis.
 
         A figure of its own has a panel for each site, and of a formula's groups for each of their coefficients;
@@ -303,7 +303,7 @@ class Tabulated(Protocol):
         return display.with_labels(axes, what, legend=False)
 
     def _repr_html_(self) -> str:
-        found = self._table(0.9, names_of(self._joint), LISTED, errors=False)  # which may be expensive
+        found = self._table(PROB, names_of(self._joint), LISTED, errors=False)  # which may be expensive
         return f"<p>{html.escape(repr(self))}</p>{found._repr_html_()}"
 
 

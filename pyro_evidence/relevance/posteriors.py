@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical
 
 from pyro_evidence import display
-from pyro_evidence.display import Axes, Table
+from pyro_evidence.display import PROB, Axes, Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array, Double
 from pyro_evidence.fitting.iterate import Status
@@ -223,7 +223,7 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{self.table()._repr_html_()}"
 
-    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+    def plot(self, axes: Axes | None = None, *, prob: float = PROB) -> Axes:
         """The axes that are kept, twelve at most, those furthest from zero: a point and an interval for each weight.
 
         >>> posterior.plot()  # doctest: +SKIP
@@ -493,7 +493,7 @@ class RVMPosterior(AxesPosterior):
         """Positions of the relevant weights, shape ``(num_active,)``: for kernels, the relevance vectors."""
         return torch.nonzero(self.active).flatten()
 
-    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+    def plot(self, axes: Axes | None = None, *, prob: float = PROB) -> Axes:
         """The data with their relevance vectors ringed, and the prediction: a curve, or where two classes are even.
 
         That is for kernels at the data of one or two inputs; the weights of others as points and intervals.
