@@ -100,11 +100,6 @@ class MLP(PyroModule):
         for name, setting in output.precisions.items():
             self._declare(name, setting, [Size(), Size([output.num_outputs])][: output.num_outputs])
 
-    @property
-    def num_layers(self) -> int:
-        """Layers of weights: hidden ones and the output's."""
-        return len(self.shapes) // 2
-
     def _declare(self, name: str, setting: Precision, shapes: list[Size]) -> None:
         check_precision(name, setting, largest_dim=2)
         shape = torch.as_tensor(setting.start if isinstance(setting, Learned) else setting).shape
@@ -124,7 +119,13 @@ class MLP(PyroModule):
             scale = scale.unsqueeze(-1) if 0 < scale.dim() < len(shape) else scale
             prior = dist.Normal(loc=X.new_zeros(shape), scale=scale).to_event(len(shape))
             weights[site] = pyro.sample(self._full(site), prior)
-        eta = self._last_layer(X, weights)
+        touched, layers = TANGENT.get(), self._layers(weights)
+        if touched is None:
+            eta = network.outputs(X, layers, self.activation)
+        else:
+            eta = network.tangent(X, layers, self._layers(touched), self.activation)
+        if eta.dim() > 2:  # inside plates around the model, whose last axis is that of the data
+            eta = eta.squeeze(-3)
         precisions = {name: self._precision(name, X) for name in self.output.precisions}
         return observe(self.output, eta, precisions, t, (self._full("data"), self._full("t")))
 
@@ -155,7 +156,7 @@ class MLP(PyroModule):
             X, t = self._data(*joint.args, **joint.kwargs)
         except (TypeError, BadInput, AttributeError):  # the arguments of a model around the network
             return None
-        layers = tuple((names[f"W{i}"], names[f"b{i}"]) for i in range(1, self.num_layers + 1))
+        layers = tuple((names[f"W{i}"], names[f"b{i}"]) for i in range(1, len(self.num_hidden) + 2))
         alpha = {names[site]: self._full(f"alpha_{site}") for site in self.shapes}
         noise = {name: self._full(name) for name in self.output.precisions}
         given = {self._full(n): setting for n, (setting, _) in self.settings.items()}
@@ -172,19 +173,10 @@ class MLP(PyroModule):
         self._check_inputs(X)
         return X, torch.as_tensor(t)
 
-    def _last_layer(self, X: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """Outputs, shape ``(N, C)``; also inside plates around the model, whose last axis is that of the data."""
-        touched, layers = TANGENT.get(), self._layers(weights)
-        if touched is None:
-            eta = network.outputs(X, layers, self.activation)
-        else:
-            eta = network.tangent(X, layers, self._layers(touched), self.activation)
-        return eta if eta.dim() == 2 else eta.squeeze(-3)
-
     def _layers(self, weights: Mapping[str, Tensor]) -> list[Layer]:
         names = {site: self._full(site) for site in self.shapes}
         full = {site: weights[name] if name in weights else weights[site] for site, name in names.items()}
-        return [(full[f"W{i}"], full[f"b{i}"]) for i in range(1, self.num_layers + 1)]
+        return [(full[f"W{i}"], full[f"b{i}"]) for i in range(1, len(self.num_hidden) + 2)]
 
     def starts(self, num: int, seed: int) -> dict[str, Tensor]:
         """Random weights of variance ``2 / (fan in + fan out)`` by site, shape ``(num,) + shape`` each.

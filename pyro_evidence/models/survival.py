@@ -14,33 +14,19 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.program.distributions import OfArguments
 
 TERMS = 400  # of a series that converges once terms pass 9 sqrt(shape): for shapes up to 1,500
 LEVELS = 60  # of a continued fraction whose error falls like exp(-4 sqrt(x LEVELS)): below 1e-16 from 2 on
 FRACTION_FROM = 2.0  # where that error is below rounding
 
 
-class _OfArguments(TorchDistribution):
-    """A distribution whose batch is that of its arguments."""
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        """The same distribution for each element of a larger batch."""
-        new, shape = self._get_checked_instance(type(self), _instance), torch.Size(batch_shape)
-        new.__dict__.update(self.__dict__)
-        for name in self.arg_constraints:
-            setattr(new, name, getattr(self, name).expand(shape + self.event_shape))
-        super(_OfArguments, new).__init__(shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
-
-
-class LogLogistic(_OfArguments):
+class LogLogistic(OfArguments):
     """Survival ``1 / (1 + (t / scale)^concentration)``: proportional odds.
 
     :param scale: the median, above 0, the batch's shape.
@@ -76,7 +62,7 @@ class LogLogistic(_OfArguments):
         return self.scale * ((u.log() - torch.log1p(-u)) / self.concentration).exp()
 
 
-class Gompertz(_OfArguments):
+class Gompertz(OfArguments):
     """Hazard ``rate exp(growth t)``: the mortality of adults.
 
     :param rate: hazard at 0, above 0, the batch's shape.
@@ -108,7 +94,7 @@ class Gompertz(_OfArguments):
         return torch.log1p(-torch.log1p(-u) * self.growth / self.rate) / self.growth
 
 
-class PiecewiseExponential(_OfArguments):
+class PiecewiseExponential(OfArguments):
     """A hazard that is constant between cuts, times a ratio of each row; Friedman (1982).
 
     With a random walk as ``log_hazard`` this is a Cox model with a smooth baseline.  Nothing of rows times pieces is
@@ -220,7 +206,7 @@ def log_survival(fn: Any, value: Tensor) -> Tensor:
     )
 
 
-class Censored(_OfArguments):
+class Censored(OfArguments):
     """A distribution of times of which some are known in part.
 
     The log density of a row is that of ``base`` where the event was seen; the log probability of a later time where it
@@ -321,7 +307,7 @@ class Censored(_OfArguments):
         return new
 
 
-class CoxPartialLikelihood(_OfArguments):
+class CoxPartialLikelihood(OfArguments):
     """The order of the events, given who was at risk; Cox (1972).  The baseline hazard does not occur.
 
     ``torch.logcumsumexp`` has no third derivative; the sums over those at risk here have all.

@@ -62,6 +62,22 @@ class Wrapped(TorchDistribution):
         return self.base_dist.support
 
 
+class OfArguments(TorchDistribution):
+    """A distribution whose batch is that of its arguments."""
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        """The same distribution for each element of a larger batch."""
+        new, shape = self._get_checked_instance(type(self), _instance), torch.Size(batch_shape)
+        new.__dict__.update(self.__dict__)
+        for name, constraint in self.arg_constraints.items():
+            value = getattr(self, name)
+            if value is not None:
+                setattr(new, name, value.expand(shape + value.shape[value.dim() - constraint.event_dim :]))
+        super(OfArguments, new).__init__(shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+
 class WithGaps(Wrapped):
     """The distribution of the elements that were ``seen``; the others are integrated out.
 

@@ -475,7 +475,7 @@ def test_letters_for_walks() -> None:
         (lambda: Mesh(torch.cat([mesh().points, torch.ones(1, 2)]), mesh().triangles), "point 9 is no corner"),
         (lambda: mesh().locate(torch.tensor([[1.0, 1.0], [50.0, 1.0]])), r"\[50.0, 1.0\] lies in no triangle"),
         (lambda: Kronecker(Lattice(S, 3, 3), ICAR(SQUARE, S)), "one dimension each"),
-        (lambda: GMRF(SQUARE, torch.ones(4), torch.ones(6)), "pairs of different values below n"),
+        (lambda: GMRF(SQUARE, torch.ones(4), torch.ones(6)), "nodes 0 to 4; expected 0 to 3"),
         (lambda: own((torch.ones(2, 5), torch.zeros(2))), "follow from one another"),
         (lambda: own((torch.ones(1, 4), torch.zeros(1))), r"expected \(m, 5\)"),
         (lambda: PCScale(0.01, 2.0), "then the probability"),

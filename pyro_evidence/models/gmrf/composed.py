@@ -10,6 +10,7 @@ from torch.distributions import constraints
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure, most_independent
 from pyro_evidence.models.gmrf.field import GaussianField
+from pyro_evidence.models.gmrf.graphs import check_pairs
 
 
 class Kronecker(GaussianField):
@@ -98,12 +99,15 @@ class GMRF(GaussianField):
         intrinsic: bool = False,
     ) -> None:
         size = diagonal.shape[-1] if diagonal.dim() else 0
-        if not _are_pairs(edges, size) or off_diagonal.shape[-1:] != edges.shape[:1]:
+        pairs = edges.dim() == 2 and edges.shape[-1] == 2 and not edges.is_floating_point()
+        if not pairs or off_diagonal.shape[-1:] != edges.shape[:1]:
             raise BadInput(
                 f"GMRF of edges {tuple(edges.shape)}, diagonal {tuple(diagonal.shape)} and off_diagonal "
                 f"{tuple(off_diagonal.shape)}; expected E pairs of different values below n, each pair once, "
                 f"(..., n) and (..., E)."
             )
+        if len(edges):
+            check_pairs(edges, size)
         shape = torch.Size(broadcast_shape(diagonal.shape[:-1], off_diagonal.shape[:-1]))
         self.diagonal, self.off_diagonal = diagonal.expand(*shape, size), off_diagonal.expand(*shape, len(edges))
         fixed, given = _constraint(constraint, size, diagonal)
@@ -118,14 +122,6 @@ class GMRF(GaussianField):
         precision = torch.cat([-self.off_diagonal, self.diagonal + rows], -1)
         structure = Structure(torch.cat([edges, node]), fixed, anchors)
         super().__init__(structure, (coefficients, precision), None, torch.Size([size]), validate_args, given)
-
-
-def _are_pairs(edges: Tensor, size: int) -> bool:
-    """Whether there are pairs of different values, each once."""
-    if edges.dim() != 2 or edges.shape[-1] != 2 or edges.is_floating_point():
-        return False
-    inside = bool(((edges >= 0) & (edges < size)).all()) and not bool((edges[:, 0] == edges[:, 1]).any())
-    return inside and len(torch.unique(edges.sort(-1).values, dim=0)) == len(edges)
 
 
 def _constraint(constraint: tuple[Tensor, Tensor] | None, size: int, like: Tensor) -> tuple[Tensor, Tensor | None]:

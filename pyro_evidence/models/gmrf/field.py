@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from pyro.distributions import TorchDistribution
 from pyro.distributions.util import broadcast_shape  # torch's own loads sympy, for a second
 from torch import Tensor
 from torch.distributions import biject_to, constraints, transform_to
@@ -16,6 +15,7 @@ from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure, least_square, log_det, most_independent, squares
+from pyro_evidence.program.distributions import OfArguments
 
 
 class OnSubspace(constraints.Constraint):
@@ -116,7 +116,7 @@ class Between(constraints.interval):
 LOG_TWO_PI = math.log(2.0 * math.pi)  # twice what each dimension takes from the log density of a normal
 
 
-class GaussianField(TorchDistribution):
+class GaussianField(OfArguments):
     """A zero-mean Gaussian field; see :mod:`pyro_evidence.models.gmrf` for those that can be asked for.
 
     :ivar structure: which values each factor of the density takes, and which directions are given.
@@ -244,18 +244,10 @@ class GaussianField(TorchDistribution):
 
     def expand(self, batch_shape: Iterable[int], _instance: Any = None) -> "GaussianField":
         """The same field for each element of a larger batch."""
-        new = self._get_checked_instance(type(self), _instance)
-        shape = torch.Size(batch_shape)
-        new.__dict__.update(self.__dict__)
-        for name, constraint in self.arg_constraints.items():
-            value = getattr(self, name)
-            if value is not None:
-                setattr(new, name, value.expand(shape + value.shape[value.dim() - constraint.event_dim :]))
-        new._coefficients = self._coefficients.expand(*shape, *self._coefficients.shape[-2:])
-        new._precision = self._precision.expand(*shape, self._precision.shape[-1])
-        new._log_det = self.log_det.expand(shape)
-        super(GaussianField, new).__init__(shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
+        new: GaussianField = super().expand(torch.Size(batch_shape), _instance)
+        new._coefficients = self._coefficients.expand(*new.batch_shape, *self._coefficients.shape[-2:])
+        new._precision = self._precision.expand(*new.batch_shape, self._precision.shape[-1])
+        new._log_det = self.log_det.expand(new.batch_shape)
         return new
 
 

@@ -37,7 +37,12 @@ class Neighbours:
             raise BadInput(f"edges of shape {tuple(edges.shape)}, {edges.dtype}; expected pairs of nodes (E, 2), long.")
         if not self.size:
             object.__setattr__(self, "size", int(edges.max()) + 1)
-        _check_edges(edges, self.size)
+        check_pairs(edges, self.size)
+        alone = torch.nonzero(torch.bincount(edges.flatten(), minlength=self.size) == 0).flatten()
+        if len(alone):
+            raise BadInput(
+                f"node {int(alone[0])} has no neighbour; expected one at least: join it to one, or leave it out."
+            )
         weights = torch.ones(len(edges)) if self.weights is None else self.weights
         if weights.shape != edges.shape[:1] or not bool((weights > 0).all() & weights.isfinite().all()):
             raise BadInput(f"weights of shape {tuple(weights.shape)}; expected {len(edges)} finite numbers above 0.")
@@ -70,7 +75,11 @@ class Neighbours:
         return Operator(torch.ones_like(self.operator.mass), self.edges, self.operator.weights)
 
 
-def _check_edges(edges: Tensor, size: int) -> None:
+def check_pairs(edges: Tensor, size: int) -> None:
+    """Refuse what are no pairs of different nodes below a size, each pair once.
+
+    :raises BadInput: naming the first.
+    """
     if int(edges.min()) < 0 or int(edges.max()) >= size:
         raise BadInput(f"edges name the nodes {int(edges.min())} to {int(edges.max())}; expected 0 to {size - 1}.")
     loops = edges[edges[:, 0] == edges[:, 1], 0]
@@ -79,11 +88,6 @@ def _check_edges(edges: Tensor, size: int) -> None:
     ordered = edges.sort(-1).values
     if len(torch.unique(ordered[:, 0] * size + ordered[:, 1])) < len(edges):
         raise BadInput("edges name a pair twice, perhaps both ways round; expected each pair of neighbours once.")
-    alone = torch.nonzero(torch.bincount(edges.flatten(), minlength=size) == 0).flatten()
-    if len(alone):
-        raise BadInput(
-            f"node {int(alone[0])} has no neighbour; expected one at least: join it to one, or leave it out."
-        )
 
 
 def lattice(rows: int, columns: int) -> Neighbours:

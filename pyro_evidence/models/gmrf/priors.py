@@ -5,12 +5,12 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.program.distributions import OfArguments
 
 
 def _check(name: str, upper: Any, probability: Any, highest: float) -> None:
@@ -59,7 +59,7 @@ def PCRange(lower: Any, probability: Any) -> dist.InverseGamma:
     return dist.InverseGamma(torch.ones_like(lower), -probability.log() * lower)
 
 
-class PCCorrelation(TorchDistribution):
+class PCCorrelation(OfArguments):
     """A prior of a correlation, exponential in its distance to none, or to one; Sorbye and Rue (2017).
 
     :param bound: strictly between 0 and 1 towards none; between -1 and 1 towards one.
@@ -120,14 +120,6 @@ class PCCorrelation(TorchDistribution):
             distance = -torch.log1p(-u) / self.rate
             sign = 2.0 * (torch.rand_like(u) < 0.5).to(u) - 1.0
             return sign * (-torch.expm1(-distance.square())).sqrt()
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "PCCorrelation":
-        """The same prior for each element of a larger batch."""
-        new = self._get_checked_instance(PCCorrelation, _instance)
-        new.rate, new.towards = self.rate.expand(batch_shape), self.towards
-        super(PCCorrelation, new).__init__(torch.Size(batch_shape), validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
 
 def _rate_towards_one(bound: Tensor, probability: Tensor) -> Tensor:
