@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.compare import discrepancy
-from pyro_evidence.compare.chains import Data, Draws, error_line
+from pyro_evidence.compare.chains import Data, error_line
 from pyro_evidence.compare.held_out import HeldOut, Loss, held_out, misclassified_or_squared
 from pyro_evidence.compare.labels import matched
 from pyro_evidence.compare.runs import EngineRun, run_engine
@@ -259,7 +259,16 @@ def _compared(done: dict[str, EngineRun], name: str, predicted: dict[str, HeldOu
             "seconds_per_ess": each.seconds / ess,
             **_predictive(predicted.get(n), predicted.get(name)),
         }
-        shared, notes = _shared(each.draws, done[name].draws)
+        a, b = each.draws, done[name].draws
+        both, missing = sorted(set(a) & set(b)), sorted(set(a) ^ set(b))
+        other = [s for s in both if a[s].shape[2:] != b[s].shape[2:]]
+        fixed = [s for s in both if s not in other and not bool(varies(flattened(b[s])).any())]
+        messages = [
+            (missing, f"site(s) {missing} are not in both posteriors and not compared."),
+            (other, f"site(s) {other} have another shape in the reference and are not compared."),
+            (fixed, f"site(s) {fixed} do not vary in the reference and are not compared."),
+        ]
+        shared, notes = [s for s in both if s not in other + fixed], [text for names, text in messages if names]
         if each.num_draws >= 2 and shared and n != name:
             total = _distances(each, done[name], shared, seed)
             several = len(shared) > 1
@@ -268,20 +277,6 @@ def _compared(done: dict[str, EngineRun], name: str, predicted: dict[str, HeldOu
         done[n] = replace(each, notes=(*each.notes, *(notes if each.num_draws else ())))
         rows[n] = dict.fromkeys(COLUMNS, math.nan) | numbers
     return Comparison(done, name, rows, sites, predicted)
-
-
-def _shared(a: Draws, b: Draws) -> tuple[list[str], list[str]]:
-    """Sites to compare: in both, of one shape, not constant in ``b``; and what to say of the others."""
-    both = sorted(set(a) & set(b))
-    other = [s for s in both if a[s].shape[2:] != b[s].shape[2:]]
-    fixed = [s for s in both if s not in other and not bool(varies(flattened(b[s])).any())]
-    missing = sorted(set(a) ^ set(b))
-    messages = [
-        (missing, f"site(s) {missing} are not in both posteriors and not compared."),
-        (other, f"site(s) {other} have another shape in the reference and are not compared."),
-        (fixed, f"site(s) {fixed} do not vary in the reference and are not compared."),
-    ]
-    return [s for s in both if s not in other + fixed], [text for names, text in messages if names]
 
 
 def flattened(draws: Tensor) -> Tensor:

@@ -64,7 +64,12 @@ def sliced_wasserstein_error(a: Tensor, b: Tensor, directions: Tensor, num_group
     if min(len(a), len(b)) < 2 * num_groups:
         return a.new_tensor(math.nan)
     p, q = (x.sort(0) for x in _projected(a, b, directions))
-    without = [_without_each(ordered.values, ordered.indices, num_groups) for ordered in (p, q)]
+    without = []  # columns in order without one stretch of draws each, for every stretch; no second sort
+    for ordered in (p, q):
+        sizes = torch.tensor([len(part) for part in torch.arange(len(ordered.values)).tensor_split(num_groups)])
+        ends, rows = sizes.cumsum(0).to(ordered.indices.device), ordered.values.mT
+        group = torch.bucketize(ordered.indices.mT.contiguous(), ends, right=True)
+        without.append([rows[group != g].reshape(len(rows), -1).mT for g in range(num_groups)])
     left_out = torch.stack([_distances(x, y).mean() for x, y in zip(*without, strict=True)])
     jackknife = (left_out - left_out.mean()).square().sum() * (num_groups - 1) / num_groups
     each = _distances(p.values, q.values)
@@ -81,17 +86,6 @@ def _distances(p: Tensor, q: Tensor) -> Tensor:
     """First Wasserstein distance of each column of ``(S, L)`` and ``(T, L)``, columns in order, shape ``(L,)``."""
     levels = (torch.arange(NUM_LEVELS, dtype=torch.float64) + 0.5) / NUM_LEVELS
     return (_interpolated(p, levels) - _interpolated(q, levels)).abs().mean(0)
-
-
-def _without_each(ordered: Tensor, origin: Tensor, num_groups: int) -> list[Tensor]:
-    """Columns in order ``(S, L)`` without one stretch of draws each, for every stretch; no second sort.
-
-    :param origin: which draw each element came from.
-    """
-    starts = torch.tensor([len(part) for part in torch.arange(len(ordered)).tensor_split(num_groups)]).cumsum(0)
-    group = torch.bucketize(origin.mT.contiguous(), starts.to(origin.device), right=True)
-    rows = ordered.mT
-    return [rows[group != g].reshape(len(rows), -1).mT for g in range(num_groups)]
 
 
 def gaussian_divergence(a: Tensor, b: Tensor) -> Tensor:

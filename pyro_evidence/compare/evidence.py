@@ -88,21 +88,6 @@ class EvidenceComparison(Shown):
             raise BadInput(f"no model {name!r} was compared; expected one of {[row.name for row in self.rows]}.")
         return found[0]
 
-    def __str__(self) -> str:
-        width = max(5, *(len(row.name) for row in self.rows))
-        head = f"{'model':{width}}  log evidence      +-   log BF     +-  probability   Laplace  hypers  log K!"
-        lines = [head]
-        for row in self.rows:
-            factor, error = self.log_bayes_factor(row.name, self.rows[0].name)
-            error = 0.0 if row is self.rows[0] else error
-            laplace = "-" if math.isnan(row.laplace) else f"{row.laplace:.2f}"
-            lines.append(
-                f"{row.name:{width}}  {row.log_evidence:12.3f}  {row.standard_error:6.3f}  {factor:7.2f}  "
-                f"{error:5.2f}  {row.probability:11.4f}  {laplace:>8}  {row.num_hyperparameters:6d}  "
-                f"{row.log_labels:6.2f}"
-            )
-        return "\n".join([*lines, *self.notes])
-
     @property
     def notes(self) -> list[str]:
         """Sentences for what no column shows: doubts, and differences between the first two rows."""
@@ -111,8 +96,20 @@ class EvidenceComparison(Shown):
 
     def table(self) -> Table:
         """The rows as a table, which ``.to_pandas()`` keeps and a notebook shows."""
-        rows = {row.name: {c: float(getattr(row, a)) for c, (a, _) in COLUMNS.items()} for row in self.rows}
-        return Table(rows, {c: said for c, (_, said) in COLUMNS.items()}, self.notes, "model", digits=6)
+        rows = {}
+        for row in self.rows:
+            factor, error = self.log_bayes_factor(row.name, self.rows[0].name)
+            rows[row.name] = {
+                "log evidence": row.log_evidence,
+                "+-": row.standard_error,
+                "log BF": factor,
+                "log BF +-": 0.0 if row is self.rows[0] else error,
+                "probability": row.probability,
+                "Laplace": row.laplace,
+                "hypers": float(row.num_hyperparameters),
+                "log K!": row.log_labels,
+            }
+        return Table(rows, COLUMNS, self.notes, "model", digits=6)
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """The difference in log evidence to the best model, nats, with two standard errors, evidence and probability.
@@ -137,12 +134,14 @@ class EvidenceComparison(Shown):
 
 
 COLUMNS = {
-    "log evidence": ("log_evidence", "nats, by the estimate"),
-    "+-": ("standard_error", "its standard error, nats"),
-    "probability": ("probability", "of the model, among these"),
-    "Laplace": ("laplace", "Laplace's own log evidence, nats"),
-    "hypers": ("num_hyperparameters", "maximised and alive: each may have gained about a nat"),
-    "log K!": ("log_labels", "nats for the labellings of a mixture, not added"),
+    "log evidence": "nats, by the estimate",
+    "+-": "its standard error, nats",
+    "log BF": "log Bayes factor against the best model, nats",
+    "log BF +-": "its standard error, nats",
+    "probability": "of the model, among these",
+    "Laplace": "Laplace's own log evidence, nats",
+    "hypers": "maximised and alive: each may have gained about a nat",
+    "log K!": "nats for the labellings of a mixture, not added",
 }
 
 

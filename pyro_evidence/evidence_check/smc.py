@@ -83,12 +83,6 @@ class Particles:
         value = (1.0 - b) * self.log_prior + b * self.log_joint
         return value, (1.0 - b) * self.prior_slope + b * self.joint_slope
 
-    def moved(self, rows: Tensor, there: "Particles") -> "Particles":
-        """With the particles of a mask ``(G * P,)`` where they are in ``there``."""
-        pairs = {name: (getattr(there, name), getattr(self, name)) for name in PLACES}
-        new: dict[str, Any] = {name: torch.where(along(rows, b), a, b) for name, (a, b) in pairs.items()}
-        return replace(self, **new)
-
 
 PLACES = ("x", "log_prior", "log_joint", "prior_slope", "joint_slope")  # what a particle keeps of where it is
 
@@ -180,7 +174,9 @@ def hmc_step(swarm: Particles) -> tuple[Particles, float]:
     accept = (threshold < gain) & torch.isfinite(there.x).all(-1)
     share = float(accept.double().mean())
     step = min(swarm.step * math.exp(2.0 * (share - ACCEPTED)), LONGEST)
-    return replace(swarm.moved(accept, there), step=step), share
+    pairs = {name: (getattr(there, name), getattr(swarm, name)) for name in PLACES}
+    new: dict[str, Any] = {name: torch.where(along(accept, b), a, b) for name, (a, b) in pairs.items()}
+    return replace(swarm, **new, step=step), share
 
 
 MOST_TEMPERATURES = 500  # each keeps half of the particles that count: enough for 2^-500 of the prior

@@ -83,14 +83,13 @@ Source = Posterior | LogJoint
 class Target(ActiveDensity):
     """The density with its gradient, and draws of chains in its coordinates."""
 
-    @property
-    def _at_once(self) -> int:
-        return min(ROWS, rows_at_once(self.joint))
-
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint ``(S,)`` and its gradient ``(S, d)``; gradient 0 where the density is."""
         with without_validation():
-            parts = [self.density.gradient(self.embedded(part), self.theta) for part in x.split(self._at_once)]
+            parts = [
+                self.density.gradient(self.embedded(part), self.theta)
+                for part in x.split(min(ROWS, rows_at_once(self.joint)))
+            ]
         value, slope = (torch.cat(p) for p in zip(*parts, strict=True))
         bad = value.isnan() | value.isinf()
         return torch.where(bad, -torch.inf, value), torch.where(bad.unsqueeze(-1), 0.0, slope)[:, self.active]
@@ -102,7 +101,24 @@ class Target(ActiveDensity):
 
         :raises BadInput: when a site is missing or misshapen, or the draws are not finite.
         """
-        parts = [self._site(draws, part.name) for part in self.joint.latents]
+        parts = []
+        for part in self.joint.latents:
+            if part.name not in draws:
+                raise BadInput(
+                    f"the draws have no site '{part.name}', only {sorted(draws)}; expected draws of the same "
+                    "model, for example NUTS(posterior.model)."
+                )
+            value = torch.as_tensor(draws[part.name]).detach()
+            lead = value.dim() - len(part.shape)
+            if value.numel() == 0:
+                raise BadInput(f"site '{part.name}' has 0 draws, shape {tuple(value.shape)}; run the chains first.")
+            if lead not in (1, 2) or value.shape[lead:] != part.shape:
+                raise BadInput(
+                    f"draws of site '{part.name}' have shape {tuple(value.shape)}; expected (chains, draws) or "
+                    f"(draws,) followed by {tuple(part.shape)}."
+                )
+            value = value if lead == 2 else value.unsqueeze(0)
+            parts.append(part.transform.inv(value).reshape(*value.shape[:2], -1).double())
         if len({p.shape[:2] for p in parts}) > 1:
             raise BadInput(
                 "sites have different numbers of draws; expected those of one run: "
@@ -115,25 +131,6 @@ class Target(ActiveDensity):
                 "nan. Drop them, or run in float64."
             )
         return u
-
-    def _site(self, draws: Draws, name: str) -> Tensor:
-        part = next(p for p in self.joint.latents if p.name == name)
-        if name not in draws:
-            raise BadInput(
-                f"the draws have no site '{name}', only {sorted(draws)}; expected draws of the same "
-                "model, for example NUTS(posterior.model)."
-            )
-        value = torch.as_tensor(draws[name]).detach()
-        lead = value.dim() - len(part.shape)
-        if value.numel() == 0:
-            raise BadInput(f"site '{name}' has 0 draws, shape {tuple(value.shape)}; run the chains first.")
-        if lead not in (1, 2) or value.shape[lead:] != part.shape:
-            raise BadInput(
-                f"draws of site '{name}' have shape {tuple(value.shape)}; expected (chains, draws) or "
-                f"(draws,) followed by {tuple(part.shape)}."
-            )
-        value = value if lead == 2 else value.unsqueeze(0)
-        return part.transform.inv(value).reshape(*value.shape[:2], -1).double()
 
 
 def undefined(value: Tensor, where: str) -> Doubt:
