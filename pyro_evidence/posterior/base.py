@@ -66,22 +66,15 @@ class Posterior:
         """Number of standard normal numbers that make one draw."""
         raise NotImplementedError
 
-    @property
-    def _laplace(self) -> Any:
-        """This posterior as a :class:`~pyro_evidence.posterior.laplace.LaplacePosterior`, of whichever model."""
-        raise NotImplementedError
-
+    _laplace: Any  # this posterior as a LaplacePosterior, of whichever model
+    _num_components: Any = None  # of a mixture, that are left; None where the model tells
+    _tangent: Any = None  # weights at which a network is replaced by its tangent in predictions; None for other models
     _in_blocks: ClassVar[bool] = False  # whether the log evidence may be checked block by block
 
     @property
     def _num_maximised(self) -> int:
         """Number of maximised parameters, for which the log evidence carries no penalty."""
         raise NotImplementedError
-
-    @property
-    def _num_components(self) -> int | None:
-        """Components of a mixture that are left; None where the model tells."""
-        return None
 
     @property
     def _as_laplace(self) -> tuple[float, tuple[str, ...]]:
@@ -95,11 +88,6 @@ class Posterior:
 
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at data of the fit where they were not kept."""
-
-    @property
-    def _tangent(self) -> Values | None:
-        """Weights at which a network is replaced by its tangent in predictions; None for other models."""
-        return None
 
     @property
     def marginalised_sites(self) -> tuple[str, ...]:

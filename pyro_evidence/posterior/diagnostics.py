@@ -94,11 +94,6 @@ class Shifts:
         return (self.mean.abs(), self.mean_error), (away.expm1(), self.log_sd_error * away.exp())
 
     @property
-    def largest_error(self) -> float:
-        """Within which the least known of these numbers is, in standard deviations or as a share of one."""
-        return self.reach * float(torch.stack([error for _, error in self.scaled]).amax()) if self.names else 0.0
-
-    @property
     def alarms(self) -> tuple[Tensor, Tensor]:
         """Which means, and which standard deviations, are off for certain, bool ``(K,)``."""
         mean, sd = ((value > NOTABLE) & (value - self.reach * error > HARMLESS) for value, error in self.scaled)
@@ -377,7 +372,8 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
         moved = by_weights(elements, *draws, importance.checked(log_weights))
         is_reliable, now = found["pareto_k"] <= TRUSTED, time.process_time()
         is_known = moved.is_settled(NOTABLE) and found["log_evidence_importance_se"] < PRECISE
-        is_hopeless = not is_reliable or moved.largest_error * (num / most) ** 0.5 > HARMFUL
+        errors = torch.stack([error for _, error in moved.scaled])  # of means and deviations, the least known last
+        is_hopeless = not is_reliable or bool((moved.reach * errors * (num / most) ** 0.5 > HARMFUL).any())
         is_enough = found["pareto_k"] == -math.inf or (num >= ENOUGH and (is_known or is_hopeless))
         if is_enough or num >= most or now + 3.0 * (now - begun) > 0.5 * (begun + until):
             break

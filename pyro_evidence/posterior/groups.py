@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class GroupsPosterior(LaplacePosterior):
     """
 
     shared: LaplaceState | None = None
+    _is_checkable: ClassVar[Any] = False
 
     @property
     def structure(self) -> Any:
@@ -57,10 +58,6 @@ class GroupsPosterior(LaplacePosterior):
         """Refuse what needs the rows of all groups at once, which came in chunks."""
         require_kept(self._joint, "importance sampling")
         return super()._weighed(num_samples, seed, kept)
-
-    @property
-    def _is_checkable(self) -> bool:
-        return False
 
     @property
     def guide(self) -> LaplaceGuide:

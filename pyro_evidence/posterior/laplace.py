@@ -11,7 +11,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_evidence.display import Axes
+from pyro_evidence.display import PROB, Axes
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.fitting.process_state import generator_of, own_random_numbers, put_into_store, without_validation
@@ -85,6 +85,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     _normal: ClassVar[bool] = True
     _in_blocks: ClassVar[bool] = True
     _maximises_evidence: ClassVar[bool] = True  # not what else may stand for it in the loop
+    _is_checkable: ClassVar[Any] = True  # whether there are draws to weigh, and data to weigh them by
     _about_mode: ClassVar[bool] = False  # whether draws are, where others are about the mean
 
     def __repr__(self) -> str:
@@ -212,7 +213,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
         return self.quantiles(0.5)
 
-    def plot(self, axes: Axes | None = None, *, prob: float = 0.9) -> Axes:
+    def plot(self, axes: Axes | None = None, *, prob: float = PROB) -> Axes:
         """The table as a picture, or the curve of a Gaussian process of one input; see :class:`Tabulated`."""
         check_probability("prob", prob)
         drawn = draw_curve(self, axes, prob) if isinstance(self.state.precision, LatentPrecision) else None
@@ -334,11 +335,6 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     def _num_checked(self) -> int:
         """Draws of a check where nobody says how many; few of params alone, whose weights are all one."""
         return affordable_draws(self._joint) if self.mode else diagnostics.FEWEST_WEIGHTED
-
-    @property
-    def _is_checkable(self) -> bool:
-        """Whether there are draws to weigh, and data to weigh them by."""
-        return True
 
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:
         """Entries of :meth:`diagnostics` besides those of a check."""

@@ -71,14 +71,10 @@ class ImportancePosterior(LaplacePosterior):
     }
     _in_blocks: ClassVar[bool] = False
     _about_mirrors: ClassVar[Any] = ()  # they are among the modes
+    _num_components = 1  # so are labellings, and counted
 
     states: tuple[LaplaceState, ...] = field(kw_only=True)
     integral: ModeIntegral = field(kw_only=True)
-
-    @property
-    def _num_components(self) -> int | None:
-        """One: labellings are among the modes, and counted."""
-        return 1
 
     @property
     def _as_laplace(self) -> tuple[float, tuple[str, ...]]:

@@ -62,6 +62,7 @@ class NestedPosterior(LaplacePosterior):
     _normal: ClassVar[bool] = False
     _maximises_evidence: ClassVar[bool] = False
     _num_tabulated: ClassVar[int] = NUM_DRAWS  # each with an inner mode of its own
+    _num_checked: ClassVar[Any] = NUM_DRAWS
 
     integral: Integral = field(kw_only=True)
 
@@ -202,10 +203,6 @@ class NestedPosterior(LaplacePosterior):
         inner = marginal.inner_density(self.integral, torch.arange(len(self._places.inner)))
         parts = [marginal.unconstrained(*pair).quantiles(levels.tolist()) for pair in ((x, density), inner)]
         return self._constrained(self._places.whole(*parts))
-
-    @property
-    def _num_checked(self) -> int:
-        return NUM_DRAWS
 
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:
         """And how sites were integrated, with what error, and number of inner modes not found."""

@@ -201,10 +201,7 @@ class PredictionMixin:
 class PredictivePosterior(PredictionMixin, Posterior):
     """A posterior whose model can be run on new inputs."""
 
-    @property
-    def _is_normal(self) -> bool:
-        """Whether draws are linear in white noise."""
-        return False
+    _is_normal: Any = False  # whether draws are linear in white noise
 
     def _site_prediction(
         self, new: Arguments, num_samples: int, seed: int, kept: bool, *, site: str | None, kind: str

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput, TooLarge
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import Problem
-from pyro_evidence.numerics import batched, derivatives, importance, newton
+from pyro_evidence.numerics import batched, importance, newton
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior.base import NUM_DRAWS, of_all_sites
@@ -24,6 +24,7 @@ from pyro_evidence.posterior.guide import Frame, emitted, frames_of
 from pyro_evidence.posterior.summary import Tabulated
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, quantile_levels
+from pyro_evidence.structure.density import AutogradDensity
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -301,7 +302,19 @@ def _labels(joint: LogJoint, places: ConditionalApproximations, by: str | Tensor
         arguments = dict(joint.kwargs)
         with suppress(TypeError, ValueError):  # a model without a signature
             arguments = dict(inspect.signature(joint.model).bind(*joint.args, **joint.kwargs).arguments)
-        found = arguments[by] if by in arguments else _plate(joint, places, by, shape, sorted(arguments))
+        if by in arguments:
+            found = arguments[by]
+        else:  # the index of every datum in a plate
+            nodes = joint.trace(places.u[0], places.theta[0]).nodes
+            frames = {f.name: f for n in joint.observed for f in nodes[n]["cond_indep_stack"] if f.vectorized}
+            if by not in frames:
+                raise BadInput(
+                    f"by={by!r}; expected an argument of the model, {sorted(arguments)}, or a plate around the data, "
+                    f"{sorted(frames)}, or a tensor of labels, one for each datum."
+                )
+            frame, event_dims = frames[by], max(nodes[n]["fn"].event_dim for n in joint.observed)
+            after = -frame.dim - 1 if len(shape) >= -frame.dim else event_dims
+            found = torch.arange(frame.size).reshape(-1, *[1] * after).expand(shape)
         if not isinstance(found, Tensor) or found.numel() != shape.numel():
             raise BadInput(
                 f"by={by!r} is an argument of the model, but not one label for each of the {shape.numel()} data; "
@@ -317,33 +330,14 @@ def _labels(joint: LogJoint, places: ConditionalApproximations, by: str | Tensor
     return labels, inverse
 
 
-def _plate(
-    joint: LogJoint, places: ConditionalApproximations, name: str, shape: torch.Size, arguments: list[str]
-) -> Tensor:
-    """The index in a plate of every datum."""
-    nodes = joint.trace(places.u[0], places.theta[0]).nodes
-    frames = {f.name: f for n in joint.observed for f in nodes[n]["cond_indep_stack"] if f.vectorized}
-    if name not in frames:
-        raise BadInput(
-            f"by={name!r}; expected an argument of the model, {arguments}, or a plate around the data, "
-            f"{sorted(frames)}, or a tensor of labels, one for each datum."
-        )
-    frame = frames[name]
-    event_dims = max(nodes[n]["fn"].event_dim for n in joint.observed)
-    index = torch.arange(frame.size).reshape(-1, *[1] * (-frame.dim - 1 if len(shape) >= -frame.dim else event_dims))
-    return index.expand(shape)
-
-
 def _pointwise(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
     """Log likelihood of every datum at one point, nats, in the data's shape."""
     return of_all_sites(joint.pointwise(u, theta), "loo(...) needs sites with one datum per cell")
 
 
 @dataclass(frozen=True)
-class LeaveOutDensity:
+class LeaveOutDensity(AutogradDensity):
     """The density without some data: rows hold hyperparameters, then a mask ``(N,)`` of what is left out."""
-
-    joint: LogJoint
 
     def _one(self, u: Tensor, row: Tensor) -> Tensor:
         theta, mask = row.split([self.joint.hypers.size, len(row) - self.joint.hypers.size])
@@ -354,18 +348,10 @@ class LeaveOutDensity:
         row_bytes = self.joint.row_bytes
         return batched.apply(self._one, (u, theta), None if row_bytes is None else 2 * row_bytes, self._one)
 
-    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The log joint and its gradient in ``u``."""
-        return derivatives.gradient(self.log_joint, u, theta)
-
-    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Minus the Hessian in ``u``, ``(R, D, D)``."""
-        return -derivatives.hessian(self.log_joint, u, theta)
-
 
 def _log_weights(places: ConditionalApproximations, masks: Tensor) -> Tensor:
     """Log importance weights with each mask, ``(G + 1, K, M)``, nats."""
-    density, num = LeaveOutDensity(places.problem.joint), len(places.u)
+    density, num = LeaveOutDensity(places.problem.joint, None), len(places.u)
     theta = torch.cat([places.theta.repeat(len(masks), 1), masks.repeat_interleave(num, 0)], -1)
     start, tolerance = places.u.repeat(len(masks), 1), places.problem.limits.tolerance
     mode = newton.climb(density, density.precision, start, theta, newton.Limits(tolerance, 30, slack=1e-12))
