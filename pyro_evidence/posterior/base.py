@@ -182,7 +182,7 @@ def of_all_sites(pointwise: Values, advice: str) -> Tensor:
     """
     shapes = {n: tuple(v.shape) for n, v in pointwise.items()}
     if len(set(shapes.values())) != 1:
-        raise BadInput(f"observed sites have different shapes, {shapes}; {advice}.")
+        raise BadInput(f"observed sites have different shapes, {shapes}; expected one shape: {advice}.")
     return torch.stack(list(pointwise.values())).sum(0)
 
 
