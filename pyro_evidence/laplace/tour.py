@@ -188,7 +188,7 @@ class ActiveDensity:
         return (value + log_det).masked_fill(outside, -torch.inf)
 
     def with_angles(self, modes: Sequence[LaplaceState]) -> "ActiveDensity":
-        """The same with coordinates on an interval as angles, where the density is the same at both of its ends.
+        """This density with coordinates on an interval as angles, where the density is the same at both of its ends.
 
         Each is cut in the middle of the widest arc without a mode, so that what is near an end is not in a tail.
         """
