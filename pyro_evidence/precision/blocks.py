@@ -360,6 +360,34 @@ class BlockPrecision(Precision):
         every = torch.arange(self.plan.size, device=self.tril.device).unsqueeze(-1)
         return self.inverse[self.plan.places.places(every).long()].reshape(1, -1)
 
+    def sandwich(self, middle: Elements) -> Elements:
+        """``A^-1 M A^-1`` on the pattern, of ``M`` on the pattern: the derivatives of elimination and inverse along it.
+
+        With ``W = D^-1 B`` that of ``W`` is ``D^-1 (dB - dD W)``, of ``C - B' W`` ``dC - dB' W - W' dB + W' dD W``.
+        """
+        flat, moves = self.tril.new_zeros(1, self.plan.places.total), []
+        for family, own in zip(self.plan.families, middle, strict=True):
+            family.scatter(flat, own.unsqueeze(0))
+        for step, factor in zip(self.plan.steps, self.factors, strict=True):
+            panel, width, W = step.panel(flat[0]), step.own.shape[-1], factor.backward(factor.Y)
+            dD = panel[..., :width].clone()
+            dB, left = 0.5 * panel[..., width:], factor.backward(factor.forward(dD))  # half: both triangles were added
+            moves.append((W, factor.backward(factor.forward(dB)) - left @ W, left))
+            for part in step.supernode_slices() if step.border.shape[-1] else []:
+                update = (0.5 * dD[part] @ W[part] - dB[part]).mT @ W[part]
+                _add(flat, self.plan.neighbours(step, part), (update + update.mT).unsqueeze(0))
+        inverse, rest = self.plan.remainder(self.inverse), self.plan.remainder(flat[0])
+        rest.copy_(inverse @ rest @ inverse)
+        for step, factor, (W, dW, left) in zip(*map(reversed, (self.plan.steps, self.factors, moves)), strict=True):
+            panel, known, width = step.panel(flat[0]), step.panel(self.inverse), step.own.shape[-1]
+            for part in step.supernode_slices() if step.border.shape[-1] else []:
+                places = self.plan.neighbours(step, part)
+                Z, dZ = (x.index_select(0, places.flatten()).view(places.shape) for x in (self.inverse, flat[0]))
+                panel[part, :, width:] = dW[part] @ Z - W[part] @ dZ
+            right = factor.backward(factor.forward(left.mT)) - panel[..., width:] @ W.mT
+            panel[..., :width] = right + known[..., width:] @ dW.mT
+        return tuple(family.gather(flat[0]) for family in self.plan.families)
+
     def covariance(self, coordinates: Tensor) -> Tensor:
         """``A^-1`` among chosen coordinates, ``(c, c)``."""
         units = self.tril.new_zeros(len(coordinates), self.plan.size)
@@ -458,7 +486,7 @@ def _subtract(Y: Tensor, y: Tensor, x: Tensor, border: Tensor) -> None:
         x.index_add_(1, border[:, column], -(Y[..., column].unsqueeze(-2) @ y).squeeze(2))
 
 
-def elimination(pattern: Pattern) -> Plan:
+def elimination(pattern: Pattern) -> BlockPlan | DensePlan:
     """The plan that factorises matrices of this pattern at least cost.
 
     >>> school = torch.arange(100).repeat_interleave(10)  # of 1000 classes

@@ -368,6 +368,10 @@ class DenseElements(Precision):
         """``A^-1`` on the pattern, per family ``(F, k, k)``."""
         return on_pattern(self.pattern, self._inverse)
 
+    def sandwich(self, middle: Elements) -> Elements:
+        """``A^-1 M A^-1`` on the pattern, of ``M`` on the pattern."""
+        return on_pattern(self.pattern, self._inverse @ assembled(self.pattern, middle) @ self._inverse)
+
     def covariance(self, coordinates: Tensor) -> Tensor:
         """``A^-1`` among chosen coordinates, ``(c, c)``."""
         return self._inverse[coordinates.unsqueeze(-1), coordinates]

@@ -64,6 +64,11 @@ def test_equals_the_dense_inverse(pattern: Callable[[], Pattern], plan: Planner)
     for actual, expected in zip(precision.adjoint, oracle.on_pattern(Z, list(whole.index)), strict=True):
         assert worst(actual, expected) < 1e-10
     assert worst(pattern_product(whole, elements, rows), rows.numpy() @ A) < 1e-12
+    middle = tuple(0.5 * (m + m.mT) for m in map(torch.randn_like, elements))
+    M = oracle.assembled(whole.size, [index.numpy() for index in whole.index], [m.numpy() for m in middle])
+    sandwich = oracle.on_pattern(Z @ M @ Z, list(whole.index))
+    for actual, expected in zip(precision.sandwich(middle), sandwich, strict=True):  # type: ignore[attr-defined]
+        assert worst(actual, expected) < 1e-9
 
 
 @pytest.mark.parametrize("plan", PLANNERS)

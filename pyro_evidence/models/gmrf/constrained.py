@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.linalg import coordinate
-from pyro_evidence.precision.blocks import elimination
-from pyro_evidence.precision.dense import Pattern, Plan, StructuredPrecision, pattern_product
-
-COLUMNS = 256  # right-hand sides of one solve: what is held is COLUMNS x n
+from pyro_evidence.precision.blocks import BlockPlan, BlockPrecision, elimination
+from pyro_evidence.precision.dense import DenseElements, DensePlan, Pattern, pattern_product
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +48,7 @@ class Structure:
         return Pattern(self.size, (self.index, self.anchors.unsqueeze(-1)))
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> BlockPlan | DensePlan:
         """Plan by which precisions on the pattern are factorised."""
         return elimination(self.pattern)
 
@@ -70,12 +68,12 @@ class ConstrainedPrecision:
     """``Q`` on the values with ``U' x = c``, by the sparse factor of ``Q`` with anchors."""
 
     structure: Structure
-    factor: StructuredPrecision  # of Q_a = Q + E E', E the columns of the identity that anchors name
+    factor: BlockPrecision | DenseElements  # of Q_a = Q + E E', E the columns of the identity that anchors name
 
     @cached_property
     def border(self) -> Tensor:
         """``Q_a^-1 [U E]``, one row for each column of it, ``(m + a, n)``."""
-        return self.factor.solve(self._columns)
+        return self.factor.solve(self._columns) if len(self._columns) else self._columns
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -124,17 +122,12 @@ class ConstrainedPrecision:
 
     def sandwich(self, middle: Tensor) -> Tensor:
         """``S M S`` among the values of each factor, ``S`` the covariance and ``M`` of elements ``(F, k, k)``."""
-        size, index = self.structure.size, self.structure.index
-        out = torch.zeros(*index.shape, index.shape[-1], dtype=torch.float64, device=index.device)
-        pattern = Pattern(size, (index,))
-        for start in range(0, size, COLUMNS):
-            chosen = torch.arange(start, min(size, start + COLUMNS), device=index.device)
-            units = torch.nn.functional.one_hot(chosen, size).to(out)
-            columns = self.solve(pattern_product(pattern, (middle,), self.solve(units)))  # (c, n)
-            inside = (index >= start) & (index < start + COLUMNS)
-            row, place = torch.nonzero(inside, as_tuple=True)
-            out[row, :, place] = columns[(index[row, place] - start).unsqueeze(-1), index[row]]
-        return out
+        index, anchors = self.structure.index, middle.new_zeros(len(self.structure.anchors), 1, 1)
+        product = pattern_product(Pattern(self.structure.size, (index,)), (middle,), self.border)
+        taken = torch.linalg.solve(self.capacitance, self.border)
+        inner, through = product @ self.border.mT @ taken, self.factor.solve(product)
+        cross = torch.einsum("mfa,mfb->fab", (through - 0.5 * inner)[:, index], taken[:, index])
+        return self.factor.sandwich((middle, anchors))[0] - cross - cross.mT
 
 
 def most_independent(fixed: Tensor) -> Tensor:
@@ -171,7 +164,7 @@ def least_square(elements: Tensor, structure: Structure, given: Tensor) -> Tenso
     return torch.einsum("rfa,rfab,rfb->r", near, flat, near).view(elements.shape[:-3])
 
 
-class _OneByOne(torch.autograd.Function):
+class OneByOne(torch.autograd.Function):
     """A function of one matrix, which ``vmap`` calls for one after the other."""
 
     @classmethod
@@ -191,7 +184,7 @@ def _keep_elements(ctx: Any, inputs: Any, output: Tensor) -> None:
     ctx.save_for_forward(elements)
 
 
-class _LogDet(_OneByOne):
+class _LogDet(OneByOne):
     """``log det V' Q V`` of elements ``(F, k, k)``."""
 
     setup_context = staticmethod(_keep_elements)
@@ -209,7 +202,7 @@ class _LogDet(_OneByOne):
         return (_Covariance.apply(ctx.saved_tensors[0], ctx.structure) * tangent).sum()
 
 
-class _Covariance(_OneByOne):
+class _Covariance(OneByOne):
     """``S = V (V' Q V)^-1 V'`` on the pattern; its derivative is ``-S dQ S``."""
 
     setup_context = staticmethod(_keep_elements)
@@ -227,7 +220,7 @@ class _Covariance(_OneByOne):
         return -_Sandwich.apply(ctx.saved_tensors[0], tangent, ctx.structure)
 
 
-class _Sandwich(_OneByOne):
+class _Sandwich(OneByOne):
     """``S M S`` on the pattern; the end of the derivatives."""
 
     @staticmethod
@@ -239,7 +232,7 @@ class _Sandwich(_OneByOne):
         pass
 
 
-class _Solve(_OneByOne):
+class _Solve(OneByOne):
     """The least ``x' Q x / 2 - b' x`` with ``U' x = c``: its derivative is ``S (db - dQ x)``."""
 
     @staticmethod

@@ -10,11 +10,12 @@ from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.gmrf.constrained import Structure, log_det, squares
+from pyro_evidence.models.gmrf.constrained import ConstrainedPrecision, OneByOne, Structure, squares
 from pyro_evidence.models.gmrf.field import Between, GaussianField, Unit, parameters
 from pyro_evidence.precision.elimination import components
 
 SPECTRUM = 1000  # nodes up to which eigenvalues, .2 s once for a graph, cost less than a factorisation at each run
+KNOWN = 256  # log determinants and their derivatives that are kept: a batch of rows comes back to each a few times
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,11 +170,58 @@ class Operator:
 
     def log_det(self, b: Tensor, c: Tensor) -> Tensor:
         """``log |K|``, of the shape of ``b``."""
+        ratio = (c / b).double()
         if self.size > SPECTRUM:
-            return log_det(squares(*self.factors(b.double(), c.double())), self.by_edges).to(b)
-        ratio = (c / b).double().unsqueeze(-1)
-        terms = torch.log1p(ratio * self.eigenvalues)
-        return (self.size * b.double().log() + terms.sum(-1) + self.mass.log().sum()).to(b)
+            rest = torch.stack([_AtRatio.apply(r, self, 0) for r in ratio.flatten()]).view(ratio.shape)
+        else:
+            rest = torch.log1p(ratio.unsqueeze(-1) * self.eigenvalues).sum(-1) + self.mass.log().sum()
+        return (self.size * b.double().log() + rest).to(b)
+
+    def at_ratio(self, ratio: float, order: int) -> float:
+        """``log |diag(mass) + ratio L|``, or its first or second derivative in the ratio; known ones are kept."""
+        if (ratio, order) not in self._known:
+            zero, one, number = torch.tensor([0.0, 1.0, ratio]).to(self.mass)
+            if not self._last or self._last[0][0] != ratio:
+                self._last[:] = [(ratio, self.by_edges.on_constraint(squares(*self.factors(one, number))))]
+            Q, L = self._last[0][1], squares(*self.factors(zero, one))
+            if not order:
+                found = Q.log_det
+            else:
+                found = ((Q.covariance if order == 1 else -Q.sandwich(L)) * L).sum()
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            self._known[ratio, order] = float(found)
+        return self._known[ratio, order]
+
+    @cached_property
+    def _known(self) -> dict[tuple[float, int], float]:
+        return {}
+
+    @cached_property
+    def _last(self) -> list[tuple[float, ConstrainedPrecision]]:
+        return []
+
+
+class _AtRatio(OneByOne):
+    """:meth:`Operator.at_ratio` with its derivatives."""
+
+    @staticmethod
+    def forward(ratio: Tensor, operator: Operator, order: int) -> Tensor:
+        return ratio.new_tensor(operator.at_ratio(float(ratio), order))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ratio, ctx.operator, ctx.order = inputs
+        ctx.save_for_backward(ratio)
+        ctx.save_for_forward(ratio)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient * _AtRatio.apply(ctx.saved_tensors[0], ctx.operator, ctx.order + 1), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return tangent * _AtRatio.apply(ctx.saved_tensors[0], ctx.operator, ctx.order + 1)
 
 
 def _graph(edges: Tensor | Neighbours) -> Neighbours:
