@@ -10,7 +10,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.em import repeated, warmed
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.infer.evidence_em import EvidenceEM
-from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
+from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.expectation import Mixture, natural_parameters, responsibilities
 from pyro_evidence.mixture.fit import Journal, MixtureRestarts, begin
 from pyro_evidence.mixture.updates import padded
@@ -65,8 +65,7 @@ class LearningCurve:
             raise BadInput(f"the model has {mixture.w.shape[-1]} basis functions; expected an unconditional density.")
         on = mixture.active[0]
         tril = torch.linalg.cholesky(torch.linalg.inv(mixture.noise_matrix[:, on]))
-        parts = mixture.log_mixing[:, on], mixture.w[:, on, :, 0], tril
-        return MixtureDensity(*parts) if self.background is None else MixtureWithBackground(*parts, self.background)
+        return MixtureDensity(mixture.log_mixing[:, on], mixture.w[:, on, :, 0], tril, self.background)
 
 
 @within_memory

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +16,16 @@ ROWS = 2**18  # numbers that the data that are looked at together may make
 @within_memory
 @dataclass(frozen=True)
 class MixtureDensity:
-    """``p(y_n) = sum_k mixing_k N(y_n | loc_nk, tril_nk tril_nk')``; the data axis has size 1 where all are alike."""
+    """``p(y_n) = sum_k mixing_k N(y_n | loc_nk, tril_nk tril_nk')``; the data axis has size 1 where all are alike.
+
+    :ivar background: a uniform density beside the Gaussians, which has its share of all data; None for none.
+        ``log_mixing`` is that among the Gaussians alone.
+    """
 
     log_mixing: Tensor  # (N or 1, K)
     loc: Tensor  # (N or 1, K, m)
     tril: Tensor  # (N or 1, K, m, m)
+    background: Background | None = None
 
     @property
     def _resp(self) -> Tensor:
@@ -30,22 +34,26 @@ class MixtureDensity:
     @property
     def mean(self) -> Tensor:
         """Mean of each output, shape ``(N or 1, m)``."""
-        return (self._resp * self.loc).sum(-2)
+        ours, box = (self._resp * self.loc).sum(-2), self.background
+        return ours if box is None else box.blend(ours, 0.5 * (box.low + box.high))
 
     @property
     def variance(self) -> Tensor:
         """Variance of each output, shape ``(N or 1, m)``."""
-        within = self.tril.square().sum(-1)
-        return (self._resp * (within + (self.loc - self.mean.unsqueeze(-2)).square())).sum(-2)
+        within, mean, box = self.tril.square().sum(-1), self.mean, self.background
+        ours = (self._resp * (within + (self.loc - mean.unsqueeze(-2)).square())).sum(-2)
+        if box is None:
+            return ours
+        return box.blend(ours, (box.high - box.low).square() / 12.0 + (0.5 * (box.low + box.high) - mean).square())
 
     def rows(self, index: slice) -> "MixtureDensity":
         """The density of some of the data."""
-        return self if len(self.loc) == 1 else replace(self, loc=self.loc[index], **self._of_each(index))
-
-    def _of_each(self, index: slice) -> dict[str, Any]:
-        """Further arguments of the density that differ from datum to datum."""
-        each = {name: getattr(self, name) for name in ("log_mixing", "tril")}
-        return {name: x[index] for name, x in each.items() if len(x) > 1}
+        if len(self.loc) == 1:
+            return self
+        box, own = self.background, {n: x[index] for n in ("log_mixing", "tril") if len(x := getattr(self, n)) > 1}
+        if box is not None and box.share.dim():
+            box = replace(box, share=box.share[index])
+        return replace(self, loc=self.loc[index], background=box, **own)
 
     def _by_rows(self, y: Tensor, of_rows: Callable[["MixtureDensity", Tensor], Tensor]) -> Tensor:
         """``of_rows`` of a few data at a time, their densities beside them: nothing of the size of all is held."""
@@ -55,7 +63,10 @@ class MixtureDensity:
         return torch.cat([of_rows(self.rows(slice(i, i + size)), y[i : i + size]) for i in some])
 
     def component_log_prob(self, y: Tensor) -> Tensor:
-        """``log p(y_n, k)``, nats, shape ``(N, K)``; elements of ``y`` that are nan are integrated out."""
+        """``log p(y_n, k)``, nats, shape ``(N, K)``; elements of ``y`` that are nan are integrated out.
+
+        A background has the rest of the mass.
+        """
         return self._by_rows(y, lambda density, few: density._component_log_prob(few))
 
     def _component_log_prob(self, y: Tensor) -> Tensor:
@@ -71,39 +82,41 @@ class MixtureDensity:
         else:
             white = torch.linalg.solve_triangular(tril[0], offset.permute(1, 2, 0), upper=False).permute(2, 0, 1)
         squares, log_det = white.square().sum(-1), tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return self.log_mixing - 0.5 * squares - log_det - 0.5 * math.log(math.tau) * seen.sum(-1)
+        found = self.log_mixing - 0.5 * squares - log_det - 0.5 * math.log(math.tau) * seen.sum(-1)
+        return found if self.background is None else found + self.background.log_rest.unsqueeze(-1)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density at ``y`` ``(N, m)``, nats, shape ``(N,)``."""
-        return self._by_rows(y, lambda density, few: density._component_log_prob(few).logsumexp(-1))
+        ours = self._by_rows(y, lambda density, few: density._component_log_prob(few).logsumexp(-1))
+        return ours if self.background is None else torch.logaddexp(ours, self.background.log_prob(y))
 
     def responsibilities(self, y: Tensor) -> Tensor:
-        """``p(k | y_n)``, shape ``(N, K)``."""
-        return self.component_log_prob(y).softmax(-1)
+        """``p(k | y_n)``, shape ``(N, K)``; what the rows lack of one is a background's."""
+        ours = self.component_log_prob(y)
+        return ours.softmax(-1) if self.background is None else (ours - self.log_prob(y).unsqueeze(-1)).exp()
 
     def cdf(self, y: Tensor) -> Tensor:
         """Marginal distribution function of each output at ``y`` ``(..., N, m)``, same shape."""
         scale = self.tril.norm(dim=-1)
-        each = torch.special.ndtr((y.unsqueeze(-2) - self.loc) / scale)
-        return (self._resp * each).sum(-2)
+        ours = (self._resp * torch.special.ndtr((y.unsqueeze(-2) - self.loc) / scale)).sum(-2)
+        box = self.background
+        return ours if box is None else box.blend(ours, ((y - box.low) / (box.high - box.low)).clamp(0.0, 1.0))
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """Marginal quantiles of each output by bisection, to rounding, shape ``(len(q), N or 1, m)``."""
         levels = torch.as_tensor(q, dtype=self.loc.dtype, device=self.loc.device).reshape(-1, 1, 1)
-        low, high = self._bracket(levels)
+        reach = torch.special.ndtri(levels).unsqueeze(-2) * self.tril.norm(dim=-1) + self.loc
+        on = (self._resp > 0).expand_as(reach)
+        low = torch.where(on, reach, torch.inf).amin(-2)  # each kernel's own quantile encloses the mixture's
+        high = torch.where(on, reach, -torch.inf).amax(-2)
+        if self.background is not None:
+            uniform = self.background.low + levels * (self.background.high - self.background.low)
+            low, high = torch.minimum(low, uniform), torch.maximum(high, uniform)
         for _ in range(round(-math.log2(torch.finfo(levels.dtype).eps))):  # one for each binary digit
             middle = 0.5 * (low + high)
             below = self.cdf(middle) < levels
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return 0.5 * (low + high)
-
-    def _bracket(self, levels: Tensor) -> tuple[Tensor, Tensor]:
-        """Values between which the quantiles are, shape ``(len(q), N or 1, m)`` each."""
-        reach = torch.special.ndtri(levels).unsqueeze(-2) * self.tril.norm(dim=-1) + self.loc
-        on = (self._resp > 0).expand_as(reach)
-        low = torch.where(on, reach, torch.inf).amin(-2)  # each kernel's own quantile encloses the mixture's
-        high = torch.where(on, reach, -torch.inf).amax(-2)
-        return low, high
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws, shape ``(S, N or 1, m)``."""
@@ -112,13 +125,19 @@ class MixtureDensity:
         rows = torch.arange(len(probs), device=probs.device)
         white = torch.randn(*which.shape, self.loc.shape[-1], 1, generator=generator, dtype=self.loc.dtype)
         tril = self.tril.expand(len(probs), *self.tril.shape[1:])
-        return self.loc[rows, which] + (tril[rows, which] @ white.to(tril)).squeeze(-1)
+        ours, box = self.loc[rows, which] + (tril[rows, which] @ white.to(tril)).squeeze(-1), self.background
+        if box is None:
+            return ours
+        pick = torch.rand(*ours.shape[:2], generator=generator, dtype=ours.dtype).to(ours) < box.share
+        place = torch.rand(ours.shape, generator=generator, dtype=ours.dtype).to(ours)
+        return torch.where(pick.unsqueeze(-1), box.low + place * (box.high - box.low), ours)
 
     def marginal(self, outputs: Sequence[int]) -> "MixtureDensity":
         """The density of some of the outputs, in the order given."""
         index = torch.as_tensor(outputs, device=self.loc.device)
-        rows = self.tril[..., index, :]
-        return MixtureDensity(self.log_mixing, self.loc[..., index], torch.linalg.cholesky(rows @ rows.mT))
+        rows, box = self.tril[..., index, :], self.background
+        tril = torch.linalg.cholesky(rows @ rows.mT)
+        return MixtureDensity(self.log_mixing, self.loc[..., index], tril, None if box is None else box.of(index))
 
     def conditional(self, outputs: Sequence[int], values: Tensor) -> "MixtureDensity":
         """The density of the other outputs, given ``values`` ``(N, len(outputs))`` of these."""
@@ -131,88 +150,10 @@ class MixtureDensity:
         offset = (values.unsqueeze(-2) - self.loc[..., given]).unsqueeze(-1)
         loc = self.loc[..., left] + (gain @ offset).squeeze(-1)
         rest = covariance[..., left[:, None], left] - gain @ cross.mT
-        log_mixing = self.marginal(given.tolist()).component_log_prob(values).log_softmax(-1)
+        seen, box = self.marginal(given.tolist()), self.background
+        log_mixing = seen.component_log_prob(values).log_softmax(-1)
         tril = torch.linalg.cholesky(0.5 * (rest + rest.mT))
-        return MixtureDensity(log_mixing, loc, tril.expand(*loc.shape, loc.shape[-1]))
-
-
-@within_memory
-@dataclass(frozen=True)
-class MixtureWithBackground(MixtureDensity):
-    """A mixture of Gaussians beside a uniform density; ``log_mixing`` is that among the kernels alone."""
-
-    background: Background
-
-    @property
-    def kernels(self) -> MixtureDensity:
-        """The mixture without its background."""
-        return MixtureDensity(self.log_mixing, self.loc, self.tril)
-
-    def _blend(self, ours: Tensor, uniform: Tensor) -> Tensor:
-        """Expectations ``(..., N or 1, m)`` under the two, weighted by their shares."""
-        share = self.background.share.unsqueeze(-1)
-        return (1.0 - share) * ours + share * uniform
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean of each output, shape ``(N or 1, m)``."""
-        return self._blend(super().mean, 0.5 * (self.background.low + self.background.high))
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of each output, shape ``(N or 1, m)``."""
-        box, mean, ours = self.background, self.mean, self.kernels
-        uniform = (box.high - box.low).square() / 12.0 + (0.5 * (box.low + box.high) - mean).square()
-        return self._blend(ours.variance + (ours.mean - mean).square(), uniform)
-
-    def _of_each(self, index: slice) -> dict[str, Any]:
-        """Further arguments that differ from datum to datum: the background's share may."""
-        box = self.background
-        share = box.share[index] if box.share.dim() else box.share
-        return super()._of_each(index) | {"background": Background(share, box.low, box.high)}
-
-    def _component_log_prob(self, y: Tensor) -> Tensor:
-        """Log density of the kernels; the background has the rest of the mass."""
-        return super()._component_log_prob(y) + self.background.log_rest.unsqueeze(-1)
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """Log density at ``y`` ``(N, m)``, nats, shape ``(N,)``."""
-        kernels = self._by_rows(y, lambda density, few: density._component_log_prob(few).logsumexp(-1))
-        return torch.logaddexp(kernels, self.background.log_prob(y))
-
-    def responsibilities(self, y: Tensor) -> Tensor:
-        """``p(k | y_n)``, shape ``(N, K)``; what the rows lack of one is the background's."""
-        return (self.component_log_prob(y) - self.log_prob(y).unsqueeze(-1)).exp()
-
-    def cdf(self, y: Tensor) -> Tensor:
-        """Marginal distribution function of each output at ``y`` ``(..., N, m)``, same shape."""
-        box = self.background
-        return self._blend(super().cdf(y), ((y - box.low) / (box.high - box.low)).clamp(0.0, 1.0))
-
-    def _bracket(self, levels: Tensor) -> tuple[Tensor, Tensor]:
-        """Values between which the quantiles are, those of the box included."""
-        low, high = super()._bracket(levels)
-        box = self.background
-        uniform = box.low + levels * (box.high - box.low)
-        return torch.minimum(low, uniform), torch.maximum(high, uniform)
-
-    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Independent draws, shape ``(S, N or 1, m)``."""
-        box, ours = self.background, super().sample(num_samples, generator)
-        pick = torch.rand(*ours.shape[:2], generator=generator, dtype=ours.dtype).to(ours) < box.share
-        place = torch.rand(ours.shape, generator=generator, dtype=ours.dtype).to(ours)
-        return torch.where(pick.unsqueeze(-1), box.low + place * (box.high - box.low), ours)
-
-    def marginal(self, outputs: Sequence[int]) -> "MixtureWithBackground":
-        """The density of some of the outputs, in the order given."""
-        ours = super().marginal(outputs)
-        index = torch.as_tensor(outputs, device=self.loc.device)
-        return MixtureWithBackground(ours.log_mixing, ours.loc, ours.tril, self.background.of(index))
-
-    def conditional(self, outputs: Sequence[int], values: Tensor) -> "MixtureWithBackground":
-        """The density of the other outputs, given ``values`` ``(N, len(outputs))`` of these."""
-        ours, known = self.kernels.conditional(outputs, values), self.marginal(outputs)
-        left = [i for i in range(self.loc.shape[-1]) if i not in set(outputs)]
-        box = self.background.of(torch.as_tensor(left, device=self.loc.device))
-        share = (known.background.log_prob(values) - known.log_prob(values)).exp()
-        return MixtureWithBackground(ours.log_mixing, ours.loc, ours.tril, Background(share, box.low, box.high))
+        if box is not None and seen.background is not None:
+            share = (seen.background.log_prob(values) - seen.log_prob(values)).exp()
+            box = replace(box.of(left), share=share)
+        return MixtureDensity(log_mixing, loc, tril.expand(*loc.shape, loc.shape[-1]), box)

@@ -14,7 +14,7 @@ from pyro_evidence.display import PROB, Axes
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.process_state import own_random_numbers
-from pyro_evidence.mixture.density import MixtureDensity, MixtureWithBackground
+from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.evidence import well_determined
 from pyro_evidence.mixture.expectation import Mixture
 from pyro_evidence.mixture.recognise import (
@@ -275,8 +275,7 @@ class MixturePosterior(LaplacePosterior):
         loc, noise, background = found.loc.movedim(0, 1).detach(), self.mixture.noise[0], self.recognised.background
         tril = noise.rsqrt().diag_embed() if noise.dim() == 2 else torch.linalg.cholesky(torch.linalg.inv(noise))
         tril = tril.to(loc).expand(1, *loc.shape[1:], loc.shape[-1])
-        parts = found.probs.detach().log().unsqueeze(0), loc, tril
-        return MixtureDensity(*parts) if background is None else MixtureWithBackground(*parts, background)
+        return MixtureDensity(found.probs.detach().log().unsqueeze(0), loc, tril, background)
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kernels:
         """The kernels at arguments with responses, as many as were fitted."""

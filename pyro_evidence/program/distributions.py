@@ -39,6 +39,11 @@ class Background:
         log_density = -(seen.to(y) * (self.high - self.low).log()).sum(-1)
         return torch.where(inside, log_density + self.share.log(), -math.inf)
 
+    def blend(self, kernels: Tensor, uniform: Tensor) -> Tensor:
+        """Expectations ``(..., m)`` under the kernels and the uniform density, weighted by their shares."""
+        share = self.share.unsqueeze(-1)
+        return (1.0 - share) * kernels + share * uniform
+
     def double(self) -> "Background":
         """This background in float64."""
         return Background(self.share.double(), self.low.double(), self.high.double())
