@@ -141,7 +141,8 @@ def require_same(found: Any, made: Any, tolerance: float, place: str = "") -> No
     if found is made:
         return
     inside, expected = dict(children(found)), dict(children(made))
-    same = _kind_in_words(found) == _kind_in_words(made) and inside.keys() == expected.keys()
+    one_kind, other_kind = ((type(x), *((x.dtype, x.dim()) if isinstance(x, Tensor) else ())) for x in (found, made))
+    same = one_kind == other_kind and inside.keys() == expected.keys()
     if same and isinstance(made, Tensor | float):
         one, other = torch.as_tensor(found), torch.as_tensor(made)
         same = one.shape == other.shape
@@ -156,12 +157,6 @@ def require_same(found: Any, made: Any, tolerance: float, place: str = "") -> No
         raise ValueError(f"what it holds at {place} is not what its last step leads to")
     for key, child in inside.items():
         require_same(child, expected[key], tolerance, f"{place}[{key!r}]")
-
-
-def _kind_in_words(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} tensor of {value.dim()} axes"
-    return type(value).__name__
 
 
 def _object(stored: Mapping[str, Any], root: Any) -> Any:

@@ -357,17 +357,17 @@ class MPPCAFit(ComponentFit[MPPCARestarts]):
         """The chosen restart at its mode, in the model's units."""
         fit, batch = chosen.fit, chosen.fit.state
         structure = enlarged(self.structure, batch.parameters.W.shape[1])
-        found = laplace_state(structure, self.units, batch.data, batch.it)
+        state, analysers, refusal, literal = laplace_state(structure, self.units, batch.data, batch.it)
         return MPPCAPosterior(
-            found.state,
+            state,
             fit.status.value,
             tuple(v - self.jacobian for v in fit.objectives),
             chosen.heights - self.jacobian,
             chosen.reasons,
             recognised=structure,
-            analysers=found.analysers,
-            refusal=found.refusal,
-            log_evidence_literal=found.literal,
+            analysers=analysers,
+            refusal=refusal,
+            log_evidence_literal=literal,
             log_evidence_occam=float(batch.occam[0]) - self.jacobian,
             limit=chosen.limit,
         )

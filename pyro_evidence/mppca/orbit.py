@@ -5,7 +5,7 @@ rotation.  Of the 2^q such pairs for one and the same matrix, ``mode' (mode + d)
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -145,20 +145,14 @@ def _orbits(analysers: FactorAnalysers, W: Tensor) -> Tensor:
     return (orbit + 0.5 * torch.where(on, each, 0.0).sum(-1)).sum(-1)
 
 
-@dataclass(frozen=True)
-class OrbitLaplace:
-    """A state whose evidence is over the orbits of its mode.  Built by :func:`laplace_state`."""
-
-    state: LaplaceState
-    analysers: FactorAnalysers  # one row, the model's units
-    refusal: str  # why there is no log evidence; empty where there is one
-    literal: float  # log evidence by Husmeier (2000), eq. A.35, nats
-
-
-def laplace_state(structure: MPPCAStructure, units: Units, Y: Observations, it: Iterate) -> OrbitLaplace:
-    """The approximation at the mode next to an iterate of one row, in the model's units.
+def laplace_state(
+    structure: MPPCAStructure, units: Units, Y: Observations, it: Iterate
+) -> tuple[LaplaceState, FactorAnalysers, str, float]:
+    """The approximation at the mode next to an iterate of one row, in the model's units; evidence is over its orbits.
 
     :param Y: data in the standard units of ``it``, which ``units`` describes.
+    :return: with the analysers, one row, why there is no log evidence, empty where there is one, and the log evidence
+        by Husmeier (2000), eq. A.35, nats.
     """
     analysers = curvature.canonical(curvature.find_mode(Y, it.analysers))
     joint = held_at(structure.joint, structure.params(units.original(analysers)))
@@ -182,7 +176,7 @@ def laplace_state(structure: MPPCAStructure, units: Units, Y: Observations, it: 
         scaled = Diagonal(precision.adjoint.reciprocal() / units.unit.square())
     numbers = (scaled, decrement, log_evidence - jacobian, torch.zeros_like(log_evidence))
     state = LaplaceState(problem, joint.initial_theta, original.W.reshape(-1), log_joint, *numbers)
-    return OrbitLaplace(state, original, refusal, float(evidence.literal(it)[0]) - jacobian)
+    return state, original, refusal, float(evidence.literal(it)[0]) - jacobian
 
 
 def _laplace(Y: Observations, it: Iterate) -> tuple[Precision, Tensor, str]:

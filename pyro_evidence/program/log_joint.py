@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pyro
@@ -60,19 +61,10 @@ class _Enumerate(EnumMessenger):
 
     def _pyro_post_sample(self, msg: Any) -> None:
         value = msg["value"]
-        msg["value"] = _Shape(value) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):  # of whose ``data`` Pyro reads the shape, because ``vmap`` allows no ``data``
+            msg["value"] = SimpleNamespace(dim=value.dim, shape=value.shape, data=SimpleNamespace(shape=value.shape))
         super()._pyro_post_sample(msg)
         msg["value"] = value
-
-
-class _Shape:
-    """A stand-in for a tensor whose ``value.data.shape`` Pyro reads, because ``vmap`` allows no ``data``."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.shape, self.data = value.shape, self
-
-    def dim(self) -> int:
-        return len(self.shape)
 
 
 class LogJoint:
