@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import NotAMode
+from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.fitting.iterate import Fit, Status, bar_of
 from pyro_evidence.laplace.approximation import (
     LaplaceRows,
@@ -200,7 +200,8 @@ def distinct_modes(found: Sequence[Callable[[], LaplaceState]]) -> Restarts:
             f"restart{'s' * (len(rows) > 1)} {', '.join(map(str, rows))}: {failures[rows[0]]}"
             for rows in alike.values()
         ]
-        raise NotAMode("\n".join(["all restarts failed.", *lines]))
+        kind = ImproperPosterior if all(isinstance(e, ImproperPosterior) for e in failures.values()) else NotAMode
+        raise kind("\n".join(["all restarts failed.", *lines]))
     order = sorted(range(len(states)), key=lambda i: -states[i].objective)
     rank = torch.tensor([order.index(i) for i in range(len(states))] + [-1])
     return Restarts(tuple(states[i] for i in order), rank[torch.tensor(reached)], messages)

@@ -19,6 +19,7 @@ from pyro_evidence.nested.inner import ConditionalModes, is_affordable, is_batch
 from pyro_evidence.nested.skewness import Margins, Profiles, Shift, SkewnessCorrection, skewness_points
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import Batched
+from pyro_evidence.numerics.newton import rises_without_end
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import (
     Interpolated,
@@ -218,6 +219,7 @@ class Integral:
 def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
     """Second derivatives at a mode of the marginalised sites, by central differences of exact slopes.
 
+    :raises ImproperPosterior: where it rises without end.
     :raises NotAMode: where the log density of the marginalised sites is not concave there.
     """
     # of a central difference, whose rounding is then its error's size
@@ -226,9 +228,13 @@ def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
     falls, follows = differences(partial(slope_and_mode, state), steps)
     precision = 0.5 * (falls[:, marginalised] + falls[:, marginalised].mT)
     if not bool(torch.linalg.eigvalsh(precision)[0] > 0):
+        rise, label = slope(state).total[marginalised], state.problem.joint.hypers.label
+        endless = rises_without_end(state.theta[marginalised], rise, lambda k: label(int(marginalised[k])))
+        if endless is not None:
+            raise endless
         values, vectors = torch.linalg.eigh(precision)
-        where = state.problem.joint.hypers.label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
-        steep, spike = float(slope(state).total[marginalised].abs().max()), ""
+        where = label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
+        steep, spike = float(rise.abs().max()), ""
         if steep > STEEP:  # no maximum, whatever the curvature
             spike = (
                 f"Its slope there is {steep:.3g}: modes of the other sites merge nearby, such as those of labels that "

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import NotAMode
+from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.numerics.linalg import Label, expect_square, floored
 from pyro_evidence.numerics.line_search import (
     Backtracking,
@@ -235,11 +235,33 @@ def search(gradient: Gradient, direction: DirectionAt, u: Tensor, limits: Limits
     return found
 
 
-def not_a_mode(mode: Mode, row: int, label: Label, causes: Sequence[str] = ()) -> NotAMode:
+FAR_OFF = 30.0  # of a log scale, 1e-13 of it: rounding of what is met exactly
+
+
+def rises_without_end(u: Tensor, slope: Tensor, label: Label) -> ImproperPosterior | None:
+    """The error message about a search that ran far off and found the density still rising; None where it did not.
+
+    :param u: unconstrained place ``(D,)``, and ``slope`` there.
+    """
+    worst = int((u.sign() * slope).argmax())
+    if not (float(u[worst].abs()) > FAR_OFF and float(u[worst].sign() * slope[worst]) > 0.1):
+        return None
+    return ImproperPosterior(
+        f"the log density still rises by {float(slope[worst].abs()):.3g} nats a unit at {label(worst)}, "
+        f"{float(u[worst]):.3g}; expected a maximum. Its integral is infinite, so there is no evidence, as where noise "
+        "may be zero and data are met exactly. Look for targets that are a function of the inputs, or give that site a "
+        "prior whose density vanishes where it runs to, such as LogNormal."
+    )
+
+
+def not_a_mode(mode: Mode, row: int, label: Label, causes: Sequence[str] = ()) -> ArithmeticError:
     """The error message about a search that ended elsewhere than at a maximum.
 
     :param causes: sentences, where they are known.
     """
+    endless = rises_without_end(mode.u[row], mode.gradient[row], label)
+    if endless is not None:
+        return endless
     worst = int(mode.gradient[row].abs().argmax())
     steepest, promised = float(mode.gradient[row, worst]), 0.5 * float(mode.decrement[row])
     advice = "Standardise the data, give the site a tighter prior, or try start=Start(restarts=8)."

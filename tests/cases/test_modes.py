@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, NotAMode, Stop
+from pyro_evidence import ImproperPosterior, LaplaceEvidence, NotAMode, Stop
 from tests.cases.expect import reached, refusal, says, summary_of
 from tests.cases.known_evidences import KNOWN, SLOPE_X, slope_with_noise
 
@@ -86,6 +86,18 @@ def test_an_infinite_integral_is_no_evidence() -> None:
 def test_noise_that_is_met_exactly_has_no_maximum() -> None:
     message = refusal(lambda: LaplaceEvidence(slope_with_noise, stop=STOP).run(SLOPE_X, 1.5 * SLOPE_X))
     says(message, "a hyperparameter runs to infinity", "no maximum", "'s'")
+
+
+@pytest.mark.parametrize("prior", [dist.HalfNormal(1.0), dist.Uniform(0.0, 10.0)], ids=["half normal", "uniform"])
+def test_noise_with_mass_near_zero_that_is_met_exactly_has_no_evidence(prior: dist.Distribution) -> None:
+    def line(x: Tensor, t: Tensor) -> None:
+        s, w = pyro.sample("s", prior), pyro.sample("w", dist.Normal(0.0, 2.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("t", dist.Normal(w * x, s), obs=t)
+
+    # of twenty normal densities one integrates the slope, and the density of log s rises with s near zero
+    with pytest.raises(ImproperPosterior, match=r"18 nats a unit at site 's'.*infinite.*such as LogNormal"):
+        LaplaceEvidence(line, stop=STOP).run(SLOPE_X, 1.5 * SLOPE_X)
 
 
 def test_a_clamped_latent_has_a_kink() -> None:
