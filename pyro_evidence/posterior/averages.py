@@ -6,7 +6,6 @@ uncertainty of maximised hyperparameters included; means and standard deviations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -17,22 +16,14 @@ from pyro_evidence.display import Table, percent
 from pyro_evidence.errors import BadInput
 from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.effects import of_formula
-from pyro_evidence.posterior.predict import KINDS, chosen, likelihood_moments, observed_at, predictions
+from pyro_evidence.posterior.predict import KINDS, likelihood_moments, observed_at, prediction
 from pyro_evidence.settings import check_probability
 
 STEP = 1e-4  # of a column's range, as in marginaleffects; central differences of a smooth function are off by 1e-9
 
 
-@dataclass(frozen=True)
-class Question:
-    """A question about one column.
-
-    :ivar values: that it is given, each in a copy of all rows.
-    :ivar weights: of the averages over these copies, by what is asked.
-    """
-
-    values: Sequence[Any]
-    weights: Mapping[str, Sequence[float]]
+# of one column: values that it is given, each in a copy of all rows; weights of averages over these, by what is asked
+Question = tuple[Sequence[Any], Mapping[str, Sequence[float]]]
 
 
 def level_means(values: Sequence[Any], name: str, _: Any, levels: Sequence[Any]) -> Question:
@@ -43,16 +34,16 @@ def level_means(values: Sequence[Any], name: str, _: Any, levels: Sequence[Any])
     levels = list(values) or levels
     if not levels:
         raise BadInput(f"means({name!r}) of a column of numbers; expected values to set it to, values=[...].")
-    return Question(levels, dict(zip((f"{name}[{v}]" for v in levels), torch.eye(len(levels)).tolist(), strict=True)))
+    return levels, dict(zip((f"{name}[{v}]" for v in levels), torch.eye(len(levels)).tolist(), strict=True))
 
 
 def contrasts(step: float, name: str, column: Any, levels: Sequence[Any]) -> Question:
     """Each level less the first, or without levels a number that is a step higher less the number itself."""
     if not levels:
-        return Question([column, column + step], {f"{name} + {step:g}": (-1.0, 1.0)})
+        return [column, column + step], {f"{name} + {step:g}": (-1.0, 1.0)}
     unit = torch.eye(len(levels))
     labels = [f"{name}[{level}] - {name}[{levels[0]}]" for level in levels]
-    return Question(levels, dict(zip(labels[1:], (unit[1:] - unit[0]).tolist(), strict=True)))
+    return levels, dict(zip(labels[1:], (unit[1:] - unit[0]).tolist(), strict=True))
 
 
 def derivative(name: str, column: Any, levels: Sequence[Any]) -> Question:
@@ -63,7 +54,7 @@ def derivative(name: str, column: Any, levels: Sequence[Any]) -> Question:
     if levels:
         raise BadInput(f"slopes({name!r}) of a column with levels; expected numbers. Ask for comparisons({name!r}).")
     step = STEP * float(column.max() - column.min())
-    return Question([column - step, column + step], {f"d/d {name}": (-0.5 / step, 0.5 / step)})
+    return [column - step, column + step], {f"d/d {name}": (-0.5 / step, 0.5 / step)}
 
 
 def frame_of(posterior: Any, frame: Any, *columns: str | None) -> Any:
@@ -104,7 +95,7 @@ def answered(
     :raises BadInput: where the formula, or the frame, has the columns not.
     """
     model, frame = of_formula(posterior), frame_of(posterior, frame, name, by)
-    question = ask(name, frame[name], levels_of(posterior, name))
+    values, asked_for = ask(name, frame[name], levels_of(posterior, name))
     check_probability("prob", prob)
     if kind not in KINDS:
         raise BadInput(f"kind={kind!r}; expected one of {KINDS}.")
@@ -112,14 +103,14 @@ def answered(
     groups = [""] * num if by is None else [f", {by}[{value}]" for value in frame[by]]
     names = sorted(set(groups))
     member = torch.tensor([[float(group == name) for group in groups] for name in names], dtype=torch.float64)
-    member, weights = member / member.sum(1, keepdim=True), torch.tensor(list(question.weights.values())).double()
+    member, weights = member / member.sum(1, keepdim=True), torch.tensor(list(asked_for.values())).double()
 
     def asked(eta: Tensor, fn: Any) -> Tensor:
         """Answers by the predictions for all copies of the rows, ``(asked, groups)``, or ``(asked, groups, C)``."""
         value = eta if kind == "link" else likelihood_moments(fn, eta if eta.dim() == 1 else eta[..., 0])[0]
         return torch.einsum("af,gn,fn...->ag...", weights.to(value), member.to(value), value.unflatten(0, (-1, num)))
 
-    copies = import_module("pandas").concat([frame.assign(**{name: value}) for value in question.values])
+    copies = import_module("pandas").concat([frame.assign(**{name: value}) for value in values])
     joint = posterior._with(model.arguments(copies, groups=kind != "population"), {})
     joint.model = model.seen(asked)
     ends = 0.5 - 0.5 * prob, 0.5 + 0.5 * prob
@@ -127,10 +118,10 @@ def answered(
     if by_delta:
         found = delta(posterior, joint, ends)
     else:
-        drawn = chosen(predictions(posterior, joint, NUM_DRAWS, 0, NUM_DRAWS), None)
+        drawn = prediction(posterior, joint, None, NUM_DRAWS, 0, NUM_DRAWS)
         found = [drawn.moments.mean, drawn.moments.variance.sqrt(), *drawn.quantiles(torch.tensor(ends).double())]
     classes = [f", {c}" for c in model.classes] if found[0].dim() == 3 else [""]
-    labels = [f"{label}{group}{c}" for label in question.weights for group in names for c in classes]
+    labels = [f"{label}{group}{c}" for label in asked_for for group in names for c in classes]
     columns = ["value", "sd", *(f"{percent(end)}%" for end in ends)]
     rows = zip(labels, zip(*(part.flatten().tolist() for part in found), strict=True), strict=True)
     how = "delta method" if by_delta else f"{NUM_DRAWS} draws"

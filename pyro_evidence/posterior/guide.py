@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyro
@@ -51,11 +50,12 @@ class LaplaceGuide:
         self.u: Tensor = state.u
         self.active: Tensor = state.problem.active
         self.gaussian: Any = _gaussian(state) if gaussian is None else gaussian
-        self._grown = Growing(joint.substituted(state.theta), {p.name: p.shape for p in self.latents})
+        self._model: Model | None = joint.substituted(state.theta)
+        self._asked: tuple[Arguments, bool] | None = None  # last arguments, and whether they ask for other sizes
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the model, which may be no file's matter."""
-        return vars(self) | {"_grown": Growing(None, {})}
+        return vars(self) | {"_model": None, "_asked": None}
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """One draw of every integrated site."""
@@ -64,9 +64,14 @@ class LaplaceGuide:
         u = self.u.expand(*batch, -1).clone()
         u[..., self.active] = latent
         u = u.to(self.dtype)
-        if u.dim() == 1 and self._grown.is_needed(args, kwargs):
-            return self._grown.sites(self.latents.constrained(u), args, kwargs)
         points = {}
+        if u.dim() == 1 and self._model is not None and (args or kwargs) and self._has_grown(args, kwargs):
+            values = self.latents.constrained(u)
+            with poutine.block(), without_validation(), NewLevels({p.name: p.shape for p in self.latents}):
+                model = poutine.condition(self._model, data=dict(values))
+                nodes: Any = poutine.trace(model).get_trace(*args, **kwargs).nodes
+            points = {n: dist.Delta(nodes[n]["value"], event_dim=nodes[n]["fn"].event_dim) for n in values}
+            return emitted(points, {n: frames_of(nodes[n]) for n in values})
         for part in self.latents:
             event_dim = self.event_dims[part.name]
             # dims of surrounding plates stand to the left of the site's own
@@ -81,45 +86,18 @@ class LaplaceGuide:
             points[part.name] = dist.Delta(value, log_density=log_density, event_dim=event_dim)
         return emitted(points, self.frames)
 
-
-@dataclass
-class Growing:
-    """The sites of a guide where plates have other sizes than in the fit.
-
-    :ivar model: None where it is not known.
-    :ivar shapes: of each latent site in the fit.
-    """
-
-    model: Model | None
-    shapes: Mapping[str, torch.Size]
-    _last: tuple[Arguments, bool] | None = None  # arguments, and whether they ask for other sizes
-
-    def is_needed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    def _has_grown(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether these arguments ask for plates of other sizes; the model is run once for each set of them."""
-        if self.model is None or not (args or kwargs):
-            return False
-        if self._last is None or not same_arguments(self._last[0], (args, dict(kwargs))):
+        if self._asked is None or not same_arguments(self._asked[0], (args, dict(kwargs))):
             try:
                 with own_random_numbers(), torch.no_grad(), poutine.block(), without_validation():
-                    nodes: Any = poutine.trace(self.model).get_trace(*args, **kwargs).nodes
-                values = {n: torch.as_tensor(nodes[n]["value"]) for n in self.shapes if n in nodes}
-                other = any(value.shape != self.shapes[n] for n, value in values.items())
+                    nodes: Any = poutine.trace(self._model).get_trace(*args, **kwargs).nodes
+                found = [(torch.as_tensor(nodes[p.name]["value"]), p.shape) for p in self.latents if p.name in nodes]
+                other = any(value.shape != shape for value, shape in found)
             except Exception:  # the guide may be called with what the model does not take
                 other = False
-            self._last = (args, dict(kwargs)), other
-        return self._last[1]
-
-    def sites(
-        self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> dict[str, Tensor]:
-        """Emit every site in the sizes that its plates have now."""
-        assert self.model is not None
-        with poutine.block(), without_validation(), NewLevels(self.shapes):
-            nodes: Any = (
-                poutine.trace(poutine.condition(self.model, data=dict(values))).get_trace(*args, **kwargs).nodes
-            )
-        points = {n: dist.Delta(nodes[n]["value"], event_dim=nodes[n]["fn"].event_dim) for n in values}
-        return emitted(points, {n: frames_of(nodes[n]) for n in values})
+            self._asked = (args, dict(kwargs)), other
+        return self._asked[1]
 
 
 def emitted(values: Mapping[str, TorchDistribution], frames: Mapping[str, tuple[Frame, ...]]) -> dict[str, Tensor]:

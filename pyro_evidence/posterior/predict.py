@@ -212,8 +212,7 @@ class PredictivePosterior(PredictionMixin, Posterior):
         """
         args, kwargs = new
         if kind == "response":
-            parts = predictions(self, self._with(args, kwargs), num_samples, seed, num_samples if kept else 0)
-            return chosen(parts, site)
+            return prediction(self, self._with(args, kwargs), site, num_samples, seed, num_samples if kept else 0)
         if kind not in KINDS or kwargs or len(args) > 1:
             raise BadInput(
                 f"predict(kind={kind!r}); expected one of {KINDS}, and a frame, or nothing for the fit's rows."
@@ -221,10 +220,8 @@ class PredictivePosterior(PredictionMixin, Posterior):
         model, link = of_formula(self), kind == "link"
         joint = self._with(model.arguments(*args, groups=kind != "population"), {})
         joint.model = model.seen(lambda eta, _: eta) if link else model
-        found = predictions(
-            self, joint, num_samples, seed, num_samples if kept else 0, linear=link and self._is_normal and not kept
-        )
-        return chosen(found, None)
+        linear = link and self._is_normal and not kept
+        return prediction(self, joint, None, num_samples, seed, num_samples if kept else 0, linear)
 
     def forecast(
         self,
@@ -266,8 +263,7 @@ class PredictivePosterior(PredictionMixin, Posterior):
             self._needs_data("forecast() without arguments")
             args, kwargs = longer(self._joint, *self._mode_at, steps)
         joint, kept = self._with(args, kwargs), 0 if quantiles is None else num_samples
-        parts = predictions(self, joint, num_samples, seed, kept, linear=self._is_normal and quantiles is None)
-        found = chosen(parts, site)
+        found = prediction(self, joint, site, num_samples, seed, kept, linear=self._is_normal and quantiles is None)
         moments, values = found.moments, tuple(value[:, -steps:] for value in found.values)
         last = PredictiveMoments(moments.weight, moments.mean[-steps:], moments.variance[-steps:])
         return SitePrediction(last, values, found.classes).statistics(return_std, quantiles)
@@ -301,7 +297,7 @@ def probability(posterior: Posterior, joint: LogJoint, *, site: str | None, num_
 
     :raises UnsupportedModel: for a site that has no classes.
     """
-    found = chosen(predictions(posterior, joint, num_samples, 0, kept=0), site)
+    found = prediction(posterior, joint, site, num_samples, 0, kept=0)
     if not found.classes:
         raise UnsupportedModel(
             f"probability(...) is for a site of classes (Bernoulli, Categorical, OneHotCategorical); "
@@ -310,18 +306,25 @@ def probability(posterior: Posterior, joint: LogJoint, *, site: str | None, num_
     return found.moments.mean
 
 
-def predictions(
-    posterior: Posterior, joint: LogJoint, num_samples: int, seed: int, kept: int, linear: bool = False
-) -> dict[str, SitePrediction]:
-    """Every observed site at new inputs, levels of groups that the fit has not seen drawn from their prior.
+def prediction(
+    posterior: Posterior,
+    joint: LogJoint,
+    site: str | None,
+    num_samples: int,
+    seed: int,
+    kept: int,
+    linear: bool = False,
+) -> SitePrediction:
+    """An observed site at new inputs, levels of groups that the fit has not seen drawn from their prior.
 
     The likelihood's own means and variances are averaged, of a site alone without draws of it.
 
     :param joint: with the model's arguments at the new inputs; a required one that is missing is passed as None.
+    :param site: None where there is one.
     :param seed: of the draws; the caller's random state is not touched.
     :param kept: how many rows of new data are kept for quantiles.
     :param linear: whether draws are linear in white noise, so that moments of what is linear in draws can be exact.
-    :raises BadInput: when the model cannot be run on them, or for what is no seed.
+    :raises BadInput: when the model cannot be run on them, for what is no seed, and for a name that no site has.
     :raises TooLarge: when what is kept does not fit into memory.
     """
     num_samples = check_count("num_samples", num_samples)
@@ -396,12 +399,17 @@ def predictions(
 
     with tangent_at(posterior._tangent), new_data(args, kwargs), own_random_numbers(), torch.no_grad():
         torch.manual_seed(operator.index(seed))
-        if linear and (exact := along_axes()) is not None:
-            return exact
-        latents = posterior._latent_draws(joint, new, num_samples, seed, alone and not joint.discrete)
-        with without_validation():
-            parts = (over(*part) for part in latents)
-            return reduce(lambda found, more: {n: found[n] + more[n] for n in found}, parts)
+        found = along_axes() if linear else None
+        if found is None:
+            latents = posterior._latent_draws(joint, new, num_samples, seed, alone and not joint.discrete)
+            with without_validation():
+                parts = (over(*part) for part in latents)
+                found = reduce(lambda found, more: {n: found[n] + more[n] for n in found}, parts)
+    if site is None and len(found) == 1:
+        return next(iter(found.values()))
+    if not isinstance(site, str) or site not in found:
+        raise BadInput(f"site={site!r}; expected one of the observed sites: {', '.join(found) or 'there is none'}.")
+    return found[site]
 
 
 def observed_at(joint: LogJoint, latents: Values, hypers: Values) -> Any:
@@ -454,15 +462,3 @@ def likelihood_moments(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
             "Predictive(posterior.model, guide=posterior.guide, num_samples=1000)."
         ) from error
     return mean.double(), variance.double()
-
-
-def chosen(found: Mapping[str, SitePrediction], site: str | None) -> SitePrediction:
-    """The prediction of one site.
-
-    :raises BadInput: for a name that is none, or where there are several sites and none is named.
-    """
-    if site is None and len(found) == 1:
-        return next(iter(found.values()))
-    if not isinstance(site, str) or site not in found:
-        raise BadInput(f"site={site!r}; expected one of the observed sites: {', '.join(found) or 'there is none'}.")
-    return found[site]
