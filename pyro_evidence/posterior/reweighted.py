@@ -208,6 +208,7 @@ INNER = 32  # draws at each outer place
 INNER_ALONE = 512  # where there is one place
 LARGEST = 200  # coordinates of the Gaussian that is moved for each group
 NUMBERS = 2**28  # of masks together
+ONE_SHAPE = "loo(...) needs sites with one datum per cell"
 
 
 @dataclass(frozen=True, repr=False)
@@ -296,7 +297,7 @@ def left_out(places: ConditionalApproximations, by: str | Tensor | None) -> LOOR
 
 def _labels(joint: LogJoint, places: ConditionalApproximations, by: str | Tensor | None) -> tuple[Tensor, Tensor]:
     """Distinct labels ``(G,)``, and each datum's position among them ``(N,)``."""
-    shape = _pointwise(joint, places.u[0], places.theta[0]).shape
+    shape = of_all_sites(joint.pointwise(places.u[0], places.theta[0]), ONE_SHAPE).shape
     found: Any = torch.arange(shape.numel()).reshape(shape) if by is None else by
     if isinstance(by, str):
         arguments = dict(joint.kwargs)
@@ -330,18 +331,14 @@ def _labels(joint: LogJoint, places: ConditionalApproximations, by: str | Tensor
     return labels, inverse
 
 
-def _pointwise(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
-    """Log likelihood of every datum at one point, nats, in the data's shape."""
-    return of_all_sites(joint.pointwise(u, theta), "loo(...) needs sites with one datum per cell")
-
-
 @dataclass(frozen=True)
 class LeaveOutDensity(AutogradDensity):
     """The density without some data: rows hold hyperparameters, then a mask ``(N,)`` of what is left out."""
 
     def _one(self, u: Tensor, row: Tensor) -> Tensor:
         theta, mask = row.split([self.joint.hypers.size, len(row) - self.joint.hypers.size])
-        return self.joint._one(u, theta) - (mask * _pointwise(self.joint, u, theta).reshape(-1)).sum()
+        pointwise = of_all_sites(self.joint.pointwise(u, theta), ONE_SHAPE)
+        return self.joint._one(u, theta) - (mask * pointwise.reshape(-1)).sum()
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """``log p(other data, u)``, nats, ``(R,)``."""

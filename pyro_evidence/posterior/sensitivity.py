@@ -1,8 +1,9 @@
 """Prior sensitivity: slopes of the log evidence and of posterior means in the constants of the priors."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -189,16 +190,12 @@ def sensitivity(posterior: Any) -> Sensitivity:
         )
 
 
-def free_model(joint: LogJoint, theta: Tensor) -> tuple[Model, Mapping[str, Any]]:
-    """The model, and what of it is maximised; with the hyperparameters put in where none is."""
+def _problem_around(posterior: Any, wrap: Callable[[Model], Model]) -> Problem:
+    """The problem of the posterior with a model around its own; with the hyperparameters put in where none is free."""
+    joint = posterior._joint
     given = {"maximise": joint.maximised_sites or None, "values": joint.values}
-    return (joint.model if joint.hypers.size else joint.substituted(theta)), given
-
-
-def _stepped(posterior: Any, constants: Sequence[PriorConstant]) -> Problem:
-    """The problem of the posterior with the constants' steps among its hyperparameters."""
-    model, given = free_model(posterior._joint, posterior._mode_at[1])
-    found: Problem = posterior._problem_of(Stepped(model, constants), given)
+    model = joint.model if joint.hypers.size else joint.substituted(posterior._mode_at[1])
+    found: Problem = posterior._problem_of(wrap(model), given)
     return found
 
 
@@ -213,7 +210,7 @@ def _hypers(problem: Problem, before: Problem, theta: Tensor) -> Tensor:
 
 def at_mode(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
     """Laplace's mode, which follows the constants by itself and by the hyperparameters that follow them."""
-    state, problem = posterior.state, _stepped(posterior, constants)
+    state, problem = posterior.state, _problem_around(posterior, partial(Stepped, constants=constants))
     here = laplace_state(problem, _hypers(problem, state.problem, state.theta), state.u)
     ways = _ways(here)
     moves = torch.cat([response(here, way.to(here.u)) for way in ways]).unsqueeze(0)
@@ -246,7 +243,7 @@ def _ways(here: LaplaceState) -> Tensor:
 
 def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
     """The nodes of the marginalised sites, at each of which the inner mode follows the constants."""
-    integral, problem = posterior.integral, _stepped(posterior, constants)
+    integral, problem = posterior.integral, _problem_around(posterior, partial(Stepped, constants=constants))
     weights = integral.log_weights.softmax(0)
     kept = weights > HEAVY
     weights, u = weights[kept] / weights[kept].sum(), integral.nodes.u[kept]
@@ -276,7 +273,7 @@ def at_draws(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
             "the weights of importance sampling over the modes cannot be trusted: the sum of Laplace's log evidences "
             "has no slope to report. Expected a log evidence by its draws; try posterior.at_mode(k).sensitivity()."
         )
-    integral, problem = posterior.integral, _stepped(posterior, constants)
+    integral, problem = posterior.integral, _problem_around(posterior, partial(Stepped, constants=constants))
     u, weights = integral.draws, integral.weighed.weights
     if integral.exchange is not None:  # drawn in one order, of which all are as probable
         order = torch.rand(len(u), integral.exchange.size, generator=seeded(0)).argsort(1)
@@ -294,12 +291,11 @@ def log_evidence_after(posterior: Any, constant: PriorConstant, step: float) -> 
 
     The search begins where the posterior has ended.
     """
-    model, given = free_model(posterior._joint, posterior._mode_at[1])
-    model = MovedConstants((constant,), torch.tensor([step], dtype=torch.float64))(model)
     before = posterior._inside
     try:
         with own_random_numbers():
-            problem = posterior._problem_of(model, given)
+            moved = MovedConstants((constant,), torch.tensor([step], dtype=torch.float64))
+            problem = _problem_around(posterior, moved)
             begin = laplace_state(problem, _hypers(problem, before.problem, before.theta), before.u)
             fit = iterate(type2.step, type2.type2_state(begin), Stop(progress=False), "sensitivity")
             return float(posterior._log_evidence_of(fit)) if fit.status is Status.CONVERGED else math.nan
