@@ -14,6 +14,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.numerics import lbfgs
+from pyro_evidence.posterior.base import ClassProbabilities
 
 NUM_STEPS = 200  # of ascent in as many dimensions as there are classes; it ends at the gradient's rounding long before
 
@@ -34,7 +35,7 @@ class DensityEngine(Protocol):
 
 @within_memory
 @dataclass(frozen=True)
-class ClassConditional:
+class ClassConditional(ClassProbabilities):
     """``p(class | x)`` proportional to ``p(class) p(x | class)``; Husmeier (2000), eqs. 4.1 and 4.2.
 
     :ivar classes: the labels, ascending, shape ``(C,)``.
@@ -59,7 +60,7 @@ class ClassConditional:
         return torch.stack([p.log_prob(X) for p in self.posteriors], -1)
 
     def log_proba(self, X: Tensor) -> Tensor:
-        """``log p(class | x_n)``, shape ``(N, C)``."""
+        """``log p(class | x_n)``, in the order of :attr:`classes`, shape ``(N, C)``."""
         return (self.log_density(X) + self.log_prior).log_softmax(-1)
 
     def log_prob(self, X: Tensor, labels: Tensor) -> Tensor:
@@ -81,14 +82,6 @@ class ClassConditional:
                 "classes too, or leave their rows out."
             )
         return place
-
-    def predict(self, X: Tensor) -> Tensor:
-        """``p(class | x_n)``, in the order of :attr:`classes`, shape ``(N, C)``; rows add up to 1."""
-        return self.log_proba(X).exp()
-
-    def predict_proba(self, X: Tensor) -> Tensor:
-        """The same under the name that scikit-learn gives it, shape ``(N, C)``."""
-        return self.predict(X)
 
     def labels(self, X: Tensor) -> Tensor:
         """The likeliest label of each datum, shape ``(N,)``."""

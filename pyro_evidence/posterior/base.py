@@ -175,6 +175,25 @@ class Posterior:
         return of_all_sites(self.log_likelihood(*args, **kwargs), "use log_likelihood(...), an entry per site")
 
 
+@within_memory
+class ClassProbabilities:
+    """Classes of new data by their log probabilities."""
+
+    log_proba: Callable[[Tensor], Tensor]  # inputs (N, D) to log P(C_k | x_n), (N, K)
+
+    def predict(self, X: Tensor) -> Tensor:
+        """``P(C_k | x_n)``, shape ``(N, K)``; rows add up to 1."""
+        return self.log_proba(X).exp()
+
+    def predict_proba(self, X: Tensor) -> Tensor:
+        """``P(C_k | x_n)`` under the name that scikit-learn gives it, shape ``(N, K)``."""
+        return self.predict(X)
+
+    def labels(self, X: Tensor) -> Tensor:
+        """The likeliest class of each datum, shape ``(N,)``, int64."""
+        return self.log_proba(X).argmax(-1)
+
+
 def of_all_sites(pointwise: Values, advice: str) -> Tensor:
     """Pointwise log densities of the observed sites, summed over the sites.
 

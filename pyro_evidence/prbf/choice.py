@@ -11,10 +11,11 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.models.prbf import PRBF, Labels, Shared
+from pyro_evidence.posterior.base import ClassProbabilities
 from pyro_evidence.prbf.data import DataTotals, Labelled, rows_in_memory
 from pyro_evidence.prbf.densities import Network, Point, column_variance, log_density, parts_of, stacked_data
 from pyro_evidence.prbf.fit import AlphaPerKernel, first, require_survivors, rounds
-from pyro_evidence.prbf.posterior import ClassProbabilities, PRBFPosterior
+from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.start import StartFrom, Training
 from pyro_evidence.settings import check_count, check_function, seeded
 

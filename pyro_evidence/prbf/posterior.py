@@ -19,6 +19,7 @@ from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.posterior import archive
+from pyro_evidence.posterior.base import ClassProbabilities
 from pyro_evidence.prbf.densities import Network, log_density, parts_of
 from pyro_evidence.prbf.updates import CovarianceGain, covariance_gain
 
@@ -75,25 +76,6 @@ def _sampled(mode: dict[str, Tensor], *args: Any, **kwargs: Any) -> dict[str, Te
     for name, value in mode.items():
         pyro.sample(name, dist.Delta(value).to_event(value.dim()))
     return mode
-
-
-@within_memory
-class ClassProbabilities:
-    """Classes of new data by their log probabilities."""
-
-    log_proba: Callable[[Tensor], Tensor]  # inputs (N, D) to log P(C_k | x_n), (N, K)
-
-    def predict(self, X: Tensor) -> Tensor:
-        """``P(C_k | x_n)``, shape ``(N, K)``; rows add up to 1."""
-        return self.log_proba(X).exp()
-
-    def predict_proba(self, X: Tensor) -> Tensor:
-        """``P(C_k | x_n)`` under the name that scikit-learn gives it, shape ``(N, K)``."""
-        return self.predict(X)
-
-    def labels(self, X: Tensor) -> Tensor:
-        """The likeliest class of each datum, shape ``(N,)``, int64."""
-        return self.log_proba(X).argmax(-1)
 
 
 @within_memory
