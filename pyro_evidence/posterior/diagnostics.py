@@ -126,17 +126,6 @@ def by_weights(
     return Shifts(elements.names, mean, mean_error, 0.5 * variance.log(), log_sd_error, "importance weights", WEIGHED)
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Verdicts on means and standard deviations.
-
-    :ivar is_off: whether some are off for certain.
-    """
-
-    is_off: bool
-    sentences: list[str]
-
-
 def by_chains(elements: Elements, sums: Tensor, count: int) -> Shifts:
     """By draws of independent chains beside draws of the approximation, whose averages are pairs; errors by these.
 
@@ -158,14 +147,14 @@ def by_chains(elements: Elements, sums: Tensor, count: int) -> Shifts:
     return Shifts(elements.names, *numbers, method, "run NUTS on posterior.model")
 
 
-def moments(found: Shifts | None, label: Callable[[str, tuple[int, ...]], str], num: int) -> Moments:
-    """The surest error of each kind, by name; else what is not known.
+def moments(found: Shifts | None, label: Callable[[str, tuple[int, ...]], str], num: int) -> tuple[bool, list[str]]:
+    """Whether means or standard deviations are off for certain, and the surest error of each; else what is not known.
 
     :param found: None where importance weights of ``num`` draws degenerate, and there was no time for chains.
     """
     if found is None:
         said = f"importance weights of {num:,} draws degenerate, and there was no time for Hamiltonian Monte Carlo"
-        return Moments(False, [f"{said}: whether means and standard deviations are right is not known"])
+        return False, [f"{said}: whether means and standard deviations are right is not known"]
     scaled = zip(found.scaled, found.alarms, found.unknown(), ("mean", "standard deviation"), strict=True)
     off, doubtful = list[str](), list[str]()
     for (value, error), alarms, unknown, what in scaled:
@@ -178,10 +167,10 @@ def moments(found: Shifts | None, label: Callable[[str, tuple[int, ...]], str], 
             i = int(torch.where(unknown, high.nan_to_num(nan=math.inf), -math.inf).argmax())
             doubtful.append(f"the {what} of {label(*found.names[i])} may be off by up to {high[i]:.2f} {unit}")
     if off:
-        return Moments(True, [f"by {found.method} {', '.join(off)}: {found.remedy}"])
+        return True, [f"by {found.method} {', '.join(off)}: {found.remedy}"]
     if doubtful:
-        return Moments(False, [f"by {found.method}, too few to know, {', '.join(doubtful)}"])
-    return Moments(False, [])
+        return False, [f"by {found.method}, too few to know, {', '.join(doubtful)}"]
+    return False, []
 
 
 TRUSTED = 0.7  # k-hat up to which importance weights are believed
@@ -334,7 +323,7 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
             )
     elif not reliable and not _unchecked(found):
         many = found.get("num_coordinates", 0) > MANY  # weights of joint draws spread with their number
-        is_off = found["moments"].is_off if "moments" in found else not many
+        is_off = found["moments"][0] if "moments" in found else not many
         said.append(
             "k-hat is above 0.7: importance sampling says little of the log evidence."
             if not is_off
@@ -348,7 +337,7 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
                 f"Laplace's log evidence is {abs(gap):.2f} nats too {'low' if gap > 0 else 'high'} by importance "
                 f"sampling ({error:.2g} is its standard error): compare models by importance_sampling(posterior)."
             )
-    return said + (found["moments"].sentences if "moments" in found else [])
+    return said + (found["moments"][1] if "moments" in found else [])
 
 
 def check_until(posterior: Any, until: float) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def test_the_largest_of_a_thousand_shifts_has_an_error() -> None:
     found = by_chains(Elements.of({"x": own.flatten(0, 1)}), sums, 8)
     assert float(found.mean.abs().max()) > 0.2
     assert not any(alarm.any() for alarm in found.alarms)
-    assert "is off by" not in "".join(moments(found, lambda site, place: site, 300).sentences)
+    assert "is off by" not in "".join(moments(found, lambda site, place: site, 300)[1])
 
 
 def test_errors_of_weighted_moments_are_how_they_spread() -> None:
