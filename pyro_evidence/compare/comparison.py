@@ -249,7 +249,7 @@ def _predicted(
 def _compared(done: dict[str, EngineRun], name: str, predicted: dict[str, HeldOut], seed: int) -> Comparison:
     rows, sites = {}, {}
     for n, each in done.items():
-        ess, r_hat = each.chain_numbers()
+        ess, r_hat = each.chain_numbers
         numbers = {
             "ess": ess,
             "r_hat": r_hat,
@@ -312,7 +312,7 @@ def _distances(a: EngineRun, b: EngineRun, sites: list[str], seed: int) -> dict[
     half, ratio = len(y) // 2, discrepancy.sd_ratio(x, y)
     return {
         "mean": float(discrepancy.mean_difference(x, y).abs().max()),
-        "mean_se": math.sqrt(1.0 / a.chain_numbers()[0] + 1.0 / b.chain_numbers()[0]),
+        "mean_se": math.sqrt(1.0 / a.chain_numbers[0] + 1.0 / b.chain_numbers[0]),
         "sd": float(ratio[ratio.log().abs().argmax()]),
         "quantile": float(discrepancy.quantile_error(x, y).max()),
         "wasserstein": float(discrepancy.sliced_wasserstein(x, y, directions)),

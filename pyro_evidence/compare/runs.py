@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import pyro
@@ -71,6 +72,7 @@ class EngineRun:
         """Draws in all chains together."""
         return next((v.shape[0] * v.shape[1] for v in self.draws.values()), 0)
 
+    @cached_property
     def chain_numbers(self) -> tuple[float, float]:
         """Smallest effective sample size and largest R-hat over all elements that vary; nan for too few draws."""
         if self.num_draws < 2 * FEWEST or next(iter(self.draws.values())).shape[1] < FEWEST:
