@@ -107,7 +107,13 @@ def distance(p: Tensor, q: Tensor) -> Tensor:
     p, q = p.double().sort().values, q.double().sort().values
     x = torch.cat([p, q]).sort().values
     width = x.diff()
-    P, Q = (_distribution(each, x[:-1]) for each in (p, q))
+    functions = []  # distribution functions at the points, linear between draws
+    for draws in (p, q):
+        above = torch.searchsorted(draws, x[:-1].contiguous()).clamp(1, len(draws) - 1)
+        low, high = draws[above - 1], draws[above]
+        share = torch.where(high > low, (x[:-1] - low) / (high - low), 0.0).clamp(0.0, 1.0)  # none beyond the last draw
+        functions.append((above - 0.5 + share) / len(draws))
+    P, Q = functions
 
     def one_way(P: Tensor, Q: Tensor) -> Tensor:
         middle = 0.5 * (P + Q)
@@ -117,14 +123,6 @@ def distance(p: Tensor, q: Tensor) -> Tensor:
         return torch.where(bound > 0.0, far / bound, 0.0).sqrt()  # a site that never varies does not move
 
     return torch.maximum(one_way(P, Q), one_way(1.0 - P, 1.0 - Q))
-
-
-def _distribution(draws: Tensor, x: Tensor) -> Tensor:
-    """The distribution function of sorted draws ``(S,)`` at points, linear between them, shape of ``x``."""
-    above = torch.searchsorted(draws, x.contiguous()).clamp(1, len(draws) - 1)
-    low, high = draws[above - 1], draws[above]
-    share = torch.where(high > low, (x - low) / (high - low), 0.0).clamp(0.0, 1.0)  # none beyond the last draw
-    return (above - 0.5 + share) / len(draws)
 
 
 @dataclass(frozen=True)

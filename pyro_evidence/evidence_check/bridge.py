@@ -14,13 +14,14 @@ from pyro_evidence.evidence_check.target import (
     Source,
     check_halves,
     estimated,
-    moment_normal,
     rounding,
     target_of,
     undefined,
 )
 from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.laplace.tour import NormalMixture
 from pyro_evidence.numerics import importance
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.settings import seeded
 
 FEWEST_EFFECTIVE = 50  # draws: their number is known to a fifth then, and the error of the evidence with it
@@ -82,7 +83,11 @@ def bridge_sampling(target: Source, draws: Draws, *, seed: int | None = 0) -> Ev
     density = target_of(target)
     chains = density.coordinates(draws)
     first, second = check_halves(density, chains)
-    proposal = moment_normal(first.flatten(0, 1))
+    rows = first.flatten(0, 1)
+    precision = torch.linalg.inv(torch.cov(rows.mT).reshape(density.size, density.size))
+    tril = torch.linalg.cholesky(0.5 * (precision + precision.mT))
+    active = torch.ones(density.size, dtype=torch.bool, device=rows.device)
+    proposal = NormalMixture(rows.new_zeros(1), rows.mean(0).unsqueeze(0), (Dense(tril.unsqueeze(0)),), active)
     x = second.flatten(0, 1)
     log_ratio = density.log_joint(x) - proposal.log_prob(x)
     if not bool(torch.isfinite(log_ratio).all()):

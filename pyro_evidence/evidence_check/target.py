@@ -9,23 +9,14 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.laplace.tour import ActiveDensity, NormalMixture
+from pyro_evidence.laplace.tour import ActiveDensity
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.posterior.base import Posterior, varies
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import ROWS, rows_at_once
 from pyro_evidence.structure.recognise import Structure, recognise
-
-
-def moment_normal(draws: Tensor) -> NormalMixture:
-    """The normal with the mean and covariance of rows ``(S, D)``."""
-    precision = torch.linalg.inv(torch.cov(draws.mT).reshape(draws.shape[1], draws.shape[1]))
-    tril = torch.linalg.cholesky(0.5 * (precision + precision.mT))
-    active = torch.ones(draws.shape[1], dtype=torch.bool, device=draws.device)
-    return NormalMixture(draws.new_zeros(1), draws.mean(0).unsqueeze(0), (Dense(tril.unsqueeze(0)),), active)
 
 
 @dataclass(frozen=True)

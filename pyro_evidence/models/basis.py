@@ -227,22 +227,17 @@ def mean_and_scale(X: Tensor) -> tuple[Tensor, Tensor]:
     _inputs(X)
     if X.shape[-2] == 0:
         raise BadInput(f"X of shape {tuple(X.shape)} has no rows; expected at least two different ones.")
-    if unusable := _columns_where(~X.isfinite()):
+    if unusable := (~X.isfinite()).reshape(-1, X.shape[-1]).any(0).nonzero().flatten().tolist():
         raise BadInput(
             f"Columns {unusable} of X hold inf or nan (missing?); expected finite numbers. Leave out these "
             f"rows or columns, or fill them in, before standardising."
         )
-    if constant := _columns_where((X == X[..., :1, :]).all(-2, keepdim=True)):
+    if constant := (X == X[..., :1, :]).all(-2).reshape(-1, X.shape[-1]).any(0).nonzero().flatten().tolist():
         raise BadInput(
             f"Columns {constant} of X are constant and cannot be scaled to unit variance. Leave them out "
             f"(the bias already is a constant): X[:, X.amax(0) > X.amin(0)]."
         )
     return X.mean(-2), X.std(-2, correction=0)
-
-
-def _columns_where(mask: Tensor) -> list[int]:
-    """Columns in which ``mask``, shape ``(..., N, D)``, is anywhere True."""
-    return mask.reshape(-1, mask.shape[-1]).any(0).nonzero().flatten().tolist()
 
 
 def check_basis(basis: object) -> None:

@@ -44,7 +44,14 @@ def overlaid(axes: Axes, comparison: Comparison, site: str, element: int = 0) ->
     :raises BadInput: when the reference lacks the site or the element.
     """
     check_axes(axes)
-    columns = _columns(comparison, site, element)
+    draws = {n: r.draws[site] for n, r in comparison.runs.items() if site in r.draws}
+    size = draws[comparison.reference][0, 0].numel() if comparison.reference in draws else 0
+    if not 0 <= element < size:
+        raise BadInput(
+            f"site {site!r}, element {element}: expected an element of the {size} that the reference has of that site."
+        )
+    rows = {n: flattened(v) for n, v in draws.items()}
+    columns = {n: v[:, element] for n, v in rows.items() if v.shape[1] == size and len(v) > 1}
     reference = columns[comparison.reference]
     spread = 4.0 * float(reference.std())
     grid = torch.linspace(float(reference.mean()) - spread, float(reference.mean()) + spread, NUM_GRID).to(reference)
@@ -55,7 +62,7 @@ def overlaid(axes: Axes, comparison: Comparison, site: str, element: int = 0) ->
             axes.fill_between(grid.tolist(), height, alpha=SHADE, label=f"{name} (reference)")
         else:
             axes.plot(grid.tolist(), height, next(dashes), label=name)
-    names = element_labels(site, comparison.runs[comparison.reference].draws[site][0, 0])
+    names = element_labels(site, draws[comparison.reference][0, 0])
     return with_labels(axes, names[element], "density")
 
 
@@ -129,18 +136,6 @@ def rank_histogram(axes: Axes, found: Calibration, name: str | None = None) -> A
     axes.bar(range(found.num_bins), found.histogram(name).tolist())
     p = float(found.p_values[found.names.index(name)])
     return with_labels(axes, f"rank of {name}, {found.num_bins} bins, p = {p:.2g}", "data sets", legend=False)
-
-
-def _columns(comparison: Comparison, site: str, element: int) -> dict[str, Tensor]:
-    """Draws of one element by engine."""
-    draws = {n: r.draws[site] for n, r in comparison.runs.items() if site in r.draws}
-    size = draws[comparison.reference][0, 0].numel() if comparison.reference in draws else 0
-    if not 0 <= element < size:
-        raise BadInput(
-            f"site {site!r}, element {element}: expected an element of the {size} that the reference has of that site."
-        )
-    rows = {n: flattened(v) for n, v in draws.items()}
-    return {n: v[:, element] for n, v in rows.items() if v.shape[1] == size and len(v) > 1}
 
 
 def _density(values: Tensor, grid: Tensor) -> Tensor:

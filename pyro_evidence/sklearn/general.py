@@ -28,7 +28,14 @@ from pyro_evidence.sklearn.base import (
 PRBF_STOP = replace(STOP, throw=False, progress=False)
 
 
-class LaplaceGPClassifier(Classifier):
+class _Process(Estimator):
+    """The kernel of a Gaussian process."""
+
+    def __init__(self, kernel: Kernel | None = None) -> None:
+        self.kernel = kernel
+
+
+class LaplaceGPClassifier(_Process, Classifier):
     """A Gaussian process for labels, its kernel by the evidence.  See :func:`pyro_evidence.models.gp.gp_classifier`.
 
     :param kernel: a kernel of :mod:`pyro_evidence.models.kernels`; None is ``RBF()``, both settings learned.
@@ -41,15 +48,12 @@ class LaplaceGPClassifier(Classifier):
     (24, 2)
     """
 
-    def __init__(self, kernel: Kernel | None = None) -> None:
-        self.kernel = kernel
-
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         model = gp_classifier(self.kernel or RBF(), num_classes=len(self.classes_))
         return LaplaceEvidence(model, stop=QUIET).run(X, t)
 
 
-class LaplaceGPRegressor(Regressor):
+class LaplaceGPRegressor(_Process, Regressor):
     """A Gaussian process with Gaussian noise: exact.  See :func:`pyro_evidence.models.gp.gp_regression`.
 
     :param kernel: as for :class:`LaplaceGPClassifier`.
@@ -61,9 +65,6 @@ class LaplaceGPRegressor(Regressor):
     >>> LaplaceGPRegressor().fit(X, y).predict(X).shape
     (24,)
     """
-
-    def __init__(self, kernel: Kernel | None = None) -> None:
-        self.kernel = kernel
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         model = gp_regression(self.kernel or RBF())

@@ -43,20 +43,17 @@ def kernel_basis(X: Tensor, gamma: float | str = "scale", centers: Array = None,
         gamma = 1.0 / (X.shape[1] * (variance if variance > 0.0 else 1.0))  # constant inputs
     if not isinstance(gamma, int | float) or not 0.0 < gamma < math.inf:
         raise BadInput(f"gamma={gamma!r}; expected 'scale' or a positive number.")
-    places = X.clone() if centers is None else _centers(X, centers, weight)
-    return GaussianRBF(places, scale=(0.5 / gamma) ** 0.5)
-
-
-def _centers(X: Tensor, centers: Array, weight: Tensor | None) -> Tensor:
+    places = X.clone()
     if isinstance(centers, int):
         if not 1 <= centers <= len(X):
             raise BadInput(f"centers={centers} and {len(X)} rows; expected a number from 1 to that of the rows.")
         found = KMeans(centers, n_init=1, random_state=0).fit(X.numpy(), sample_weight=weight)
-        return torch.as_tensor(found.cluster_centers_).to(X)
-    places = torch.as_tensor(centers).to(X)
-    if places.dim() != 2 or places.shape[1] != X.shape[1]:
-        raise BadInput(f"centers of shape {tuple(places.shape)}; expected (C, {X.shape[1]}), or a number of them.")
-    return places
+        places = torch.as_tensor(found.cluster_centers_).to(X)
+    elif centers is not None:
+        places = torch.as_tensor(centers).to(X)
+        if places.dim() != 2 or places.shape[1] != X.shape[1]:
+            raise BadInput(f"centers of shape {tuple(places.shape)}; expected (C, {X.shape[1]}), or a number of them.")
+    return GaussianRBF(places, scale=(0.5 / gamma) ** 0.5)
 
 
 def _variance(values: Tensor, weight: Tensor | None) -> float:

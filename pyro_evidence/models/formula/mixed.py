@@ -18,7 +18,6 @@ from pyro_evidence.models.formula.priors import (
     FLAT,
     WEAK,
     Priors,
-    check_names,
     general,
     stated_prior,
     weak_coefficients,
@@ -244,7 +243,9 @@ def _sketch(
         next((predictors[name][0] for name in ZEROS if name in predictors), None),
         tuple(response.given),
     )
-    check_names(stated, {n for n in sketch.names.keys() | {general(n) for n in sketch.names} if n[0] != "u"})
+    allowed = {n for n in sketch.names.keys() | {general(n) for n in sketch.names} if n[0] != "u"}
+    if unknown := [name for name in stated if name not in allowed]:
+        raise BadInput(f"priors has an entry {unknown[0]!r}; expected one of {sorted(allowed)}.")
     return sketch
 
 

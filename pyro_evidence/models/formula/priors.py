@@ -171,21 +171,8 @@ def weak_coefficients(X: Tensor, unit: float = 1.0, locs: list[float] | None = N
     """
     spread = X.std(0) if len(X) > 1 else X.new_ones(X.shape[1])
     scales = [2.5 * unit / (float(s) if float(s) > 0 else 1.0) for s in spread]
-    return f"Normal({_list(locs or [0.0] * len(scales))}, {_list(scales)})"
-
-
-def _list(values: list[float]) -> str:
-    return f"[{', '.join(f'{v:.3g}' for v in values)}]"
-
-
-def check_names(priors: Priors, allowed: set[str]) -> None:
-    """Refuse priors of what the model does not have.
-
-    :raises BadInput: naming what it has.
-    """
-    for name in priors:
-        if name not in allowed:
-            raise BadInput(f"priors has an entry {name!r}; expected one of {sorted(allowed)}.")
+    loc, scale = (", ".join(f"{v:.3g}" for v in values) for values in (locs or [0.0] * len(scales), scales))
+    return f"Normal([{loc}], [{scale}])"
 
 
 def general(name: str) -> str:

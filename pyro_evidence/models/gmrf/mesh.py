@@ -1,7 +1,7 @@
 """Fields on a plane, by finite elements: the Matern family as the solution of a stochastic differential equation."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -50,6 +50,7 @@ class Mesh:
     points: Tensor
     triangles: Tensor
     barrier: Tensor | None = None
+    _equations: dict[float, tuple[Operator, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         points, triangles = self.points, self.triangles
@@ -127,10 +128,6 @@ class Mesh:
         weight = torch.zeros(len(edges)).to(squared).index_add_(0, place, torch.cat(weights))
         found = Operator(self.mass(inside), edges, weight), 0.5 * math.pi * self.mass(squared)
         return self._equations.setdefault(fraction, found)
-
-    @cached_property
-    def _equations(self) -> dict[float, tuple[Operator, Tensor]]:
-        return {}
 
     def locate(self, places: Tensor) -> Places:
         """Where the field is looked at.
