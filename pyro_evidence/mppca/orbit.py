@@ -98,23 +98,17 @@ def log_weights(Y: Tensor, analysers: FactorAnalysers, precision: Dense, num_sam
     on = analysers.on[0].unsqueeze(-2).expand(K, m, q).reshape(-1)
     d = torch.where(on, d, 0.0)
     quadratic = (d @ tril).square().sum(-1)
-    log_det = 2.0 * tril.diagonal().log().sum() - _log_det(V.mT @ tril @ tril.mT @ V)
+    log_det = 2.0 * tril.diagonal().log().sum() - torch.linalg.slogdet(V.mT @ tril @ tril.mT @ V).logabsdet
     left_out = torch.where(on, 0.0, analysers.alpha[0].unsqueeze(-2).expand(K, m, q).reshape(-1).log()).sum()
     log_q = 0.5 * (log_det - left_out - quadratic - (on.sum() - V.shape[1]) * math.log(math.tau))
-    W = analysers.W + d.reshape(num_samples, K, m, q)
-    return torch.cat([_log_density(Y, analysers, part) for part in W.split(ROWS)]) - log_q
-
-
-def _log_det(A: Tensor) -> Tensor:
-    return torch.linalg.slogdet(A).logabsdet
-
-
-def _log_density(Y: Tensor, analysers: FactorAnalysers, W: Tensor) -> Tensor:
-    """``log p(D, W)`` integrated over the orbits through rows ``W`` ``(S, K, m, q)``, times the measure across them."""
-    rows = replace(analysers.rebuilt(lambda _, x: x.expand(len(W), *x.shape[1:])), W=W)
-    log_lik = missing.log_joint(Y, rows).logsumexp(-1).sum(-1)
-    measure, inside = _measure(analysers, W)
-    return torch.where(inside, log_lik + measure + _orbits(analysers, W), -torch.inf)
+    found = []  # log p(D, W) integrated over the orbits through these rows, times the measure across them
+    for W in (analysers.W + d.reshape(num_samples, K, m, q)).split(ROWS):
+        num = len(W)
+        rows = replace(analysers.rebuilt(lambda _, x, num=num: x.expand(num, *x.shape[1:])), W=W)  # type: ignore[misc]
+        log_lik = missing.log_joint(Y, rows).logsumexp(-1).sum(-1)
+        measure, inside = _measure(analysers, W)
+        found.append(torch.where(inside, log_lik + measure + _orbits(analysers, W), -torch.inf))
+    return torch.cat(found) - log_q
 
 
 def _measure(analysers: FactorAnalysers, W: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +123,7 @@ def _measure(analysers: FactorAnalysers, W: Tensor) -> tuple[Tensor, Tensor]:
     pairs = evidence.pairs_of(on) & inside[:, None, None, None]
     sums = torch.where(pairs, values.unsqueeze(-1) + values.unsqueeze(-2), 1.0)
     T = turns(analysers)
-    return sums.log().sum((-3, -2, -1)) - 0.5 * _log_det(T.mT @ T), inside
+    return sums.log().sum((-3, -2, -1)) - 0.5 * torch.linalg.slogdet(T.mT @ T).logabsdet, inside
 
 
 def _orbits(analysers: FactorAnalysers, W: Tensor) -> Tensor:

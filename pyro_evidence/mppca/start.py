@@ -46,8 +46,21 @@ def direct(Y: Observations, analysers: FactorAnalysers, added: Tensor | float = 
 
     :param added: what a gamma prior on the noise precision adds to each component's sum of squares, per output.
     """
-    q, m = analysers.W.shape[-1], analysers.W.shape[-2]
-    counts, mean, trace, values, vectors = (_by_covariance if m <= DENSE else _by_subspace)(Y, analysers)
+    R, K, m, q = analysers.W.shape
+    if m <= DENSE:
+        counts, mean, trace, S = _times_covariance(Y, analysers, None)
+        values, vectors = torch.linalg.eigh(0.5 * (S + S.mT))
+        vectors = fix_signs(vectors)
+        values, vectors = values[..., m - q :].flip(-1), vectors[..., m - q :].flip(-1)  # (R, K, q) and (R, K, m, q)
+    else:
+        grid = torch.arange(1.0, R * K * m * q + 1.0).to(analysers.W)
+        basis = torch.linalg.qr((1.7 * grid).sin().reshape(R, K, m, q)).Q
+        for _ in range(PASSES):
+            counts, mean, trace, image = _times_covariance(Y, analysers, basis)
+            basis = torch.linalg.qr(image).Q
+        counts, mean, trace, image = _times_covariance(Y, analysers, basis)
+        values, turn = torch.linalg.eigh(0.5 * (basis.mT @ image + image.mT @ basis))
+        values, vectors = values.flip(-1), fix_signs(basis @ turn).flip(-1)
     rest = ((trace - values.sum(-1)) / (m - q)).clamp(min=0.0)  # rounding may leave a tiny negative
     weight = counts.clamp(min=SMALLEST)  # a component without data gets the largest noise there is: the data's variance
     v = (rest + added / weight).clamp(min=1.0 / LARGEST_NOISE, max=1.0)  # zero for data of low rank
@@ -58,9 +71,6 @@ def direct(Y: Observations, analysers: FactorAnalysers, added: Tensor | float = 
     return replace(analysers, W=W, mu=mean, beta=beta, log_mixing=log_mixing)
 
 
-Leading = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # counts, mean, trace, eigenvalues (R, K, q), eigenvectors
-
-
 @dataclass(frozen=True)
 class _Products(Statistics):
     """Products that a pass sums at some responsibilities; ``a + b`` are those of both parts."""
@@ -69,26 +79,6 @@ class _Products(Statistics):
     sums: Tensor  # (R K, m)
     products: Tensor  # (m, R K d) of data, and their d products with a basis
     squares: Tensor  # (R K,)
-
-
-def _by_covariance(Y: Observations, analysers: FactorAnalysers) -> Leading:
-    m, q = analysers.W.shape[-2:]
-    counts, mean, trace, S = _times_covariance(Y, analysers, None)
-    values, vectors = torch.linalg.eigh(0.5 * (S + S.mT))
-    vectors = fix_signs(vectors)
-    return counts, mean, trace, values[..., m - q :].flip(-1), vectors[..., m - q :].flip(-1)
-
-
-def _by_subspace(Y: Observations, analysers: FactorAnalysers) -> Leading:
-    R, K, m, q = analysers.W.shape
-    grid = torch.arange(1.0, R * K * m * q + 1.0).to(analysers.W)
-    basis = torch.linalg.qr((1.7 * grid).sin().reshape(R, K, m, q)).Q
-    for _ in range(PASSES):
-        counts, mean, trace, image = _times_covariance(Y, analysers, basis)
-        basis = torch.linalg.qr(image).Q
-    counts, mean, trace, image = _times_covariance(Y, analysers, basis)
-    values, turn = torch.linalg.eigh(0.5 * (basis.mT @ image + image.mT @ basis))
-    return counts, mean, trace, values.flip(-1), fix_signs(basis @ turn).flip(-1)
 
 
 def _image(Y: Tensor, analysers: FactorAnalysers, basis: Tensor | None) -> _Products:

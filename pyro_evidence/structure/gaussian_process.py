@@ -233,27 +233,23 @@ class GaussianLatent(LinearDensity):
     def find_modes(self, u: Tensor, theta: Tensor, tolerance: float, watch: Watch) -> LatentMode:
         """Newton from rows ``(R, D)``; a start far from the mode does no harm."""
         reading = self.graph(theta)[1].detached
-        rows = [self._mode(reading, row, tolerance, watch) for row in u.detach()]
-        point, value, slope, decrement, converged, definite = (
-            torch.stack(x) for x in zip(*(row[0] for row in rows), strict=True)
-        )
-        none, never = torch.zeros_like(point), torch.zeros_like(converged)
-        flags = (decrement, converged, definite, none, none, never)
-        return LatentMode(point, value, slope, torch.empty(0), *flags, found=tuple(row[1] for row in rows))
-
-    def _mode(
-        self, reading: Reading, u: Tensor, tolerance: float, watch: Watch
-    ) -> tuple[tuple[Tensor, ...], LatentPrecision]:
-        """One row: mode, log joint, gradient, decrement, converged, definite; and the precision."""
         latent, size = reading.latent, len(reading.loc)
-        start = latent.mean + self.seen.apply((u - reading.loc).unsqueeze(-1)).reshape(latent.mean.shape)
-        mode = process.predictor_mode(latent, start, tolerance, watch)
-        precision = LatentPrecision(reading.covariance, reading.tril, self.seen, mode)
-        gradient = self.seen.adjoint((mode.slope - mode.dual).unsqueeze(-1)).squeeze(-1)
-        log_prior = -0.5 * (process.quadratic(mode, latent) + reading.log_det + size * LOG_TAU)
-        log_joint = mode.log_likelihood + log_prior + torch.as_tensor(reading.parts.rest).detach().double()
-        flags = (torch.tensor(x, device=u.device) for x in (mode.decrement, mode.converged, mode.definite))
-        return (reading.loc + precision.covariance @ precision.dual, log_joint, gradient, *flags), precision
+        rows, found = list[tuple[Tensor, ...]](), list[LatentPrecision]()
+        for row in u.detach():
+            start = latent.mean + self.seen.apply((row - reading.loc).unsqueeze(-1)).reshape(latent.mean.shape)
+            mode = process.predictor_mode(latent, start, tolerance, watch)
+            precision = LatentPrecision(reading.covariance, reading.tril, self.seen, mode)
+            gradient = self.seen.adjoint((mode.slope - mode.dual).unsqueeze(-1)).squeeze(-1)
+            log_prior = -0.5 * (process.quadratic(mode, latent) + reading.log_det + size * LOG_TAU)
+            log_joint = mode.log_likelihood + log_prior + torch.as_tensor(reading.parts.rest).detach().double()
+            flags = (torch.tensor(x, device=u.device) for x in (mode.decrement, mode.converged, mode.definite))
+            rows.append((reading.loc + precision.covariance @ precision.dual, log_joint, gradient, *flags))
+            found.append(precision)
+        point, value, slope, decrement, converged, definite = (torch.stack(x) for x in zip(*rows, strict=True))
+        none, never = torch.zeros_like(point), torch.zeros_like(converged)
+        return LatentMode(
+            point, value, slope, torch.empty(0), decrement, converged, definite, none, none, never, found=tuple(found)
+        )
 
     def slope(self, precision: LatentPrecision, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Derivatives of the log evidence in ``theta``, and of the log joint at the fixed mode, both ``(T,)``.
