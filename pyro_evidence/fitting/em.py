@@ -144,7 +144,13 @@ def moved_to(batch: Batch, new: Any) -> Batch:
         after = batch.reached(new)
         if math.isfinite(float(after.log_likelihood.sum())):
             return replace(after, change=change, num_rounds=batch.num_rounds + 1)
-    return _without_failures(batch, new, change)
+    old, sound = batch.parameters, change.isfinite() & ~batch.failed
+    good = sound & batch.reached(new.where(sound, old)).log_likelihood.isfinite()
+    number, lost = batch.num_rounds + 1, (~good & ~batch.failed).nonzero().flatten().tolist()
+    reasons = {row: f"round {number}: {batch.complaint(new, row)}" for row in lost}
+    change, failures = torch.where(good, change, 0.0), {**batch.failures, **reasons}
+    after = batch.reached(new.where(good, old))
+    return replace(after, failed=~good, change=change, num_rounds=number, failures=failures)
 
 
 def slowly_converging(batch: Batch) -> Batch:
@@ -191,17 +197,6 @@ def leap(start: Tensor, first: Tensor, second: Tensor) -> Tensor:
     length = r.norm(dim=-1, keepdim=True) / torch.where(bend > 0, bend, 1.0)  # what stands still has neither
     length = length.clamp(1.0, LONGEST)
     return start + 2.0 * length * r + length.square() * v
-
-
-def _without_failures(batch: Batch, new: Any, change: Tensor) -> Batch:
-    """A round in which some rows fail, or have failed before."""
-    old, sound = batch.parameters, change.isfinite() & ~batch.failed
-    good = sound & batch.reached(new.where(sound, old)).log_likelihood.isfinite()
-    number, lost = batch.num_rounds + 1, (~good & ~batch.failed).nonzero().flatten().tolist()
-    reasons = {row: f"round {number}: {batch.complaint(new, row)}" for row in lost}
-    change, failures = torch.where(good, change, 0.0), {**batch.failures, **reasons}
-    after = batch.reached(new.where(good, old))
-    return replace(after, failed=~good, change=change, num_rounds=number, failures=failures)
 
 
 def require_any(batch: Restarts, remedy: str) -> None:

@@ -61,8 +61,12 @@ def within_memory(function: Function) -> Function:
             with torch.enable_grad():
                 return function(*args, **kwargs)
         except Exception as error:
-            asked = None if isinstance(error, TooLarge) else next(filter(None, map(bytes_asked, _causes(error))), None)
-            if asked is None:
+            now: BaseException | None = None if isinstance(error, TooLarge) else error
+            asked, seen = None, list[BaseException]()
+            while now is not None and now not in seen and not asked:  # it, and those that led to it, the last first
+                seen.append(now)
+                asked, now = bytes_asked(now), now.__cause__ or now.__context__
+            if not asked:
                 raise
             raise TooLarge(
                 f"{asked:,} bytes were asked for at once and could not be had; expected room for them beside what is "
@@ -83,16 +87,6 @@ def bytes_asked(error: BaseException) -> int | None:
     if not isinstance(error, RuntimeError | MemoryError) or (found := ASKED.search(str(error))) is None:
         return None
     return round(float(found[1]) * 1024 ** POWER[found[2][0].lower()])
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that led to it, the last first."""
-    seen: set[int] = set()
-    now: BaseException | None = error
-    while now is not None and id(now) not in seen:
-        seen.add(id(now))
-        yield now
-        now = now.__cause__ or now.__context__
 
 
 class _Locks:
