@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.mixture import expectation
-from pyro_evidence.mixture.data import FeatureLayout, Mixture, MixtureData, some
+from pyro_evidence.mixture.data import Mixture, MixtureData, some
 from pyro_evidence.mixture.expectation import (
     MixtureStatistics,
     data_precision,
@@ -146,14 +146,6 @@ def with_prior(both: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
     """The log joint and its derivative, as :func:`log_joint_gradient`, from those of the likelihood."""
     slope = mixture.alpha * (mixture.loc - mixture.w)
     return both[:, 0] + log_prior(mixture), both[:, 1:].reshape(slope.shape) + slope
-
-
-def gradient_of_sums(stats: MixtureStatistics, layout: FeatureLayout, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """Log joint and its derivative in the weights, as :func:`log_joint_gradient`, from the sums of an E-step."""
-    gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
-    residual = cross - (gram @ mixture.w.unsqueeze(-1)).squeeze(-1)
-    pull = mixture.noise @ residual if mixture.has_full_noise else mixture.noise.unsqueeze(-1) * residual
-    return stats.log_likelihood + log_prior(mixture), pull + mixture.alpha * (mixture.loc - mixture.w)
 
 
 def _each(part: MixtureData) -> Tensor:

@@ -93,8 +93,12 @@ class _OneOfMany(_Rows):
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         data, mixture = self.unpacked(u)
-        value, slope = mixture_evidence.gradient_of_sums(e_step(data, mixture), data.layout, mixture)
-        return value, pad(slope.flatten(1), (0, 1))
+        stats, layout = e_step(data, mixture), data.layout
+        gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
+        residual = cross - (gram @ mixture.w.unsqueeze(-1)).squeeze(-1)
+        pull = mixture.noise @ residual if mixture.has_full_noise else mixture.noise.unsqueeze(-1) * residual
+        slope = pull + mixture.alpha * (mixture.loc - mixture.w)
+        return stats.log_likelihood + mixture_evidence.log_prior(mixture), pad(slope.flatten(1), (0, 1))
 
     def precision(self, u: Tensor) -> Tensor:
         if self.last is None or self.age >= RENEWED:

@@ -235,7 +235,8 @@ def by_sums(target: LinearTarget | QuadraticTarget, index: Tensor, y: Tensor) ->
 
     def squared() -> Tensor:
         assert isinstance(target, QuadraticTarget)  # only Gaussian noise has residuals
-        return target.squares_at(y)
+        rise = y @ target.origin.precision @ y - 2.0 * y @ target.origin.gradient
+        return math.exp(target.log_scale) * (target.squares + rise)
 
     return Expansion(
         lambda: found.value,

@@ -210,11 +210,6 @@ class QuadraticTarget(SummedTarget):
         slope = self.origin.gradient - y @ self.origin.precision
         return LikelihoodSums(values[0], scale * slope, scale * self.origin.precision, values[1])
 
-    def squares_at(self, y: Tensor) -> Tensor:
-        """Sum of squared residuals at ``y`` ``(D,)`` in units of the noise, shape ``()``."""
-        rise = y @ self.origin.precision @ y - 2.0 * y @ self.origin.gradient
-        return math.exp(self.log_scale) * (self.squares + rise)
-
 
 def summarised(target: LinearTarget) -> LinearTarget | QuadraticTarget:
     """The target by its sums at zero, where it is quadratic, as two more points tell; otherwise itself."""
