@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from pyro_evidence.blocks.integrals import integrals
 from pyro_evidence.blocks.local import block_modes, placed
@@ -83,6 +84,8 @@ def inside_correction(integral: Integral) -> InsideCorrection | None:
     if row_bytes is None or not joint.has_data or not bool(problem.active.all()) or FEWEST * row_bytes > PRICE:
         return None
     marginal = problem.by_quadrature(NODES) if problem.curvature is exact_hessian else None
+    if marginal is None and joint.latents.size >= SobolEngine.MAXDIM:
+        return None
     if marginal is not None and marginal.partition.width > PRODUCT_DIMS:
         marginal = replace(marginal, num=NODES_OF_WIDE)
     found, num = None, FEWEST

@@ -202,6 +202,12 @@ def test_what_costs_too_much_is_left_to_laplace(monkeypatch: pytest.MonkeyPatch)
     assert "quadrature" in found.log_evidence_error.method or "nodes" in found.log_evidence_error.method
 
 
+def test_more_coordinates_than_quasi_random_numbers_have_are_left_to_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fitted(walk, counts())
+    monkeypatch.setattr(torch.quasirandom.SobolEngine, "MAXDIM", 14)
+    assert inside_correction(found.integral) is None
+
+
 def test_a_density_that_is_zero_at_all_draws_leaves_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
     found = fitted(clinics, outcomes())
     nothing = InsideCorrection(math.nan, math.nan, 0.0, math.inf, 64, 1)
