@@ -10,7 +10,8 @@ mode, column ``m`` has
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from operator import add
 from typing import NamedTuple
 
 import torch
@@ -210,19 +211,15 @@ def by_rows(parts: Parts, active: Parts, x: Tensor) -> Expansion:
         S = [p.precision_diagonal(B) for p, B in zip(parts, curvatures, strict=True)]
         Q = [p.columns @ slope for p, slope in zip(parts, slopes, strict=True)]
         cross = [w @ p.columns.mT for p, w in zip(parts, weighted, strict=True)]
-        return _total(S), _total(Q), _total(cross)
+        return reduce(add, S), reduce(add, Q), reduce(add, cross)
 
     return Expansion(
-        lambda: _total([p.log_likelihood(eta)[0] for p, eta in zip(active, etas, strict=True)]),
-        _total([p.columns @ slope for p, slope in zip(active, slopes, strict=True)]),
-        _total([w @ p.columns.mT for p, w in zip(active, weighted, strict=True)]),
+        lambda: reduce(add, [p.log_likelihood(eta)[0] for p, eta in zip(active, etas, strict=True)]),
+        reduce(add, [p.columns @ slope for p, slope in zip(active, slopes, strict=True)]),
+        reduce(add, [w @ p.columns.mT for p, w in zip(active, weighted, strict=True)]),
         columns,
         partial(squares, slopes[0], curvatures[0]),
     )
-
-
-def _total(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 def by_sums(target: LinearTarget | QuadraticTarget, index: Tensor, y: Tensor) -> Expansion:

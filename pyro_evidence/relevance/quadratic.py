@@ -5,6 +5,8 @@ Each maps a target, a ridge and the ridge mode to a :class:`Quadratic`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -35,8 +37,7 @@ class Quadratic:
         """Curvature in ``y``, shape ``(D, D)``."""
         if self.precision is not None:
             return self.precision
-        grams = [gram(p.J, B.unsqueeze(0))[0] for p, B in zip(self.parts, self.curvatures, strict=True)]
-        return torch.stack(grams).sum(0) if len(grams) > 1 else grams[0]
+        return reduce(add, (gram(p.J, B.unsqueeze(0))[0] for p, B in zip(self.parts, self.curvatures, strict=True)))
 
     @property
     def score(self) -> Tensor:
