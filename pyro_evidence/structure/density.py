@@ -54,6 +54,10 @@ class JointDensity:
         """The log joint and its gradient in ``u``, detached."""
         return derivatives.gradient(self.log_joint, u, theta)
 
+    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the second derivatives in each coordinate of ``u``, shape ``(R, D)``."""
+        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=wants_graph(u, theta))
+
 
 @dataclass(frozen=True)
 class AutogradDensity(JointDensity):
@@ -89,9 +93,6 @@ class AutogradDensity(JointDensity):
         self.require_dense(u)
         value, slope, A = derivatives.orders(self.log_joint, u, theta)
         return Orders(value, slope, -A)
-
-    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=wants_graph(u, theta))
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         """Prior precision plus ``J' diag(-l'') J`` at each row, shape ``(R, D, D)``.

@@ -267,9 +267,6 @@ class NetworkDensity(JointDensity):
             return self._curvature(u, theta, bent=True)
         return -derivatives.hessian(self.log_joint, u, theta, create_graph=wants_graph(u, theta))
 
-    def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
-        return -derivatives.hessian_diagonal(self.log_joint, u, theta, self.blocks, create_graph=wants_graph(u, theta))
-
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         """Prior precision plus ``J' diag(-l'') J``, shape ``(R, D, D)``.
 
