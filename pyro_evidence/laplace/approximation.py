@@ -297,7 +297,8 @@ def state_at(
         mode_checks.require_fall_on_rays(summit)
         raise
     if not bool(mode.converged[row]):
-        raise newton.not_a_mode(mode, row, latents.label, rounded_inside(problem.joint, u, theta))
+        curved, causes = latents.curved.to(u.device), rounded_inside(problem.joint, u, theta)
+        raise newton.not_a_mode(mode, row, curved, latents.label, causes)
     log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], int(problem.active.sum()))
     log_evidence = log_evidence + problem.eliminated(mode.u[row : row + 1].detach(), theta.detach())
     log_hyperprior = problem.joint.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior

@@ -228,13 +228,15 @@ def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
     falls, follows = differences(partial(slope_and_mode, state), steps)
     precision = 0.5 * (falls[:, marginalised] + falls[:, marginalised].mT)
     if not bool(torch.linalg.eigvalsh(precision)[0] > 0):
-        rise, label = slope(state).total[marginalised], state.problem.joint.hypers.label
-        endless = rises_without_end(state.theta[marginalised], rise, lambda k: label(int(marginalised[k])))
+        rise, hypers = slope(state).total, state.problem.joint.hypers
+        curved = torch.zeros_like(rise, dtype=torch.bool)
+        curved[marginalised] = hypers.curved.to(rise.device)[marginalised]
+        endless = rises_without_end(state.theta, rise, curved, hypers.label)
         if endless is not None:
             raise endless
         values, vectors = torch.linalg.eigh(precision)
-        where = label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
-        steep, spike = float(rise.abs().max()), ""
+        where = hypers.label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
+        steep, spike = float(rise[marginalised].abs().max()), ""
         if steep > STEEP:  # no maximum, whatever the curvature
             spike = (
                 f"Its slope there is {steep:.3g}: modes of the other sites merge nearby, such as those of labels that "

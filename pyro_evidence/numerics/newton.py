@@ -238,13 +238,16 @@ def search(gradient: Gradient, direction: DirectionAt, u: Tensor, limits: Limits
 FAR_OFF = 30.0  # of a log scale, 1e-13 of it: rounding of what is met exactly
 
 
-def rises_without_end(u: Tensor, slope: Tensor, label: Label) -> ImproperPosterior | None:
+def rises_without_end(u: Tensor, slope: Tensor, curved: Tensor, label: Label) -> ImproperPosterior | None:
     """The error message about a search that ran far off and found the density still rising; None where it did not.
 
     :param u: unconstrained place ``(D,)``, and ``slope`` there.
+    :param curved: which coordinates have an end of their range at infinity, as logarithms have, bool ``(D,)``; others
+        are in the data's unit, in which nothing is far.
     """
-    worst = int((u.sign() * slope).argmax())
-    if not (float(u[worst].abs()) > FAR_OFF and float(u[worst].sign() * slope[worst]) > 0.1):
+    outward = (u.sign() * slope).masked_fill(~curved, -torch.inf)
+    worst = int(outward.argmax())
+    if not (float(u[worst].abs()) > FAR_OFF and float(outward[worst]) > 0.1):
         return None
     return ImproperPosterior(
         f"the log density still rises by {float(slope[worst].abs()):.3g} nats a unit at {label(worst)}, "
@@ -254,12 +257,13 @@ def rises_without_end(u: Tensor, slope: Tensor, label: Label) -> ImproperPosteri
     )
 
 
-def not_a_mode(mode: Mode, row: int, label: Label, causes: Sequence[str] = ()) -> ArithmeticError:
+def not_a_mode(mode: Mode, row: int, curved: Tensor, label: Label, causes: Sequence[str] = ()) -> ArithmeticError:
     """The error message about a search that ended elsewhere than at a maximum.
 
+    :param curved: as :func:`rises_without_end` has it.
     :param causes: sentences, where they are known.
     """
-    endless = rises_without_end(mode.u[row], mode.gradient[row], label)
+    endless = rises_without_end(mode.u[row], mode.gradient[row], curved, label)
     if endless is not None:
         return endless
     worst = int(mode.gradient[row].abs().argmax())

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.numerics import newton
-from pyro_evidence.numerics.newton import Limits, Mode, climb
+from pyro_evidence.numerics.newton import Limits, Mode, climb, not_a_mode
 from tests.models_for_tests.toy_density import MEAN, A, Toy, banana, cliff, gaussian, logistic, wells
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
@@ -131,6 +132,14 @@ def test_running_out_of_steps_is_said() -> None:
 def test_what_has_no_mode_is_not_converged() -> None:
     assert not bool(search(lambda u, theta: u.sum(-1), torch.zeros(1, 2)).converged.any())
     assert not bool(search(lambda u, theta: -u.abs().sum(-1), torch.ones(1, 2)).converged.any())
+
+
+def test_a_search_that_ends_early_in_the_datas_unit_is_no_infinite_integral() -> None:
+    """Far off and rising says that of a logarithm alone."""
+    mode = search(lambda u, theta: banana(u - 5000.0, theta), torch.tensor([[4998.8, 5001.0]]), num_steps=2)
+    known = partial(not_a_mode, mode, 0, label=str)
+    assert isinstance(known(curved=torch.tensor([False, False])), NotAMode)
+    assert isinstance(known(curved=torch.tensor([True, True])), ImproperPosterior)
 
 
 def test_curvature_that_is_nan_is_not_a_mode() -> None:
