@@ -76,7 +76,20 @@ def weight_prior(basis: Basis, alpha: Precision, alpha_bias: Precision | None, g
     check_basis(basis)
     check_precision("alpha", alpha, largest_dim=1)
     if groups is not None:
-        _check_groups(groups, start_of(alpha).shape)
+        check_tensor("groups", groups, "whole numbers, one per weight, shape (M,)")
+        if groups.dim() != 1 or groups.is_floating_point() or groups.dtype == torch.bool:
+            raise BadInput(
+                f"groups has shape {tuple(groups.shape)} and dtype {groups.dtype}; expected whole numbers, one "
+                f"per weight, shape (M,)."
+            )
+        used, own = groups.unique(), start_of(alpha).shape
+        if not torch.equal(used, torch.arange(len(used), dtype=used.dtype, device=used.device)) or len(used) == 0:
+            raise BadInput(f"groups uses the numbers {used.tolist()}; expected all of 0, 1, ..., G - 1.")
+        if own not in (Size(), Size([len(used)])):
+            raise BadInput(
+                f"alpha has shape {tuple(own)}, but groups names {len(used)} groups; expected a number for each, or "
+                f"one for all."
+            )
     if alpha_bias is not None:
         check_precision("alpha_bias", alpha_bias)
     if not has_bias(basis):
@@ -148,23 +161,6 @@ def start_of(setting: Precision) -> Tensor:
     if found.dtype == torch.bool or found.is_complex() or found.is_meta:
         raise BadInput(f"a precision is set to {value!r}; expected a real number greater than 0, or Learned().")
     return found
-
-
-def _check_groups(groups: Tensor, alpha_shape: Size) -> None:
-    check_tensor("groups", groups, "whole numbers, one per weight, shape (M,)")
-    if groups.dim() != 1 or groups.is_floating_point() or groups.dtype == torch.bool:
-        raise BadInput(
-            f"groups has shape {tuple(groups.shape)} and dtype {groups.dtype}; expected whole numbers, one "
-            f"per weight, shape (M,)."
-        )
-    used = groups.unique()
-    if not torch.equal(used, torch.arange(len(used), dtype=used.dtype, device=used.device)) or len(used) == 0:
-        raise BadInput(f"groups uses the numbers {used.tolist()}; expected all of 0, 1, ..., G - 1.")
-    if alpha_shape not in (Size(), Size([len(used)])):
-        raise BadInput(
-            f"alpha has shape {tuple(alpha_shape)}, but groups names {len(used)} groups; expected a number "
-            "for each, or one for all."
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -96,25 +96,23 @@ class RandomPoints:
         usable, restarts = training.usable, start.number(AUTOMATIC)
         M = usable.shape[-1]
         generator = seeded(start.seed)
-        centres = [training.X[_distinct(usable, generator)] for _ in range(restarts)]
+        patterns, group = usable.unique(dim=1, return_inverse=True)
+        centres = []
+        for _ in range(restarts):
+            order = torch.randperm(len(usable), generator=generator).to(usable.device)
+            place = torch.zeros(M, dtype=torch.long, device=usable.device)  # a datum for each kernel, none twice
+            for g in range(patterns.shape[1]):
+                kernels, candidates = (group == g).nonzero().squeeze(-1), order[patterns[order, g]]
+                if len(candidates) < len(kernels):
+                    raise BadInput(
+                        f"{len(kernels)} kernels have only {len(candidates)} data to begin on; expected at least as "
+                        f"many data as kernels, in each class where classes have kernels of their own. Ask for fewer "
+                        f"kernels."
+                    )
+                place[kernels] = candidates[: len(kernels)]
+            centres.append(training.X[place])
         wide = training.covariance.expand(restarts, M, *[-1] * training.kind.event_dim)
         return training.network(torch.stack(centres), wide)
-
-
-def _distinct(usable: Tensor, generator: torch.Generator) -> Tensor:
-    """A datum for each kernel, none twice, shape ``(M,)``."""
-    order = torch.randperm(len(usable), generator=generator).to(usable.device)
-    place = torch.zeros(usable.shape[-1], dtype=torch.long, device=usable.device)
-    patterns, group = usable.unique(dim=1, return_inverse=True)
-    for g in range(patterns.shape[1]):
-        kernels, candidates = (group == g).nonzero().squeeze(-1), order[patterns[order, g]]
-        if len(candidates) < len(kernels):
-            raise BadInput(
-                f"{len(kernels)} kernels have only {len(candidates)} data to begin on; expected at least as many data "
-                f"as kernels, in each class where classes have kernels of their own. Ask for fewer kernels."
-            )
-        place[kernels] = candidates[: len(kernels)]
-    return place
 
 
 @dataclass(frozen=True)
