@@ -265,7 +265,15 @@ def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[st
             "engines for both questions."
         )
     held = engine.posterior
-    base = _with_params(model, data, engine.hyperpriors or {}) if held is None else _fitted(held, done)
+    if held is None:
+        joint, lifted = LogJoint(model, *data, maximise=()), set(engine.hyperpriors or {})
+        if unknown := sorted(lifted - set(joint.held)):
+            raise BadInput(f"hyperpriors name {unknown}; expected params of the model, which are {sorted(joint.held)}.")
+        others = {n: v for n, v in joint.held.items() if n not in lifted}
+        base = poutine.substitute(model, data=others) if others else model
+        base = base if lifted or not joint.held else joint.substituted(joint.initial_theta)
+    else:
+        base = _fitted(held, done)
     if engine.metric:
         fit = done[held].fit if held is not None and held in done else None
         if not isinstance(fit, LaplacePosterior):
@@ -285,17 +293,6 @@ def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[st
         draws |= {n: v.reshape(*lead, *v.shape[1:]) for n, v in rows.items() if n in lacking}
     notes = (chains.note,) if chains.note else ()
     return EngineRun(name, draws, chains.model, 0.0, chains, "", int(chains.diverging.sum()), notes=notes)
-
-
-def _with_params(model: Model, data: Data, lifted: Mapping[str, Any]) -> Model:
-    joint = LogJoint(model, *data, maximise=())
-    unknown = sorted(set(lifted) - set(joint.held))
-    if unknown:
-        raise BadInput(f"hyperpriors name {unknown}; expected params of the model, which are {sorted(joint.held)}.")
-    if not lifted:
-        return joint.substituted(joint.initial_theta) if joint.held else model
-    others = {n: v for n, v in joint.held.items() if n not in lifted}
-    return poutine.substitute(model, data=others) if others else model
 
 
 def _fitted(name: str, done: Mapping[str, EngineRun]) -> Model:

@@ -61,20 +61,13 @@ class Posterior:
         """Unconstrained coordinates ``(D,)`` of the mode, and hyperparameters ``(T,)``."""
         raise NotImplementedError
 
-    @property
-    def _num_directions(self) -> int:
-        """Number of standard normal numbers that make one draw."""
-        raise NotImplementedError
-
+    _num_directions: Any  # number of standard normal numbers that make one draw
     _laplace: Any  # this posterior as a LaplacePosterior, of whichever model
     _num_components: Any = None  # of a mixture, that are left; None where the model tells
     _tangent: Any = None  # weights at which a network is replaced by its tangent in predictions; None for other models
     _in_blocks: ClassVar[bool] = False  # whether the log evidence may be checked block by block
 
-    @property
-    def _num_maximised(self) -> int:
-        """Number of maximised parameters, for which the log evidence carries no penalty."""
-        raise NotImplementedError
+    _num_maximised: Any  # number of maximised parameters, for which the log evidence carries no penalty
 
     @property
     def _as_laplace(self) -> tuple[float, tuple[str, ...]]:
