@@ -53,6 +53,7 @@ class InsideCorrection:
     :ivar pareto_k: of the weights, ``-inf`` where all are alike.
     :ivar num_draws: how many there are.
     :ivar num_shared: coordinates that were drawn; the others were integrated block by block.
+    :ivar trend: of the gain over the nodes, less a constant, nats, ``(K,)``: Laplace inside errs more at some.
     """
 
     gain: float
@@ -61,6 +62,7 @@ class InsideCorrection:
     pareto_k: float
     num_draws: int
     num_shared: int
+    trend: Tensor
 
     @property
     def error(self) -> float:
@@ -128,12 +130,23 @@ def _by_draws(integral: Integral, marginal: Marginal | None, num: int) -> Inside
     lost = float(log_weights.isnan().double().mean())  # blocks without a mode there
     smoothed = importance.checked(log_weights.nan_to_num(nan=-math.inf))
     k = smoothed.pareto_k if lost <= LOST else math.inf
-    gain, spread = _controlled(smoothed.log_weights, (log_normal - log_proposal).exp())
-    return InsideCorrection(gain, spread, coarse, k, num, len(shared))
+    gain, spread, ratios = _controlled(smoothed.log_weights, (log_normal - log_proposal).exp())
+    z = integral.chart.inverse(integral.phi)
+    drawn = z[index]
+    ways = torch.linalg.lstsq(drawn - drawn.mean(0), ratios.unsqueeze(-1)).solution
+    trend = (z.clamp(drawn.amin(0), drawn.amax(0)) @ ways).squeeze(-1)
+    return InsideCorrection(gain, spread, coarse, k, num, len(shared), trend)
 
 
-def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float]:
+def gain_of(found: InsideCorrection | None) -> float:
+    """What is added to a log evidence: the gain, where it is trusted."""
+    return found.gain if found is not None and found.is_trusted else 0.0
+
+
+def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float, Tensor]:
     """Log mean of weights and its standard error, nats, with weights of the normal for a control variate.
+
+    And the weights less that variate, of mean one, ``(S,)``.
 
     Their mean is one: where the density is normal, nothing is left to chance.  Owen and Zhou (2000), section 4.
 
@@ -142,8 +155,8 @@ def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float]:
     weights, away = (log_weights - log_weights.max()).exp(), normal - normal.mean()
     slope = (away @ weights) / away.square().sum().clamp(min=torch.finfo(away.dtype).tiny)  # none is shared: all one
     mean = weights.mean() - slope * (normal.mean() - 1.0)
-    error = (weights - slope * normal).std() / (mean * len(weights) ** 0.5)
-    return float(mean.log() + log_weights.max()), float(error)
+    ratios = (weights - slope * (normal - 1.0)) / mean
+    return float(mean.log() + log_weights.max()), float(ratios.std()) / len(weights) ** 0.5, ratios
 
 
 def _drawn(integral: Integral, index: Tensor, shared: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
 from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimodality, has_arrived, maximised
 from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, log_priors, marginalised_problem
-from pyro_evidence.nested.inside import InsideCorrection, inside_correction
+from pyro_evidence.nested.inside import InsideCorrection, gain_of, inside_correction
 from pyro_evidence.nested.integration import Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.nested.marginal import Marginal
@@ -94,9 +94,7 @@ class NestedPosterior(LaplacePosterior):
         What that leaves out is added by importance sampling at the nodes, of what independent blocks share, these by
         quadrature, as far as its k-hat is below 0.7 and its error below what it adds.
         """
-        found = self._left_out
-        gain = found.gain if found is not None and found.is_trusted else 0.0
-        return self.state.log_evidence + gain
+        return self.state.log_evidence + gain_of(self._left_out)
 
     @cached_property
     def log_evidence_error(self) -> EvidenceError:
@@ -243,7 +241,8 @@ class NestedPosterior(LaplacePosterior):
         return replace(marginalised_problem(conditional, before.curvature), nodes=before.nodes)
 
     def _log_evidence_of(self, fit: Fit[TypeII]) -> Tensor:
-        return _integral_around(fit, Stop().quadrature_tol)[0].log_evidence
+        integral = _integral_around(fit, Stop().quadrature_tol)[0]
+        return integral.log_evidence + gain_of(inside_correction(integral))
 
     @property
     def proposal(self) -> Proposal:

@@ -242,9 +242,14 @@ def _ways(here: LaplaceState) -> Tensor:
 
 
 def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
-    """The nodes of the marginalised sites, at each of which the inner mode follows the constants."""
+    """The nodes of the marginalised sites, at each of which the inner mode follows the constants.
+
+    They weigh as in the log evidence: with what Laplace inside leaves out, where that is added.
+    """
     integral, problem = posterior.integral, _problem_around(posterior, partial(Stepped, constants=constants))
-    weights = integral.log_weights.softmax(0)
+    left_out = posterior._left_out
+    trend = left_out.trend if left_out is not None and left_out.is_trusted else 0.0
+    weights = (integral.log_weights + trend).softmax(0)
     kept = weights > HEAVY
     weights, u = weights[kept] / weights[kept].sum(), integral.nodes.u[kept]
     theta = _hypers(problem, integral.outer_mode.state.problem, integral.nodes.theta[kept])

@@ -183,7 +183,7 @@ def test_blocks_that_are_integrated_already_have_the_same_evidence() -> None:
 )
 def test_what_cannot_be_trusted_is_not_added_but_said(gain: float, error: float, k: float, trusted: bool) -> None:
     found = fitted(clinics, outcomes())
-    vars(found)["_left_out"] = InsideCorrection(gain, error, 0.0, k, 1024, 1)
+    vars(found)["_left_out"] = InsideCorrection(gain, error, 0.0, k, 1024, 1, torch.zeros(1))
     added = float(found.log_evidence - found.integral.log_evidence)
     assert added == pytest.approx(gain if trusted else 0.0, abs=1e-12)
     stated = found.integration_error + error + (0.0 if trusted else gain)
@@ -210,6 +210,6 @@ def test_more_coordinates_than_quasi_random_numbers_have_are_left_to_laplace(mon
 
 def test_a_density_that_is_zero_at_all_draws_leaves_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
     found = fitted(clinics, outcomes())
-    nothing = InsideCorrection(math.nan, math.nan, 0.0, math.inf, 64, 1)
+    nothing = InsideCorrection(math.nan, math.nan, 0.0, math.inf, 64, 1, torch.zeros(1))
     monkeypatch.setattr(inside, "_by_draws", lambda *_: nothing)
     assert inside_correction(found.integral) is None
