@@ -258,7 +258,7 @@ def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tens
         found = with_derivatives(terms, nodes, w, follows, create_graph=True)
         W = torch.cholesky_inverse(torch.linalg.cholesky(place.curvature))
         total = found.each.sum() - 0.5 * (W * found.curvature).sum()
-        by_theta, by_w, by_nodes = pullbacks(total, theta, w, at_nodes)
+        by_theta, by_w, by_nodes = pullbacks(total, (theta, w, at_nodes))
         back = _solved_by_products(found.slope, at_nodes, W, by_w + by_nodes)
         return by_theta - pullback(found.slope, theta, back), partial
 

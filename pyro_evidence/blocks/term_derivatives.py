@@ -248,7 +248,7 @@ class _Sums(torch.autograd.Function):
             with torch.enable_grad():
                 found = _summed(ctx.density, leaves[0], leaves[2], leaves[1], leaves[3], True)
                 total = torch.stack([(x * w).sum() for x, w in zip(found, by, strict=True) if w is not None]).sum()
-                *own, by_theta, by_follows = pullbacks(total, *leaves)
+                *own, by_theta, by_follows = pullbacks(total, leaves)
             of_rows.append(own)
             totals = [totals[0] + by_theta, totals[1] + by_follows]
         by_u, by_share = (torch.cat(parts) for parts in zip(*of_rows, strict=True))

@@ -18,7 +18,7 @@ from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Dense, Factorised, Precision, factorise
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.density import AutogradDensity, Climbing
+from pyro_evidence.structure.density import AutogradDensity, LinearDensity, climbing
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_mode import StructuredProblem
 from pyro_evidence.structure.factors import SMALL, NotSparse
@@ -126,6 +126,21 @@ class Problem:
         reason = NotSparse("two products with the true Hessian differ from those with the factors found")
         return replace(self, structure=replace(found, coupled=reason))
 
+    @property
+    def shared(self) -> LinearDensity | None:
+        """The linear predictors whose one run at some hyperparameters is for mode, slope and prior; None for others."""
+        alone = self.form is None and self.structure.latent is None and self.joint.has_data
+        return self.structure.linear if alone else None
+
+    def leaf(self, theta: Tensor) -> Tensor:
+        """A copy of the hyperparameters to differentiate in."""
+        return theta.detach().clone().requires_grad_() if self.shared is None else self.shared.leaf(theta)
+
+    def log_hyperprior(self, theta: Tensor) -> Tensor:
+        """Log prior density of the maximised latent sites, nats, ``()``."""
+        shared = self.shared if self.joint.maximised_sites else None
+        return self.joint.log_hyperprior(theta, None if shared is None else shared.parts(theta).trace)
+
     def eliminated(self, u: Tensor, theta: Tensor) -> Tensor:
         """The part of the log joint that is integrated over groups elsewhere, nats, ``()``; u ``(1, D)``."""
         found = self.structure.eliminated
@@ -220,7 +235,7 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
         limits = replace(limits, num_steps=lbfgs.FAR_STEPS if cold else trust_region.FOLLOWED)
 
     def climb(u: Tensor, curvature: Curvature, before: newton.Mode | None = None) -> newton.Mode:
-        of = Climbing(density.joint, density.slots, density.terms) if isinstance(density, AutogradDensity) else density
+        of = climbing(density)
         method = trust_region.climb if network else newton.climb
         mode = method(of, lambda v: curvature(of, v, theta), u, theta, limits)
         return mode if before is None else replace(mode, left_saddle=before.left_saddle | mode.left_saddle)
@@ -301,7 +316,7 @@ def state_at(
         raise newton.not_a_mode(mode, row, curved, latents.label, causes)
     log_evidence = evidence.log_evidence(mode.log_joint[row], precision.log_det[0], int(problem.active.sum()))
     log_evidence = log_evidence + problem.eliminated(mode.u[row : row + 1].detach(), theta.detach())
-    log_hyperprior = problem.joint.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
+    log_hyperprior = problem.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
     numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
     return LaplaceState(problem, theta.detach(), u.detach(), *numbers, bool(mode.left_saddle[row]))
 
@@ -405,7 +420,8 @@ def modes_of_rows(
 
     :return: with the curvature that was asked for.
     """
-    rows, log_joint = torch.cat([theta, active.to(theta)], -1), problem.density_by_rows
+    rows = torch.cat([theta, active.to(theta)], -1)
+    log_joint = replace(problem.density_by_rows, density=climbing(problem.structure.by_rows))
     climb = newton.climb if problem.structure.network is None else trust_region.climb
     limits = problem.limits if num_steps is None else replace(problem.limits, num_steps=num_steps)
     mode = climb(log_joint, partial(exact_hessian, log_joint), start, rows, limits)

@@ -19,6 +19,7 @@ from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import factorise, precision_tril
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.structure.density import AutogradDensity, LinearDensity
+from pyro_evidence.structure.groups import Pruned
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ def slope(state: LaplaceState) -> Slope:
     The last term is the implicit function theorem at the mode; with a curvature that is not the exact Hessian its
     ``A`` is the exact one all the same.
     """
-    theta = state.theta.clone().requires_grad_()
-    prior = pullback(state.problem.joint.log_hyperprior(theta), theta)
+    theta = state.problem.leaf(state.theta)
+    prior = pullback(state.problem.log_hyperprior(theta), theta)
     total, joint = evidence_slope(state)
     return Slope((total + prior).double(), joint.double())
 
@@ -88,11 +89,11 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
     if state.problem.factors is not None:
         return state.problem.factors.slope(state.precision, state.u, state.theta)
     problem, precision = state.problem, state.precision
-    theta, u = state.theta.clone().requires_grad_(), state.u.unsqueeze(0).requires_grad_()
+    theta, u = problem.leaf(state.theta), state.u.unsqueeze(0).requires_grad_()
     found = orders_of(problem, u, theta)
     log_joint = found.log_joint.sum()
     half_log_det = 0.5 * (precision.adjoint.detach() * found.precision).sum() - problem.eliminated(u, theta)
-    by_u, by_theta = pullbacks(half_log_det, u, theta)
+    by_u, by_theta = pullbacks(half_log_det, (u, theta))
     if problem.curvature is not exact_hessian:  # by which the mode moves all the same
         A = exact_hessian(problem.density, state.u.unsqueeze(0), state.theta)
         precision = factorise(A, problem.joint.latents.label)
@@ -102,8 +103,9 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
 
 def orders_of(problem: Problem, u: Tensor, theta: Tensor) -> Orders:
     """The log joint, its gradient and the curvature that was asked for, all to be differentiated."""
-    density, curvature = problem.density, problem.curvature
-    if curvature is exact_hessian and isinstance(density, AutogradDensity | LinearDensity):
+    density, curvature, fastest = problem.density, problem.curvature, problem.structure.fastest
+    if curvature is exact_hessian and isinstance(fastest, AutogradDensity | LinearDensity):
+        assert isinstance(density, AutogradDensity | LinearDensity | Pruned)
         return density.orders(u, theta)
     log_joint = density.log_joint(u, theta)
     return Orders(log_joint, pullback(log_joint.sum(), u, create_graph=True), curvature(density, u, theta))

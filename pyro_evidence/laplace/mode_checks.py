@@ -103,7 +103,9 @@ def certify(
             f"density is rounded by more than it changes; expected differences that show its curvature. "
             f"{double_precision(joint)}"
         )
-    if _is_smooth(density, u, theta, products, step):
+    gaps = [-_differences(density, u, theta, products.directions, s * step) - products.images for s in (1.0, 0.1)]
+    far, near = (float((gap.abs() * products.unit).amax()) for gap in gaps)
+    if near < SQUARED * far:  # they draw near with the square of the step, as at no corner
         raise NotAMode(
             f"the curvature at the posterior mode is next to singular: {step:.0e} standard deviations away it is "
             f"another, though the density is smooth, so that Laplace's approximation holds nowhere. The mode is about "
@@ -111,13 +113,6 @@ def certify(
             f"evidence grows without bound there. Give them a prior (maximise=[...] of sites), or fix them."
         )
     raise NotSmooth(_message(joint, u, theta, step * products.directions[0], "at the posterior mode", WRONG))
-
-
-def _is_smooth(density: Density, u: Tensor, theta: Tensor, products: Products, step: float) -> bool:
-    """Whether products and differences of slopes draw near with the square of the step, as at no corner."""
-    gaps = [-_differences(density, u, theta, products.directions, s * step) - products.images for s in (1.0, 0.1)]
-    far, near = (float((gap.abs() * products.unit).amax()) for gap in gaps)
-    return near < SQUARED * far
 
 
 def double_precision(joint: LogJoint) -> str:

@@ -181,10 +181,10 @@ class Replicates(LogJoint):
         joint, own = self.of_row(theta)
         return joint._one(u, own)
 
-    def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
+    def log_hyperprior(self, theta: Tensor, trace: Any = None) -> Tensor:
         """Log hyperprior as of :meth:`LogJoint.log_hyperprior`, of the data set that ``theta`` ends with."""
         joint, own = self.of_row(theta)
-        return joint.log_hyperprior(own, u)
+        return joint.log_hyperprior(own, trace)
 
     def in_support(self) -> Tensor:
         """Whether the data of each set lie in the support of what observes them, ``(K,)`` bool."""

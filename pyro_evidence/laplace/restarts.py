@@ -29,7 +29,7 @@ from pyro_evidence.laplace.remedies import vanishing_noise
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import derivatives, lbfgs, trust_region
 from pyro_evidence.numerics.derivatives import generic_directions
-from pyro_evidence.numerics.linear_predictor import curvature_blocks, gram_diagonal
+from pyro_evidence.numerics.linear_predictor import gram_diagonal
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING, submodules
@@ -112,7 +112,7 @@ def has_one_mode(state: LaplaceState) -> bool:
     linear = state.problem.structure.linear
     if linear is None or state.problem.joint.discrete:
         return False
-    if not linear.gaussian:
+    if not linear.gaussian and linear.W is None:
         rows = torch.stack([state.u, *(state.u + generic_directions(2, len(state.u), state.u))])
         here, *there = derivatives.hessian(linear._log_prior, rows, state.theta).detach()
         scale = 1e-9 * float(here.abs().max())
@@ -307,8 +307,8 @@ def rescaled_start(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:
     loc, precision = (x.detach() for x in parts.prior)
     of_the_data = torch.zeros_like(precision)  # however small beside the prior's
     for part, offset in zip(density.linear, parts.offsets, strict=True):
-        eta = part.eta(loc.unsqueeze(0), offset).to(density.joint.dtype).detach().requires_grad_()
-        B = curvature_blocks(part.slot.log_likelihood(parts.trace), part.slot.layout, eta, create_graph=False)
+        eta = part.eta(loc.unsqueeze(0), offset).to(density.joint.dtype)
+        B = part.of_likelihood.of(parts.trace, eta)[2]()
         of_the_data = of_the_data + gram_diagonal(part.J.double(), B.double())[0].detach()
     felt = (of_the_data / precision).nan_to_num(0.0)
     extreme = (felt > 0) & ((felt < UNFELT) | (felt > OVERWHELMED))

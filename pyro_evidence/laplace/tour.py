@@ -165,11 +165,6 @@ class ActiveDensity:
         u[:, self.active] = x
         return u
 
-    @property
-    def _at_once(self) -> int:
-        """Rows that are evaluated together."""
-        return rows_at_once(self.joint)
-
     def log_joint(self, x: Tensor) -> Tensor:
         """Log joint density, nats, Jacobian included, shape ``(S,)``; -inf outside the support, and where it is nan."""
         value = self.log_joint_or_nan(x)
@@ -179,7 +174,7 @@ class ActiveDensity:
         """Log joint density with nan where the model computes nan."""
         with torch.no_grad(), without_validation():
             u = self.embedded(x)
-            value = torch.cat([self.density.log_joint(part, self.theta) for part in u.split(self._at_once)])
+            value = torch.cat([self.density.log_joint(part, self.theta) for part in u.split(rows_at_once(self.joint))])
         if self.cut is None:
             return value
         outside = ((x > self.cut) | (x < self.cut - 1.0)).any(-1)  # comparisons with nan are false
@@ -293,9 +288,14 @@ def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange |
     """The known modes and those reached elsewhere from ``starts`` ``(S, D)``; failed climbs are left out."""
     found = list(known)
     starts = starts[~torch.stack([_is_near(mode, starts) for mode in found]).any(0)]
-    if not len(starts) or (exchange is None and _all_rise(found, starts)):
+    if not len(starts):
         return found
-    problem, theta = found[0].problem, found[0].theta
+    problem, theta, density = found[0].problem, found[0].theta, density_of(found[0])
+    if exchange is None:  # none is climbed where the density rises from each to the nearest known mode
+        away = torch.stack([mode.precision.whiten(starts - mode.u).norm(dim=-1) for mode in found])
+        nearest = torch.stack([mode.u for mode in found])[away.argmin(0)]
+        if bool(lead_uphill(density.log_joint, starts[:, density.active], nearest[:, density.active]).all()):
+            return found
     try:
         reached = search_modes(problem, starts, theta, cold=True)
         if exchange is not None:
@@ -308,15 +308,6 @@ def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange |
                 mode = state_at(problem, theta, reached, row, log_hyperprior=found[0].log_hyperprior)
                 found += [mode] if bool(mode.log_evidence.isfinite()) else []
     return found
-
-
-def _all_rise(known: Sequence[LaplaceState], starts: Tensor) -> bool:
-    """Whether the density rises from each start to the nearest known mode, by the standard deviations at each."""
-    density = density_of(known[0])
-    away = torch.stack([mode.precision.whiten(starts - mode.u).norm(dim=-1) for mode in known])
-    nearest = torch.stack([mode.u for mode in known])[away.argmin(0)]
-    own = density.active
-    return bool(lead_uphill(density.log_joint, starts[:, own], nearest[:, own]).all())
 
 
 def _is_near(mode: LaplaceState, rows: Tensor) -> Tensor:

@@ -456,18 +456,14 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
         return replace(state, learned=None)
     if interpolates_data(state.laplace, state.slope):
         return replace(state, stop_reason=Status.INTERPOLATING)
-    if _is_flat(state):
+    unpruned = log_units(state.laplace.problem) & (state.metric.diagonal() > 0)
+    factors = torch.eye(len(unpruned)).to(state.slope.total)[unpruned]  # of e, smaller and larger: all the same
+    if any(max(_change(state, move), _change(state, -move)) < 1e-5 for move in factors):
         return replace(state, stop_reason=Status.UNBOUNDED)
     moves = TINY * generic_directions(6, len(state.laplace.theta), state.slope.total)
     allowed = 100.0 * (TINY * float(state.slope.total.abs().sum()) + _rounding(state))
     lost = bool((state.away > A_MILLION).any()) and max(_change(state, move) for move in moves) > allowed
     return replace(state, stop_reason=Status.UNBOUNDED if lost else Status.STUCK)
-
-
-def _is_flat(state: TypeII) -> bool:
-    """Whether the objective is the same, to 1e-5 nats, with some hyperparameter a factor e smaller and larger."""
-    on = log_units(state.laplace.problem) & (state.metric.diagonal() > 0)  # the others are pruned
-    return any(max(_change(state, d), _change(state, -d)) < 1e-5 for d in torch.eye(len(on)).to(state.slope.total)[on])
 
 
 def _change(state: TypeII, move: Tensor) -> float:
@@ -506,7 +502,12 @@ def climb(fits: Sequence[Fit[TypeII]], stop: Stop) -> tuple[Fit[TypeII], ...]:
             if places:  # rows that ask for slopes wait, so that they go on together
                 return dict(zip(places, _modes(problem, [*places.values()]), strict=True))
             states = {row: asked for row, asked in waiting.items() if isinstance(asked, LaplaceState)}
-            return dict(zip(states, _slopes(problem, [*states.values()]), strict=True))
+            if len(states) == 1:
+                return {row: answer(state) for row, state in states.items()}
+            found = slopes(problem, [*states.values()])
+            return {
+                row: Slope(*each) for row, each in zip(states, zip(found.total, found.joint, strict=True), strict=True)
+            }
 
         return together([_climbing(fit, stop) for fit in fits], answers)
 
@@ -540,11 +541,3 @@ def _modes(problem: Problem, asked: Sequence[ModeAt]) -> list[tuple[float, Lapla
         except ArithmeticError:
             found.append(None)
     return found
-
-
-def _slopes(problem: Problem, states: Sequence[LaplaceState]) -> list[Slope]:
-    """The slope of each, from one batch."""
-    if len(states) == 1:
-        return [answer(states[0])]
-    found = slopes(problem, states)
-    return [Slope(*row) for row in zip(found.total, found.joint, strict=True)]

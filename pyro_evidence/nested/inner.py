@@ -68,9 +68,9 @@ class MarginalisedJoint(LogJoint):
             found[self.hypers.slices[name]] = True
         return found
 
-    def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
+    def log_hyperprior(self, theta: Tensor, trace: Any = None) -> Tensor:
         """Log prior of maximised sites, and of unconstrained coordinates of marginalised ones, nats, ``()``."""
-        total = super().log_hyperprior(theta, u)
+        total = super().log_hyperprior(theta, trace)
         parts = self.hypers.unconstrained(theta.to(self.dtype))
         for part in self.hypers:
             if part.name in self.marginalised_sites:

@@ -358,20 +358,21 @@ def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[s
         taken |= {p.name for p in candidates if spreads(p.name, at_points[-1], here)}
     without, changes = at_points
     taken |= multiplying(joint, [p for p in candidates if p.name not in taken], theta)
-    taken |= _seen_by_factors(here, candidates, taken)
-    taken |= _multiplying_numbers(here, changes, without, along, taken, numbers)
-    found = _closed(taken, candidates, changes)
-    return found if len(found) < len(joint.latents.parts) else ()
-
-
-def _seen_by_factors(here: Run, candidates: Sequence[Coordinate], taken: set[str]) -> set[str]:
-    """Single numbers that a ``pyro.factor`` sees, which does not say what they do there; none where these are many."""
-    fns = [here.nodes[name]["fn"] for name in here.joint.observed]
+    # single numbers that a pyro.factor sees, which does not say what they do there, where these are few
+    fns = [here.nodes[name]["fn"] for name in joint.observed]
     factors = [fn.log_factor.sum() for fn in fns if isinstance(fn, Unit)]
     slope = pullback(torch.stack(factors).sum(), here.u) if factors else torch.zeros_like(here.u)
-    seen = {p.name for p in candidates if p.size == 1 and bool(slope[here.joint.latents.slices[p.name]] != 0)}
-    sizes = [p.size for p in candidates if p.name in seen | taken]
-    return seen if sum(sizes) <= PRODUCT_DIMS else set()
+    seen = {p.name for p in candidates if p.size == 1 and bool(slope[joint.latents.slices[p.name]] != 0)}
+    if sum(p.size for p in candidates if p.name in seen | taken) <= PRODUCT_DIMS:
+        taken |= seen
+    taken |= _multiplying_numbers(here, changes, without, along, taken, numbers)
+    more = taken
+    while more:  # with the positive or bounded sites that the prior of a marginalised one depends on
+        taken |= more
+        others = [p.name for p in candidates if p.name not in taken]
+        pulls = {n: [c for c, slope in changes[n].items() if c != n and bool((slope != 0).any())] for n in others}
+        more = {n for n in others if taken & {*pulls[n]}}
+    return tuple(sorted(taken)) if len(taken) < len(joint.latents.parts) else ()
 
 
 def _multiplying_numbers(
@@ -408,17 +409,3 @@ def _unseen(changes: Changes, left: Changes) -> set[str]:
     """Which sites some density sees by ``changes``, and no more by ``left``."""
     pairs = ((name, child, after) for name, row in left.items() for child, after in row.items())
     return {n for n, c, after in pairs if c in changes[n] and _acts(changes[n][c]) and not _acts(after)}
-
-
-def _closed(taken: set[str], candidates: Sequence[Coordinate], changes: Changes) -> tuple[str, ...]:
-    """With the positive or bounded sites that the prior of a marginalised ones depends on."""
-    while True:
-        more = {
-            p.name
-            for p in candidates
-            if p.name not in taken
-            and any(c in taken and bool((slope != 0).any()) for c, slope in changes[p.name].items() if c != p.name)
-        }
-        if not more:
-            return tuple(sorted(taken))
-        taken = taken | more

@@ -7,7 +7,7 @@ Many derivatives of one value are taken as batched reverse passes, in chunks tha
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 
 import torch
@@ -75,10 +75,10 @@ def hessian(f: Function, u: Tensor, theta: Tensor, *, create_graph: bool = False
     return sloped(f, u if u.requires_grad else u.detach().requires_grad_(), theta)[2](create_graph)
 
 
-def orders(f: Function, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Values ``(R,)``, first and second derivatives in ``u``, which requires a gradient, all in one graph."""
+def orders(f: Function, u: Tensor, theta: Tensor) -> Orders:
+    """Values, first and second derivatives in ``u``, which requires a gradient, all in one graph."""
     value, slope, second = sloped(f, u, theta)
-    return value, slope, second(True)
+    return Orders(value, slope, -second(True))
 
 
 def sloped(f: Function, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Callable[[bool], Tensor]]:
@@ -157,11 +157,11 @@ _few_directions = lru_cache(maxsize=64)(_directions)
 
 def pullback(value: Tensor, x: Tensor, cotangent: Tensor | None = None, *, create_graph: bool = False) -> Tensor:
     """``(d value / d x)' cotangent``; zeros where ``value`` does not depend on ``x``."""
-    return pullbacks(value, x, cotangent=cotangent, create_graph=create_graph)[0]
+    return pullbacks(value, (x,), cotangent, create_graph=create_graph)[0]
 
 
 def pullbacks(
-    value: Tensor, *places: Tensor, cotangent: Tensor | None = None, create_graph: bool = False
+    value: Tensor, places: Sequence[Tensor], cotangent: Tensor | None = None, *, create_graph: bool = False
 ) -> list[Tensor]:
     """:func:`pullback` to several places in one pass.
 
@@ -172,7 +172,7 @@ def pullbacks(
         return [torch.zeros_like(x) for x in places]
     cotangents = (torch.ones_like(value) if cotangent is None else cotangent,)
     options = {"allow_unreachable": True, "accumulate_grad": False}
-    found = _engine_run_backward((value,), cotangents, True, create_graph, places, **options)
+    found = _engine_run_backward((value,), cotangents, True, create_graph, tuple(places), **options)
     return [torch.zeros_like(x) if g is None else g for x, g in zip(places, found, strict=True)]
 
 
@@ -299,9 +299,9 @@ def passes_to(
 ) -> list[Tensor]:
     """:func:`passes` to several places at once; up to ``few`` one by one."""
     if len(cotangents) <= few or not value.requires_grad:
-        rows = [pullbacks(value, *places, cotangent=c, create_graph=create_graph) for c in cotangents]
+        rows = [pullbacks(value, places, c, create_graph=create_graph) for c in cotangents]
         return [torch.stack(each) for each in zip(*rows, strict=True)]
-    return torch.vmap(lambda c: pullbacks(value, *places, cotangent=c, create_graph=create_graph))(cotangents)
+    return torch.vmap(partial(pullbacks, value, places, create_graph=create_graph))(cotangents)
 
 
 def _one_hot(index: Tensor, like: Tensor) -> Tensor:

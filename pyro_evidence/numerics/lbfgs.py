@@ -89,18 +89,14 @@ def _direction(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
         a = rho * (s * q).sum(-1, keepdim=True)
         q = q - a * y
         kept.append((s, y, rho, a))
-    q = q * _scale(slope, history)
+    scale = 1.0 / slope.norm(dim=-1, keepdim=True).clamp(min=1.0)  # |first step| <= 1
+    if history:
+        s, y = history[-1]
+        scale = torch.where(curves(s, y), (s * y).sum(-1, keepdim=True) / (y * y).sum(-1, keepdim=True), scale)
+    q = q * scale
     for s, y, rho, a in reversed(kept):
         q = q + s * (a - rho * (y * q).sum(-1, keepdim=True))
     uphill = (q * slope).sum(-1, keepdim=True) > 0
     largest = slope.abs().amax(-1, keepdim=True)
     unit = slope / largest  # whose square does not overflow
     return torch.where(uphill, q, unit / (unit.norm(dim=-1, keepdim=True) + 1.0 / largest))
-
-
-def _scale(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
-    first = 1.0 / slope.norm(dim=-1, keepdim=True).clamp(min=1.0)  # |first step| <= 1
-    if not history:
-        return first
-    s, y = history[-1]
-    return torch.where(curves(s, y), (s * y).sum(-1, keepdim=True) / (y * y).sum(-1, keepdim=True), first)

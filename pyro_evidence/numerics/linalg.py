@@ -163,10 +163,7 @@ def _system_bytes() -> int:
         table = dict(line.split(":") for line in MEMORY_TABLE.read_text().splitlines())
         return 1024 * int(table["MemAvailable"].split()[0])
     except (OSError, KeyError, ValueError):
-        return _installed_bytes()
-
-
-def _installed_bytes() -> int:
+        pass
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # a system that does not say

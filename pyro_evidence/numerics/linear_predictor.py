@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_evidence.numerics.batched import BATCH_NUMBERS, HELD_NUMBERS
 from pyro_evidence.numerics.derivatives import generic_directions, gradient, measured, passes, pullback
-from pyro_evidence.numerics.linalg import expect, relative_rounding
+from pyro_evidence.numerics.linalg import expect
 
 LogLikelihood = Callable[[Tensor], Tensor]  # eta (R,) + shape -> (R,)
 
@@ -47,18 +47,12 @@ class Layout:
         return laid_out.permute(0, *(1 + self.order.index(d) for d in range(len(self.shape))))
 
 
-def curvature_blocks(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor, *, create_graph: bool) -> Tensor:
-    """Minus the second derivatives of the log likelihood within each datum, shape ``(R, N, C, C)``.
-
-    :param eta: blocks ``(R, N, C)`` that require a gradient.
-    """
-    return _sloped(log_likelihood, layout, eta)[2](create_graph)
-
-
 def slope_and_curvature(
     log_likelihood: LogLikelihood, layout: Layout, eta: Tensor
 ) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
-    """Log likelihoods ``(R,)``, slopes ``(R, N, C)``, and what gives :func:`curvature_blocks` from the same graph.
+    """Log likelihoods ``(R,)``, slopes ``(R, N, C)``, and what gives the curvatures from the same graph.
+
+    Curvatures are minus the second derivatives within each datum, ``(R, N, C, C)``.
 
     :param eta: blocks ``(R, N, C)``.
     """
@@ -69,7 +63,7 @@ def slope_and_curvature(
 
 
 def curvature_graph(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log likelihoods ``(R,)``, slopes ``(R, N, C)`` and :func:`curvature_blocks`, all in one graph.
+    """Log likelihoods ``(R,)``, slopes ``(R, N, C)`` and curvatures ``(R, N, C, C)``, all in one graph.
 
     :param eta: blocks ``(R, N, C)``, with a graph or without.
     """
@@ -110,25 +104,6 @@ def is_separable(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor, tol
     inside = (_blocks(slope, eta, 1, False) @ v.unsqueeze(-1)).squeeze(-1)
     everywhere = -pullback(slope, eta, v)
     return bool(((everywhere - inside).abs() <= tolerance * (1.0 + inside.abs().amax())).all())
-
-
-def is_even(log_likelihood: LogLikelihood, layout: Layout, eta: Tensor) -> bool:
-    """Whether all data have one curvature, the same at other predictors: Gaussian noise of one precision.
-
-    Looked at in two places, the second some standard deviations of such noise away.
-
-    :param eta: blocks ``(1, N, C)``.
-    """
-    if eta.shape[-1] > 1:
-        return False
-    here = curvature_blocks(log_likelihood, layout, eta.detach().clone().requires_grad_(), create_graph=False)
-    one = here.flatten()[:1].abs()
-    most = relative_rounding(eta.dtype) * one
-    if not bool((one > 0.0) & ((here - here.flatten()[0]).abs() <= most).all()):
-        return False
-    away = eta.detach() + 2.0 * generic_directions(1, eta.numel(), eta).reshape(eta.shape) * one.rsqrt()
-    there = curvature_blocks(log_likelihood, layout, away.requires_grad_(), create_graph=False)
-    return bool(((there - here).abs() <= most).all())
 
 
 def gram(J: Tensor, B: Tensor) -> Tensor:
@@ -262,8 +237,7 @@ class Part:
 
     def curvature(self, eta: Tensor) -> Tensor:
         """Minus the second derivatives, shape ``(R, N, C, C)``."""
-        eta = eta.detach().requires_grad_()
-        return curvature_blocks(self.log_likelihood, Layout(self.c.shape, ()), eta, create_graph=False)
+        return self.derivatives(eta)[1]
 
     def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """Derivative ``(R, N, C)`` and :meth:`curvature` in ``eta``."""
@@ -324,6 +298,24 @@ class LogisticPart(Part):
     def top(self) -> Tensor:
         """The slope far to the left, ``(N, 1)``."""
         return self.half + 0.5 * self.trials
+
+
+@dataclass(frozen=True)
+class NormalNoise:
+    """Independent normal noise about predictors, ``(N, 1)`` each; derivatives in closed form, with their graph."""
+
+    targets: Tensor
+    precision: Tensor
+
+    def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        """Log likelihood ``(R,)`` and its derivative in ``eta``, blocks ``(R, N, 1)``."""
+        away = self.targets - eta
+        slope = self.precision * away
+        return 0.5 * ((self.precision / math.tau).log() - slope * away).sum((-2, -1)), slope
+
+    def curvature(self, eta: Tensor) -> Tensor:
+        """The precision, whatever the predictor, ``(R, N, 1, 1)``."""
+        return self.precision.expand_as(eta).unsqueeze(-1)
 
 
 def logistic(part: Part) -> Part:

@@ -23,7 +23,6 @@ from pyro_evidence.precision.elimination import (
     MULTIPLY,
     PORTION,
     SCATTER,
-    Fronts,
     Order,
     elimination_order,
     first_of_each,
@@ -159,7 +158,11 @@ class BlockPlan(Plan):
     @property
     def sentence(self) -> str:
         """Sentence on the elimination."""
-        levels = [_described(level) for level in self.order.levels]
+        levels = []
+        for level in self.order.levels:
+            widths = sorted({front.own.shape[-1] for front in level})
+            words = f"{sum(len(front.own) for front in level)} blocks of {widths[0]}"
+            levels.append(words + (f" to {widths[-1]}" if len(widths) > 1 else ""))
         shown = levels if len(levels) <= 3 else [levels[0], f"{len(levels) - 1} further levels"]
         rest = f"dense {len(self.order.rest)}" if len(self.order.rest) else "nothing is left"
         return f"{', then '.join(shown)} eliminated; {rest}" if levels else rest
@@ -216,40 +219,25 @@ class BlockPlan(Plan):
         return neighbours.unsqueeze(-1) * (len(self.order.rest) + 1) + neighbours.unsqueeze(-2)
 
 
-def _described(level: tuple[Fronts, ...]) -> str:
-    widths = sorted({front.own.shape[-1] for front in level})
-    count = sum(len(front.own) for front in level)
-    return f"{count} blocks of {widths[0]}" + (f" to {widths[-1]}" if len(widths) > 1 else "")
-
-
 def block_plan(pattern: Pattern, order: Order) -> BlockPlan:
     """The plan for a pattern and an order of elimination."""
     places = layout(order, pattern.size)
-    families = tuple(_family(index, places) for index in pattern.index)
-    fronts = [front for level in order.levels for front in level]
-    sizes = [front.own.numel() * front.width for front in fronts]
-    start, steps = (len(order.rest) + 1) ** 2, []
-    for front, size in zip(fronts, sizes, strict=True):
-        steps.append(_step(front, slice(start, start + size), places, order))
-        start += size
-    return BlockPlan(pattern.size, order, places, families, tuple(steps))
-
-
-def _family(index: Tensor, places: PanelLayout) -> FamilyPlaces:
-    number = row_numbers(index, places.size)
-    first = first_of_each(number)
-    if len(first) == len(index):
-        return FamilyPlaces(None, places.places(index))
-    return FamilyPlaces(number, places.places(index[first]))
-
-
-def _step(front: Fronts, part: slice, places: PanelLayout, order: Order) -> Step:
-    in_rest = bool((places.turn[front.border] >= len(order.levels)).all())
-    count, (width, border) = len(front.own), (front.own.shape[-1], front.border.shape[-1])
-    product = in_rest and border > 0 and MULTIPLY * width * len(order.rest) ** 2 < SCATTER * border**2
-    fits = count * width * len(order.rest) <= 16 * PORTION
-    own_places = None if in_rest else places.places(front.border)
-    return Step(front.own, front.border, part, own_places, places.row[front.border], product and fits)
+    families, steps, start = [], [], (len(order.rest) + 1) ** 2
+    for index in pattern.index:
+        number = row_numbers(index, places.size)
+        first = first_of_each(number)
+        repeated = len(first) < len(index)
+        families.append(FamilyPlaces(number if repeated else None, places.places(index[first] if repeated else index)))
+    for front in (front for level in order.levels for front in level):
+        part = slice(start, start + front.own.numel() * front.width)
+        in_rest = bool((places.turn[front.border] >= len(order.levels)).all())
+        count, (width, border) = len(front.own), (front.own.shape[-1], front.border.shape[-1])
+        product = in_rest and border > 0 and MULTIPLY * width * len(order.rest) ** 2 < SCATTER * border**2
+        fits = count * width * len(order.rest) <= 16 * PORTION
+        own_places = None if in_rest else places.places(front.border)
+        steps.append(Step(front.own, front.border, part, own_places, places.row[front.border], product and fits))
+        start = part.stop
+    return BlockPlan(pattern.size, order, places, tuple(families), tuple(steps))
 
 
 @dataclass(frozen=True)
@@ -427,7 +415,11 @@ class BlockPrecision(Precision):
         for step, factor in zip(self.plan.steps, self.factors, strict=True):
             y = factor.forward(x[:, step.own])
             x[:, step.own] = y
-            _subtract(factor.Y, y, x, step.border)
+            if step.border.numel() * len(x) * x.shape[-1] <= PORTION:  # Y' y of each block goes off x at its border
+                _add(x, step.border, -(factor.Y.mT @ y).flatten(1, 2))
+                continue
+            for column in range(step.border.shape[-1]):
+                x.index_add_(1, step.border[:, column], -(factor.Y[..., column].unsqueeze(-2) @ y).squeeze(2))
         rest = self.plan.order.rest
         x[:, rest] = torch.linalg.solve_triangular(self.tril, x[:, rest], upper=False)
         return x
@@ -475,15 +467,6 @@ def _times(Y: Tensor, x: Tensor, border: Tensor) -> Tensor:
     for column in range(border.shape[-1]):
         out += Y[..., column].unsqueeze(-1) * x[:, border[:, column]].unsqueeze(2)
     return out
-
-
-def _subtract(Y: Tensor, y: Tensor, x: Tensor, border: Tensor) -> None:
-    """Take ``Y' y`` of each block, ``(R, G, p, S / R)``, off ``x`` at its border, in place."""
-    if border.numel() * len(x) * x.shape[-1] <= PORTION:
-        _add(x, border, -(Y.mT @ y).flatten(1, 2))
-        return
-    for column in range(border.shape[-1]):
-        x.index_add_(1, border[:, column], -(Y[..., column].unsqueeze(-2) @ y).squeeze(2))
 
 
 def elimination(pattern: Pattern) -> BlockPlan | DensePlan:

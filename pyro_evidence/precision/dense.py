@@ -236,7 +236,13 @@ def factorise(A: Tensor, label: Label = coordinate) -> Precision:
     if A.dim() > 2:
         return Dense(cholesky(A, "posterior precision A", label))
     if not bool((torch.isfinite(A) & (A > 0)).all()):
-        raise NotPositiveDefinite(_not_positive(A, label))
+        worst = torch.where(torch.isfinite(A), A, -torch.inf).argmin()  # what is not finite goes first
+        row, column = divmod(int(worst), A.shape[-1])
+        raise NotPositiveDefinite(
+            f"diagonal of the posterior precision A, {tuple(A.shape)}, has smallest entry {float(A[row, column]):.2e} "
+            f"at {label(column)}; expected all > 0 and finite. The point is a saddle (try start=Start(restarts=8)), "
+            f"or the density is not smooth there."
+        )
     return Diagonal(A.double())
 
 
@@ -246,16 +252,6 @@ class Factorised(Protocol):
 
     def factorised(self, row: int, label: Label) -> Precision:
         """The precision of one row."""
-
-
-def _not_positive(A: Tensor, label: Label) -> str:
-    worst = torch.where(torch.isfinite(A), A, -torch.inf).argmin()  # what is not finite goes first
-    row, column = divmod(int(worst), A.shape[-1])
-    return (
-        f"diagonal of the posterior precision A, {tuple(A.shape)}, has smallest entry {float(A[row, column]):.2e} "
-        f"at {label(column)}; expected all > 0 and finite. The point is a saddle (try start=Start(restarts=8)), or the "
-        f"density is not smooth there."
-    )
 
 
 Elements = tuple[Tensor, ...]  # per family of factors (F, k, k), symmetric

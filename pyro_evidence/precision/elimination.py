@@ -189,7 +189,9 @@ def independent(graph: Graph) -> Tensor:
     Ties go to the lower bit-reversed position, which on a chain takes every second node.
     """
     degree, (here, there) = graph.degree, graph.edges
-    key = degree * 2 ** _bits(len(degree)) + _bit_reversed(len(degree), degree.device)
+    place, bits = torch.arange(len(degree), device=degree.device), max(1, (len(degree) - 1).bit_length())
+    reversed_bits = sum(((place >> bit & 1) << (bits - 1 - bit) for bit in range(bits)), torch.zeros_like(place))
+    key = degree * 2**bits + reversed_bits
     last = torch.iinfo(torch.long).max
     chosen = torch.zeros_like(degree, dtype=torch.bool)
     for _ in range(3):
@@ -199,15 +201,6 @@ def independent(graph: Graph) -> Tensor:
         out = chosen | near | (degree > degree[chosen].amax())
         key = torch.where(out, last, key)
     return chosen
-
-
-def _bits(count: int) -> int:
-    return max(1, (count - 1).bit_length())
-
-
-def _bit_reversed(count: int, device: torch.device) -> Tensor:
-    place, bits = torch.arange(count, device=device), _bits(count)
-    return sum(((place >> bit & 1) << (bits - 1 - bit) for bit in range(bits)), torch.zeros_like(place))
 
 
 def without(graph: Graph, chosen: Tensor) -> Graph:
@@ -342,15 +335,9 @@ def coloured(size: int, families: Sequence[Tensor]) -> Tensor:
     :param families: the coordinates that each factor touches, all different, ``(F, k)`` each.
     """
     colours = _by_column(size, families)
-    if all(_is_proper(colours, index) for index in families):
-        return colours
-    return _greedy(size, families)
-
-
-def _is_proper(colours: Tensor, index: Tensor) -> bool:
-    """Whether the coordinates of each factor differ in colour."""
-    found = colours[index].sort(-1).values
-    return bool((found[:, 1:] != found[:, :-1]).all())
+    of_factors = (colours[index].sort(-1).values for index in families)
+    proper = all(bool((found[:, 1:] != found[:, :-1]).all()) for found in of_factors)
+    return colours if proper else _greedy(size, families)
 
 
 def _by_column(size: int, families: Sequence[Tensor]) -> Tensor:

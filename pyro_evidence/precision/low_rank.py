@@ -67,7 +67,11 @@ class LowRankPlan(Plan):
 
     def _together(self, elements: Sequence[Elements], label: Label) -> "LowRank":
         families = [torch.stack(own) for own in zip(*elements, strict=True)]
-        K_uz, K_zz = self._border(families)
+        num = len(self.B)
+        border = self.B.new_zeros(len(families[0]), (self.size + num) * num)
+        for family, (entry, place) in zip(families, self._meets, strict=True):
+            border.scatter_add_(1, place.expand(len(family), -1), family.flatten(1)[:, entry].to(border))
+        K_uz, K_zz = border.unflatten(-1, (-1, num)).split([self.size, num], -2)
         eye = torch.eye(K_zz.shape[-1]).to(K_zz).expand_as(K_zz)
         C = torch.cat([torch.cat([torch.zeros_like(eye), eye], -1), torch.cat([eye, K_zz], -1)], -2)
         U = torch.cat([K_uz, self.B.mT.expand(len(K_uz), -1, -1)], -1)
@@ -110,15 +114,6 @@ class LowRankPlan(Plan):
             place = row.flatten()[entry] * len(self.B) + column.flatten()[entry] - self.size
             found.append((entry, place))
         return found
-
-    def _border(self, families: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """``K_uz`` ``(R, D, r)`` and ``K_zz`` ``(R, r, r)``."""
-        num = len(self.B)
-        border = self.B.new_zeros(len(families[0]), (self.size + num) * num)
-        for family, (entry, place) in zip(families, self._meets, strict=True):
-            border.scatter_add_(1, place.expand(len(family), -1), family.flatten(1)[:, entry].to(border))
-        K_uz, K_zz = border.unflatten(-1, (-1, num)).split([self.size, num], -2)
-        return K_uz, K_zz
 
 
 @dataclass(frozen=True)

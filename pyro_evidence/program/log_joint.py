@@ -329,12 +329,12 @@ class LogJoint:
 
     def _check_hyperprior(self, u: Tensor, continuous: Mapping[str, Node]) -> None:
         u = u.clone().requires_grad_()
-        nodes = self.trace(u, self.initial_theta).nodes
+        trace = self.trace(u, self.initial_theta)
         other: str | None = None  # what the prior depends on
-        if any(nodes[n]["fn"].batch_shape != continuous[n]["fn"].batch_shape for n in self.maximised_sites):
+        if any(trace.nodes[n]["fn"].batch_shape != continuous[n]["fn"].batch_shape for n in self.maximised_sites):
             other = ", ".join(self.discrete)
         else:
-            prior = self.log_hyperprior(self.initial_theta, u)
+            prior = self.log_hyperprior(self.initial_theta, trace)
             slope = torch.autograd.grad(prior, u, allow_unused=True)[0] if prior.requires_grad else None
             if slope is not None and bool((slope != 0).any()):
                 other = self.latents.label(int(slope.abs().argmax()))
@@ -495,11 +495,14 @@ class LogJoint:
             return batched.apply(self._one, (u,), self.row_bytes, self._point, shared=(theta,))
         return batched.apply(self._one, (u, theta.expand(len(u), -1)), self.row_bytes, self._point)
 
-    def log_hyperprior(self, theta: Tensor, u: Tensor | None = None) -> Tensor:
-        """Log prior density of the maximised latent sites in their constrained space, nats, shape ``()``."""
+    def log_hyperprior(self, theta: Tensor, trace: Trace | None = None) -> Tensor:
+        """Log prior density of the maximised latent sites in their constrained space, nats, shape ``()``.
+
+        :param trace: a run at ``theta``, where there is one.
+        """
         if not self.maximised_sites:
             return theta.new_zeros(())
-        trace = self.trace(self.initial_u if u is None else u, theta)
+        trace = self.trace(self.initial_u, theta) if trace is None else trace
         return log_prob_sum(trace, self.maximised_sites).double()
 
     def pointwise(self, u: Tensor, theta: Tensor) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from torch.distributions import Independent, MixtureSameFamily, MultivariateNorm
 
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import batched
-from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood
+from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, NormalNoise
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.program.enumeration import log_sum_exp
 from pyro_evidence.program.exact import exact
@@ -267,6 +267,16 @@ class LikelihoodTerm:
             known = (value, value._version, (value + 1.0).lgamma())
             self._factorials[:] = [known]
         return value * eta - eta.exp() - known[2]
+
+    def noise(self, trace: Trace) -> NormalNoise | None:
+        """The noise of a plain Normal observation with a mean for each of its elements; None for any other."""
+        node, shape = trace.nodes[self.site], self.layout.shape
+        base = unwrapped(node["fn"]).base
+        if (self.parameter, self.link, self.mixture) != ("loc", IDENTITY, None) or not is_plain(node):
+            return None
+        if not is_like(base, Normal, base.batch_shape) or broadcast(node["value"].shape, base.batch_shape) != shape:
+            return None
+        return NormalNoise(*(x.double().expand(shape).reshape(-1, 1) for x in (node["value"], base.scale.pow(-2))))
 
     def others(self, trace: Trace) -> list[Any]:
         """Everything but ``eta`` that the log likelihood is made of."""

@@ -20,8 +20,8 @@ from pyro_evidence.numerics.linear_predictor import (
     CHUNK,
     Gram,
     LogisticPart,
+    NormalNoise,
     Part,
-    curvature_blocks,
     curvature_graph,
     gram,
     gram_diagonal,
@@ -29,6 +29,7 @@ from pyro_evidence.numerics.linear_predictor import (
     logistic,
     slope_and_curvature,
 )
+from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
@@ -91,8 +92,7 @@ class AutogradDensity(JointDensity):
         :raises TooLarge: as :meth:`precision`.
         """
         self.require_dense(u)
-        value, slope, A = derivatives.orders(self.log_joint, u, theta)
-        return Orders(value, slope, -A)
+        return derivatives.orders(self.log_joint, u, theta)
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         """Prior precision plus ``J' diag(-l'') J`` at each row, shape ``(R, D, D)``.
@@ -121,8 +121,8 @@ class AutogradDensity(JointDensity):
         for slot in self.slots or ():
             eta = slot.blocks(trace)
             J = derivatives.Forward(eta.reshape(-1), u, at_once=kept.passes_at_once, create_graph=graph).matrix()
-            leaf = (eta if graph else eta.detach().requires_grad_()).unsqueeze(0)
-            B = curvature_blocks(slot.log_likelihood(trace), slot.layout, leaf, create_graph=graph)
+            of, rows = slot.log_likelihood(trace), eta.unsqueeze(0)
+            B = curvature_graph(of, slot.layout, rows)[2] if graph else slope_and_curvature(of, slot.layout, rows)[2]()
             A = A + gram(J.reshape(*eta.shape, -1).double(), B.double())[0]
         return A
 
@@ -143,11 +143,19 @@ class Climbing(AutogradDensity):
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, shape ``(R, D, D)``, from the graph of the gradient where that was taken."""
-        here = self._last and self._last[0][1] is theta and torch.equal(self._last[0][0], u)
+        here = self._last and torch.equal(self._last[0][0], u) and torch.equal(self._last[0][1], theta)
         if not here or wants_graph(u, theta):
             return super().precision(u, theta)
         self.require_dense(u)
         return self._last.pop()[2](False).neg_()
+
+
+def climbing(density: Density) -> Density:
+    """A density for one search; others than by autograd find the curvature without another run as they are."""
+    return Climbing(density.joint, density.slots, density.terms) if isinstance(density, AutogradDensity) else density
+
+
+Formula = LogisticPart | NormalNoise
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,7 @@ class Derivatives:
     """Derivatives of a site's log likelihood in its predictor; what is read off holds while the rest is the same."""
 
     slot: LikelihoodTerm
-    _last: list[tuple[Any, list[Any], LogisticPart | None]] = field(default_factory=list, repr=False, compare=False)
+    _last: list[tuple[Any, list[Any], Formula | None]] = field(default_factory=list, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
         return vars(self) | {"_last": []}
@@ -174,28 +182,31 @@ class Derivatives:
     def in_graph(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log likelihoods, slopes and curvatures as in :meth:`of`, in one graph."""
         part = self._formula(trace, eta)
-        if part is None:
+        part = self.slot.noise(trace) if isinstance(part, NormalNoise) else part
+        rest = self._last[0][1] if part is not None and self._last else []
+        if part is None or any(isinstance(x, Tensor) and x.requires_grad for x in rest):  # of which no formula knows
             return curvature_graph(self.slot.log_likelihood(trace), self.slot.layout, eta)
         return *part.slope(eta), part.curvature(eta)
 
-    def _formula(self, trace: Any, eta: Tensor) -> LogisticPart | None:
-        """That of the site, unless the rest of it carries a graph, of which a formula would know nothing."""
+    def _formula(self, trace: Any, eta: Tensor) -> Formula | None:
+        """That of the site, if there is one, for the values of the rest of it."""
         if eta.dtype != torch.float64 or eta.shape[-1] > 1 or self.slot.mixture is not None:
             return None
         known = self._last[0] if self._last else None
         if known is not None and known[0] is trace:
             return known[2]
-        others = self.slot.others(trace)
-        if any(isinstance(x, Tensor) and x.requires_grad for x in others):
-            return None
-        if known is not None and are_equal(known[1], others):
-            found = known[2]
-        elif others[2] == [self.slot.parameter]:  # the predictor is the only parameter
-            blocks = in_blocks(self.slot.log_likelihood(trace), self.slot.layout, eta.dtype)
-            part = logistic(Part(blocks, torch.empty(0), torch.zeros_like(eta[0])))
-            found = part if isinstance(part, LogisticPart) else None
+        noise, others = self.slot.noise(trace), list[Any]()
+        found: Formula | None = None
+        if noise is not None:
+            found = NormalNoise(noise.targets.detach(), noise.precision.detach())
         else:
-            found = None
+            others = self.slot.others(trace)
+            if known is not None and are_equal(known[1], others):
+                found = known[2]
+            elif others[2] == [self.slot.parameter]:  # the predictor is the only parameter
+                blocks = in_blocks(self.slot.log_likelihood(trace), self.slot.layout, eta.dtype)
+                part = logistic(Part(blocks, torch.empty(0), torch.zeros_like(eta[0])))
+                found = part if isinstance(part, LogisticPart) else None
         self._last[:] = [(trace, others, found)]
         return found
 
@@ -237,7 +248,7 @@ class DenseLinear(LinearPart):
     """A linear part with all of its ``J``."""
 
     J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
-    even: bool = False  # whether all data have one curvature, as :func:`is_even` has it
+    even: bool = False  # whether all data have normal noise of one precision
 
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         return self.gram.product(u).reshape(len(u), *self.J.shape[:2]) + offset
@@ -258,16 +269,58 @@ Blocks = list[Callable[[], Tensor]]  # what gives the curvatures of each linear 
 
 
 @dataclass(frozen=True)
+class NormalPrior:
+    """Latents with independent normal deviations ``W u - loc``, their means linear in other latents; ``W`` fixed."""
+
+    loc: Tensor  # (D,)
+    precision: Tensor  # (D,)
+    W: Tensor | None = None  # (D, D); None for the identity
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """The log density of rows ``(R, D)``, nats, ``(R,)``."""
+        return 0.5 * ((self.precision / torch.pi / 2).log() - self.precision * self._away(u).square()).sum(-1)
+
+    def slope(self, u: Tensor) -> Tensor:
+        """Its gradient, ``(R, D)``."""
+        slope = -self.precision * self._away(u)
+        return slope if self.W is None else slope @ self.W
+
+    @property
+    def curvature(self) -> Tensor:
+        """Minus its Hessian, ``(1, D, D)``, or the diagonal of that, ``(D,)``."""
+        return self.precision if self.W is None else (self.W.mT @ (self.precision.unsqueeze(-1) * self.W)).unsqueeze(0)
+
+    @property
+    def detached(self) -> "NormalPrior":
+        """This prior without the graph of the hyperparameters."""
+        return NormalPrior(self.loc.detach(), self.precision.detach(), self.W)
+
+    def _away(self, u: Tensor) -> Tensor:
+        return (u if self.W is None else u @ self.W.mT) - self.loc
+
+
+@dataclass(frozen=True)
 class ModelParts:
     """Offsets, prior and constant terms of the model at one setting of the hyperparameters, whatever the latents."""
 
     theta: Tensor
     trace: Any  # at u = 0
     offsets: tuple[Tensor, ...]  # of each linear predictor
-    prior: tuple[Tensor, Tensor] | None  # loc (D,), precision (D,) of an all-Gaussian prior
+    normal: NormalPrior | None  # where all latents have one
     rest: Tensor | float  # log likelihood of the observed sites that do not see the latents
     version: int  # of theta's contents
     graph: bool  # whether one was made
+
+    def detached(self, theta: Tensor) -> "ModelParts":
+        """These parts for hyperparameters of the same values, without their graph."""
+        offsets, rest = tuple(c.detach() for c in self.offsets), torch.as_tensor(self.rest).detach()
+        normal = None if self.normal is None else self.normal.detached
+        return ModelParts(theta, self.trace, offsets, normal, rest, theta._version, False)
+
+    @property
+    def prior(self) -> tuple[Tensor, Tensor] | None:
+        """Means ``(D,)`` and precisions ``(D,)`` of latents that are all normal and independent."""
+        return None if self.normal is None or self.normal.W is not None else (self.normal.loc, self.normal.precision)
 
 
 @dataclass(frozen=True)
@@ -280,6 +333,7 @@ class LinearPredictors(JointDensity):
     linear: tuple[LinearPart, ...]
     free: tuple[str, ...]  # observed sites that do not see the latents
     gaussian: bool  # every integrated site has a Gaussian prior that depends on hyperparameters alone
+    W: Tensor | None = None  # (D, D): W u less its mean is normal and independent, where ``gaussian`` is not the case
     _cache: list[ModelParts] = field(default_factory=list, repr=False, compare=False)
     _last: list[tuple[Tensor, ModelParts, Blocks]] = field(default_factory=list, repr=False, compare=False)
 
@@ -292,30 +346,39 @@ class LinearPredictors(JointDensity):
         return tuple(part.slot for part in self.linear)
 
     def parts(self, theta: Tensor) -> ModelParts:
-        """The model's parts at ``theta``, ``(T,)`` or rows of one, run once with a graph and once without."""
+        """The model's parts at ``theta``, ``(T,)`` or rows of one; one run is for their values and for derivatives."""
         graph = theta.requires_grad and torch.is_grad_enabled()
         for parts in self._cache:
             if parts.version == parts.theta._version and parts.graph == graph:
                 if parts.theta is theta or (not graph and torch.equal(parts.theta, theta)):
                     return parts
-        trace = self.joint.trace(self.joint.initial_u, theta[0] if theta.dim() == 2 else theta)
-        parts = self.parts_at(theta, trace)
-        self._cache[:] = [parts, *(other for other in self._cache if other.graph != graph)]
-        return parts
+        own = theta[0] if theta.dim() == 2 else theta
+        leaf = own if graph or not torch.is_grad_enabled() else own.detach().clone().requires_grad_()
+        parts = self.parts_at(leaf, self.joint.trace(self.joint.initial_u, leaf))
+        self._cache[:] = [parts] if graph else [parts.detached(theta), *([parts] if parts.graph else [])]
+        return self._cache[0]
+
+    def leaf(self, theta: Tensor) -> Tensor:
+        """A copy of ``theta`` to differentiate in: that of the last run, where it was there."""
+        kept = [parts.theta for parts in self._cache if parts.graph and torch.equal(parts.theta, theta)]
+        return kept[0] if kept else theta.detach().clone().requires_grad_()
 
     def parts_at(self, theta: Tensor, trace: Any) -> ModelParts:
         """The parts as a trace at ``u = 0`` and ``theta`` shows them."""
-        prior = predictors.gaussian_prior(self.joint, trace)[:2] if self.gaussian else None
+        normal = None
+        if self.gaussian or self.W is not None:
+            loc, precision, _ = predictors.gaussian_prior(self.joint, trace)
+            u = self.joint.initial_u
+            normal = NormalPrior(loc if self.W is None else self.W @ u - (u - loc), precision, self.W)
         offsets = tuple(part.slot.blocks(trace).double() for part in self.linear)
         rest, graph = log_prob_sum(trace, self.free), theta.requires_grad and torch.is_grad_enabled()
-        return ModelParts(theta, trace, offsets, prior, rest, theta._version, graph)
+        return ModelParts(theta, trace, offsets, normal, rest, theta._version, graph)
 
     def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
-        prior = self.parts(theta).prior
-        if prior is None:
+        normal = self.parts(theta).normal
+        if normal is None:
             return predictors.log_prior_rows(self.joint, u, theta[0] if theta.dim() == 2 else theta)
-        loc, precision = prior
-        return 0.5 * ((precision / torch.pi / 2).log() - precision * (u - loc).square()).sum(-1)
+        return normal.log_prob(u)
 
     def _etas(self, u: Tensor, theta: Tensor) -> list[Tensor]:
         offsets = self.parts(theta).offsets
@@ -336,14 +399,11 @@ class LinearPredictors(JointDensity):
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``, by the slopes of the likelihoods in their predictors."""
         found, rise = self.likelihood_gradient(u, theta)
-        prior = self.parts(theta).prior
-        if prior is None:
+        normal = self.parts(theta).normal
+        if normal is None:
             value, slope = derivatives.gradient(self._log_prior, u, theta)
             return value + found, slope + rise
-        loc, precision = (x.detach() for x in prior)
-        away = u.detach() - loc
-        slope = -precision * away
-        return 0.5 * ((precision / torch.pi / 2).log() + slope * away).sum(-1) + found, slope + rise
+        return normal.detached.log_prob(u.detach()) + found, normal.detached.slope(u.detach()) + rise
 
     def likelihood_gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log likelihood and its gradient in ``u``, detached."""
@@ -362,11 +422,10 @@ class LinearPredictors(JointDensity):
         graph, parts = wants_graph(u, theta), self.parts(theta)
         if self._last and not graph and self._last[0][1] is parts and torch.equal(self._last[0][0], u):
             return [block().double() for block in self._last.pop()[2]]
-        etas = [e if e.requires_grad else e.requires_grad_() for e in self._etas(u, theta)]
-        return [
-            curvature_blocks(p.slot.log_likelihood(parts.trace), p.slot.layout, eta, create_graph=graph).double()
-            for p, eta in zip(self.linear, etas, strict=True)
-        ]
+        pairs = [(p.of_likelihood, eta) for p, eta in zip(self.linear, self._etas(u, theta), strict=True)]
+        if graph:
+            return [of.in_graph(parts.trace, eta)[2].double() for of, eta in pairs]
+        return [of.of(parts.trace, eta)[2]().double() for of, eta in pairs]
 
 
 @dataclass(frozen=True)
@@ -382,21 +441,20 @@ class LinearDensity(LinearPredictors):
         """
         self._require_dense(u)
         parts = self.parts(theta)
-        value, slope, A = self._prior_orders(u, theta)
-        value = value + parts.rest
+        prior = self._prior_orders(u, theta)
+        value, slope, A = prior.log_joint + parts.rest, prior.gradient, prior.precision
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
             found, by_eta, B = part.of_likelihood.in_graph(parts.trace, eta)
             value, slope = value + found.double(), slope + part.back(by_eta)
             A = with_prior(part.gram(B.double()), A)
         return Orders(value, slope, A)
 
-    def _prior_orders(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _prior_orders(self, u: Tensor, theta: Tensor) -> Orders:
         """The log prior density of rows, its gradient, and minus its Hessian or the diagonal of that."""
-        prior = self.parts(theta).prior
-        if prior is None:
-            value, slope, A = derivatives.orders(self._log_prior, u, theta)
-            return value, slope, -A
-        return self._log_prior(u, theta), -prior[1] * (u - prior[0]), prior[1]
+        normal = self.parts(theta).normal
+        if normal is None:
+            return derivatives.orders(self._log_prior, u, theta)
+        return Orders(normal.log_prob(u), normal.slope(u), normal.curvature)
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Prior precision plus ``J' diag(-l'') J``, shape ``(R, D, D)``.
@@ -416,17 +474,18 @@ class LinearDensity(LinearPredictors):
         _require_dense(u, "the dense posterior precision and its Cholesky factor", min(CHUNK, weighted))
 
     def _prior_precision(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Rows of a diagonal ``(D,)``, or dense ``(R, D, D)``."""
-        prior = self.parts(theta).prior
-        if prior is not None:
-            return prior[1]
+        """Rows of a diagonal ``(D,)``, or dense ``(R, D, D)`` or ``(1, D, D)``."""
+        normal = self.parts(theta).normal
+        if normal is not None:
+            return normal.curvature
         return -derivatives.hessian(self._log_prior, u, theta, create_graph=wants_graph(u, theta))
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
         parts = [gram_diagonal(p.J, B) for p, B in zip(self.linear, self.curvatures(u, theta), strict=True)]
-        prior = self.parts(theta).prior
-        if prior is not None:
-            return sum(parts, prior[1])
+        normal = self.parts(theta).normal
+        if normal is not None:
+            A = normal.curvature
+            return sum(parts, A if A.dim() == 1 else A.diagonal(dim1=-2, dim2=-1))
         graph = wants_graph(u, theta)
         return sum(parts, -derivatives.hessian_diagonal(self._log_prior, u, theta, self.blocks, create_graph=graph))
 

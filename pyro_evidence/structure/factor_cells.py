@@ -249,7 +249,10 @@ def families(
     for name, groups in dependencies.items():
         if groups:
             table, (own, design) = coordinate_table(groups, shapes[name]), (fields or {}).get(name, (None, None))
-            is_field = own is not None and _are_same(own, table)
+            is_field = own is not None and len(own) == len(table)
+            if is_field and own is not None:
+                equal = own.unsqueeze(-1) == table.unsqueeze(-2)  # the same coordinates in each row, -1 for none
+                is_field = bool(equal.any(-1).all()) and bool((equal.any(-2) | (table < 0)).all())
             for rows, index in [(None, own)] if is_field and own is not None else by_width(table):
                 key = name.split(", ")[0] in apart, index.shape[-1], is_field
                 found.setdefault(key, []).append((Member(name, rows, design if is_field else None), index))
@@ -257,11 +260,3 @@ def families(
         FactorFamily(tuple(member for member, _ in parts), torch.cat([index for _, index in parts]), key[-1])
         for key, parts in sorted(found.items(), key=itemgetter(0))
     )
-
-
-def _are_same(values: Tensor, table: Tensor) -> bool:
-    """Whether the coordinates ``(F, v)`` are those of a table ``(F, m)``, -1 for none, in each row."""
-    if len(values) != len(table):
-        return False
-    equal = values.unsqueeze(-1) == table.unsqueeze(-2)
-    return bool(equal.any(-1).all()) and bool((equal.any(-2) | (table < 0)).all())

@@ -110,7 +110,7 @@ class Second:
                 for weight, place, value in zip(weights, self._places, found, strict=True)
             )
             if isinstance(total, Tensor):
-                totals = [t - part for t, part in zip(totals, pullbacks(total, *wrt), strict=True)]
+                totals = [t - part for t, part in zip(totals, pullbacks(total, wrt), strict=True)]
         return totals
 
 
@@ -144,7 +144,7 @@ def slopes_of_few(values: Tensor, index: Tensor, weights: Tensor, u: Tensor, wrt
             continue
         for i, row in enumerate(weight):
             product = pullback(slope[own[i]], u, create_graph=True)[own] @ row
-            totals = [t - part for t, part in zip(totals, pullbacks(product, *wrt), strict=True)]
+            totals = [t - part for t, part in zip(totals, pullbacks(product, wrt), strict=True)]
     return totals
 
 

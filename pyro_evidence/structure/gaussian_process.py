@@ -166,12 +166,13 @@ class GaussianLatent(LinearDensity):
         return super().__getstate__() | {"_read": [], "_graph": []}
 
     def parts(self, theta: Tensor) -> ModelParts:
-        """The model's parts at ``theta``.
+        """The model's parts at ``theta``, whose graph, of matrices, is made only where it is asked for.
 
         :raises NotPositiveDefinite: where the model cannot factorise its covariance.
         """
         try:
-            return super().parts(theta)
+            with torch.set_grad_enabled(theta.requires_grad and torch.is_grad_enabled()):
+                return super().parts(theta)
         except LinAlgError as error:
             raise _no_covariance(error) from error
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from pyro_evidence.numerics.derivatives import generic_directions, pullback, sole_slopes
+from pyro_evidence.numerics.derivatives import Orders, generic_directions, pullback, sole_slopes
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.program import predictors
 from pyro_evidence.program.sites import log_prob_sum
@@ -129,6 +129,14 @@ class Pruned:
         value, slope = self.density.gradient(self.held(u.detach(), theta), own)
         return value - self.left_out(theta).detach(), torch.where(active, slope, 0.0)
 
+    def orders(self, u: Tensor, theta: Tensor) -> Orders:
+        """The log joint and two derivatives in the active coordinates of ``u``, in one graph."""
+        active, own = self.read(theta)
+        density: Any = self.density
+        found: Orders = density.orders(self.held(u, theta), own)
+        slope, A = torch.where(active, found.gradient, 0.0), masked(found.precision, active)
+        return Orders(found.log_joint - self.left_out(theta), slope, A)
+
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in the active coordinates, shape ``(R, D, D)``."""
         return self._masked(self.density.precision, u, theta)
@@ -143,13 +151,17 @@ class Pruned:
 
     def _masked(self, curvature: Callable[[Tensor, Tensor], Tensor], u: Tensor, theta: Tensor) -> Tensor:
         active, own = self.read(theta)
-        A = curvature(self.held(u, theta), own)
-        if bool(active.all()):
-            return A
-        keep = active.to(A.dtype)
-        if A.dim() == 2:
-            return A * keep + (1.0 - keep)
-        return A * keep.unsqueeze(-2) * keep.unsqueeze(-1) + (1.0 - keep).diag_embed()
+        return masked(curvature(self.held(u, theta), own), active)
+
+
+def masked(A: Tensor, active: Tensor) -> Tensor:
+    """A curvature ``(R, D, D)``, or its diagonal, with the identity on coordinates that are not active."""
+    if bool(active.all()):
+        return A
+    keep = active.to(A.dtype)
+    if A.dim() == 2:
+        return A * keep + (1.0 - keep)
+    return A * keep.unsqueeze(-2) * keep.unsqueeze(-1) + (1.0 - keep).diag_embed()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.derivatives import Forward
 from pyro_evidence.numerics.linalg import has_room
-from pyro_evidence.numerics.linear_predictor import is_even, is_separable
+from pyro_evidence.numerics.linear_predictor import is_separable
 from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.program import parameters, predictors
 from pyro_evidence.program.checks import tensors
@@ -18,7 +18,13 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm, Sites
 from pyro_evidence.program.sites import log_prob_sum
 from pyro_evidence.structure import factors, gaussian_process, groups, probes
-from pyro_evidence.structure.density import AutogradDensity, DenseLinear, LinearDensity, LinearPredictors, are_equal
+from pyro_evidence.structure.density import (
+    AutogradDensity,
+    DenseLinear,
+    LinearDensity,
+    LinearPredictors,
+    are_equal,
+)
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
 from pyro_evidence.structure.factor_terms import SITES, terms_of_steps
@@ -278,7 +284,7 @@ def _linear(
     dense = tuple(p for p in parts if isinstance(p, DenseLinear))
     sparse = tuple(p for p in parts if isinstance(p, SparseLinear))
     linear = (
-        LinearDensity(origin.joint, dense, sites.free, gaussian)
+        LinearDensity(origin.joint, dense, sites.free, gaussian, None if gaussian else _deviations(origin, runs))
         if followed is None
         else SparsePredictors(origin.joint, sparse, sites.free, gaussian)
     )
@@ -290,6 +296,25 @@ def _gaussian(origin: TestPoint, others: list[TestPoint]) -> bool:
     if any(predictors.depends(x, origin.u) for x in origin.prior[:2]):
         return False
     return all(bool(p.prior[2].all()) for p in (origin, *others))
+
+
+def _deviations(origin: TestPoint, runs: list[Pair]) -> Tensor | None:
+    """``W`` of latents whose deviations ``W u - c`` from linear prior means are normal and independent, or None.
+
+    ``c`` and the precisions hang on hyperparameters alone, ``W`` on nothing, in every run.
+    """
+    rounding, (loc, precision, known) = origin.joint.rounding, origin.prior
+    if not bool(known.all()) or predictors.depends(precision, origin.u):
+        return None
+    J = Forward(loc, origin.u, at_once=origin.kept.passes_at_once).matrix().double()
+    with torch.no_grad():
+        for base, probe in runs:
+            moved, (loc, precision, _), (there, also, known) = probe.u - base.u, base.prior, probe.prior
+            size = 1.0 + loc.abs() + J.abs() @ moved.abs()
+            linear = bool(((there - loc - J @ moved).abs() <= rounding * size).all())
+            if not (linear and bool(known.all()) and are_equal([precision], [also], rounding)):
+                return None
+        return torch.eye(len(J)).to(J) - J
 
 
 def _linear_part(
@@ -317,8 +342,8 @@ def _linear_part(
         if not _affordable(part, origin):
             return None
         J = _jacobian(slope, origin).reshape(-1, num_coupled, slope.x.numel())
-        traces = (origin.trace, typical.trace)
-        even = (is_even(part.log_likelihood(t), part.layout, part.blocks(t).unsqueeze(0)) for t in traces)
+        noises = [part.noise(point.trace) for point in (origin, typical)]
+        even = [noise is not None and bool((noise.precision == noise.precision[:1]).all()) for noise in noises]
         return DenseLinear(part, J, all(even))
     return None
 

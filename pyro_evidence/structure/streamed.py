@@ -230,10 +230,10 @@ class StreamedDensity(LinearDensity):
     def orders(self, u: Tensor, theta: Tensor) -> Orders:
         """The log joint and two derivatives in ``u``, which requires a gradient; theirs are passes again."""
         self._require_dense(u)
-        value, rise, A = self._prior_orders(u, theta)
+        prior = self._prior_orders(u, theta)
         gradient = added_up(self.rows, partial(_slope, self.of.value), self._totals(u, theta).gradient, u, theta)
-        A = with_prior(self.likelihood_precision(u, theta), A)
-        return Orders(value + self.log_likelihood(u, theta), rise + gradient, A)
+        A = with_prior(self.likelihood_precision(u, theta), prior.precision)
+        return Orders(prior.log_joint + self.log_likelihood(u, theta), prior.gradient + gradient, A)
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
         return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)
@@ -299,7 +299,7 @@ def _pulled(of: OfChunk, density: Any, *x: Tensor) -> Tensor:
     *points, cotangent = x
     again = any(v.requires_grad for v in x)
     points = [v if v.requires_grad else v.detach().requires_grad_() for v in points]
-    found = derivatives.pullbacks(of(density, *points), *points, cotangent=cotangent, create_graph=again)
+    found = derivatives.pullbacks(of(density, *points), points, cotangent, create_graph=again)
     return torch.cat([g.reshape(-1) for g in found])
 
 

@@ -61,3 +61,19 @@ def test_gradient_equals_differences_of_the_log_evidence(name: str) -> None:
     state = approximation.laplace_state(at, theta, joint.initial(1, seed=0)[0], cold=True)
     expected = central_difference(lambda x: approximation.laplace_state(at, x, state.u).objective, theta)
     torch.testing.assert_close(gradient.slope(state).total, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_mode_hyperprior_and_slope_at_one_place_take_one_run_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = LogJoint(hierarchical, classes(), maximise=["tau"])
+    problem = approximation.laplace_problem(joint)
+    assert problem.shared is not None
+    runs, trace_at = [], LogJoint.trace_at
+    monkeypatch.setattr(LogJoint, "trace_at", lambda *args: runs.append(args) or trace_at(*args))
+    theta = joint.initial_theta + 0.3
+    state = approximation.laplace_state(problem, theta, joint.initial_u)
+    found = gradient.slope(state)
+    assert len(runs) == 1
+    again = gradient.slope(approximation.laplace_state(problem, theta + 0.1, state.u))
+    assert len(runs) == 2
+    assert not torch.equal(again.total, found.total)
+    assert torch.equal(gradient.slope(state).total, found.total)

@@ -11,11 +11,11 @@ from pyro_evidence.numerics import linear_predictor
 from pyro_evidence.numerics.linear_predictor import (
     Gram,
     Layout,
-    curvature_blocks,
+    curvature_graph,
     gram,
     gram_diagonal,
-    is_even,
     is_separable,
+    slope_and_curvature,
 )
 from tests.oracles import linear_predictor as oracle
 
@@ -69,7 +69,7 @@ def test_logistic_hessian_is_the_sum_over_data() -> None:
     X, t, w = problem(3)
     layout = Layout(torch.Size([9]), ())
     eta = layout.blocks(w @ X.mT).requires_grad_()
-    A = gram(X.unsqueeze(1), curvature_blocks(logistic(t), layout, eta, create_graph=False))
+    A = gram(X.unsqueeze(1), slope_and_curvature(logistic(t), layout, eta)[2]())
     for row in range(3):
         expected = -oracle.logistic(X.numpy(), t.numpy(), w[row].numpy())[2]
         np.testing.assert_allclose(A[row].numpy(), expected, rtol=1e-10, atol=1e-12)
@@ -87,7 +87,7 @@ def test_softmax_hessian_is_the_sum_over_data(at_once: int, monkeypatch: pytest.
     for c in range(2):
         J[:, c, c + 1], J[:, c, 0] = X, -X
     J = J.reshape(9, 2, 12)
-    B = curvature_blocks(softmax(t), layout, eta, create_graph=False)
+    B = slope_and_curvature(softmax(t), layout, eta)[2]()
     expected = -oracle.softmax(X.numpy(), t.numpy(), W.numpy())[2]
     np.testing.assert_allclose(gram(J, B)[0].numpy(), expected, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(gram_diagonal(J, B)[0].numpy(), expected.diagonal(), rtol=1e-10, atol=1e-12)
@@ -142,13 +142,13 @@ def test_a_likelihood_linear_in_its_predictor_has_no_curvature() -> None:
     layout, eta = Layout(torch.Size([3]), ()), torch.randn(1, 3, 1, requires_grad=True)
     scale = torch.ones((), requires_grad=True)
     for f in (lambda e: e.sum(-1), lambda e: (scale * e.abs()).sum(-1)):
-        assert torch.equal(curvature_blocks(f, layout, eta, create_graph=False), torch.zeros(1, 3, 1, 1))
+        assert torch.equal(slope_and_curvature(f, layout, eta)[2](), torch.zeros(1, 3, 1, 1))
 
 
 def test_blocks_can_be_differentiated() -> None:
     """The third derivative of a Poisson likelihood is minus its rate."""
     layout, eta = Layout(torch.Size([3]), ()), torch.randn(1, 3, 1, requires_grad=True)
-    B = curvature_blocks(lambda e: (-e.exp()).sum(-1), layout, eta, create_graph=True)
+    B = curvature_graph(lambda e: (-e.exp()).sum(-1), layout, eta)[2]
     assert_exact(torch.autograd.grad(B.sum(), eta)[0], eta.detach().exp())
 
 
@@ -159,25 +159,6 @@ def test_a_wrong_layout_is_seen(coupled: tuple[int, ...], expected: bool) -> Non
     eta = layout.blocks(torch.randn(1, 4, 2))
     assert is_separable(softmax(t), layout, eta, 1e-10) is expected
     assert not eta.requires_grad
-
-
-def noise(family: str):
-    t = torch.linspace(-2.0, 3.0, 7)
-    precision = torch.full((7,), 1e-6)
-    densities = {
-        "Gaussian": lambda e: -0.5 * (precision * (t - e).square()).sum(-1),
-        "Student": lambda e: -2.0 * (0.25e-6 * (t - e).square()).log1p().sum(-1),
-        "two precisions": lambda e: -0.5 * (precision * torch.arange(1.0, 8.0) * (t - e).square()).sum(-1),
-        "classes": lambda e: logistic((t > 0).double())(e),
-        "none": lambda e: 2.0 * e.sum(-1),
-    }
-    return densities[family]
-
-
-@pytest.mark.parametrize("family", ["Gaussian", "Student", "two precisions", "classes", "none"])
-def test_noise_is_even_where_it_is_gaussian_and_of_one_precision(family: str) -> None:
-    layout = Layout(torch.Size([7]), ())
-    assert is_even(noise(family), layout, torch.zeros(1, 7, 1)) == (family == "Gaussian")
 
 
 def test_gram_of_even_noise_has_the_derivatives_of_the_plain_one_in_what_sets_it() -> None:

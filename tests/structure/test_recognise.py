@@ -352,3 +352,46 @@ def test_few_coordinates_with_many_rows_that_are_not_linear_have_factors() -> No
 
 def test_few_rows_are_not_searched_for_factors() -> None:
     assert recognise(persons_and_items(5), factors=True).factors is None
+
+
+def hierarchy(mean, spread=lambda _: 1.0) -> LogJoint:
+    def model() -> None:
+        mu = pyro.sample("mu", dist.Normal(1.0, 5.0))
+        with pyro.plate("groups", 3):
+            pyro.sample(
+                "y",
+                dist.Normal(pyro.sample("theta", dist.Normal(mean(mu), positive("s", 0.7) * spread(mu))), 1.0),
+                obs=X[:3, 0],
+            )
+
+    return LogJoint(model, ())
+
+
+def test_linear_prior_means_are_read_off_and_give_the_derivatives_of_the_model() -> None:
+    joint = hierarchy(lambda mu: 2.0 * mu - 3.0)
+    found = recognise(joint)
+    assert found.linear is not None
+    assert found.linear.W is not None
+    expected = torch.eye(4)
+    expected[1:, 0] = -2.0
+    assert_same(found.linear.W, expected)
+    normal = found.linear.parts(joint.initial_theta).normal
+    assert normal is not None
+    assert_same(normal.loc, torch.tensor([1.0, -3.0, -3.0, -3.0]))
+    assert_all_same(numbers(found.linear, joint), numbers(found.density, joint))
+    assert_all_same(slopes(found.linear, joint), slopes(found.density, joint))
+
+
+@pytest.mark.parametrize(
+    "joint",
+    [
+        hierarchy(torch.square),
+        hierarchy(lambda mu: mu.clamp(-30.0, 30.0)),
+        hierarchy(lambda mu: mu, lambda mu: (0.1 * mu).exp()),
+        hierarchy(lambda mu: mu * positive("slope", 2.0)),
+    ],
+    ids=["square", "clamped", "spread", "slope"],
+)
+def test_prior_means_that_are_not_linear_or_spreads_that_move_are_not(joint: LogJoint) -> None:
+    linear = recognise(joint).linear
+    assert linear is None or linear.W is None

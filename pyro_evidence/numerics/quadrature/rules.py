@@ -63,7 +63,12 @@ def gauss_hermite(num: int) -> Rule:
     beside = torch.arange(1.0, num, dtype=torch.float64).sqrt()
     nodes = torch.linalg.eigvalsh(torch.diag(beside, 1) + torch.diag(beside, -1))
     nodes = 0.5 * (nodes - nodes.flip(0))  # exactly symmetric
-    return Rule(nodes.unsqueeze(-1), -0.5 * nodes.square() - _squares(nodes, num).log())
+    before, here = torch.zeros_like(nodes), (-0.25 * nodes.square()).exp()
+    squares = here.square()  # of the polynomials, times exp(-x^2 / 2)
+    for n in range(1, num):
+        before, here = here, (nodes * here - (n - 1) ** 0.5 * before) / n**0.5
+        squares = squares + here.square()
+    return Rule(nodes.unsqueeze(-1), -0.5 * nodes.square() - squares.log())
 
 
 def nodes_and_weights(num: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,16 +86,6 @@ def quasi_normal(num: int, num_dims: int, seed: int = 0) -> Tensor:
     uniform = torch.quasirandom.SobolEngine(num_dims, scramble=True, seed=seed).draw(num, dtype=torch.float64)
     least = 1e-9  # six standard deviations
     return torch.special.ndtri(uniform.clamp(least, 1.0 - least))
-
-
-def _squares(x: Tensor, num: int) -> Tensor:
-    """Sum of squares of the first ``num`` orthonormal Hermite polynomials, times ``exp(-x^2 / 2)``."""
-    before, here = torch.zeros_like(x), (-0.25 * x.square()).exp()
-    total = here.square()
-    for n in range(1, num):
-        before, here = here, (x * here - (n - 1) ** 0.5 * before) / n**0.5
-        total = total + here.square()
-    return total
 
 
 def product(rule: Rule, num_dims: int) -> Rule:
@@ -152,7 +147,11 @@ def block_rule(num: int, num_dims: int) -> Rule:
     """
     if num == 1 or num_dims <= PRODUCT_DIMS:
         return product(gauss_hermite(num), num_dims)
-    radii, mass = _radii((num + 1) // 2, num_dims)
+    # radii and their masses, of Gauss's rule for half the square of the radius; Golub and Welsch (1969)
+    n, alpha = torch.arange((num + 1) // 2, dtype=torch.float64), 0.5 * num_dims - 1.0
+    beside = (n[1:] * (n[1:] + alpha)).sqrt()
+    values, vectors = torch.linalg.eigh((2.0 * n + 1.0 + alpha).diag() + beside.diag(1) + beside.diag(-1))
+    radii, mass = (2.0 * values).sqrt(), vectors[0].square()
     corners = factorial_corners(num_dims)
     directions, share = _sphere(torch.cat([corners, -corners]).unique(dim=0))  # no product of five axes is left
     generator = torch.Generator().manual_seed(0)
@@ -161,14 +160,6 @@ def block_rule(num: int, num_dims: int) -> Rule:
     share = share.repeat(len(turned) // len(directions)) * (len(directions) / len(turned))
     nodes = (radii[:, None, None] * turned).reshape(-1, num_dims)
     return Rule(nodes, (mass.unsqueeze(-1) * share).reshape(-1).log())
-
-
-def _radii(num: int, num_dims: int) -> tuple[Tensor, Tensor]:
-    """Radii and their masses, of Gauss's rule for half the square of the radius; Golub and Welsch (1969)."""
-    n, alpha = torch.arange(num, dtype=torch.float64), 0.5 * num_dims - 1.0
-    beside = (n[1:] * (n[1:] + alpha)).sqrt()
-    values, vectors = torch.linalg.eigh((2.0 * n + 1.0 + alpha).diag() + beside.diag(1) + beside.diag(-1))
-    return (2.0 * values).sqrt(), vectors[0].square()
 
 
 def padded(rules: list[Rule]) -> tuple[list[Tensor], list[Tensor]]:
