@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable
 
 import mpmath
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.models.survival import (
     Censored,
     CoxPartialLikelihood,
@@ -67,6 +69,20 @@ def test_survival_has_two_right_derivatives(kind: str) -> None:
 
     assert torch.autograd.gradcheck(f, (a, b, t))
     assert torch.autograd.gradgradcheck(f, (a, b, t))
+
+
+@every_kind
+def test_survival_of_rows_is_evaluated_at_once(kind: str) -> None:
+    """Else a model with it is fitted row by row: frailties of log-normal times took seven times as long."""
+    rows = torch.tensor([0.8, 1.1]).double()
+
+    def one(factor: Tensor) -> Tensor:
+        return log_survival(KINDS[kind](factor * A, B), TIMES)
+
+    with without_validation(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = torch.vmap(one)(rows)
+    torch.testing.assert_close(found, torch.stack([one(row) for row in rows]))
 
 
 @pytest.mark.parametrize("a", [0.05, 0.7, 3.0, 40.0, 900.0])
