@@ -86,13 +86,11 @@ def inside_correction(integral: Integral) -> InsideCorrection | None:
     if row_bytes is None or not joint.has_data or not bool(problem.active.all()) or FEWEST * row_bytes > PRICE:
         return None
     marginal = problem.by_quadrature(NODES) if problem.curvature is exact_hessian else None
-    if marginal is None and joint.latents.size >= SobolEngine.MAXDIM:
-        return None
     if marginal is not None and marginal.partition.width > PRODUCT_DIMS:
         marginal = replace(marginal, num=NODES_OF_WIDE)
     found, num = None, FEWEST
     with without_validation(), suppress(RuntimeError):  # a model that takes no batch of rows
-        while num * row_bytes * _nodes_of(marginal) <= PRICE:
+        while num * row_bytes * _nodes_of(marginal) <= PRICE and (marginal or joint.latents.size < SobolEngine.MAXDIM):
             found = _by_draws(integral, marginal, num)
             doubtful = found.pareto_k > importance.threshold(num)
             if not doubtful and max(found.standard_error, found.by_nodes) <= PRECISE:

@@ -15,6 +15,7 @@ from pyro_evidence.models.gmrf.field import Between, GaussianField, Unit, parame
 from pyro_evidence.precision.elimination import components
 
 SPECTRUM = 1000  # nodes up to which eigenvalues, .2 s once for a graph, cost less than a factorisation at each run
+Built = tuple[Structure, tuple[Tensor, Tensor], Tensor, torch.Size]  # structure, factors, log determinant, event shape
 KNOWN = 256  # log determinants and their derivatives that are kept: a batch of rows comes back to each a few times
 
 
@@ -130,11 +131,11 @@ class Operator:
         coefficients = torch.cat([difference.expand(len(self.edges), 2), alone.expand(self.size, 2)])
         return coefficients, torch.cat([c.unsqueeze(-1) * self.weights.to(b), b.unsqueeze(-1) * self.mass.to(b)], -1)
 
-    def at_scale(self, b: Tensor, c: Tensor, scale: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Factors of the precision ``K / scale^2`` on :attr:`by_edges`, and its log determinant."""
+    def at_scale(self, b: Tensor, c: Tensor, scale: Tensor) -> Built:
+        """Structure, factors, log determinant and shape of the field of precision ``K / scale^2``."""
         coefficients, precision = self.factors(b, c)
         log_det = self.log_det(b, c) - 2.0 * self.size * scale.log()
-        return (coefficients, precision * scale.unsqueeze(-1) ** -2), log_det
+        return self.by_edges, (coefficients, precision * scale.unsqueeze(-1) ** -2), log_det, torch.Size([self.size])
 
     @cached_property
     def by_rows(self) -> tuple[Structure, Tensor]:
@@ -179,27 +180,21 @@ class Operator:
 
     def at_ratio(self, ratio: float, order: int) -> float:
         """``log |diag(mass) + ratio L|``, or its first or second derivative in the ratio; known ones are kept."""
-        if (ratio, order) not in self._known:
+        known, last = self._kept
+        if (ratio, order) not in known:
             zero, one, number = torch.tensor([0.0, 1.0, ratio]).to(self.mass)
-            if not self._last or self._last[0][0] != ratio:
-                self._last[:] = [(ratio, self.by_edges.on_constraint(squares(*self.factors(one, number))))]
-            Q, L = self._last[0][1], squares(*self.factors(zero, one))
-            if not order:
-                found = Q.log_det
-            else:
-                found = ((Q.covariance if order == 1 else -Q.sandwich(L)) * L).sum()
-            if len(self._known) >= KNOWN:
-                self._known.clear()
-            self._known[ratio, order] = float(found)
-        return self._known[ratio, order]
+            if not last or last[0][0] != ratio:
+                last[:] = [(ratio, self.by_edges.on_constraint(squares(*self.factors(one, number))))]
+            Q, L = last[0][1], squares(*self.factors(zero, one))
+            slope = Q.covariance if order == 1 else -Q.sandwich(L) if order else None
+            if len(known) >= KNOWN:
+                known.clear()
+            known[ratio, order] = float(Q.log_det if slope is None else (slope * L).sum())
+        return known[ratio, order]
 
     @cached_property
-    def _known(self) -> dict[tuple[float, int], float]:
-        return {}
-
-    @cached_property
-    def _last(self) -> list[tuple[float, ConstrainedPrecision]]:
-        return []
+    def _kept(self) -> tuple[dict[tuple[float, int], float], list[tuple[float, ConstrainedPrecision]]]:
+        return {}, []
 
 
 class _AtRatio(OneByOne):
@@ -388,9 +383,7 @@ class CAR(GaussianField):
     ) -> None:
         operator = _graph(edges).operator
         self.scale, self.coefficient = broadcast_all(scale, coefficient)
-        b, c = 1.0 - self.coefficient, self.coefficient
-        factors, log_det = operator.at_scale(b, c, self.scale)
-        super().__init__(operator.by_edges, factors, log_det, torch.Size([operator.size]), validate_args)
+        super().__init__(*operator.at_scale(1.0 - self.coefficient, self.coefficient, self.scale), validate_args)
 
 
 class Leroux(GaussianField):
@@ -412,9 +405,7 @@ class Leroux(GaussianField):
     def __init__(self, edges: Tensor | Neighbours, scale: Any, mixing: Any, validate_args: bool | None = None) -> None:
         operator = _graph(edges).identity_operator
         self.scale, self.mixing = broadcast_all(scale, mixing)
-        b, c = 1.0 - self.mixing, self.mixing
-        factors, log_det = operator.at_scale(b, c, self.scale)
-        super().__init__(operator.by_edges, factors, log_det, torch.Size([operator.size]), validate_args)
+        super().__init__(*operator.at_scale(1.0 - self.mixing, self.mixing, self.scale), validate_args)
 
 
 class SAR(GaussianField):

@@ -204,7 +204,7 @@ class Matern(GaussianField):
         if alpha == 1:
             kappa = 2.0 / self.range  # sqrt(8 nu), nu = 1/2
             tau = (math.gamma(0.5) / (4.0 * math.pi * math.gamma(1.5) * kappa)).sqrt() / self.scale
-            structure, (factors, log_det) = operator.by_edges, operator.at_scale(kappa.square(), one, 1.0 / tau)
+            structure, factors, log_det, _ = operator.at_scale(kappa.square(), one, 1.0 / tau)
         else:
             eighth = self.range.square() / 8.0
             structure, rows = operator.by_rows[0], operator.rows(one, eighth)
