@@ -15,6 +15,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_s
 from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.nested.integration import NODES, OuterMode, outer_mode
 from pyro_evidence.numerics import lbfgs
+from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import HILL, beyond_valleys
@@ -210,7 +211,8 @@ def prior_draws(found: OuterMode) -> Tensor:
 def all_prior_draws(found: OuterMode) -> Tensor:
     """Marginalised coordinates drawn from the prior of each marginalised site, the others at the mode, ``(S, d)``.
 
-    A flat prior has no draws: a site under one is looked at as far around the mode as other modes may be.
+    A flat prior has no draws: a site under one is looked at as far around the mode as other modes may be.  Last comes
+    the mode with the signs of real sites turned, which draws on several axes would hardly meet.
     """
     joint, state = found.state.problem.joint, found.state
     nodes, slices = joint.trace(state.u, state.theta).nodes, joint.hypers.slices
@@ -227,7 +229,9 @@ def all_prior_draws(found: OuterMode) -> Tensor:
             else:
                 drawn = part.transform.inv(nodes[part.name]["fn"].sample((NUM_DRAWS,))).reshape(NUM_DRAWS, -1).double()
             draws.append(drawn)
-    return torch.cat(draws, -1)
+    real = torch.cat([torch.full((p.size,), is_identity(p.transform)) for p in parts]).to(found.centre.device)
+    turned = found.centre.where(~real, -found.centre).unsqueeze(0)
+    return torch.cat([torch.cat(draws, -1), *([turned] if bool(real.any()) else [])])
 
 
 def has_arrived(found: OuterMode) -> bool:

@@ -134,3 +134,26 @@ def test_a_place_from_which_the_way_to_the_mode_rises_is_not_climbed_from(monkey
     monkeypatch.setattr(hyperparameter_modes, "_is_another", lambda _, place, __: climbed_from.append(place) or True)
     assert torch.equal(hyperparameter_modes.secondary_modes(found, 0.02), places[1:])
     assert torch.equal(torch.stack(climbed_from), places[1:])
+
+
+def two_loadings(Y: Tensor) -> None:
+    a, b = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in "ab")
+    with pyro.plate("rows", len(Y)):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("Y", dist.Normal(torch.stack([a * w, b * w], -1), 0.4).to_event(1), obs=Y)
+
+
+def test_the_mirror_image_of_two_loadings_is_seen_and_that_of_one_is_integrated() -> None:
+    generator = torch.Generator().manual_seed(0)
+    w, noise = (torch.randn(20, k, generator=generator, dtype=torch.float64) for k in (1, 2))
+    Y = w * torch.tensor([1.2, 0.8]) + 0.4 * noise
+    with pytest.raises(NotAMode, match=r"\['a', 'b'\] has several modes"):
+        LaplaceEvidence(two_loadings, marginalise=["a", "b"], stop=Stop(progress=False)).run(Y)
+    posterior = LaplaceEvidence(two_loadings, marginalise=["a"], stop=Stop(progress=False)).run(Y)
+    loadings = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64)
+    a, b = torch.meshgrid(loadings, loadings, indexing="ij")
+    covariance = torch.stack([a * a + 0.16, a * b, a * b, b * b + 0.16], -1).unflatten(-1, (2, 2))
+    rows = dist.MultivariateNormal(torch.zeros(2, dtype=torch.float64), covariance).log_prob(Y[:, None, None])
+    value = rows.sum(0) + dist.Normal(0.0, 1.0).log_prob(torch.stack([a, b])).sum(0)
+    expected = float(value.flatten().logsumexp(0)) + 2.0 * math.log(0.05)
+    assert float(posterior.log_evidence) == pytest.approx(expected, abs=0.1)
