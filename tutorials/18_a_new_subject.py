@@ -22,7 +22,7 @@ import torch
 
 from pyro_evidence import LaplaceEvidence, Stop, datasets
 from pyro_evidence.models.formula import mixed
-from pyro_evidence.plots.fitted import average_predictions, caterpillar
+from pyro_evidence.plots import fitted
 
 torch.set_default_dtype(torch.float64)
 
@@ -57,7 +57,7 @@ print(model.source)
 
 # %%
 figure, axes = plt.subplots(figsize=(7.0, 5.0))
-_ = caterpillar(axes, posterior, site="u_Subject", most=18)
+_ = fitted.caterpillar(axes, posterior, site="u_Subject", most=18)
 print(posterior.effects("Subject"))
 
 # %% [markdown]
@@ -72,7 +72,7 @@ print(smooth.variances())
 gain = float(smooth.log_evidence - posterior.log_evidence)
 print(f"log restricted likelihood: {gain:+.2f} nats for the curve")
 figure, axes = plt.subplots(figsize=(7.0, 4.0))
-_ = average_predictions(axes, smooth, column="Days", kind="population")
+_ = fitted.average_predictions(axes, smooth, column="Days", kind="population")
 
 # %% [markdown]
 # ## A new subject

@@ -456,14 +456,18 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
         return replace(state, learned=None)
     if interpolates_data(state.laplace, state.slope):
         return replace(state, stop_reason=Status.INTERPOLATING)
-    unpruned = log_units(state.laplace.problem) & (state.metric.diagonal() > 0)
-    factors = torch.eye(len(unpruned)).to(state.slope.total)[unpruned]  # of e, smaller and larger: all the same
-    if any(max(_change(state, move), _change(state, -move)) < 1e-5 for move in factors):
+    if _is_flat(state):
         return replace(state, stop_reason=Status.UNBOUNDED)
     moves = TINY * generic_directions(6, len(state.laplace.theta), state.slope.total)
     allowed = 100.0 * (TINY * float(state.slope.total.abs().sum()) + _rounding(state))
     lost = bool((state.away > A_MILLION).any()) and max(_change(state, move) for move in moves) > allowed
     return replace(state, stop_reason=Status.UNBOUNDED if lost else Status.STUCK)
+
+
+def _is_flat(state: TypeII) -> bool:
+    """Whether the objective is the same, to 1e-5 nats, with some hyperparameter a factor e smaller and larger."""
+    on = log_units(state.laplace.problem) & (state.metric.diagonal() > 0)  # the others are pruned
+    return any(max(_change(state, d), _change(state, -d)) < 1e-5 for d in torch.eye(len(on)).to(state.slope.total)[on])
 
 
 def _change(state: TypeII, move: Tensor) -> float:

@@ -180,8 +180,8 @@ def _log_survival_gamma(fn: Any, value: Tensor) -> Tensor:
 def log_ndtr(x: Tensor) -> Tensor:
     """Log distribution function of a standard normal number; torch's own has no rows under ``vmap``.
 
-    >>> log_ndtr(torch.tensor([-40.0, 0.0]))
-    tensor([-804.6084,   -0.6931])
+    >>> round(float(log_ndtr(torch.tensor(-40.0))), 2)
+    -804.61
     """
     low, high = x.clamp(max=0.0), x.clamp(min=0.0)  # clamp: either is taken on its side of zero only
     below = (0.5 * torch.special.erfcx(-low * 0.5**0.5)).log() - 0.5 * low.square()
