@@ -210,12 +210,12 @@ class LaplaceEvidence(Resumable):
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, factors: bool = True) -> None:
         """The modes at the hyperparameters that the model begins with.
 
-        :param factors: whether the precision may be assembled from the density's factors; at the first mode two
-            products with the true Hessian say whether these are all.
+        :param factors: whether the precision may be assembled from the density's factors or linear predictors; at the
+            first mode two products with the true Hessian say whether these factors are all.
         """
         problem = self._problem(args, kwargs)
         self._search(problem if factors else problem.without_factors)
-        if factors and not is_certified(self._fits[0].state.laplace):
+        if factors and problem.factors is not None and not is_certified(self._fits[0].state.laplace):
             return self._start(args, kwargs, factors=False)
         self._data = (args, kwargs)
 

@@ -121,7 +121,12 @@ class Problem:
 
     @property
     def without_factors(self) -> "Problem":
-        """The same problem with a dense precision, where a product has shown that factors were overlooked."""
+        """This problem with a dense precision, where a product has shown that factors were overlooked.
+
+        By autograd, where its density is one of linear predictors that no longer is the model's.
+        """
+        if self.factors is None:
+            return replace(self, structure=replace(self.structure, known=None))
         found = recognise(self.joint)
         reason = NotSparse("two products with the true Hessian differ from those with the factors found")
         return replace(self, structure=replace(found, coupled=reason))
@@ -322,12 +327,17 @@ def state_at(
 
 
 def is_certified(state: LaplaceState) -> bool:
-    """Whether the factors of the density, where it is known by them, have the true Hessian's products at a state.
+    """Whether a density that was recognised at the first hyperparameters is the model's at a state, too.
 
-    Two products with vectors scaled by the diagonal's root, compared coordinate by coordinate.
+    Of factors two products with vectors scaled by the diagonal's root are compared with the true Hessian's; of linear
+    predictors value and gradient.
     """
-    factors = state.problem.factors
-    return factors is None or factors.is_certified(state.u, state.theta)
+    problem = state.problem
+    if problem.factors is not None:
+        return problem.factors.is_certified(state.u, state.theta)
+    if problem.structure.linear is None or not bool(problem.active.all()):  # pruned ones are at extreme values
+        return True
+    return problem.structure.agrees(state.u.unsqueeze(0), state.theta)
 
 
 def require_proper(state: LaplaceState, *, last: bool = True) -> None:

@@ -355,8 +355,9 @@ class LinearPredictors(JointDensity):
         own = theta[0] if theta.dim() == 2 else theta
         leaf = own if graph or not torch.is_grad_enabled() else own.detach().clone().requires_grad_()
         parts = self.parts_at(leaf, self.joint.trace(self.joint.initial_u, leaf))
-        self._cache[:] = [parts] if graph else [parts.detached(theta), *([parts] if parts.graph else [])]
-        return self._cache[0]
+        made = parts if graph else parts.detached(theta)
+        self._cache[:] = [made, *([parts] if parts.graph and not graph else [])]
+        return made
 
     def leaf(self, theta: Tensor) -> Tensor:
         """A copy of ``theta`` to differentiate in: that of the last run, where it was there."""
@@ -391,9 +392,10 @@ class LinearPredictors(JointDensity):
     def log_likelihood(self, u: Tensor, theta: Tensor) -> Tensor:
         """Log likelihood of all observed sites, nats, shape ``(R,)``."""
         parts = self.parts(theta)
-        total = u.new_zeros(len(u)) + parts.rest
-        for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
-            total = total + part.slot.log_likelihood(parts.trace)(part.slot.layout.natural(eta)).double()
+        with torch.set_grad_enabled(wants_graph(u, theta)):  # the trace may be one that others differentiate
+            total = u.new_zeros(len(u)) + parts.rest
+            for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
+                total = total + part.slot.log_likelihood(parts.trace)(part.slot.layout.natural(eta)).double()
         return total
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -420,8 +422,10 @@ class LinearPredictors(JointDensity):
     def curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
         """Minus the second derivatives of the likelihoods in their predictors, ``(R, N, C, C)`` each."""
         graph, parts = wants_graph(u, theta), self.parts(theta)
-        if self._last and not graph and self._last[0][1] is parts and torch.equal(self._last[0][0], u):
-            return [block().double() for block in self._last.pop()[2]]
+        last = None if graph else next(iter(self._last), None)  # which another thread may take meanwhile
+        if last is not None and last[1] is parts and torch.equal(last[0], u):
+            self._last.clear()
+            return [block().double() for block in last[2]]
         pairs = [(p.of_likelihood, eta) for p, eta in zip(self.linear, self._etas(u, theta), strict=True)]
         if graph:
             return [of.in_graph(parts.trace, eta)[2].double() for of, eta in pairs]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.batched import HELD_NUMBERS
-from pyro_evidence.numerics.derivatives import Forward
+from pyro_evidence.numerics.derivatives import Forward, generic_directions
 from pyro_evidence.numerics.linalg import has_room
 from pyro_evidence.numerics.linear_predictor import is_separable
 from pyro_evidence.precision.dense import FLOAT
@@ -304,7 +304,10 @@ def _deviations(origin: TestPoint, runs: list[Pair]) -> Tensor | None:
     ``c`` and the precisions hang on hyperparameters alone, ``W`` on nothing, in every run.
     """
     rounding, (loc, precision, known) = origin.joint.rounding, origin.prior
-    if not bool(known.all()) or predictors.depends(precision, origin.u):
+    forward = Forward(loc, origin.u, at_once=origin.kept.passes_at_once, create_graph=True)
+    slope = forward.along(generic_directions(1, len(loc), origin.u))
+    curved = predictors.depends(slope, origin.u) or predictors.depends(slope, origin.theta)  # beyond where runs are
+    if not bool(known.all()) or predictors.depends(precision, origin.u) or curved:
         return None
     J = Forward(loc, origin.u, at_once=origin.kept.passes_at_once).matrix().double()
     with torch.no_grad():

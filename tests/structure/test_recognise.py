@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.numerics.linalg import available_bytes
 from pyro_evidence.precision.dense import assembled
-from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.structure import recognise as structure
 from pyro_evidence.structure.density import AutogradDensity, LinearDensity
 from pyro_evidence.structure.recognise import Structure, recognise
@@ -395,3 +396,57 @@ def test_linear_prior_means_are_read_off_and_give_the_derivatives_of_the_model()
 def test_prior_means_that_are_not_linear_or_spreads_that_move_are_not(joint: LogJoint) -> None:
     linear = recognise(joint).linear
     assert linear is None or linear.W is None
+
+
+def with_a_kinked_mean(y: Tensor, z: Tensor) -> None:
+    """The prior mean of ``b`` is a straight line in ``a`` whose slope moves with ``c`` below one."""
+    s, c = positive("s", 0.5), pyro.param("c", torch.tensor(3.0))
+    a = pyro.sample("a", dist.Normal(0.0, 1.0))
+    b = pyro.sample("b", dist.Normal(c.clamp(max=1.0) * a, 0.5))
+    pyro.sample("z", dist.Normal(a, 0.2), obs=z)
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(c + b * X[:, 0], s), obs=y)
+
+
+def with_a_kinked_design(y: Tensor, z: Tensor) -> None:
+    """The design of ``b`` moves with ``c`` below one."""
+    s, c = positive("s", 0.5), pyro.param("c", torch.tensor(3.0))
+    a, b = pyro.sample("a", dist.Normal(0.0, 1.0)), pyro.sample("b", dist.Normal(0.0, 1.0))
+    pyro.sample("z", dist.Normal(a, 0.2), obs=z)
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(c + c.clamp(max=1.0) * b * X[:, 0], s), obs=y)
+
+
+@pytest.mark.parametrize(("model", "is_mean"), [(with_a_kinked_mean, True), (with_a_kinked_design, False)])
+def test_what_moves_far_from_the_first_hyperparameters_is_seen_where_a_fit_ends(model: Model, is_mean: bool) -> None:
+    """Oracle: the normal distribution of all data at the hyperparameters that the fit has ended at."""
+    x, z = X[:, 0], torch.tensor(2.9)
+    y = 0.2 + x + 0.3 * torch.cos(7.0 * torch.arange(len(x)))
+    found = LaplaceEvidence(model, marginalise=(), stop=Stop(progress=False)).run(y, z)
+    s, c = (float(found.hyperparameters[n]) for n in ("s", "c"))
+    assert c < 0.9
+    prior = torch.tensor([[1.0, c], [c, c * c + 0.25]]) if is_mean else torch.eye(2)
+    design = torch.zeros(len(x) + 1, 2)
+    design[0, 0], design[1:, 1] = 1.0, x if is_mean else c * x
+    noise = torch.cat([torch.tensor([0.04]), torch.full_like(x, s * s)]).diag()
+    mean = torch.cat([torch.zeros(1), torch.full_like(x, c)])
+    exact = dist.MultivariateNormal(mean, design @ prior @ design.T + noise).log_prob(torch.cat([z.reshape(1), y]))
+    assert float(found.log_evidence) == pytest.approx(float(exact), abs=1e-8)
+
+
+def counts(y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.NegativeBinomial(positive("r", 2.0), logits=X[:, :2] @ w), obs=y)
+
+
+def test_a_density_at_plain_numbers_carries_no_graph() -> None:
+    """Though the run of the model that it takes its numbers from is one that slopes are taken of."""
+    joint = LogJoint(counts, (torch.arange(len(X)).double() % 5.0,))
+    linear = recognise(joint).linear
+    assert linear is not None
+    u = joint.initial(1, seed=0)
+    value, _ = linear.gradient(u, joint.initial_theta)
+    again = linear.log_joint(u, joint.initial_theta)
+    assert_same(again, value)
+    assert not again.requires_grad
