@@ -210,10 +210,17 @@ def stacked(panels: Sequence[Panel], x: str) -> Axes:
     return every[0]
 
 
-def curve(axes: Axes, x: Tensor, middle: Tensor, low: Tensor, high: Tensor, *, share: float) -> None:
-    """A line ``(G,)`` and the band around it that holds a share of the posterior."""
-    axes.fill_between(x.tolist(), low.tolist(), high.tolist(), alpha=SHADE, label=f"{percent(share)} % band")
-    axes.plot(x.tolist(), middle.tolist(), label="mean")
+def curve(axes: Axes, x: Tensor, values: Tensor, *, share: float, number: int = 0, name: str = "") -> None:
+    """A line and the band around it that holds a share of the posterior.
+
+    :param values: of the line and of the band's two ends, ``(G, 3)``.
+    :param number: among curves on the same Axes, by which its colour is chosen.
+    :param name: of the line where there are several, whose bands have no names of their own.
+    """
+    band = {"alpha": SHADE, "color": f"C{number}", "label": None if name else f"{percent(share)} % band"}
+    middle, low, high = values.T.tolist()
+    axes.fill_between(x.tolist(), low, high, **band)
+    axes.plot(x.tolist(), middle, **line_of(number), label=name or "mean")
 
 
 def with_labels(axes: Axes, x: str, y: str | None = None, *, legend: bool = True) -> Axes:

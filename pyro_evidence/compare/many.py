@@ -16,7 +16,7 @@ from pyro_evidence.fitting.iterate import Status, bar_of
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.replicates import together
+from pyro_evidence.posterior.replicates import examples, together
 from pyro_evidence.program.sites import sample_nodes
 from pyro_evidence.settings import check_count, seed_of, seeded
 
@@ -217,11 +217,11 @@ def run_many(engine: FittingEngine, *args: Any, **kwargs: Any) -> FitTable:
             for k, own in enumerate(sets):
                 alike.setdefault(tuple(tuple(getattr(x, "shape", ())) for x in own), []).append(k)
             for numbers in alike.values():
-                told = (0, len(numbers) // 2, len(numbers) - 1)  # how the batch is made, and what it must agree with
+                told = examples(len(numbers))
                 fit_alone(numbers[row] for row in told)
                 alone = {row: entries[numbers[row]].make() for row in told if entries[numbers[row]].error is None}
                 batch = together([sets[k] for k in numbers], alone, quiet.start, quiet.stop.quadrature_tol)
-                for row in set(batch) - set(told):
+                for row in batch.keys() - told:
                     entries[numbers[row]] = Entry(batch[row][0], CONVERGED, batch[row][1])
                     bar.update()
         fit_alone(range(len(sets)))

@@ -126,10 +126,15 @@ class Problem:
         By autograd, where its density is one of linear predictors that no longer is the model's.
         """
         if self.factors is None:
-            return replace(self, structure=replace(self.structure, known=None))
+            return self.by_autograd
         found = recognise(self.joint)
         reason = NotSparse("two products with the true Hessian differ from those with the factors found")
         return replace(self, structure=replace(found, coupled=reason))
+
+    @property
+    def by_autograd(self) -> "Problem":
+        """This problem by the density that needs nothing to be recognised."""
+        return replace(self, structure=replace(self.structure, known=None))
 
     @property
     def shared(self) -> LinearDensity | None:
@@ -330,12 +335,13 @@ def is_certified(state: LaplaceState) -> bool:
     """Whether a density that was recognised at the first hyperparameters is the model's at a state, too.
 
     Of factors two products with vectors scaled by the diagonal's root are compared with the true Hessian's; of linear
-    predictors value and gradient.
+    predictors value and gradient, as they were at the first hyperparameters where the search for modes ended.
     """
     problem = state.problem
     if problem.factors is not None:
         return problem.factors.is_certified(state.u, state.theta)
-    if problem.structure.linear is None or not bool(problem.active.all()):  # pruned ones are at extreme values
+    linear, pruned = problem.structure.linear, not bool(problem.active.all())
+    if linear is None or pruned or not len(state.theta):  # what is pruned has hyperparameters at extreme values
         return True
     return problem.structure.agrees(state.u.unsqueeze(0), state.theta)
 

@@ -155,7 +155,7 @@ def search(problem: Problem, starts: Tensor, theta: Tensor, progress: bool = Fal
 
         mode = search_modes(problem, starts, theta, cold=True, watch=show)
     if not problem.structure.agrees(mode.u[mode.converged], theta):  # linear predictors that are not the model's
-        return search(replace(problem, structure=replace(problem.structure, known=None)), starts, theta, progress)
+        return search(problem.by_autograd, starts, theta, progress)
     return distinct_modes([partial(state_at, problem, theta, mode, row) for row in range(len(starts))])
 
 

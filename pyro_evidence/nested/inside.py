@@ -171,13 +171,13 @@ def _drawn(integral: Integral, index: Tensor, shared: Tensor) -> tuple[Tensor, T
     white = mixture.unwhiten(quasi_normal(len(index), size + 1).to(kinds))
     u, by_component = nodes.u[index].double(), mixture.by_component(white)
     log_slope = torch.zeros_like(by_component[0])
+    unit = None if size == u.shape[-1] else torch.nn.functional.one_hot(shared, u.shape[-1]).to(u)
     for node in index.unique().tolist():
         rows, precision = index == node, nodes.precision.row(node)
-        if size == u.shape[-1]:
+        if unit is None:  # all coordinates are shared
             u[rows] += precision.unwhiten(white[rows])
             log_slope[rows] = -0.5 * precision.log_det
             continue
-        unit = torch.nn.functional.one_hot(shared, u.shape[-1]).to(u)
         covariance = precision.solve(unit)  # of shared coordinates with all
         tril = torch.linalg.cholesky(covariance[:, shared])
         u[rows] += white[rows] @ torch.linalg.solve_triangular(tril, covariance, upper=False)

@@ -107,20 +107,18 @@ def average_predictions(
     """
     check_axes(axes)
     rows = averages.frame_of(posterior, frame, column, by)
-    grid: list[float] = []
-    if not averages.levels_of(posterior, column):
-        grid = torch.linspace(float(rows[column].min()), float(rows[column].max()), POINTS).tolist()
-    table = posterior.means(column, values=grid, by=by, frame=rows, kind=kind, prob=prob).rows
+    levels, seen = averages.levels_of(posterior, column), rows[column]
+    grid = torch.zeros(0) if levels else torch.linspace(float(seen.min()), float(seen.max()), POINTS)
+    table = posterior.means(column, values=grid.tolist(), by=by, frame=rows, kind=kind, prob=prob).rows
     value, _, *ends = next(iter(table.values()))
     labels, numbers = list(table), torch.tensor([[row[c] for c in (value, *ends)] for row in table.values()])
-    if not grid:
+    if levels:
         intervals(axes, labels, *numbers.T.tolist())
         return with_labels(axes, f"{kind}: mean and {display.percent(prob)} % interval", legend=False)
     curves = numbers.unflatten(0, (len(grid), -1))
     for number, (label, found) in enumerate(zip(labels, curves.movedim(1, 0), strict=False)):
-        middle, low, high = found.T.tolist()
-        axes.fill_between(grid, low, high, alpha=display.SHADE, color=f"C{number}")
-        axes.plot(grid, middle, **display.line_of(number), label=label.partition("]")[2].removeprefix(", "))
+        name = label.partition("]")[2].removeprefix(", ")
+        display.curve(axes, grid, found, share=prob, number=number, name=name)
     return with_labels(axes, column, f"{kind}, {display.percent(prob)} % band", legend=curves.shape[1] > 1)
 
 

@@ -164,7 +164,9 @@ def draw_curve(posterior: Any, axes: Axes | None, prob: float) -> Axes | None:
         axes.plot(X.flatten().tolist(), node["value"].tolist(), ".", color="grey", label="data")
     sd = found.variance.clamp(min=0.0).sqrt()  # rounding below 0
     reach = float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * prob, dtype=torch.float64))) * sd
-    display.curve(axes, grid.flatten(), found.mean, found.mean - reach, found.mean + reach, share=prob)
+    display.curve(
+        axes, grid.flatten(), torch.stack([found.mean, found.mean - reach, found.mean + reach], -1), share=prob
+    )
     return display.with_labels(axes, "input", names[0])
 
 

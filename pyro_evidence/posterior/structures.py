@@ -21,7 +21,7 @@ from pyro_evidence.numerics.batched import along
 from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.predict import PredictionMixin, SitePrediction
-from pyro_evidence.posterior.replicates import Made, together
+from pyro_evidence.posterior.replicates import Made, examples, together
 from pyro_evidence.program.branching import MOST, IndependentChoices, Model, Structures, fixed, structures_of
 from pyro_evidence.program.checks import Arguments
 from pyro_evidence.settings import Start, check_count, seed_of, seeded
@@ -319,7 +319,7 @@ def over(
     def by_fits(some: Structures) -> Tensor:
         first = len(heights)
         heights.extend([math.nan] * len(some))
-        told = {0, len(some) // 2, len(some) - 1}  # how the others are found
+        told = examples(len(some))
         with bar_of("structures", progress, total=len(some)) as bar:
 
             def fit_each(rows: Iterable[int]) -> None:

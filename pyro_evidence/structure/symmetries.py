@@ -89,12 +89,14 @@ def angles(joint: LogJoint, rows: Tensor, theta: Tensor) -> Tensor:
     :param rows: unconstrained places ``(S, D)`` of the others at which ends are compared.
     """
     found = torch.zeros(joint.latents.size, dtype=torch.bool, device=rows.device)
-    inside = [p.name for p in joint.latents if _is_interval(p.transform)]
-    for index in (k for name in inside for k in range(*joint.latents.slices[name].indices(len(found)))):
-        ends = [rows.index_fill(1, torch.tensor(index).to(rows.device), end) for end in (-END, END)]
-        parts = torch.cat(ends).split(rows_at_once(joint))
-        low, high = torch.cat([joint.log_joint(part, theta).detach() for part in parts]).chunk(2)
-        found[index] = ((low - high).abs() <= CLOSED * (1.0 + low.abs())).all()
+    for part in (part for part in joint.latents if _is_interval(part.transform)):
+        found[joint.latents.slices[part.name]] = True
+    inside = found.nonzero()
+    if len(inside):
+        ends = torch.cat([rows.index_fill(1, index, end) for end in (-END, END) for index in inside])
+        values = torch.cat([joint.log_joint(some, theta).detach() for some in ends.split(rows_at_once(joint))])
+        low, high = values.view(2, len(inside), len(rows))
+        found[inside.flatten()] = ((low - high).abs() <= CLOSED * (1.0 + low.abs())).all(-1)
     return found
 
 
