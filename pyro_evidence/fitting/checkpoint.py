@@ -42,7 +42,7 @@ from pyro_evidence.fitting.codec import (
     taken_up,
 )
 from pyro_evidence.fitting.process_state import exclusive, restored_global_state, within_memory
-from pyro_evidence.numerics.linalg import PER_NUMBER, expect, one_thread_if_small
+from pyro_evidence.numerics.linalg import PER_NUMBER, expect
 from pyro_evidence.settings import check_path, stacklevel
 
 FORMAT = "pyro_evidence checkpoint 4"
@@ -365,7 +365,7 @@ def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Ca
     @within_memory
     @wraps(fit)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with exclusive(self), one_thread_if_small():
+        with exclusive(self):
             expect(PER_NUMBER * max((x.numel() for x in args if isinstance(x, Tensor)), default=0))
             recorder = None if known_by is None else recorder_of(self, lambda: known_by(args, kwargs))
             try:

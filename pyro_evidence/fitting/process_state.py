@@ -23,6 +23,7 @@ from pyro.poutine import runtime
 from torch import Tensor
 
 from pyro_evidence.errors import TooLarge
+from pyro_evidence.numerics.linalg import one_thread_if_small
 from pyro_evidence.settings import seeded
 
 # The words of torch, on either device, and of NumPy.
@@ -35,7 +36,7 @@ def within_memory(function: Function) -> Function:
     """A function whose failed allocations are an error message, whatever was made of them on the way up.
 
     Of a class it is every public method and property that the class itself defines.  It takes derivatives as it needs,
-    also where the caller has switched gradients off.
+    also where the caller has switched gradients off, and computes on one thread what is not worth several.
 
     >>> import torch
     >>> from pyro_evidence.fitting.process_state import within_memory
@@ -58,7 +59,7 @@ def within_memory(function: Function) -> Function:
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), one_thread_if_small():
                 return function(*args, **kwargs)
         except Exception as error:
             now: BaseException | None = None if isinstance(error, TooLarge) else error

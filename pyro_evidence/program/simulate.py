@@ -23,6 +23,7 @@ from pyro_evidence.fitting.process_state import (
 )
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.coordinates import Coordinates
+from pyro_evidence.numerics.linalg import PER_NUMBER, expect
 from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.sites import innermost, is_observation, sample_nodes
@@ -283,8 +284,10 @@ def rows_at_once(joint: LogJoint) -> int:
 
 
 def largest_row(joint: LogJoint) -> int:
-    """Numbers in the largest tensor of a run of the model."""
-    return max(1, joint.latents.size, *(t.numel() for _, t in tensors(joint.args, joint.kwargs)))
+    """Numbers in the largest tensor of a run of the model, which is announced: it may be worth several threads."""
+    numbers = max(1, joint.latents.size, *(t.numel() for _, t in tensors(joint.args, joint.kwargs)))
+    expect(PER_NUMBER * numbers)
+    return numbers
 
 
 def _joined(parts: list[Values]) -> Values:

@@ -100,3 +100,25 @@ def test_other_threads_keep_their_number_while_one_fits() -> None:
         worker.join(60)
     assert found == [2, 2] and set(models[0].seen + models[1].seen) == {1}
     assert torch.get_num_threads() == 4
+
+
+def test_a_posterior_of_few_data_computes_on_one_thread() -> None:
+    """Its summary and predictions call the model, too; each property gives the caller's number back."""
+    model = Model()
+    model.leave.set()
+    posterior = fit(model)
+    model.seen.clear()
+    posterior.summary()
+    posterior.predict(X)
+    assert set(model.seen) == {1}
+    assert torch.get_num_threads() == in_new_thread() == CALLERS
+
+
+def test_predictions_of_many_data_run_on_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    model.leave.set()
+    posterior = fit(model)
+    monkeypatch.setattr(linalg, "LARGE", linalg.PER_NUMBER * len(X))
+    posterior.predict(X)
+    assert model.seen[-1] == CALLERS
+    assert torch.get_num_threads() == in_new_thread() == CALLERS
