@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_evidence.blocks import marginal as blocks
 from pyro_evidence.errors import NotAMode, NotSmooth
 from pyro_evidence.fitting.process_state import own_warnings
-from pyro_evidence.laplace.approximation import LaplaceRows, LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import Orders, generic_directions, pullback, pullbacks
 from pyro_evidence.precision.choices import exact_hessian
@@ -121,32 +121,28 @@ def slopes(problem: Problem, states: Sequence[LaplaceState]) -> Slope:
     return slopes_of_rows(problem, theta, u, active, tril)
 
 
-def slopes_of_rows(problem: Problem, theta: Tensor, u: Tensor, active: Tensor, tril: Tensor) -> Slope:
+def slopes_of_rows(
+    problem: Problem, theta: Tensor, u: Tensor, active: Tensor, tril: Tensor, *, fixed_modes: bool = False
+) -> Slope:
     """:func:`slopes` at hyperparameters ``(R, T)`` and modes ``(R, D)`` with the Cholesky factors of the precisions.
 
     :param active: which coordinates are not pruned, ``(R, D)``.
+    :param fixed_modes: whether modes count as fixed when the hyperparameters move, as MacKay has them.
     """
     theta, u, by_rows = theta.detach().requires_grad_(), u.detach().requires_grad_(), problem.density_by_rows
     rows = torch.cat([theta, active.to(theta)], -1)
     half_log_det = 0.5 * (torch.cholesky_inverse(tril) * problem.curvature(by_rows, u, rows)).sum()
-    by_u, by_theta = pullback(half_log_det, u), pullback(half_log_det, theta)
+    by_theta, *by_u = pullbacks(half_log_det, (theta,) if fixed_modes else (theta, u))
     log_joint = by_rows.log_joint(u, rows).sum()
     direct = pullback(log_joint, theta)
+    if fixed_modes:
+        return Slope((direct - by_theta).double(), direct.double())
     if problem.curvature is not exact_hessian:  # by which modes move all the same; nan where there is none
         tril, info = torch.linalg.cholesky_ex(by_rows.precision(u.detach(), rows.detach()).double())
         tril = torch.where((info == 0)[:, None, None], tril, torch.nan)
-    moved = torch.cholesky_solve(by_u.unsqueeze(-1), tril).squeeze(-1)
+    moved = torch.cholesky_solve(by_u[0].unsqueeze(-1), tril).squeeze(-1)
     mixed = pullback(pullback(log_joint, u, create_graph=True), theta, moved)
     return Slope((direct - by_theta - mixed).double(), direct.double())
-
-
-def slopes_at_fixed_mode(problem: Problem, points: LaplaceRows) -> Slope:
-    """Slopes without the modes' and the curvatures' dependence on the hyperparameters, as MacKay has them."""
-    theta = points.theta.clone().requires_grad_()
-    rows, by_rows = torch.cat([theta, points.active.to(theta)], -1), problem.density_by_rows
-    half_log_det = 0.5 * (torch.cholesky_inverse(points.tril) * problem.curvature(by_rows, points.u, rows)).sum()
-    direct = pullback(by_rows.log_joint(points.u, rows).sum(), theta)
-    return Slope((direct - pullback(half_log_det, theta)).double(), direct.double())
 
 
 FORWARD = 0.2  # power of the rounding that a one-sided difference steps, in a hyperparameter's own measure

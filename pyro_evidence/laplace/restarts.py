@@ -23,7 +23,7 @@ from pyro_evidence.laplace.approximation import (
     state_at,
     state_of_row,
 )
-from pyro_evidence.laplace.gradient import slopes_at_fixed_mode
+from pyro_evidence.laplace.gradient import slopes_of_rows
 from pyro_evidence.laplace.metric import metric_of
 from pyro_evidence.laplace.remedies import vanishing_noise
 from pyro_evidence.laplace.type2 import TypeII
@@ -251,7 +251,8 @@ def warm_up(problem: Problem, theta: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
     size = None if groups is None else groups.size(points.active)
     fallen = torch.zeros_like(theta[:, 0])  # rounds since the highest
     for _ in range(ROUNDS):
-        slope = slopes_at_fixed_mode(replace(problem, curvature=gauss_newton), points)
+        place = points.theta, points.u, points.active, points.tril
+        slope = slopes_of_rows(replace(problem, curvature=gauss_newton), *place, fixed_modes=True)
         move = (metric_of(groups, size, slope) * slope.total).clamp(-1.0, 1.0)
         move = torch.where(torch.isfinite(move), move, 0.0)
         exact = vanishing_noise(problem, points.theta).any(-1)
