@@ -9,8 +9,8 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, wraps
 from types import FunctionType
 from typing import Any, TypeVar
@@ -114,46 +114,75 @@ _SWITCHES = (pyro.distributions, pyro.infer, pyro.poutine)
 
 
 @contextmanager
-def restored_global_state() -> Iterator[None]:
+def _guarded(lock: Any, *, validated: bool = True, stored: bool = True) -> Iterator[None]:
     """Whatever is thrown inside, Pyro's handlers, plates and switches, and torch's for gradients, are those of before.
 
-    An interrupt may come while Pyro enters or leaves a plate, and leave it entered for ever.
+    An interrupt may come while Pyro enters or leaves a plate, and leave it entered for ever.  One generator guards all
+    that a run of a model changes: a fit of a line runs it twenty times.
+
+    :param validated: False switches Pyro's validation off inside.
+    :param stored: False empties the param store inside; outside it is the very same one as before.
     """
     stacks: list[list[Any]] = [runtime._PYRO_STACK, runtime._DIM_ALLOCATOR._stack]
-    with _LOCKS.common:  # no other thread is amid a model
-        before = [list(stack) for stack in stacks]
-        switches, gradients = [part.is_validation_enabled() for part in _SWITCHES], torch.is_grad_enabled()
-    try:
-        yield
-    except BaseException:
-        with _LOCKS.common:
-            for stack, content in zip(stacks, before, strict=True):
-                stack[:] = content
-            for part, on in zip(_SWITCHES, switches, strict=True):
-                part.enable_validation(on)
-        torch.set_grad_enabled(gradients)
-        raise
+    with lock:
+        with _LOCKS.common:  # no other thread is amid a model
+            before = [list(stack) for stack in stacks]
+            switches, gradients = [part.is_validation_enabled() for part in _SWITCHES], torch.is_grad_enabled()
+        store = vars(pyro.get_param_store())
+        contents = {} if stored else dict(store)
+        try:
+            if not validated and any(switches):
+                _validate([False] * len(switches))
+            if not stored:
+                store.update(vars(ParamStoreDict()))
+            yield
+        except BaseException:
+            with _LOCKS.common:
+                for stack, content in zip(stacks, before, strict=True):
+                    stack[:] = content
+                _validate(switches)
+            torch.set_grad_enabled(gradients)
+            raise
+        finally:
+            store.update(contents)
+        if not validated:
+            _validate(switches)
 
 
-@contextmanager
-def global_lock() -> Iterator[None]:
+def _validate(switches: Sequence[bool]) -> None:
+    """Switch Pyro's validation of distributions, of inference and of handlers on or off."""
+    for part, on in zip(_SWITCHES, switches, strict=True):
+        part.enable_validation(on)
+
+
+def restored_global_state() -> AbstractContextManager[None]:
+    """After an error inside, global state is as it was before."""
+    return _guarded(nullcontext())
+
+
+def global_lock() -> AbstractContextManager[None]:
     """Inside, no other thread of this package changes global state; after an error it is as it was before."""
-    with _LOCKS.common, restored_global_state():
-        yield
+    return _guarded(_LOCKS.common)
 
 
-@contextmanager
-def exclusive(engine: Any) -> Iterator[None]:
+def exclusive(engine: Any) -> AbstractContextManager[None]:
     """Inside, no other thread changes this engine; after an error global state is as it was before."""
-    with _LOCKS.of(engine), restored_global_state():
-        yield
+    return _guarded(_LOCKS.of(engine))
 
 
-@contextmanager
-def without_validation() -> Iterator[None]:
+def without_validation() -> AbstractContextManager[None]:
     """Pyro's validation off inside."""
-    with global_lock(), pyro.validation_enabled(False):
-        yield
+    return _guarded(_LOCKS.common, validated=False)
+
+
+def empty_store() -> AbstractContextManager[None]:
+    """An empty param store inside; outside the very same one as before."""
+    return _guarded(_LOCKS.common, stored=False)
+
+
+def without_validation_or_params() -> AbstractContextManager[None]:
+    """Validation off and an empty param store inside."""
+    return _guarded(_LOCKS.common, validated=False, stored=False)
 
 
 @contextmanager
@@ -181,26 +210,6 @@ def own_warnings(action: Any, message: str = "") -> Iterator[None]:
     """Another filter inside, ``"ignore"`` or ``"error"``, for warnings that match ``message``, all by default."""
     with global_lock(), warnings.catch_warnings():
         warnings.filterwarnings(action, message)
-        yield
-
-
-@contextmanager
-def empty_store() -> Iterator[None]:
-    """An empty param store inside; outside the very same one as before."""
-    with global_lock():
-        contents = vars(pyro.get_param_store())
-        before = dict(contents)
-        contents.update(vars(ParamStoreDict()))
-        try:
-            yield
-        finally:
-            contents.update(before)
-
-
-@contextmanager
-def without_validation_or_params() -> Iterator[None]:
-    """Validation off and an empty param store inside."""
-    with without_validation(), empty_store():
         yield
 
 

@@ -133,10 +133,13 @@ def precision_value(
     :param constraint: of another number that is learned likewise.
     :raises BadInput: when the param store holds another model's ``name``, of another shape or dtype.
     """
-    start = torch.as_tensor(start_of(setting), dtype=like.dtype, device=like.device).expand(shape)
+
+    def start() -> Tensor:
+        return start_of(setting).to(like.device, like.dtype).expand(shape)
+
     if not isinstance(setting, Learned):
-        return start
-    value: Tensor = pyro.param(name, start.clone(), constraint=constraint)
+        return start()
+    value: Tensor = pyro.param(name, lambda: start().clone(), constraint=constraint)
     if value.shape != shape or value.dtype != like.dtype:
         raise BadInput(
             f"{name!r} has shape {tuple(value.shape)} and dtype {value.dtype}; these data need {tuple(shape)} and "

@@ -29,7 +29,7 @@ from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.coordinates import Coordinates, unconstrained_shape
 from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.program import checks, enumeration, parameters
-from pyro_evidence.program.exact import WholeNumbers, exact
+from pyro_evidence.program.exact import Given, WholeNumbers, exact
 from pyro_evidence.program.parameters import Constants, Declaration, FirstRun, WithParameters, in_place
 from pyro_evidence.program.sites import (
     Node,
@@ -448,10 +448,9 @@ class LogJoint:
         """The model run at constrained values; discrete sites enumerated."""
         sites = self.left_out | latents | {n: hypers[n] for n in self.maximised_sites}
         params = self.held | {n: v for n, v in hypers.items() if n not in self.maximised_sites}
-        model = poutine.condition(poutine.substitute(self._enumerated, data=params), data=sites)
         own = batched.WithOwnConstants(sites | params) if self._writes else nullcontext()
-        with without_validation_or_params(), in_place(params, self.homes), WholeNumbers(), own:
-            trace = poutine.trace(model).get_trace(*self.args, **self.kwargs)
+        with without_validation_or_params(), in_place(params, self.homes), Given(sites, params), own:
+            trace = poutine.trace(self._enumerated).get_trace(*self.args, **self.kwargs)
         checks.check_structure(trace, sites, self._known)
         for name in self._inexact:
             trace.nodes[name]["fn"] = exact(trace.nodes[name]["fn"])

@@ -311,6 +311,8 @@ def _chosen(node: Node, choice: Node, cells: Tensor) -> Tensor:
 
 def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """The shape to which two compatible ones broadcast (torch's own takes 20 microseconds)."""
+    if a == b:
+        return tuple(a)
     num = max(len(a), len(b))
     pairs = zip((1,) * (num - len(a)) + tuple(a), (1,) * (num - len(b)) + tuple(b), strict=True)
     return tuple(y if x == 1 else x for x, y in pairs)
@@ -455,7 +457,7 @@ def is_like(base: Any, family: Any, shape: torch.Size) -> bool:
 
 
 def _is_one(scale: Any) -> bool:
-    return bool((torch.as_tensor(scale) == 1).all())
+    return bool((scale == 1).all()) if isinstance(scale, Tensor) else bool(scale == 1)
 
 
 def gaussian_noise(joint: LogJoint, trace: Trace, name: str) -> tuple[Tensor, Tensor] | None:
