@@ -109,16 +109,13 @@ def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> In
     p, total = density.partition, terms.prior(nodes.rows, shared, read)
     orders = []
     for view, owner, offset in zip(density.views, density.data_owner, read.offsets, strict=True):
-        eta = view.eta(nodes.rows, shared, density.kept, offset)
-        eta = eta if create_graph else eta.detach().requires_grad_()
-        value = view.part.slot.log_likelihoods(read.trace)(
-            view.part.slot.layout.natural(eta.to(density.joint.dtype))
-        ).double()
-        first = pullback(value.sum(), eta, create_graph=True)
-        second = pullback(first.sum(), eta, create_graph=create_graph)
-        kept = (value, first, second) if create_graph else (value.detach(), first.detach(), second.detach())
-        total = total.index_add(1, owner, kept[0])
-        orders.append((view.design, owner, kept[1].squeeze(-1), kept[2].squeeze(-1)))
+        slot, dtype = view.part.slot, density.joint.dtype
+        eta = view.eta(nodes.rows, shared, density.kept, offset).squeeze(-1)
+        eta = eta if create_graph else eta.detach()
+        value = slot.log_likelihoods(read.trace)(slot.layout.natural(eta.unsqueeze(-1).to(dtype))).double()
+        first, second = slot.orders(read.trace, dtype)(eta, create_graph)
+        total = total.index_add(1, owner, value)
+        orders.append((view.design, owner, first, second))
     log_terms = total[:, :-1] + nodes.log_weights
     each = torch.cat([log_terms.logsumexp(0), total[0, -1:] + torch.as_tensor(read.rest).to(total)])
     share = log_terms.softmax(0)

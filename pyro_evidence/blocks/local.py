@@ -164,8 +164,8 @@ def beside(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph
         own = own if create_graph and own.requires_grad else own.detach().requires_grad_()
         if isinstance(terms, Terms) and by_terms(terms.density):
             p, rows = terms.density.partition, own.unsqueeze(0)
-            share, held = rows.new_ones(1, p.num_blocks + 1), rows.new_zeros(len(p.own), len(p.shared))
-            found = -term_derivatives(terms, rows, shared, share, held).beside
+            share = rows.new_ones(1, p.num_blocks + 1)
+            found = -term_derivatives(terms, rows, shared, share, None).beside
             return found if create_graph else found.detach()
         away, num = torch.zeros_like(shared).requires_grad_(), shared.shape[-1]
         if not shared.numel():
@@ -197,8 +197,10 @@ def path(p: Partition, tril: tuple[Tensor, ...], beside: Tensor, start: Tensor) 
 
     :param beside: ``B`` as :func:`beside` has it.
     """
-    columns = [solved(p, tril, column) for column in beside.unbind(-1)]
-    return Path(start, -torch.stack(columns, -1) if columns else beside)
+    num, parts = beside.shape[-1], beside.split([front.numel() for front in p.fronts], -2)
+    blocks = [x.reshape(*x.shape[:-2], *f.shape, num) for f, x in zip(p.fronts, parts, strict=True)]
+    each = [torch.cholesky_solve(x, L).flatten(-3, -2) for x, L in zip(blocks, tril, strict=True)]
+    return Path(start, -torch.cat(each, -2) if num else beside)
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,9 @@ def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tens
         total = found.each.sum() - 0.5 * (W * found.curvature).sum()
         by_theta, by_w, by_nodes = pullbacks(total, (theta, w, at_nodes))
         back = _solved_by_products(found.slope, at_nodes, W, by_w + by_nodes)
-        return by_theta - pullback(found.slope, theta, back), partial
+        by_theta = by_theta - pullback(found.slope, theta, back)
+        marginal.density.evaluated.clear()  # with its graph
+        return by_theta, partial
 
 
 def _solved_by_products(slope: Tensor, at_nodes: Tensor, W: Tensor, b: Tensor) -> Tensor:

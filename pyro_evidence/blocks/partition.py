@@ -57,19 +57,24 @@ class Partition:
         return max((front.shape[-1] for front in self.fronts), default=0)
 
     @cached_property
+    def members(self) -> Tensor:
+        """Where coordinates of each block, and last of none, stand in :attr:`own`, ``(G + 1, d)``; ``n`` for none."""
+        num, start = len(self.own), 0
+        found = [self.shared.new_full((1, self.width), num)]
+        for front in self.fronts:
+            places = torch.arange(start, start + front.numel(), device=front.device).reshape(front.shape)
+            found.insert(-1, torch.nn.functional.pad(places, (0, self.width - front.shape[-1]), value=num))
+            start += front.numel()
+        return torch.cat(found)
+
+    @cached_property
     def mates(self) -> tuple[Tensor, ...]:
         """For each of :attr:`own`, where the first, second, ... coordinate of its block stands there, ``(n,)`` each.
 
         Past the end of narrower blocks, its own place.
         """
-        found, start = [], 0
-        for front in self.fronts:
-            places = torch.arange(front.numel(), device=front.device).reshape(front.shape) + start
-            each = places.repeat_interleave(front.shape[-1], 0)
-            more = places.reshape(-1, 1).expand(-1, self.width - front.shape[-1])
-            found.append(torch.cat([each, more], -1))
-            start += front.numel()
-        return torch.cat(found).unbind(-1) if found else ()
+        places, itself = self.members[self.block], torch.arange(len(self.own), device=self.own.device)
+        return torch.where(places < len(self.own), places, itself.unsqueeze(-1)).unbind(-1)
 
     @cached_property
     def place(self) -> Tensor:

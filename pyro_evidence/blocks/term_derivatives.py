@@ -2,25 +2,30 @@ r"""First and second derivatives of every term of a density at the nodes of all 
 
 A term sees few coordinates, so that a few passes give the derivatives of all terms, however many coordinates blocks
 share: one for each colour of :class:`Second` and one for each pair of colours.  Of data that see latents through one
-predictor they are taken of that, :math:`\partial_{ab} \ell = \ell' \eta_{ab} + \ell'' \eta_a \eta_b`.
+predictor they are taken of that, :math:`\partial_{ab} \ell = \ell' \eta_{ab} + \ell'' \eta_a \eta_b`.  Where it is
+affine in the coordinates of each block, as an item's discrimination times a person's ability is, so are its
+derivatives: they are taken at one node, and moments of :math:`\ell'` and :math:`\ell''` over all nodes do the rest.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.blocks.terms import BlockDensity, Terms
 from pyro_evidence.numerics import batched
-from pyro_evidence.numerics.derivatives import generic_directions, pullback, pullbacks
+from pyro_evidence.numerics.derivatives import generic_directions, pullbacks
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.factor_cells import by_width
 from pyro_evidence.structure.factor_density import Second
+
+Table = tuple[Tensor | None, ...]  # (Q, F) at nodes; or (F,) at the first, and what steps add; None for zero
+Orders = Callable[[Tensor, bool], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -76,30 +81,102 @@ class Family:
             columns.append(place.scatter(1, colours[index], p.place[index]))
         return torch.cat(columns).mT.contiguous()
 
-    def derivatives(self, u: Tensor, theta: Tensor, create_graph: bool) -> Iterator[Tensor]:
-        """First derivatives along each colour, then second ones along each pair of colours, ``(R, F)`` each.
+    @cached_property
+    def places(self) -> list[tuple[Tensor | None, Tensor | None]]:
+        """Where the slope along each colour is added: to those of blocks, and to those in shared coordinates, flat."""
+        p = self.density.partition
+        num = len(p.shared)
+        own = [x if bool((x < len(p.own)).any()) else None for x in self.own]
+        shared = [self.owner * (num + 1) + x if bool((x < num).any()) else None for x in self.shared]
+        return list(zip(own, shared, strict=True))
 
-        :param u: rows ``(R, D)`` that require a gradient.
+    @cached_property
+    def pair_places(self) -> list[list[tuple[int, Tensor]]]:
+        """To which of the tables of :func:`_empty` second derivatives along a pair of colours are added, and where."""
+        p, found = self.density.partition, list[list[tuple[int, Tensor]]]()
+        n, num = len(p.own), len(p.shared)
+        sides = [(self.shared, num, self.shared, num), (self.own, n, self.shared, num)]
+        sides.append((self.own, n, self.member, p.width))
+        met = [((rows < r).any(1).tolist(), (columns < c).any(1).tolist()) for rows, r, columns, c in sides]
+        for a, b in self.second.pairs:
+            ways = [(k, i, j) for k in range(3) for i, j in {(a, b), (b, a)} if met[k][0][i] and met[k][1][j]]
+            found.append([(k, sides[k][0][i] * (sides[k][3] + 1) + sides[k][2][j]) for k, i, j in ways])
+        return found
+
+    def coordinates(self, own: Tensor) -> list[Tensor]:
+        """Of coordinates of blocks ``(Q, n)``, the first, second, ... of each term's block, ``(Q, F)`` each."""
+        padded = torch.nn.functional.pad(own, (0, 1))
+        return [padded[:, place] for place in self.density.partition.members[self.owner].unbind(-1)]
+
+    @cached_property
+    def is_affine(self) -> bool:
+        """Whether predictors are affine in the coordinates of blocks: at a point without pattern."""
+        if self.slot is None:
+            return False
+        p, joint = self.density.partition, self.density.joint
+        base, away = 0.5 * generic_directions(2, p.size, joint.initial_u)
+        moves = torch.stack([away, -2.0 * away])[:, p.own]
+        with torch.no_grad():
+            points = torch.stack([base.index_add(0, p.own, move) for move in moves])
+            found = predictors(self.density, self.slot, points, joint.initial_theta)
+            steps = _steps(predictors(self.density, self.slot, self._unit_steps(base), joint.initial_theta))
+        close = relative_rounding(joint.dtype)
+        return torch.allclose(found, _at(steps, self.coordinates(moves)), rtol=close, atol=close)
+
+    def _unit_steps(self, u: Tensor) -> Tensor:
+        """A point ``(D,)``, and it moved by one in the first, second, ... coordinate of all blocks, ``(1 + d, D)``."""
+        p = self.density.partition
+        steps = [torch.zeros_like(u).index_fill(0, p.own[places[places < len(p.own)]], 1.0) for places in p.members.mT]
+        return torch.stack([u, *(u + step for step in steps)])
+
+    @cached_property
+    def _zero(self) -> list[list[bool]]:
+        """Which parts of :meth:`tables` of affine predictors vanish everywhere: at a point without pattern."""
+        joint = self.density.joint
+        u = 0.5 * generic_directions(1, self.density.partition.size, joint.initial_u)
+        every = self._derivatives(self._unit_steps(u[0]), joint.initial_theta, False)
+        return [[not bool(x.any()) for x in _steps(each)] for each in every]
+
+    def tables(self, u: Tensor, theta: Tensor, create_graph: bool) -> list[Table]:
+        """Predictors, or terms, their first derivatives along colours, and second ones along pairs of colours.
+
+        At rows ``(Q, D)``; affine ones at the first row, and what steps of one in the coordinates of blocks add.
         """
-        density, names = self.density, dict.fromkeys(n.split("+")[0].split(", ")[0] for n, _, _ in self.parts)
-        if self.slot is None:
-            found = density.cells(u, theta, tuple(names))
-            x = torch.cat([found[n] if rows is None else found[n][:, rows] for n, rows, _ in self.parts], -1)
-        else:
-            x = predictors(density, self.slot, u, theta)
-        along = self.second.firsts(x, u)
-        if self.slot is None:
-            yield from along
-            yield from self.second.seconds(along, u, create_graph)
-            return
-        eta = x if create_graph else x.detach().requires_grad_()
-        value = likelihood(density, self.slot, theta)(eta)
-        first = pullback(value.sum(), eta, create_graph=True)
-        for each in along:
-            yield first * each
-        second = pullback(first.sum(), eta, create_graph=create_graph)
-        for (a, b), bent in zip(self.second.pairs, self.second.seconds(along, u, create_graph), strict=True):
-            yield first * bent + second * along[a] * along[b]
+        if not self.is_affine:
+            return [(x,) for x in self._derivatives(u, theta, create_graph)]
+        own = torch.zeros_like(u[0], dtype=torch.bool).index_fill(0, self.density.partition.own, True)
+        with torch.enable_grad():
+            rows = self._unit_steps(torch.where(own, u[0].detach(), u[0]))
+            every = zip(self._derivatives(rows, theta, create_graph), self._zero, strict=True)
+            return [tuple(None if no else x for x, no in zip(_steps(each), zero, strict=True)) for each, zero in every]
+
+    def _derivatives(self, u: Tensor, theta: Tensor, create_graph: bool) -> list[Tensor]:
+        """:meth:`tables` at rows ``(Q, D)``, ``(Q, F)`` each."""
+        with torch.enable_grad():
+            u = u if create_graph else u.detach().requires_grad_()
+            if self.slot is None:
+                names = dict.fromkeys(n.split("+")[0].split(", ")[0] for n, _, _ in self.parts)
+                found = self.density.cells(u, theta, tuple(names))
+                x = torch.cat([found[n] if rows is None else found[n][:, rows] for n, rows, _ in self.parts], -1)
+            else:
+                x = predictors(self.density, self.slot, u, theta)
+            along = self.second.firsts(x, u)
+            every = [x, *along, *self.second.seconds(along, u, create_graph)]
+        return every if create_graph else [x.detach() for x in every]
+
+
+def _steps(rows: Tensor) -> tuple[Tensor, ...]:
+    """The first of rows ``(1 + d, F)``, and what the others add to it."""
+    start, *others = rows.unbind(0)
+    return start, *(other - start for other in others)
+
+
+def _at(table: Table, moves: Sequence[Tensor]) -> Any:
+    """A table at nodes, ``(Q, F)``, or ``(F,)`` where all are the same; zero as a number."""
+    total: Any = 0.0 if table[0] is None else table[0]
+    for move, step in zip(moves, table[1:], strict=True):
+        total = total if step is None else total + move * step
+    return total
 
 
 def predictors(density: BlockDensity, slot: LikelihoodTerm, u: Tensor, theta: Tensor) -> Tensor:
@@ -163,44 +240,171 @@ class TermDerivatives:
     within: Tensor
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """What is added up over nodes.  Second derivatives of affine predictors wait for the moments of all of them.
+
+    :ivar mean: as in :class:`TermDerivatives`, and so is ``square``.
+    :ivar totals: its last three without affine families, flat, with a place for none.
+    :ivar moments: of affine families, those of :func:`_moments`.
+    """
+
+    mean: Tensor
+    square: Tensor
+    totals: list[Tensor]
+    moments: list[list[Tensor]]
+
+    def add_(self, other: "_Sums") -> "_Sums":
+        """These sums and those over other nodes, in place."""
+        for sums in zip(
+            [self.mean, self.square, *self.totals, *(x for each in self.moments for x in each)],
+            [other.mean, other.square, *other.totals, *(x for each in other.moments for x in each)],
+            strict=True,
+        ):
+            sums[0].add_(sums[1])
+        return self
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """A family at one setting of the hyperparameters and of what blocks share.
+
+    :ivar orders: derivatives of the likelihood in its predictors; None: terms are differentiated as they stand.
+    :ivar tables: of affine predictors; None for others, whose tables are those of each node.
+    """
+
+    family: Family
+    orders: Orders | None
+    tables: list[Table] | None
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """What tables are made of."""
+        return [x for table in self.tables or () for x in table if x is not None]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """All families at one setting of the hyperparameters ``theta`` and of what blocks share.
+
+    :ivar u: rows, of which the first has what blocks share, and the coordinates of blocks from which nodes move.
+    """
+
+    u: Tensor
+    theta: Tensor
+    families: list[_Evaluated]
+
+    @classmethod
+    def of(cls, density: BlockDensity, u: Tensor, theta: Tensor) -> "Evaluated":
+        """At the first of rows ``(Q, D)``, or where the last one was if only blocks were elsewhere."""
+        known, shared = density.evaluated.get("values"), density.partition.shared
+        if known is None or not (torch.equal(known.u[0, shared], u[0, shared]) and torch.equal(known.theta, theta)):
+            known = density.evaluated["values"] = cls._made(density, u[:1].detach(), theta.detach(), False)
+        return known
+
+    def with_graph(self, density: BlockDensity) -> "Evaluated":
+        """Families at this place again, with a graph in leaves of their own."""
+        known = density.evaluated.get("graph")
+        if known is None or not (torch.equal(known.u, self.u) and torch.equal(known.theta, self.theta)):
+            u, theta = (x.clone().requires_grad_() for x in (self.u, self.theta))
+            known = density.evaluated["graph"] = self._made(density, u, theta, True)
+        return known
+
+    @classmethod
+    def _made(cls, density: BlockDensity, u: Tensor, theta: Tensor, create_graph: bool) -> "Evaluated":
+        joint, found = density.joint, list[_Evaluated]()
+        for family in families(density):
+            slot, affine = family.slot, family.is_affine
+            with torch.set_grad_enabled(create_graph):
+                orders = None if slot is None else slot.orders(joint.trace(joint.initial_u, theta), joint.dtype)
+            found.append(_Evaluated(family, orders, family.tables(u, theta, create_graph) if affine else None))
+        return cls(u, theta, found)
+
+
 def _summed(
-    density: BlockDensity, u: Tensor, theta: Tensor, share: Tensor, follows: Tensor, create_graph: bool
-) -> list[Tensor]:
-    """The fields of :class:`TermDerivatives`; without a graph, ``u`` still requires a gradient."""
-    p, (num_nodes, size) = density.partition, share.shape
-    n, num = len(p.own), len(p.shared)
+    evaluated: Sequence[_Evaluated],
+    moves: Tensor,
+    u: Tensor,
+    theta: Tensor,
+    share: Tensor,
+    follows: Tensor | None,
+    create_graph: bool,
+) -> _Sums:
+    """Over nodes ``(Q, D)``.
+
+    :param moves: of blocks from where affine predictors were evaluated, ``(Q, n)``.
+    """
+    p, (num_nodes, size) = evaluated[0].family.density.partition, share.shape
+    n, num, moments, totals = len(p.own), len(p.shared), list[list[Tensor]](), _empty(p, share)
     slopes = share.new_zeros(num_nodes, n + 1), share.new_zeros(num_nodes, size * (num + 1))
-    totals = [share.new_zeros((r + 1) * (c + 1)) for r, c in ((num, num), (n, num), (n, p.width))]
-    for family in families(density):
-        derivatives = family.derivatives(u, theta, create_graph)
-        _add(family, derivatives if create_graph else (x.detach() for x in derivatives), share, slopes, totals)
+    for each in evaluated:
+        family, num_colours = each.family, each.family.second.num_colours
+        tables = each.tables or family.tables(u, theta, create_graph)
+        own = family.coordinates(moves) if each.tables else []
+        weight, first = share[:, family.owner], torch.ones_like(share[:1, :1])
+        second = None
+        if each.orders is not None:
+            first, second = each.orders(_at(tables[0], own), create_graph)
+        for table, places in zip(tables[1 : 1 + num_colours], family.places, strict=True):
+            slope = None if follows is None else first * _at(table, own)
+            for place, total in zip(places, slopes, strict=True):
+                if place is not None and slope is not None:
+                    total.scatter_add_(1, place.expand(num_nodes, -1), slope.expand(num_nodes, -1))
+        found = _moments(weight * first, None if second is None else weight * second, own)
+        if each.tables:
+            moments.append(found)
+        else:
+            _add_seconds(family, tables, found, totals)
+    if follows is None:
+        return _Sums(share.new_zeros(0), share.new_zeros(0), totals, moments)
     of_blocks, of_shared = slopes[0][:, :-1, None], slopes[1].reshape(num_nodes, size, num + 1)[..., :-1]
-    each = of_shared.index_add(1, p.block, of_blocks * follows)
-    weighted = share.unsqueeze(-1) * each
-    square = weighted[:, :-1].flatten(0, 1).mT @ each[:, :-1].flatten(0, 1)
-    wholes = [total.reshape(-1, c + 1)[:-1, :-1] for total, c in zip(totals, (num, num, p.width), strict=True)]
-    return [weighted.sum(0), square, *wholes]
+    along = of_shared.index_add(1, p.block, of_blocks * follows)
+    weighted = share.unsqueeze(-1) * along
+    square = weighted[:, :-1].flatten(0, 1).mT @ along[:, :-1].flatten(0, 1)
+    return _Sums(weighted.sum(0), square, totals, moments)
 
 
-def _add(
-    family: Family, derivatives: Iterator[Tensor], share: Tensor, slopes: tuple[Tensor, Tensor], totals: list[Tensor]
-) -> None:
-    """One family's, to the first derivatives of blocks and of what they share, and to sums of second ones, flat."""
-    p, second, weight = family.density.partition, family.second, share[:, family.owner]
+def _moments(first: Tensor, second: Tensor | None, moves: Sequence[Tensor]) -> list[Tensor]:
+    """Sums over nodes of ``first`` ``(Q, F)``, then of it times moves, of ``second``, and of it times two of these.
+
+    Where there are no moves, what is given: each node has a table of its own.
+    """
+    if not moves or second is None:
+        return [first] if second is None else [first, second]
+    found = [first.sum(0), *((first * move).sum(0) for move in moves)]
+    by = [second, *(second * move for move in moves)]
+    found += [x.sum(0) for x in by]
+    return found + [(by[1 + k] * moves[j]).sum(0) for k in range(len(moves)) for j in range(k, len(moves))]
+
+
+def _add_seconds(family: Family, tables: Sequence[Table], moments: Sequence[Tensor], totals: list[Tensor]) -> None:
+    """One family's second derivatives, summed over nodes, to those of all."""
+    width, num_colours = len(tables[0]), family.second.num_colours
+    linear, flat = moments[:width], iter(moments[width:])
+    square = {(j, k): next(flat) for j in range(width) for k in range(j, width)} if len(moments) > width else {}
+    bent = [
+        [_dot([square[min(j, k), max(j, k)] for k in range(width)], table) for j in range(width)] if square else []
+        for table in tables[1 : 1 + num_colours]
+    ]
+    for (a, b), table, places in zip(family.second.pairs, tables[1 + num_colours :], family.pair_places, strict=True):
+        parts = [_dot(linear, table), _dot(bent[a], tables[1 + b]) if square else None]
+        for part in parts:
+            if part is not None:
+                each = part if part.dim() == 1 else part.sum(0)
+                for k, place in places:
+                    totals[k].index_add_(0, place, each)
+
+
+def _dot(a: Iterable[Tensor | None], b: Iterable[Tensor | None]) -> Tensor | None:
+    """Sum of products; None for zero."""
+    products = [x * y for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    return sum(products[1:], products[0]) if products else None
+
+
+def _empty(p: Partition, like: Tensor) -> list[Tensor]:
+    """Zeros for second derivatives: in shared coordinates, beside blocks and within them, flat."""
     n, num = len(p.own), len(p.shared)
-    for own, shared, slope in zip(family.own, family.shared, islice(derivatives, second.num_colours), strict=True):
-        slopes[0].scatter_add_(1, own.expand_as(slope), slope)
-        if bool((shared < num).any()):
-            slopes[1].scatter_add_(1, (family.owner * (num + 1) + shared).expand_as(slope), slope)
-    sides = [(family.shared, num, family.shared, num), (family.own, n, family.shared, num)]
-    sides.append((family.own, n, family.member, p.width))
-    met = [((rows < r).any(1).tolist(), (columns < c).any(1).tolist()) for rows, r, columns, c in sides]
-    for (a, b), found in zip(second.pairs, derivatives, strict=True):
-        each = (weight * found).sum(0)
-        for k, (rows, _, columns, num_columns) in enumerate(sides):
-            for i, j in {(a, b), (b, a)}:
-                if met[k][0][i] and met[k][1][j]:
-                    totals[k].index_add_(0, rows[i] * (num_columns + 1) + columns[j], each)
+    return [like.new_zeros((r + 1) * (c + 1)) for r, c in ((num, num), (n, num), (n, p.width))]
 
 
 def by_terms(density: BlockDensity) -> bool:
@@ -211,48 +415,86 @@ def by_terms(density: BlockDensity) -> bool:
     return sum(len(family.second.pairs) for family in families(density)) < num
 
 
-def term_derivatives(terms: Terms, rows: Tensor, shared: Tensor, share: Tensor, follows: Tensor) -> TermDerivatives:
+def term_derivatives(
+    terms: Terms, rows: Tensor, shared: Tensor, share: Tensor, follows: Tensor | None
+) -> TermDerivatives:
     """At blocks ``(Q, n)`` and shared coordinates ``(P,)``; their own derivatives are for one reverse pass.
 
     :param share: weights of nodes in each block, and last of what belongs to none, ``(Q, G + 1)``.
-    :param follows: the path along which blocks follow shared coordinates, ``(n, P)``.
+    :param follows: the path along which blocks follow shared coordinates, ``(n, P)``; None: first derivatives are left
+        out.
     """
     u = terms.density.whole(rows, shared)
-    return TermDerivatives(*_Sums.apply(u, terms.theta, share, follows, terms.density))
+    return TermDerivatives(*_OfNodes.apply(u, terms.theta, share, follows, terms.density))
 
 
-class _Sums(torch.autograd.Function):
-    """:func:`_summed` in chunks of nodes, evaluated again on the way back so that no graph is held."""
+class _OfNodes(torch.autograd.Function):
+    """:class:`TermDerivatives` in chunks of nodes, evaluated again on the way back so that no graph is held."""
 
     @staticmethod
     def forward(
-        ctx: Any, u: Tensor, theta: Tensor, share: Tensor, follows: Tensor, density: BlockDensity
+        ctx: Any, u: Tensor, theta: Tensor, share: Tensor, follows: Tensor | None, density: BlockDensity
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(u, theta, share, follows)
-        ctx.density = density
         ctx.set_materialize_grads(False)
-        sums = list[Tensor]()
-        for part, weights in _chunks(density, u, share):
-            with torch.enable_grad():
-                leaf = part.detach().requires_grad_()
-                found = _summed(density, leaf, theta.detach(), weights.detach(), follows.detach(), False)
-            sums = [x.add_(y) for x, y in zip(sums, found, strict=True)] if sums else found
-        return tuple(sums)
+        place, own, found = Evaluated.of(density, u, theta), density.partition.own, None
+        for rows, weights in _chunks(density, u, share):
+            part = _summed(place.families, (rows - place.u)[:, own], rows, theta, weights, follows, False)
+            found = part if found is None else found.add_(part)
+        assert found is not None
+        affine = [each for each in place.families if each.tables]
+        for each, moments in zip(affine, found.moments, strict=True):
+            _add_seconds(each.family, each.tables or [], moments, found.totals)
+        ctx.density, ctx.place, ctx.moments = density, place, found.moments
+        return found.mean, found.square, *_trimmed(density.partition, found.totals)
 
     @staticmethod
-    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
-        (u, theta, share, follows), of_rows = ctx.saved_tensors, list[list[Tensor]]()
-        totals = [torch.zeros_like(theta), torch.zeros_like(follows)]
-        for part in _chunks(ctx.density, u, share):
-            leaves = [x.detach().requires_grad_() for x in (*part, theta, follows)]
-            with torch.enable_grad():
-                found = _summed(ctx.density, leaves[0], leaves[2], leaves[1], leaves[3], True)
-                total = torch.stack([(x * w).sum() for x, w in zip(found, by, strict=True) if w is not None]).sum()
-                *own, by_theta, by_follows = pullbacks(total, leaves)
-            of_rows.append(own)
-            totals = [totals[0] + by_theta, totals[1] + by_follows]
-        by_u, by_share = (torch.cat(parts) for parts in zip(*of_rows, strict=True))
-        return by_u, totals[0], by_share, totals[1], None
+    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None]:
+        (u, theta, share, follows), density = ctx.saved_tensors, ctx.density
+        place, p = ctx.place.with_graph(density), density.partition
+        held = [
+            replace(each, tables=each.tables and [tuple(map(_leaf, t)) for t in each.tables]) for each in place.families
+        ]
+        made, leaves = ([x for each in these for x in each.parts] for these in (place.families, held))
+        moments, totals = [list(map(_leaf, each)) for each in ctx.moments], _empty(p, share)
+        with torch.enable_grad():
+            for each, own in zip([each for each in held if each.tables], moments, strict=True):
+                _add_seconds(each.family, each.tables or [], own, totals)
+            flat = [x for own in moments for x in own]
+            found = pullbacks(_weighed(_trimmed(p, totals), by[2:]), (*leaves, *flat))
+            by_leaves, weights, by_rows = found[: len(leaves)], (*by, *found[len(leaves) :]), list[list[Tensor]]()
+            by_theta, by_follows = torch.zeros_like(theta), None if follows is None else torch.zeros_like(follows)
+            for part in _chunks(density, u, share):
+                rows, own_share, path = map(_leaf, (*part, follows))
+                sums = _summed(held, (rows - place.u.detach())[:, p.own], rows, place.theta, own_share, path, True)
+                whole = [sums.mean, sums.square, *_trimmed(p, sums.totals), *(x for own in sums.moments for x in own)]
+                places = (rows, own_share, place.theta, *leaves, *(() if path is None else (path,)))
+                found = pullbacks(_weighed(whole, weights), places)
+                by_rows.append(found[:2])
+                by_theta, by_follows = by_theta + found[2], None if by_follows is None else by_follows + found[-1]
+                by_leaves = [x + y for x, y in zip(by_leaves, found[3:], strict=False)]
+            by_u, by_share = (torch.cat(parts) for parts in zip(*by_rows, strict=True))
+            for x, slope in zip(made, by_leaves, strict=True):
+                through = pullbacks(x, (place.u, place.theta), slope)
+                by_u[:1] += through[0]
+                by_theta = by_theta + through[1]
+        return by_u, by_theta, by_share, by_follows, None
+
+
+def _leaf(x: Tensor | None) -> Any:
+    """A tensor of these numbers whose derivatives can be asked for."""
+    return None if x is None else x.detach().requires_grad_()
+
+
+def _weighed(found: Iterable[Tensor], weights: Iterable[Tensor | None]) -> Tensor:
+    """The sum of all elements, weighed."""
+    return torch.as_tensor(sum((x * w).sum() for x, w in zip(found, weights, strict=True) if w is not None))
+
+
+def _trimmed(p: Partition, totals: Sequence[Tensor]) -> list[Tensor]:
+    """Sums of second derivatives as tables, without the places for none."""
+    widths = (len(p.shared), len(p.shared), p.width)
+    return [total.reshape(-1, c + 1)[:-1, :-1] for total, c in zip(totals, widths, strict=True)]
 
 
 def _chunks(density: BlockDensity, u: Tensor, share: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

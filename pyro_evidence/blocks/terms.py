@@ -38,6 +38,7 @@ class BlockDensity:
     names: tuple[str, ...] | None = None
     slots: tuple[LikelihoodTerm, ...] = ()
     families: list[Any] = field(init=False, repr=False, compare=False, default_factory=list)  # of terms, once known
+    evaluated: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)  # the last ones
 
     def terms(self, theta: Tensor) -> "Terms":
         """The density at hyperparameters ``(T,)``, with their graph if they have one."""

@@ -243,6 +243,7 @@ def _log_product(steps: Tensor) -> Tensor:
     return steps.squeeze(0)
 
 
+SUCCESSES_OR_NOT = (dist.Bernoulli, _Bernoulli, _Binomial)  # as they stand in a run of a model
 REWRITTEN: tuple[Any, ...] = (
     _Binomial,
     _InverseGamma,

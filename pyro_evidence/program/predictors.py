@@ -30,10 +30,11 @@ from torch.distributions import Independent, MixtureSameFamily, MultivariateNorm
 
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import batched
+from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, NormalNoise
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.program.enumeration import log_sum_exp
-from pyro_evidence.program.exact import exact
+from pyro_evidence.program.exact import SUCCESSES_OR_NOT, exact
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.sites import log_prob_sum
 
@@ -259,6 +260,52 @@ class LikelihoodTerm:
             return cells.reshape(len(eta), -1)
 
         return log_likelihoods
+
+    def orders(self, trace: Trace, dtype: torch.dtype) -> Callable[[Tensor, bool], tuple[Tensor, Tensor]]:
+        """First and second derivatives of each datum's log likelihood in its one predictor, ``(R, N)`` both.
+
+        In closed form for counts of successes in log odds, counts in log rates and normal means; else by reverse mode.
+
+        :param dtype: in which the model is run.
+        :return: a function of predictors ``(R, N)``, and of whether derivatives have a graph.
+        """
+        each = self.log_likelihoods(trace)
+
+        def orders(eta: Tensor, create_graph: bool) -> tuple[Tensor, Tensor]:
+            closed = self._closed_orders(trace, self.layout.natural(eta.unsqueeze(-1)))
+            if closed is not None:
+                return closed
+            with torch.enable_grad():
+                eta = eta if create_graph else eta.detach().requires_grad_()
+                value = each(self.layout.natural(eta.unsqueeze(-1).to(dtype))).double()
+                first = pullback(value.sum(), eta, create_graph=True)
+                second = pullback(first.sum(), eta, create_graph=create_graph)
+            return first if create_graph else first.detach(), second
+
+        return orders
+
+    def _closed_orders(self, trace: Trace, eta: Tensor) -> tuple[Tensor, Tensor] | None:
+        """:meth:`orders` of predictors ``(R,) + shape`` where they have a closed form."""
+        node = trace.nodes[self.site]
+        parts, y = unwrapped(node["fn"]), node["value"]
+        base, seen, plain = parts.base, (self.parameter, self.link), (parts.mixing, parts.inner, self.mixture)
+        if plain != (None, 0, None) or broadcast(y.shape, base.batch_shape) != tuple(self.layout.shape):
+            return None
+        if seen in (("logits", IDENTITY), ("probs", LOGIT)) and type(base) in SUCCESSES_OR_NOT:
+            expected = getattr(base, "total_count", 1.0) * eta.sigmoid()
+            first, second = y - expected, -expected * (-eta).sigmoid()
+        elif seen == ("rate", LOG) and type(base) is Poisson and not base.is_sparse:
+            second = -eta.exp()
+            first = y + second
+        elif seen == ("loc", IDENTITY) and type(base).log_prob is Normal.log_prob:
+            precision = base.scale.pow(-2)
+            first, second = precision * (y - eta), -precision.expand_as(eta)
+        else:
+            return None
+        mask = None if node["mask"] is None else torch.as_tensor(node["mask"])
+        counted = (x if mask is None else torch.where(mask, x, 0.0) for x in (first, second))
+        first, second = ((x * node["scale"]).double().reshape(len(eta), -1) for x in counted)
+        return first, second
 
     def _of_counts(self, value: Tensor, eta: Tensor) -> Tensor:
         """Poisson log probabilities of log rates; factorials of the same tensor are computed once."""

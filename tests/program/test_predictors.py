@@ -129,6 +129,25 @@ def test_slots_rebuild_the_likelihood(name: str) -> None:
     assert_exact(rest, joint.log_joint(u, joint.initial_theta))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_derivatives_in_a_predictor_are_those_of_differences(name: str) -> None:
+    """Of every datum by itself, in closed form or not, on both sides of zero; with a graph on request."""
+    _, trace, sites = sites_of(name)
+    for slot in sites.slots:
+        eta, each, h = slot.blocks(trace).mT, slot.log_likelihoods(trace), 1e-4
+        if slot.mixture is not None or len(eta) > 1 or each(slot.layout.natural(eta.unsqueeze(-1))).shape != eta.shape:
+            continue
+        rows = torch.cat([eta.tanh(), 0.3 + eta.tanh(), -0.1 - eta.tanh()]).detach()
+        low, middle, high = (each(slot.layout.natural((rows + step).unsqueeze(-1))) for step in (-h, 0.0, h))
+        with torch.no_grad():
+            first, second = slot.orders(trace, torch.float64)(rows, False)
+        torch.testing.assert_close(first, ((high - low) / (2.0 * h)).detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(second, ((high - 2.0 * middle + low) / h**2).detach(), rtol=1e-4, atol=1e-4)
+        leaf = rows.clone().requires_grad_()
+        slope = torch.autograd.grad(slot.orders(trace, torch.float64)(leaf, True)[0].sum(), leaf)[0]
+        assert_exact(slope, second)
+
+
 @pytest.mark.parametrize(
     ("name", "parameter", "shape", "coupled", "mixture"),
     [

@@ -11,7 +11,7 @@ from torch.distributions import constraints
 
 from pyro_evidence.blocks import marginal as blocks
 from pyro_evidence.blocks.integrals import integrals, with_derivatives
-from pyro_evidence.blocks.term_derivatives import by_terms
+from pyro_evidence.blocks.term_derivatives import by_terms, families
 from pyro_evidence.laplace.approximation import Problem, laplace_problem
 from pyro_evidence.numerics import batched
 from pyro_evidence.program.log_joint import LogJoint
@@ -22,8 +22,12 @@ generator = torch.Generator().manual_seed(3)
 Y = (torch.rand(PERSONS, ITEMS, generator=generator, dtype=torch.float64) < 0.6).double()
 
 
-def answers(y: Tensor, skewed: bool) -> None:
-    """Two parameters to an item; skewed: persons' priors depend on a latent that all share, and each has a second."""
+def answers(y: Tensor, kind: str) -> None:
+    """Two parameters to an item; skewed: persons' priors depend on a latent that all share, and each has a second.
+
+    Curved: predictors are not affine in persons, and the likelihood is one without closed derivatives.
+    """
+    skewed = kind == "skewed"
     mean = pyro.param("mean", T(0.2).double())
     of_slopes = pyro.param("of_slopes", T(0.6).double(), constraint=constraints.positive)
     centre = pyro.sample("centre", dist.Normal(0.0, T(0.5).double())) if skewed else 0.0
@@ -35,19 +39,22 @@ def answers(y: Tensor, skewed: bool) -> None:
         slope = pyro.sample("slope", dist.LogNormal(T(0.0).double(), of_slopes))
     logits = slope * (ability + drift * torch.linspace(-1, 1, ITEMS).double() - difficulty)
     with pyro.plate("p", PERSONS, dim=-2), pyro.plate("i", ITEMS, dim=-1):
-        pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+        if kind == "curved":
+            pyro.sample("y", dist.NegativeBinomial(3.0, logits=logits + 0.02 * ability.square()), obs=y)
+        else:
+            pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
-def set_up(skewed: bool, num: int) -> tuple[Problem, blocks.Marginal, Tensor]:
-    problem = laplace_problem(LogJoint(answers, (Y, skewed)), None)
+def set_up(kind: str, num: int) -> tuple[Problem, blocks.Marginal, Tensor]:
+    problem = laplace_problem(LogJoint(answers, (Y, kind)), None)
     marginal = problem.by_quadrature(num)
     assert marginal is not None and by_terms(marginal.density)
-    assert marginal.partition.num_blocks == PERSONS and marginal.partition.width == 1 + skewed
+    assert marginal.partition.num_blocks == PERSONS and marginal.partition.width == 1 + (kind == "skewed")
     return problem, marginal, 0.3 * problem.joint.initial(1, seed=2)[0]
 
 
 def test_integrals_are_those_of_a_grid() -> None:
-    problem, marginal, u = set_up(False, 21)
+    problem, marginal, u = set_up("plain", 21)
     p, theta = marginal.partition, problem.joint.initial_theta
     found = marginal.place(marginal.density.terms(theta), u[p.own], u[p.shared]).each
     values = problem.joint.latents.constrained(u)
@@ -58,10 +65,10 @@ def test_integrals_are_those_of_a_grid() -> None:
     torch.testing.assert_close(found[p.block[p.own.argsort()]], expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("skewed", [False, True])
-def test_derivatives_along_the_path_are_those_of_differences(skewed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["plain", "skewed", "curved"])
+def test_derivatives_along_the_path_are_those_of_differences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where rows are taken one by one."""
-    problem, marginal, u = set_up(skewed, 5)
+    problem, marginal, u = set_up(kind, 5)
     p, terms, w = marginal.partition, marginal.density.terms(problem.joint.initial_theta), u[marginal.partition.shared]
     modes = blocks.block_modes(terms, u[p.own], w, 1e-12)
     nodes = blocks.placed(p, modes.own, modes.tril, marginal.num)
@@ -70,6 +77,7 @@ def test_derivatives_along_the_path_are_those_of_differences(skewed: bool, monke
     def value(moved: Tensor) -> Tensor:
         return integrals(terms, replace(nodes, rows=nodes.rows + along.away(moved)), moved).sum()
 
+    assert [family.is_affine for family in families(marginal.density)] == [kind != "curved", False]
     found = with_derivatives(terms, nodes, w, along)
     torch.testing.assert_close(found.slope, torch.autograd.functional.jacobian(value, w), rtol=1e-9, atol=1e-9)
     h, steps = 1e-3, torch.eye(len(w), dtype=torch.float64)
@@ -85,10 +93,10 @@ def test_derivatives_along_the_path_are_those_of_differences(skewed: bool, monke
     torch.testing.assert_close(with_derivatives(terms, nodes, w, along).curvature, found.curvature)
 
 
-@pytest.mark.parametrize("skewed", [False, True])
-def test_the_slope_in_hyperparameters_is_that_of_differences(skewed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["plain", "skewed", "curved"])
+def test_the_slope_in_hyperparameters_is_that_of_differences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few nodes, whose own moves count."""
-    problem, marginal, u = set_up(skewed, 3)
+    problem, marginal, u = set_up(kind, 3)
     theta = problem.joint.initial_theta
 
     def log_evidence(theta: Tensor) -> float:
