@@ -44,6 +44,7 @@ LITTLE = 2e7  # bytes kept by autograd for the rows of a look, a twentieth of a 
 PRICE = 4e8  # bytes for the rows of an integral over several modes, a second
 FEWEST = 64  # rows, whatever they cost
 WEIGHTED = 8_000  # draws: the log evidence is then known to .01 nats where they keep half of their weight
+OF_EACH = 256  # of them at least, whatever they cost, at each mode: a tenth of the rows of the climbs that found it
 PRECISE, MORE = 0.005, 8.0  # nats, the standard error for which more are drawn in the end, up to so many times as many
 HEAVY = 0.2  # of the draws at each mode, from a t distribution: densities fall as slowly as Cauchy's, or exponentially
 WIDE, PRIOR = 0.1, 256  # of the draws, from what is as wide as the prior, of which so many draws tell
@@ -637,7 +638,7 @@ def integral_over(
     where weights are largest.  Draws are quasi-random, so that the standard error is an upper bound in few dimensions.
 
     :param num: of draws, each time; None: 8,000, fewer of many data, more in the end where the error asks for them.
-    :param price: bytes that these draws may cost where ``num`` is None.
+    :param price: bytes that these draws may cost where ``num`` is None, but for 256 at each mode.
     :param density: at whose draws; None: that of which the modes are.
     :param exchange: elements of which one order is integrated, and all are counted.
     :param unused: whether elements that are as under their prior are drawn from the beginning.
@@ -645,7 +646,8 @@ def integral_over(
     """
     given = num
     density = (density_of(modes[0]) if density is None else density).with_angles(modes)
-    most, num = (1.0, num) if num else (MORE, within(price / (TURNS + MORE), density.joint, WEIGHTED))
+    affordable = within(price / (TURNS + MORE), density.joint, WEIGHTED)
+    most, num = (1.0, num) if num else (MORE, max(affordable, min(OF_EACH * len(modes), WEIGHTED)))
     at_modes = proposal(modes, HEAVY, density)
     first = (
         _with_prior(at_modes, modes[0], density)
@@ -673,8 +675,10 @@ def integral_over(
             break
         if exchange is not None and not unused:
             return integral_over(modes, seed, given, density, exchange, price, unused=True)
-        mixture, error = _where_heavy(mixture, x, inside, lambda x: heights(x)[1], piece, seed + TURNS + 3)
-        num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2))) if turn == TURNS else num
+        mixture, all_together = _where_heavy(mixture, x, inside, lambda x: heights(x)[1], piece, seed + TURNS + 3)
+        if turn == TURNS and not importance.is_beyond(all_together.pareto_k, len(all_together.log_weights)):
+            error = float(importance.standard_error(all_together.log_weights))
+            num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
     by_mode = at_modes.by_component(x).reshape(2, len(modes), len(x)).logsumexp(0)
     log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
     return ModeIntegral(log_joint, found, log_shares, density.embedded(x), exchange)
@@ -689,12 +693,11 @@ def _are_good(weighed: Smoothed, error: float) -> bool:
 
 def _where_heavy(
     mixture: NormalMixture, x: Tensor, log_joint: Tensor, density: Callable[[Tensor], Tensor], num: int, seed: int
-) -> tuple[NormalMixture, float]:
+) -> tuple[NormalMixture, Smoothed]:
     """A mixture with one more normal where the weight of a draw is largest, and so on until the weights are good.
 
     Incremental mixture importance sampling, Raftery and Bao (2010), section 2: the covariance is that of the nearest
-    draws, half by their weights.  Shares are then half by the weights, too.  And the standard error of the log of the
-    integral by all draws together, nats.
+    draws, half by their weights.  Shares are then half by the weights, too.  And the weights of all draws together.
 
     :param x: draws of the mixture, ``(S, d)``.
     :param density: log joint density of rows.
@@ -722,7 +725,7 @@ def _where_heavy(
     found, parts = smoothed_weights(log_joint, log_q), mixture.by_component(x).log_softmax(0)
     shares = (found.log_weights.log_softmax(0) + parts).exp().sum(-1)
     log_mixing = (0.5 * mixture.log_mixing.exp() + 0.5 * shares).log()
-    return replace(mixture, log_mixing=log_mixing), float(importance.standard_error(found.log_weights))
+    return replace(mixture, log_mixing=log_mixing), found
 
 
 def within(price: float, joint: LogJoint, most: int) -> int:

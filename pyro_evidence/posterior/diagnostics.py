@@ -296,6 +296,8 @@ def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
 
 def _evidence(found: Mapping[str, Any]) -> str:
     said = f"log evidence = {found['log_evidence']:.4f} nats"
+    if "log_evidence_by" in found:  # whatever is known of the draws
+        return f"{said}   ({found['log_evidence_by']})"
     if found.get("exact"):
         return f"{said}   (exact: given the hyperparameters the posterior is Gaussian)"
     if _unchecked(found):
@@ -315,7 +317,9 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
     """Doubts by importance weights: in the log evidence, whatever k-hat, and in the draws, where it is low."""
     said = []
     reliable = found["pareto_k"] <= TRUSTED  # not nan
-    if found.get("num_blocks"):
+    if "log_evidence_by" in found:
+        pass  # the weights are of the draws alone, of which their moments say more
+    elif found.get("num_blocks"):
         if found["blocks_above"]:
             said.append(
                 f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: integrals that "

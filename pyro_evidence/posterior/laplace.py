@@ -322,6 +322,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         ``mean_shift`` is how far draws, quantiles and predictions are from the mode, in standard deviations of the
         coordinate that moves most: there the posterior mean is, one order of Laplace's series on; nan where that says
         nothing, and they are about the mode.
+        ``log_evidence_by`` says where the log evidence is from if that is an integral over modes, and then what the
+        weights say is of the draws alone.
         ``left_a_saddle`` says whether the search for the mode came by a saddle, which it left along its downward
         curvature.
 

@@ -130,6 +130,16 @@ class ImportancePosterior(LaplacePosterior):
             raise BadInput(f"k={k}; expected the number of a mode, 0 to {len(self.states) - 1}: see posterior.modes.")
         return LaplacePosterior(self.states[k], self.status, self.log_evidences, self.restarts, self.failures)
 
+    def _described(self, check: dict[str, Any]) -> dict[str, Any]:
+        k, error = self.integral.weighed.pareto_k, self.integral.error
+        by = (
+            f"+- {error:.2g}, by importance sampling from normals and t distributions at the modes, k-hat {k:.2f}"
+            if self.integral.is_trusted
+            else "the sum of Laplace's at each mode, and no number to compare models by: the k-hat of importance "
+            f"sampling over the modes is {k:.2f}; run NUTS or tempered_smc(posterior)"
+        )
+        return super()._described(check) | {"log_evidence_by": by}
+
     def _notes(self, until: float) -> list[str]:
         said, integral = [], self.integral
         if len(self.states) > 1:
@@ -141,17 +151,6 @@ class ImportancePosterior(LaplacePosterior):
             said.append(
                 f"{integral.exchange.size} elements of {', '.join(integral.exchange.axes)} can be exchanged: the log "
                 f"evidence counts all {round(math.exp(integral.log_copies)):,} orders."
-            )
-        if integral.is_trusted:
-            said.append(
-                f"the log evidence is by importance sampling from normals and t distributions at the modes: +- "
-                f"{integral.error:.2g}, k-hat {integral.weighed.pareto_k:.2f}; what follows is of the draws"
-            )
-        else:
-            said.append(
-                f"k-hat of importance sampling over the modes is {integral.weighed.pareto_k:.2f}: the log evidence is "
-                "the sum of Laplace's at each, and no number to compare models by; run NUTS or "
-                "tempered_smc(posterior)."
             )
         return [*said, *super()._notes(until)]
 
@@ -278,8 +277,9 @@ def of_modes(
     price = tour.PRICE if len(states) > 1 or exchange is not None else 2.0 * tour.LITTLE
     integral = tour.integral_over(states, SEED, exchange=exchange, price=price)
     if rounds and (exchange is not None or not integral.is_trusted):
-        more = tour.in_ranks(tour.climbed(states, integral.heaviest, exchange))
-        if len(states) < len(more) <= tour.MOST_MODES:
+        more = tour.in_ranks(found := tour.climbed(states, integral.heaviest, exchange))
+        gain = max((float(mode.log_evidence) for mode in found[len(states) :]), default=-math.inf)
+        if gain > float(more[0].log_evidence) + math.log(tour.LEAST_SHARE) and len(more) <= tour.MOST_MODES:
             return of_modes(more, posterior, tour.exchange_of(more[0]), rounds - 1)
     kind = ImportancePosterior if len(states) == 1 else MultimodalPosterior
     known = (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)

@@ -50,6 +50,32 @@ def test_three_hills_have_their_integral_shares_and_moments(far: float) -> None:
     assert float(posterior.at_mode(0).log_evidence) == pytest.approx(far + math.log(0.5), abs=1e-6)
 
 
+def test_each_mode_has_its_draws_however_dear_they_are() -> None:
+    posterior = fitted(hills, ZERO)
+    assert isinstance(posterior, MultimodalPosterior)
+    integral = tour.integral_over(posterior.states, seed=0, price=1.0)
+    assert len(integral.draws) >= 256 * len(posterior.states)
+    assert abs(float(integral.log_evidence)) < 3.0 * integral.error < 0.1
+
+
+def test_a_summary_trusts_the_integral_and_not_the_normal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A sector of a ring: the normal at its middle is far off, importance sampling from many is not."""
+
+    def sector() -> None:
+        a, b = pyro.sample("a", dist.Normal(1.5, 0.6)), pyro.sample("b", dist.Normal(0.0, 1.0))
+        pyro.sample("t", dist.Normal((a * a + b * b).sqrt(), 0.1), obs=torch.tensor(2.0))
+
+    posterior = fitted(sector)
+    assert isinstance(posterior, ImportancePosterior)
+    assert posterior.integral.is_trusted
+    capsys.readouterr()
+    posterior.summary()
+    said = capsys.readouterr().out
+    assert f"log evidence = {float(posterior.log_evidence):.4f} nats   (+- {posterior.integral.error:.2g}, by" in said
+    assert "is off by" in said  # what is said of the draws
+    assert "trust neither number" not in said
+
+
 def test_the_guide_draws_from_all_modes() -> None:
     posterior = fitted(hills, ZERO)
     pyro.set_rng_seed(0)
