@@ -39,8 +39,7 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.infer.laplace_nuts import LaplaceNUTS
     from pyro_evidence.infer.overlap_em import OverlapEM
     from pyro_evidence.infer.revm import REVM
-    from pyro_evidence.infer.rvm import RVM
-    from pyro_evidence.infer.vrvm import VRVM
+    from pyro_evidence.infer.rvm import RVM, VRVM
     from pyro_evidence.posterior.laplace import LaplacePosterior
     from pyro_evidence.posterior.multimodal import ImportancePosterior, MultimodalPosterior
     from pyro_evidence.posterior.nested import NestedPosterior

@@ -267,6 +267,6 @@ def kernel_ellipses(axes: Axes, shares: Tensor, centres: Tensor, trils: Tensor, 
 
 def ellipse(axes: Axes, centre: Tensor, tril: Tensor, radius: float, **style: Any) -> None:
     """The line ``radius`` standard deviations around a centre ``(2,)``, of the covariance's Cholesky factor."""
-    angle = torch.linspace(0.0, math.tau, 101, dtype=centre.dtype)
+    angle = torch.linspace(0.0, math.tau, NUM_GRID, dtype=centre.dtype)
     x, y = (centre.unsqueeze(-1) + radius * tril @ torch.stack([angle.cos(), angle.sin()])).tolist()
     axes.plot(x, y, **style)

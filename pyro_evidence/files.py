@@ -75,7 +75,7 @@ def read(path: str | Path, map_location: MapLocation = None) -> dict[Any, Any]:
     try:
         metadata, whole = _whole(path)
         if metadata["writer"] != WRITER:
-            raise ValueError(f"it was written by {str(metadata['writer'])[:60]!r}")
+            raise ValueError(f"it was written by {metadata['writer']!r:.60}")
         named = load(whole)  # checks the place of every tensor
         tensors = [named[str(i)] for i in range(len(named))]
         if strange := {t.dtype for t in tensors} - {*DTYPES}:
@@ -123,7 +123,7 @@ def unreadable(
 ) -> BadInput:
     """The error message for a file that is none of ours, or whose content does not hang together."""
     said = " ".join(str(error).split())
-    reason = f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__
+    reason = f"{type(error).__name__}: {said:.200}" if said else type(error).__name__
     return BadInput(
         f"{path} cannot be read as a {kind} ({reason}): it is damaged or foreign; expected a file that {writer} wrote."
     )
@@ -296,7 +296,7 @@ def _decoded(value: Any, tensors: Sequence[Tensor], map_location: MapLocation) -
         return MADE_OF[kind](decoded(inner))
     dtype = getattr(torch, inner) if kind == "dtype" else None
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"it holds a {kind[:60]}")
+        raise ValueError(f"it holds a {kind:.60}")
     return dtype
 
 

@@ -308,7 +308,7 @@ def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
     for n, (joint, theta) in joints.items():
         nodes = joint.trace(joint.initial_u, theta).nodes
         shapes = ", ".join(f"'{site}' {tuple(nodes[site]['value'].shape)}" for site in joint.observed)
-        found.append(f"{n} observes {shapes or 'nothing'}, hash {hashes[n][:8]}")
+        found.append(f"{n} observes {shapes or 'nothing'}, hash {hashes[n]:.8}")
     return [
         f"the posteriors were fitted to different data: {'; '.join(found)}. Evidences of different data cannot be "
         "compared; fit every model to the same observed values (same rows, same units, no transformation of the "

@@ -10,8 +10,7 @@ from pyro import distributions as dist
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
-from pyro_evidence.models.formula.design import complete_rows
-from pyro_evidence.models.formula.lattice import formulas_within
+from pyro_evidence.models.formula.design import complete_rows, formulas_within
 from pyro_evidence.models.formula.mixed import mixed
 from pyro_evidence.models.formula.terms import parsed
 from pyro_evidence.posterior.laplace import LaplacePosterior

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,13 +25,6 @@ FAILED, CONVERGED = "failed", Status.CONVERGED.value
 FAILURES = (ArithmeticError, ValueError, RuntimeError)  # what a fit may raise: refusals, no mode, no convergence
 SHOWN = 20  # fits of a summary
 ONE_SD = torch.special.ndtr(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)).tolist()  # of a standard normal
-
-
-class FittingEngine(Protocol):
-    """Anything that is run on data and returns a posterior."""
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Fit to one data set."""
 
 
 class Pooled(NamedTuple):
@@ -178,7 +171,7 @@ def data_sets(args: Sequence[Any]) -> list[Arguments]:
 
 
 @within_memory
-def run_many(engine: FittingEngine, *args: Any, **kwargs: Any) -> FitTable:
+def run_many(engine: Any, *args: Any, **kwargs: Any) -> FitTable:
     """Fit one model to many data sets; a fit that fails is an entry of the table and stops no other.
 
     The numbers are those of ``engine.run(...)`` on each data set by itself.
@@ -202,7 +195,7 @@ def run_many(engine: FittingEngine, *args: Any, **kwargs: Any) -> FitTable:
     """
     sets, quiet = data_sets(args), copy(engine)
     if hasattr(engine, "stop"):
-        quiet.stop = replace(engine.stop, progress=False)  # type: ignore[attr-defined]
+        quiet.stop = replace(engine.stop, progress=False)
     entries: dict[int, Entry] = {}
     with bar_of("fits", getattr(getattr(engine, "stop", None), "progress", True), len(sets)) as bar:
 
@@ -240,7 +233,7 @@ class Entry(NamedTuple):
     error: Exception | None = None
 
 
-def _entry(engine: FittingEngine, own: Arguments, kwargs: Mapping[str, Any]) -> Entry:
+def _entry(engine: Any, own: Arguments, kwargs: Mapping[str, Any]) -> Entry:
     """One fit by itself."""
     try:
         found = engine.run(*own, **kwargs)

@@ -56,7 +56,7 @@ class PowerScaling(Shown):
             "prior": "change of the posterior for each doubling of the prior's power",
             "likelihood": "the same of the likelihood's power",
         }
-        return Table(dict(sorted(rows.items(), key=lambda row: -row[1]["prior"])), columns, said, "site", digits=3)
+        return Table(dict(sorted(rows.items(), key=lambda row: -row[1]["prior"])), columns, said, "site")
 
 
 def power_scaling(posterior: LaplacePosterior) -> PowerScaling:

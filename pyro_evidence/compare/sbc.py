@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.compare.chains import MOST_SAID
-from pyro_evidence.compare.many import FAILURES, FittingEngine, run_many
+from pyro_evidence.compare.many import FAILURES, run_many
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -126,7 +126,7 @@ class Calibration:
 @within_memory
 def sbc(
     model: Model,
-    engine: Callable[[Model], FittingEngine],
+    engine: Callable[[Model], Any],
     *args: Any,
     num_simulations: int = 200,
     num_samples: int = 99,

@@ -77,6 +77,22 @@ def require_tensor(name: str, value: Any) -> None:
         )
 
 
+def require_matrix(name: str, value: Any, columns: str | int = "D", *, batched: bool = False) -> None:
+    """Refuse what is no matrix of floats, a row for each datum.
+
+    :param columns: how many there are to be, or what their number is called.
+    :param batched: whether there may be a batch of matrices.
+    :raises BadInput: with the shape and the dtype.
+    """
+    require_tensor(name, value)
+    other = isinstance(columns, int) and value.shape[-1:] != (columns,)
+    if value.dim() < 2 or (value.dim() > 2 and not batched) or not value.is_floating_point() or other:
+        raise BadInput(
+            f"{name} has shape {tuple(value.shape)} and dtype {value.dtype}; expected floats of shape (N, {columns}), "
+            f"one row per datum. Write {name}[:, None] for a single column, {name}.double() for integers."
+        )
+
+
 def require_rows(what: str, *arrays: Any) -> None:
     """Refuse what cannot be taken by rows, and arrays of different lengths.
 

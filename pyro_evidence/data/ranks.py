@@ -91,7 +91,7 @@ def _described(value: Any) -> str:
         value = value.func
     if not hasattr(value, "__code__"):
         return text
-    return f"{text} (code {hashlib.sha256(_source(value.__code__, *_held(value, [])).encode()).hexdigest()[:8]})"
+    return f"{text} (code {hashlib.sha256(_source(value.__code__, *_held(value, [])).encode()).hexdigest():.8})"
 
 
 def _source(code: CodeType, *held: str) -> str:

@@ -198,13 +198,13 @@ class Recorder:
         """
         taken, folder = f"Stop(checkpoint={str(self.path)!r})", Path(self.path).resolve().parent
         try:
-            kind = str(files.read(self.path).get("format"))[:60]
+            kind = str(files.read(self.path).get("format"))
         except FileNotFoundError:
             return self.save()
         except BadInput as error:
             raise BadInput(f"{taken}: {error} {TAKEN}") from error
         if kind != FORMAT:
-            raise BadInput(f"{taken}: the file holds a {kind}; expected a checkpoint, or none. {TAKEN}")
+            raise BadInput(f"{taken}: the file holds a {kind:.60}; expected a checkpoint, or none. {TAKEN}")
         if not os.access(folder, os.W_OK):
             raise NotWritten(f"{taken}: the folder {folder} may not be written to. Give the name of a file elsewhere.")
 
@@ -282,6 +282,9 @@ def recorder_of(engine: Any, data: Callable[[], str]) -> Recorder | None:
 FITS: dict[str, Callable[..., str] | None] = {"run": digest, "run_chunks": digest_of_chunks, "step": None}
 
 
+NOT_FITTED = "nothing is fitted yet; call run(...), or step(...) where there is one, with the model's data first."
+
+
 class Engine:
     """An engine, whose methods that fit leave the process as they found it, whatever is thrown inside.
 
@@ -319,7 +322,7 @@ class Resumable(Engine):
         if content.get("format") != FORMAT or content.get("engine") != type(self).__name__:
             kind = content.get("engine" if content.get("format") == FORMAT else "format")
             raise BadInput(
-                f"{path} holds a {str(kind)[:60]}; expected a checkpoint of {type(self).__name__}, which "
+                f"{path} holds a {kind!s:.60}; expected a checkpoint of {type(self).__name__}, which "
                 f"Stop(checkpoint=path) writes while it runs."
             )
         files.check(content, CHECKPOINT, str(path), {})

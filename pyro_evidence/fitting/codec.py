@@ -166,7 +166,7 @@ def _object(stored: Mapping[str, Any], root: Any) -> Any:
     """
     name = stored["kind"]
     if name not in KINDS:
-        raise ValueError(f"it holds a {str(name)[:60]!r}, which is no state of a fit")
+        raise ValueError(f"it holds a {name!r:.60}, which is no state of a fit")
     kind: Any = getattr(importlib.import_module(f"{PACKAGE}.{KINDS[name].split(':')[0]}"), name)
     if issubclass(kind, Enum):
         return kind[stored["member"]]

@@ -27,6 +27,7 @@ def bar_of(name: str, progress: bool, total: int | None = None) -> Any:
     return tqdm(total=total, desc=name, delay=1.0, leave=False, **silent, **shape)
 
 
+MANY_STEPS = 2_000  # of loops whose steps are cheap, and go slowly at the end
 NOTHING = 1e-12  # nats: a slope at rounding, at which a loop that begins there has ended
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,20 +17,6 @@ from pyro_evidence.numerics import lbfgs
 from pyro_evidence.posterior.base import ClassProbabilities
 
 NUM_STEPS = 200  # of ascent in as many dimensions as there are classes; it ends at the gradient's rounding long before
-
-
-class FittedDensity(Protocol):
-    """A posterior that can tell the log density of new data."""
-
-    def log_prob(self, *args: Any) -> Tensor:
-        """Log density of each datum, nats, shape ``(N,)``."""
-
-
-class DensityEngine(Protocol):
-    """An engine that fits a density to data."""
-
-    def run(self, *args: Any) -> FittedDensity:
-        """Fit to data of shape ``(N, m)``."""
 
 
 @within_memory
@@ -113,8 +99,10 @@ class ClassConditional(ClassProbabilities):
         for number, (label, posterior) in enumerate(zip(self.classes.tolist(), self.posteriors, strict=True)):
             plane, line, points = _plane(posterior, inputs), display.line_of(number), display.points_of(number)
             if given:
-                axes.plot(*given[number][:, inputs].T.tolist(), **points, markersize=3, alpha=0.4)
-            display.kernel_ellipses(axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=0.9, **line)
+                axes.plot(*given[number][:, inputs].T.tolist(), **points, markersize=display.SMALL, alpha=0.5)
+            display.kernel_ellipses(
+                axes, plane.log_mixing[0].exp(), plane.loc[0], plane.tril[0], mass=display.PROB, **line
+            )
             name = f"{label:g}" if isinstance(label, float) else label
             axes.plot([], [], **(points | line), label=f"class {name}")
         axes.set(xlabel=f"input {inputs[0]}", ylabel=f"input {inputs[1]}")
@@ -173,7 +161,7 @@ def fitted_class_prior(log_density: Tensor, place: Tensor) -> Tensor:
 
 @within_memory
 def class_conditional(
-    engine: DensityEngine, X: Tensor, labels: Tensor, log_prior: Tensor | ClassPrior = empirical_class_prior
+    engine: Any, X: Tensor, labels: Tensor, log_prior: Tensor | ClassPrior = empirical_class_prior
 ) -> ClassConditional:
     """Fit ``engine`` to each class on its own.
 

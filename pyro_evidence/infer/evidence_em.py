@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.checkpoint import Resumable
+from pyro_evidence.fitting.checkpoint import NOT_FITTED, Resumable
 from pyro_evidence.fitting.em import GreedyDeletion, advance, choose, fit_mixture, warmed
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import without_validation
@@ -262,7 +262,7 @@ class EvidenceEM(Resumable):
         :raises BadInput: before the first step.
         """
         if self._task is None:
-            raise BadInput("nothing is fitted yet; call step(...) with the model's data first.")
+            raise BadInput(NOT_FITTED)
         fit = Fit(self._task.batch, Status.BY_HAND, (self._task.batch.objective,))
         found: MixturePosterior | MPPCAPosterior = self._task.posterior(choose(self._task, fit, None, self.stop))
         return found

@@ -18,7 +18,7 @@ from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
-from pyro_evidence.fitting.checkpoint import Resumable
+from pyro_evidence.fitting.checkpoint import NOT_FITTED, Resumable
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2
@@ -431,7 +431,7 @@ class LaplaceEvidence(Resumable):
     def _of(self, most: int | None) -> tuple[LaplacePosterior, ...]:
         """Posteriors of the best modes; marginalised sites are integrated around these alone, once for each fit."""
         if self._found is None:
-            raise BadInput("nothing is fitted yet; call run(...) or step(...) with the model's data first.")
+            raise BadInput(NOT_FITTED)
         ranked = without_repeats(self._fits)
         apart = [f.status in NO_MAXIMUM and f.status is not ranked[0].status for f in self._fits]  # no modes to count
         tops, ends = ([f.state.laplace for f in fits] for fits in (ranked, self._fits))

@@ -9,8 +9,8 @@ from torch import Tensor
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.checkpoint import Resumable
-from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.checkpoint import NOT_FITTED, Resumable
+from pyro_evidence.fitting.iterate import MANY_STEPS, Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.models.prbf import PRBF, Labels
 from pyro_evidence.prbf.data import rows_in_memory, rows_of_chunks
 from pyro_evidence.prbf.fit import (
@@ -20,7 +20,6 @@ from pyro_evidence.prbf.fit import (
     PRBFFit,
     alpha_of,
     begin,
-    held_class_warning,
     keep_dead_kernels,
     next_round,
     posterior_of,
@@ -31,7 +30,7 @@ from pyro_evidence.prbf.updates import Ascent, Update
 from pyro_evidence.program.checks import Arguments, as_tensors, same_arguments
 from pyro_evidence.settings import Start, check_family, check_function, check_random_start, stacklevel
 
-STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=2000)  # rounds are cheap and go slowly at the end
+STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=MANY_STEPS)
 ALPHA, UPDATE, INITIAL = AlphaPerKernel(20.0), Ascent(), RandomPoints()
 
 
@@ -136,7 +135,13 @@ class OverlapEM(Resumable):
         fit = iterate(next_round, task.batch, self.stop, "OverlapEM", "eq. 22")
         posterior = posterior_of(task, fit)
         for held in posterior.held:
-            warnings.warn(held_class_warning(held, posterior.alpha), stacklevel=stacklevel())
+            warnings.warn(
+                f"class {held.label} would have vanished: every kernel rejected it (eq. 29) in round {held.step}, and "
+                f"in {held.num_rounds} rounds until {held.last}; it kept the mixing that it had. alpha="
+                f"{posterior.alpha:.4g} is too large: pass a smaller one, ask for more kernels, or take "
+                f"update=Ascent(), which lets no class vanish.",
+                stacklevel=stacklevel(),
+            )
         require_convergence("OverlapEM", fit.status, posterior, self.stop)
         return posterior
 
@@ -158,7 +163,7 @@ class OverlapEM(Resumable):
         :raises BadInput: before the first step.
         """
         if self._task is None:
-            raise BadInput("nothing is fitted yet; call step(...) with the model's data first, or run(...).")
+            raise BadInput(NOT_FITTED)
         return posterior_of(self._task, Fit(self._task.batch, Status.BY_HAND, ()))
 
     def _begin(self, X: Tensor, labels: Labels | None) -> PRBFFit:

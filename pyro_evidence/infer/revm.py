@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.checkpoint import Engine
+from pyro_evidence.fitting.checkpoint import NOT_FITTED, Engine
 from pyro_evidence.fitting.iterate import Stop, check_stop
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
@@ -182,7 +182,7 @@ class REVM(Engine):
         :raises BadInput: before the first ``run``.
         """
         if self._posterior is None:
-            raise BadInput("nothing is fitted yet; call run(...) with the model's data first.")
+            raise BadInput(NOT_FITTED)
         return self._posterior
 
 

@@ -300,7 +300,16 @@ class Unregularised:
 
     def __call__(self, expected: EStep) -> Mixture:
         """One round; alpha stays."""
-        w = _pseudo_solve(expected, self.cutoff)
+        layout = expected.data.layout
+        gram, cross = layout.gram_of(expected.stats.moments), layout.cross_of(expected.stats.moments)
+        if gram.shape[-1] == 1:
+            w = cross / gram.squeeze(-1)
+        else:  # zero along poorly determined directions
+            gram = gram if expected.data.observed is not None else gram[..., :1, :, :]
+            values, vectors = torch.linalg.eigh(gram)
+            kept = values > self.cutoff * values[..., -1:]
+            inverse = torch.where(kept, 1.0 / torch.where(kept, values, 1.0), 0.0)
+            w = (vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ cross.unsqueeze(-1)))).squeeze(-1)
         nothing = torch.zeros_like(expected.stats.counts).unsqueeze(-1).expand(*w.shape[:-1])
         return _next(expected, w, _noise(expected, w, nothing, self.rho), expected.mixture.alpha, nothing)
 
@@ -360,19 +369,6 @@ def _noise(expected: EStep, w: Tensor, subtracted: Tensor, rho: float) -> Tensor
 
 def _inverse(covariance: Tensor) -> Tensor:
     return torch.linalg.inv_ex(0.5 * (covariance + covariance.mT))[0]  # a singular row gives inf, and fails alone
-
-
-def _pseudo_solve(expected: EStep, cutoff: float) -> Tensor:
-    """Unregularised weights, zero along poorly determined directions, shape ``(R, K, m, B)``."""
-    layout = expected.data.layout
-    gram, cross = layout.gram_of(expected.stats.moments), layout.cross_of(expected.stats.moments)
-    if gram.shape[-1] == 1:
-        return cross / gram.squeeze(-1)
-    gram = gram if expected.data.observed is not None else gram[..., :1, :, :]
-    values, vectors = torch.linalg.eigh(gram)
-    kept = values > cutoff * values[..., -1:]
-    inverse = torch.where(kept, 1.0 / torch.where(kept, values, 1.0), 0.0)
-    return (vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ cross.unsqueeze(-1)))).squeeze(-1)
 
 
 def _next(

@@ -15,7 +15,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack  # None outside vmap, grad and the like
 
-from pyro_evidence.data.arrays import require_tensor
+from pyro_evidence.data.arrays import require_matrix
 from pyro_evidence.errors import BadInput
 from pyro_evidence.settings import check_count, check_numbers, check_tensor
 
@@ -87,10 +87,6 @@ class Linear(TensorValue):
         """``Phi``, shape ``(..., N, D + bias)``."""
         return self.last.recall(_inputs(X), [], lambda: _columns([X], self.bias))
 
-    def num_basis(self, num_inputs: int) -> int:
-        """Number of columns ``M`` for ``num_inputs`` inputs."""
-        return num_inputs + self.bias
-
 
 @dataclass(frozen=True, eq=False)
 class Polynomial(TensorValue):
@@ -111,10 +107,6 @@ class Polynomial(TensorValue):
         """``Phi``, shape ``(..., N, D * degree + bias)``."""
         powers = range(1, self.degree + 1)
         return self.last.recall(_inputs(X), [], lambda: _columns([X.pow(power) for power in powers], self.bias))
-
-    def num_basis(self, num_inputs: int) -> int:
-        """Number of columns ``M`` for ``num_inputs`` inputs."""
-        return num_inputs * self.degree + self.bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,10 +145,6 @@ class GaussianRBF(TensorValue):
         scale = torch.as_tensor(self.scale, dtype=X.dtype, device=X.device)
         return _columns([(-0.5 * (distance / scale).square()).exp()], self.bias)
 
-    def num_basis(self, num_inputs: int) -> int:
-        """Number of columns; the same whatever ``num_inputs`` is."""
-        return len(self.centres) + self.bias
-
 
 @dataclass(frozen=True, eq=False)
 class RandomVectorFunctionalLink(TensorValue):
@@ -188,10 +176,6 @@ class RandomVectorFunctionalLink(TensorValue):
         _inputs(X, len(self.weights), "RandomVectorFunctionalLink was given weights for")
         hidden = self.activation(X @ self.weights.to(X) + self.biases.to(X))
         return _columns([X, hidden], self.bias)
-
-    def num_basis(self, num_inputs: int) -> int:
-        """Number of columns ``M`` for ``num_inputs`` inputs."""
-        return num_inputs + len(self.biases) + self.bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,12 +279,7 @@ def _columns(blocks: list[Tensor], bias: bool) -> Tensor:
 
 def _inputs(X: Tensor, num_inputs: int | None = None, who: str = "") -> Tensor:
     """``X`` itself, once it is known to be a matrix of floats with ``num_inputs`` columns."""
-    require_tensor("X", X)
-    if X.dim() < 2 or not X.is_floating_point():
-        raise BadInput(
-            f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, D), one row per "
-            f"datum. Write X[:, None] for a single input, X.double() for integers."
-        )
+    require_matrix("X", X, batched=True)
     if num_inputs is not None and X.shape[-1] != num_inputs:
         raise BadInput(f"X has {X.shape[-1]} columns, but {who} {num_inputs} inputs; expected as many columns.")
     return X

@@ -1,5 +1,6 @@
 """Counts that are not zero."""
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -41,7 +42,7 @@ class ZeroTruncated(TorchDistribution):
     def _log_positive(self) -> Tensor:
         """``log P(k > 0)``: ``log(1 - exp(x))`` without cancellation on either side of ``x = -log 2``."""
         zero = self.base.log_prob(torch.zeros_like(self.base.mean))
-        small = zero > -0.7
+        small = zero > -math.log(2.0)
         rare = (-torch.where(small, zero, -1.0).expm1()).log()
         return torch.where(small, rare, (-torch.where(small, -1.0, zero).exp()).log1p())
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.arrays import require_tensor
+from pyro_evidence.data.arrays import require_matrix
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED, Learned, TensorValue
 
@@ -142,13 +142,9 @@ def check_inputs(X: Tensor, Z: Tensor | None = None) -> None:
     :raises BadInput: with the shapes and dtypes.
     """
     for name, value in (("X", X), ("Z", X if Z is None else Z)):
-        require_tensor(name, value)
-        if value.dim() < 2 or not value.is_floating_point() or value.shape[-1] == 0:
-            raise BadInput(
-                f"{name} has shape {tuple(value.shape)} and dtype {value.dtype}; expected floats of shape (N, D), one "
-                f"row per datum and at least one input. Write {name}[:, None] for a single input, {name}.double() for "
-                f"integers."
-            )
+        require_matrix(name, value, batched=True)
+        if not value.shape[-1]:
+            raise BadInput(f"{name} has shape {tuple(value.shape)}, no column; expected at least one input.")
     if Z is not None and X.shape[-1] != Z.shape[-1]:
         raise BadInput(
             f"X has {X.shape[-1]} inputs and Z has {Z.shape[-1]}; expected the same number. Give both the same columns."

@@ -17,6 +17,7 @@ from pyro.ops.indexing import Vindex
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from pyro_evidence.data.arrays import require_matrix
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
@@ -296,14 +297,10 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
 
     :raises BadInput: with the shape that was given.
     """
-    if not isinstance(Y, Tensor):
-        raise BadInput(f"Y is a {type(Y).__name__}; expected a tensor (N, m). Write torch.as_tensor(Y).")
-    expected = "(N, m), one row per datum" if shape is None else str(shape)
-    if Y.dim() != 2 or not Y.is_floating_point() or (shape is not None and tuple(Y.shape) != shape):
-        raise BadInput(
-            f"Y has shape {tuple(Y.shape)} and dtype {Y.dtype}; expected floats of shape {expected}. Write Y[:, None] "
-            f"for one response, Y.double() for integers."
-        )
+    if not isinstance(Y, Tensor) or Y.dim() != 2 or not Y.is_floating_point():  # asked at every run of a model
+        require_matrix("Y", Y, "m")
+    if shape is not None and tuple(Y.shape) != shape:
+        raise BadInput(f"Y has shape {tuple(Y.shape)}; expected {shape}, a row for each of X and the model's columns.")
     if not Y.numel():
         raise BadInput(f"Y has shape {tuple(Y.shape)}: no data; expected at least one row and one column.")
     if bool(Y.sum().isfinite()):

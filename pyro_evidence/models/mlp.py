@@ -16,7 +16,7 @@ import torch
 from pyro.nn import PyroModule
 from torch import Size, Tensor
 
-from pyro_evidence.data.arrays import require_tensor
+from pyro_evidence.data.arrays import require_matrix
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.likelihoods import Binary as Binary
 from pyro_evidence.models.likelihoods import Output as Output
@@ -112,7 +112,7 @@ class MLP(PyroModule):
 
         :param X: inputs, shape ``(N, D)``.
         """
-        self._check_inputs(X)
+        require_matrix("X", X, self.num_inputs)
         weights: dict[str, Tensor] = {}
         for site, shape in self.shapes.items():
             scale = self._precision(f"alpha_{site}", X).rsqrt()
@@ -144,7 +144,7 @@ class MLP(PyroModule):
         :param weights: values of all weight sites, with any batch in front, as ``posterior.mode`` or
             ``posterior.get_samples()`` give them.
         """
-        self._check_inputs(X)
+        require_matrix("X", X, self.num_inputs)
         return network.outputs(X, self._layers(weights), self.activation)
 
     def known_density(self, joint: LogJoint) -> NetworkDensity | None:
@@ -170,7 +170,7 @@ class MLP(PyroModule):
 
     def _data(self, X: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """The arguments of :meth:`forward` when both are given."""
-        self._check_inputs(X)
+        require_matrix("X", X, self.num_inputs)
         return X, torch.as_tensor(t)
 
     def _layers(self, weights: Mapping[str, Tensor]) -> list[Layer]:
@@ -212,11 +212,3 @@ class MLP(PyroModule):
         odd, layers = network.is_odd(self.activation), self._layers(weights)
         held = [network.log_stabiliser(a, b[0], odd, tolerance) for a, b in pairwise(layers)]
         return self.log_symmetries() - sum(held)
-
-    def _check_inputs(self, X: Tensor) -> None:
-        require_tensor("X", X)
-        if X.dim() != 2 or not X.is_floating_point() or X.shape[-1] != self.num_inputs:
-            raise BadInput(
-                f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, {self.num_inputs}), "
-                f"one row per datum. Write X[:, None] for a single input, X.double() for integers."
-            )

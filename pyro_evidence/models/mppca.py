@@ -110,7 +110,7 @@ def explicit_latents(parts: MPPCAParts, Y: Tensor) -> Tensor:
 class MPPCA(TensorValue):
     """The Pyro model that :func:`mppca` returns: call it with ``Y``, shape ``(N, m)``.
 
-    Sites: ``W``, shape ``(K, m, q)``; ``y``, in the plate ``data``; with ``latents=kept`` also ``z`` and ``x``.
+    Sites: ``W``, shape ``(K, m, q)``; ``y``, in the plate ``data``; with ``explicit_latents`` also ``z``, ``x``.
     Params: ``mu`` ``(K, m)``, ``mixing`` ``(K,)``, and ``alpha`` and ``beta`` where they are learned.
     """
 
@@ -176,7 +176,7 @@ def mppca(
     :param alpha: prior precision of the loadings, in units of ``y`` to the power -2: one per component (Husmeier 2000),
         ``PerColumn()`` for one per column, ``Learned(torch.ones(1))`` for one in all; numbers are held fixed.
     :param noise: :class:`IsotropicNoise` for PCA, :class:`DiagonalNoise` for factor analysers.
-    :param latents: :func:`marginal`, or :func:`kept` for an engine that is to sample the latent coordinates.
+    :param latents: :func:`marginal`, or :func:`explicit_latents` for an engine that samples the latent coordinates.
     :raises BadInput: on settings that cannot be meant.
     """
     check_count("num_components", num_components)

@@ -16,6 +16,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.arrays import require_matrix
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.covariances import Covariance
 from pyro_evidence.models.covariances import Diagonal as Diagonal
@@ -133,12 +134,9 @@ def check_network_inputs(X: Tensor) -> None:
 
     :raises BadInput: with shape, dtype or the first bad element.
     """
-    if not isinstance(X, Tensor) or X.dim() != 2 or not X.is_floating_point() or 0 in X.shape:
-        what = f"shape {tuple(X.shape)} and dtype {X.dtype}" if isinstance(X, Tensor) else f"type {type(X).__name__}"
-        raise BadInput(
-            f"X has {what}; expected a float tensor of shape (N, D). Write torch.as_tensor(X, dtype=torch.float64) for "
-            f"arrays and integers, and X.unsqueeze(-1) for a single input."
-        )
+    require_matrix("X", X)
+    if not X.numel():
+        raise BadInput(f"X has shape {tuple(X.shape)}: no data; expected at least one row and one column.")
     check_sizes((), {"X": X})
     if len(broken := (~X.isfinite()).nonzero()):
         row, column = broken[0].tolist()

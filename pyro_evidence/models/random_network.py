@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.arrays import require_matrix
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED
 from pyro_evidence.models.kernels import Kernel, Read, Setting, per_input, root, value_of
@@ -164,8 +165,7 @@ def random_functions(
     """
     num_units = check_count("num_units", num_units)
     num_samples = check_count("num_samples", num_samples)
-    if X.dim() != 2 or not X.is_floating_point():
-        raise BadInput(f"X has shape {tuple(X.shape)} and dtype {X.dtype}; expected floats of shape (N, D).")
+    require_matrix("X", X)
     generator = seeded(seed)
     at_once = max(1, BATCH_NUMBERS // (num_units * len(X) + 1))
     sizes = [min(at_once, num_samples - done) for done in range(0, num_samples, at_once)]

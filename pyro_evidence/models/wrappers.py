@@ -1,5 +1,6 @@
 """Models around models: data with gaps (nan means not observed), with outliers spread over a box, and with weights."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +15,36 @@ from pyro_evidence.program.distributions import Background, WithBackground, With
 from pyro_evidence.program.log_joint import Model
 
 
+class _Observing(poutine.messenger.Messenger):
+    """Every observed site that has data is changed by a function of its message; draws stay as they are."""
+
+    def __init__(self, change: Callable[[Any, Tensor], None]) -> None:
+        super().__init__()
+        self.change = change
+
+    def _pyro_sample(self, msg: Any) -> None:
+        value = msg["value"]
+        if msg["is_observed"] and isinstance(value, Tensor) and value.numel():
+            self.change(msg, value)
+
+
+class OtherLikelihood(TensorValue):
+    """A model whose observed sites are changed on the way."""
+
+    model: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model inside, its observed sites changed."""
+        with _Observing(self._change):
+            return self.model(*args, **kwargs)
+
+    def _change(self, msg: Any, value: Tensor) -> None:
+        """Change the message of an observed site."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, eq=False)
-class Wrapper(TensorValue):
+class Wrapper(OtherLikelihood):
     """A model around another, which ``EvidenceEM`` knows by a few of its rows where it so knows the one inside."""
 
     model: Any
@@ -34,13 +63,12 @@ class Wrapper(TensorValue):
         return self.model.few(step, *args, **kwargs)
 
 
-class _Gaps(poutine.messenger.Messenger):
-    """Observed values that are nan are integrated out; others stay as they are."""
+@dataclass(frozen=True, eq=False)
+class Marginalised(Wrapper):
+    """The Pyro model that :func:`marginalised` returns."""
 
-    def _pyro_sample(self, msg: Any) -> None:
-        value = msg["value"]
-        if not (msg["is_observed"] and isinstance(value, Tensor) and value.is_floating_point()):
-            return
+    def _change(self, msg: Any, value: Tensor) -> None:
+        """Values that are nan are integrated out; others stay as they are."""
         seen = ~value.isnan()
         if bool(seen.all()):
             return
@@ -54,16 +82,6 @@ class _Gaps(poutine.messenger.Messenger):
         else:
             msg["fn"] = WithGaps(fn, seen)
         msg["value"] = torch.where(seen, value, 0.0)
-
-
-@dataclass(frozen=True, eq=False)
-class Marginalised(Wrapper):
-    """The Pyro model that :func:`marginalised` returns."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model with the gaps of its data integrated out."""
-        with _Gaps():
-            return self.model(*args, **kwargs)
 
     def settled(self, *args: Any, **kwargs: Any) -> "Marginalised":
         """Gaps around a model that has settled."""
@@ -102,17 +120,16 @@ def explain_gaps(error: BadInput, model: Model, args: tuple[Any, ...], kwargs: d
         raise BadInput(f"{error} If nan means not observed: EvidenceEM(marginalised(model)).") from error
 
 
-class _Spread(poutine.messenger.Messenger):
-    """Observed data get a background; draws stay as they are."""
+@dataclass(frozen=True, eq=False)
+class UniformOutliers(Wrapper):
+    """The Pyro model that :func:`with_background` returns."""
 
-    def __init__(self, share: float, low: Tensor | None, high: Tensor | None) -> None:
-        super().__init__()
-        self.share, self.low, self.high = share, low, high
+    share: float
+    low: Tensor | None
+    high: Tensor | None
 
-    def _pyro_sample(self, msg: Any) -> None:
-        value = msg["value"]
-        if not msg["is_observed"] or not isinstance(value, Tensor) or not value.numel():
-            return
+    def _change(self, msg: Any, value: Tensor) -> None:
+        """The background stands beside the data."""
         if not value.is_floating_point():
             raise BadInput(
                 f"with_background: site '{msg['name']}' has data of {value.dtype}; expected floats. Write Y.double()."
@@ -131,20 +148,6 @@ class _Spread(poutine.messenger.Messenger):
                 f"one number for each column of site '{msg['name']}'."
             )
         msg["fn"] = WithBackground(fn, Background(torch.as_tensor(self.share).to(low), low, high))
-
-
-@dataclass(frozen=True, eq=False)
-class UniformOutliers(Wrapper):
-    """The Pyro model that :func:`with_background` returns."""
-
-    share: float
-    low: Tensor | None
-    high: Tensor | None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model with the background beside its data."""
-        with _Spread(self.share, self.low, self.high):
-            return self.model(*args, **kwargs)
 
     def settled_over(self, rows: Any) -> "UniformOutliers":
         """The model that :meth:`settled` returns, by rows that come in chunks.
@@ -191,36 +194,21 @@ def with_background(
     return UniformOutliers(model, float(share), low, high)
 
 
-class _Counted(poutine.messenger.Messenger):
-    """Observed data count as often as their weight says."""
+@dataclass(frozen=True, eq=False)
+class Weighted(OtherLikelihood):
+    """The Pyro model that :func:`weighted` returns."""
 
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = weight
+    model: Model
+    weight: Tensor
 
-    def _pyro_sample(self, msg: Any) -> None:
-        value = msg["value"]
-        if not msg["is_observed"] or not isinstance(value, Tensor) or not value.numel():
-            return
+    def _change(self, msg: Any, value: Tensor) -> None:
+        """Data count as often as their weight says."""
         if msg["fn"].event_dim == value.dim() or value.shape[-1 - msg["fn"].event_dim] != len(self.weight):
             raise BadInput(
                 f"weighted: site '{msg['name']}' has data of shape {tuple(value.shape)}, and there are "
                 f"{len(self.weight)} weights; expected as many data, with a density each: a plate over rows."
             )
         msg["scale"] = msg["scale"] * self.weight
-
-
-@dataclass(frozen=True, eq=False)
-class Weighted(TensorValue):
-    """The Pyro model that :func:`weighted` returns."""
-
-    model: Model
-    weight: Tensor
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, its data weighted."""
-        with _Counted(self.weight):
-            return self.model(*args, **kwargs)
 
 
 def weighted(model: Model, weight: Tensor) -> Weighted:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.ranks import Statistics
-from pyro_evidence.mppca import evidence, expectation, missing
+from pyro_evidence.mppca import evidence, expectation
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.evidence import log_joint
 from pyro_evidence.mppca.expectation import FactorAnalysers
@@ -37,7 +37,7 @@ def find_mode(Y: Observations, analysers: FactorAnalysers) -> FactorAnalysers:
 
     def f(u: Tensor) -> tuple[Tensor, Tensor]:
         there = placed(u)
-        stats = missing.e_step_of_all(Y, there)
+        stats = expectation.e_step_of_all(Y, there)
         return log_joint(there, stats), (loading_slope(there, stats) * scale).flatten(1)
 
     def direction(u: Tensor, rows: Tensor, slope: Tensor) -> newton.Direction:
@@ -141,7 +141,9 @@ def _of_gaps(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
     for block in Y.split(ROWS // DIRECTIONS):
         with torch.enable_grad():
             w = analysers.W.detach().reshape(-1).requires_grad_()
-            log_joint = missing.latent(block, replace(analysers, W=w.reshape(analysers.W.shape))).log_joint
+            log_joint = expectation.latent_given_seen(
+                block, replace(analysers, W=w.reshape(analysers.W.shape))
+            ).log_joint
             (slope,) = torch.autograd.grad(log_joint.logsumexp(-1).sum(), w, create_graph=True)
         for i in range(0, len(eye), DIRECTIONS):
             part = torch.autograd.grad(slope, w, eye[i : i + DIRECTIONS], retain_graph=True, is_grads_batched=True)[0]

@@ -6,22 +6,29 @@ r"""Mixtures of probabilistic PCA in latent space, a batch of restarts in front;
 with diagonal noise precisions :math:`\Lambda_k` (all equal: probabilistic PCA; otherwise factor analysers).  For
 equal ones :math:`G_k = \beta_k M_k` of the paper.  Whitened coordinates :math:`z = L^{-1} W^\top\Lambda(y - \mu)` are
 one matrix product for all restarts, components and data.  Husmeier (2000), sec. 3; Tipping and Bishop (1999).
+
+Missing values, nan, are integrated out, datum by datum.  With :math:`G_n = I + W^\top \Lambda_n W`, the precisions of
+what is missing in datum n set to zero, they have covariance :math:`\Lambda^{-1} + W G_n^{-1} W^\top`, and with the
+whitened coordinates of the whole datum :math:`W G_n^{-1} L`: the sums of an M-step have expectations in closed form.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.data.ranks import Statistics
+from pyro_evidence.mppca.data import Observations, has_gaps
 from pyro_evidence.numerics.batched import Batched
 
 LEAST_LOG_RESP = -230.0  # below 1e-100 a responsibility adds nothing to a sum, and its products may be subnormal: slow
 SMALLEST_BLOCK = 16  # data that are looked at together at least: fewer are slower than what they save
 BLOCK = 2**17  # numbers in one block of whitened coordinates: they stay in the cache
+LATENT_BLOCK = 2**20  # numbers in one block of latent precisions, of data with gaps
 
 
 @dataclass(frozen=True)
@@ -142,11 +149,18 @@ def rows_at_once(analysers: FactorAnalysers) -> int:
     return max(SMALLEST_BLOCK, min(BLOCK // (R * K * max(q, 1)), 4 * BLOCK // m))  # features are kept apart: 4 fit
 
 
-def e_step(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:
-    """Responsibilities and the sums that the M-step needs, block by block; cost ``N m K q``, memory ``K m q``.
+def e_step_of_all(Y: Observations, analysers: FactorAnalysers) -> FactorStatistics:
+    """:func:`e_step` of all data, in one pass."""
+    return Y.total(lambda rows: e_step(rows, analysers))
 
-    :param Y: data, shape ``(N, m)``, nothing missing.
+
+def e_step(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:
+    """Responsibilities and the sums that the M-step needs, block by block; expected ones where data have gaps.
+
+    :param Y: data, shape ``(N, m)``.  Without gaps the cost is ``N m K q``, the memory ``K m q``.
     """
+    if has_gaps(Y):
+        return reduce(add, (_expected_sums(block, analysers) for block in _latent_blocks(Y, analysers)))
     natural = _Natural.of(analysers)
     R, K, m, q = natural.shape
     counts, moments = Y.new_zeros(R * K), Y.new_zeros(R * K, 2 * m)
@@ -167,7 +181,9 @@ def e_step(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:
 
 
 def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
-    """``log p(y_n, k)``, nats, shape ``(R, N, K)``."""
+    """``log p(observed part of y_n, k)``, nats, shape ``(R, N, K)``."""
+    if has_gaps(Y):
+        return latent(Y, analysers).log_joint
     natural = _Natural.of(analysers)
     parts = [natural.log_joint(block, F)[0] for block, F in _featured(Y, rows_at_once(analysers)) if len(block)]
     if not parts:
@@ -252,9 +268,62 @@ def log_prior(analysers: FactorAnalysers) -> Tensor:
     return torch.where(analysers.on, each, 0.0).sum((-2, -1))
 
 
-def latent_posterior(Y: Tensor, analysers: FactorAnalysers) -> tuple[Tensor, Tensor]:
-    """Mean ``(R, N, K, q)`` and covariance ``(R, K, q, q)`` of x given y and k; Husmeier (2000), eqs. 3.17 and 3.18."""
+@dataclass(frozen=True)
+class LatentPosterior:
+    """The posterior of the latent coordinates, given each component."""
+
+    log_joint: Tensor  # (R, N, K)          log p(observed part of y_n, k)
+    mean: Tensor  # (R, N, K, q)
+    covariance: Tensor  # (R, N, K, q, q)
+
+
+def latent(Y: Tensor, analysers: FactorAnalysers) -> LatentPosterior:
+    """Latent coordinates of data ``(N, m)``, nan where missing; Husmeier (2000), eqs. 3.17 and 3.18."""
+    if has_gaps(Y):
+        parts = [vars(latent_given_seen(block, analysers)) for block in _latent_blocks(Y, analysers)]
+        return LatentPosterior(*(torch.cat([part[name] for part in parts], 1) for name in parts[0]))
     shift = (analysers.whitener @ analysers.mu.unsqueeze(-1)).squeeze(-1)
     z = torch.einsum("rkqm,nm->rnkq", analysers.whitener, Y) - shift.unsqueeze(1)
     x = torch.linalg.solve_triangular(analysers.tril.mT.unsqueeze(1), z.unsqueeze(-1), upper=True).squeeze(-1)
-    return x, torch.cholesky_inverse(analysers.tril)
+    covariance = torch.cholesky_inverse(analysers.tril).unsqueeze(1).expand(-1, len(Y), -1, -1, -1)
+    return LatentPosterior(log_joint(Y, analysers), x, covariance)
+
+
+def _latent_blocks(Y: Tensor, analysers: FactorAnalysers) -> tuple[Tensor, ...]:
+    R, K, m, q = analysers.W.shape
+    return Y.split(max(1, LATENT_BLOCK // (R * K * max(m, q * q))))
+
+
+def latent_given_seen(Y: Tensor, analysers: FactorAnalysers) -> LatentPosterior:
+    """:func:`latent` with a factor for each datum, of those values that are not nan."""
+    seen = ~Y.isnan()
+    on, pull = seen.to(analysers.W), analysers.beta.unsqueeze(-1) * analysers.W
+    pairs = pull.unsqueeze(-1) * analysers.W.unsqueeze(-2)
+    G = torch.einsum("ni,rkiab->rnkab", on, pairs) + torch.eye(analysers.W.shape[-1]).to(analysers.W)
+    tril = torch.linalg.cholesky(G)
+    away = torch.where(seen, Y, 0.0).unsqueeze(1) - analysers.mu.unsqueeze(1) * on.unsqueeze(1)  # (R, n, K, m)
+    force = torch.einsum("rnki,rkia->rnka", away, pull).unsqueeze(-1)
+    mean = torch.cholesky_solve(force, tril)
+    log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) - on @ analysers.beta.log().mT
+    quadratic = (analysers.beta.unsqueeze(1) * away.square()).sum(-1) - (force * mean).sum((-2, -1))
+    log_norm = on.sum(-1, keepdim=True) * math.log(math.tau)
+    table = analysers.log_mixing.unsqueeze(1) - 0.5 * (log_norm + log_det + quadratic)
+    return LatentPosterior(table, mean.squeeze(-1), torch.cholesky_inverse(tril))
+
+
+def _expected_sums(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:
+    """The sums of :func:`e_step`, expected given what was seen."""
+    found, seen = latent_given_seen(Y, analysers), ~Y.isnan()
+    log_norm = found.log_joint.logsumexp(-1, keepdim=True)
+    resp = (found.log_joint - log_norm).exp()
+    filled = torch.einsum("rkia,rnka->rnki", analysers.W, found.mean) + analysers.mu.unsqueeze(1)
+    filled = torch.where(seen.unsqueeze(1), Y.unsqueeze(1), filled)
+    gone = (~seen).to(Y)
+    spread = torch.einsum("ni,rnkab->rkiab", gone, resp[..., None, None] * found.covariance)
+    within = torch.einsum("rkia,rkiab->rkib", analysers.W, spread)
+    weighted = resp.unsqueeze(-1) * filled
+    left = (gone.mT @ resp).mT / analysers.beta + (within * analysers.W).sum(-1)
+    z = torch.einsum("rkai,rnki->rnka", analysers.whitener, filled - analysers.mu.unsqueeze(1))
+    cross = torch.einsum("rnki,rnka->rkia", weighted, z) + within @ analysers.tril
+    squares = (weighted * filled).sum(1) + left
+    return FactorStatistics(resp.sum(1), weighted.sum(1), squares, cross, log_norm.sum((1, 2)))

@@ -37,7 +37,7 @@ from pyro_evidence.mixture.recognise import most_components, with_components
 from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised
-from pyro_evidence.mppca import evidence, missing
+from pyro_evidence.mppca import evidence, expectation
 from pyro_evidence.mppca import start as mppca_start
 from pyro_evidence.mppca.data import Observations, has_gaps
 from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
@@ -129,7 +129,7 @@ class MPPCARestarts(ComponentRestarts):
 
     def on(self, Y: Observations, parameters: FactorAnalysers) -> "MPPCARestarts":
         """The restarts with other data and parameters."""
-        stats = missing.e_step_of_all(Y, parameters)
+        stats = expectation.e_step_of_all(Y, parameters)
         return replace(self, data=Y, it=Iterate(parameters, self.it.ties, stats, self.it.variance))
 
     def change_to(self, parameters: FactorAnalysers) -> Tensor:
@@ -179,7 +179,7 @@ class MPPCARestarts(ComponentRestarts):
     def split_proposals(self, ties: SharedParameters) -> SplitProposals:
         """Each component's halves, the best of all starts: as small mixtures of the data that are surely its own."""
         few, variance = self.data.sampled(FEW), self.it.variance
-        resp = missing.log_joint(few, self.parameters)[0].softmax(-1)
+        resp = expectation.log_joint(few, self.parameters)[0].softmax(-1)
         halves, gains = [], []
         for k in range(resp.shape[-1]):
             index = (resp[:, k] > SURE).nonzero().flatten()
@@ -208,7 +208,7 @@ def first(
     Y: Observations, analysers: FactorAnalysers, ties: SharedParameters, variance: Tensor, rule: MPPCAUpdate
 ) -> MPPCARestarts:
     """The batch at its start."""
-    it = Iterate(analysers, ties, missing.e_step_of_all(Y, analysers), variance)
+    it = Iterate(analysers, ties, expectation.e_step_of_all(Y, analysers), variance)
     return MPPCARestarts.begun(it.stats.log_likelihood, data=Y, it=it, update=rule)
 
 

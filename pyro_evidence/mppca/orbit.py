@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.mixture.data import Units
 from pyro_evidence.mixture.recognise import held_at
-from pyro_evidence.mppca import curvature, evidence, missing
+from pyro_evidence.mppca import curvature, evidence, expectation
 from pyro_evidence.mppca.curvature import shares_precision, turns
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
@@ -105,7 +105,7 @@ def log_weights(Y: Tensor, analysers: FactorAnalysers, precision: Dense, num_sam
     for W in (analysers.W + d.reshape(num_samples, K, m, q)).split(ROWS):
         num = len(W)
         rows = replace(analysers.rebuilt(lambda _, x, num=num: x.expand(num, *x.shape[1:])), W=W)  # type: ignore[misc]
-        log_lik = missing.log_joint(Y, rows).logsumexp(-1).sum(-1)
+        log_lik = expectation.log_joint(Y, rows).logsumexp(-1).sum(-1)
         measure, inside = _measure(analysers, W)
         found.append(torch.where(inside, log_lik + measure + _orbits(analysers, W), -torch.inf))
     return torch.cat(found) - log_q
@@ -152,7 +152,7 @@ def laplace_state(
     joint = held_at(structure.joint, structure.params(units.original(analysers)))
     written = structure.alpha.read(structure.theta(units.original(analysers)))  # what is pruned has the model's
     analysers = replace(analysers, alpha=torch.where(analysers.on, analysers.alpha, written * units.unit.square()))
-    it = Iterate(analysers, it.ties, missing.e_step_of_all(Y, analysers), it.variance)
+    it = Iterate(analysers, it.ties, expectation.e_step_of_all(Y, analysers), it.variance)
     precision, log_evidence, refusal = _laplace(Y, it)
     slope = curvature.loading_slope(analysers, it.stats).reshape(1, -1)
     decrement = float((slope * precision.solve(slope)).sum())

@@ -14,10 +14,9 @@ from pyro_evidence.files import Array, Double
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.mixture.recognise import with_components
-from pyro_evidence.mppca import curvature, expectation, missing, orbit
-from pyro_evidence.mppca.data import Observations, has_gaps
+from pyro_evidence.mppca import curvature, expectation, orbit
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.missing import LatentPosterior
 from pyro_evidence.mppca.recognise import MPPCAStructure, latents_integrated, recognise_mppca
 from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -221,7 +220,7 @@ class MPPCAPosterior(LaplacePosterior):
 
         :raises BadInput: on anything but floats ``(N, m)``.
         """
-        return missing.log_joint(*self._centred(self._checked(Y)))[0].logsumexp(-1)
+        return expectation.log_joint(*self._centred(self._checked(Y)))[0].logsumexp(-1)
 
     def log_likelihood(self, Y: Tensor | None = None) -> dict[str, Tensor]:
         """Pointwise log density at the mode, :meth:`log_prob`, by the name of the observed site."""
@@ -229,24 +228,16 @@ class MPPCAPosterior(LaplacePosterior):
 
     def responsibilities(self, Y: Tensor | None = None) -> Tensor:
         """``p(component | observed part of the datum)`` at the mode, shape ``(N, K)``."""
-        return missing.log_joint(*self._centred(self._checked(Y)))[0].softmax(-1)
+        return expectation.log_joint(*self._centred(self._checked(Y)))[0].softmax(-1)
 
     def transform(self, Y: Tensor | None = None) -> LatentCoordinates:
         """Latent coordinates of data, with their covariances and the components' responsibilities."""
-        found = self._latent(self._checked(Y))
+        found = expectation.latent(*self._centred(self._checked(Y)))
         return LatentCoordinates(found.log_joint[0].softmax(-1), found.mean[0], found.covariance[0])
-
-    def _latent(self, Y: Tensor) -> LatentPosterior:
-        Y, analysers = self._centred(Y)
-        if has_gaps(Y):
-            return missing.latent(Y, analysers)
-        mean, covariance = expectation.latent_posterior(Y, analysers)
-        wide = covariance.unsqueeze(1).expand(-1, len(Y), -1, -1, -1)
-        return LatentPosterior(expectation.log_joint(Y, analysers), mean, wide)
 
     def reconstruct(self, Y: Tensor | None = None) -> Tensor:
         """Mean of the data without noise, given their observed parts, shape ``(N, m)``; fills what is missing."""
-        found, analysers = self._latent(self._checked(Y)), self.analysers
+        found, analysers = expectation.latent(*self._centred(self._checked(Y))), self.analysers
         each = torch.einsum("kia,nka->nki", analysers.W[0], found.mean[0]) + analysers.mu[0]
         return torch.einsum("nk,nki->ni", found.log_joint[0].softmax(-1), each)
 

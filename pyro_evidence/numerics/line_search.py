@@ -90,9 +90,12 @@ Rule = Callable[[Real, Real, Line], Real]  # rise and scale of a step: whether i
 Shorter = Callable[[Tensor, Tensor, Line], Tensor]  # rise and scale of one that was not: the next scale, ``(r,)``
 
 
+KEPT = 1e-4  # of a promise; Nocedal and Wright (2006), section 3.1
+
+
 def armijo(rise: Real, scale: Real, line: Line) -> Real:
     """Whether a step keeps a ten-thousandth of its promise, up to rounding.  Nocedal and Wright (2006), eq. 3.4."""
-    return rise >= 1e-4 * scale * line.promised - line.slack
+    return rise >= KEPT * scale * line.promised - line.slack
 
 
 def clear_rise(rise: Real, scale: Real, line: Line) -> Real:

@@ -332,16 +332,13 @@ def logistic(part: Part) -> Part:
         log_cosh = torch.logaddexp(0.5 * eta, -0.5 * eta)  # log 2 cosh(eta/2)
         return constant + (half * eta - trials * log_cosh).sum((-2, -1))
 
+    close = partial(torch.allclose, rtol=CLOSE, atol=CLOSE)
     closed = LogisticPart(log_likelihood, part.J, part.c, half, trials)
-    if not _close(closed.slope(places[1:2])[1], slope[1:]):  # a million counts are told by two places
+    if not close(closed.slope(places[1:2])[1], slope[1:]):  # a million counts are told by two places
         return part
     value, slope, blocks = slope_and_curvature(part.log_likelihood, layout, places[1:])
     pairs = zip((*closed.slope(places[1:]), closed.curvature(places[1:])), (value, slope, blocks()), strict=True)
-    return closed if all(_close(a, b) for a, b in pairs) else part
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=CLOSE, atol=CLOSE)
+    return closed if all(map(close, *zip(*pairs, strict=True))) else part
 
 
 def part_of(log_likelihood: Function, layout: Layout, predictor: tuple[Tensor, Tensor], dtype: torch.dtype) -> Part:
@@ -366,7 +363,7 @@ def in_blocks(log_likelihood: Function, layout: Layout, dtype: torch.dtype) -> F
 def _agree(double: Function, own: Function, c: Tensor) -> bool:
     """Whether a likelihood in single precision takes predictors in double precision: theirs are added up in it."""
     try:
-        values = torch.stack([f((c + x).unsqueeze(0))[0] for x in (0.0, 0.7, -1.3) for f in (double, own)])
+        values = torch.stack([f((c + x).unsqueeze(0))[0] for x in PLACES for f in (double, own)])
     except (RuntimeError, TypeError, ValueError):  # what a distribution may say to two dtypes
         return False
     return bool(((values[::2] - values[1::2]).abs() <= 1e-3 * (len(c) + values[1::2].abs())).all())

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,26 +18,6 @@ from pyro_evidence.prbf.fit import AlphaPerKernel, first, require_survivors, rou
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.start import StartFrom, Training
 from pyro_evidence.settings import check_count, check_function, seeded
-
-
-@runtime_checkable
-class NetworkEngine(Protocol):
-    """Interface of an engine for the network: :class:`pyro_evidence.OverlapEM`."""
-
-    model: Any
-    alpha: Any
-    update: Any
-    start: Any
-    initial: Any
-    lost: Any
-    stop: Any
-
-    def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
-        """Fit to data, from scratch."""
-
-    def with_settings(self, **settings: Any) -> "NetworkEngine":
-        """An engine like this one with other settings, by their names."""
-
 
 MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)  # of the penalty: none, and those of the source
 MOST_ROUNDS = 100  # of the source; every network of a batch goes as far
@@ -89,7 +69,7 @@ def _best(multiples: Sequence[float], scores: Tensor) -> AlphaPerKernel:
 
 @within_memory
 def choose_alpha(
-    engine: NetworkEngine,
+    engine: Any,
     X: Tensor,
     labels: Labels,
     *,
@@ -130,7 +110,7 @@ def choose_alpha(
 
 
 def _check_engine(engine: Any) -> None:
-    if not isinstance(engine, NetworkEngine):
+    if not hasattr(engine, "with_settings"):
         raise BadInput(f"engine is a {type(engine).__name__}; expected OverlapEM(prbf(...)). Data come after it.")
 
 
@@ -172,7 +152,7 @@ def _folds(y: Tensor, num_folds: int, seed: int | None) -> Tensor:
     return torch.empty_like(y).index_copy_(0, order, torch.arange(len(y), device=y.device) % num_folds)
 
 
-def _batch(engine: NetworkEngine, trains: list[tuple[Tensor, Tensor]], multiples: Sequence[float]) -> Point:
+def _batch(engine: Any, trains: list[tuple[Tensor, Tensor]], multiples: Sequence[float]) -> Point:
     """Penalties, folds and restarts as rows, in this order."""
     model, kind = engine.model, engine.model.kernels
     K, M = model.num_classes, model.num_kernels
@@ -216,7 +196,7 @@ class NetworkAverage(ClassProbabilities):
 
 @within_memory
 def average_networks(
-    engine: NetworkEngine, X: Tensor, labels: Labels, *, multiples: Sequence[float] = MULTIPLES[1:]
+    engine: Any, X: Tensor, labels: Labels, *, multiples: Sequence[float] = MULTIPLES[1:]
 ) -> NetworkAverage:
     """One network for each ``alpha``, from the same start.
 
@@ -258,7 +238,7 @@ class KernelPath:
 
 @within_memory
 def add_kernels(
-    engine: NetworkEngine, X: Tensor, labels: Labels, *, most: int, num_candidates: int = 200, seed: int | None = 0
+    engine: Any, X: Tensor, labels: Labels, *, most: int, num_candidates: int = 200, seed: int | None = 0
 ) -> KernelPath:
     """Greedy addition: from one kernel on, the candidate that promises most log likelihood, then a fit of all.
 

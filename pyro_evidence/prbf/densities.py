@@ -85,11 +85,6 @@ class ClassData:
         """Number of classes ``K``."""
         return self.per_class.shape[-1] - 1
 
-    @property
-    def class_counts(self) -> Tensor:
-        """Labelled data of each class, ``N_k``, shape ``(K,)`` or ``(B, K)``."""
-        return self.per_class[..., 1:]
-
     @cached_property
     def num_data(self) -> Tensor:
         """All data, labelled or not, shape ``()`` or ``(B,)``."""
@@ -258,7 +253,7 @@ class Point:
         """Eq. 22, nats, shape ``(B,)``; with unlabelled rows plus ``sum_k N_k log P(C_k)``."""
         total = self.log_likelihood
         if not self.data.is_labelled:
-            total = total + torch.xlogy(self.data.class_counts, self.net.class_prior).sum(-1)
+            total = total + torch.xlogy(self.data.per_class[..., 1:], self.net.class_prior).sum(-1)
         return total - self.alpha * self.overlap.sum(-1)
 
     @property

@@ -265,15 +265,6 @@ def first(data: ClassData, net: Network, alpha: float | Tensor) -> Point:
     return evaluate(data.sized(net.loc.shape[1], rows), net, weights)
 
 
-def held_class_warning(held: ClassWithoutKernels, alpha: float) -> str:
-    """Advice about a class that was held."""
-    return (
-        f"class {held.label} would have vanished: every kernel rejected it (eq. 29) in round {held.step}, and in "
-        f"{held.num_rounds} rounds until {held.last}; it kept the mixing that it had. alpha={alpha:.4g} is too large: "
-        f"pass a smaller one, ask for more kernels, or take update=Ascent(), which lets no class vanish."
-    )
-
-
 def posterior_of(task: PRBFFit, fit: Fit[PRBFRestarts]) -> PRBFPosterior:
     """The best restart, in the units of the data."""
     now = fit.state

@@ -102,20 +102,15 @@ class FastState:
         return ActiveMode(x, local, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A)
 
     @property
-    def x(self) -> Tensor:
-        """Mode of the active weights, shape ``(K,)``."""
-        return self.mode.x
-
-    @property
     def whole(self) -> Tensor:
         """Mode of all weights, those that are pruned at 0, shape ``(M,)``."""
-        return torch.zeros_like(self.start).index_copy(0, self.index, self.x)
+        return torch.zeros_like(self.start).index_copy(0, self.index, self.mode.x)
 
     @cached_property
     def objective(self) -> float:
         """Laplace log evidence, nats."""
-        alpha = self.alpha[self.index]
-        log_joint = self.mode.local.value() + 0.5 * ((alpha / math.tau).log().sum() - alpha @ self.x.square())
+        alpha, x = self.alpha[self.index], self.mode.x
+        log_joint = self.mode.local.value() + 0.5 * ((alpha / math.tau).log().sum() - alpha @ x.square())
         return float(log_evidence(log_joint, 2.0 * self.mode.tril.diagonal().log().sum(), len(alpha)))
 
     @cached_property
@@ -154,7 +149,8 @@ class FastState:
     @cached_property
     def _balance(self) -> tuple[float, float]:
         """``N - gamma`` and the sum of squared residuals in units of the noise; ``N`` counts as 0 where it is held."""
-        variance = torch.cholesky_inverse(self.mode.tril).diagonal() if len(self.x) else self.x
+        mode = self.mode
+        variance = torch.cholesky_inverse(mode.tril).diagonal() if len(mode.x) else mode.x
         gamma = float((1.0 - self.alpha[self.index] * variance).sum())
         num_data = self.source.num_data if isinstance(self.source, Noise) else 0.0
         return num_data - gamma, float(self.mode.local.squares())
@@ -176,15 +172,6 @@ class FastState:
     def stop_reason(self) -> Status | None:
         """Converged when no single change promises anything."""
         return Status.CONVERGED if self.gradient_norm == 0.0 else None
-
-    def mode_after(self, chosen: int, move: float) -> Tensor:
-        """All weights ``(M,)`` to first order when the prior variance of one has moved: where Newton starts."""
-        S, Q, white = self.factors
-        shift = Q[chosen] * move / (1.0 + S[chosen] * move)
-        side = torch.linalg.solve_triangular(self.mode.tril.mT, white[:, chosen].unsqueeze(-1), upper=True).squeeze(-1)
-        w = self.whole.index_add(0, self.index, -shift * side)
-        w[chosen] += shift
-        return w
 
 
 class Expansion(NamedTuple):
@@ -303,9 +290,13 @@ def first_of_best(gain: Tensor) -> int:
 
 
 def changed(state: FastState, chosen: int) -> FastState:
-    """Add, re-estimate or delete one weight."""
-    variance = float(state.changes[0][chosen])
-    start = state.mode_after(chosen, variance - 1.0 / float(state.alpha[chosen]))
+    """Add, re-estimate or delete one weight; Newton starts where the mode has moved to, to first order."""
+    variance, (S, Q, white) = float(state.changes[0][chosen]), state.factors
+    move = variance - 1.0 / float(state.alpha[chosen])
+    shift = Q[chosen] * move / (1.0 + S[chosen] * move)
+    side = torch.linalg.solve_triangular(state.mode.tril.mT, white[:, chosen].unsqueeze(-1), upper=True).squeeze(-1)
+    start = state.whole.index_add(0, state.index, -shift * side)
+    start[chosen] += shift
     alpha = state.alpha.clone()
     alpha[chosen] = 1.0 / variance if variance else torch.inf
     return replace(state, alpha=alpha, start=start, settled=False)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.line_search import first_accepted
+from pyro_evidence.numerics.line_search import KEPT, first_accepted
 from pyro_evidence.numerics.linear_predictor import EPS, gram
 from pyro_evidence.numerics.newton import SLACK
 from pyro_evidence.relevance.targets import LinearTarget, Penalised
@@ -76,7 +76,7 @@ def _step(density: Penalised, point: tuple[Tensor, Tensor], uphill: Tensor, rate
             new = u + scale * direction
             new = torch.where((rate > 0) & (new * signs <= 0), 0.0, new)
             after = density.log_joint(new.unsqueeze(0), theta)[0] - rate @ new.abs()
-            asked = max(1e-4 * float(uphill @ (new - u)), 0.0)
+            asked = max(KEPT * float(uphill @ (new - u)), 0.0)
             return None if torch.equal(new, u) else (float(after) - asked, new)
 
         found = first_accepted(trial, float(lowest))

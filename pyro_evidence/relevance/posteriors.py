@@ -404,7 +404,7 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         of = weights_of(archive.restore_model(content, model, ()), content["sites"])
         name, *settings = content["prior"]
         if name not in OURS:
-            raise BadInput(f"its prior is {str(name)[:60]!r}; expected one of {sorted(OURS)}.")
+            raise BadInput(f"its prior is {name!r:.60}; expected one of {sorted(OURS)}.")
         posterior = cls(of, cls._restored_state(content, OURS[name](*settings)))
         posterior._require_agreement(content)
         return posterior

@@ -167,11 +167,10 @@ class AutogradTarget:
 
     def along(self, T: Tensor) -> "AutogradTarget":
         """The log likelihood as a function of ``x``, ``y = T x``."""
-
-        def tangents(x: Tensor) -> Parts:
-            return tuple(p.along(T) for p in self.linearise(T @ x))
-
-        return AutogradTarget(lambda x: self.function(x @ T.mT), tangents, self.eps)
+        function, linearise = self.function, self.linearise
+        return AutogradTarget(
+            lambda x: function(x @ T.mT), lambda x: tuple(p.along(T) for p in linearise(T @ x)), self.eps
+        )
 
 
 def _rows(f: Function) -> derivatives.Function:

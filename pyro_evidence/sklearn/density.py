@@ -18,45 +18,27 @@ from pyro_evidence.sklearn.base import QUIET, Array, Classifier, DensityMixin, E
 
 
 class _Density(DensityMixin, Estimator):
-    """A density of rows."""
+    """A density of rows.
+
+    :ivar n_components_: components that the evidence has kept.
+    :ivar weights_: of these, ``(n_components_,)``.
+    :ivar means_: ``(n_components_, D)``.
+    :ivar covariances_: ``(n_components_, D, D)``, for every kind of noise.
+    """
 
     _engine: Any  # called for an engine with this estimator's settings
     _components: Any  # weights, means, covariances, numbers that are free; of pruned components too
 
     def fit(self, X: Array, y: Array = None) -> "_Density":
         """Fit to rows ``X`` ``(N, D)``; ``y`` is not looked at."""
-        self.posterior_ = self._engine().run(tensor(self._checked(X, ensure_min_samples=2)))
+        return self._fit(self._engine(), self._checked(X, ensure_min_samples=2))
+
+    def _fit(self, engine: EvidenceEM, X: Array) -> Any:
+        posterior: Any = engine.run(tensor(X))
+        self.posterior_, kept, self.n_components_ = posterior, posterior.active, int(posterior.num_components)
+        self.weights_, self.means_, self.covariances_, free = (array(part[kept]) for part in self._components)
+        self._num_free = int(free.sum()) + self.n_components_ - 1
         return self
-
-    @property
-    def n_components_(self) -> int:
-        """Components that the evidence has kept."""
-        check_is_fitted(self)
-        return int(self.posterior_.num_components)
-
-    def _kept(self, part: int) -> Any:
-        """Weights (0), means (1), covariances (2) or numbers that are free (3) of the components that were kept."""
-        check_is_fitted(self)
-        return array(self._components[part][self.posterior_.active])
-
-    @property
-    def weights_(self) -> Any:
-        """Weights of the components that were kept, shape ``(n_components_,)``."""
-        return self._kept(0)
-
-    @property
-    def means_(self) -> Any:
-        """Their means, shape ``(n_components_, D)``."""
-        return self._kept(1)
-
-    @property
-    def covariances_(self) -> Any:
-        """Their covariance matrices, shape ``(n_components_, D, D)`` for every kind of noise."""
-        return self._kept(2)
-
-    def _num_free(self) -> int:
-        """Free numbers of the components that were kept and of their weights."""
-        return int(self._kept(3).sum()) + self.n_components_ - 1
 
     def bic(self, X: Array) -> float:
         """Schwarz's criterion on rows, as scikit-learn's mixtures have it: the lower the better, twice nats.
@@ -64,11 +46,11 @@ class _Density(DensityMixin, Estimator):
         ``-2 log p(X) + p log N``; minus twice ``log_evidence_`` is what it approximates.
         """
         log_prob = self.score_samples(X)
-        return float(-2.0 * log_prob.sum() + self._num_free() * np.log(len(log_prob)))
+        return float(-2.0 * log_prob.sum() + self._num_free * np.log(len(log_prob)))
 
     def aic(self, X: Array) -> float:
         """Akaike's criterion on rows, ``-2 log p(X) + 2 p``: the lower the better, twice nats."""
-        return float(-2.0 * self.score_samples(X).sum() + 2.0 * self._num_free())
+        return float(-2.0 * self.score_samples(X).sum() + 2.0 * self._num_free)
 
     def score_samples(self, X: Array) -> Any:
         """Log density of each row, nats, shape ``(N,)``."""
@@ -163,7 +145,7 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
         self.n_init = n_init
         self.random_state = random_state
 
-    def fit(self, X: Array, y: Array = None) -> "MPPCA":
+    def fit(self, X: Array, y: Array = None) -> "_Density":
         """Fit to rows ``X`` ``(N, D)``; ``y`` is not looked at."""
         X = self._checked(X, ensure_min_samples=2)
         latents = max(1, min(2, X.shape[1] - 1)) if self.n_latents is None else self.n_latents
@@ -171,8 +153,8 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
             raise BadInput(f"n_latents={latents}, X has {X.shape[1]} feature(s); expected fewer latents than columns.")
         model = planes.mppca(self.n_components, latents, alpha=planes.PerColumn())
         engine = EvidenceEM(model, start=Start(restarts=self.n_init, seed=self.random_state), stop=QUIET)
-        self.posterior_ = engine.run(tensor(X))
-        return self
+        found: _Density = self._fit(engine, X)
+        return found
 
     @property
     def _components(self) -> tuple[Tensor, ...]:

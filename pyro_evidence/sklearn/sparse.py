@@ -9,10 +9,9 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.iterate import Stop
+from pyro_evidence.fitting.iterate import MANY_STEPS, Stop
 from pyro_evidence.infer.revm import REVM, Ridge, isotropic_evidence
-from pyro_evidence.infer.rvm import RVM
-from pyro_evidence.infer.vrvm import VRVM
+from pyro_evidence.infer.rvm import RVM, VRVM
 from pyro_evidence.models.basis import Basis, GaussianRBF, Learned
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.regression import regression
@@ -28,7 +27,7 @@ from pyro_evidence.sklearn.base import (
     type_of_target,
 )
 
-RVM_STOP = Stop(num_steps=2000, throw=False, progress=False)
+RVM_STOP = Stop(num_steps=MANY_STEPS, throw=False, progress=False)
 
 
 def kernel_basis(X: Tensor, gamma: float | str = "scale", centers: Array = None, weight: Tensor | None = None) -> Basis:

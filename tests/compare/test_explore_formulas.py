@@ -10,7 +10,7 @@ import torch
 
 from pyro_evidence import BadInput, LaplaceEvidence, Stop, explore
 from pyro_evidence.models.formula import mixed
-from pyro_evidence.models.formula.lattice import formulas_within
+from pyro_evidence.models.formula.design import formulas_within
 
 QUIET = partial(LaplaceEvidence, stop=Stop(progress=False))
 PRIORS = {"b": "Normal(0, 2)", "sigma": "HalfNormal(2)"}

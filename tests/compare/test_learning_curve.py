@@ -96,7 +96,7 @@ def test_arguments_come_in_a_tuple() -> None:
 
 
 def test_what_a_newcomer_gets_wrong_is_told_in_words() -> None:
-    with pytest.raises(BadInput, match="Y is a ndarray; expected a tensor"):
+    with pytest.raises(BadInput, match="Y is a ndarray of float64; expected a tensor"):
         gaussian_mixture(3)(far_blobs(60, 0).numpy())
     with pytest.raises(BadInput, match="num_components is a Tensor; expected a whole number"):
         gaussian_mixture(far_blobs(60, 0))  # type: ignore[arg-type]

@@ -273,7 +273,7 @@ def blank(X: Tensor) -> Tensor:
         (lambda X, y: (blank(X), y), r"X\[3, 1\] is nan"),
         (lambda X, y: (X, torch.where(y == 1, 0, y)), r"label \[1\]"),
         (lambda X, y: (X[:4], y[:4].clone().copy_(torch.tensor([0, 1, 2, 0]))), r"5 kernels have only 4 data"),
-        (lambda X, y: (X.long(), y), r"float tensor"),
+        (lambda X, y: (X.long(), y), r"expected floats"),
         (lambda X, y: (torch.ones_like(X), y), r"are the same"),
         (lambda X, y: (X, y + 1), r"from 0 to 2"),
         (lambda X, y: (X, None), r"label \[0, 1, 2\]"),
@@ -335,7 +335,7 @@ def test_not_converged_is_loud_and_keeps_the_posterior() -> None:
 def test_model_must_be_one_of_these_and_data_go_to_run() -> None:
     with pytest.raises(BadInput, match=r"Tensor; expected models.prbf.prbf"):
         OverlapEM(torch.zeros(3))  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match=r"call step"):
+    with pytest.raises(BadInput, match=r"nothing is fitted yet"):
         _ = OverlapEM(prbf(2)).posterior
     with pytest.raises(BadInput, match=r"2 columns; the network was fitted to 3"):
         fitted().predict(torch.zeros(4, 2))

@@ -13,8 +13,7 @@ from torch import Tensor
 from pyro_evidence.datasets import csv, ripley_test, ripley_train
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.fitting.iterate import Stop
-from pyro_evidence.infer.rvm import RVM
-from pyro_evidence.infer.vrvm import VRVM
+from pyro_evidence.infer.rvm import RVM, VRVM
 from pyro_evidence.relevance import fast_marginal, variational
 from pyro_evidence.relevance.posteriors import RVMPosterior
 from tests.models_for_tests import weight_models as models

@@ -110,12 +110,6 @@ def test_a_batch_of_inputs_equals_a_loop(basis) -> None:
     assert_exact(basis()(X), torch.stack([basis()(x) for x in X]))
 
 
-@pytest.mark.parametrize("basis", BASES[:4])
-@pytest.mark.parametrize("bias", [True, False])
-def test_num_basis_is_the_number_of_columns(basis, bias: bool) -> None:
-    assert basis(bias=bias).num_basis(2) == basis(bias=bias)(inputs()).shape[1]
-
-
 @pytest.mark.parametrize("basis", BASES)
 def test_pickles_and_compares_by_content(basis) -> None:
     one = basis()

@@ -11,7 +11,6 @@ from torch.distributions import MultivariateNormal
 from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.mppca import curvature as mppca_curvature
 from pyro_evidence.mppca import expectation as mppca_expectation
-from pyro_evidence.mppca import missing as mppca_missing
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.updates import Iterate, MPPCAUpdate, no_gamma
@@ -45,14 +44,14 @@ def dense_log_joint(Y: Tensor, at: FactorAnalysers, W: Tensor) -> Tensor:
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_slope_and_curvature_are_those_of_what_was_seen(diagonal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slope comes from the sums of the E-step, by Fisher's identity: with it all of them are right."""
-    monkeypatch.setattr(mppca_missing, "BLOCK", 7 * K * M)
+    monkeypatch.setattr(mppca_expectation, "LATENT_BLOCK", 7 * K * M)
     Y = gappy(12)
     at = analysers(Y.nan_to_num(0.0), diagonal=diagonal)
 
     def f(w: Tensor) -> Tensor:
         return dense_log_joint(Y, at, w.reshape(at.W.shape[1:]))
 
-    stats = mppca_missing.e_step(Y, at)
+    stats = mppca_expectation.e_step(Y, at)
     norm = 0.5 * M * (at.alpha / math.tau).log().sum()
     near(stats.log_likelihood[0] + mppca_expectation.log_prior(at)[0] - norm, f(at.W[0]))
     near(mppca_curvature.loading_slope(at, stats).flatten(), jacobian(f, at.W.flatten()))
@@ -63,18 +62,18 @@ def test_slope_and_curvature_are_those_of_what_was_seen(diagonal: bool, monkeypa
 def test_sums_of_whole_data_are_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
     Y = blobs()
     at = analysers(Y, diagonal=True, rows=2)
-    whole = mppca_missing.e_step(Y, at)
-    monkeypatch.setattr(mppca_missing, "has_gaps", lambda _: True)
-    for name, value in vars(mppca_missing.e_step(Y, at)).items():
+    whole = mppca_expectation.e_step(Y, at)
+    monkeypatch.setattr(mppca_expectation, "has_gaps", lambda _: True)
+    for name, value in vars(mppca_expectation.e_step(Y, at)).items():
         near(value, getattr(whole, name))
 
 
 def test_restarts_are_a_batch_with_gaps_too() -> None:
     Y = gappy()
     many = analysers(Y.nan_to_num(0.0), rows=3)
-    batch = mppca_missing.e_step(Y, many)
+    batch = mppca_expectation.e_step(Y, many)
     for row in range(3):
-        single = mppca_missing.e_step(Y, many[torch.tensor([row])])
+        single = mppca_expectation.e_step(Y, many[torch.tensor([row])])
         for name, value in vars(single).items():
             near(value[0], getattr(batch, name)[row])
 
@@ -86,7 +85,7 @@ def test_penalised_likelihood_of_what_was_seen_never_falls(diagonal: bool) -> No
     if diagonal:
         tied = SharedParameters.of(tied.alpha_group, torch.arange(K * M).reshape(K, M))
     for _ in range(40):
-        it = Iterate(at, tied, mppca_missing.e_step(Y, at), torch.ones(M))
+        it = Iterate(at, tied, mppca_expectation.e_step(Y, at), torch.ones(M))
         value = float(it.stats.log_likelihood - 0.5 * alpha * at.W.square().sum())
         assert value >= before - 1e-10 * abs(value)
         before, at = value, MPPCAUpdate(no_gamma, alpha=alpha)(it)

@@ -12,7 +12,7 @@ from pyro_evidence.data import Slices
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.models import marginalised
 from pyro_evidence.models.mppca import DiagonalNoise, PerColumn, mppca
-from pyro_evidence.mppca import curvature, fit, missing, start
+from pyro_evidence.mppca import curvature, expectation, fit, start
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 
@@ -111,7 +111,7 @@ def test_a_process_without_rows_adds_nothing(gappy: bool) -> None:
     if gappy:
         Y[0, 0] = torch.nan
     rows = Observations(Rows((), Y[:0], (0,)), gappy)
-    sums, like = missing.e_step_of_all(rows, analysers), missing.e_step(Y, analysers)
+    sums, like = expectation.e_step_of_all(rows, analysers), expectation.e_step(Y, analysers)
     assert not any(bool(x.any()) for x in vars(sums).values())
     assert [x.shape for x in vars(sums).values()] == [x.shape for x in vars(like).values()]
     if gappy:

@@ -39,7 +39,7 @@ def start(kind: Covariance, alpha: float, rows: int = 2, apart: float = 1.0) -> 
     X, y = three_classes(apart=apart)
     data = class_data(X, y, 3, kind)
     net = random_network(kind, rows, sizes=(3, 4 if apart == 1.0 else 2, 3))
-    prior = (data.class_counts / len(X)).expand(rows, -1)
+    prior = (data.per_class[..., 1:] / len(X)).expand(rows, -1)
     return evaluate(data, Network(net.mixing, net.loc, net.covariance, prior), torch.full((rows,), alpha))
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.infer.rvm import RVM, linear_weights
-from pyro_evidence.infer.vrvm import VRVM
+from pyro_evidence.infer.rvm import RVM, VRVM, linear_weights
 from pyro_evidence.relevance.noise import noise_of
 from pyro_evidence.relevance.posteriors import RVMPosterior
 from tests.models_for_tests import weight_models as models

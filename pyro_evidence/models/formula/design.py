@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.formula.smooths import HELD, SmoothColumns
-from pyro_evidence.models.formula.terms import SMOOTHS, Formula, Smooth, Varying
+from pyro_evidence.models.formula.terms import SMOOTHS, Formula, Smooth, Varying, parsed, with_fixed
 from pyro_evidence.models.gmrf import Neighbours
 
 Frame = Any  # a pandas.DataFrame
@@ -121,10 +121,6 @@ class FrameDesign:
             for smooth in smooths
             for name, columns in zip(smooth.block_names, smooth.column_names, strict=True)
         ]
-
-    def smooth_columns(self, frame: Frame | None = None) -> list[Tensor]:
-        """The columns of each of these blocks, ``(N, r)``."""
-        return [Z for s in self.formula.smooths for Z in self.smooth(s).blocks(*self.smooth_at(s, frame))]
 
     def smooth_at(self, smooth: Smooth, frame: Frame | None = None) -> tuple[Tensor, Tensor]:
         """The values that a smooth is a function of ``(N, d)``, and the columns that it is multiplied by ``(N, B)``.
@@ -335,13 +331,46 @@ class FrameDesign:
         return self._built[f"~{terms}"]
 
 
-def fixed_terms(terms: str, frame: Frame) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What every formula within a fixed part has, constant and offsets, and the terms that it may lack, as texts."""
-    common = _design_matrices(terms, frame).common
+MOST_TERMS = 16  # whose choices are gone through
+MOST = 2**12  # formulas, a fit for each
+
+
+def formulas_within(formula: str, frame: Frame) -> tuple[tuple[str, ...], dict[str, tuple[bool, ...]]]:
+    """Terms of the fixed part that a formula may lack, and each formula with which of them it has.
+
+    An interaction comes with all terms whose columns are among its own (Nelder, 1977).  Constant, offsets, groups,
+    smooths, and formulas of other parameters stay.
+
+    :param formula: ``^`` is ``**``: ``(a + b + c)^2`` has all interactions of two.
+    :raises BadInput: for a formula that cannot be used, or has too many terms.
+
+    >>> import pandas
+    >>> frame = pandas.DataFrame({"y": [1.0, 2.0, 4.0], "a": [0.0, 1.0, 2.0], "b": [1.0, 0.0, 1.0]})
+    >>> list(formulas_within("y ~ a * b", frame)[1])
+    ['y ~ 1', 'y ~ 1 + b', 'y ~ 1 + a', 'y ~ 1 + a + b', 'y ~ 1 + a + b + a:b']
+    """
+    text = formula.replace("^", "**") if isinstance(formula, str) else formula
+    common = _design_matrices(parsed(text)[""].fixed, frame).common
     named = {} if common is None else common.terms
-    always = [n for n, t in named.items() if t.kind == "offset"]
-    constant = "1" if "Intercept" in named else "0"
-    return (constant, *always), tuple(n for n in named if n != "Intercept" and n not in always)
+    offsets = [name for name, term in named.items() if term.kind == "offset"]
+    always = ["1" if "Intercept" in named else "0", *offsets]
+    terms = tuple(name for name in named if name != "Intercept" and name not in offsets)
+    if not 0 < len(terms) <= MOST_TERMS:
+        raise BadInput(
+            f"{formula!r} has {len(terms)} fixed terms to choose from; expected 1 to {MOST_TERMS}. Of many columns a "
+            "structure site of its own, Bernoulli with infer={'branching': True}, is searched."
+        )
+    parts = [set(term.split(":")) for term in terms]
+    margins = [[i for i, part in enumerate(parts) if part < whole] for whole in parts]
+    found = {}
+    for keep in product((False, True), repeat=len(terms)):
+        if not all(keep[i] for t, on in enumerate(keep) if on for i in margins[t]):
+            continue
+        own = [term for term, on in zip(terms, keep, strict=True) if on]
+        found[with_fixed(text, " + ".join([*always, *own]))] = keep
+        if len(found) > MOST:
+            raise BadInput(f"{formula!r} has more than {MOST:,} formulas within; expected fewer, a fit for each.")
+    return terms, found
 
 
 def complete_rows(formulas: Collection[Formula], frame: Frame, others: Sequence[str] = ()) -> Frame:

@@ -9,7 +9,7 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 
-MODULES = {"dist": dist, "torch.special": torch.special}  # as the program for reading imports them
+MODULES = {"dist": dist, "torch.special": torch.special, "torch": torch}  # as the program for reading imports them
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +88,9 @@ class Expression:
 
     def __mul__(self, other: Any) -> "Expression":
         return Expression("{} * {}", operator.mul, (self, other))
+
+    def __rmul__(self, other: Any) -> "Expression":
+        return Expression("{} * {}", operator.mul, (other, self))
 
     def __truediv__(self, other: Any) -> "Expression":
         return Expression("{} / {}", operator.truediv, (self, other))

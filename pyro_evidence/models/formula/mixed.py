@@ -363,7 +363,8 @@ def _inputs(
             found += design.index(varying, frame) if groups else (None, None)
             if not block.plain:
                 found.append(design.columns(varying, frame) if groups else None)
-        found += design.smooth_columns(frame)
+        for smooth in design.formula.smooths:
+            found += design.smooth(smooth).blocks(*design.smooth_at(smooth, frame))
         found += [design.offset(frame)] if columns.offset else []
     return found
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.models.formula.expressions import Expression, call
 from pyro_evidence.models.formula.families import CUTPOINTS, GLMFamily
 
 WEAK = "weak"
@@ -62,26 +63,15 @@ class Prior:
     arguments: tuple[Any, ...] = ()
     keywords: tuple[tuple[str, Any], ...] = ()
 
-    def distribution(self, X: Tensor, shape: tuple[int, ...]) -> Any:
+    def distribution(self, shape: tuple[int, ...]) -> Expression:
         """The distribution of a value of that shape, its numbers in the precision of ``X``."""
+        X = Expression("X")
         if self.name == FLAT:
-            return dist.Normal(X.new_zeros(shape[0]), 1.0).mask(False).to_event(1)
-        arguments = [X.new_tensor(a) for a in self.arguments]
-        if self.name == "LKJCholesky":
-            return dist.LKJCholesky(shape[0], *arguments)
-        made = getattr(dist, self.name)(*arguments, **{k: X.new_tensor(a) for k, a in self.keywords})
-        return made.expand(shape).to_event(1) if shape else made
-
-    def text(self, shape: tuple[int, ...]) -> str:
-        """That distribution as a program states it."""
-        if self.name == FLAT:
-            return f"dist.Normal(X.new_zeros({shape[0]}), 1.0).mask(False).to_event(1)"
-        arguments = [f"X.new_tensor({a!r})" for a in self.arguments]
-        if self.name == "LKJCholesky":
-            return f"dist.LKJCholesky({', '.join([str(shape[0]), *arguments])})"
-        arguments += [f"{k}=X.new_tensor({a!r})" for k, a in self.keywords]
-        made = f"dist.{self.name}({', '.join(arguments)})"
-        return f"{made}.expand({list(shape)}).to_event(1)" if shape else made
+            return call(dist.Normal, X.new_zeros(shape[0]), 1.0).mask(False).to_event(1)
+        size = shape[:1] if self.name == "LKJCholesky" else ()
+        numbers, named = [X.new_tensor(a) for a in self.arguments], {k: X.new_tensor(a) for k, a in self.keywords}
+        made = call(getattr(dist, self.name), *size, *numbers, **named)
+        return made.expand(list(shape)).to_event(1) if shape and not size else made
 
 
 def stated_prior(name: str, shape: tuple[int, ...], priors: Priors) -> Prior | None:
@@ -96,7 +86,7 @@ def stated_prior(name: str, shape: tuple[int, ...], priors: Priors) -> Prior | N
     if (name[:2] == "L_") != (prior.name == "LKJCholesky"):
         raise BadInput(f"priors[{name!r}]={text!r}; expected LKJ(1) or the like for correlations L, and for them only.")
     try:
-        made = prior.distribution(torch.zeros(1, dtype=torch.float64), shape)
+        made = prior.distribution(shape).value({"X": torch.zeros(1, dtype=torch.float64)})
         if made.batch_shape + made.event_shape != shape:
             raise ValueError(f"it is of shape {tuple(made.batch_shape + made.event_shape)}")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -111,21 +101,21 @@ def _parsed(name: str, text: str) -> Prior:
     if text == FLAT:
         return Prior(FLAT)
     try:
-        call = ast.parse(text, mode="eval").body
+        parsed = ast.parse(text, mode="eval").body
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
-        call = None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        parsed = None
+    if not isinstance(parsed, ast.Call) or not isinstance(parsed.func, ast.Name):
         raise BadInput(f"priors[{name!r}]={text!r}; expected {EXAMPLE}.")
-    arguments = tuple(_number(a, name, text) for a in call.args)
-    keywords = tuple((k.arg or "", _number(k.value, name, text)) for k in call.keywords)
-    if call.func.id in CORRELATIONS:
+    arguments = tuple(_number(a, name, text) for a in parsed.args)
+    keywords = tuple((k.arg or "", _number(k.value, name, text)) for k in parsed.keywords)
+    if parsed.func.id in CORRELATIONS:
         return Prior("LKJCholesky", (*arguments, *(value for _, value in keywords))[-1:])
-    if call.func.id not in DISTRIBUTIONS:
+    if parsed.func.id not in DISTRIBUTIONS:
         raise BadInput(
-            f"priors[{name!r}]={text!r}: {call.func.id} is none of the distributions that a prior can have, "
+            f"priors[{name!r}]={text!r}: {parsed.func.id} is none of the distributions that a prior can have, "
             f"{', '.join(DISTRIBUTIONS)}, LKJ; expected {EXAMPLE}."
         )
-    return Prior(call.func.id, arguments, keywords)
+    return Prior(parsed.func.id, arguments, keywords)
 
 
 def _number(node: ast.AST, name: str, text: str) -> Any:

@@ -60,39 +60,36 @@ class Quantity:
     def value(self, X: Tensor) -> Tensor:
         """Its value in this run."""
         if self.prior is not None:
-            return pyro.sample(self.name, self.prior.distribution(X, self.shape))
-        first, constraint = self._first(X)
-        return pyro.param(self.name, first, constraint=constraint)
+            return pyro.sample(self.name, self.prior.distribution(self.shape).value({"X": X}))
+        first, _, constraint = self._param
+        return pyro.param(self.name, first.value({"X": X}), constraint=constraint)
 
-    def _first(self, X: Tensor) -> tuple[Tensor, constraints.Constraint]:
-        """Where a param begins, and what it may be; coefficients at zero, correlations at none."""
-        start = X.new_tensor(self.start)
-        if self.constraint == "real":
-            return X.new_zeros(self.shape), constraints.real
-        if self.constraint == "ordered":
-            return start, dist.constraints.ordered_vector
-        if self.constraint == "positive":
-            return X.new_ones(self.shape) * start, constraints.positive
-        if self.constraint == "correlation":
-            return X.new_zeros(()), constraints.interval(self.start, 1.0)
-        if self.constraint == "length":
-            return 5.0 * start, constraints.greater_than(self.start)
-        return torch.eye(self.shape[0]).to(X), constraints.corr_cholesky
+    @cached_property
+    def _param(self) -> tuple[Expression, str, constraints.Constraint]:
+        """Where a param begins, and what it may be in words and as a constraint; correlations begin at none."""
+        X, size, start = Expression("X"), self.shape[0] if self.shape else (), self.start
+        match self.constraint:
+            case "real":
+                return X.new_zeros(size), "", constraints.real
+            case "positive":
+                ones = X.new_ones(size)
+                return ones if start == 1.0 else start * ones, "constraints.positive", constraints.positive
+            case "ordered":
+                return X.new_tensor(start), "dist.constraints.ordered_vector", dist.constraints.ordered_vector
+            case "correlation":
+                limits = constraints.interval(start, 1.0)
+                return X.new_zeros(()), f"constraints.interval({start!r}, 1.0)", limits
+            case "length":
+                above = constraints.greater_than(start)
+                return 5.0 * X.new_tensor(start), f"constraints.greater_than({start!r})", above
+        return call(torch.eye, size).to(X), "constraints.corr_cholesky", constraints.corr_cholesky
 
     def text(self) -> str:
         """A line of the program that states this param or site."""
         if self.prior is not None:
-            return f'{self.name} = pyro.sample("{self.name}", {self.prior.text(self.shape)})'
-        size, ones = self.shape[0] if self.shape else "()", "" if self.start == 1.0 else f"{self.start!r} * "
-        start = {
-            "real": f"X.new_zeros({size})",
-            "positive": f"{ones}X.new_ones({size}), constraint=constraints.positive",
-            "ordered": f"X.new_tensor({self.start!r}), constraint=dist.constraints.ordered_vector",
-            "correlation": f"X.new_zeros(()), constraint=constraints.interval({self.start!r}, 1.0)",
-            "length": f"5.0 * X.new_tensor({self.start!r}), constraint=constraints.greater_than({self.start!r})",
-            "corr_cholesky": f"torch.eye({size}).to(X), constraint=constraints.corr_cholesky",
-        }[self.constraint]
-        return f'{self.name} = pyro.param("{self.name}", {start})'
+            return f'{self.name} = pyro.sample("{self.name}", {self.prior.distribution(self.shape).text})'
+        first, limits, _ = self._param
+        return f'{self.name} = pyro.param("{self.name}", {first.text}{f", constraint={limits}" if limits else ""})'
 
 
 @dataclass(frozen=True)

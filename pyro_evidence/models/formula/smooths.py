@@ -116,11 +116,12 @@ def harmonics(x: Tensor, smooth: Smooth) -> "Basis":
     return Basis(penalty, torch.eye(size, dtype=x.dtype), x.new_zeros(1, size), x.new_zeros(1), x.new_ones(1), width)
 
 
-# The penalty of some values, the most covariates, and how many functions there are for one and for two by default.
-BASES: Mapping[str, tuple[Callable[[Tensor, Smooth], Penalty], int, tuple[int, ...]]] = {
-    "tp": (thin_plate, 2, (10, 30)),
-    "cr": (cubic, 1, (10,)),
-    "cc": (cyclic, 1, (10,)),
+# The penalty of some values, and how many functions there are by default: of a curve, and of a surface where it can be.
+CURVE, SURFACE = 10, 30
+BASES: Mapping[str, tuple[Callable[[Tensor, Smooth], Penalty], tuple[int, ...]]] = {
+    "tp": (thin_plate, (CURVE, SURFACE)),
+    "cr": (cubic, (CURVE,)),
+    "cc": (cyclic, (CURVE,)),
 }
 MARGIN = 5  # functions of each covariate of a tensor product, by default, as in mgcv
 
@@ -291,8 +292,8 @@ def _basis(smooth: Smooth, x: Tensor, graph: Neighbours | None) -> Basis:
         return harmonics(x, smooth)
     if graph is not None:
         return Basis.over(x, neighbours_alike(graph), smooth.size, smooth.text)
-    make, most, sizes = BASES.get(smooth.basis, (None, 0, ()))
-    if make is None or not 1 <= x.shape[1] <= most:
+    make, sizes = BASES.get(smooth.basis, (None, ()))
+    if make is None or not 1 <= x.shape[1] <= len(sizes):
         raise BadInput(f"{smooth.text} with basis {smooth.basis!r}; expected smooths such as {SMOOTHS}.")
     size = smooth.size or sizes[x.shape[1] - 1]
     least, distinct = x.shape[1] + 2, len(x.unique(dim=0))

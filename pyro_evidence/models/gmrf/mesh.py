@@ -203,8 +203,8 @@ class Matern(GaussianField):
         size, one = operator.size, torch.ones_like(self.scale)
         if alpha == 1:
             kappa = 2.0 / self.range  # sqrt(8 nu), nu = 1/2
-            tau = (math.gamma(0.5) / (4.0 * math.pi * math.gamma(1.5) * kappa)).sqrt() / self.scale
-            structure, factors, log_det, _ = operator.at_scale(kappa.square(), one, 1.0 / tau)
+            unit = (math.tau * kappa).sqrt() * self.scale  # one over tau: gamma(1/2) / gamma(3/2) is 2
+            structure, factors, log_det, _ = operator.at_scale(kappa.square(), one, unit)
         else:
             eighth = self.range.square() / 8.0
             structure, rows = operator.by_rows[0], operator.rows(one, eighth)

@@ -8,6 +8,7 @@ from torch import Tensor
 NUM_PARAMS = 4  # of each axis
 CHANGE = 5.0  # of the damping, after a step that helps and one that does not
 NUM_STEPS = 60  # a bound, no target: four parameters of each axis, started from those of the normal
+PULL = 1e-3  # to the identity, beside misfits of order one
 LEAST_RISE = 1e-10  # of the cost: parameters then move by its root, 1e-5, which no integral over the axis feels
 
 
@@ -92,8 +93,8 @@ def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> tuple[
     each = torch.cat([(value - target).unsqueeze(-1), by_params], -1)
     share = weight.square() / weight.square().sum(-1, keepdim=True)
     each = weight.unsqueeze(-1) * (each - (share.unsqueeze(-1) * each).sum(-2, keepdim=True))
-    pull = 1e-3 * torch.eye(NUM_PARAMS).to(params).expand(len(params), -1, -1)
-    return torch.cat([each[..., 0], 1e-3 * params], -1), torch.cat([each[..., 1:], pull], -2)
+    pull = PULL * torch.eye(NUM_PARAMS).to(params).expand(len(params), -1, -1)
+    return torch.cat([each[..., 0], PULL * params], -1), torch.cat([each[..., 1:], pull], -2)
 
 
 def _levenberg_marquardt(params: Tensor, *data: Tensor) -> Tensor:

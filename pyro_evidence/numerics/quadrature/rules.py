@@ -12,14 +12,8 @@ from torch import Tensor
 # Generators of the fractions 2^(d-p) of highest resolution: the first d-p axes, A, B, ..., are free, each other one is
 # the product of those that its word names.
 # NIST/SEMATECH e-Handbook of Statistical Methods, section 5.3.3.4.7.
-GENERATORS: dict[int, tuple[str, ...]] = {
-    5: ("ABCD",),
-    6: ("ABCDE",),
-    7: ("ABCDEF",),
-    8: ("ABCD", "ABEF"),
-    9: ("ACDFG", "BCEFG"),
-    10: ("ABCG", "BCDE", "ACDF"),
-}
+OF_DIMENSIONS = "ABCD", "ABCDE", "ABCDEF", "ABCD ABEF", "ACDFG BCEFG", "ABCG BCDE ACDF"  # 5 to 10
+GENERATORS = {num: tuple(words.split()) for num, words in enumerate(OF_DIMENSIONS, start=5)}
 LARGEST_DESIGN = 8  # dimensions
 PRODUCT_DIMS = 3  # up to which nodes form a product over the axes
 
