@@ -35,10 +35,9 @@ from pyro_evidence.precision.dense import Precision, Separate
 
 NODES = rules.growing(5, 31, 1.3)  # on each axis
 MOST_NODES = 1000  # of a product; each is a search for a mode, and nine on each of three axes are 729
-MOST_FOLLOWED = 1500  # where most follow from others
+MOST_FOLLOWED = 7000  # where most follow from others; errors of all pairs of them are looked at
 MOST_CELLS = 2500  # of a lattice; a normal density on three axes takes 400, one with long tails four times as many
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
-MOVES_OF_FOLLOWED = 2.0  # the same, where each node that does not follow is a search of its own
 BARELY = 10.0  # tolerances: a few nodes that are no worse are better than draws, and at half of it than many nodes
 STEEP = 1e3  # nats per unconstrained unit, a slope that no end of a search has
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
@@ -47,8 +46,10 @@ SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
 LATTICES = {1: (1.0, 12.0), 2: (1.0, 12.0), 3: (1.0, 8.0), 4: (1.5, 6.0)}
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
 FIRST = -5.0  # log weight of nodes that are searched at first: they surround the mode
-APART = 1.2  # standard deviations between nodes that are searched without regard to what the other tells
-FOLLOWED = 5e-4  # of the mass may be wrong where it follows from other nodes by a curve
+APART = 1.5  # standard deviations between nodes that are searched without regard to what the other tells
+MOST_SEARCHED = 400  # nodes, a search each, after which an integral says its error instead of bringing it down
+STANDARD_ERRORS = 2.0  # of what follows from other nodes, that are within what may move
+WORTH = 0.1  # of the largest error that a node leaves: those that leave less are not searched beside it
 BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond the nodes than a smooth curve has it
 NUM_DRAWS = 600  # of importance sampling
 NEAR = 5.0  # unconstrained units that a mode is followed to first order
@@ -124,7 +125,8 @@ class Integral:
     """The marginalised sites' posterior.
 
     :ivar log_evidence: the marginalised sites integrated, nats, ``()``.
-    :ivar error: how much it moved when the nodes were last made more, nats; a standard error where nodes are draws.
+    :ivar error: how much it moved when the nodes were last made more, and two standard errors of what follows from
+        nodes, nats; one standard error where nodes are draws.
     :ivar density: of ``z``, continuous.
     :ivar nodes: Laplace inside at the nodes, and ``log_weights`` the posterior mass of each, ``(K,)``.
     :ivar method: how it was done, for the reader.
@@ -275,16 +277,17 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
 
 def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
     """By as many nodes as settle; None where they do not."""
+    if not _is_whole(found):
+        return _by_kriging(found, where, tolerance)
     made: dict[int, Integral] = {}
-    searched: list[Searched | None] = [None]  # by fewer nodes
 
     def product(_: Tensor, num: int) -> NodeProducts:
-        made[num], parts, searched[0] = _product(found, where, num, searched[0])
-        return parts
+        made[num] = _product(found, where, num, [*made.values()][-1].modes if made else None)
+        density = made[num].density
+        assert isinstance(density, Interpolated)
+        return NodeProducts(*(x.unsqueeze(0) for x in (made[num].log_evidence, *made[num].moments, density.log_ratio)))
 
-    one = torch.ones(1, dtype=torch.bool, device=found.centre.device)
-    bounds = (MOVES, MOST_NODES) if _is_whole(found) else (MOVES_OF_FOLLOWED, MOST_FOLLOWED)
-    told = settled(product, one, where.num_dims, tolerance, *bounds)
+    told = settled(product, torch.ones(1, dtype=torch.bool, device=found.centre.device), where.num_dims, tolerance)
     return replace(made[int(told.num_nodes)], error=float(told.error)) if bool(told.found) else None
 
 
@@ -319,8 +322,6 @@ def settled(
     rows: Tensor,
     num_dims: int,
     tolerance: float,
-    moves: float = MOVES,
-    most: int = MOST_NODES,
 ) -> Settled:
     """Ever more nodes until neither log evidence nor moments move, each row by itself.
 
@@ -329,13 +330,11 @@ def settled(
     :param product: the integrals of rows ``(r,)`` by so many nodes on each axis.
     :param rows: which are asked for, ``(R,)`` bool.
     :param tolerance: of the log evidence, nats.
-    :param moves: by which part of it the log evidence may move.
-    :param most: nodes of a product.
     """
     left, before = rows.nonzero().squeeze(-1), None
     log_evidence, error = (torch.full_like(rows, x, dtype=torch.float64) for x in (torch.nan, torch.inf))
     num_nodes, found = left.new_zeros(len(rows)), torch.zeros_like(rows)
-    for num in (num for num in NODES if num**num_dims <= most):
+    for num in (num for num in NODES if num**num_dims <= MOST_NODES):
         if not len(left):
             break
         now = product(left, num)
@@ -343,8 +342,7 @@ def settled(
         good = torch.zeros_like(late)
         if before is not None:
             apart = (now.log_evidence - before.log_evidence).abs()
-            moved = torch.maximum((now.mean - before.mean).abs() / now.sd, (before.sd / now.sd).log().abs()).amax(-1)
-            good = (apart <= tolerance / moves) & (moved <= SD_PER_NAT * tolerance / moves)
+            good = torch.maximum(apart, _moved(now.mean - before.mean, now.sd, before.sd)) <= tolerance / MOVES
             error[left] = torch.where(late, error[left], apart)
         taken = finite & (good | late)
         done = left[taken]
@@ -355,6 +353,11 @@ def settled(
         on = finite & ~late if num_dims == 1 else finite & ~good
         left, before = left[on], now[on]
     return Settled(log_evidence, error, num_nodes, found)
+
+
+def _moved(by: Tensor, sd: Tensor, before: Tensor) -> Tensor:
+    """How much means and standard deviations ``(..., d)`` have moved at most, in units of log evidence, ``(...)``."""
+    return torch.maximum(by.abs() / sd, (before / sd).log().abs()).amax(-1) / SD_PER_NAT
 
 
 def adaptive_grid(found: OuterMode, where: Standardisation, tolerance: float, elsewhere: Tensor) -> Integral | None:
@@ -437,41 +440,33 @@ def _flood_fill(
     return torch.tensor(list(height), device=heights.device), heights, torch.cat(modes)
 
 
-def by_product(found: OuterMode, where: Standardisation, num: int) -> Integral:
+def by_product(found: OuterMode, where: Standardisation, num: int, searched: Tensor | None = None) -> Integral:
     """The integral by so many nodes on each axis; its error is not known.
 
-    Where remote nodes follow from others, those of the rules with fewer nodes are searched first.
+    :param searched: nodes ``(K, d)`` from which the others follow, where not all are evaluated.
     """
-    fewer: Searched | None = None
-    if not _is_whole(found):
-        for each in (n for n in NODES if n < num):
-            fewer = _product(found, where, each, fewer)[2]
-    return _product(found, where, num, fewer)[0]
+    if _is_whole(found) or searched is None:
+        return _product(found, where, num)
+    known = _searched(found, where, searched)
+    assert known is not None
+    return known.integral(found, where, num)
 
 
 def _product(
-    found: OuterMode, where: Standardisation, num: int, fewer: "Searched | None" = None
-) -> "tuple[Integral, NodeProducts, Searched]":
+    found: OuterMode, where: Standardisation, num: int, modes: Callable[[Tensor], Tensor] | None = None
+) -> Integral:
     axis, d = rules.gauss_hermite(num), where.num_dims
-    rule, z = rules.product(axis, d), where.centre.new_zeros(0, d)
-    before = fewer or Searched(z, z.new_zeros(0, len(found.state.u)), z[:, 0], ())
-    if whole := _is_whole(found):
-        modes = Trend(before.z, before.u) if fewer else None
-        nodes, log_mass = _at(found, where, rule.nodes, log_volume_of(rule), modes, searches=_searches(rule))
-        searched = before.and_of(rule.nodes, nodes, log_mass - rule.log_weights)
-    else:
-        log_mass, searched = _followed(found, where, rule, before)
-        nodes = searched.nodes(found, where)
+    rule = rules.product(axis, d)
+    nodes, log_mass = _at(found, where, rule.nodes, log_volume_of(rule), modes, searches=_searches(rule))
     log_ratio = _filled(rule, log_mass - rule.log_weights)
     log_evidence = rule.log_mean(log_ratio)
     density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * d))
-    weights = rule.log_weights + log_ratio - log_evidence
-    own = weights if whole else searched.shares(rule.nodes, weights)
-    method = f"{num} nodes on each of {d} axes" if d > 1 else f"{num} nodes"
-    integral = Integral(found, where, density, log_evidence, math.inf, nodes, own, method, "by_product")
-    moments = integral.moments if whole else weighted_moments(where.forward(rule.nodes), weights)
-    parts = NodeProducts(*(x.unsqueeze(0) for x in (log_evidence, *moments, density.log_ratio)))
-    return integral, parts, searched
+    numbers = (log_evidence, math.inf, nodes, rule.log_weights + log_ratio - log_evidence)
+    return Integral(found, where, density, *numbers, _named(num, d), "by_product")
+
+
+def _named(num: int, num_dims: int) -> str:
+    return f"{num} nodes on each of {num_dims} axes" if num_dims > 1 else f"{num} nodes"
 
 
 def _is_whole(found: OuterMode) -> bool:
@@ -506,9 +501,9 @@ def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Searched:
-    """Nodes whose inner modes are known, of several rules on the same axes.
+    """Nodes whose inner modes are known, each a search of its own; others follow from them by kriging.
 
-    :ivar log_ratio: of the mass about each to the weight that its rule gives it, nats, ``(K,)``.
+    :ivar log_ratio: log density over standard normal at them, nats, ``(K,)``.
     """
 
     z: Tensor  # (K, d)
@@ -516,58 +511,81 @@ class Searched:
     log_ratio: Tensor
     precisions: tuple[Precision, ...]
 
-    def and_of(self, z: Tensor, nodes: ConditionalModes, log_ratio: Tensor) -> "Searched":
-        """With more nodes; without those where no mode was found, and those that are known."""
-        sound = torch.isfinite(log_ratio)
-        if len(self.z):
-            sound &= torch.cdist(z, self.z).amin(-1) > 0
-        pairs = ((self.z, z), (self.u, nodes.u), (self.log_ratio, log_ratio))
-        own_z, own_u, own_ratio = (torch.cat([own, more[sound]]) for own, more in pairs)
-        precisions = map(nodes.precision.row, sound.nonzero().flatten().tolist())
-        return Searched(own_z, own_u, own_ratio, (*self.precisions, *precisions))
+    @cached_property
+    def curve(self) -> Kriged:
+        """Through the log ratios."""
+        return Kriged(self.z, self.log_ratio.unsqueeze(-1))
 
-    def shares(self, z: Tensor, log_mass: Tensor) -> Tensor:
-        """Log of the mass of the nodes of a rule that are nearest to each, ``(K,)``."""
-        nearest = torch.cdist(z, self.z).argmin(-1)
-        top = log_mass.amax()
-        return torch.zeros_like(self.log_ratio).index_add_(0, nearest, (log_mass - top).exp()).log() + top
-
-    def nodes(self, found: OuterMode, where: Standardisation) -> ConditionalModes:
-        """Laplace inside at them."""
+    def integral(self, found: OuterMode, where: Standardisation, num: int) -> Integral:
+        """By a product of nodes that follow from these; its error is not known."""
+        axis, d = rules.gauss_hermite(num), where.num_dims
+        rule = rules.product(axis, d)
+        log_ratio = self.curve(rule.nodes).squeeze(-1)
+        log_evidence = rule.log_mean(log_ratio)
+        density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * d))
+        nearest = torch.cdist(rule.nodes, self.z).argmin(-1)
+        mass = (rule.log_weights + log_ratio - log_evidence).exp()
+        log_share = torch.zeros_like(self.log_ratio).index_add_(0, nearest, mass).log()
         log_density = self.log_ratio - where.log_slope(self.z) - 0.5 * (self.z.square() + math.log(math.tau)).sum(-1)
-        return ConditionalModes(found.theta(where.forward(self.z)), self.u, Separate(self.precisions), log_density)
+        nodes = ConditionalModes(found.theta(where.forward(self.z)), self.u, Separate(self.precisions), log_density)
+        numbers = (log_evidence, math.inf, nodes, log_share)
+        return Integral(found, where, density, *numbers, _named(num, d), "by_product")
 
 
-def _followed(found: OuterMode, where: Standardisation, rule: Rule, searched: Searched) -> tuple[Tensor, Searched]:
-    """The log mass about each node of a rule, where each node that is searched is a search of its own.
+def _searched(found: OuterMode, where: Standardisation, z: Tensor, before: Searched | None = None) -> Searched | None:
+    """Nodes ``(K, d)`` after those before; None where one has no inner mode."""
+    modes = None if before is None else Trend(before.z, before.u)
+    nodes, log_ratio = _at(found, where, z, 0.5 * (z.square() + math.log(math.tau)).sum(-1), modes)
+    if not bool(log_ratio.isfinite().all()):
+        return None
+    new = Searched(z, nodes.u, log_ratio, tuple(map(nodes.precision.row, range(len(z)))))
+    if before is None:
+        return new
+    joined = [torch.cat(pair) for pair in ((before.z, z), (before.u, new.u), (before.log_ratio, log_ratio))]
+    return Searched(joined[0], joined[1], joined[2], (*before.precisions, *new.precisions))
 
-    Those that may be missing are tried once.  Those follow from the others by a curve whose mass that curve can hardly
-    have wrong.
 
-    :param searched: nodes of other rules; without any those on the axes or near the mode are searched.
-    :return: last, with those of this rule that were searched.
+def _by_kriging(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
+    """By nodes that are each a search of its own, as many as a curve through them asks for; None where none settle.
+
+    The curve says by which product of nodes its own integral settles, as :func:`settled` has it, and how far off it is
+    itself between the nodes that are searched: Bayesian quadrature (O'Hagan, 1991).  The next are those that take off
+    most of that error, none of them near another.
     """
-    z, log_volume = rule.nodes, log_volume_of(rule)
-    searches, off_axes = _searches(rule), (z.abs() > z.abs().amin()).sum(-1) > 1
-    known, log_mass = torch.zeros_like(off_axes), torch.full_like(log_volume, -torch.inf)
-    new = (~off_axes | (rule.log_weights > FIRST)).nonzero().flatten()[: 0 if len(searched.z) else None]
-    while True:
-        modes = Trend(searched.z, searched.u) if len(searched.z) else None
-        nodes, log_mass[new] = _at(found, where, z[new], log_volume[new], modes, searches=searches[new])
-        known[new] = True
-        searched = searched.and_of(z[new], nodes, (log_mass - rule.log_weights)[new])
-        curve = Kriged(searched.z, searched.log_ratio.unsqueeze(-1))
-        followed = torch.where(known, log_mass, rule.log_weights + curve(z).squeeze(-1))
-        nearest = searched.log_ratio[torch.cdist(z, searched.z).argmin(-1)]
-        wrong = torch.maximum(followed, rule.log_weights + nearest) + curve.errors(z).expm1().log()
-        left, total = (~known).nonzero().flatten(), followed.logsumexp(0)
-        left = left[wrong[left].argsort()]
-        left = left[(wrong[left].logcumsumexp(0) - total).exp() >= FOLLOWED]  # they count beside all that count less
-        new = left[:0]
-        while len(left):  # the worst first, and none near one that is searched now
-            new, left = torch.cat([new, left[-1:]]), left[torch.cdist(z[left], z[left[-1:]])[:, 0] > APART]
-        if not len(new):
-            return followed, searched
+    first = rules.product(rules.gauss_hermite(NODES[0]), where.num_dims)
+    off_axes = (first.nodes.abs() > first.nodes.abs().amin()).sum(-1) > 1
+    searched = _searched(found, where, first.nodes[~off_axes | (first.log_weights > FIRST)])
+    while searched is not None:
+        curve, before = searched.curve, None
+        for num in (num for num in NODES if num**where.num_dims <= MOST_FOLLOWED):
+            rule = rules.product(rules.gauss_hermite(num), where.num_dims)
+            log_mass, phi = rule.log_weights + curve(rule.nodes).squeeze(-1), where.forward(rule.nodes)
+            log_evidence, (mean, sd) = log_mass.logsumexp(0), weighted_moments(phi, log_mass.log_softmax(0))
+            moved = math.inf if before is None else float((log_evidence - before[0]).abs())
+            if before is not None and max(moved, float(_moved(mean - before[1], sd, before[2]))) <= tolerance / MOVES:
+                break
+            before = log_evidence, mean, sd
+        nearest = rule.log_weights + searched.log_ratio[torch.cdist(rule.nodes, searched.z).argmin(-1)]
+        log_share = torch.maximum(log_mass, nearest) - log_evidence
+        z, phi, log_share = (x[log_share > NEGLIGIBLE] for x in (rule.nodes, phi, log_share))
+        away, covariance = ((phi - mean) / sd).mT, curve.error_covariance(z)
+        spread = covariance.diagonal().relu().sqrt()  # below 0 by rounding alone
+        grown = torch.where(spread > 0, spread.expm1() / spread, 1.0)  # a log density that is wrong by nats
+        moments = torch.cat([away, math.sqrt(0.5 * math.pi) * away.abs() - 1.0]) / SD_PER_NAT
+        ways = torch.cat([torch.ones_like(away[:1]), moments]) * (log_share.exp() * grown)
+        errors = STANDARD_ERRORS * ((ways @ covariance) * ways).sum(-1).relu().sqrt()
+        if float(errors.max()) <= tolerance / MOVES or len(searched.z) >= MOST_SEARCHED:
+            integral, error = searched.integral(found, where, num), moved + float(errors[0])
+            assert isinstance(integral.density, Interpolated)
+            off = float(integral.density.mass_errors(integral.density.log_ratio.unsqueeze(0)))
+            return replace(integral, error=error) if error <= BARELY * tolerance and off <= BETWEEN else None
+        worth = (ways.abs() * spread).amax(0)
+        left, new = worth.argsort()[-int((worth >= WORTH * worth.max()).sum()) :], z[:0]
+        while len(left):
+            new = torch.cat([new, z[left[-1:]]])
+            left = left[torch.cdist(z[left], new[-1:])[:, 0] > APART]
+        searched = _searched(found, where, new, searched)
+    return None
 
 
 def log_volume_of(rule: Rule) -> Tensor:

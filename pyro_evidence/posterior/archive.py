@@ -21,7 +21,6 @@ from pyro_evidence.nested.integration import Integral, OuterMode, by_design, by_
 from pyro_evidence.nested.joint_posterior import index_map
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Standardisation
 from pyro_evidence.precision.choices import (
@@ -86,6 +85,7 @@ NESTED = LAPLACE | {
         "rule": str,
         "step": float,
         "z": Array("K d"),
+        "num_nodes": int,
         "error": float,
         "method": str,
     }
@@ -375,7 +375,8 @@ def record_integral(integral: Integral) -> dict[str, Any]:
         "axes": list(vars(integral.chart.axes).values()),
         "rule": integral.rule,
         "step": density.step if isinstance(density, Lattice) else 1.0,
-        "z": rules.product(density.rule, density.num_dims).nodes if isinstance(density, Interpolated) else z,
+        "z": z,
+        "num_nodes": len(density.rule.nodes) if isinstance(density, Interpolated) else 0,
         "error": integral.error,
         "method": integral.method,
     }
@@ -407,7 +408,7 @@ def restore_integral(content: Mapping[str, Any], whole: LaplaceState, model: Mod
 
     z = content["z"]
     if content["rule"] == "by_product":
-        integral = by_product(found, where, round(len(z) ** (1.0 / where.num_dims)))
+        integral = by_product(found, where, content["num_nodes"], z)
     elif content["rule"] == "by_lattice":
         cells = (z / content["step"]).round().long()
         if not 0.0 < content["step"] < math.inf or int((cells.amax(0) - cells.amin(0)).amax()) >= len(cells):

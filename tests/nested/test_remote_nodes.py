@@ -1,6 +1,5 @@
-"""Nodes of a product rule that follow from the others; oracle: all of them."""
+"""Nodes of a product rule that follow from others by kriging; oracle: every node of a finer one."""
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,19 +29,26 @@ def outer(curve: Any, rows: list[int], monkeypatch: pytest.MonkeyPatch, num: int
     return integration.OuterMode(state, torch.arange(num), eye, eye)
 
 
-def all_nodes(found: integration.OuterMode, num: int, monkeypatch: pytest.MonkeyPatch) -> integration.Integral:
-    """The same rule with every node searched."""
-    monkeypatch.setattr(integration, "FIRST", -math.inf)
-    monkeypatch.setattr(integration, "FOLLOWED", 0.0)
-    return integration.by_product(found, found.gaussian, num)
+def moments(phi: Tensor, log_mass: Tensor) -> tuple[float, Tensor, Tensor]:
+    """Log of the sum of masses at places ``(K, d)``, means and standard deviations."""
+    share = log_mass.softmax(0).unsqueeze(-1)
+    mean = (share * phi).sum(0)
+    return float(log_mass.logsumexp(0)), mean, (share * (phi - mean).square()).sum(0).sqrt()
 
 
-def moments(found: integration.Integral) -> tuple[Tensor, Tensor]:
-    """Of the coordinates, by the rule."""
+def exact(found: integration.OuterMode, curve: Any) -> tuple[float, Tensor, Tensor]:
+    """By 41 nodes on each axis, every one of them evaluated."""
+    rule, where = rules.product(rules.gauss_hermite(41), found.gaussian.num_dims), found.gaussian
+    phi = where.forward(rule.nodes)
+    return moments(phi, curve(phi) + where.log_slope(rule.nodes) + integration.log_volume_of(rule))
+
+
+def by_density(found: integration.Integral) -> tuple[float, Tensor, Tensor]:
+    """By the curve through the nodes that were searched."""
     assert isinstance(found.density, Interpolated)
     rule = rules.product(found.density.rule, found.density.num_dims)
-    log_weights = rule.log_weights + found.density.log_ratio.flatten()
-    return integration.weighted_moments(found.chart.forward(rule.nodes), log_weights)
+    log_mass = rule.log_weights + found.density.log_ratio.flatten() + found.log_evidence
+    return moments(found.chart.forward(rule.nodes), log_mass)
 
 
 def long_tail(phi: Tensor) -> Tensor:
@@ -50,6 +56,11 @@ def long_tail(phi: Tensor) -> Tensor:
     z = 1.5 * phi[:, 0]
     slow = 0.91 * z - 3.25 * torch.nn.functional.softplus(z + 0.94)
     return slow - 0.5 * (phi[:, 1] - 0.6 * phi[:, 0].tanh()).square()
+
+
+def turned_tail(phi: Tensor) -> Tensor:
+    """Like long_tail, whose tails lie on a curve."""
+    return long_tail(torch.stack([phi[:, 0], phi[:, 1] - 0.3 * phi[:, 0].square().clamp(max=4.0)], -1))
 
 
 def skewed(phi: Tensor) -> Tensor:
@@ -62,36 +73,56 @@ def square_of_tails(phi: Tensor) -> Tensor:
     return -2.0 * (phi.abs() - 3.0).square().sum(-1)
 
 
-def test_remote_nodes_follow_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+TOLERANCE = 0.02
+MAY_MOVE = 2.0 * TOLERANCE / integration.MOVES  # what the curve may leave, and what the number of nodes may
+
+
+@pytest.mark.parametrize(
+    ("curve", "num", "most"), [(skewed, 3, 60), (square_of_tails, 2, 250), (long_tail, 2, 60), (turned_tail, 2, 120)]
+)
+def test_nodes_follow_from_as_many_as_they_need(
+    curve: Any, num: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows: list[int] = []
-    found = outer(skewed, rows, monkeypatch)
-    some = integration.by_product(found, found.gaussian, 9)
-    assert sum(rows) < 0.45 * (5**3 + 7**3 + 9**3)
-    rows.clear()
-    every = all_nodes(found, 9, monkeypatch)
-    assert sum(rows) == 5**3 + 7**3 + 9**3
-    assert float(some.log_evidence) == pytest.approx(float(every.log_evidence), abs=1e-4)
-    for actual, expected in zip(moments(some), moments(every), strict=True):
-        assert torch.allclose(actual, expected, atol=1e-3)
+    found = outer(curve, rows, monkeypatch, num)
+    some = integration._settled(found, found.gaussian, TOLERANCE)
+    assert some is not None and sum(rows) <= most
+    (log_evidence, mean, sd), (own, own_mean, own_sd) = exact(found, curve), by_density(some)
+    assert float(some.log_evidence) == pytest.approx(own) == pytest.approx(log_evidence, abs=MAY_MOVE)
+    assert float(((own_mean - mean) / sd).abs().max()) < integration.SD_PER_NAT * TOLERANCE
+    assert float((own_sd / sd).log().abs().max()) < integration.SD_PER_NAT * TOLERANCE
+    assert 0.0 < some.error < MAY_MOVE
     assert float(some.log_weights.exp().sum()) == pytest.approx(1.0)
     assert bool(torch.isfinite(some.nodes.precision.variance).all())
 
 
-def test_remote_nodes_are_searched_where_they_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-    found = outer(square_of_tails, rows, monkeypatch)
-    some = integration.by_product(found, found.gaussian, 7)
-    assert rows[0] < sum(rows) < 5**3 + 7**3  # the far corners, and none twice
-    every = all_nodes(found, 7, monkeypatch)
-    assert float(some.log_evidence) == pytest.approx(float(every.log_evidence), abs=0.02 / integration.MOVES)
-    assert torch.allclose(moments(some)[1], moments(every)[1], rtol=0.002)
+def test_the_integral_is_made_again_from_the_nodes_that_were_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outer(long_tail, [], monkeypatch, num=2)
+    some = integration._settled(found, found.gaussian, TOLERANCE)
+    assert some is not None and isinstance(some.density, Interpolated)
+    again = integration.by_product(found, some.chart, len(some.density.rule.nodes), some.chart.inverse(some.phi))
+    assert float(again.log_evidence) == pytest.approx(float(some.log_evidence), abs=1e-8)
+    torch.testing.assert_close(again.log_weights, some.log_weights, rtol=0.0, atol=1e-6)
 
 
-def test_remote_nodes_of_a_long_tail_follow_from_the_rules_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_a_mode_that_counts_leaves_no_integral(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(phi: Tensor) -> Tensor:
+        return torch.where(phi[:, 0] > 1.0, -torch.inf, skewed(phi))
+
+    found = outer(lost, [], monkeypatch)
+    assert integration._settled(found, found.gaussian, TOLERANCE) is None
+
+
+@pytest.mark.parametrize(("most", "has_result"), [(40, True), (10, False)])
+def test_a_curve_that_may_see_few_nodes_says_its_error(
+    most: int, has_result: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows: list[int] = []
-    found = outer(long_tail, rows, monkeypatch, num=2)
-    some = integration.by_product(found, found.gaussian, 11)
-    assert sum(rows) < 0.7 * (5**2 + 7**2 + 9**2 + 11**2)
-    every = all_nodes(found, 11, monkeypatch)
-    assert float(some.log_evidence) == pytest.approx(float(every.log_evidence), abs=5e-4)
-    assert torch.allclose(moments(some)[1], moments(every)[1], rtol=0.002)
+    found = outer(turned_tail, rows, monkeypatch, num=2)
+    monkeypatch.setattr(integration, "MOST_SEARCHED", most)
+    some = integration._settled(found, found.gaussian, TOLERANCE)
+    assert (some is not None) is has_result
+    if some is not None:
+        log_evidence = exact(found, turned_tail)[0]
+        assert abs(float(some.log_evidence) - log_evidence) < some.error
+        assert some.error > TOLERANCE / integration.MOVES

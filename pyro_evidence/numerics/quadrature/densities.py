@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -405,18 +405,18 @@ class Kriged(Trend):
         """The value at rows ``(R, d)``, ``(R, 1)``."""
         return self._terms(z) @ self._coefficients + self._covariance(z) @ (self._annihilator @ self.values)
 
-    def errors(self, z: Tensor) -> Tensor:
-        """Standard deviations of the values at rows ``(R, d)``, scaled by how far each node is from the others' curve.
+    def error_covariance(self, z: Tensor) -> Tensor:
+        """Covariance ``(R, R)`` of the errors at rows ``(R, d)``, scaled by how far nodes are from the others' curve.
 
-        ``(R,)``.  A node left out is at ``values - e / diag``, ``e = G values`` (Dubrule, 1983).
+        A node left out is at ``values - e / diag``, ``e = G values`` (Dubrule, 1983).
         """
-        diagonal = self._annihilator.diagonal()
-        unit = (self._annihilator @ self.values).squeeze(-1) * diagonal.rsqrt()
-        covariance = self._covariance(z)
+        unit = (self._annihilator @ self.values).squeeze(-1) * self._annihilator.diagonal().rsqrt()
+        covariance, among = self._covariance(z), replace(self, z=z)._covariance(z)
         apart = self._terms(z) - covariance @ self._inverse @ self._terms(self.z)
-        variance = 1.0 - (covariance @ self._inverse * covariance).sum(-1) + (apart @ self._design * apart).sum(-1)
+        left = among - covariance @ self._inverse @ covariance.mT + apart @ self._design @ apart.mT
         nearest = torch.cdist(z, self.z).topk(min(4, len(self.z)), largest=False).indices
-        return unit[nearest].square().mean(-1).sqrt() * variance.relu().sqrt()  # below 0 by rounding alone
+        size = unit[nearest].square().mean(-1).sqrt()
+        return size.unsqueeze(-1) * left * size
 
     def _covariance(self, z: Tensor) -> Tensor:
         """That of a Matern process of smoothness 5/2, ``(R, K)``."""
