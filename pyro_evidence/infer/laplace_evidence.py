@@ -187,7 +187,7 @@ class LaplaceEvidence(Resumable):
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         """Modes at the first hyperparameters, hyperparameters of the highest log evidence, posterior."""
-        with self._constants_named():
+        with self._constants_named(), self._scales_named(args, kwargs):
             self._start(args, kwargs)
             best = self._maximise()
             if not is_certified(best.state.laplace):
@@ -206,6 +206,24 @@ class LaplaceEvidence(Resumable):
                 raise
             said = constant_targets(self._constant, "give it a prior that has no mass near 0, such as LogNormal")
             raise BadInput(f"{said} The fit has ended so: {error}") from error
+
+    @contextmanager
+    def _scales_named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """Inside, a fit that finds no mode says which scales ``marginalise`` has left to one, if any."""
+        try:
+            yield
+        except ArithmeticError as error:
+            if self.marginalise is None:
+                raise
+            given, joint = list(self.marginalise), LogJoint(self.model, args, kwargs, maximise=self.maximise)
+            left = sorted({*marginalised_sites(joint, None)} - {*given})
+            if not left:
+                raise
+            raise type(error)(
+                f"marginalise={given or ()} leaves {left} to a mode of the joint density, which a scale and what it "
+                "scales may not have: the density grows without bound where both vanish. Leave marginalise out, and "
+                f"they are integrated numerically. The fit has ended so: {error}"
+            ) from error
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, factors: bool = True) -> None:
         """The modes at the hyperparameters that the model begins with.

@@ -50,6 +50,27 @@ def test_names_of_no_site(marginalise: object, part: str) -> None:
     says(message(schools_centred, SCHOOLS, marginalise=marginalise), "expected", part)
 
 
+def draws_of_a_prior() -> None:
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    with pyro.plate("units", 3):
+        pyro.sample("weight", dist.Normal(0.0, scale))
+    pyro.factor("nothing", torch.zeros(()))
+
+
+def groups_of_one(y: Tensor) -> None:
+    scale = pyro.sample("scale", dist.ImproperUniform(dist.constraints.positive, (), ()))
+    with pyro.plate("units", len(y)):
+        pyro.sample("y", dist.Normal(pyro.sample("weight", dist.Normal(0.0, scale)), 1.0), obs=y)
+
+
+@pytest.mark.parametrize(("model", "data"), [(draws_of_a_prior, ()), (groups_of_one, (SCHOOLS / 100.0,))])
+def test_a_scale_left_inside_without_a_mode_is_named_and_the_advice_works(model, data: tuple[Tensor, ...]) -> None:
+    with pytest.raises(NotAMode) as caught:
+        LaplaceEvidence(model, stop=QUIET, marginalise=()).run(*data)
+    says(str(caught.value), "marginalise=() leaves ['scale']", "Leave marginalise out")
+    assert math.isfinite(LaplaceEvidence(model, stop=QUIET).run(*data).log_evidence)
+
+
 def test_something_must_be_left_inside() -> None:
     says(
         message(schools_centred, SCHOOLS, marginalise=["tau", "mu", "theta"]),
