@@ -172,12 +172,14 @@ class LaplaceEvidence(Resumable):
     def _all_or_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         """Where signs can be turned, or ends of an interval meet, all latents by the modes of their joint density.
 
-        Sites that are marginalised around one mode inside would leave its images out.  If that fails, as elsewhere.
+        Sites that are marginalised around one mode inside would leave its images out.  If that fails, as elsewhere,
+        unless there are modes that are no images.
         """
         self._together = self.marginalise is None and self.start.tour != 0
         try:
             found = self._fitted(args, kwargs)
-            if not self._mirrored or getattr(getattr(found, "integral", None), "is_trusted", False):
+            is_trusted = getattr(getattr(found, "integral", None), "is_trusted", False)
+            if not self._mirrored or is_trusted or getattr(found, "has_unlike_modes", False):
                 return found
         except (ArithmeticError, NotConverged):
             if not self._mirrored:
@@ -332,15 +334,19 @@ class LaplaceEvidence(Resumable):
         return posterior
 
     def _with_more_marginalised(self, posterior: LaplacePosterior) -> LaplacePosterior:
-        """The fit with further sites marginalised, one at a time, as long as more draws keep their weight by that."""
+        """The fit with further sites marginalised, one at a time, as long as more draws keep their weight by that.
+
+        Any more, where the log evidence is no number without.
+        """
         if self._data is None:
             return posterior
+        least = GAIN if getattr(getattr(posterior, "integral", None), "is_trusted", True) else 0.0
         for site in posterior.candidate_hyperparameters:
             other = copy.copy(self)
-            other._more = (*self._more, site)
+            other._more, other._together = (*self._more, site), False
             with suppress(ArithmeticError, NotConverged):
                 found = other._fitted(*self._data)
-                if found.relative_ess > posterior.relative_ess + GAIN:
+                if found.relative_ess > posterior.relative_ess + least:
                     vars(self).update(vars(other))
                     return self._with_more_marginalised(found)
         return posterior

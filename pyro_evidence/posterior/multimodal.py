@@ -26,6 +26,7 @@ from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.laplace.tour import Exchange, ModeIntegral, NormalMixture
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import white_noise
 from pyro_evidence.posterior.guide import LaplaceGuide
@@ -98,6 +99,42 @@ class ImportancePosterior(LaplacePosterior):
             return EvidenceError.of(0.0, "", 0.0, 0.0, over).beside(self.integral.error)
         gap = float(self.integral.log_evidence - self._by_laplace)
         return EvidenceError.of(gap, "", 0.0, 0.0, f"against {over}, whose weights are not to be trusted")
+
+    @property
+    def has_unlike_modes(self) -> bool:
+        """Whether some mode with a hundredth of the highest's evidence is no image of that: its evidence differs."""
+        below = (self.state.log_evidence - torch.stack([state.log_evidence for state in self.states])).abs()
+        return bool(((below > SAME_HEIGHT) & (below < -math.log(tour.LEAST_SHARE))).any())
+
+    @property
+    def candidate_hyperparameters(self) -> tuple[str, ...]:
+        """The number furthest from zero of those that multiply one site of many elements, and turn their signs with it.
+
+        Given that number one mode is left.  None where the integral can be trusted.
+        """
+        if self.integral.is_trusted:
+            return ()
+        joint, latents, u = self._joint, self._joint.latents, self.state.u
+        real = [p for p in latents if is_identity(p.transform)]
+        numbers = [p.name for p in real if p.size == 1]
+        turns = torch.ones(len(numbers), len(u)).to(u)
+        for row, name in zip(turns, numbers, strict=True):
+            row[latents.slices[name]] = -1.0
+
+        def are_level(rows: Tensor) -> Tensor:
+            """Which rows have the density of the first."""
+            height = joint.log_joint(rows, self.state.theta).detach()
+            return (height - height[0]).abs() <= joint.rounding * (1.0 + height[0].abs())
+
+        for site in (p.name for p in real if p.size > 1) if numbers else ():
+            off, image = u.clone(), torch.ones_like(u)
+            off[latents.slices[site]], image[latents.slices[site]] = 0.0, -1.0
+            factors = are_level(torch.cat([off.unsqueeze(0), turns * off]))[1:]  # unseen without the site
+            image = image * turns[factors].prod(0)
+            if bool(factors.any()) and bool(are_level(torch.stack([u, image * u])).all()):
+                far = (turns < 0).to(u) @ (u / self.state.precision.variance[0].sqrt()).abs()
+                return (numbers[int(far.where(factors, -1.0).argmax())],)
+        return ()
 
     @property
     def modes(self) -> Table:

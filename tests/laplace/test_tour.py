@@ -76,6 +76,52 @@ def test_a_summary_trusts_the_integral_and_not_the_normal(capsys: pytest.Capture
     assert "trust neither number" not in said
 
 
+@pytest.mark.parametrize("loadings", [(1.2, 0.8), (0.7, -1.0)])
+def test_a_number_that_multiplies_many_is_integrated_around_them(loadings: tuple[float, float]) -> None:
+    """Two loadings of one factor, whose signs turn together: around one of them there is one mode, of many numbers.
+
+    Oracle: factor and intercepts on paper, both loadings by quadrature.
+    """
+    generator = torch.Generator().manual_seed(3)
+    w, noise = (torch.randn(30, k, generator=generator) for k in (1, 2))
+    Y = torch.tensor([1.0, -0.5]) + w * torch.tensor(loadings) + 0.4 * noise
+
+    def one_factor(Y: Tensor) -> None:
+        a, b = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in "ab")
+        c = pyro.sample("c", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        with pyro.plate("rows", len(Y)):
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            pyro.sample("Y", dist.Normal(c + torch.stack([a * w, b * w], -1), 0.4).to_event(1), obs=Y)
+
+    a = torch.cartesian_prod(*[torch.linspace(-5.0, 5.0, 401)] * 2)
+    S, size = 0.16 * torch.eye(2) + a.unsqueeze(-1) * a.unsqueeze(-2), len(Y)
+    rows = torch.distributions.MultivariateNormal(torch.zeros(2), S.unsqueeze(-3))
+    of_mean = [
+        torch.distributions.MultivariateNormal(torch.zeros(2), V) for V in (S / size + 4.0 * torch.eye(2), S / size)
+    ]
+    log_density = rows.log_prob(Y - Y.mean(0)).sum(-1) + dist.Normal(0.0, 1.0).log_prob(a).sum(-1)
+    log_density = log_density + of_mean[0].log_prob(Y.mean(0)) - of_mean[1].log_prob(torch.zeros(2))
+    truth = float(log_density.logsumexp(0)) + 2.0 * math.log(10.0 / 400.0)
+    posterior = fitted(one_factor, Y)
+    assert abs(float(posterior.log_evidence) - truth) < min(0.05, 3.0 * posterior.log_evidence_error)
+
+
+def test_modes_that_are_no_images_are_not_left_out_by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An angle with two peaks of unlike height: around one mode inside, nodes of the noise would see one of them."""
+    monkeypatch.setattr(tour.ModeIntegral, "is_trusted", False)
+    t = torch.tensor([1.9, 2.1, 2.0, 2.05])
+
+    def peaks(t: Tensor) -> None:
+        angle, noise = pyro.sample("angle", dist.Uniform(0.0, math.tau)), pyro.sample("noise", dist.HalfNormal(1.0))
+        size = pyro.sample("size", dist.Normal(0.0, 3.0))
+        with pyro.plate("data", len(t)):
+            pyro.sample("t", dist.Normal(size * (2.0 * angle).cos() + 0.05 * angle.sin(), noise), obs=t)
+
+    posterior = fitted(peaks, t)
+    assert isinstance(posterior, MultimodalPosterior)
+    assert posterior.has_unlike_modes
+
+
 def test_the_guide_draws_from_all_modes() -> None:
     posterior = fitted(hills, ZERO)
     pyro.set_rng_seed(0)
