@@ -17,9 +17,7 @@ from torch import Tensor
 
 from pyro_evidence.numerics.linalg import place_in_triangle
 
-FLOOR = (
-    1e-6  # of a variance in units of the data's: keeps a kernel on repeated data finite, at a thousandth of their sd
-)
+FLOOR = 1e-6  # of the data's variance: keeps a kernel on repeated data finite, at a thousandth of their sd
 SLOWEST = 0.1  # a step takes a variance, or a mixing, to no less than this share of what it was
 REST = 1e-5  # relative distance from the floor at which a covariance lies on it: rounding of eigenvalues and of updates
 Components = Callable[[Tensor], Any]  # centres (..., M, D) to the distributions of the kernels

@@ -261,7 +261,7 @@ class LinearMixture(_Mixture):
         shape = (self.num_components, self.num_outputs, Phi.shape[-1])
         prior_scale = alpha.rsqrt().reshape(-1, 1, 1).expand(shape)
         noise = self.noise(self.num_components, Phi.new_ones(self.num_outputs))
-        w = pyro.sample("w", dist.Normal(Phi.new_zeros(shape), prior_scale).to_event(3))
+        w = pyro.sample("w", dist.Normal(Phi.new_zeros(shape), prior_scale).to_event(len(shape)))
         if weight is not None:
             loc = torch.einsum("...kmb,nb->...nkm", w, Phi)
             return _weighted(noise(loc, torch.arange(self.num_components)), self.num_components, Y, weight)

@@ -137,7 +137,7 @@ class MPPCA(TensorValue):
         mu = pyro.param("mu", start.detach().clone())
         mixing = pyro.param("mixing", Y.new_full((K,), 1.0 / K), constraint=constraints.simplex)
         scale = alpha.rsqrt().reshape(-1, 1, alpha.shape[-1] if alpha.dim() == 2 else 1).expand(K, m, q)
-        W = pyro.sample("W", dist.Normal(torch.zeros_like(scale), scale).to_event(3))
+        W = pyro.sample("W", dist.Normal(torch.zeros_like(scale), scale).to_event(scale.dim()))
         return self.latents(MPPCAParts(mixing, mu, W, variance), Y)
 
     def with_components(self, num_components: int) -> "MPPCA | None":

@@ -57,8 +57,8 @@ def literal(it: Iterate) -> Tensor:
     analysers = it.analysers
     beta = analysers.beta[..., :1] if expectation.is_isotropic(analysers.beta) else analysers.beta
     on = analysers.on
-    A = beta[..., None, None] * it.found.xx.unsqueeze(-3) + analysers.alpha.unsqueeze(-2).diag_embed()
-    pair = (on.unsqueeze(-1) & on.unsqueeze(-2)).unsqueeze(-3)
+    A = beta[..., None, None] * it.found.xx[:, :, None] + analysers.alpha.unsqueeze(-2).diag_embed()
+    pair = (on.unsqueeze(-1) & on.unsqueeze(-2))[:, :, None]
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     tril = torch.linalg.cholesky_ex(torch.where(pair, A, eye))[0]
     log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1).sum(-1) * (analysers.W.shape[-2] / beta.shape[-1])

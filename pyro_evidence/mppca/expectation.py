@@ -246,7 +246,7 @@ def solve_loadings(found: LatentMoments, analysers: FactorAnalysers, alpha: Tens
         A = safe + (alpha / analysers.beta[..., :1]).diag_embed()
         return torch.cholesky_solve(found.yx.mT, torch.linalg.cholesky_ex(A)[0]).mT
     ridge = (alpha.unsqueeze(-2) / analysers.beta.unsqueeze(-1)).diag_embed()
-    tril = torch.linalg.cholesky_ex(safe.unsqueeze(-3) + ridge)[0]
+    tril = torch.linalg.cholesky_ex(safe[:, :, None] + ridge)[0]
     return torch.cholesky_solve(found.yx.unsqueeze(-1), tril).squeeze(-1)
 
 

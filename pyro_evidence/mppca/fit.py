@@ -35,6 +35,7 @@ from pyro_evidence.mixture.data import Units
 from pyro_evidence.mixture.fit import AUTOMATIC, ROUNDS, SURE, RandomWeights
 from pyro_evidence.mixture.recognise import most_components, with_components
 from pyro_evidence.mixture.updates import SharedParameters
+from pyro_evidence.models.covariances import FLOOR
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised
 from pyro_evidence.mppca import evidence, expectation
@@ -89,7 +90,7 @@ def rule_of(update: object) -> MPPCAUpdate:
 FEW = 2**13  # data on which components are looked at
 EACH = 2**10  # of one component
 PAIRS = 3  # of centres from which they begin
-ALPHA = 0.01  # prior precision at the start, in units of the data
+ALPHA = RandomWeights.alpha  # prior precision at the start, in units of the data
 SMALL = 0.1  # size of the loadings there: zero would stay so in EM
 
 
@@ -247,8 +248,8 @@ def _centres(away: Tensor) -> Tensor:
 
 SLICE = 256  # most data on which a model of ours is recognised: the rest is only looked at by the engine
 SLICE_SIZE = 2**21  # most numbers in their loadings, which Pyro expands to one set for each datum
-LEAST_NOISE = 1e-6  # of the data's variance
-SAMPLE = 2**13  # data on which restarts run where there are more; the chosen one goes on with all
+LEAST_NOISE = FLOOR  # of the data's variance
+SAMPLE = FEW  # data on which restarts run where there are more; the chosen one goes on with all
 CANDIDATES = 4096  # data among which centres are drawn
 
 

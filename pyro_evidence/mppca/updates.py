@@ -58,7 +58,7 @@ class Iterate:
         Husmeier (2000), eqs. 2.20 and A.35; size 1 where outputs share the noise.
         """
         beta = self.analysers.beta[..., :1] if expectation.is_isotropic(self.analysers.beta) else self.analysers.beta
-        A = beta[..., None, None] * self.found.xx.unsqueeze(-3)
+        A = beta[..., None, None] * self.found.xx[:, :, None]
         inverse = torch.linalg.inv(A + self.analysers.alpha.unsqueeze(-2).diag_embed())
         gamma = 1.0 - self.analysers.alpha.unsqueeze(-2) * inverse.diagonal(dim1=-2, dim2=-1)
         on = self.analysers.on

@@ -161,7 +161,7 @@ def _batch(engine: Any, trains: list[tuple[Tensor, Tensor]], multiples: Sequence
     net = Network(*(torch.cat(p) for p in zip(*map(parts_of, starts), strict=True)))
     owner = [f for f, start in enumerate(starts) for _ in range(len(start.loc))]
     shift = torch.cat([X for X, _ in trains]).mean(0)  # every datum is in all training sets but one
-    net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
+    net = replace(net, loc=net.loc - shift)
     index = torch.arange(len(owner)).repeat(len(multiples))
     data = stacked_data([trains[owner[r]][0] - shift for r in index], [trains[owner[r]][1] for r in index], K, kind)
     alpha = torch.as_tensor(multiples).to(net.loc).repeat_interleave(len(owner)) * data.num_data / (K * M)

@@ -195,7 +195,7 @@ def log_density(net: Network, kind: Covariance, features: Tensor) -> Tensor:
     dense = net.mixing @ (kernels - peak).exp()
     found = dense.log() + peak
     if not bool((dense > 0).all()):  # a class whose kernels are all far from the nearest one
-        found = (net.mixing.log().unsqueeze(-1) + kernels.unsqueeze(-3)).logsumexp(-2)
+        found = (net.mixing.log().unsqueeze(-1) + kernels.unsqueeze(1)).logsumexp(-2)
     return found.mT
 
 
@@ -228,12 +228,12 @@ class Point:
         counts = self.counts.unsqueeze(-1)
         present = counts > TINY
         mean = self.moments[..., 1 : self.data.dim + 1] / torch.where(present, counts, 1.0)
-        return torch.where(present, mean, self.net.loc.unsqueeze(-3))
+        return torch.where(present, mean, self.net.loc.unsqueeze(1))
 
     @cached_property
     def offset(self) -> Tensor:
         """``mu_j - mu_jk``, shape ``(B, K, M, D)``."""
-        return self.net.loc.unsqueeze(-3) - self.centres
+        return self.net.loc.unsqueeze(1) - self.centres
 
     @cached_property
     def distance(self) -> Tensor:

@@ -245,7 +245,7 @@ def begin(engine: Any, rows: Rows[Labelled]) -> PRBFFit:
     data = ClassData(rows.mapped(by_classes), kind, kind.floor * totals.variance, totals.per_class)
     net = engine.initial(training_of(engine.model, rows, totals), start=engine.start)
     net = check_result("initial", net, Network, "a Network, such as RandomPoints() gives")
-    net = Network(net.mixing, net.loc - shift, net.covariance, net.class_prior)
+    net = replace(net, loc=net.loc - shift)
     point = first(data, net, alpha_of(engine.alpha, float(data.num_data), engine.model))
     if len(bad := (~point.objective.isfinite()).nonzero()):
         raise BadInput(
@@ -279,7 +279,7 @@ def posterior_of(task: PRBFFit, fit: Fit[PRBFRestarts]) -> PRBFPosterior:
         held.setdefault(k, []).append(step)
     return PRBFPosterior(
         model=task.model,
-        network=Network(net.mixing, net.loc + task.shift, net.covariance, net.class_prior),
+        network=replace(net, loc=net.loc + task.shift),
         alpha=float(point.alpha),
         status=fit.status.value,
         objectives=tuple(float(path[best]) for path in now.paths),

@@ -213,7 +213,7 @@ def prbf2001_update(point: Point) -> Point:
     lag = torch.zeros_like(point.counts) if point.lag is None else point.lag
     net = _estimated(point, point.alpha)
     mixing = clamped_mixing(numerators(point, lag), point.net.mixing)
-    new = Network(mixing, net.loc, net.covariance, net.class_prior)
+    new = replace(net, mixing=mixing)
     distance = mahalanobis(point.kind, net.covariance.unsqueeze(1), net.loc.unsqueeze(1) - point.centres)
     return evaluate(point.data, new, point.alpha, distance)
 
@@ -228,7 +228,7 @@ def exact_m_step(point: Point) -> Point:
     net, mass = point.net, point.counts.sum(1)
     full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
     loc = _centres(point, point.alpha, full)
-    moved = replace(point, net=Network(net.mixing, loc, net.covariance, net.class_prior))  # subkernels are held
+    moved = replace(point, net=replace(net, loc=loc))  # subkernels are held
     weight = (2.0 * BHATTACHARYYA * point.alpha).reshape(-1, 1, *[1] * point.kind.event_dim)
     scatter = point.kind.scatter(point.moments.sum(1), loc) + weight * between_classes(moved)
     covariance = _covariances(point, scatter, torch.where(full, mass, 1.0), full)
@@ -269,14 +269,14 @@ class _Mixing(Batched):
 
 def expected(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:
     """The part of eq. 26 that depends on the mixing, nats, shape ``(B,)``."""
-    P = Network(mixing, point.net.loc, point.net.covariance, point.net.class_prior).ownership
+    P = replace(point.net, mixing=mixing).ownership
     penalty = BHATTACHARYYA * point.alpha[:, None, None] * P * distance
     return (torch.xlogy(point.counts, mixing) - penalty).sum((-1, -2))
 
 
 def stationary_mixing(point: Point, mixing: Tensor, distance: Tensor) -> Tensor:
     """``R_jk / (lambda_k + g_jk)`` with ``lambda_k`` such that each class sums to 1, shape ``(B, K, M)``."""
-    net = Network(mixing, point.net.loc, point.net.covariance, point.net.class_prior)
+    net = replace(point.net, mixing=mixing)
     use = (mixing * net.class_prior.unsqueeze(-1)).sum(1, keepdim=True)
     mean = (net.ownership * distance).sum(1, keepdim=True)
     share = torch.where(use > 0, net.class_prior.unsqueeze(-1) / torch.where(use > 0, use, 1.0), 0.0)
