@@ -250,26 +250,26 @@ ENGINES: dict[str, Remedy] = {
         lambda: nuts_on(fit(LINE, X, Y)),
     ),
     "nothing fitted by RVM": Remedy(
-        BadInput, r"call run\(\.\.\.\) or step", lambda: RVM(LINE).posterior, lambda: stepped(RVM(LINE), X, Y)
+        BadInput, r"call run\(\.\.\.\), or step", lambda: RVM(LINE).posterior, lambda: stepped(RVM(LINE), X, Y)
     ),
     "nothing fitted by REVM": Remedy(
         BadInput, r"call run\(\.\.\.\)", lambda: REVM(LINE).posterior, lambda: stepped(REVM(LINE), X, Y)
     ),
     "nothing fitted": Remedy(
         BadInput,
-        r"call run\(\.\.\.\) or step",
+        r"call run\(\.\.\.\), or step",
         lambda: LaplaceEvidence(LINE).posterior,
         lambda: stepped(LaplaceEvidence(LINE), X, Y),
     ),
     "no mixture fitted": Remedy(
         BadInput,
-        r"call step\(\.\.\.\)",
+        r"or step\(\.\.\.\)",
         lambda: EvidenceEM(gaussian_mixture(2)).posterior,
         lambda: stepped(EvidenceEM(gaussian_mixture(2)), BLOBS),
     ),
     "no network fitted": Remedy(
         BadInput,
-        r"call step\(\.\.\.\)",
+        r"call run\(\.\.\.\)",
         lambda: OverlapEM(prbf(2)).posterior,
         lambda: OverlapEM(prbf(2)).run(BLOBS, BELONGS).log_prob(BLOBS),
     ),

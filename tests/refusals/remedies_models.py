@@ -133,9 +133,9 @@ MODELS: dict[str, Remedy] = {
     ),
     "a mixture of arrays": Remedy(
         BadInput,
-        r"Write torch\.as_tensor\(Y\)",
+        r"torch\.tensor\(rows, dtype=torch\.float64\)",
         lambda: gaussian_mixture(2)([[0.0, 1.0]]),
-        lambda: EvidenceEM(gaussian_mixture(2)).run(torch.as_tensor(BLOBS.numpy())),
+        lambda: EvidenceEM(gaussian_mixture(2)).run(torch.tensor(BLOBS.tolist(), dtype=torch.float64)),
     ),
     "a mixture of one response": Remedy(
         BadInput,
@@ -167,17 +167,17 @@ MODELS: dict[str, Remedy] = {
         lambda: mppca(1, 2)(BLOBS),
         lambda: EvidenceEM(gaussian_mixture(1, noise=FullNoise())).run(BLOBS),
     ),
-    "inputs of a network as an array": Remedy(
+    "inputs of a network as integers": Remedy(
         BadInput,
-        r"torch\.as_tensor\(X, dtype=torch\.float64\)",
+        r"X\.double\(\) for integers",
         lambda: network(BLOBS.long(), BELONGS),
-        lambda: network(torch.as_tensor(BLOBS.long(), dtype=torch.float64), BELONGS),
+        lambda: network(BLOBS.long().double(), BELONGS),
     ),
     "one input of a network": Remedy(
         BadInput,
-        r"X\.unsqueeze\(-1\)",
+        r"X\[:, None\]",
         lambda: OverlapEM(prbf(2)).run(BLOBS[:, 0], BELONGS),
-        lambda: OverlapEM(prbf(2)).run(BLOBS[:, 0].unsqueeze(-1), BELONGS).log_prob(BLOBS[:, :1]),
+        lambda: OverlapEM(prbf(2)).run(BLOBS[:, 0][:, None], BELONGS).log_prob(BLOBS[:, :1]),
     ),
     "gaps of a network": Remedy(
         BadInput,
