@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 from typing import Any
 
 import torch
@@ -315,21 +314,25 @@ def multipliers(joint: LogJoint) -> tuple[str, ...]:
     mean are not, nor are effects and the scale of their group, which is for integration outside.  A site multiplies
     another where data that see the other no longer do once it is zero.
     """
-    wide = [part for part in joint.latents if part.size > 1]
-    u = joint.initial(1, seed=0)[0]
-    followed = followed_terms(joint, u, joint.initial_theta, ()) if len(wide) > 1 else NotSparse("one plate")
-    if isinstance(followed, NotSparse):
+    wide, u = [part for part in joint.latents if part.size > 1], joint.initial(1, seed=0)[0]
+    if len(wide) < 2:
         return ()
-    pairs = [(a, b) for a, b in permutations(wide, 2) if _are_crossed(followed, a.name, b.name)]
-    felt, taken = _slope(joint, u) if pairs else u, set()
-    for part in {a.name: a for a, _ in pairs}.values():
+    pairs, felt = list[tuple[str, str]](), _slope(joint, u)
+    for part in wide:  # by a gradient each: to follow a run takes as long as many of them
         off = u.clone()
         off[joint.latents.slices[part.name]] = 0.0 if is_identity(part.transform) else OFF
-        left = _slope(joint, off)
-        for own in (joint.latents.slices[b.name] for a, b in pairs if a is part):
-            if float(left[own].abs().max()) < SWITCHED_OFF * float(felt[own].abs().max()):
-                taken.add(part.name)
-    return tuple(sorted(taken))
+        try:
+            left = _slope(joint, off)
+        except (RuntimeError, ValueError):  # the model cannot be run there, as where a matrix becomes singular
+            continue
+        for other in wide:
+            own = joint.latents.slices[other.name]
+            if other is not part and float(left[own].abs().max()) < SWITCHED_OFF * float(felt[own].abs().max()):
+                pairs.append((part.name, other.name))
+    followed = followed_terms(joint, u, joint.initial_theta, ()) if pairs else NotSparse("none is switched off")
+    if isinstance(followed, NotSparse):
+        return ()
+    return tuple(sorted({part for part, other in pairs if _are_crossed(followed, part, other)}))
 
 
 def _are_crossed(followed: Followed, *sites: str) -> bool:

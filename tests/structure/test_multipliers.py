@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Start, Stop, UnsupportedModel
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.structure import factors
 from pyro_evidence.structure.recognise import recognise
 
 T = torch.tensor
@@ -123,3 +124,16 @@ def test_chunks_of_persons_are_not_fitted_otherwise_than_all() -> None:
     found = LaplaceEvidence(two_parameters, marginalise=(), nodes=1, stop=stop).run_chunks(chunks, own=["ability"])
     whole = LaplaceEvidence(two_parameters, marginalise=(), nodes=1, stop=stop, start=Start(tour=0)).run(Y)
     torch.testing.assert_close(found.log_evidence, whole.log_evidence, rtol=1e-9, atol=1e-9)
+
+
+def test_a_run_is_followed_only_where_a_site_switches_another_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it matter that a model cannot be run with a site at zero."""
+
+    def sums(y: Tensor) -> None:
+        spread = pyro.sample("spread", dist.Normal(torch.ones(3), 1.0).to_event(1))
+        effect = pyro.sample("effect", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        tril = torch.linalg.cholesky(spread.diag() ** 2)
+        pyro.sample("y", dist.MultivariateNormal(effect, scale_tril=tril), obs=y)
+
+    monkeypatch.setattr(factors, "followed_terms", lambda *_: pytest.fail("a run was followed"))
+    assert factors.multipliers(LogJoint(sums, (torch.ones(3),))) == ()
