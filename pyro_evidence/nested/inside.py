@@ -76,7 +76,7 @@ class InsideCorrection:
 
 
 def inside_correction(integral: Integral) -> InsideCorrection | None:
-    """By ever more draws or nodes, whichever leave the larger error, until both are small or cost a second.
+    """By ever more draws or nodes, whichever leave the larger error, until both are small, cost a second or are no use.
 
     :return: None where the first cost more, data were not kept, rows of the model cannot be evaluated together, or
         the density is zero at all draws.
@@ -93,7 +93,8 @@ def inside_correction(integral: Integral) -> InsideCorrection | None:
         while num * row_bytes * _nodes_of(marginal) <= PRICE and (marginal or joint.latents.size < SobolEngine.MAXDIM):
             found = _by_draws(integral, marginal, num)
             doubtful = found.pareto_k > importance.threshold(num)
-            if not doubtful and max(found.standard_error, found.by_nodes) <= PRECISE:
+            precise = not doubtful and max(found.standard_error, found.by_nodes) <= PRECISE
+            if precise or importance.is_beyond(found.pareto_k, num):
                 break
             if marginal is not None and not doubtful and found.by_nodes > found.standard_error:
                 marginal = replace(marginal, num=marginal.num + FEWER)

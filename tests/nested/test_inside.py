@@ -213,3 +213,21 @@ def test_a_density_that_is_zero_at_all_draws_leaves_laplace(monkeypatch: pytest.
     nothing = InsideCorrection(math.nan, math.nan, 0.0, math.inf, 64, 1, torch.zeros(1))
     monkeypatch.setattr(inside, "_by_draws", lambda *_: nothing)
     assert inside_correction(found.integral) is None
+
+
+@pytest.mark.parametrize(("k", "last"), [(1.1, 64), (0.9, 256), (0.75, 65_536)])
+def test_no_more_draws_are_made_where_no_number_of_them_is_enough(
+    k: float, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, nums = fitted(walk, counts()), list[int]()
+
+    def drawn(_: object, __: object, num: int) -> InsideCorrection:
+        nums.append(num)
+        return InsideCorrection(0.3, 0.1, 0.0, k, num, 14, torch.zeros(1))
+
+    monkeypatch.setattr(inside, "_by_draws", drawn)
+    row_bytes = found.integral.outer_mode.state.problem.joint.row_bytes
+    assert row_bytes is not None
+    monkeypatch.setattr(inside, "PRICE", 100_000 * row_bytes)
+    made = inside_correction(found.integral)
+    assert made is not None and (made.num_draws, nums[-1]) == (last, last)
