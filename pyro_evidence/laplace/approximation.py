@@ -95,6 +95,16 @@ class Problem:
         """The density of rows whose mask stands behind their hyperparameters."""
         return Pruned(self.structure.by_rows, self.structure.groups)
 
+    @cached_property
+    def log_units(self) -> Tensor:
+        """Which unconstrained hyperparameters stand for something that can be infinite or at an edge, ``(T,)`` bool.
+
+        All but those that their constraint leaves as they are, or shifts and stretches by constants; of the latter
+        those that are recognised as log precisions.
+        """
+        curved, groups = self.joint.hypers.curved.to(self.joint.device), self.structure.groups
+        return curved if groups is None else curved | (groups.power != 0)
+
     @property
     def slack(self) -> float:
         """Relative rounding of the log evidence, ten times that of a log joint: 1e-13 in float64."""

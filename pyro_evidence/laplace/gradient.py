@@ -94,11 +94,14 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
     log_joint = found.log_joint.sum()
     half_log_det = 0.5 * (precision.adjoint.detach() * found.precision).sum() - problem.eliminated(u, theta)
     by_u, by_theta = pullbacks(half_log_det, (u, theta))
+    direct = pullback(log_joint, theta)
+    if not bool(by_u.any()):  # under a Gaussian likelihood the curvature is the same wherever the mode moves
+        return direct - by_theta, direct
     if problem.curvature is not exact_hessian:  # by which the mode moves all the same
         A = exact_hessian(problem.density, state.u.unsqueeze(0), state.theta)
         precision = factorise(A, problem.joint.latents.label)
     moved = precision.solve(by_u).detach()
-    return pullback(log_joint - (found.gradient * moved).sum(), theta) - by_theta, pullback(log_joint, theta)
+    return direct - pullback((found.gradient * moved).sum(), theta) - by_theta, direct
 
 
 def orders_of(problem: Problem, u: Tensor, theta: Tensor) -> Orders:

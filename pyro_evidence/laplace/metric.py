@@ -23,22 +23,11 @@ ROUNDS = 20  # Newton steps towards the end of one round of all log units
 LONGEST_ROUND = 1.5  # of one such step, in log units
 
 
-def log_units(problem: Problem) -> Tensor:
-    """Which unconstrained hyperparameters stand for something that can be infinite or at an edge, ``(T,)`` bool.
-
-    All but those that their constraint leaves as they are, or shifts and stretches by constants; of the latter those
-    that are recognised as log precisions.
-    """
-    hypers, groups = problem.joint.hypers, problem.structure.groups
-    curved = hypers.curved.to(problem.joint.device)
-    return curved if groups is None else curved | (groups.power != 0)
-
-
 def natural_metric(laplace: LaplaceState, found: Slope) -> Tensor:
     """The metric in which a gradient step is MacKay's round, and Newton's step for real numbers, shape ``(T, T)``."""
     groups = laplace.problem.structure.groups
     metric = metric_of(groups, None if groups is None else groups.size(laplace.problem.active), found).diag()
-    real = (~log_units(laplace.problem)).nonzero().flatten()
+    real = (~laplace.problem.log_units).nonzero().flatten()
     if len(real):
         metric[real.unsqueeze(-1), real] = inverted(information(laplace, real), found.total[real])
     return metric
@@ -94,7 +83,7 @@ def not_identified(state: LaplaceState) -> Tensor:
     and trends of Gaussian processes: benchmarks/gp_speed.py.
     """
     found = torch.zeros_like(state.theta, dtype=torch.bool)
-    real = (~log_units(state.problem)).nonzero().flatten()
+    real = (~state.problem.log_units).nonzero().flatten()
     if not len(real):
         return found
     joint, theta = state.problem.joint, state.theta
@@ -114,7 +103,7 @@ def not_identified(state: LaplaceState) -> Tensor:
 def measures(problem: Problem, metric: Tensor) -> Tensor:
     """The unit of each hyperparameter, its standard deviation by the metric, at most one in log units, ``(T,)``."""
     measure = metric.diagonal().sqrt()
-    return torch.where(log_units(problem), measure.clamp(max=1.0), measure)  # beyond a factor e it is not normal
+    return torch.where(problem.log_units, measure.clamp(max=1.0), measure)  # beyond a factor e it is not normal
 
 
 def inverted(curvature: Tensor, gradient: Tensor) -> Tensor:
@@ -195,7 +184,7 @@ def rescaled(problem: Problem, metric: Tensor, s: Tensor, y: Tensor) -> Tensor:
     natural metric does not know the scale.
     """
     groups = problem.structure.groups
-    plain = log_units(problem) & (True if groups is None else groups.power == 0)
+    plain = problem.log_units & (True if groups is None else groups.power == 0)
     s, y = s[plain], y[plain]
     return torch.where(plain.diag(), (s @ y) / (y @ y), metric) if bool(curves(s, y)) else metric
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.gradient import Slope
-from pyro_evidence.laplace.metric import log_units
 from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 
 A_MILLION = 14.0  # log units from the start: of a noise precision, a thousandth of the standard deviation
@@ -33,7 +32,7 @@ def vanishing_noise(problem: Problem, theta: Tensor) -> Tensor:
 
 def noise_precisions(problem: Problem) -> Tensor:
     """Which hyperparameters of a network are no prior precision of weights, ``(T,)`` bool."""
-    groups, scale = problem.structure.groups, log_units(problem)
+    groups, scale = problem.structure.groups, problem.log_units
     return scale if groups is None else scale & ~groups.is_weight
 
 

@@ -12,7 +12,6 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace.approximation import INFLATED, LaplaceRows, Problem, inflation, laplace_rows
 from pyro_evidence.laplace.gradient import STEP, differences, slopes_of_rows
-from pyro_evidence.laplace.metric import log_units
 from pyro_evidence.laplace.pruning import AWAY, either_way
 from pyro_evidence.laplace.type2 import FLAT, PLATEAU
 from pyro_evidence.numerics import batched, lbfgs
@@ -124,7 +123,7 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
     prior = evidence.log_hyperprior(theta).detach()
     sound = sound & here.objective.isfinite() & (step(here)[1] < LEVEL)
     variance = torch.cholesky_inverse(tril).diagonal(dim1=-2, dim2=-1)
-    wide = (variance > FLAT) & log_units(reference)
+    wide = (variance > FLAT) & reference.log_units
     sound = sound & ~(wide & (variance > max(PLATEAU) ** 2)).any(-1)  # on a plateau itself, as far as will be looked
     groups = reference.structure.groups
     grouped = torch.zeros_like(wide) if groups is None else wide & (groups.power != 0)

@@ -24,7 +24,6 @@ from pyro_evidence.laplace.approximation import (
 from pyro_evidence.laplace.gradient import Asking, ModeAt, Slope, curvature, finite_slope, slopes
 from pyro_evidence.laplace.metric import (
     inverted,
-    log_units,
     measures,
     natural_metric,
     not_identified,
@@ -97,7 +96,7 @@ class TypeII:
     def away(self) -> Tensor:
         """Distances of the hyperparameters from where they began, log units; of those that have them."""
         problem = self.laplace.problem
-        return (self.laplace.theta - problem.joint.initial_theta)[log_units(problem)].abs()
+        return (self.laplace.theta - problem.joint.initial_theta)[problem.log_units].abs()
 
     @property
     def promised(self) -> float:
@@ -115,7 +114,7 @@ class TypeII:
             return 0.0
         if self.stop_reason is Status.PLATEAU:
             return math.inf
-        wide = log_units(self.laplace.problem) & (self.metric.diagonal() > FLAT)
+        wide = self.laplace.problem.log_units & (self.metric.diagonal() > FLAT)
         capped = torch.where(wide, self.slope.total * self.metric.diagonal().abs().rsqrt(), self.slope.total)
         return math.sqrt(max(float(capped @ self.metric @ capped), 0.0))
 
@@ -165,7 +164,7 @@ def _stepped(state: TypeII) -> Asking[TypeII]:
     network = state.laplace.problem.structure.network is not None
     if network and not state.trusted and near_fold(state.laplace):
         return _at_higher_mode(state)
-    logs = log_units(state.laplace.problem)
+    logs = state.laplace.problem.log_units
     natural = _directions(state, logs)
     first = next(natural)
     far = _goes_far(state, first, logs)
@@ -218,7 +217,7 @@ def _begun_again_at_edge(state: TypeII) -> TypeII:
     if state.stop_reason is not None:
         return state
     size, problem = len(state.laplace.theta), state.laplace.problem
-    flat = log_units(problem) & (state.metric.diagonal() > FLAT)
+    flat = problem.log_units & (state.metric.diagonal() > FLAT)
     back = state.rested is not None and bool(state.way) and state.objective - state.way[-1] < SHARP
     back = back and abs(state.objective - state.rested.objective) < SHARP * size  # type: ignore[union-attr]
     many = size > FEW and len(state.way) == size
@@ -249,7 +248,7 @@ def _at_higher_mode(state: TypeII) -> TypeII:
     gone, laplace = replace(state, stop_reason=Status.VANISHING), state.laplace
     if state.promised <= LEAP:
         return gone
-    logs = log_units(laplace.problem)
+    logs = laplace.problem.log_units
     move = torch.where(logs, next(_directions(replace(state, learned=None), logs)).clamp(-NEAR, NEAR), 0.0)
     try:
         found = laplace_state(laplace.problem, laplace.theta + move, laplace.u, cold=True)
@@ -323,7 +322,7 @@ def _off_plateaus(state: TypeII) -> TypeII:
         return state
     if bool(not_identified(state.laplace).any()):
         return _restarted(state)
-    laplace, flat = state.laplace, log_units(state.laplace.problem) & (state.metric.diagonal() > FLAT)
+    laplace, flat = state.laplace, state.laplace.problem.log_units & (state.metric.diagonal() > FLAT)
     places = list(reactivated(laplace, flat, FEW, 0.5 * WORTH))  # first those of pruned groups
     moves = torch.tensor(PLATEAU, dtype=torch.float64).to(laplace.theta)
     for t in flat.nonzero().flatten().tolist():
@@ -351,7 +350,7 @@ def _restarted(state: TypeII) -> TypeII:
     if state.restarted:
         return replace(state, stop_reason=Status.PLATEAU)
     new = type2_state(laplace_state(whole, problem.joint.initial_theta, problem.joint.initial_u, cold=True))
-    logs = log_units(problem)
+    logs = problem.log_units
     for _ in range(SCALES_FIRST):
         move = torch.where(logs, _rounds(new, logs, torch.zeros_like(new.laplace.theta)), 0.0)
         found = alone(_line_search(new, move), answer)
@@ -466,7 +465,7 @@ def _stuck(state: TypeII, promised: float) -> TypeII:
 
 def _is_flat(state: TypeII) -> bool:
     """Whether the objective is the same, to 1e-5 nats, with some hyperparameter a factor e smaller and larger."""
-    on = log_units(state.laplace.problem) & (state.metric.diagonal() > 0)  # the others are pruned
+    on = state.laplace.problem.log_units & (state.metric.diagonal() > 0)  # the others are pruned
     return any(max(_change(state, d), _change(state, -d)) < 1e-5 for d in torch.eye(len(on)).to(state.slope.total)[on])
 
 

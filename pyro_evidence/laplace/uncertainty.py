@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.gradient import exact_curvature, slope
-from pyro_evidence.laplace.metric import inverted, log_units, measures, natural_metric
+from pyro_evidence.laplace.metric import inverted, measures, natural_metric
 from pyro_evidence.laplace.type2 import WORTH, reached
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted
 
@@ -99,7 +99,7 @@ def hyperparameter_covariance(state: LaplaceState) -> HyperparameterCovariance:
 def _ends(state: LaplaceState, measure: Tensor, curvature: Tensor) -> Tensor:
     """For each hyperparameter 1 or -1 where the log evidence does not fall on that side, 0 elsewhere, ``(T,)``."""
     found = torch.zeros_like(state.theta)
-    unsure = log_units(state.problem) & (measure > 0) & (curvature.diagonal() < UNSURE**-2)
+    unsure = state.problem.log_units & (measure > 0) & (curvature.diagonal() < UNSURE**-2)
     for t in unsure.nonzero().flatten():
         falls = []  # nats, on either side; 0 so far out that the objective cannot be computed
         for sign in (1.0, -1.0):

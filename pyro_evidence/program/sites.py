@@ -62,6 +62,8 @@ def is_improper(node: Node) -> bool:
 
 def log_prob_sum(trace: Trace, names: Collection[str]) -> Tensor:
     """Log density of the named sites, as they stand in a trace; nats, shape ``()``."""
+    if not names:
+        return torch.zeros(())
     with without_validation():
         return torch.as_tensor(trace.log_prob_sum(lambda name, _: name in names))
 

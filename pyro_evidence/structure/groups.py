@@ -6,6 +6,7 @@ A density without the latents whose precision has run to infinity is here too: a
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class PrecisionGroups:
         None  # (T,) elements of noise in each group, where the rows at hand are not all there are
     )
 
-    @property
+    @cached_property
     def is_weight(self) -> Tensor:
         """Which hyperparameters hold precisions of latents about means of no latent's making, shape ``(T,)`` bool.
 

@@ -12,7 +12,7 @@ from torch.distributions import constraints
 
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_problem, laplace_state
 from pyro_evidence.laplace.gradient import curvature, exact_curvature, slope
-from pyro_evidence.laplace.metric import information, inverted, log_units, natural_metric, response, round_of_all
+from pyro_evidence.laplace.metric import information, inverted, natural_metric, response, round_of_all
 from pyro_evidence.laplace.type2 import answer
 from pyro_evidence.numerics.line_search import alone
 from pyro_evidence.program import LogJoint
@@ -129,7 +129,7 @@ def test_what_can_be_infinite(constraint: object, start: Tensor, expected: list[
         pyro.sample("y", dist.Normal(w * value.square().sum(), 1.0), obs=y)
 
     joint = LogJoint(model, (torch.tensor(1.0),))
-    assert log_units(laplace_problem(joint)).tolist() == expected
+    assert laplace_problem(joint).log_units.tolist() == expected
 
 
 def test_a_log_precision_can_be_infinite_though_it_is_a_real_number() -> None:
@@ -140,7 +140,7 @@ def test_a_log_precision_can_be_infinite_though_it_is_a_real_number() -> None:
         pyro.sample("y", dist.Normal(w, 1.0), obs=y)
 
     joint = LogJoint(model, (torch.tensor(1.0),))
-    assert log_units(laplace_problem(joint)).tolist() == [False, True]
+    assert laplace_problem(joint).log_units.tolist() == [False, True]
 
 
 @pytest.mark.parametrize("constraint", [constraints.lower_cholesky, softplus_lower_cholesky])
