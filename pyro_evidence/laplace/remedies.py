@@ -27,13 +27,8 @@ def interpolates_data(laplace: LaplaceState, slope: Slope) -> bool:
 
 def vanishing_noise(problem: Problem, theta: Tensor) -> Tensor:
     """Which hyperparameters ``(..., T)`` of a network are noise precisions a million times what they began with."""
-    return noise_precisions(problem) & (theta - problem.joint.initial_theta > A_MILLION)
-
-
-def noise_precisions(problem: Problem) -> Tensor:
-    """Which hyperparameters of a network are no prior precision of weights, ``(T,)`` bool."""
-    groups, scale = problem.structure.groups, problem.log_units
-    return scale if groups is None else scale & ~groups.is_weight
+    groups, far = problem.structure.groups, problem.log_units & (theta - problem.joint.initial_theta > A_MILLION)
+    return far if groups is None else far & ~groups.is_weight  # which are prior precisions
 
 
 SOFT = 1e-2  # share of Gauss-Newton's curvature that the exact one has left, below which a mode is about to vanish

@@ -508,9 +508,7 @@ def climb(fits: Sequence[Fit[TypeII]], stop: Stop) -> tuple[Fit[TypeII], ...]:
             if len(states) == 1:
                 return {row: answer(state) for row, state in states.items()}
             found = slopes(problem, [*states.values()])
-            return {
-                row: Slope(*each) for row, each in zip(states, zip(found.total, found.joint, strict=True), strict=True)
-            }
+            return {row: found[i] for i, row in enumerate(states)}
 
         return together([_climbing(fit, stop) for fit in fits], answers)
 

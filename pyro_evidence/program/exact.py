@@ -61,23 +61,11 @@ def exact(fn: Any) -> Any:
     return fn
 
 
-class WholeNumbers(Messenger):
-    """Gives observed labels and counts of integers, or of truth values, the precision of their distribution.
-
-    Torch refuses integers for a ``Bernoulli``, and takes them for counts in its own default precision.
-    """
-
-    def _pyro_sample(self, msg: Any) -> None:
-        value = msg["value"]
-        if not msg["is_observed"] or not isinstance(value, Tensor) or value.is_floating_point():
-            return
-        base = innermost(msg["fn"])
-        if isinstance(base, COUNTED):
-            msg["value"] = value.to(base.mean.dtype)
-
-
-class Given(WholeNumbers):
+class Given(Messenger):
     """Sites and params at given values, as by Pyro's ``condition`` and ``substitute``, in a third of their calls.
+
+    Observed labels and counts of integers, or of truth values, get the precision of their distribution: torch refuses
+    integers for a ``Bernoulli``, and takes them for counts in its own default precision.
 
     :param sites: values by name, and ``params`` by the names that the user gave them.
     """
@@ -89,7 +77,12 @@ class Given(WholeNumbers):
     def _pyro_sample(self, msg: Any) -> None:
         if msg["name"] in self.sites:
             msg["value"], msg["is_observed"] = self.sites[msg["name"]], True
-        super()._pyro_sample(msg)
+        value = msg["value"]
+        if not msg["is_observed"] or not isinstance(value, Tensor) or value.is_floating_point():
+            return
+        base = innermost(msg["fn"])
+        if isinstance(base, COUNTED):
+            msg["value"] = value.to(base.mean.dtype)
 
     def _pyro_param(self, msg: Any) -> None:
         name = user_param_name(msg["name"])

@@ -29,7 +29,7 @@ from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.coordinates import Coordinates, unconstrained_shape
 from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.program import checks, enumeration, parameters
-from pyro_evidence.program.exact import Given, WholeNumbers, exact
+from pyro_evidence.program.exact import Given, exact
 from pyro_evidence.program.parameters import Constants, Declaration, FirstRun, WithParameters, in_place
 from pyro_evidence.program.sites import (
     Node,
@@ -187,7 +187,7 @@ class LogJoint:
 
     def _validated_run(self, statements: FirstRun) -> Trace:
         try:
-            with statements, WholeNumbers(), checks.Levels(self.args, self.kwargs):
+            with statements, Given({}, {}), checks.Levels(self.args, self.kwargs):
                 trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
             trace.compute_log_prob(lambda _, s: not (is_observation(s) and is_empty(s)))
         except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError) as error:
