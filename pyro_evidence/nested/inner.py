@@ -144,7 +144,7 @@ def log_priors(problem: Problem, theta: Tensor) -> Tensor:
 def is_batched(problem: Problem) -> bool:
     """Whether rows with marginalised values of their own are evaluated together."""
     small = problem.joint.latents.size <= SMALL and problem.curvature in (exact_hessian, gauss_newton)
-    return small and problem.factors is None and problem.nodes == 1 and problem.joint.row_bytes is not None
+    return small and problem.form is None and problem.nodes == 1 and problem.joint.row_bytes is not None
 
 
 def _together(problem: Problem, theta: Tensor, start: Tensor, again: list[int]) -> tuple[Tensor, Precision, Tensor]:
