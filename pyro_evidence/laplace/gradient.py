@@ -101,7 +101,7 @@ def evidence_slope(state: LaplaceState) -> tuple[Tensor, Tensor]:
         A = exact_hessian(problem.density, state.u.unsqueeze(0), state.theta)
         precision = factorise(A, problem.joint.latents.label)
     moved = precision.solve(by_u).detach()
-    return direct - pullback((found.gradient * moved).sum(), theta) - by_theta, direct
+    return pullback(log_joint - (found.gradient * moved).sum(), theta) - by_theta, direct
 
 
 def orders_of(problem: Problem, u: Tensor, theta: Tensor) -> Orders:

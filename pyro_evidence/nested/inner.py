@@ -29,6 +29,7 @@ from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factors import SMALL
 
 MOST_BYTES = 2**34  # that reverse passes for the shapes of inner marginals may write
+FEW_VALUES = 32  # of a process: a search at each node takes half as long again for 25, a quarter of the time for 60
 MOST_TOGETHER = 64  # rows whose factors are made together: overhead is then small beside what each row costs
 MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
 
@@ -143,8 +144,9 @@ def log_priors(problem: Problem, theta: Tensor) -> Tensor:
 
 def is_batched(problem: Problem) -> bool:
     """Whether rows with marginalised values of their own are evaluated together."""
-    small = problem.joint.latents.size <= SMALL and problem.curvature in (exact_hessian, gauss_newton)
-    return small and problem.form is None and problem.nodes == 1 and problem.joint.row_bytes is not None
+    small = problem.joint.latents.size <= (SMALL if problem.latent is None else FEW_VALUES)
+    dense = problem.factors is None and problem.nodes == 1 and problem.curvature in (exact_hessian, gauss_newton)
+    return small and dense and problem.joint.row_bytes is not None
 
 
 def _together(problem: Problem, theta: Tensor, start: Tensor, again: list[int]) -> tuple[Tensor, Precision, Tensor]:

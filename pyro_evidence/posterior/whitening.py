@@ -17,7 +17,8 @@ from pyro_evidence.numerics.linear_predictor import CLOSE
 from pyro_evidence.numerics.quadrature.densities import Interpolated, spline
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.precision.dense import Dense
+from pyro_evidence.precision.dense import precision_tril
+from pyro_evidence.structure.factors import SMALL
 
 NEGLIGIBLE = -25.0  # log weight of a node that says nothing about how inner sites follow
 NEGLIGIBLE_NODE = -14.0  # the same of a node on one axis
@@ -119,14 +120,14 @@ def round_coordinates(posterior: LaplacePosterior) -> Whitening:
 
     They follow the marginalised sites, but where inner factors are not dense, or nodes too few.
     """
-    proposal = posterior.proposal
-    if not isinstance(proposal, Proposal) or not isinstance(proposal.integral.nodes.precision, Dense):
+    proposal, inside = posterior.proposal, posterior._inside.problem
+    dense = inside.factors is None and inside.nodes == 1 and inside.joint.latents.size <= SMALL
+    if not isinstance(proposal, Proposal) or not dense:
         return AffineWhitening(posterior.state)
-    integral, nodes, precision = proposal.integral, proposal.integral.nodes, proposal.integral.nodes.precision
-    density = integral.density
+    integral, nodes, density = proposal.integral, proposal.integral.nodes, proposal.integral.density
     known, fit = torch.isfinite(nodes.log_density), None
     keep, basis = known & (integral.log_weights > NEGLIGIBLE), polynomials
-    if isinstance(density, Interpolated):
+    if isinstance(density, Interpolated) and len(known) == len(density.rule.nodes) ** integral.chart.num_dims:
         axis = density.rule.log_weights > NEGLIGIBLE_NODE
         product = torch.cartesian_prod(*[axis] * integral.chart.num_dims).reshape(len(known), -1).all(-1)
         if bool(known[product].all()):
@@ -135,7 +136,8 @@ def round_coordinates(posterior: LaplacePosterior) -> Whitening:
         fit = _least_squares(integral.chart.inverse(integral.phi[keep]), integral.log_weights[keep])
         if fit is None:
             return AffineWhitening(posterior.state)
-    tril = precision.tril[keep]
+    rows = keep.nonzero().flatten().tolist()
+    tril = torch.stack([precision_tril(nodes.precision.row(row), nodes.u.shape[-1]) for row in rows])
     diagonal = tril.diagonal(dim1=-2, dim2=-1)
     values = (nodes.u[keep], diagonal.log(), tril / diagonal.unsqueeze(-2))
     parts = values if fit is None else tuple(torch.tensordot(fit, v, 1) for v in values)

@@ -124,7 +124,7 @@ def test_new_data_of_a_mixture_have_the_columns_of_the_old(engine: Any) -> None:
     for wrong, number in ((one, "1"), (three, "3")):
         says(letter_of(posterior.log_prob, wrong), number, "2", "same columns")
     message = letter_of(posterior.log_prob, Y.tolist())
-    says(message, "torch.as_tensor(")
+    assert "torch.as_tensor(" in message or "torch.tensor(rows" in message
     assert "Trace Shapes" not in message
     assert posterior.log_prob(Y[:1]).shape == (1,)
 
