@@ -9,6 +9,7 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import pytest
+import sympy  # noqa: F401, which torch imports late, and which adds a filter of warnings
 import torch
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine import runtime
