@@ -24,6 +24,7 @@ from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.factor_cells import by_width
 from pyro_evidence.structure.factor_density import Second
 
+FAR = 16.0  # times a half: standard deviations of a block under a normal prior, where no node has weight
 Table = tuple[Tensor | None, ...]  # (Q, F) at nodes; or (F,) at the first, and what steps add; None for zero
 Orders = Callable[[Tensor, bool], tuple[Tensor, Tensor]]
 
@@ -110,12 +111,12 @@ class Family:
 
     @cached_property
     def is_affine(self) -> bool:
-        """Whether predictors are affine in the coordinates of blocks: at a point without pattern."""
+        """Whether predictors are affine in the coordinates of blocks: from a point without pattern, near and far."""
         if self.slot is None:
             return False
         p, joint = self.density.partition, self.density.joint
         base, away = 0.5 * generic_directions(2, p.size, joint.initial_u)
-        moves = torch.stack([away, -2.0 * away])[:, p.own]
+        moves = torch.stack([away, -2.0 * away, FAR * away, -FAR * away])[:, p.own]
         with torch.no_grad():
             points = torch.stack([base.index_add(0, p.own, move) for move in moves])
             found = predictors(self.density, self.slot, points, joint.initial_theta)
