@@ -19,6 +19,7 @@ by one, each beside a fixed c = 20 and a fixed M, on the same splits.
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -108,15 +109,15 @@ Method = Callable[[OverlapEM, Tensor, Tensor, int], Callable[[Tensor], Tensor]]
 
 
 def fixed(c: float) -> Method:
-    return lambda engine, X, y, seed: engine.with_settings(alpha=AlphaPerKernel(c)).run(X, y).log_proba
+    return lambda engine, X, y, seed: replace(engine, alpha=AlphaPerKernel(c)).run(X, y).log_proba
 
 
 def by_error(engine: OverlapEM, X: Tensor, y: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
-    return engine.with_settings(alpha=choose_alpha(engine, X, y, seed=seed).alpha).run(X, y).log_proba
+    return replace(engine, alpha=choose_alpha(engine, X, y, seed=seed).alpha).run(X, y).log_proba
 
 
 def by_log_loss(engine: OverlapEM, X: Tensor, y: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
-    return engine.with_settings(alpha=choose_alpha(engine, X, y, score=log_loss, seed=seed).alpha).run(X, y).log_proba
+    return replace(engine, alpha=choose_alpha(engine, X, y, score=log_loss, seed=seed).alpha).run(X, y).log_proba
 
 
 def averaged(engine: OverlapEM, X: Tensor, y: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
@@ -125,9 +126,7 @@ def averaged(engine: OverlapEM, X: Tensor, y: Tensor, seed: int) -> Callable[[Te
 
 def added(c: float) -> Method:
     def grow(engine: OverlapEM, X: Tensor, y: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
-        path = add_kernels(
-            engine.with_settings(alpha=AlphaPerKernel(c)), X, y, most=engine.model.num_kernels, seed=seed
-        )
+        path = add_kernels(replace(engine, alpha=AlphaPerKernel(c)), X, y, most=engine.model.num_kernels, seed=seed)
         return path.posteriors[-1].log_proba  # as many kernels as the others have
 
     return grow

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from pyro_evidence.errors import NotConverged
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import restored_global_state
 from pyro_evidence.numerics.batched import distinct, first_highest
-from pyro_evidence.settings import Start, check_count, stacklevel
+from pyro_evidence.settings import check_count, stacklevel
 
 LONGEST = 16.0  # steps of one leap; longer ones are often refused, and cost a pass
 CRAWLING = 20  # rounds after which they are taken to crawl
@@ -478,15 +478,7 @@ class Chosen(Generic[Mixtures]):
     limit: str = ""
 
 
-class EMSettings(Protocol):
-    """Settings of an engine for EM."""
-
-    start: Start
-    initial: Any  # what a restart begins with; its ``warm_up`` is a number of rounds
-    update: Any
-    curvature: Any
-    deletion: GreedyDeletion | None
-    stop: Stop
+EMSettings = Any  # an engine for EM, of which start, initial, update, curvature, deletion and stop are read
 
 
 @dataclass(frozen=True)

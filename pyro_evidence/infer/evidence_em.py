@@ -1,7 +1,7 @@
 """Mixtures that do not overfit: evidence-regularised EM, and the exact evidence of any model with one local label."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
@@ -116,6 +116,7 @@ UPDATE, INITIAL, DELETION = BoundedInflation(), RandomWeights(), GreedyDeletion(
 STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500)  # rounds go slowly at the end
 
 
+@dataclass(eq=False, repr=False)
 class EvidenceEM(Resumable):
     """Takes the place of ``SVI`` for a mixture: no collapse, no validation set, a number of components, a log evidence.
 
@@ -148,34 +149,26 @@ class EvidenceEM(Resumable):
     2
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        update: Update = UPDATE,
-        curvature: MixtureCurvature = mixture_evidence.coordinate,
-        start: Start = Start(),
-        initial: RandomWeights = INITIAL,
-        deletion: GreedyDeletion | None = DELETION,
-        stop: Stop = STOP,
-    ) -> None:
-        check_model(model)
-        check_function("update", update, "BoundedInflation()")
-        check_family("update", update, "mixture", "prbf")
-        check_function("curvature", curvature, "pyro_evidence.mixture.full")
-        check_random_start(start)
-        check_instance("initial", initial, RandomWeights)
-        check_stop(stop)
-        if deletion is not None:
-            check_methods("deletion", deletion, ("__call__", "split"), "GreedyDeletion()")
-        self.model: Model = model
-        self.update = update
-        self.curvature = curvature
-        self.start = start
-        self.initial = initial
-        self.deletion = deletion
-        self.stop = stop
-        self._is_mppca = own_model(model) is not None
+    model: Model
+    _: KW_ONLY
+    update: Update = UPDATE
+    curvature: MixtureCurvature = mixture_evidence.coordinate
+    start: Start = Start()
+    initial: RandomWeights = INITIAL
+    deletion: GreedyDeletion | None = DELETION
+    stop: Stop = STOP
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+        check_function("update", self.update, "BoundedInflation()")
+        check_family("update", self.update, "mixture", "prbf")
+        check_function("curvature", self.curvature, "pyro_evidence.mixture.full")
+        check_random_start(self.start)
+        check_instance("initial", self.initial, RandomWeights)
+        check_stop(self.stop)
+        if self.deletion is not None:
+            check_methods("deletion", self.deletion, ("__call__", "split"), "GreedyDeletion()")
+        self._is_mppca = own_model(self.model) is not None
         self._task: Any = None  # a MixtureFit or an MPPCAFit
         self._data: Arguments = ((), {})
         self._watched: Arguments | None = None

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -64,6 +64,7 @@ GAIN = 0.05  # share of draws that one more marginalised site must save
 SHOWN = 5  # hyperparameters, and elements of each, that an error message shows
 
 
+@dataclass(eq=False, repr=False)
 class LaplaceEvidence(Resumable):
     """Takes the place of ``SVI`` or ``MCMC(NUTS(model), ...)``: posterior, hyperparameters and log evidence by Laplace.
 
@@ -105,29 +106,23 @@ class LaplaceEvidence(Resumable):
     (['alpha', 'alpha_bias', 'beta'], (2,))
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        marginalise: Sequence[str] | None = None,
-        maximise: Sequence[str] | None = None,
-        nodes: int | str | None = None,
-        curvature: Curvature | None = None,
-        stop: Stop = Stop(),
-        start: Start = Start(),
-    ) -> None:
-        check_model(model)
-        if curvature is not None:
-            check_function("curvature", curvature, "exact_hessian")
-        check_stop(stop)
-        check_instance("start", start, Start)
-        self.start = start
-        self.marginalise = marginalise
-        self.model = model
-        self.maximise = maximise
-        self.nodes: int | str | None = None if nodes is None else check_nodes(nodes, curvature)
-        self.curvature = curvature
-        self.stop = stop
+    model: Model
+    _: KW_ONLY
+    marginalise: Sequence[str] | None = None
+    maximise: Sequence[str] | None = None
+    nodes: int | str | None = None
+    curvature: Curvature | None = None
+    stop: Stop = Stop()
+    start: Start = Start()
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+        if self.curvature is not None:
+            check_function("curvature", self.curvature, "exact_hessian")
+        check_stop(self.stop)
+        check_instance("start", self.start, Start)
+        if self.nodes is not None:
+            self.nodes = check_nodes(self.nodes, self.curvature)
         self._data: Arguments | None = None
         self._fits: tuple[Fit[TypeII], ...] = ()
         self._begun: tuple[Fit[TypeII], ...] = ()
@@ -137,7 +132,7 @@ class LaplaceEvidence(Resumable):
         self._integrated: dict[int, LaplacePosterior] = {}
         self._over: Any = None  # of a model with structure sites
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
-        self._num_nodes: int | str = 1 if nodes is None else nodes
+        self._num_nodes: int | str = 1 if self.nodes is None else self.nodes
         self._together = False  # whether all latents are integrated together where modes have images
         self._mirrored = False  # whether they can
         self._multiplies = False  # whether latents of one plate multiply those of another

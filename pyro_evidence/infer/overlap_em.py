@@ -1,8 +1,7 @@
 """Classifiers of shared kernels: EM with a penalty on kernels whose classes overlap weakly."""
 
 import warnings
-from dataclasses import replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, replace
 
 from torch import Tensor
 
@@ -34,6 +33,7 @@ STOP = Stop(tolerance=1e-8, gradient_tolerance=1e-3, num_steps=MANY_STEPS)
 ALPHA, UPDATE, INITIAL = AlphaPerKernel(20.0), Ascent(), RandomPoints()
 
 
+@dataclass(eq=False, repr=False)
 class OverlapEM(Resumable):
     r"""Takes the place of ``SVI`` for :func:`~pyro_evidence.models.prbf.prbf`: maximises eq. 22.
 
@@ -74,40 +74,28 @@ class OverlapEM(Resumable):
     1.0
     """
 
-    def __init__(
-        self,
-        model: PRBF,
-        *,
-        alpha: Alpha = ALPHA,
-        update: Update = UPDATE,
-        start: Start = Start(),
-        initial: Initial = INITIAL,
-        lost: Lost = keep_dead_kernels,
-        stop: Stop = STOP,
-    ) -> None:
-        if not isinstance(model, PRBF):
-            raise BadInput(f"model is a {type(model).__name__}; expected models.prbf.prbf(...). Data go to run(...).")
-        check_function("update", update, "Ascent()")
-        check_family("update", update, "prbf", "mixture")
-        check_random_start(start)
-        check_function("initial", initial, "KMeans()")
-        check_function("lost", lost, "keep_dead_kernels")
-        check_stop(stop)
-        self.model = model
-        self.alpha = alpha
-        self.update = update
-        self.start = start
-        self.initial = initial
-        self.lost = lost
-        self.stop = stop
-        alpha_of(alpha, 1.0, model)
+    model: PRBF
+    _: KW_ONLY
+    alpha: Alpha = ALPHA
+    update: Update = UPDATE
+    start: Start = Start()
+    initial: Initial = INITIAL
+    lost: Lost = keep_dead_kernels
+    stop: Stop = STOP
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, PRBF):
+            kind = type(self.model).__name__
+            raise BadInput(f"model is a {kind}; expected models.prbf.prbf(...). Data go to run(...).")
+        check_function("update", self.update, "Ascent()")
+        check_family("update", self.update, "prbf", "mixture")
+        check_random_start(self.start)
+        check_function("initial", self.initial, "KMeans()")
+        check_function("lost", self.lost, "keep_dead_kernels")
+        check_stop(self.stop)
+        alpha_of(self.alpha, 1.0, self.model)
         self._task: PRBFFit | None = None
         self._data: Arguments = ((), {})
-
-    def with_settings(self, **settings: Any) -> "OverlapEM":
-        """An engine like this one with other settings, by the names of the constructor."""
-        names = ("model", "alpha", "update", "start", "initial", "lost", "stop")
-        return OverlapEM(**{name: getattr(self, name) for name in names} | settings)
 
     def run(self, X: Tensor, labels: Labels | None = None) -> PRBFPosterior:
         """Fit to data, from scratch; the best restart by eq. 22.

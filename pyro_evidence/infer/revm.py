@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ def _isotropic(weights: Weights, ridge: float, start: Tensor) -> float:
     return float(log_evidence(log_joint, 2.0 * tril.diagonal().log().sum(), len(y)))
 
 
+@dataclass(eq=False, repr=False)
 class REVM(Engine):
     """Replaces the weights' prior by independent ones along the eigenvectors of the likelihood's curvature.
 
@@ -102,27 +104,23 @@ class REVM(Engine):
     True
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        site: str | Sequence[str] | None = None,
-        prior: AxisPrior = GaussianPrior(),  # noqa: B008 - frozen and without fields
-        centre: Centre = base_centre,
-        ridge: float | Ridge = 1e-2,
-        approximation: Approximation = laplace_at_base,
-        stop: Stop = Stop(),
-    ) -> None:
-        check_model(model)
-        check_methods("prior", prior, ("alpha", "log_gain", "mode", "distribution"), "L1Prior()")
-        check_function("centre", centre, "score_centre")
-        check_function("approximation", approximation, "laplace_at_base")
-        check_ridge(ridge)
-        check_stop(stop)
-        self.model = model
-        self.site = site
-        self.ridge = ridge
-        self.settings: REVMSettings = REVMSettings(prior, centre, approximation, stop)
+    model: Model
+    _: KW_ONLY
+    site: str | Sequence[str] | None = None
+    prior: AxisPrior = GaussianPrior()  # noqa: RUF009 - frozen and without fields
+    centre: Centre = base_centre
+    ridge: float | Ridge = 1e-2
+    approximation: Approximation = laplace_at_base
+    stop: Stop = Stop()
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+        check_methods("prior", self.prior, ("alpha", "log_gain", "mode", "distribution"), "L1Prior()")
+        check_function("centre", self.centre, "score_centre")
+        check_function("approximation", self.approximation, "laplace_at_base")
+        check_ridge(self.ridge)
+        check_stop(self.stop)
+        self.settings: REVMSettings = REVMSettings(self.prior, self.centre, self.approximation, self.stop)
         self._posterior: REVMPosterior | None = None
 
     def run(self, *args: Any, **kwargs: Any) -> REVMPosterior:

@@ -1,7 +1,8 @@
 """Relevance vector machines for any Pyro model with a linear predictor: by the evidence, or variational."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
 
 import torch
 
@@ -32,27 +33,23 @@ from pyro_evidence.settings import check_model
 from pyro_evidence.structure.recognise import recognition_error
 
 
+@dataclass(eq=False, repr=False)
 class LinearEngine(Resumable):
     """An engine for models with linear predictors, whose weights are all that is latent."""
 
-    _start: Callable[[Rows[Weights]], Any]  # the first state, from rows of weights
-    _step: Callable[[Any], Any]  # from one state to the next
-    _reached: Callable[[Any], RVMState]  # a state as the posterior has it
+    _start: ClassVar[Callable[..., Any]]  # the first state, from rows of weights
+    _step: ClassVar[Any]  # from one state to the next
+    _reached: ClassVar[Callable[..., RVMState]]  # a state as the posterior has it
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        site: str | Sequence[str] | None = None,
-        noise: str | None = None,
-        stop: Stop = Stop(num_steps=MANY_STEPS),
-    ) -> None:
-        check_model(model)
-        check_stop(stop)
-        self.model = model
-        self.site = site
-        self.noise = noise
-        self.stop = stop
+    model: Model
+    _: KW_ONLY
+    site: str | Sequence[str] | None = None
+    noise: str | None = None
+    stop: Stop = Stop(num_steps=MANY_STEPS)
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+        check_stop(self.stop)
         self._of: Weights | None = None
         self._noise: Noise | None = None
         self._fit: Fit[Any] | None = None
@@ -169,6 +166,7 @@ class RVM(LinearEngine):
 SLOW = Stop(tolerance=1e-6, gradient_tolerance=1e-3, num_steps=MANY_STEPS)  # a rise of 1e-6 of the bound counts as none
 
 
+@dataclass(eq=False, repr=False)
 class VRVM(LinearEngine):
     """``q(w) q(alpha)`` under Gamma(1e-6, 1e-6) priors on all precisions, by a bound that never falls.
 
@@ -194,10 +192,8 @@ class VRVM(LinearEngine):
     4
     """
 
-    def __init__(
-        self, model: Model, *, site: str | Sequence[str] | None = None, noise: str | None = None, stop: Stop = SLOW
-    ) -> None:
-        super().__init__(model, site=site, noise=noise, stop=stop)
+    _: KW_ONLY
+    stop: Stop = SLOW
 
     _step = staticmethod(variational.step)
 

@@ -106,11 +106,11 @@ def choose_alpha(
         net, held = found.net[rows[i, f : f + 1]], fold == f
         log_density_of_classes = log_density(net, found.kind, found.kind.features(X[held] - X.mean(0)))[0]
         table[i, f] = float(score((log_density_of_classes + net.class_prior.log()).log_softmax(-1), y[held]))
-    return AlphaChoice(multiples, table, engine.with_settings(alpha=_best(multiples, table)).run(*given))
+    return AlphaChoice(multiples, table, replace(engine, alpha=_best(multiples, table)).run(*given))
 
 
 def _check_engine(engine: Any) -> None:
-    if not hasattr(engine, "with_settings"):
+    if not isinstance(getattr(engine, "model", None), PRBF):
         raise BadInput(f"engine is a {type(engine).__name__}; expected OverlapEM(prbf(...)). Data come after it.")
 
 
@@ -204,9 +204,7 @@ def average_networks(
     :raises BadInput: without multiples; see :meth:`pyro_evidence.OverlapEM.run` for the rest.
     """
     _check_engine(engine)
-    return NetworkAverage(
-        tuple(engine.with_settings(alpha=AlphaPerKernel(c)).run(X, labels) for c in _checked(multiples))
-    )
+    return NetworkAverage(tuple(replace(engine, alpha=AlphaPerKernel(c)).run(X, labels) for c in _checked(multiples)))
 
 
 @dataclass(frozen=True)
@@ -260,7 +258,7 @@ def add_kernels(
     generator = seeded(seed)
     start, found = StartFrom(Z.mean(0, keepdim=True)), []
     for M in range(1, most + 1):
-        found.append(engine.with_settings(model=replace(engine.model, num_kernels=M), initial=start).run(X, labels))
+        found.append(replace(engine, model=replace(engine.model, num_kernels=M), initial=start).run(X, labels))
         chosen = torch.randperm(len(Z), generator=generator)[:num_candidates].to(Z.device)
         start = _extended(found[-1], Z, y, chosen)
     criterion = [float(p.log_likelihood) - 0.5 * num_parameters(p) * math.log(len(Z)) for p in found]

@@ -1,5 +1,6 @@
 """Mixtures as scikit-learn estimators."""
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -77,16 +78,15 @@ class _Density(DensityMixin, Estimator):
         return array(self.posterior_.sample(n_samples, seed=random_state)).reshape(n_samples, -1)
 
 
+@dataclass(eq=False, repr=False)
 class _GaussianMixture(Estimator):
     """The settings of a Gaussian mixture."""
 
-    def __init__(
-        self, n_components: int = 10, *, noise: Any = None, n_init: int | None = None, random_state: int | None = None
-    ) -> None:
-        self.n_components = n_components
-        self.noise = noise
-        self.n_init = n_init
-        self.random_state = random_state
+    n_components: int = 10
+    _: KW_ONLY
+    noise: Any = None
+    n_init: int | None = None
+    random_state: int | None = None
 
     def _engine(self) -> EvidenceEM:
         model = gaussian_mixture(self.n_components, noise=self.noise or DiagonalNoise())
@@ -117,6 +117,7 @@ class EvidenceMixture(_GaussianMixture, _Density):
         return mixing, found.loc[0], (found.tril @ found.tril.mT)[0], torch.full_like(mixing, D + of_noise)
 
 
+@dataclass(eq=False, repr=False)
 class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
     """A mixture of probabilistic PCA: planes that the data lie near, and their dimensions.
 
@@ -132,18 +133,11 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
     (60,)
     """
 
-    def __init__(
-        self,
-        n_components: int = 5,
-        n_latents: int | None = None,
-        *,
-        n_init: int | None = None,
-        random_state: int | None = None,
-    ) -> None:
-        self.n_components = n_components
-        self.n_latents = n_latents
-        self.n_init = n_init
-        self.random_state = random_state
+    n_components: int = 5
+    n_latents: int | None = None
+    _: KW_ONLY
+    n_init: int | None = None
+    random_state: int | None = None
 
     def fit(self, X: Array, y: Array = None) -> "_Density":
         """Fit to rows ``X`` ``(N, D)``; ``y`` is not looked at."""

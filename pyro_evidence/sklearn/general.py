@@ -1,7 +1,7 @@
 """Gaussian processes, networks, the probabilistic RBF network and any Pyro model as scikit-learn estimators."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -28,11 +28,11 @@ from pyro_evidence.sklearn.base import (
 PRBF_STOP = replace(STOP, throw=False, progress=False)
 
 
+@dataclass(eq=False, repr=False)
 class _Process(Estimator):
     """The kernel of a Gaussian process."""
 
-    def __init__(self, kernel: Kernel | None = None) -> None:
-        self.kernel = kernel
+    kernel: Kernel | None = None
 
 
 class LaplaceGPClassifier(_Process, Classifier):
@@ -71,13 +71,14 @@ class LaplaceGPRegressor(_Process, Regressor):
         return LaplaceEvidence(model, stop=QUIET).run(X, t)
 
 
+@dataclass(eq=False, repr=False)
 class _Network(Estimator):
     """The settings of a network, and its fit."""
 
-    def __init__(self, hidden: int = 10, *, n_init: int | None = None, random_state: int | None = None) -> None:
-        self.hidden = hidden
-        self.n_init = n_init
-        self.random_state = random_state
+    hidden: int = 10
+    _: KW_ONLY
+    n_init: int | None = None
+    random_state: int | None = None
 
     def _run(self, X: Tensor, t: Tensor, output: Output) -> Any:
         model = MLP(X.shape[1], self.hidden, output=output)
@@ -123,6 +124,7 @@ class EvidenceMLPRegressor(_Network, Regressor):
         return self._run(X, t, Regression())
 
 
+@dataclass(eq=False, repr=False)
 class PRBFClassifier(Classifier):
     """The probabilistic RBF network.  See :class:`pyro_evidence.OverlapEM`.
 
@@ -137,9 +139,9 @@ class PRBFClassifier(Classifier):
     (24, 2)
     """
 
-    def __init__(self, n_kernels: int = 8, *, alpha: float = 0.0) -> None:
-        self.n_kernels = n_kernels
-        self.alpha = alpha
+    n_kernels: int = 8
+    _: KW_ONLY
+    alpha: float = 0.0
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         num = max(self.n_kernels, 1)
@@ -154,14 +156,15 @@ class PRBFClassifier(Classifier):
 Engine = Callable[[Model], Any]
 
 
+@dataclass(eq=False, repr=False)
 class _AnyModel(Estimator):
     """A model and an engine for it."""
 
     _required_parameters: ClassVar[list[str]] = ["model"]  # asked by scikit-learn before 1.6
 
-    def __init__(self, model: Model, *, engine: Engine | None = None) -> None:
-        self.model = model
-        self.engine = engine
+    model: Model
+    _: KW_ONLY
+    engine: Engine | None = None
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
         engine = self.engine or partial(LaplaceEvidence, stop=QUIET)

@@ -1,8 +1,9 @@
 """Relevance vector and eigenvector machines as scikit-learn estimators."""
 
 import math
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sklearn.cluster import KMeans
@@ -64,15 +65,16 @@ def _variance(values: Tensor, weight: Tensor | None) -> float:
     return float((share * (values - (share * values).sum()).square()).sum())
 
 
+@dataclass(eq=False, repr=False)
 class _OnBasis(Estimator):
     """The settings of the relevance engines, and which of them it is."""
 
-    _engine: Any  # of a model
+    _engine: ClassVar[Any]  # of a model
 
-    def __init__(self, basis: Basis | None = None, *, gamma: float | str = "scale", centers: Array = None) -> None:
-        self.basis = basis
-        self.gamma = gamma
-        self.centers = centers
+    basis: Basis | None = None
+    _: KW_ONLY
+    gamma: float | str = "scale"
+    centers: Array = None
 
     def _basis(self, X: Tensor, weight: Tensor | None) -> Basis:
         """The given basis, or one made of these rows: a search over widths sees no others."""
@@ -168,6 +170,7 @@ class VRVMClassifier(_SparseClassifier):
     _engine = staticmethod(partial(VRVM, stop=RVM_STOP))
 
 
+@dataclass(eq=False, repr=False)
 class REVMClassifier(_SparseClassifier):
     """A relevance eigenvector machine.  See :class:`pyro_evidence.REVM`.
 
@@ -183,16 +186,8 @@ class REVMClassifier(_SparseClassifier):
     (24, 2)
     """
 
-    def __init__(
-        self,
-        basis: Basis | None = None,
-        *,
-        gamma: float | str = "scale",
-        centers: Array = None,
-        ridge: float | Ridge | None = None,
-    ) -> None:
-        super().__init__(basis, gamma=gamma, centers=centers)
-        self.ridge = ridge
+    _: KW_ONLY
+    ridge: float | Ridge | None = None
 
     def _engine(self, model: Model) -> REVM:
         return REVM(model, ridge=isotropic_evidence if self.ridge is None else self.ridge)

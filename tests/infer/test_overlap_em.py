@@ -418,6 +418,6 @@ def test_an_engine_with_another_setting_keeps_the_others() -> None:
 
     settings = {"update": em, "start": Start(restarts=4, seed=2), "initial": KMeans(), "lost": stays, "stop": Stop()}
     engine = OverlapEM(prbf(2), alpha=3.0, **settings)
-    other = engine.with_settings(alpha=1.0)
+    other = replace(engine, alpha=1.0)
     assert other.alpha == 1.0 and other.model is engine.model
     assert all(getattr(other, name) is value for name, value in settings.items())
