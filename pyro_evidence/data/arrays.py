@@ -10,12 +10,14 @@ from pyro_evidence.errors import BadInput
 
 
 def as_tensor(value: Any, floats: torch.dtype | None = None) -> Any:
-    """A copy of an array or table of numbers as a tensor; anything else as it is.
+    """A copy of an array or table of numbers as a tensor, or of a tensor made in inference mode; else what was given.
 
     :param floats: of what holds floats, and then whole numbers come as int64; None: as the array has them.
     :raises BadInput: for an array with a mask, whose numbers behind the mask nobody is to see, and for numbers that the
         tensor would round or wrap around: of ``uint64`` from ``2**63``, of ``longdouble`` those that are no double.
     """
+    if isinstance(value, Tensor) and value.is_inference() and not torch.is_inference_mode_enabled():
+        return value.clone()  # torch takes no slope of what is computed from the other
     if isinstance(value, Tensor | type) or not hasattr(value, "__array__"):
         return value
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
@@ -78,7 +80,7 @@ def require_tensor(name: str, value: Any) -> None:
 
 
 def require_matrix(name: str, value: Any, columns: str | int = "D", *, batched: bool = False) -> None:
-    """Refuse what is no matrix of floats, a row for each datum.
+    """Refuse what is no matrix of floats, a row for each datum, or has none.
 
     :param columns: how many there are to be, or what their number is called.
     :param batched: whether there may be a batch of matrices.
@@ -91,6 +93,8 @@ def require_matrix(name: str, value: Any, columns: str | int = "D", *, batched: 
             f"{name} has shape {tuple(value.shape)} and dtype {value.dtype}; expected floats of shape (N, {columns}), "
             f"one row per datum. Write {name}[:, None] for a single column, {name}.double() for integers."
         )
+    if not value.numel():
+        raise BadInput(f"{name} has shape {tuple(value.shape)}: no data; expected at least one row and one column.")
 
 
 def require_rows(what: str, *arrays: Any) -> None:

@@ -209,8 +209,6 @@ def mean_and_scale(X: Tensor) -> tuple[Tensor, Tensor]:
     :raises BadInput: on an empty ``X``, on inf or nan, and on a column that is constant and so has no scale.
     """
     _inputs(X)
-    if X.shape[-2] == 0:
-        raise BadInput(f"X of shape {tuple(X.shape)} has no rows; expected at least two different ones.")
     if unusable := (~X.isfinite()).reshape(-1, X.shape[-1]).any(0).nonzero().flatten().tolist():
         raise BadInput(
             f"Columns {unusable} of X hold inf or nan (missing?); expected finite numbers. Leave out these "

@@ -143,8 +143,6 @@ def check_inputs(X: Tensor, Z: Tensor | None = None) -> None:
     """
     for name, value in (("X", X), ("Z", X if Z is None else Z)):
         require_matrix(name, value, batched=True)
-        if not value.shape[-1]:
-            raise BadInput(f"{name} has shape {tuple(value.shape)}, no column; expected at least one input.")
     if Z is not None and X.shape[-1] != Z.shape[-1]:
         raise BadInput(
             f"X has {X.shape[-1]} inputs and Z has {Z.shape[-1]}; expected the same number. Give both the same columns."

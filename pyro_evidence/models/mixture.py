@@ -297,12 +297,9 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
 
     :raises BadInput: with the shape that was given.
     """
-    if not isinstance(Y, Tensor) or Y.dim() != 2 or not Y.is_floating_point():  # asked at every run of a model
-        require_matrix("Y", Y, "m")
+    require_matrix("Y", Y, "m")
     if shape is not None and tuple(Y.shape) != shape:
         raise BadInput(f"Y has shape {tuple(Y.shape)}; expected {shape}, a row for each of X and the model's columns.")
-    if not Y.numel():
-        raise BadInput(f"Y has shape {tuple(Y.shape)}: no data; expected at least one row and one column.")
     if bool(Y.sum().isfinite()):
         return  # the sum needs no memory
     infinite = Y.isinf().any(0).nonzero().flatten().tolist()

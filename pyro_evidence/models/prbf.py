@@ -135,8 +135,6 @@ def check_network_inputs(X: Tensor) -> None:
     :raises BadInput: with shape, dtype or the first bad element.
     """
     require_matrix("X", X)
-    if not X.numel():
-        raise BadInput(f"X has shape {tuple(X.shape)}: no data; expected at least one row and one column.")
     check_sizes((), {"X": X})
     if len(broken := (~X.isfinite()).nonzero()):
         row, column = broken[0].tolist()

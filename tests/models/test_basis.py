@@ -172,7 +172,7 @@ def test_one_row_has_no_scale() -> None:
 
 
 def test_no_rows_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"shape \(0, 2\) has no rows"):
+    with pytest.raises(BadInput, match=r"shape \(0, 2\): no data"):
         mean_and_scale(torch.zeros(0, 2))
 
 

@@ -118,7 +118,7 @@ BAD: list[tuple[str, Callable[[], Any]]] = [
     (r"jitter=nan", lambda: gp_classifier(RBF(), jitter=math.nan)),
     (r"num_classes=1; expected a whole number of at least 2", lambda: gp_classifier(RBF(), num_classes=1)),
     (r"beta has the value 0; expected finite and greater than 0", lambda: gp_regression(RBF(), beta=0.0)),
-    (r"shape \(6, 0\).*at least one input", lambda: gp_regression(RBF())(torch.ones(6, 0), torch.ones(6))),
+    (r"shape \(6, 0\).*no data", lambda: gp_regression(RBF())(torch.ones(6, 0), torch.ones(6))),
     (r"holds inf or nan", lambda: gp_regression(RBF())(inputs() * math.nan, torch.ones(6))),
     (r"t has shape \(6, 1\)", lambda: gp_regression(RBF())(inputs(), torch.ones(6, 1))),
     (r"label 2; expected whole numbers from 0 to 1", lambda: gp_classifier(RBF())(inputs(), 2.0 * torch.ones(6))),

@@ -12,7 +12,10 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_evidence import REVM, RVM, VRVM, LaplaceEvidence
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.models.basis import Linear
+from pyro_evidence.models.regression import regression as linear_regression
 from pyro_evidence.program.log_joint import LogJoint
 from tests.refusals.messages import refused, says
 
@@ -83,6 +86,23 @@ def test_empty_data() -> None:
         pyro.sample("t", dist.Normal(X @ w, 1.0).to_event(1), obs=t)
 
     says(refused(BadInput, no_plate, X[:0], T[:0]), "'t' observes no data", "shape (0,)")
+
+
+@pytest.mark.parametrize("engine", [LaplaceEvidence, RVM, VRVM, REVM])
+def test_matrices_without_rows_or_columns(engine: Callable[..., Any]) -> None:
+    for empty in (X[:0], X[:, :0], X[:0, :0]):
+        says(
+            refused(BadInput, engine(linear_regression(Linear())).run, empty, T[: len(empty)]), "X has shape", "no data"
+        )
+
+
+def test_inference_mode() -> None:
+    expected = LaplaceEvidence(regression).run(X, T).log_evidence
+    with torch.inference_mode():
+        made = X * 1.0
+        says(refused(BadInput, LaplaceEvidence(regression).run, X, T), "inference_mode", "torch.no_grad()")
+    with torch.no_grad():
+        assert torch.equal(LaplaceEvidence(regression).run(made, T).log_evidence, expected)
 
 
 def test_shapes_that_do_not_broadcast() -> None:

@@ -95,8 +95,8 @@ BAD: list[tuple[str, Callable[..., Any], Tensor, Tensor]] = [
     (r"Inputs 2 and 6 are 0 apart.*more jitter", gp_regression(RBF(), jitter=0.0), TWICE, torch.ones(7)),
     (r"Inputs 2 and 6 are 0 apart.*more jitter", gp_classifier(RBF(), jitter=0.0), TWICE, torch.ones(7)),
     (r"\(7, 7\).*inputs that occur twice.*more jitter", by_hand, TWICE, torch.ones(7)),
-    (r"\(6, 0\).*at least one input", gp_regression(RBF()), X[:, :0], torch.ones(6)),
-    (r"\(6, 0\).*at least one input", gp_classifier(RBF()), X[:, :0], torch.ones(6)),
+    (r"\(6, 0\).*no data", gp_regression(RBF()), X[:, :0], torch.ones(6)),
+    (r"\(6, 0\).*no data", gp_classifier(RBF()), X[:, :0], torch.ones(6)),
     (r"\(6, 0\).*expected floats of shape \(N, 1\)", MLP(1, 2), X[:, :0], torch.ones(6)),
 ]
 
