@@ -1,6 +1,7 @@
 """Posteriors as files of tensors and settings, and back: a Laplace state, and the integral over marginalised sites."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from pyro_evidence.precision.choices import (
 from pyro_evidence.precision.dense import Dense, Diagonal, Precision
 from pyro_evidence.program.checks import require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.settings import check_path
+from pyro_evidence.settings import check_path, stacklevel
 from pyro_evidence.structure.recognise import recognise
 
 FORMAT = "pyro_evidence laplace posterior 1"
@@ -199,8 +200,15 @@ def _settings(curvature: Curvature) -> str | list[Any]:
 
 
 def _curvature(settings: str | list[Any]) -> Curvature:
+    if isinstance(settings, str) and settings in NAMED:
+        return NAMED[settings]
     if isinstance(settings, str):
-        return NAMED.get(settings) or Unsaved(settings)
+        warnings.warn(
+            f"the curvature in the file, {settings}, is none of the package's: the precision and draws by it stand as "
+            f"they were saved, and none is computed anew.",
+            stacklevel=stacklevel(),
+        )
+        return Unsaved(settings)
     inside, amount = settings
     return damped(_curvature(inside), amount)
 

@@ -241,7 +241,8 @@ def test_a_curvature_of_ours_comes_back(curvature, tmp_path: Path) -> None:
 
 def test_a_curvature_of_the_users_keeps_its_name(tmp_path: Path) -> None:
     LaplaceEvidence(linear, maximise=(), curvature=squared_slope).run(*regression_data()).save(tmp_path / "fit.pt")
-    state = LaplacePosterior.load(tmp_path / "fit.pt", linear).state
+    with pytest.warns(UserWarning, match=r"curvature in the file, squared_slope, .* is computed anew"):
+        state = LaplacePosterior.load(tmp_path / "fit.pt", linear).state
     with pytest.raises(BadInput, match=r"saved with curvature squared_slope, .* cannot hold"):
         state.problem.curvature(state.problem.density, state.u, state.theta)
 
