@@ -4,19 +4,12 @@ import copy
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.checkpoint import NOT_FITTED, Resumable
 from pyro_evidence.fitting.em import GreedyDeletion, advance, choose, fit_mixture, warmed
-from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
-from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.laplace import type2
-from pyro_evidence.laplace.approximation import laplace_problem
-from pyro_evidence.laplace.restarts import Restarts, search
-from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop
+from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import fit as mixture_fit
 from pyro_evidence.mixture.evidence import MixtureCurvature
@@ -28,8 +21,8 @@ from pyro_evidence.models.wrappers import explain_gaps
 from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca.posterior import MPPCAPosterior
 from pyro_evidence.mppca.recognise import is_mppca, own_model
-from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import (
@@ -40,77 +33,7 @@ from pyro_evidence.settings import (
     check_methods,
     check_model,
     check_random_start,
-    seed_of,
 )
-
-
-@dataclass(frozen=True)
-class ExpectedLogJoint:
-    """``sum_nk r_nk log p(x_n, k, w) + log p(w)``, which an M-step climbs: the log joint with its labels held."""
-
-    joint: LogJoint
-    resp: Tensor  # (N, K)
-
-    def _one(self, u: Tensor, theta: Tensor) -> Tensor:
-        table = self.joint.table(u, theta).double()
-        held = (self.resp * torch.where(self.resp > 0, table, 0.0)).sum()
-        return self.joint.log_joint(u, theta) - table.logsumexp(-1).sum() + held
-
-    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Values of rows ``(R, D)``, nats, shape ``(R,)``."""
-        with without_validation():
-            return torch.stack([self._one(row, theta) for row in u])
-
-    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Values, nats, ``(R,)``, and gradients in the weights, ``(R, D)``."""
-        return derivatives.gradient(self.log_joint, u, theta)
-
-
-def expectation_maximisation(joint: LogJoint, u: Tensor, theta: Tensor, num_steps: int) -> Tensor:
-    """EM at fixed hyperparameters from one start ``(D,)``: each M-step is a few Newton steps with the exact Hessian."""
-    for _ in range(num_steps):
-        expected: Any = ExpectedLogJoint(joint, joint.responsibilities(u, theta).detach().double())
-
-        def curvature(v: Tensor, f: Any = expected) -> Tensor:
-            return -derivatives.hessian(f.log_joint, v, theta)
-
-        mode = newton.climb(expected, curvature, u.unsqueeze(0), theta, newton.Limits(1e-8, 5))
-        u = mode.u[0].detach()
-    return u
-
-
-def climb_evidence(joint: LogJoint, starts: Tensor, num_em: int, stop: Stop) -> tuple[Fit[TypeII], Restarts]:
-    """The best of the distinct modes that EM leads to, each with its hyperparameters where the evidence is stationary.
-
-    :param starts: unconstrained weights, shape ``(R, D)``.
-    """
-    theta = joint.initial_theta
-    u = torch.stack([expectation_maximisation(joint, start, theta, num_em) for start in starts])
-    found = search(laplace_problem(joint), u, theta)
-    fits = [iterate(type2.step, type2.type2_state(state), stop, "EvidenceEM") for state in found.states]
-    return max(fits, key=lambda fit: fit.state.objective), found
-
-
-def run_generic(joint: LogJoint, why_not: Exception, start: Start, stop: Stop) -> LaplacePosterior:
-    """A Laplace posterior of a model that is no mixture of linear-Gaussian kernels.
-
-    :param why_not: what the recognition of mixtures said.
-    :raises UnsupportedModel: when the model has not exactly one local discrete site.
-    :raises NotConverged: with ``stop.throw``, unless converged.
-    """
-    if len(joint.discrete) != 1:
-        raise UnsupportedModel(
-            f"{why_not} Nor has it exactly one discrete latent site; LaplaceEvidence may do."
-        ) from None
-    starts = joint.initial(start.number(mixture_fit.AUTOMATIC), seed_of(start.seed))
-    best, found = climb_evidence(joint, starts, 5, stop)
-    heights = torch.tensor([float(s.log_evidence) for s in found.states] + [torch.nan], dtype=torch.float64)
-    posterior = LaplacePosterior(
-        best.state.laplace, best.status.value, best.objectives, heights[found.reached], found.failures
-    )
-    require_convergence("EvidenceEM", best.status, posterior, stop)
-    return posterior
-
 
 UPDATE, INITIAL, DELETION = BoundedInflation(), RandomWeights(), GreedyDeletion()
 STOP = Stop(tolerance=1e-6, gradient_tolerance=1e-2, num_steps=500)  # rounds go slowly at the end
@@ -185,8 +108,8 @@ class EvidenceEM(Resumable):
     def run(self, *args: Any, **kwargs: Any) -> LaplacePosterior:
         """Fit to data, from scratch.
 
-        Any other model with one local discrete site takes a slower way, without pruning: EM to a mode by Newton's
-        method on the expected log joint, then hyperparameters by the exact gradient of the Laplace evidence.
+        Any other model with one local discrete site takes a slower way, without pruning: that of
+        :class:`~pyro_evidence.infer.laplace_evidence.LaplaceEvidence`, labels summed out, around the best mode.
         ``stop.tolerance = 0`` asks for ``num_steps`` rounds, no more and no less.
 
         :param args: the model's arguments.
@@ -201,8 +124,14 @@ class EvidenceEM(Resumable):
         except UnsupportedModel as why:
             if is_mppca(joint):
                 raise
-            self._nothing_watched(f"a model that takes the generic way ({why})")
-            return run_generic(joint, why, self.start, self.stop)
+            self._nothing_watched(f"a model that LaplaceEvidence fits ({why})")
+            if len(joint.discrete) != 1:
+                raise UnsupportedModel(
+                    f"{why} Nor has it exactly one discrete latent site; LaplaceEvidence may do."
+                ) from None
+            start = replace(self.start, restarts=self.start.number(mixture_fit.AUTOMATIC), tour=0)
+            given: Any = {"nodes": 1, "curvature": exact_hessian, "stop": self.stop, "start": start}
+            return LaplaceEvidence(self.model, marginalise=(), **given).run(*args, **kwargs)
         if isinstance(task, mppca_fit.MPPCAFit):
             self._nothing_watched("a mixture of probabilistic PCA")
         elif self._watched is not None:

@@ -15,9 +15,9 @@ from torch import Tensor
 from pyro_evidence import datasets
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.iterate import Stop
-from pyro_evidence.infer import evidence_em
 from pyro_evidence.infer.class_conditional import class_conditional
 from pyro_evidence.infer.evidence_em import EvidenceEM
+from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.mixture import RandomWeights
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture.expectation import Mixture
@@ -33,7 +33,6 @@ from pyro_evidence.models.mixture import (
     linear_mixture,
 )
 from pyro_evidence.models.regression import Learned
-from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start
 from tests.models_for_tests.mixture_cases import assert_approx, same_as_generic
 
@@ -120,7 +119,7 @@ def raw_units(Y: Tensor) -> tuple[Tensor, Tensor]:
     return Y.mean(0), torch.ones_like(Y[0])
 
 
-def test_closed_form_and_generic_way_agree() -> None:
+def test_closed_form_and_laplace_evidence_agree() -> None:
     """Same model: exact update against the gradient of the evidence by autograd, from a start nearby."""
     Y = two_blobs()
     model = gaussian_mixture(2, units=raw_units, alpha=Learned(torch.ones(2)))
@@ -130,11 +129,10 @@ def test_closed_form_and_generic_way_agree() -> None:
     )
     found = engine.run(Y)
     assert isinstance(found, MixturePosterior)
-    joint = LogJoint(model, (Y,))
-    start = found.state.u + 0.01
-    best, _ = evidence_em.climb_evidence(joint, start.unsqueeze(0), 3, Stop(throw=False, progress=False))
-    assert_approx(best.state.laplace.log_evidence, found.log_evidence, rtol=1e-8, atol=1e-8)
-    assert_approx(best.state.laplace.u, found.state.u, rtol=1e-5, atol=1e-5)
+    start = Start(values={"w": found.mode["w"] + 0.01}, tour=0)
+    best = LaplaceEvidence(model, marginalise=(), start=start, stop=Stop(throw=False)).run(Y)
+    assert_approx(best.log_evidence, found.log_evidence, rtol=1e-8, atol=1e-8)
+    assert_approx(best.state.u, found.state.u, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("noise", [DiagonalNoise(), FullNoise(), SharedNoise()])
@@ -298,7 +296,7 @@ def student(Y: Tensor) -> None:
         pyro.sample("y", dist.StudentT(4.0, centre[k]), obs=Y)
 
 
-def test_any_model_with_one_discrete_site_takes_the_generic_way() -> None:
+def test_any_model_with_one_discrete_site_is_fitted_by_laplace_evidence() -> None:
     """Oracle: quadrature over both centres."""
     Y = two_blobs()[:, 0]
     found = EvidenceEM(student, start=Start(restarts=2)).run(Y)
