@@ -6,11 +6,10 @@ raises the evidence.  Candidates are one batch.
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,45 +28,23 @@ Batch = TypeVar("Batch", bound="Restarts")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restarts(ABC):
+class Restarts:
     """One iterate of all restarts.  A family of models says what a round leads to, and what that is worth."""
+
+    parameters: ClassVar[Any]  # that a round changes: a value with rows (R,) in front
+    log_likelihood: ClassVar[Any]  # at the parameters, nats, (R,)
+    log_evidence: ClassVar[Any]  # responsibilities held, in the units inside, nats, (R,); -inf where there is none
+    proposed: ClassVar[Callable[..., Any]]  # the parameters after one more round, sound or not
+    reached: ClassVar[Callable[..., Any]]  # these restarts with an E-step at other parameters
+    # largest change of a log hyperparameter on the way to parameters, (R,); not finite where they are not sound
+    change_to: ClassVar[Callable[..., Tensor]]
+    complaint: ClassVar[Callable[..., str]]  # of parameters and a row: reason in words why it has failed
 
     failed: Tensor  # (R,) bool: rows that stay at their last good state
     change: Tensor  # (R,) largest change of a log hyperparameter in the last round
     num_rounds: int = 0
     failures: Mapping[int, str] = field(default_factory=dict)  # what happened to the rows that failed
     update: Any = None  # the settings of a round, which a warm-up changes for a while
-
-    @property
-    @abstractmethod
-    def parameters(self) -> Any:
-        """Parameters that a round changes: a value with rows ``(R,)`` in front."""
-
-    @property
-    @abstractmethod
-    def log_likelihood(self) -> Tensor:
-        """At the parameters, nats, ``(R,)``."""
-
-    @property
-    @abstractmethod
-    def log_evidence(self) -> Tensor:
-        """Log evidence, responsibilities held, in the units inside, nats, ``(R,)``; -inf where there is none."""
-
-    @abstractmethod
-    def proposed(self) -> Any:
-        """The parameters after one more round, sound or not."""
-
-    @abstractmethod
-    def reached(self, parameters: Any) -> Any:
-        """These restarts with an E-step at other parameters."""
-
-    @abstractmethod
-    def change_to(self, parameters: Any) -> Tensor:
-        """Largest change of a log hyperparameter on the way there, ``(R,)``; not finite where they are not sound."""
-
-    @abstractmethod
-    def complaint(self, parameters: Any, row: int) -> str:
-        """Reason in words why one row has failed."""
 
     def warm_up(self, num_rounds: int, step: "Step[Any]") -> "Sequence[Phase]":
         """The phases of a warm-up of so many rounds."""
@@ -264,39 +241,22 @@ class ComponentRestarts(Restarts):
     """Restarts of a mixture.  A family says what its candidates are; its ``parameters`` have ``log_mixing``."""
 
     data: Any  # on which the restarts run, with their number ``num_data``
+    # log evidence with an Occam factor for all that is maximised, nats, (R,); -inf where there is none
+    occam: ClassVar[Any]
+    selected: ClassVar[Callable[..., Any]]  # some restarts, by their numbers, on their own
+    # what is left with something left out of the restarts ``alive``, and the restart of each candidate, (C,)
+    candidates: ClassVar[Callable[..., tuple[Any, Tensor]]]
+    split_proposals: ClassVar[Callable[..., SplitProposals]]  # halves of each component of one restart, by model's ties
+    begun_at: ClassVar[Callable[..., Any]]  # the batch at parameters of another number of components, and their ties
 
     @property
     def modes(self) -> Any:
         """Modes by which restarts are compared, with ``occam`` and ``log_evidence``."""
         return self
 
-    @property
-    @abstractmethod
-    def occam(self) -> Tensor:
-        """Log evidence with an Occam factor for all that is maximised, nats, ``(R,)``; -inf where there is none."""
-
     def heights(self, exact: Tensor) -> Tensor:
         """Log evidence by :attr:`occam`, the full one in the rows ``exact``; -inf in rows that have failed."""
         return self.occam
-
-    @abstractmethod
-    def selected(self, index: Tensor) -> Any:
-        """Some restarts, on their own."""
-
-    @abstractmethod
-    def candidates(self, alive: Tensor, deletion: Any) -> tuple[Any, Tensor]:
-        """Candidates with something left out of the restarts ``alive``, and the restart of each, ``(C,)``."""
-
-    @abstractmethod
-    def split_proposals(self, ties: Any) -> SplitProposals:
-        """The halves of each component of one restart.
-
-        :param ties: those of the model.
-        """
-
-    @abstractmethod
-    def begun_at(self, parameters: Any, ties: Any) -> Any:
-        """The batch at parameters of another number of components."""
 
     def padded(self, parameters: Any) -> Any:
         """Parameters of candidates with as many components as those of this batch."""
@@ -482,8 +442,13 @@ EMSettings = Any  # an engine for EM, of which start, initial, update, curvature
 
 
 @dataclass(frozen=True)
-class ComponentFit(ABC, Generic[Mixtures]):
+class ComponentFit(Generic[Mixtures]):
     """A recognised model, the units inside, and all restarts: what a family of mixtures says of it."""
+
+    together: ClassVar[Callable[..., Stop]]  # when all restarts end, where deletions and splits of one follow
+    whole: ClassVar[Callable[..., Any]]  # the chosen restart on all data
+    resized: ClassVar[Callable[..., Any]]  # it with as many components as its evidence wants, and why no more
+    posterior: ClassVar[Callable[..., Any]]  # of what was chosen, in the model's units
 
     structure: Any
     units: Any
@@ -515,22 +480,6 @@ class ComponentFit(ABC, Generic[Mixtures]):
         best = first_highest(torch.where(batch.failed, -torch.inf, modes.occam)).reshape(1)
         heights = torch.where(batch.failed, torch.nan, self.times * modes.log_evidence)
         return Chosen(replace(fit, state=batch.selected(best)), int(best), heights, batch.reasons)
-
-    @abstractmethod
-    def together(self, stop: Stop, deletion: GreedyDeletion) -> Stop:
-        """When rounds of all restarts end, where deletions and splits of the chosen one follow."""
-
-    @abstractmethod
-    def whole(self, alone: Any) -> Any:
-        """The chosen restart on all data."""
-
-    @abstractmethod
-    def resized(self, alone: Any, deletion: GreedyDeletion) -> tuple[Any, str]:
-        """It with as many components as its evidence wants, on all data, and what kept it from more."""
-
-    @abstractmethod
-    def posterior(self, chosen: Chosen[Any]) -> Any:
-        """The posterior in the model's units."""
 
 
 def fit_mixture(task: ComponentFit[Any], settings: EMSettings) -> Any:

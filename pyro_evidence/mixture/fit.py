@@ -182,6 +182,7 @@ class MixtureRestarts(ComponentRestarts):
         return change(self.parameters, parameters)
 
     def complaint(self, parameters: Mixture, row: int) -> str:
+        """Reason in words why one row has failed: what is no longer finite, and of which component."""
         logs = (parameters.noise_diagonal.log(), parameters.alpha.log(), parameters.log_mixing.unsqueeze(-1))
         names = ("weights", "noise precisions", "prior precisions", "mixing")
         on = parameters.log_mixing[row] != -torch.inf  # nan is no pruned component
@@ -248,6 +249,7 @@ class MixtureRestarts(ComponentRestarts):
         return SplitProposals(after[number * DIRECTIONS + best], gain)
 
     def begun_at(self, parameters: Mixture, ties: SharedParameters) -> "MixtureRestarts":
+        """The batch at parameters of another number of components, with the ties of the model."""
         num = parameters.w.shape[1]
         mixture = replace(parameters, loc=parameters.loc[:1].expand(num, *parameters.loc.shape[1:]))
         return first(self.expected.data, mixture, ties.resized(num), self.expected.curvature, self.update)

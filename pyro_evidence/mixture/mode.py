@@ -45,9 +45,6 @@ class _Rows:
         mixture = self.mixture[rows]
         return rows_of(self.data, rows), replace(mixture, w=u[:, :-1].reshape(mixture.w.shape))
 
-    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        return mixture_evidence.log_joint(*self.unpacked(u))
-
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         value, slope = mixture_evidence.log_joint_gradient(*self.unpacked(u))
         return value, pad(slope.flatten(1), (0, 1))
@@ -87,9 +84,6 @@ class _OneOfMany(_Rows):
 
     age: int = 0
     last: Tensor | None = None
-
-    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        return self.gradient(u, theta)[0]
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         data, mixture = self.unpacked(u)

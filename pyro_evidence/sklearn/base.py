@@ -13,29 +13,14 @@ from pyro_evidence.models.wrappers import weighted
 from pyro_evidence.program.log_joint import Model
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin, DensityMixin, RegressorMixin
-    from sklearn.utils.multiclass import check_classification_targets, type_of_target
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 except ImportError as error:
     raise ImportError("estimators need scikit-learn; pip install 'pyro-evidence[sklearn]'.") from error
 
 QUIET = Stop(throw=False, progress=False)  # a fit that runs out of steps warns, as elsewhere in scikit-learn
 Array = Any  # an array, a list of rows or a data frame
-
-__all__ = [
-    "QUIET",
-    "Array",
-    "ClassifierMixin",
-    "DensityMixin",
-    "Estimator",
-    "RegressorMixin",
-    "Weighing",
-    "array",
-    "as_counted",
-    "counted",
-    "tensor",
-    "type_of_target",
-]
 
 
 def tensor(values: Array) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.models import mppca as planes
 from pyro_evidence.models.mixture import DiagonalNoise, gaussian_mixture
 from pyro_evidence.settings import Start
-from pyro_evidence.sklearn.base import QUIET, Array, Classifier, DensityMixin, Estimator, array, tensor
+from pyro_evidence.sklearn.base import QUIET, Array, Classifier, Estimator, array, tensor
 
 
 class _Density(DensityMixin, Estimator):

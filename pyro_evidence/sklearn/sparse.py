@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from sklearn.cluster import KMeans
+from sklearn.utils.multiclass import type_of_target
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
@@ -25,7 +26,6 @@ from pyro_evidence.sklearn.base import (
     Weighing,
     as_counted,
     from_torch,
-    type_of_target,
 )
 
 RVM_STOP = Stop(num_steps=MANY_STEPS, throw=False, progress=False)
