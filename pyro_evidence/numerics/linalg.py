@@ -98,11 +98,12 @@ def cholesky(A: Tensor, name: str, label: Label = coordinate) -> Tensor:
     tril, info = torch.linalg.cholesky_ex(A.double())
     failed = bool(info) if info.dim() == 0 else bool(info.any())  # one number is looked at without an operation
     if failed or not math.isfinite(float(tril.detach().diagonal(dim1=-2, dim2=-1).sum())):
-        raise NotPositiveDefinite(partial(_not_positive_definite, A.detach().double(), name, label))
+        raise NotPositiveDefinite(partial(not_positive_definite, A.detach().double(), name, label))
     return tril
 
 
-def _not_positive_definite(A: Tensor, name: str, label: Label) -> str:
+def not_positive_definite(A: Tensor, name: str, label: Label) -> str:
+    """Message about a matrix, or several ``(..., M, M)``, without a Cholesky factor."""
     matrices = A.reshape(-1, *A.shape[-2:])
     broken = torch.nonzero(~torch.isfinite(matrices))
     if len(broken):

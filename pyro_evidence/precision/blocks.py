@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
-from pyro_evidence.numerics.linalg import Label, cholesky, require_memory
+from pyro_evidence.numerics.linalg import Label, cholesky, not_positive_definite, require_memory
 from pyro_evidence.precision.dense import FLOAT, DensePlan, Elements, Pattern, Plan, Precision, Separate
 from pyro_evidence.precision.elimination import (
     MULTIPLY,
@@ -259,35 +259,18 @@ class StepFactor:
 
 def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> StepFactor:
     if D.shape[-1] == 1:
-        good = torch.isfinite(D) & (D > 0)
+        good = (torch.isfinite(D) & (D > 0)).flatten(2).all(-1)
         tril = D.sqrt()
     else:
         tril, info = torch.linalg.cholesky_ex(D)
         good = (info == 0) & torch.isfinite(tril).flatten(-2).all(-1)
     if not bool(good.all()):
-        bad = D[int(torch.nonzero(~good)[0, 0])]
-        raise NotPositiveDefinite(partial(_not_positive, bad, step, label))
+        row, number = torch.nonzero(~good)[0].tolist()
+        coordinates, name = step.own[number].tolist(), "a block of the posterior precision A, given those before it"
+        said = partial(not_positive_definite, D[row, number], name, lambda i: label(coordinates[i]))
+        raise NotPositiveDefinite(said)
     factor = StepFactor(tril, B)
     return StepFactor(tril, factor.forward(B))
-
-
-def _not_positive(D: Tensor, step: Step, label: Label) -> str:
-    finite = torch.isfinite(D).flatten(1).all(-1)
-    if not bool(finite.all()):
-        broken = int(step.own[torch.nonzero(~finite)[0, 0], 0])
-        return (
-            f"posterior precision A contains inf or nan, first in the block of {label(broken)}; expected finite "
-            f"curvature. Look for nan in the data there, or for a density that is not smooth at the mode."
-        )
-    values, vectors = torch.linalg.eigh(D)
-    worst = int(values[:, 0].argmin())
-    row = int(vectors[worst, :, 0].abs().argmax())
-    return (
-        f"posterior precision A has the eigenvalue {float(values[worst, 0]):.2e} in the block of "
-        f"{label(int(step.own[worst, row]))} once those before it are eliminated; expected all > 0. "
-        f"Either the point is a saddle (try start=Start(restarts=8)), or the prior there is flat and the data do not "
-        f"determine it: give that site a proper prior."
-    )
 
 
 @dataclass(frozen=True)

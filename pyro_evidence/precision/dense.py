@@ -64,7 +64,7 @@ class Precision(Protocol):
 
 
 @dataclass(frozen=True)
-class Dense(Precision):
+class Triangular(Precision):
     """A dense precision by its lower Cholesky factor, shape ``(R, D, D)``."""
 
     tril: Tensor
@@ -73,16 +73,6 @@ class Dense(Precision):
     def log_det(self) -> Tensor:
         """``log |A|``."""
         return 2.0 * self.tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-
-    @property
-    def adjoint(self) -> Tensor:
-        """``A^-1``."""
-        return torch.cholesky_inverse(self.tril)
-
-    @property
-    def variance(self) -> Tensor:
-        """Diagonal of ``A^-1``."""
-        return self.adjoint.diagonal(dim1=-2, dim2=-1)
 
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b``."""
@@ -98,7 +88,22 @@ class Dense(Precision):
 
     def _columns(self, rows: Tensor) -> Tensor:
         """Vectors ``(S, D)`` beside the matrices that they belong to, ``(R, D, S / R)``."""
+        rows = rows.to(self.tril)
         return rows.mT.unsqueeze(0) if len(self.tril) == 1 else rows.unsqueeze(-1)
+
+
+class Dense(Triangular):
+    """One whose inverse is wanted as a matrix."""
+
+    @property
+    def adjoint(self) -> Tensor:
+        """``A^-1``."""
+        return torch.cholesky_inverse(self.tril)
+
+    @property
+    def variance(self) -> Tensor:
+        """Diagonal of ``A^-1``."""
+        return self.adjoint.diagonal(dim1=-2, dim2=-1)
 
     def row(self, index: int) -> "Dense":
         """One of the batch."""
@@ -339,20 +344,14 @@ class Plan(Protocol):
 
 
 @dataclass(frozen=True)
-class DenseElements(Precision):
+class DenseElements(Triangular):
     """A dense precision, seen through the factors that made it; ``R = 1``."""
 
     pattern: Pattern
-    dense: Dense
 
     @cached_property
     def _inverse(self) -> Tensor:
-        return self.dense.adjoint[0]
-
-    @property
-    def log_det(self) -> Tensor:
-        """``log |A|``, shape ``(1,)``."""
-        return self.dense.log_det
+        return torch.cholesky_inverse(self.tril[0])
 
     @property
     def variance(self) -> Tensor:
@@ -371,18 +370,6 @@ class DenseElements(Precision):
     def covariance(self, coordinates: Tensor) -> Tensor:
         """``A^-1`` among chosen coordinates, ``(c, c)``."""
         return self._inverse[coordinates.unsqueeze(-1), coordinates]
-
-    def solve(self, b: Tensor) -> Tensor:
-        """``A^-1 b`` for each row of ``b``, ``(S, D)``."""
-        return self.dense.solve(b.double())
-
-    def unwhiten(self, white: Tensor) -> Tensor:
-        """``L'^-1 z`` for each ``z``, ``(S, D)``."""
-        return self.dense.unwhiten(white.double())
-
-    def whiten(self, rows: Tensor) -> Tensor:
-        """``L' x`` for each ``x``, ``(S, D)``."""
-        return self.dense.whiten(rows.double())
 
 
 @dataclass(frozen=True)
@@ -409,7 +396,7 @@ class DensePlan(Plan):
         """
         require_memory(self.num_bytes, f"A dense precision of {self.pattern.size:,} coordinates", self.pattern.device)
         A = assembled(self.pattern, elements)
-        return DenseElements(self.pattern, Dense(cholesky(A, "posterior precision A", label).unsqueeze(0)))
+        return DenseElements(cholesky(A, "posterior precision A", label).unsqueeze(0), self.pattern)
 
 
 def precision_tril(precision: Precision, size: int) -> Tensor:
