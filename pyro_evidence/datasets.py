@@ -7,7 +7,6 @@ the extra ``sklearn``.
 
 import os
 from csv import reader
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.lazy_import import import_extra
 from pyro_evidence.models.basis import mean_and_scale
 
 
@@ -199,13 +199,8 @@ def _read(name: str) -> tuple[tuple[str, ...], Tensor]:
 
 
 def _from_sklearn(loader: str, dtype: torch.dtype, source: str) -> Dataset:
-    try:
-        module = import_module("sklearn.datasets")
-    except ImportError as error:
-        raise ImportError(
-            "This data set comes with scikit-learn, which is missing: pip install 'pyro-evidence[sklearn]'."
-        ) from error
-    bunch = getattr(module, loader)()
+    missing = "This data set comes with scikit-learn, which is missing: pip install 'pyro-evidence[sklearn]'."
+    bunch = getattr(import_extra("sklearn.datasets", missing), loader)()
     X = torch.as_tensor(bunch.data, dtype=torch.float64)
     names = tuple(str(name) for name in bunch.feature_names)
     return Dataset(X, torch.as_tensor(bunch.target, dtype=dtype), names, source)

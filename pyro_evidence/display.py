@@ -4,13 +4,13 @@ import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.lazy_import import import_extra
 
 Numbers = Mapping[str, float]
 
@@ -69,10 +69,7 @@ class Table:
 
         :raises ImportError: when pandas is missing.
         """
-        try:
-            pandas = import_module("pandas")
-        except ImportError as error:
-            raise ImportError("to_pandas() needs pandas: pip install pandas.") from error
+        pandas = import_extra("pandas", "to_pandas() needs pandas: pip install pandas.")
         found = pandas.DataFrame.from_dict({n: dict(row) for n, row in self.rows.items()}, orient="index")
         return found[[c for c in self.columns if c in found] + [c for c in found if c not in self.columns]]
 
@@ -143,10 +140,8 @@ def matplotlib(part: str) -> Any:
 
     :raises ImportError: where it is missing.
     """
-    try:
-        return import_module(f"matplotlib.{part}")
-    except ImportError as error:
-        raise ImportError("Pictures need matplotlib, which is missing: pip install 'pyro-evidence[plots]'.") from error
+    missing = "Pictures need matplotlib, which is missing: pip install 'pyro-evidence[plots]'."
+    return import_extra(f"matplotlib.{part}", missing)
 
 
 def percent(share: float) -> str:

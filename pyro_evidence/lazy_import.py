@@ -1,4 +1,4 @@
-"""Names of a folder that are imported when they are first asked for: one engine does not cost the import of all."""
+"""What is imported when it is first asked for: names of a folder, and packages that not every installation has."""
 
 import ast
 import sys
@@ -6,6 +6,17 @@ from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+
+
+def import_extra(name: str, missing: str) -> Any:
+    """A module of a package that not every installation has.
+
+    :raises ImportError: with ``missing``, what a user reads where it is not there.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(missing) from error
 
 
 class _Folder(ModuleType):

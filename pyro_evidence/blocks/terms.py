@@ -1,7 +1,6 @@
 """The log joint density of many rows at once, summed block by block."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -90,10 +89,7 @@ class BlockDensity:
 
     def by_rows(self, one: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
         """Result of a run of the model for every row ``(Q, D)``, together where it takes a batch."""
-        if self.joint.row_bytes is not None and len(u) > 1:
-            with suppress(Exception):  # one bad row; what one() raises below is what the caller sees
-                return torch.vmap(one, chunk_size=max(1, batched.BATCH_BYTES // self.joint.row_bytes))(u)
-        return torch.stack([one(row) for row in u])
+        return batched.apply(one, (u,), self.joint.row_bytes, one)
 
     def explains(self, theta: Tensor) -> bool:
         """Whether linear predictors and terms of the model, block by block, are the same at a point without pattern."""

@@ -13,45 +13,32 @@ from pyro_evidence.program.simulate import responsibility_rows
 def assign(cost: Tensor) -> list[int]:
     """The column of each row in the permutation of least total cost, for a square matrix ``(K, K)``.
 
-    Shortest augmenting paths with dual prices, ``O(K^3)``.  Kuhn (1955), Munkres (1957).
+    Shortest augmenting paths with dual prices, ``O(K^3)``: each row in turn gets a column, and others move along the
+    cheapest path.  Kuhn (1955), Munkres (1957).
     """
-    owner: list[int] = [-1] * len(cost)  # row of each column
-    row_price, column_price = [0.0] * len(cost), [0.0] * len(cost)
-    table = cost.tolist()
-    for row in range(len(cost)):
-        _augment(table, row, owner, row_price, column_price)
-    found = [0] * len(cost)
-    for column, row in enumerate(owner):
-        found[row] = column
-    return found
-
-
-def _augment(table: list[list[float]], row: int, owner: list[int], rows: list[float], columns: list[float]) -> None:
-    """Give ``row`` a column, moving others along the cheapest path."""
-    size = len(table)
-    cheapest, came_from, done = [math.inf] * size, [-1] * size, [False] * size
-    column, current = -1, row
-    while current != -1:
-        if column >= 0:
-            done[column] = True
-        for j in range(size):
-            slack = table[current][j] - rows[current] - columns[j]
-            if not done[j] and slack < cheapest[j]:
-                cheapest[j], came_from[j] = slack, column
-        column = min((j for j in range(size) if not done[j]), key=cheapest.__getitem__)
-        step = cheapest[column]
-        rows[row] += step
-        for j, seen in enumerate(done):
-            if seen:
+    table, size = cost.tolist(), len(cost)
+    owner = [-1] * (size + 1)  # row of each column; behind the last one stands the row that is to get a column
+    rows, columns = [0.0] * size, [0.0] * (size + 1)  # prices
+    for row in range(size):
+        cheapest, came_from, left = [math.inf] * size, [size] * size, list(range(size))
+        seen, column, owner[size] = list[int](), size, row
+        while owner[column] >= 0:
+            seen.append(column)
+            for j in left:
+                slack = table[owner[column]][j] - rows[owner[column]] - columns[j]
+                if slack < cheapest[j]:
+                    cheapest[j], came_from[j] = slack, column
+            column = min(left, key=cheapest.__getitem__)
+            left.remove(column)
+            step = cheapest[column]
+            for j in seen:
                 rows[owner[j]] += step
                 columns[j] -= step
-            else:
+            for j in (*left, column):
                 cheapest[j] -= step
-        current = owner[column]
-    while column >= 0:
-        before = came_from[column]
-        owner[column] = row if before < 0 else owner[before]
-        column = before
+        while column != size:
+            owner[column], column = owner[came_from[column]], came_from[column]
+    return sorted(range(size), key=owner.__getitem__)
 
 
 def overlap_cost(resp: Tensor, reference: Tensor) -> Tensor:

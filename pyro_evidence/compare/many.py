@@ -153,13 +153,9 @@ def data_sets(args: Sequence[Any]) -> list[Arguments]:
 
     :raises BadInput: for arguments that are neither.
     """
-    if (
-        len(args) == 1
-        and isinstance(args[0], Sequence)
-        and args[0]
-        and all(isinstance(each, tuple) for each in args[0])
-    ):
-        return list(args[0])
+    listed = args[0] if len(args) == 1 and isinstance(args[0], Sequence) else ()
+    if listed and all(isinstance(each, tuple) for each in listed):
+        return list(listed)
     sizes = {len(x) if isinstance(x, Tensor) and x.dim() else None for x in args}
     if len(sizes) != 1 or not min(size or 0 for size in sizes):
         said = ", ".join(str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__ for x in args)

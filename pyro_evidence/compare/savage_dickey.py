@@ -11,9 +11,8 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
-from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.program.constants import at_point
+from pyro_evidence.program.constants import at_point, prior_depends
 from pyro_evidence.program.log_joint import LogJoint, Model
 
 
@@ -121,13 +120,8 @@ def _at(
         trace = joint.trace_at(latents, joint.hypers.constrained(theta.to(joint.dtype)))
         trace.compute_log_prob()
     own, others = [latents[n] for n in values], [v for n, v in latents.items() if n not in values]
-
-    def feels(site: str, leaves: list[Tensor]) -> bool:
-        node = trace.nodes[site]
-        value = node["fn"].log_prob(node["value"].detach()).sum()
-        return value.requires_grad and any(takes_part(value, leaves))
-
     with without_validation():
-        found = {site: (float(trace.nodes[site]["log_prob"].detach().sum()), feels(site, others)) for site in values}
-        depends = tuple(site for site in joint.latents.names if site not in values and feels(site, own))
+        nodes = {site: trace.nodes[site] for site in latents}
+        found = {s: (float(nodes[s]["log_prob"].detach().sum()), prior_depends(nodes[s], others)) for s in values}
+        depends = tuple(s for s in joint.latents.names if s not in values and prior_depends(nodes[s], own))
     return found, depends

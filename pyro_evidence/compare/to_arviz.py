@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_evidence.compare import chains as sampled
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
+from pyro_evidence.lazy_import import import_extra
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -77,10 +78,7 @@ def to_inference_data(
         the columns of a data frame, are known without them.
     :raises ImportError: when ArviZ is missing, or is 1.x; then use :func:`to_datatree`.
     """
-    try:
-        arviz = import_module("arviz")
-    except ImportError as error:
-        raise ImportError("ArviZ is missing: pip install 'pyro-evidence[arviz]'.") from error
+    arviz = import_extra("arviz", "ArviZ is missing: pip install 'pyro-evidence[arviz]'.")
     version = str(getattr(arviz, "__version__", "?"))
     if not version.startswith("0."):
         raise ImportError(f"ArviZ {version} has no InferenceData; expected 0.x. Use to_datatree(...) for 1.x.")

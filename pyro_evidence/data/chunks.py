@@ -15,6 +15,7 @@ from pyro_evidence import files
 from pyro_evidence.data.arrays import as_tensor, require_dense, require_rows
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, Communicator
 from pyro_evidence.errors import BadInput
+from pyro_evidence.lazy_import import import_extra
 from pyro_evidence.settings import check_count
 
 NO_CHUNK = "no chunk, not even an empty one"
@@ -274,10 +275,8 @@ class Parquet:
     @contextmanager
     def _opened(self, path: Path) -> Iterator[Any]:
         """A file that has each column once; what goes wrong while it is read is an error message that names it."""
-        try:
-            from pyarrow import ArrowException, parquet
-        except ImportError as error:
-            raise ImportError("Parquet needs pyarrow: pip install 'pyro_evidence[parquet]'.") from error
+        needed = "Parquet needs pyarrow: pip install 'pyro_evidence[parquet]'."
+        arrow, parquet = (import_extra(m, needed) for m in ("pyarrow", "pyarrow.parquet"))
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise BadInput(f"{path} cannot be read as a Parquet file: it is no regular file; expected one on disk.")
         try:
@@ -294,7 +293,7 @@ class Parquet:
                 yield file
         except FileNotFoundError:
             raise
-        except (ArrowException, OSError, UnicodeDecodeError) as error:
+        except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise BadInput(
                 f"{path} cannot be read as a Parquet file ({error}): it is damaged or foreign; expected a file that "
                 f"pyarrow.parquet.write_table or DataFrame.to_parquet wrote."

@@ -222,16 +222,6 @@ def mean_and_scale(X: Tensor) -> tuple[Tensor, Tensor]:
     return X.mean(-2), X.std(-2, correction=0)
 
 
-def check_basis(basis: object) -> None:
-    """Refuse what makes no design matrix of inputs.
-
-    :raises BadInput: for a class in place of its object, and for what cannot be called.
-    """
-    if isinstance(basis, type) or not callable(basis):
-        given = f"the class {basis.__name__}" if isinstance(basis, type) else f"a {type(basis).__name__}"
-        raise BadInput(f"basis is {given}; expected an object that makes a design matrix of X, such as Linear().")
-
-
 def design_matrix(basis: Basis, X: Tensor) -> Tensor:
     """Design matrix of a basis at inputs ``X``, shape ``(N, M)``.
 

@@ -21,7 +21,7 @@ from pyro_evidence.data.arrays import require_matrix
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.models.basis import Basis, TensorValue, check_basis, design_matrix
+from pyro_evidence.models.basis import Basis, TensorValue, design_matrix
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value, start_of
 from pyro_evidence.numerics.batched import COPIED_ROWS
 from pyro_evidence.settings import check_count, check_function, check_tensors
@@ -371,5 +371,5 @@ def linear_mixture(
     """
     _check(num_components, alpha, noise)
     num_outputs = check_count("num_outputs", num_outputs)
-    check_basis(basis)
+    check_function("basis", basis, "Linear()")
     return LinearMixture(num_components, basis, num_outputs, alpha, noise)

@@ -21,7 +21,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import TensorValue
 from pyro_evidence.models.mixture import check_responses
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value, start_of
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, check_function
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,9 +182,8 @@ def mppca(
     check_count("num_components", num_components)
     without = "Without latents it is gaussian_mixture(K, noise=SphericalNoise()), whose centres have a prior."
     check_count("num_latents", num_latents, advice=without if isinstance(num_latents, int) and num_latents == 0 else "")
-    for name, setting, example in (("noise", noise, "IsotropicNoise()"), ("latents", latents, "marginal")):
-        if isinstance(setting, type) or not callable(setting):
-            raise BadInput(f"{name}={setting!r}; expected an object or function of this module, such as {example}.")
+    check_function("noise", noise, "IsotropicNoise()")
+    check_function("latents", latents, "marginal")
     check_precision("alpha", alpha, largest_dim=2)
     allowed = (Size([1]), Size([num_components]), Size([num_components, num_latents]))
     shape = _alpha_shape(alpha, num_components, num_latents)

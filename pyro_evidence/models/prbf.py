@@ -24,7 +24,7 @@ from pyro_evidence.models.covariances import Full as Full
 from pyro_evidence.models.covariances import Spherical as Spherical
 from pyro_evidence.models.mixture import Units, data_units
 from pyro_evidence.program.checks import check_sizes
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import check_count, check_methods
 
 Kernels = Covariance
 Labels = Tensor | Sequence[Any]
@@ -194,12 +194,11 @@ def prbf(
     :param units: origin and unit of each input, for the priors.
     :raises BadInput: on settings that cannot be meant.
     """
-    for name, number in (("num_kernels", num_kernels), ("num_classes", num_classes)):
-        check_count(name, number)
+    check_count("num_kernels", num_kernels)
+    check_count("num_classes", num_classes)
     if not isinstance(kernels, Kernels):
         raise BadInput(f"kernels={kernels!r}; expected Spherical(), Diagonal() or Full(), an object.")
-    if isinstance(sharing, type) or not hasattr(sharing, "allowed"):
-        raise BadInput(f"sharing={sharing!r}; expected Shared() or Separate((2, 3)), an object.")
+    check_methods("sharing", sharing, ("allowed",), "Shared() or Separate((2, 3))")
     if not 0.0 <= kernels.floor < 1.0:
         raise BadInput(f"kernels={kernels!r}; expected a floor of at least 0 and below 1, in units of the variance.")
     sharing.allowed(num_classes, num_kernels)

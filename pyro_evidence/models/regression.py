@@ -19,7 +19,6 @@ from pyro_evidence.models.basis import LEARNED as LEARNED
 from pyro_evidence.models.basis import (
     Basis,
     TensorValue,
-    check_basis,
     class_predictor,
     design_matrix,
     has_bias,
@@ -29,7 +28,7 @@ from pyro_evidence.models.basis import Learned as Learned
 from pyro_evidence.models.basis import Precision as Precision
 from pyro_evidence.models.likelihoods import Output, Regression, observe
 from pyro_evidence.program.checks import LARGEST
-from pyro_evidence.settings import check_tensor
+from pyro_evidence.settings import check_function, check_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +72,7 @@ def weight_prior(basis: Basis, alpha: Precision, alpha_bias: Precision | None, g
     :raises BadInput: on values that are no precisions, on groups that skip a number, and on a precision for a
         bias that ``basis`` does not have.
     """
-    check_basis(basis)
+    check_function("basis", basis, "Linear()")
     check_precision("alpha", alpha, largest_dim=1)
     if groups is not None:
         check_tensor("groups", groups, "whole numbers, one per weight, shape (M,)")

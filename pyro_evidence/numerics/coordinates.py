@@ -1,8 +1,9 @@
 """Named, constrained tensors as one flat unconstrained vector, and back."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,12 +104,16 @@ def unconstrained_shape(transform: Transform, shape: torch.Size) -> torch.Size:
     return torch.Size(shape if _is_elementwise(transform) else transform.inverse_shape(shape))
 
 
-def is_identity(transform: Transform) -> bool:
-    """Whether the transform leaves its argument alone (a real site)."""
+def steps(transform: Any) -> Sequence[Transform]:
+    """What is carried out one after the other; nothing for the identity."""
     while hasattr(transform, "base_transform"):
         transform = transform.base_transform
-    parts = getattr(transform, "parts", None)
-    return isinstance(transform, torch.distributions.ComposeTransform) and not parts
+    return transform.parts if isinstance(transform, torch.distributions.ComposeTransform) else [transform]
+
+
+def is_identity(transform: Transform) -> bool:
+    """Whether the transform leaves its argument alone (a real site)."""
+    return not steps(transform)
 
 
 def is_affine(transform: Transform) -> bool:

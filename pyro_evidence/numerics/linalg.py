@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
@@ -160,39 +160,33 @@ def available_bytes(device: torch.device) -> int:
 
 def _system_bytes() -> int:
     """Bytes that the kernel could hand out: caches count as free."""
-    try:
+    with suppress(OSError, KeyError, ValueError):
         table = dict(line.split(":") for line in MEMORY_TABLE.read_text().splitlines())
         return 1024 * int(table["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError):
-        pass
-    try:
+    with suppress(AttributeError, OSError, ValueError):  # a system that does not say
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # a system that does not say
-        return sys.maxsize
+    return sys.maxsize
 
 
 def _control_group_bytes() -> int:
     """Bytes left under a container's own limit; unlimited where there is none."""
-    try:
+    with suppress(OSError, KeyError, ValueError):
         limit = int((CONTROL_GROUP / "memory.max").read_text())
         used = int((CONTROL_GROUP / "memory.current").read_text())
         lines = (CONTROL_GROUP / "memory.stat").read_text().splitlines()
         return limit - used + int(dict(line.split() for line in lines)["file"])  # caches can be dropped
-    except (OSError, KeyError, ValueError):
-        return sys.maxsize
+    return sys.maxsize
 
 
 def _limit_bytes() -> int:
     """Bytes left under the process's own limit (``ulimit -v``); unlimited where there is none."""
-    try:
+    with suppress(ImportError, OSError, ValueError, IndexError):
         resource = import_module("resource")  # not on every system
         limit = int(resource.getrlimit(resource.RLIMIT_AS)[0])
-        if limit == resource.RLIM_INFINITY:
-            return sys.maxsize
-        pages = int(OWN_MEMORY.read_text().split()[0])
-        return max(0, limit - pages * int(resource.getpagesize()))
-    except (ImportError, OSError, ValueError, IndexError):
-        return sys.maxsize
+        if limit != resource.RLIM_INFINITY:
+            pages = int(OWN_MEMORY.read_text().split()[0])
+            return max(0, limit - pages * int(resource.getpagesize()))
+    return sys.maxsize
 
 
 def has_room(num_bytes: int, device: torch.device) -> bool:

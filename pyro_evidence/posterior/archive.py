@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -142,7 +143,6 @@ class Saved:
         kind = str(content.pop("kind", "posterior"))[:60]
         if kind != cls.__name__:
             raise BadInput(f"{path} holds a {kind}; expected a {cls.__name__}: load it with {kind}.load.")
-        content.setdefault("fit_seconds", 0.0)  # files of before had none
         sizes: dict[str, int] = {}  # lengths by the schema's letters
         files.check(content, {"format": str, "fit_seconds": float} | dict(cls.schema), str(path), sizes)
         try:
@@ -414,19 +414,19 @@ def restore_integral(content: Mapping[str, Any], whole: LaplaceState, model: Mod
     require_equal("beside", beside(state), content["beside"], full.dtype)
     require_equal("basis", found.precision.inverse(), where.basis @ where.basis.mT, full.dtype)
 
-    z = content["z"]
-    if content["rule"] == "by_product":
-        integral = by_product(found, where, content["num_nodes"], z)
-    elif content["rule"] == "by_lattice":
-        cells = (z / content["step"]).round().long()
-        if not 0.0 < content["step"] < math.inf or int((cells.amax(0) - cells.amin(0)).amax()) >= len(cells):
-            raise BadInput(f"step is {content['step']:.4g}; expected that of a lattice whose cells hang together.")
-        integral = by_lattice(found, where, cells, content["step"])
-    elif content["rule"] == "by_design":
-        integral = by_design(found, where)
-    elif content["rule"] == "by_draws":
-        integral = by_draws(found, where, z)
-    else:
-        raise BadInput(f"rule is {content['rule']!r:.60}; expected by_product, by_lattice, by_design or by_draws.")
+    z, step, rule = content["z"], content["step"], content["rule"]
+    cells = (z / step).round().long()
+    hang_together = 0.0 < step < math.inf and int((cells.amax(0) - cells.amin(0)).amax()) < len(cells)
+    if rule == "by_lattice" and not hang_together:
+        raise BadInput(f"step is {step:.4g}; expected that of a lattice whose cells hang together.")
+    makers = {
+        "by_product": partial(by_product, found, where, content["num_nodes"], z),
+        "by_lattice": partial(by_lattice, found, where, cells, step),
+        "by_design": partial(by_design, found, where),
+        "by_draws": partial(by_draws, found, where, z),
+    }
+    if rule not in makers:
+        raise BadInput(f"rule is {rule!r:.60}; expected one of {', '.join(makers)}.")
+    integral = makers[rule]()
     require_equal("log_evidence", integral.log_evidence, whole.log_evidence, full.dtype)
     return replace(integral, error=content["error"], method=content["method"])

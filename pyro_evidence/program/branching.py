@@ -148,10 +148,8 @@ def _branching(
     with global_lock(), own_random_numbers(), own_warnings("ignore"), empty_store(), _Begun():
         torch.manual_seed(seed)
         trace = poutine.trace(conditioned).get_trace(*data[0], **data[1])
-    nodes = sample_nodes(trace)
-    if not all_of_them:
-        return {name: node for name, node in nodes.items() if is_structure(node)}
-    return {name: node for name, node in nodes.items() if is_structure(node) or name in values}
+    also = values if all_of_them else ()
+    return {name: node for name, node in sample_nodes(trace).items() if is_structure(node) or name in also}
 
 
 def _support(name: str, node: Node) -> Tensor:

@@ -67,7 +67,7 @@ def prior_constants(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[tuple[Pr
         prior = innermost(nodes[site]["fn"])
         for argument, constraint in given_arguments(prior).items():
             value = getattr(prior, argument)
-            if value.requires_grad and any(takes_part(value.sum(), leaves)):
+            if any(takes_part(value.sum(), leaves)):
                 continue
             unit = None if _is_multiplied(constraint) else _unit(prior, constraint)
             constant = PriorConstant(site, argument, value.detach(), None if unit is None else unit.detach())
@@ -158,9 +158,12 @@ def sites_with_fixed_priors(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[
     with torch.enable_grad(), without_validation():
         latents = {n: v.detach().requires_grad_() for n, v in joint.latents.constrained(u.to(joint.dtype)).items()}
         nodes = joint.trace_at(latents, joint.hypers.constrained(theta.to(joint.dtype))).nodes
-        own = {site: nodes[site]["fn"].log_prob(nodes[site]["value"].detach()).sum() for site in latents}
-    found = (n for n, v in own.items() if not (v.requires_grad and any(takes_part(v, list(latents.values())))))
-    return tuple(found)
+        return tuple(site for site in latents if not prior_depends(nodes[site], list(latents.values())))
+
+
+def prior_depends(node: Node, leaves: Sequence[Tensor]) -> bool:
+    """Whether the density of a site, its value held, is computed from any of ``leaves``."""
+    return any(takes_part(node["fn"].log_prob(node["value"].detach()).sum(), leaves))
 
 
 class Stepped:

@@ -238,13 +238,6 @@ def _log_product(steps: Tensor) -> Tensor:
 
 SUCCESSES_OR_NOT = (dist.Bernoulli, _Bernoulli, _Binomial)  # as they stand in a run of a model
 REWRITTEN: tuple[Any, ...] = (
-    _Binomial,
-    _InverseGamma,
-    _SoftLaplace,
-    _SoftAsymmetricLaplace,
-    _VonMises3D,
-    _Multinomial,
-    _DiscreteHMM,
+    *(_Binomial, _InverseGamma, _SoftLaplace, _SoftAsymmetricLaplace, _VonMises3D, _Multinomial, _DiscreteHMM),
+    *(() if _Pareto is object else (_GeneralizedPareto,)),
 )
-if _Pareto is not object:
-    REWRITTEN += (_GeneralizedPareto,)

@@ -291,7 +291,7 @@ class LogJoint:
         self.has_latent_noise = any(any(takes_part(scale, [*latents.values()])) for scale in scales)
         params = [n for n in hypers if n not in self.maximised_sites]
         density = self.total(trace) if params else theta
-        felt = takes_part(density, [hypers[n] for n in params]) if density.requires_grad else [False] * len(params)
+        felt = takes_part(density, [hypers[n] for n in params])
         idle = [n for n, is_felt in zip(params, felt, strict=True) if not is_felt]
         if idle:
             raise UnsupportedModel(

@@ -227,26 +227,28 @@ def _reduction(follow: Follow, args: Any, kwargs: Any) -> Groups:
     return tuple(follow.gathered(g, args[0].shape, dims, keep, "a sum") for g in follow.of(args[0]))
 
 
-def _total(follow: Follow, args: Any, kwargs: Any) -> Groups:
-    return tuple(follow.gathered(g, args[0].shape, range(args[0].dim()), False, "a sum") for g in follow.of(args[0]))
+Rule = Callable[[Follow, Any, Any], Groups]  # of the arguments of an operation
 
 
-def _along(name: str) -> Callable[[Follow, Any, Any], Groups]:
+def _over(name: str, *dims: int, keepdim: bool = False) -> Rule:
+    """What depends on all elements along the same dims of every argument, of all dims where none is named."""
+
     def rule(follow: Follow, args: Any, kwargs: Any) -> Groups:
-        dim = args[1] if len(args) > 1 else kwargs["dim"]
-        return tuple(follow.gathered(g, args[0].shape, [int(dim)], True, name) for g in follow.of(args[0]))
+        pairs = [(g, x) for x in _tensors(args) for g in follow.of(x)]
+        return united(tuple(follow.gathered(g, x.shape, dims or range(x.dim()), keepdim, name) for g, x in pairs))
 
     return rule
 
 
-def _matrix(follow: Follow, args: Any, kwargs: Any) -> Groups:
-    """Functions of whole matrices, the last two dims of every argument."""
-    found = [
-        follow.gathered(g, x.shape, [-2, -1], True, "a function of a whole matrix")
-        for x in _tensors(args)
-        for g in follow.of(x)
-    ]
-    return united(tuple(found))
+_total, _matrix = _over("a sum"), _over("a function of a whole matrix", -2, -1, keepdim=True)
+
+
+def _along(name: str) -> Rule:
+    def rule(follow: Follow, args: Any, kwargs: Any) -> Groups:
+        dim = args[1] if len(args) > 1 else kwargs["dim"]
+        return _over(name, int(dim), keepdim=True)(follow, args[:1], kwargs)
+
+    return rule
 
 
 def _mm(follow: Follow, args: Any, kwargs: Any) -> Groups:
@@ -279,9 +281,7 @@ def _triangular(follow: Follow, args: Any, kwargs: Any) -> Groups:
     return united(tuple(found))
 
 
-def _determinant(follow: Follow, args: Any, kwargs: Any) -> Groups:
-    x = args[0]
-    return tuple(follow.gathered(g, x.shape, [-2, -1], False, "a determinant") for g in follow.of(x))
+_determinant = _over("a determinant", -2, -1)
 
 
 def _put(follow: Follow, args: Any, kwargs: Any) -> Groups:
@@ -294,7 +294,7 @@ def _put(follow: Follow, args: Any, kwargs: Any) -> Groups:
     return (torch.stack([aten.index_put(a, indices, b) for a, b in zip(old, new, strict=True)], -1),)
 
 
-RULES: dict[Any, Callable[[Follow, Any, Any], Groups]] = {
+RULES: dict[Any, Rule] = {
     aten.sum: _reduction, aten.mean: _reduction, aten.logsumexp: _reduction, aten.amax: _reduction,
     aten.amin: _reduction, aten.linalg_vector_norm: _reduction, aten.norm: _total, aten.max: _reduction,
     aten.min: _reduction, aten.prod: _reduction, aten.var: _total, aten.std: _total, aten.var_mean: _total,

@@ -31,7 +31,7 @@ from pyro_evidence.precision.gaussian_process import (
 )
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.density import LinearDensity, ModelParts
+from pyro_evidence.structure.density import LinearDensity, ModelParts, are_equal
 
 Node = Mapping[str, Any]
 Pair = Sequence[Any]  # a run at u = 0 and one elsewhere, at the same hyperparameters
@@ -323,11 +323,9 @@ def with_dense_prior(linear: LinearDensity, origin: Any, pairs: Sequence[Pair]) 
     if not function or any(predictors.depends(x, origin.u) for b in blocks for x in (b.loc, b.covariance)):
         return None
     for pair in pairs:
-        first, second = (prior_blocks(linear.joint, run.trace) for run in pair)
-        if first is None or second is None or len(first) != len(second):
+        found = (prior_blocks(linear.joint, run.trace) or [] for run in pair)
+        first, second = ([x for b in blocks for x in (b.loc, b.covariance)] for blocks in found)
+        if not first or not are_equal(first, second):
             return None
-        for a, b in zip(first, second, strict=True):
-            if not torch.equal(a.loc, b.loc) or not torch.equal(a.covariance, b.covariance):
-                return None
     J = torch.cat([p.J.flatten(0, 1) for p in linear.linear])
     return GaussianLatent(linear.joint, linear.linear, linear.free, linear.gaussian, seen=seen_by(J))

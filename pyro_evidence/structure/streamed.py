@@ -208,11 +208,7 @@ class StreamedDensity(LinearDensity):
 
     def log_likelihood(self, u: Tensor, theta: Tensor) -> Tensor:
         """Log likelihood of all observed sites, nats, shape ``(R,)``; differentiable, by a pass for each derivative."""
-        if wants_graph(u, theta):
-            return added_up(self.rows, self.of.value, self._totals(u, theta).value, u, theta)
-        if len(u) > MANY:
-            return self.rows.total(lambda d: self.of.value(d, u, theta))
-        return self._totals(u, theta).value
+        return self._total("value", u, theta)
 
     def likelihood_gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log likelihood and its gradient in ``u``, detached."""
@@ -221,11 +217,14 @@ class StreamedDensity(LinearDensity):
 
     def likelihood_precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian of the log likelihood in ``u``, shape ``(R, D, D)``, in memory of its own."""
-        if wants_graph(u, theta):
-            return added_up(self.rows, self.of.precision, self._totals(u, theta).precision, u, theta)
-        if len(u) > MANY:
-            return self.rows.total(lambda d: self.of.precision(d, u, theta).detach())
-        return self._totals(u, theta).precision.clone()
+        return self._total("precision", u, theta).clone()
+
+    def _total(self, name: str, u: Tensor, theta: Tensor) -> Tensor:
+        of: OfChunk = getattr(self.of, name)
+        if len(u) > MANY and not wants_graph(u, theta):
+            return self.rows.total(lambda d: of(d, u, theta).detach())
+        known: Tensor = getattr(self._totals(u, theta), name)
+        return added_up(self.rows, of, known, u, theta) if wants_graph(u, theta) else known
 
     def orders(self, u: Tensor, theta: Tensor) -> Orders:
         """The log joint and two derivatives in ``u``, which requires a gradient; theirs are passes again."""

@@ -72,7 +72,7 @@ def test_no_latents_is_a_spherical_mixture() -> None:
     ("settings", "message"),
     [
         ({"alpha": "ard"}, "'ard'; expected a number greater than 0"),
-        ({"noise": "diagonal"}, r"noise='diagonal'; expected an object .* IsotropicNoise\(\)"),
+        ({"noise": "diagonal"}, r"noise='diagonal'; expected .* IsotropicNoise\(\)"),
         ({"noise": DiagonalNoise}, "noise=.*DiagonalNoise"),
         ({"latents": "kept"}, "latents='kept'; expected .* marginal"),
     ],

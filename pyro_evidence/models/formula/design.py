@@ -5,7 +5,6 @@ import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +14,12 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.lazy_import import import_extra
 from pyro_evidence.models.formula.smooths import HELD, SmoothColumns
 from pyro_evidence.models.formula.terms import SMOOTHS, Formula, Smooth, Varying, parsed, with_fixed
 from pyro_evidence.models.gmrf import Neighbours
 
 Frame = Any  # a pandas.DataFrame
-ENVIRONMENT = "formulae.environment"
 NUMPY = {
     name: getattr(np, name)
     for name in (
@@ -421,10 +420,10 @@ def _design_matrices(text: str, frame: Frame) -> Any:
     Its environment holds these functions instead of the names of the caller, and a name that reaches into one of them
     (``np.log.at``, ``C.__globals__``) is refused before formulae sees it.
     """
-    try:
-        formulae, scanner, environment = (import_module(m) for m in ("formulae", "formulae.scanner", ENVIRONMENT))
-    except ImportError as error:
-        raise ImportError("formulas need the package formulae: pip install 'pyro-evidence[formula]'.") from error
+    missing = "formulas need the package formulae: pip install 'pyro-evidence[formula]'."
+    formulae, scanner, environment = (
+        import_extra(m, missing) for m in ("formulae", "formulae.scanner", "formulae.environment")
+    )
     known = environment.Environment([{"np": SimpleNamespace(**NUMPY), **NUMPY}])
     try:
         for token, after in pairwise(scanner.Scanner(text).scan(False)):

@@ -21,32 +21,10 @@ Priors = Mapping[str, str]
 EXAMPLE = 'a distribution with its numbers, such as "Normal(0, 2.5)", or "flat"'
 CORRELATIONS = ("LKJ", "LKJCholesky")
 DISTRIBUTIONS = (  # of one real number, in pyro.distributions
-    "AffineBeta",
-    "AsymmetricLaplace",
-    "Beta",
-    "Cauchy",
-    "Chi2",
-    "Exponential",
-    "FisherSnedecor",
-    "Gamma",
-    "GeneralizedPareto",
-    "Gumbel",
-    "HalfCauchy",
-    "HalfNormal",
-    "InverseGamma",
-    "Kumaraswamy",
-    "Laplace",
-    "LogNormal",
-    "Logistic",
-    "Normal",
-    "Pareto",
-    "SkewLogistic",
-    "SoftLaplace",
-    "StableWithLogProb",
-    "StudentT",
-    "Uniform",
-    "VonMises",
-    "Weibull",
+    *("AffineBeta", "AsymmetricLaplace", "Beta", "Cauchy", "Chi2", "Exponential", "FisherSnedecor", "Gamma"),
+    *("GeneralizedPareto", "Gumbel", "HalfCauchy", "HalfNormal", "InverseGamma", "Kumaraswamy", "Laplace"),
+    *("LogNormal", "Logistic", "Normal", "Pareto", "SkewLogistic", "SoftLaplace", "StableWithLogProb", "StudentT"),
+    *("Uniform", "VonMises", "Weibull"),
 )
 
 

@@ -53,8 +53,7 @@ class RandomWalk(GaussianField):
         unit = _walk(size, order, cyclic, self.scale.device)
         unit = unit.standardised if scaled else unit
         self.in_order = not (cyclic or scaled)
-        structure, factors, log_det = unit.factors(self.scale, self.level)
-        super().__init__(structure, factors, log_det, torch.Size([structure.size]), validate_args)
+        super().__init__(*unit.factors(self.scale, self.level), torch.Size([unit.structure.size]), validate_args)
 
 
 def _walk(size: int | Tensor, order: int, cyclic: bool, device: torch.device) -> Unit:
@@ -226,10 +225,7 @@ class AR1(AR):
     torch.Size([1000])
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "scale": constraints.positive,
-        "coefficient": Between(-1.0, 1.0),
-    }
+    arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive, "coefficient": Between(-1.0, 1.0)}
 
     def __init__(self, scale: Any, coefficient: Any, size: int, validate_args: bool | None = None) -> None:
         self.scale, self.coefficient = broadcast_all(scale, coefficient)

@@ -254,8 +254,7 @@ class ICAR(GaussianField):
         graph = _graph(edges)
         self.scale, self.level = parameters(scale, level)
         unit = graph.unit.standardised if scaled else graph.unit
-        structure, factors, log_det = unit.factors(self.scale, self.level)
-        super().__init__(structure, factors, log_det, torch.Size([graph.size]), validate_args)
+        super().__init__(*unit.factors(self.scale, self.level), torch.Size([graph.size]), validate_args)
 
 
 class BYM2(GaussianField):
@@ -335,8 +334,8 @@ class Lattice(GaussianField):
             raise BadInput(f"Lattice(rows={rows}, columns={columns}); expected 3 or more of each.")
         self.scale, self.level = parameters(scale, level)
         unit = _thin_plate(rows, columns, self.scale.device)
-        structure, factors, log_det = (unit.standardised if scaled else unit).factors(self.scale, self.level)
-        super().__init__(structure, factors, log_det, torch.Size([rows, columns]), validate_args)
+        unit = unit.standardised if scaled else unit
+        super().__init__(*unit.factors(self.scale, self.level), torch.Size([rows, columns]), validate_args)
 
 
 @lru_cache(maxsize=8)
@@ -373,10 +372,7 @@ class CAR(GaussianField):
     torch.Size([9])
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "scale": constraints.positive,
-        "coefficient": Between(-1.0, 1.0),
-    }
+    arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive, "coefficient": Between(-1.0, 1.0)}
 
     def __init__(
         self, edges: Tensor | Neighbours, scale: Any, coefficient: Any, validate_args: bool | None = None
@@ -397,10 +393,7 @@ class Leroux(GaussianField):
     torch.Size([9])
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "scale": constraints.positive,
-        "mixing": Between(0.0, 1.0),
-    }
+    arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive, "mixing": Between(0.0, 1.0)}
 
     def __init__(self, edges: Tensor | Neighbours, scale: Any, mixing: Any, validate_args: bool | None = None) -> None:
         operator = _graph(edges).identity_operator
@@ -421,10 +414,7 @@ class SAR(GaussianField):
     Whittle (1954).
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "scale": constraints.positive,
-        "coefficient": Between(-1.0, 1.0),
-    }
+    arg_constraints: ClassVar[dict[str, Any]] = {"scale": constraints.positive, "coefficient": Between(-1.0, 1.0)}
 
     def __init__(
         self, edges: Tensor | Neighbours, scale: Any, coefficient: Any, validate_args: bool | None = None

@@ -11,6 +11,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.lazy_import import import_extra
 from pyro_evidence.models.gmrf.field import GaussianField
 from pyro_evidence.models.gmrf.graphs import Operator
 
@@ -83,11 +84,8 @@ class Mesh:
 
         :raises ImportError: without SciPy (extra ``fields``).
         """
-        try:
-            from scipy.spatial import Delaunay
-        except ImportError as error:
-            raise ImportError("Mesh.delaunay needs SciPy: pip install 'pyro-evidence[fields]'.") from error
-        found = Delaunay(points.detach().cpu().double().numpy())
+        missing = "Mesh.delaunay needs SciPy: pip install 'pyro-evidence[fields]'."
+        found = import_extra("scipy.spatial", missing).Delaunay(points.detach().cpu().double().numpy())
         triangles, beside = (torch.as_tensor(x).long().to(points.device) for x in (found.simplices, found.neighbors))
         flat = _is_flat(points.detach().double(), triangles)
         outer = flat & ((beside < 0) | flat[beside]).any(-1)
