@@ -155,7 +155,11 @@ class LaplaceEvidence(Resumable):
             fit = partial(self._with_structure, (args, kwargs))
             self._over = results.over_structures(self.model, (args, kwargs), fit, self.start, self.stop)
             return self._over
-        return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
+        found = posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
+        _ = (
+            found.log_evidence
+        )  # what a fit is for: where part of it is known by draws alone, they are in the fit's time
+        return found
 
     def _with_structure(self, data: Arguments, values: dict[str, Tensor]) -> LaplacePosterior:
         """The posterior of one structure of the model, by an engine of the same settings."""

@@ -28,7 +28,7 @@ from pyro_evidence.program.parameters import Declaration
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factors import SMALL
 
-MOST_BYTES = 2**34  # that reverse passes for the shapes of inner marginals may write
+MOST_BYTES = 2**29  # that reverse passes for the shapes of inner marginals may write: half a second, a summary has one
 FEW_VALUES = 32  # of a process: a search at each node takes half as long again for 25, a quarter of the time for 60
 MOST_TOGETHER = 64  # rows whose factors are made together: overhead is then small beside what each row costs
 MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one

@@ -1,6 +1,6 @@
 """Skewness of nearly normal densities: third-order maps of white noise, smooth in the marginalised sites."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -217,12 +217,22 @@ def _at(profiles: Profiles, row: int, num_points: int) -> SkewnessCorrection | N
     one = profiles.row(row)
     raw, white = _third_order(one), quasi_normal(num_points, len(one.u)).to(one.u)
     plain = _log_weights(one, white, torch.zeros(len(white)).to(white), white)
-    for _ in range(2):
-        raw = _matched(one, raw, white)
-    skewed, log_slope = raw.forward(white[:, :0], white)
-    found = _log_weights(one, skewed, log_slope, white)
+    core, log_slope = raw.forward(white[:, :0], white)
+    loc, log_scale = raw.loc[0], raw.log_scale[0]
+    for _ in range(2):  # to the means and standard deviations that importance weights say
+        skewed = loc + log_scale.exp() * core
+        found = _log_weights(one, skewed, log_slope + log_scale.sum(), white)
+        if float(importance.effective_sample_size(found)) < WORTH * num_points:
+            break
+        weights = found.softmax(0).unsqueeze(-1)
+        mean, middle = (weights * skewed).sum(0), skewed.mean(0)
+        ratio = ((weights * (skewed - mean).square()).sum(0) / (skewed - middle).square().mean(0)).sqrt()
+        loc, log_scale = mean + ratio * (loc - middle), log_scale + ratio.log()
+    found = _log_weights(one, loc + log_scale.exp() * core, log_slope + log_scale.sum(), white)
     sizes = [float(importance.effective_sample_size(each)) for each in (found, plain)]
-    return raw if sizes[0] > max(sizes[1], WORTH * num_points) else None
+    if sizes[0] <= max(sizes[1], WORTH * num_points):
+        return None
+    return replace(raw, loc=loc.unsqueeze(0), log_scale=log_scale.unsqueeze(0))
 
 
 def _third_order(one: Profile) -> SkewnessCorrection:
@@ -241,20 +251,6 @@ def _third_order(one: Profile) -> SkewnessCorrection:
     rows = one.u + (points.unsqueeze(-1) * tril.mT.unsqueeze(1)).reshape(-1, size)
     axes = fitted(points.expand(size, -1), one.log_joint(rows).reshape(size, -1)).params.unsqueeze(0)
     return SkewnessCorrection(zero, zero, axes, (0.5 * own * before).unsqueeze(0), (0.5 * third * both).unsqueeze(0))
-
-
-def _matched(one: Profile, raw: SkewnessCorrection, white: Tensor) -> SkewnessCorrection:
-    """With the means and standard deviations that importance weights say."""
-    skewed, log_slope = raw.forward(white[:, :0], white)
-    log_weights = _log_weights(one, skewed, log_slope, white)
-    if float(importance.effective_sample_size(log_weights)) < WORTH * len(white):
-        return raw
-    weights = log_weights.softmax(0).unsqueeze(-1)
-    mean, middle = (weights * skewed).sum(0), skewed.mean(0)
-    ratio = ((weights * (skewed - mean).square()).sum(0) / (skewed - middle).square().mean(0)).sqrt()
-    return SkewnessCorrection(
-        mean + ratio * (raw.loc - middle), raw.log_scale + ratio.log(), raw.axes, raw.linear, raw.quadratic
-    )
 
 
 def _log_weights(one: Profile, skewed: Tensor, log_slope: Tensor, white: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """A Gaussian at a posterior mode: draws, quantiles, and the density of data at the mode."""
 
 import copy
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from pyro_evidence.structure.names import as_written
 Values = dict[str, Tensor]
 NUM_DRAWS = 1_000  # of a posterior, where nobody says how many: means are known to a thirtieth of a deviation
 SHARED = 16  # torch makes as many normal numbers together: their values do not hang on how draws are shared out
+TOGETHER = 128  # draws of a batch between two looks at the clock, whose largest weights tell a tail
 
 
 @within_memory
@@ -95,6 +97,32 @@ class Posterior:
     def _constrained(self, u: Tensor) -> Values:
         latents = self._joint.latents.constrained(u.to(self._joint.dtype))
         return {n: v.detach() for n, v in latents.items() if n != NOTHING}
+
+    _num_remembered: Any = (
+        0  # draws of seed 0 that cost nothing, and what others did: seconds of the processor for each
+    )
+    _price: Any = 0.0
+
+    def _looks(self, draw: Callable[[int], Any], most: int, until: float) -> Iterator[int]:
+        """Draw in batches as long as the next one would end before ``until``; ``most`` in all, a small one at least.
+
+        :return: how many there are each time that these are four times as many, and at the end.
+        """
+        num, look, price, now = 0, TOGETHER, self._price, time.process_time()
+        while True:
+            first = max(SHARED, self._num_remembered // SHARED * SHARED)
+            size = min(TOGETHER - num % TOGETHER if num else first, most - num)
+            if num:
+                size = min(size, int((until - now) / max(price, 1e-9)) // SHARED * SHARED)
+            if size <= 0:
+                break
+            draw(size)
+            begun, now, num = now, time.process_time(), num + size
+            price = max((now - begun) / size, self._price)
+            if look <= num < most:
+                yield num
+                look, now = 4 * num, time.process_time()
+        yield num
 
     def get_samples(self, num_samples: int = NUM_DRAWS, seed: int | None = None) -> Values:
         """Independent draws, shaped and constrained as by ``MCMC.get_samples()``: ``(S,) + site shape``.

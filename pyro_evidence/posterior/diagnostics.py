@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from pyro_evidence.structure.names import names_of
 # said once it is known, and what must not be passed over in silence.
 HARMLESS, NOTABLE, HARMFUL = 0.1, 0.15, 0.3
 LEVEL = 0.01  # probability of a wrong sentence among all elements
+MOST_NOISE = 256  # samples of errors: of a thousand independent ones they say that these are no fewer than hundreds
 WEIGHED = "take draws from posterior.importance_resampled(...)"
 
 
@@ -65,12 +66,18 @@ def columns(draws: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([v.reshape(len(v), -1).double() for v in draws.values()], 1)
 
 
+def beyond(num: int) -> float:
+    """Standard errors that none of so many normal numbers exceeds on one side, but for :data:`LEVEL`."""
+    return -float(torch.special.ndtri(torch.tensor(LEVEL / max(1, num), dtype=torch.float64)))
+
+
 @dataclass(frozen=True)
 class Shifts:
     """Corrections of an approximation's moments by the exact density, each ``(K,)``.
 
     :ivar mean: change of the mean in standard deviations, and ``log_sd`` the log ratio of standard deviations, each
         with its standard error.
+    :ivar noise: samples of the errors of the means, ``(M, K)``: elements whose errors go together are worth fewer.
     :ivar method: how it was found, and ``remedy`` what to do where they are off.
     """
 
@@ -79,13 +86,14 @@ class Shifts:
     mean_error: Tensor
     log_sd: Tensor
     log_sd_error: Tensor
+    noise: Tensor
     method: str
     remedy: str
 
     @property
     def reach(self) -> float:
         """Standard errors within which all of these numbers are at once, but for :data:`LEVEL`."""
-        return -float(torch.special.ndtri(torch.tensor(0.25 * LEVEL / max(1, len(self.names)), dtype=torch.float64)))
+        return beyond(4 * len(self.names))
 
     @property
     def scaled(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -101,8 +109,34 @@ class Shifts:
 
     def unknown(self, most: float = HARMFUL) -> tuple[Tensor, Tensor]:
         """Which may be off by more than that, bool ``(K,)``."""
-        mean, sd = (~(value + self.reach * error < most) for value, error in self.scaled)
+        mean, sd = (~(value + self.reach * error < most) for value, error in self.pooled.scaled)
         return mean, sd
+
+    @property
+    def pooled(self) -> "Shifts":
+        """The same where shifts of a site's elements are exchangeable: a sample from a normal distribution about zero.
+
+        Its variance is the highest that the elements leave possible, but for :data:`LEVEL`.  Efron and Morris (1975);
+        what stands out from its site stays as it is.
+        """
+        numbers = [torch.clone(x) for x in (self.mean, self.mean_error, self.log_sd, self.log_sd_error)]
+        unit = self.noise - self.noise.mean(0)
+        unit = unit / unit.square().mean(0).sqrt().clamp(min=torch.finfo(unit.dtype).tiny)
+        above = beyond(1)
+        sites = [name for name, _ in self.names]
+        for site in dict.fromkeys(sites):
+            index = torch.tensor([i for i, name in enumerate(sites) if name == site])
+            size, part = len(index), unit[:, index]
+            squares = float((part @ part.mT).square().sum()) / len(part) ** 2 - size**2 / len(part)  # of correlations
+            spread = (2.0 * max(squares, size)) ** 0.5 / size  # of a mean of squares of such errors
+            for value, error in (numbers[:2], numbers[2:]):
+                v, e = value[index], error[index]
+                variance = ((v.square() - e.square()).mean() + above * spread * e.square().mean()).clamp(min=0.0)
+                total = variance + e.square()
+                share = torch.where((v.abs() > self.reach * total.sqrt()) | (e == 0.0), 1.0, variance / total)
+                value[index], error[index] = share * v, share.sqrt() * e
+        mean, mean_error, log_sd, log_sd_error = numbers
+        return replace(self, mean=mean, mean_error=mean_error, log_sd=log_sd, log_sd_error=log_sd_error)
 
     def is_settled(self, most: float = HARMFUL) -> bool:
         """Whether something is off for certain, or nothing by more than that."""
@@ -121,9 +155,11 @@ def by_weights(
     mean, own, weight = weights @ z, 1.0 / len(z), weights.unsqueeze(-1)
     away = (z - mean).square()
     variance = weights @ away
-    mean_error = (weight * (z - mean) - own * beside).square().sum(0).sqrt()
+    noise = weight * (z - mean) - own * beside
+    mean_error = noise.square().sum(0).sqrt()
     log_sd_error = 0.5 * (weight * (away / variance - 1.0) - own * (beside.square() - 1.0)).square().sum(0).sqrt()
-    return Shifts(elements.names, mean, mean_error, 0.5 * variance.log(), log_sd_error, "importance weights", WEIGHED)
+    numbers, method = (mean, mean_error, 0.5 * variance.log(), log_sd_error), f"importance weights of {len(z):,} draws"
+    return Shifts(elements.names, *numbers, noise[:MOST_NOISE], method, WEIGHED)
 
 
 def by_chains(elements: Elements, sums: Tensor, count: int) -> Shifts:
@@ -144,7 +180,7 @@ def by_chains(elements: Elements, sums: Tensor, count: int) -> Shifts:
         0.5 * (spreads / variance).diff(dim=0)[0].std(0) / sums.shape[1] ** 0.5,
     )
     method = f"{sums.shape[1] * count:,} draws of Hamiltonian Monte Carlo"
-    return Shifts(elements.names, *numbers, method, "run NUTS on posterior.model")
+    return Shifts(elements.names, *numbers, means[0] - means[1], method, "run NUTS on posterior.model")
 
 
 def moments(found: Shifts | None, label: Callable[[str, tuple[int, ...]], str], num: int) -> tuple[bool, list[str]]:
@@ -155,10 +191,12 @@ def moments(found: Shifts | None, label: Callable[[str, tuple[int, ...]], str], 
     if found is None:
         said = f"importance weights of {num:,} draws degenerate, and there was no time for Hamiltonian Monte Carlo"
         return False, [f"{said}: whether means and standard deviations are right is not known"]
-    scaled = zip(found.scaled, found.alarms, found.unknown(), ("mean", "standard deviation"), strict=True)
+    columns = zip(found.scaled, found.pooled.scaled, found.alarms, found.unknown(), strict=True)
     off, doubtful = list[str](), list[str]()
-    for (value, error), alarms, unknown, what in scaled:
-        low, high = value - found.reach * error, value + found.reach * error
+    for ((value, error), (shrunk, rest), alarms, unknown), what in zip(
+        columns, ("mean", "standard deviation"), strict=True
+    ):
+        low, high = value - found.reach * error, shrunk + found.reach * rest
         unit = "standard deviations" if what == "mean" else "of it"
         if bool(alarms.any()):
             i = int(torch.where(alarms, low, -math.inf).argmax())
@@ -179,7 +217,6 @@ NUM_WEIGHTED = 4_000  # draws to be weighted, where nobody says how many
 FEWEST_WEIGHTED = 100  # to whose largest a tail can be fitted
 SAME_MODE = 1e-3  # nats between log evidences of one mode
 NOTABLE_GAP = 0.1  # nats
-FIRST = 128  # draws whose largest weights tell a tail
 ENOUGH = 1_000  # draws whose k-hat is known to about a tenth, beyond which only what is not settled asks for more
 PRECISE = 0.02  # nats, a fifth of what is said of a log evidence: its standard error where no more draws are taken
 CHAINS, FEW_CHAINS = 64, 16  # whose averages tell their own error; and the fewest that do
@@ -352,28 +389,33 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
 
     :param until: by ``time.process_time()``; half of the time is for importance weights.
     """
-    begun, generator = time.process_time(), seeded(0)
+    generator, now = seeded(0), time.process_time()
     most = max(SHARED, min(posterior._num_checked, HELD_NUMBERS // max(1, len(posterior.state.u)) // SHARED * SHARED))
-    rows, parts, num = list[Tensor](), list[Tensor](), 0
-    while True:
-        drawn, log_weights = posterior._weighed_rows(posterior._white(min(max(3 * num, FIRST), most - num), generator))
-        rows, parts, num = rows + drawn, [*parts, log_weights], num + len(log_weights)
+    rows, parts = list[Tensor](), list[Tensor]()
+
+    def draw(num: int) -> None:
+        drawn, log_weights = posterior._weighed_rows(posterior._white(num, generator))
+        rows.extend(drawn)
+        parts.append(log_weights)
+
+    for num in posterior._looks(draw, most, 0.5 * (now + until)):
         u, log_weights = torch.cat(rows), torch.cat(parts)
         draws = posterior._constrained(u), posterior._reported(u)
         found = importance_check(log_weights, draws, posterior._joint.dtype)
         elements = Elements.of(draws[1])
         moved = by_weights(elements, *draws, importance.checked(log_weights))
-        is_reliable, now = found["pareto_k"] <= TRUSTED, time.process_time()
+        is_reliable = found["pareto_k"] <= importance.threshold(num)
         is_known = moved.is_settled(NOTABLE) and found["log_evidence_importance_se"] < PRECISE
-        errors = torch.stack([error for _, error in moved.scaled])  # of means and deviations, the least known last
+        errors = torch.stack(
+            [error for _, error in moved.pooled.scaled]
+        )  # of means and deviations, the least known last
         is_hopeless = not is_reliable or bool((moved.reach * errors * (num / most) ** 0.5 > HARMFUL).any())
-        is_enough = found["pareto_k"] == -math.inf or (num >= ENOUGH and (is_known or is_hopeless))
-        if is_enough or num >= most or now + 3.0 * (now - begun) > 0.5 * (begun + until):
+        if found["pareto_k"] == -math.inf or (num >= ENOUGH and (is_known or is_hopeless)):
             break
     best: Shifts | None = moved if is_reliable else None
     if posterior._is_by_blocks:
         check = partial(check_by_blocks, posterior._inside, float(posterior.log_evidence), seed=0)
-        found |= most_until(check, most, 0.5 * (now + until))
+        found |= most_until(check, most, 0.5 * (time.process_time() + until))
     if best is None or not best.is_settled():
         best = _by_chains_until(posterior, elements, u, until) or best
     return found | {"moments": moments(best, names_of(posterior._joint).label, num)}
@@ -500,6 +542,8 @@ def check_by_blocks(state: LaplaceState, log_evidence: float, num_samples: int, 
     with without_validation(), torch.no_grad():
         log_weights = log_weights_of(marginal.density.terms(state.theta), place, num, seed)
     shapes, weights = pareto_shapes(log_weights), (log_weights - log_weights.amax(0)).exp()
+    # fewer draws know the shape of each block so badly that the largest of many says nothing
+    unsure = 0.0 if num >= ENOUGH else beyond(len(shapes)) * (1.0 + shapes) / importance.tail_size(num) ** 0.5
     error = weights.std(0) / weights.mean(0) / num**0.5
     # the logarithm of a mean of few weights is low by half its squared error
     gain = log_weights.logsumexp(0) - math.log(num) + 0.5 * error.square()
@@ -511,7 +555,7 @@ def check_by_blocks(state: LaplaceState, log_evidence: float, num_samples: int, 
         "log_evidence_importance_se": float(error.square().sum().sqrt()),
         "effective_sample_size": float((weights.sum(0).square() / weights.square().sum(0)).min()),
         "num_blocks": len(shapes),
-        "blocks_above": int((shapes > TRUSTED).sum()),
+        "blocks_above": int((shapes > TRUSTED + unsure).sum()),
     }
 
 

@@ -26,7 +26,7 @@ from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.posterior import archive
-from pyro_evidence.posterior.base import NUM_DRAWS, Values
+from pyro_evidence.posterior.base import NUM_DRAWS, TOGETHER, Values
 from pyro_evidence.posterior.guide import CoordinateDistribution, LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
@@ -34,7 +34,6 @@ from pyro_evidence.posterior.sensitivity import at_nodes
 from pyro_evidence.program.log_joint import Model
 
 KEPT = 2**20  # numbers of the draws that are remembered
-TOGETHER = 128  # draws whose inner modes are searched together: tables and checks share these batches
 LEFT_OUT_PLACES = 64  # of the marginalised sites at which data are left out
 SMALL = 50  # inner coordinates whose shapes are cheap to look at
 TOLD = 0.05  # nats that importance sampling inside adds, at which the summary says so
@@ -114,20 +113,25 @@ class NestedPosterior(LaplacePosterior):
         return joint_posterior.index_map(self._joint, self.integral.outer_mode)
 
     @cached_property
-    def _latest(self) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
-        """White rows and the draws that were made of them last: a table and its check ask for the same ones."""
-        return []
+    def _latest(self) -> list[Tensor]:
+        """White rows, the draws that were made of them last, and log densities: tables and checks ask for the same."""
+        none = self.state.u.expand(0, -1)
+        return [none, none.double(), none[:, 0].double()]
 
     @property
     def _rows(self) -> int:
         return min(super()._rows, TOGETHER)
 
     def _draws_until(self, until: float) -> Values:
-        generator, parts, num, now = generator_of(0), list[Tensor](), self._num_tabulated, time.process_time()
-        while len(parts) * TOGETHER < num and (not parts or 2.0 * time.process_time() - now < until):
-            now = time.process_time()
-            parts.append(self._unwhitened(self._white(min(TOGETHER, num - len(parts) * TOGETHER), generator)))
-        return self._constrained(torch.cat(parts))
+        generator, parts = generator_of(0), list[Tensor]()
+        _ = self.integral.modes, self.integral.skewness_correction  # are found once, and are no draw's price
+        for _ in self._looks(
+            lambda num: parts.append(self._unwhitened(self._white(num, generator))), self._num_tabulated, until
+        ):
+            pass
+        u = torch.cat(parts)
+        vars(self)["_num_remembered"] = len(u) if u.numel() <= KEPT else 0
+        return self._constrained(u)
 
     def _unwhitened(self, white: Tensor) -> Tensor:
         """Unconstrained draws ``(S, D)`` from white noise, inner modes solved anew for each."""
@@ -136,14 +140,19 @@ class NestedPosterior(LaplacePosterior):
         return torch.cat([self._with_density(part)[0] for part in white.split(self._rows)])
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        for known, found in self._latest:
-            if torch.equal(known, white):
-                return found
-        drawn = self.proposal.drawn(white)
-        while sum(each.numel() for each, _ in self._latest) + white.numel() > KEPT and self._latest:
-            self._latest.pop(0)
-        self._latest.append((white, drawn))
-        return drawn
+        known = self._latest
+        at = int((known[0] == white[:1]).all(-1).byte().argmax()) if len(known[0]) else 0
+        before = known[0][at : at + len(white)]
+        num = int((before == white[: len(before)]).all(-1).byte().cumprod(0).sum())
+        found = [x[at : at + num] for x in known[1:]]
+        if num < len(white):
+            begun, rest = time.process_time(), white[num:]
+            found = [torch.cat(pair) for pair in zip(found, self.proposal.drawn(rest), strict=True)]
+            vars(self)["_price"] = (time.process_time() - begun) / len(rest)
+            parts = zip(known, (rest, *(x[num:] for x in found)), strict=True)
+            most = max(len(rest), KEPT // white.shape[-1])
+            known[:] = [torch.cat(pair)[-most:] for pair in parts]
+        return found[0], found[1]
 
     @property
     def candidate_hyperparameters(self) -> tuple[str, ...]:

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.importance import checked
 from pyro_evidence.posterior.diagnostics import Elements, Shifts, by_chains, by_weights, lines, moments, most_until
 from tests.models_for_tests.posterior_models import class_data, fitted_logistic, logistic
+from tests.models_for_tests.sampled_scales import SCHOOLS, schools_centred
 
 QUIET = Stop(progress=False)
 ALARMS = ("far from Gaussian", "is off by", "may be off by", "is not known")
@@ -112,6 +114,39 @@ def test_the_largest_of_a_thousand_shifts_has_an_error() -> None:
     assert "is off by" not in "".join(moments(found, lambda site, place: site, 300)[1])
 
 
+def shifted_chains(shift: Tensor, apart: float) -> Shifts:
+    """Eight draws of each of 32 chains beside as many of a unit normal; errors of elements go together but for a part.
+
+    :param shift: of the means of the chains, ``(K,)``.
+    """
+    generator = torch.Generator().manual_seed(0)
+    parts = (torch.randn(2, 8, 32, size, generator=generator, dtype=torch.float64) for size in (1, len(shift)))
+    together, alone = parts
+    own, chains = (1.0 - apart**2) ** 0.5 * together + apart * alone
+    chains = chains + shift
+    sums = torch.stack([chains.sum(0), chains.square().sum(0), own.sum(0), own.square().sum(0)])
+    return by_chains(Elements.of({"x": own.flatten(0, 1)}), sums, 8)
+
+
+def test_elements_of_a_site_tell_of_one_another() -> None:
+    """Of each alone few draws tell nothing; a thousand that are right are known to be, unless their errors go together.
+
+    Where some are wrong nothing is taken back: shifts that vary by .3 sd, and one in a thousand that is .5 off.
+    """
+    right, wide, one = torch.zeros(1000), 0.3 * torch.randn(1000, generator=torch.Generator().manual_seed(1)), 700
+    found = shifted_chains(right.double(), 1.0)
+    assert found.reach * float(found.mean_error.median()) > 0.3 and found.is_settled() and not moments_of(found)
+    assert not shifted_chains(right.double(), 0.1).is_settled()
+    assert moments_of(shifted_chains(wide.double(), 1.0))
+    outlier = right.double().index_fill(0, torch.tensor(one), 0.5)
+    found = shifted_chains(outlier, 1.0)
+    assert f"x({one},)" in moments_of(found) and bool(found.unknown()[0][one])
+
+
+def moments_of(found: Shifts) -> str:
+    return "".join(moments(found, lambda site, place: f"{site}{place}", 300)[1])
+
+
 def test_errors_of_weighted_moments_are_how_they_spread() -> None:
     """Oracle: the spread of the same numbers over other draws."""
     found: list[Shifts] = []
@@ -131,6 +166,25 @@ def test_without_time_the_summary_says_what_is_not_known() -> None:
     said = "\n".join(WRONG["two hundred of heavy tails"]()[0]._notes(time.process_time()))
     assert "is not known" in said or "too few to know" in said
     assert fitted_logistic()._check(time.process_time())["effective_sample_size"] <= 128.0
+
+
+def test_a_summary_of_dear_draws_sees_few_and_each_once(monkeypatch) -> None:
+    """Of draws that take a fiftieth of a second, as many as half of the time is for; the check begins with the same."""
+    posterior = LaplaceEvidence(schools_centred, stop=QUIET).run(SCHOOLS)
+    drawn, real, rows = Proposal.drawn, time.process_time, list[Tensor]()
+
+    def dear(self: Proposal, white: Tensor) -> tuple[Tensor, Tensor]:
+        rows.append(white)
+        return drawn(self, white)
+
+    monkeypatch.setattr(Proposal, "drawn", dear)
+    monkeypatch.setattr(time, "process_time", lambda: real() + 0.02 * sum(map(len, rows)))
+    vars(posterior).pop("_latest", None)
+    table = posterior._draws_until(time.process_time() + 2.0)
+    num = len(next(iter(table.values())))
+    assert 64 <= num <= 112
+    posterior._check(time.process_time())
+    assert len(torch.cat(rows).unique(dim=0)) == len(torch.cat(rows)) == num
 
 
 def test_a_posterior_keeps_how_long_its_fit_took(tmp_path) -> None:
