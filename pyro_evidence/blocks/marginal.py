@@ -261,7 +261,7 @@ def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tens
         by_theta, by_w, by_nodes = pullbacks(total, (theta, w, at_nodes))
         back = _solved_by_products(found.slope, at_nodes, W, by_w + by_nodes)
         by_theta = by_theta - pullback(found.slope, theta, back)
-        marginal.density.evaluated.clear()  # with its graph
+        marginal.density.evaluated.clear()  # tables of this place, which no other asks for
         return by_theta, partial
 
 

@@ -305,11 +305,8 @@ class Evaluated:
 
     def with_graph(self, density: BlockDensity) -> "Evaluated":
         """Families at this place again, with a graph in leaves of their own."""
-        known = density.evaluated.get("graph")
-        if known is None or not (torch.equal(known.u, self.u) and torch.equal(known.theta, self.theta)):
-            u, theta = (x.clone().requires_grad_() for x in (self.u, self.theta))
-            known = density.evaluated["graph"] = self._made(density, u, theta, True)
-        return known
+        u, theta = (x.clone().requires_grad_() for x in (self.u, self.theta))
+        return self._made(density, u, theta, True)
 
     @classmethod
     def _made(cls, density: BlockDensity, u: Tensor, theta: Tensor, create_graph: bool) -> "Evaluated":

@@ -195,8 +195,8 @@ def test_what_cannot_be_trusted_is_not_added_but_said(gain: float, error: float,
 
 
 def test_what_costs_too_much_is_left_to_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = fitted(clinics, outcomes())
     monkeypatch.setattr(inside, "PRICE", 1e4)
+    found = fitted(clinics, outcomes())
     assert inside_correction(found.integral) is None
     assert float(found.log_evidence) == float(found.integral.log_evidence)
     assert "quadrature" in found.log_evidence_error.method or "nodes" in found.log_evidence_error.method
