@@ -121,6 +121,7 @@ class Shifts:
         """
         numbers = [torch.clone(x) for x in (self.mean, self.mean_error, self.log_sd, self.log_sd_error)]
         unit = self.noise - self.noise.mean(0)
+        # errors that are all zero go together with none
         unit = unit / unit.square().mean(0).sqrt().clamp(min=torch.finfo(unit.dtype).tiny)
         above = beyond(1)
         sites = [name for name, _ in self.names]
@@ -131,7 +132,8 @@ class Shifts:
             spread = (2.0 * max(squares, size)) ** 0.5 / size  # of a mean of squares of such errors
             for value, error in (numbers[:2], numbers[2:]):
                 v, e = value[index], error[index]
-                variance = ((v.square() - e.square()).mean() + above * spread * e.square().mean()).clamp(min=0.0)
+                most = (v.square() - e.square()).mean() + above * spread * e.square().mean()
+                variance = most.clamp(min=0.0)  # less than errors alone make is no shift
                 total = variance + e.square()
                 share = torch.where((v.abs() > self.reach * total.sqrt()) | (e == 0.0), 1.0, variance / total)
                 value[index], error[index] = share * v, share.sqrt() * e
