@@ -121,8 +121,8 @@ class Shifts:
         """
         numbers = [torch.clone(x) for x in (self.mean, self.mean_error, self.log_sd, self.log_sd_error)]
         unit = self.noise - self.noise.mean(0)
-        # errors that are all zero go together with none
-        unit = unit / unit.square().mean(0).sqrt().clamp(min=torch.finfo(unit.dtype).tiny)
+        sd = unit.square().mean(0).sqrt()
+        unit = unit / sd.where(sd > 0.0, 1.0)  # errors that are all zero go together with none
         above = beyond(1)
         sites = [name for name, _ in self.names]
         for site in dict.fromkeys(sites):

@@ -141,15 +141,17 @@ class NestedPosterior(LaplacePosterior):
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         known = self._latest
-        at = max((known[0] == white[:1]).all(-1).nonzero().flatten().tolist(), default=0)
-        before = known[0][at : at + len(white)]
+        begin = max((known[0] == white[:1]).all(-1).nonzero().flatten().tolist(), default=0)
+        before = known[0][begin : begin + len(white)]
         num = int((before == white[: len(before)]).all(-1).byte().cumprod(0).sum())
-        found = [x[at : at + num] for x in known[1:]]
+        found = [x[begin : begin + num] for x in known[1:]]
         if num < len(white):
             begun, rest = time.process_time(), white[num:]
             found = [torch.cat(pair) for pair in zip(found, self.proposal.drawn(rest), strict=True)]
             vars(self)["_price"] = (time.process_time() - begun) / len(rest)
-            new = num if at + num == len(known[0]) else 0  # what follows another row there is kept with those before it
+            new = (
+                num if begin + num == len(known[0]) else 0
+            )  # what follows another row there is kept with those before it
             parts = zip(known, (white[new:], *(x[new:] for x in found)), strict=True)
             most = max(len(white), KEPT // white.shape[-1])
             known[:] = [torch.cat(pair)[-most:] for pair in parts]
