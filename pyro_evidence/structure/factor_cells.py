@@ -7,11 +7,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.distributions import Normal
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.coordinates import is_affine, is_identity
+from pyro_evidence.program import predictors
 from pyro_evidence.program.enumeration import term_cells
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.dependencies import Groups
@@ -150,7 +152,9 @@ class Member:
         return flat if self.rows is None else flat[self.rows]
 
     def elements(self, node: Any) -> Tensor:
-        """The precisions of a field's factors in their coordinates, ``(F, k, k)``."""
+        """The precisions of a field's factors, or of independent normals, in their coordinates, ``(F, k, k)``."""
+        if not hasattr(node["fn"], "elements"):
+            return predictors.gaussian_site(node, node["value"].numel())[1].double().reshape(-1, 1, 1)
         own: Tensor = node["fn"].elements.flatten(0, -3) * node["scale"]
         return own if self.design is None else self.design.mT @ own @ self.design
 
@@ -159,7 +163,7 @@ class Member:
 class FactorFamily:
     """Factors that depend on ``k`` coordinates each.
 
-    :ivar closed: whether second derivatives have a closed form, as those of Gaussian fields; else they are taken.
+    :ivar closed: whether second derivatives have a closed form, as those of Gaussian fields and independent normals.
     """
 
     members: tuple[Member, ...]
@@ -214,20 +218,23 @@ FieldValues = tuple[Tensor, Tensor | None]  # coordinates (F, k) of each factor,
 def field_values(
     joint: LogJoint, trace: Any, designed: Callable[[str, Tensor], FieldValues | None] = lambda *_: None
 ) -> dict[str, FieldValues]:
-    """By latent field that says its precision: the coordinates of its factors' values.
+    """By latent field that says its precision, and site of independent normals: coordinates of its factors' values.
 
     :param designed: what is known of the values ``(F, v)`` of a site that are not its coordinates.
     """
     found: dict[str, FieldValues] = {}
     for part in joint.latents:
         node = trace.nodes[part.name]
-        fn, scale = node["fn"], node["scale"]
-        if not hasattr(fn, "element_index") or not is_affine(part.transform) or node["mask"] is not None:
+        fn, scale, plain = node["fn"], node["scale"], is_identity(part.transform)
+        if plain and not joint.discrete and isinstance(predictors.unwrapped(fn).base, Normal):
+            if bool(predictors.gaussian_site(node, part.size)[2].all()):
+                first = joint.latents.slices[part.name].start
+                found[part.name] = torch.arange(first, first + part.size, device=joint.device).unsqueeze(-1), None
+        elif not hasattr(fn, "element_index") or not is_affine(part.transform) or node["mask"] is not None:
             continue
-        if not joint.discrete and not isinstance(scale, Tensor):
+        elif not joint.discrete and not isinstance(scale, Tensor):
             first = fn.event_shape.numel() * torch.arange(fn.batch_shape.numel())
             values = (first.to(fn.element_index)[:, None, None] + fn.element_index).flatten(0, 1)
-            plain = is_identity(part.transform)
             own = (joint.latents.slices[part.name].start + values, None) if plain else designed(part.name, values)
             if own is not None:
                 found[part.name] = own

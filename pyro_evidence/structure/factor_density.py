@@ -1,7 +1,7 @@
 """One log joint density whose curvature is a sum of small matrices: the second derivatives of each factor."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress, groupby
 from operator import itemgetter
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import Forward, passes, pullback, pullbacks
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, passes, pullback, pullbacks
+from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.precision.blocks import BlockPlan, elimination
 from pyro_evidence.precision.dense import Elements, Pattern, Plan, pattern_product
 from pyro_evidence.precision.elimination import coloured
@@ -168,7 +169,7 @@ class Structured(AutogradDensity):
     names: tuple[str, ...]  # sites whose factors are differentiated as they stand
     families: tuple[FactorFamily, ...]  # of these
     wide: tuple[FactorFamily, ...]  # of these, few that depend on many coordinates
-    varies: tuple[bool, ...] = ()  # whether second derivatives are others at other latents, of families, then of wide
+    followed: tuple[Tensor, Tensor] | None = None  # (D,), (T,) where the factors were found
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
     _seconds: dict[Chosen, Second] = field(default_factory=dict, repr=False, compare=False)
 
@@ -182,6 +183,16 @@ class Structured(AutogradDensity):
         if chosen not in self._seconds:
             self._seconds[chosen] = Second(self.size, tuple(f.index for f in compress(self.families, chosen)))
         return self._seconds[chosen]
+
+    @cached_property
+    def varies(self) -> tuple[bool, ...]:
+        """Which families, then which wide ones, have other second derivatives at a generic point than where found."""
+        if self.followed is None:
+            return ()
+        u, theta = self.followed
+        first, second = (replace(self, _kept=[])._factors(v, theta) for v in (u, generic_directions(3, len(u), u)[2]))
+        pairs = zip(first, second, strict=True)
+        return tuple(not bool(((a - b).abs() <= relative_rounding(a.dtype) * (1.0 + a.abs())).all()) for a, b in pairs)
 
     @property
     def size(self) -> int:

@@ -11,8 +11,8 @@ from torch.distributions import Normal
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.coordinates import is_identity
-from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullback
-from pyro_evidence.numerics.linalg import Label, has_room, relative_rounding, require_memory
+from pyro_evidence.numerics.derivatives import Forward, pullback
+from pyro_evidence.numerics.linalg import Label, has_room, require_memory
 from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.precision.elimination import coloured, num_cycles
 from pyro_evidence.program import predictors
@@ -202,8 +202,10 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
         return density
     if linear is None:
         at_once = factor_terms.terms_of_steps(followed.joint, (*narrow, *wide), followed.u, followed.theta)
-        density = replace(density, terms=at_once)
-    return replace(density, varies=_varies(density, followed.u, followed.theta))
+        if at_once is not None:  # its replay takes less time than a run of the model for closed forms
+            plain = tuple(replace(family, closed=False) for family in narrow)
+            density = replace(density, terms=at_once, families=plain)
+    return replace(density, followed=(followed.u, followed.theta))
 
 
 def followed_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> FollowedSums | None:
@@ -237,14 +239,7 @@ def with_sums(followed: FollowedSums, linear: SparsePredictors | None) -> Struct
     density = Structured(joint, slots, terms, linear=linear, names=names, families=own, wide=())
     if not _affordable(density):
         return None
-    return replace(density, varies=_varies(density, followed.u, followed.theta))
-
-
-def _varies(density: Structured, u: Tensor, theta: Tensor) -> tuple[bool, ...]:
-    """Which families have other second derivatives at a generic point than at the one that was followed."""
-    first, second = (replace(density, _kept=[])._factors(v, theta) for v in (u, generic_directions(3, len(u), u)[2]))
-    pairs = zip(first, second, strict=True)
-    return tuple(not bool(((a - b).abs() <= relative_rounding(a.dtype) * (1.0 + a.abs())).all()) for a, b in pairs)
+    return replace(density, followed=(followed.u, followed.theta))
 
 
 def _affordable(density: Structured) -> bool:
