@@ -181,20 +181,23 @@ def _one_by_one(
     u, values, missing = start.clone(), [-torch.inf] * len(start), Diagonal(torch.ones_like(start[:1]))
     members, factors = list[Precision]([missing]) * len(start), problem.factors if problem.nodes == 1 else None
     held = 1 if factors is None else factors.density.plan.num_bytes  # for each of the rows that are searched together
-    for rows in torch.arange(len(start)).split(max(1, min(MOST_TOGETHER, FLOAT * batched.BATCH_NUMBERS // held))):
-        together = _near(problem, theta[rows], start[rows])
+    for rows in torch.arange(len(start)).split(max(1, min(MOST_TOGETHER, FLOAT * batched.HELD_NUMBERS // held))):
+        together = _near(problem, theta[rows], start[rows], light)
         for row, near in zip(rows.tolist(), together or [None] * len(rows), strict=True):
             state = near or _state(problem, theta[row], start[row], again[row] if together else max(1, again[row]))
             if state is not None:
                 u[row], values[row], members[row] = state.u, float(state.log_evidence), state.precision
-                if light and factors is not None:
+                if light and factors is not None and not isinstance(state.precision, Remade):
                     again_at = partial(factors.precision, state.u, theta[row])
                     members[row] = Remade(again_at, state.precision.log_det)
     return u, Separate(tuple(members)), torch.tensor(values, dtype=torch.float64, device=theta.device)
 
 
-def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState | None] | None:
-    """The states to which a few steps lead that all rows take together; None where they cannot be taken together."""
+def _near(problem: Problem, theta: Tensor, start: Tensor, light: bool) -> list[LaplaceState | None] | None:
+    """The states to which a few steps lead that all rows take together; None where they cannot be taken together.
+
+    :param light: as for :func:`solve_inner`.
+    """
     found: list[LaplaceState | None] = [None] * len(theta)
     if problem.marginal is not None:
         prior = log_priors(problem, theta)
@@ -209,7 +212,9 @@ def _near(problem: Problem, theta: Tensor, start: Tensor) -> list[LaplaceState |
         modes = [mode for part in parts for mode in problem.factors.near_modes(*part, limits)]
         for row, mode in enumerate(modes):
             if mode is not None:
-                found[row] = state_at(problem, theta[row], mode, 0, log_hyperprior=prior[row])
+                found[row] = state = state_at(problem, theta[row], mode, 0, log_hyperprior=prior[row])
+                if light and mode.make is not None:
+                    found[row] = replace(state, precision=Remade(mode.make, state.precision.log_det))
     else:
         return None
     return found

@@ -29,9 +29,13 @@ SHIFTS = 12  # tenfold ones that are tried where the curvature is not positive d
 
 @dataclass(frozen=True)
 class StructuredMode(newton.Mode):
-    """Modes with a factorised precision each, or with what was wrong with it."""
+    """Modes with a factorised precision each, or with what was wrong with it.
+
+    :ivar make: the precision again, of one mode without another run of the model; None where that takes one.
+    """
 
     found: tuple[StructuredPrecision | NotPositiveDefinite, ...] = ()
+    make: Callable[[], Precision] | None = None
 
     def factorised(self, row: int, label: Label) -> StructuredPrecision:
         """The precision of one row.
@@ -121,7 +125,7 @@ class StructuredProblem:
         far = cold and self.density.linear is None
         modes = [self._mode(row, theta, limits, far) for row in u.detach()]
         parts = {f.name: torch.cat([getattr(mode, f.name) for mode in modes]) for f in fields(newton.Mode)}
-        return StructuredMode(**parts, found=tuple(mode.found[0] for mode in modes))
+        return StructuredMode(**parts, found=tuple(mode.found[0] for mode in modes), make=None)
 
     @property
     def takes_rows(self) -> bool:
@@ -133,7 +137,7 @@ class StructuredProblem:
 
         :return: None for rows where these do not arrive.
         """
-        density, limits = self.density, replace(limits, num_steps=SOON, watch=no_callback)
+        density, limits, rows = self.density, replace(limits, num_steps=SOON, watch=no_callback), None
         if density.linear is None:
             gradient = newton.gradient_of(density, theta)
             found = self._search(
@@ -153,7 +157,16 @@ class StructuredProblem:
                 found = replace(mode, log_joint=value, gradient=slope, decrement=decrement, converged=rests)
             except (ArithmeticError, RuntimeError, ValueError):  # of one bad row; each is searched by itself then
                 return [None] * len(u)
-        return [found.row(i) if arrived else None for i, arrived in enumerate(found.converged.tolist())]
+        modes = [found.row(i) if arrived else None for i, arrived in enumerate(found.converged.tolist())]
+        if rows is None:
+            return modes
+        make = [partial(self._again, rows, i, found.u[i : i + 1]) for i in range(len(u))]
+        return [mode and replace(mode, make=own) for mode, own in zip(modes, make, strict=True)]
+
+    def _again(self, rows: "PredictorRows", row: int, u: Tensor) -> StructuredPrecision:
+        with torch.enable_grad():  # whoever asks for draws may have switched it off
+            elements = rows.elements(u, torch.tensor([row]))[0]
+        return self.density.plan.factorise(elements, self.label)
 
     def _mode(self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool) -> StructuredMode:
         """The mode that one start ``(D,)`` leads to."""
