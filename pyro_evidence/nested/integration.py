@@ -568,12 +568,11 @@ def _by_kriging(found: OuterMode, where: Standardisation, tolerance: float) -> I
         nearest = rule.log_weights + searched.log_ratio[torch.cdist(rule.nodes, searched.z).argmin(-1)]
         log_share = torch.maximum(log_mass, nearest) - log_evidence
         z, phi, log_share = (x[log_share > NEGLIGIBLE] for x in (rule.nodes, phi, log_share))
-        away, covariance = ((phi - mean) / sd).mT, curve.error_covariance(z)
-        spread = covariance.diagonal().relu().sqrt()  # below 0 by rounding alone
+        away, (spread, variances) = ((phi - mean) / sd).mT, curve.errors(z)
         grown = torch.where(spread > 0, spread.expm1() / spread, 1.0)  # a log density that is wrong by nats
         moments = torch.cat([away, math.sqrt(0.5 * math.pi) * away.abs() - 1.0]) / SD_PER_NAT
         ways = torch.cat([torch.ones_like(away[:1]), moments]) * (log_share.exp() * grown)
-        errors = STANDARD_ERRORS * ((ways @ covariance) * ways).sum(-1).relu().sqrt()
+        errors = STANDARD_ERRORS * variances(ways).relu().sqrt()
         if float(errors.max()) <= tolerance / MOVES or len(searched.z) >= MOST_SEARCHED:
             integral, error = searched.integral(found, where, num), moved + float(errors[0])
             assert isinstance(integral.density, Interpolated)

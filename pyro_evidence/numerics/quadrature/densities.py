@@ -405,18 +405,25 @@ class Kriged(Trend):
         """The value at rows ``(R, d)``, ``(R, 1)``."""
         return self._terms(z) @ self._coefficients + self._covariance(z) @ (self._annihilator @ self.values)
 
-    def error_covariance(self, z: Tensor) -> Tensor:
-        """Covariance ``(R, R)`` of the errors at rows ``(R, d)``, scaled by how far nodes are from the others' curve.
+    def errors(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Standard errors ``(R,)`` at rows ``(R, d)``, scaled by how far nodes are from the others' curve.
 
-        A node left out is at ``values - e / diag``, ``e = G values`` (Dubrule, 1983).
+        And the variances of sums of the errors by weights ``(S, R)``, ``(S,)``.  A node left out is at
+        ``values - e / diag``, ``e = G values`` (Dubrule, 1983).
         """
         unit = (self._annihilator @ self.values).squeeze(-1) * self._annihilator.diagonal().rsqrt()
-        covariance, among = self._covariance(z), replace(self, z=z)._covariance(z)
-        apart = self._terms(z) - covariance @ self._inverse @ self._terms(self.z)
-        left = among - covariance @ self._inverse @ covariance.mT + apart @ self._design @ apart.mT
         nearest = torch.cdist(z, self.z).topk(min(4, len(self.z)), largest=False).indices
-        size = unit[nearest].square().mean(-1).sqrt()
-        return size.unsqueeze(-1) * left * size
+        size, covariance = unit[nearest].square().mean(-1).sqrt(), self._covariance(z)
+        apart = self._terms(z) - covariance @ self._inverse @ self._terms(self.z)
+
+        def variances(weights: Tensor) -> Tensor:
+            own = weights * size
+            seen, trend = own @ covariance, own @ apart
+            each = own * (own @ replace(self, z=z)._covariance(z))
+            return each.sum(-1) - ((seen @ self._inverse) * seen).sum(-1) + ((trend @ self._design) * trend).sum(-1)
+
+        left = 1.0 - ((covariance @ self._inverse) * covariance).sum(-1) + ((apart @ self._design) * apart).sum(-1)
+        return size * left.relu().sqrt(), variances  # below 0 by rounding alone
 
     def _covariance(self, z: Tensor) -> Tensor:
         """That of a Matern process of smoothness 5/2, ``(R, K)``."""
