@@ -150,31 +150,34 @@ def round_of_all(laplace: LaplaceState, found: Slope, index: Tensor, others: Ten
     def surrogate(move: Tensor) -> Tensor:
         return density.log_joint(u, origin.index_add(0, index, move)).sum() + rest @ move
 
-    move = torch.zeros(len(index)).to(origin)
+    move = torch.zeros(len(index)).to(origin).requires_grad_()
+    height = surrogate(move)
     for _ in range(ROUNDS):
-        new = _newton(surrogate, move, farthest)
+        new, height = _newton(surrogate, move, height, farthest)
         settled = bool(((new - move).abs() < 0.01).all())
         move = new
         if settled:
             break
-    return move
+    return move.detach()
 
 
-def _newton(f: Callable[[Tensor], Tensor], x: Tensor, farthest: float) -> Tensor:
-    """One Newton step uphill, halved until it goes up; ``x`` itself where none does."""
-    x = x.detach().requires_grad_()
-    height = f(x)
+def _newton(f: Callable[[Tensor], Tensor], x: Tensor, height: Tensor, farthest: float) -> tuple[Tensor, Tensor]:
+    """One Newton step uphill from where ``f`` is ``height``, halved until it goes up, and ``f`` there, with graphs.
+
+    ``x`` itself where none does.
+    """
     first = pullback(height, x, create_graph=True)
     second = passes(first, x, torch.eye(len(x)).to(x), False)
     step = inverted(-second, first.detach()) @ first.detach()
     step = step.clamp(-LONGEST_ROUND, LONGEST_ROUND)
 
-    def trial(scale: float) -> tuple[float, Tensor]:
-        new = (x.detach() + scale * step).clamp(-farthest, farthest)
-        return float(f(new).detach()), new
+    def trial(scale: float) -> tuple[float, tuple[Tensor, Tensor]]:
+        new = (x.detach() + scale * step).clamp(-farthest, farthest).requires_grad_()
+        value = f(new)
+        return float(value.detach()), (new, value)
 
     found = first_accepted(trial, float(height.detach()), search=Backtracking(any_rise, num_trials=6))
-    return x.detach() if found is None else found
+    return (x, height) if found is None else found
 
 
 def rescaled(problem: Problem, metric: Tensor, s: Tensor, y: Tensor) -> Tensor:
