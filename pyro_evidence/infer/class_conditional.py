@@ -105,9 +105,7 @@ class ClassConditional(ClassProbabilities):
             )
             name = f"{label:g}" if isinstance(label, float) else label
             axes.plot([], [], **(points | line), label=f"class {name}")
-        axes.set(xlabel=f"input {inputs[0]}", ylabel=f"input {inputs[1]}")
-        axes.legend()
-        return axes
+        return display.with_labels(axes, f"input {inputs[0]}", f"input {inputs[1]}")
 
     def _by_class(self, X: Tensor | None, labels: Tensor | None) -> list[Tensor]:
         """The rows of each class; none where there are no data."""

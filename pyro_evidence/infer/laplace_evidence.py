@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -152,20 +152,18 @@ class LaplaceEvidence(Resumable):
         try:
             posterior = self._all_or_nested(args, kwargs)
         except StructureSites:
-            fit = partial(self._with_structure, (args, kwargs))
+            quiet = replace(self, stop=replace(self.stop, progress=False))
+
+            def fit(values: dict[str, Tensor]) -> LaplacePosterior:
+                found: LaplacePosterior = replace(quiet, model=fixed(self.model, values)).run(*args, **kwargs)
+                return found
+
             self._over = results.over_structures(self.model, (args, kwargs), fit, self.start, self.stop)
             return self._over
         found = posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
         _ = (
             found.log_evidence
         )  # what a fit is for: where part of it is known by draws alone, they are in the fit's time
-        return found
-
-    def _with_structure(self, data: Arguments, values: dict[str, Tensor]) -> LaplacePosterior:
-        """The posterior of one structure of the model, by an engine of the same settings."""
-        engine = copy.copy(self)
-        engine.model, engine.stop = fixed(self.model, values), replace(self.stop, progress=False)
-        found: LaplacePosterior = engine.run(*data[0], **data[1])
         return found
 
     def _all_or_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
@@ -188,7 +186,7 @@ class LaplaceEvidence(Resumable):
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         """Modes at the first hyperparameters, hyperparameters of the highest log evidence, posterior."""
-        with self._constants_named(), self._scales_named(args, kwargs):
+        with self._causes_named(partial(LogJoint, self.model, args, kwargs, maximise=self.maximise)):
             self._start(args, kwargs)
             best = self._maximise()
             if not is_certified(best.state.laplace):
@@ -197,27 +195,24 @@ class LaplaceEvidence(Resumable):
             return self._checked(best)
 
     @contextmanager
-    def _constants_named(self) -> Iterator[None]:
-        """Inside, a fit that fails for constant targets says so, where a latent site sets their noise."""
+    def _causes_named(self, joint: Callable[[], LogJoint] | None) -> Iterator[None]:
+        """Inside, a fit that fails for constant targets says so, where a latent site sets their noise.
+
+        And one that finds no mode says which scales ``marginalise`` has left to one, if any.
+
+        :param joint: makes the log joint of all sites; None where all have been looked at.
+        """
         self._constant: Constant | None = None
         try:
             yield
         except ArithmeticError as error:
-            if self._constant is None:
+            if self._constant is not None:
+                said = constant_targets(self._constant, "give it a prior that has no mass near 0, such as LogNormal")
+                raise BadInput(f"{said} The fit has ended so: {error}") from error
+            if self.marginalise is None or joint is None:
                 raise
-            said = constant_targets(self._constant, "give it a prior that has no mass near 0, such as LogNormal")
-            raise BadInput(f"{said} The fit has ended so: {error}") from error
-
-    @contextmanager
-    def _scales_named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        """Inside, a fit that finds no mode says which scales ``marginalise`` has left to one, if any."""
-        try:
-            yield
-        except ArithmeticError as error:
-            if self.marginalise is None:
-                raise
-            given, joint = list(self.marginalise), LogJoint(self.model, args, kwargs, maximise=self.maximise)
-            left = sorted({*marginalised_sites(joint, None)} - {*given})
+            given = list(self.marginalise)
+            left = sorted({*marginalised_sites(joint(), None)} - {*given})
             if not left:
                 raise
             raise type(error)(
@@ -384,7 +379,7 @@ class LaplaceEvidence(Resumable):
                 f"for which all rows must be at hand: pass them to run(...). Or pass maximise={list(outside)} to "
                 "maximise them, or marginalise=() for one Gaussian over everything."
             )
-        with self._constants_named():
+        with self._causes_named(None):
             if sites:
                 problem = self._of_groups(chunks, first, sites)
             else:

@@ -305,27 +305,16 @@ class MPPCAPosterior(LaplacePosterior):
 
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:
         """And components and columns that are left; without a dense curvature what comes from ratios is nan."""
-        found = super()._described(check) if self._is_checkable else self._without_ratios()
-        found["notes"] = [*found.get("notes", ())]
+        found = super(MPPCAPosterior, replace(self, refusal=""))._described(check)  # a log evidence of nan is told so
+        if self.refusal:
+            found["failed_restarts"].append(self.refusal)
+        if not isinstance(self.state.precision, Dense):
+            found["curvature"] = "responsibilities held"
         if self.limit and self.num_components > 1:
             more = f"more components are not tried: {self.limit}. Offer some more, until one is left out"
-            found["notes"].append(more)
+            found["notes"] = [*found["notes"], more]
         numbers = {"num_components": self.num_components, "num_components_limited_by": self.limit}
         return found | numbers | {"num_latents": self.num_latents.tolist()}
-
-    def _without_ratios(self) -> dict[str, Any]:
-        return {
-            "status": self.status,
-            "log_evidence": math.nan if self.refusal else float(self.log_evidence),
-            "log_evidence_per_step": list(self.log_evidences),
-            "log_evidence_per_restart": self.restarts.tolist(),
-            "failed_restarts": [*self.failures, *([self.refusal] if self.refusal else [])],
-            "gradient_norm": max(self.state.decrement, 0.0) ** 0.5,
-            "smallest_eigenvalue": self._smallest_eigenvalue(),
-            "curvature": "exact_hessian" if isinstance(self.state.precision, Dense) else "responsibilities held",
-            "num_pruned": int((~self.state.problem.active).sum()),
-            **diagnostics.NOT_CHECKED,
-        }
 
     def _record(self) -> dict[str, Any]:
         analysers = {f.name: getattr(self.analysers, f.name) for f in fields(FactorAnalysers)}

@@ -295,7 +295,7 @@ class PRBFPosterior(ClassProbabilities, archive.Saved):
         """
         axes = display.axes_or_own(axes)
         display.check_plane("inputs", inputs, self.loc.shape[-1])
-        plane, (x, y) = torch.tensor(inputs), inputs
+        plane = torch.tensor(inputs)
         tril = torch.linalg.cholesky(self.covariance[:, plane.unsqueeze(-1), plane])
         owner = self.purity.argmax(-1)
         for j in (self.mixing > 0).any(0).nonzero().flatten().tolist():
@@ -303,6 +303,4 @@ class PRBFPosterior(ClassProbabilities, archive.Saved):
             display.ellipse(axes, self.loc[j, plane], tril[j], 1.0, **display.line_of(int(owner[j])), linewidth=width)
         for label in owner.unique().tolist():
             axes.plot([], [], **display.line_of(label), label=f"kernels of class {label}")
-        axes.set(xlabel=f"input {x}", ylabel=f"input {y}")
-        axes.legend()
-        return axes
+        return display.with_labels(axes, f"input {inputs[0]}", f"input {inputs[1]}")
