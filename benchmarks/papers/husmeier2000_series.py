@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,8 +18,15 @@ from pyro_evidence import datasets
 from pyro_evidence.mixture import BoundedInflation, Unregularised, WeightDecay, corrected
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import fit as mixture_fit
-from pyro_evidence.mixture import mode as mixture_mode
-from pyro_evidence.mixture.expectation import Mixture, MixtureData, mixture_data, natural_parameters, responsibilities
+from pyro_evidence.mixture.expectation import (
+    Mixture,
+    MixtureData,
+    e_step,
+    mixture_data,
+    natural_parameters,
+    responsibilities,
+    solve_weights,
+)
 from pyro_evidence.mixture.updates import SharedParameters, Update, estep
 from pyro_evidence.numerics.evidence import log_evidence as laplace
 
@@ -84,7 +91,9 @@ def committee(log_densities: Tensor) -> float:
 
 def log_evidence(nets: Networks, at: Mixture) -> Tensor:
     """Laplace, full Hessian, at the weights' mode, nats, shape ``(R,)``."""
-    mode = mixture_mode.find_mode(nets.train, at, num_em=20, num_newton=0)
+    mode = at
+    for _ in range(20):  # Newton's full Hessian of all networks would not fit into memory
+        mode = replace(mode, w=solve_weights(e_step(nets.train, mode), nets.train.layout, mode))
     A = mixture_evidence.full(nets.train, mode, estep(nets.train, mode, nets.ties, mixture_evidence.full).stats)
     log_det = mixture_evidence.well_determined(A, mode.alpha).log_det
     found = laplace(mixture_evidence.log_joint(nets.train, mode), log_det, mode.alpha[0].numel())

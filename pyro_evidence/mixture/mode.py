@@ -101,18 +101,14 @@ class _OneOfMany(_Rows):
         return self.last.clone()
 
 
-def find_mode(data: MixtureData, mixture: Mixture, num_em: int = 4, num_newton: int = 50) -> Mixture:
+def find_mode(data: MixtureData, mixture: Mixture) -> Mixture:
     """The mixture with its weights at a posterior mode: a few EM steps, then Newton with the full Hessian.
 
     Where data are many one Hessian serves for several steps.
-
-    :param num_newton: 0 where the full Hessian would not fit into memory; then give more EM steps.
     """
-    for _ in range(num_em):
+    for _ in range(4):
         mixture = replace(mixture, w=solve_weights(e_step(data, mixture), data.layout, mixture))
-    if not num_newton:
-        return mixture
-    polished, limits = [], newton.Limits(TOLERANCE, num_newton)
+    polished, limits = [], newton.Limits(TOLERANCE, 50)
     for rows in chunks(data, mixture):
         some, some_data = mixture[rows], rows_of(data, rows)
         many = some.w.numel() * data.num_rows > expectation.SHARD

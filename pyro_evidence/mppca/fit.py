@@ -56,6 +56,7 @@ from pyro_evidence.mppca.updates import (
 )
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.numerics.linalg import fix_signs
+from pyro_evidence.program.checks import bad_entries
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import Start, seeded
 
@@ -311,12 +312,8 @@ def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) 
     if has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory
         bad = Y.isinf() if gappy else ~Y.isfinite()
         if bool(bad.any()):
-            row, column = bad.nonzero()[0].tolist()
-            num = [int(Y.isnan().sum()), int(Y.isinf().sum())]
-            raise BadInput(
-                f"Y, shape {tuple(Y.shape)}, contains {num[0]} nan and {num[1]} inf, first in row {row}, column "
-                f"{column}; expected numbers. Drop such rows: Y[Y.isfinite().all(1)]."
-            )
+            held = f"Y, shape {tuple(Y.shape)}{bad_entries(Y)}"
+            raise BadInput(f"{held}; expected numbers. Drop such rows: Y[Y.isfinite().all(1)].")
     whole, largest = Y.nan_to_num(0.0) if has_gaps(Y) else Y, torch.finfo(Y.dtype).max ** 0.25
     found = float(torch.stack(whole.aminmax()).abs().max())
     if found > largest:

@@ -27,15 +27,13 @@ class _Density(DensityMixin, Estimator):
     :ivar covariances_: ``(n_components_, D, D)``, for every kind of noise.
     """
 
-    _engine: Any  # called for an engine with this estimator's settings
+    _engine: Any  # for rows of so many columns
     _components: Any  # weights, means, covariances, numbers that are free; of pruned components too
 
     def fit(self, X: Array, y: Array = None) -> "_Density":
         """Fit to rows ``X`` ``(N, D)``; ``y`` is not looked at."""
-        return self._fit(self._engine(), self._checked(X, ensure_min_samples=2))
-
-    def _fit(self, engine: EvidenceEM, X: Array) -> Any:
-        posterior: Any = engine.run(tensor(X))
+        X = self._checked(X, ensure_min_samples=2)
+        posterior: Any = self._engine(X.shape[1]).run(tensor(X))
         self.posterior_, kept, self.n_components_ = posterior, posterior.active, int(posterior.num_components)
         self.weights_, self.means_, self.covariances_, free = (array(part[kept]) for part in self._components)
         self._num_free = int(free.sum()) + self.n_components_ - 1
@@ -88,7 +86,7 @@ class _GaussianMixture(Estimator):
     n_init: int | None = None
     random_state: int | None = None
 
-    def _engine(self) -> EvidenceEM:
+    def _engine(self, num_columns: int) -> EvidenceEM:
         model = gaussian_mixture(self.n_components, noise=self.noise or DiagonalNoise())
         return EvidenceEM(model, start=Start(restarts=self.n_init, seed=self.random_state), stop=QUIET)
 
@@ -139,16 +137,12 @@ class MPPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Density):
     n_init: int | None = None
     random_state: int | None = None
 
-    def fit(self, X: Array, y: Array = None) -> "_Density":
-        """Fit to rows ``X`` ``(N, D)``; ``y`` is not looked at."""
-        X = self._checked(X, ensure_min_samples=2)
-        latents = max(1, min(2, X.shape[1] - 1)) if self.n_latents is None else self.n_latents
-        if X.shape[1] <= latents:
-            raise BadInput(f"n_latents={latents}, X has {X.shape[1]} feature(s); expected fewer latents than columns.")
+    def _engine(self, num_columns: int) -> EvidenceEM:
+        latents = max(1, min(2, num_columns - 1)) if self.n_latents is None else self.n_latents
+        if num_columns <= latents:
+            raise BadInput(f"n_latents={latents}, X has {num_columns} feature(s); expected fewer latents than columns.")
         model = planes.mppca(self.n_components, latents, alpha=planes.PerColumn())
-        engine = EvidenceEM(model, start=Start(restarts=self.n_init, seed=self.random_state), stop=QUIET)
-        found: _Density = self._fit(engine, X)
-        return found
+        return EvidenceEM(model, start=Start(restarts=self.n_init, seed=self.random_state), stop=QUIET)
 
     @property
     def _components(self) -> tuple[Tensor, ...]:
@@ -192,7 +186,7 @@ class ClassConditionalMixture(_GaussianMixture, Classifier):
     """
 
     def _fitted(self, X: Tensor, t: Tensor, weight: Tensor | None) -> Any:
-        return class_conditional(self._engine(), X, t)
+        return class_conditional(self._engine(X.shape[1]), X, t)
 
     @property
     def log_evidence_(self) -> float:
