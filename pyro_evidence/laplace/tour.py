@@ -46,10 +46,13 @@ FEWEST = 64  # rows, whatever they cost
 WEIGHTED = 8_000  # draws: the log evidence is then known to .01 nats where they keep half of their weight
 OF_EACH = 256  # of them at least, whatever they cost, at each mode: a tenth of the rows of the climbs that found it
 PRECISE, MORE = 0.005, 8.0  # nats, the standard error for which more are drawn in the end, up to so many times as many
+FINITE = 0.5  # k-hat below which weights have a variance: their standard error then falls as more are drawn
 HEAVY = 0.2  # of the draws at each mode, from a t distribution: densities fall as slowly as Cauchy's, or exponentially
 WIDE, PRIOR = 0.1, 256  # of the draws, from what is as wide as the prior, of which so many draws tell
 PARTS, MOST_PARTS = 10, 20  # of the draws, that a normal at a heavy one has; and so many such normals
 DEGREES = 2.0  # of freedom of these: the square of such a draw's length is a normal one's over an exponential number
+POWERS = (0.1, 0.2, 0.4, 0.7, 1.0)  # of the density at which walkers move, so that valleys between them are shallow
+WALKERS, MOVES, FAMILIES = 512, 16, 8  # moves at each power; normals fitted to where walkers end, in as many rounds
 FOR_MOMENTS = 3  # times as many draws as in a turn, of which each set of unused elements has its share
 TURNS = 2  # of adaptation: the second sees what the first has left in the tails
 NEARLY_ALL = 0.9  # of the draws that weights leave: a tail that looks heavy then holds next to nothing
@@ -133,7 +136,7 @@ class NormalMixture:
 class ActiveDensity:
     """``log p(D, w | hyperparameters)`` of rows ``(S, d)``: the active unconstrained coordinates.
 
-    Angles are turns on the real line, from ``cut - 1`` to ``cut``: an unconstrained one is infinite where they close.
+    Angles are log odds of how far they are from a cut, in turns: where they close, an unconstrained one is infinite.
     """
 
     joint: LogJoint
@@ -153,13 +156,12 @@ class ActiveDensity:
         x = u[..., self.active]
         if self.cut is None:
             return x
-        turns = x.sigmoid()
-        return x.where(self.cut.isnan(), turns - (turns > self.cut).to(x))
+        return x.where(self.cut.isnan(), (x.sigmoid() - self.cut).remainder(1.0).logit())
 
     def embedded(self, x: Tensor) -> Tensor:
         """Rows ``(S, d)`` as rows ``(S, D)`` of all coordinates."""
         if self.cut is not None:
-            x = x.where(self.cut.isnan(), x.remainder(1.0).logit())
+            x = x.where(self.cut.isnan(), (x.sigmoid() + self.cut).remainder(1.0).logit())
         if self.size == len(self.active):
             return x
         u = self.centre.expand(len(x), -1).clone()
@@ -178,10 +180,9 @@ class ActiveDensity:
             value = torch.cat([self.density.log_joint(part, self.theta) for part in u.split(rows_at_once(self.joint))])
         if self.cut is None:
             return value
-        outside = ((x > self.cut) | (x < self.cut - 1.0)).any(-1)  # comparisons with nan are false
-        logit = u[:, self.active][:, ~self.cut.isnan()]
-        log_det = torch.nn.functional.softplus(torch.stack([logit, -logit])).sum((0, -1))
-        return (value + log_det).masked_fill(outside, -torch.inf)
+        logits = torch.stack([u[:, self.active], x])[..., ~self.cut.isnan()]
+        log_slopes = torch.nn.functional.softplus(torch.stack([logits, -logits])).sum((0, -1))
+        return value + log_slopes[0] - log_slopes[1]
 
     def with_angles(self, modes: Sequence[LaplaceState]) -> "ActiveDensity":
         """This density with coordinates on an interval as angles, where the density is the same at both of its ends.
@@ -537,7 +538,7 @@ def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0, density: ActiveD
     loc, precisions = torch.stack([mode.u[active] for mode in modes]), tuple(mode.precision for mode in modes)
     if density is not None and density.cut is not None:
         loc = torch.stack([density.reduced(mode.u) for mode in modes])
-        precisions = tuple(_of_turns(mode, density.cut) for mode in modes)
+        precisions = tuple(_in_coordinates(density, mode, x) for mode, x in zip(modes, loc, strict=True))
     if not heavy:
         return NormalMixture(mixing, loc, precisions, active)
     mixing = torch.cat([mixing + math.log1p(-heavy), mixing + math.log(heavy)])
@@ -545,11 +546,11 @@ def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0, density: ActiveD
     return NormalMixture(mixing, loc.repeat(2, 1), precisions * 2, active, kinds)
 
 
-def _of_turns(mode: LaplaceState, cut: Tensor) -> Dense:
-    """The precision at a mode, of turns where ``cut`` ``(d,)`` is not nan: ``dp / du = p (1 - p)``."""
-    slope = torch.ones_like(mode.u)
-    turns = mode.u[mode.problem.active].sigmoid()
-    slope[mode.problem.active] = (turns * (1.0 - turns)).where(~cut.isnan(), 1.0)
+def _in_coordinates(density: ActiveDensity, mode: LaplaceState, x: Tensor) -> Dense:
+    """The precision at a mode, whose coordinates are ``x`` ``(d,)``, where some are angles: ``dp / du = p (1 - p)``."""
+    slope, active = torch.ones_like(mode.u), density.active
+    turns, apart = mode.u[active].sigmoid(), x.sigmoid()
+    slope[active] = (turns * (1.0 - turns) / (apart * (1.0 - apart))).where(~density.cut.isnan(), 1.0)
     covariance = mode.precision.solve(torch.eye(len(slope)).to(slope)) * slope * slope.unsqueeze(-1)
     return Dense(torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(covariance))).unsqueeze(0))
 
@@ -609,6 +610,38 @@ def _with_unused(
     return _beside(first, found) if found else first
 
 
+def _with_walkers(first: NormalMixture, at_modes: NormalMixture, density: ActiveDensity, seed: int) -> NormalMixture:
+    """A mixture with half of the draws, beside normals and t distributions fitted to draws that walk from the modes.
+
+    What holds mass far from all modes, such as where a size is near zero and what it multiplies is as under its prior,
+    is reached at low powers of the density.  Moves are along differences of two others, ter Braak (2006), eq. 2, of
+    random length; from power to power walkers are resampled; the fit is by EM.
+    """
+    generator, num, size = seeded(seed), WALKERS, density.size
+    x = at_modes.unwhiten(quasi_normal(num, size + 1, seed).to(density.centre))
+    height = density.log_joint(x)
+    for before, power in itertools.pairwise((POWERS[0], *POWERS)):
+        log_weights = torch.where(height.isfinite(), (power - before) * height, -math.inf)
+        kept = importance.resampled(log_weights.softmax(0), num, generator)
+        x, height = x[kept], height[kept]
+        for _ in range(MOVES):
+            a, b = (torch.randperm(num, generator=generator) for _ in range(2))
+            length, level = torch.rand(2, num, 1, generator=generator, dtype=torch.float64).to(x)
+            y = x + 2.38 / (2 * size) ** 0.5 * length * (x[a] - x[b])
+            there = density.log_joint(y)
+            moved = level[:, 0].log() < power * (there - height)
+            x, height = x.where(~moved.unsqueeze(-1), y), height.where(~moved, there)
+    narrow = _moments(0.5 * x, torch.ones_like(height), first.active)
+    if narrow is None:
+        return first
+    centres, shares = x[torch.randperm(num, generator=generator)[:FAMILIES]], torch.zeros(FAMILIES).to(x)
+    found = NormalMixture(shares, centres, (narrow[1],) * FAMILIES, first.active, (False,) * FAMILIES)
+    for _ in range(FAMILIES):
+        found = _with_moments(found, x, found.by_component(x).softmax(0))
+    tails = replace(found, log_mixing=found.log_mixing + math.log(HEAVY / (1.0 - HEAVY)), heavy=(True,) * FAMILIES)
+    return _beside(first, [found, tails])
+
+
 def _beside(first: NormalMixture, others: Sequence[NormalMixture], share: float = 0.5) -> NormalMixture:
     """One mixture beside others, which have a share of the draws, in proportion to what they sum to."""
     log_mixing = torch.cat([one.log_mixing for one in others]).log_softmax(0)
@@ -635,13 +668,14 @@ def integral_over(
     Where elements can be exchanged, and that is not precise, from t distributions where some are as under their prior.
     Adapted twice: normals of the weighted draws' shares, means and covariances stand beside the first ones, after
     Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15; then, where that is not precise, a normal at a time is added
-    where weights are largest.  Draws are quasi-random, so that the standard error is an upper bound in few dimensions.
+    where weights are largest.  Where it is far from precise, all begins anew with what walkers from the modes reach.
+    Draws are quasi-random, so that the standard error is an upper bound in few dimensions.
 
     :param num: of draws, each time; None: 8,000, fewer of many data, more in the end where the error asks for them.
     :param price: bytes that these draws may cost where ``num`` is None, but for 256 at each mode.
     :param density: at whose draws; None: that of which the modes are.
     :param exchange: elements of which one order is integrated, and all are counted.
-    :param unused: whether elements that are as under their prior are drawn from the beginning.
+    :param unused: whether draws from elements as under their prior, or from where walkers end, are there at first.
     :raises BadInput: when the density is zero at all draws.
     """
     given = num
@@ -649,11 +683,13 @@ def integral_over(
     affordable = within(price / (TURNS + MORE), density.joint, WEIGHTED)
     most, num = (1.0, num) if num else (MORE, max(affordable, min(OF_EACH * len(modes), WEIGHTED)))
     at_modes = proposal(modes, HEAVY, density)
-    first = (
-        _with_prior(at_modes, modes[0], density)
-        if exchange is None or not unused
-        else (_with_unused(at_modes, modes, exchange, FOR_MOMENTS * num, density))
-    )
+    if exchange is None or not unused:
+        first = _with_prior(at_modes, modes[0], density)
+    else:
+        first = _with_unused(at_modes, modes, exchange, FOR_MOMENTS * num, density)
+    walks = exchange is None and within(price, density.joint, WALKERS) == WALKERS
+    if walks and unused:
+        first, num = _with_walkers(first, at_modes, density, seed), given or max(num, FAMILIES * OF_EACH)
     mixture = first
 
     def heights(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -673,7 +709,8 @@ def integral_over(
             continue
         if turn == TURNS + 2 or _are_good(found, PRECISE if turn == TURNS else math.inf):
             break
-        if exchange is not None and not unused:
+        more_do = walks and found.pareto_k < FINITE and _are_good(found, PRECISE * MORE**0.5)
+        if not unused and not more_do and (walks or exchange is not None):
             return integral_over(modes, seed, given, density, exchange, price, unused=True)
         mixture, all_together = _where_heavy(mixture, x, inside, lambda x: heights(x)[1], piece, seed + TURNS + 3)
         if turn == TURNS and not importance.is_beyond(all_together.pareto_k, len(all_together.log_weights)):
@@ -754,17 +791,18 @@ def smoothed_weights(log_joint: Tensor, log_proposal: Tensor) -> Smoothed:
 def _adapted(first: NormalMixture, x: Tensor, weights: Tensor) -> NormalMixture:
     """The first components, with half of the draws, beside normals with the moments of weighted rows ``(S, d)``.
 
-    :param weights: of each row in each component that it was drawn from, ``(m M, S)``; one whose rows are too few for
-        a covariance is the first one again.
+    :param weights: of each row in each component that it was drawn from, ``(m M, S)``.
     """
-    weights = weights.reshape(-1, len(first.loc), len(x)).sum(0)
-    weights = weights / weights.sum()
-    share = weights.sum(-1).clamp(min=LEAST_SHARE / len(weights))  # none without draws
-    moments = [_moments(x, own, first.active) for own in weights]
-    locs = [loc if own is None else own[0] for own, loc in zip(moments, first.loc, strict=True)]
-    precisions = [p if own is None else own[1] for own, p in zip(moments, first.precisions, strict=True)]
-    normals = NormalMixture(share.log(), torch.stack(locs), tuple(precisions), first.active, (False,) * len(locs))
-    return _beside(first, [normals])
+    return _beside(first, [_with_moments(first, x, weights.reshape(-1, len(first.loc), len(x)).sum(0))])
+
+
+def _with_moments(before: NormalMixture, x: Tensor, weights: Tensor) -> NormalMixture:
+    """Normals with the moments of rows ``(S, d)`` by weights ``(M, S)``; where they are too few, those of before."""
+    share = (weights.sum(-1) / weights.sum()).clamp(min=LEAST_SHARE / len(weights))  # none without draws
+    moments = [_moments(x, own, before.active) for own in weights]
+    locs = [loc if own is None else own[0] for own, loc in zip(moments, before.loc, strict=True)]
+    precisions = [p if own is None else own[1] for own, p in zip(moments, before.precisions, strict=True)]
+    return NormalMixture(share.log(), torch.stack(locs), tuple(precisions), before.active, (False,) * len(locs))
 
 
 def _moments(x: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Dense] | None:

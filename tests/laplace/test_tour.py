@@ -122,6 +122,43 @@ def test_modes_that_are_no_images_are_not_left_out_by_nodes(monkeypatch: pytest.
     assert posterior.has_unlike_modes
 
 
+@pytest.mark.parametrize(("size", "seed"), [(0.0, 1), (0.4, 3)])
+def test_a_period_of_a_wave_that_is_hardly_there_is_as_under_its_prior(size: float, seed: int) -> None:
+    """Where the wave vanishes, period and phases are free, far from the mode, and that holds a part of the evidence.
+
+    Oracle: the offset on paper, under a prior that is flat where data see it; all else on a grid.
+    """
+    t, noise = torch.linspace(0.0, 60.0, 40), torch.randn(40, generator=torch.Generator().manual_seed(seed))
+    y = 5.0 + size * (math.tau * t / 10.4 + 1.0).cos() + noise
+
+    def wave(period: Tensor, phase: Tensor, place: Tensor) -> Tensor:
+        angle = math.tau * t / (9.0 + 3.0 * period) + phase
+        return angle.cos() + 0.3 * (2.0 * angle + place).cos()
+
+    def periodic(y: Tensor) -> None:
+        offset = pyro.sample("offset", dist.Uniform(-1000.0, 1000.0))
+        scale, period = (pyro.sample(name, dist.Uniform(0.0, 1.0)) for name in ("scale", "period"))
+        phase, place = (pyro.sample(name, dist.Uniform(0.0, math.tau)) for name in ("phase", "place"))
+        mean = offset + torch.expm1(math.log(1000.0) * scale) * wave(period, phase, place)
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    def inner(a: Tensor, b: Tensor) -> Tensor:
+        """Of deviations from the mean."""
+        return (a * b).sum(-1) - a.sum(-1) * b.sum(-1) / len(y)
+
+    cells, num = (torch.arange(50) + 0.5) / 50, 20
+    angles = math.tau * torch.arange(num) / num
+    amplitude = torch.expm1(math.log(1000.0) * (torch.arange(600) + 0.5) / 1000)  # beyond 62 there is no mass
+    g = wave(cells[:, None, None, None], angles[:, None, None], angles[:, None])
+    fit = inner(g, y).unsqueeze(-1) * amplitude - 0.5 * inner(g, g).unsqueeze(-1) * amplitude.square()
+    at_none = 0.5 * (math.log(math.tau / len(y)) - len(y) * math.log(math.tau) - float(inner(y, y)))
+    truth = at_none - math.log(2000.0) + float(fit.flatten().logsumexp(0)) - math.log(50 * num**2 * 1000)
+    posterior = fitted(periodic, y)
+    assert posterior.integral.is_trusted
+    assert abs(float(posterior.log_evidence) - truth) < min(0.025, 3.0 * posterior.log_evidence_error)
+
+
 def test_the_guide_draws_from_all_modes() -> None:
     posterior = fitted(hills, ZERO)
     pyro.set_rng_seed(0)
