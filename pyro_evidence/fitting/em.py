@@ -46,6 +46,10 @@ class Restarts:
     failures: Mapping[int, str] = field(default_factory=dict)  # what happened to the rows that failed
     update: Any = None  # the settings of a round, which a warm-up changes for a while
 
+    def defined(self, heights: Tensor) -> Tensor:
+        """Heights of the restarts, -inf where there is none."""
+        return torch.where(self.failed | ~heights.isfinite(), -torch.inf, heights)
+
     def warm_up(self, num_rounds: int, step: "Step[Any]") -> "Sequence[Phase]":
         """The phases of a warm-up of so many rounds."""
         return ()

@@ -6,6 +6,7 @@ All that a datum contributes is linear in its *features*: products of its basis 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -248,10 +249,7 @@ class Mixture(Batched):
         """Components that are not pruned, shape ``(R, K)``."""
         return self.log_mixing > -torch.inf
 
-    @property
-    def present(self) -> Tensor:
-        """The mask :attr:`active`, by the name that all families have."""
-        return self.active
+    present = property(attrgetter("active"))  # by the name that all families have
 
     @property
     def coordinates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

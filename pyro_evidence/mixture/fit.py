@@ -7,6 +7,7 @@ few rounds on at most :data:`FEW_FOR_SCREENING` data, whatever their number.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -132,29 +133,19 @@ class MixtureRestarts(ComponentRestarts):
 
     expected: EStep
 
-    @property
-    def parameters(self) -> Mixture:
-        return self.expected.mixture
-
-    @property
-    def data(self) -> MixtureData:
-        return self.expected.data
-
-    @property
-    def log_likelihood(self) -> Tensor:
-        return self.expected.stats.log_likelihood
+    parameters = property(attrgetter("expected.mixture"))
+    data = property(attrgetter("expected.data"))
+    log_likelihood = property(attrgetter("expected.stats.log_likelihood"))
 
     @cached_property
     def log_evidence(self) -> Tensor:
         """Laplace log evidence at the current weights, in the engine's curvature and units, nats, ``(R,)``."""
-        found = self.expected.log_evidence
-        return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
+        return self.defined(self.expected.log_evidence)
 
     @cached_property
     def occam(self) -> Tensor:
         """Log evidence with what integrating the hyperparameters out takes from it; ``(R,)``."""
-        found = self.log_evidence + mode.occam_factor(self.expected)
-        return torch.where(found.isfinite(), found, -torch.inf)
+        return self.defined(self.log_evidence + mode.occam_factor(self.expected))
 
     @cached_property
     def modes(self) -> RestartModes:

@@ -6,6 +6,7 @@ What one round leads to, the warm-up, what is left out or split; at the end the 
 import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -102,25 +103,18 @@ class MPPCARestarts(ComponentRestarts):
     data: Observations  # (N, m) in standard units, nan where missing
     it: Iterate
 
-    @property
-    def parameters(self) -> FactorAnalysers:
-        return self.it.analysers
-
-    @property
-    def log_likelihood(self) -> Tensor:
-        return self.it.stats.log_likelihood
+    parameters = property(attrgetter("it.analysers"))
+    log_likelihood = property(attrgetter("it.stats.log_likelihood"))
 
     @cached_property
     def log_evidence(self) -> Tensor:
         """Log evidence at the current loadings, responsibilities held, standard units, nats, ``(R,)``."""
-        found = evidence.orbit_log_evidence(self.it)
-        return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
+        return self.defined(evidence.orbit_log_evidence(self.it))
 
     @cached_property
     def occam(self) -> Tensor:
         """Log evidence with an Occam factor for all that is maximised, nats, ``(R,)``; -inf where there is none."""
-        found = evidence.log_evidence_occam(self.it, self.update.gamma(self.it))
-        return torch.where(self.failed | ~found.isfinite(), -torch.inf, found)
+        return self.defined(evidence.log_evidence_occam(self.it, self.update.gamma(self.it)))
 
     def proposed(self) -> FactorAnalysers:
         new: FactorAnalysers = self.update(self.it)
@@ -186,7 +180,7 @@ class MPPCARestarts(ComponentRestarts):
         for k in range(resp.shape[-1]):
             index = (resp[:, k] > SURE).nonzero().flatten()
             own = few[index[:: 1 + len(index) // EACH]]
-            one = self.parameters.rebuilt(lambda _, x, k=k: x[:1, k : k + 1])  # type: ignore[misc]
+            one = self.parameters.rebuilt(lambda _, x, k=k: x[:1, k : k + 1])
             one = replace(one, log_mixing=torch.where(one.active, 0.0, one.log_mixing))
             starts, its = _starts(own, one, ties), Observations.resident(own)
             if len(own) < 2 * (2 + one.W.shape[-1]) or not bool(one.active.all()):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -47,19 +48,8 @@ class PRBFRestarts(Restarts):
     losses: Events = ()  # (round, row, kernel)
     held: Events = ()  # (round, row, class) whose every kernel rejected it
 
-    @property
-    def parameters(self) -> Point:
-        return self.point
-
-    @property
-    def log_likelihood(self) -> Tensor:
-        """Eq. 22, nats, ``(B,)``."""
-        return self.point.objective
-
-    @property
-    def log_evidence(self) -> Tensor:
-        """Eq. 22, which is what is maximised, nats, ``(B,)``."""
-        return self.point.objective
+    parameters = property(attrgetter("point"))
+    log_likelihood = log_evidence = property(attrgetter("point.objective"))  # eq. 22, which is maximised, nats, (B,)
 
     def proposed(self) -> Point:
         """``update`` where there is something to regularise, plain EM where ``alpha`` is 0; then lost kernels."""
