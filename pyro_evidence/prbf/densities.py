@@ -111,31 +111,21 @@ class ClassData:
         return replace(self, source=source, unit=unit, per_class=per_class)
 
 
-def class_data(
-    X: Tensor, labels: Tensor, num_classes: int, kind: Covariance, weight: Tensor | None = None
-) -> ClassData:
+def class_data(X: Tensor, labels: Tensor, num_classes: int, kind: Covariance) -> ClassData:
     """The data of a network.
 
-    :param X: inputs, shape ``(N, D)``, or ``(B, N, D)`` for other inputs in each row.
+    :param X: inputs, shape ``(N, D)``.
     :param labels: whole numbers from 0 to ``num_classes - 1``, -1 where unknown, shape ``(N,)``.
-    :param weight: how often each datum counts, shape ``(N,)``, or ``(B, N)`` for other data in each row.
     """
-    unit = kind.floor * column_variance(X)
-    piece = by_class(kind.features(X), labels, num_classes, weight)
-    owner = torch.nn.functional.one_hot(labels + 1, num_classes + 1).to(X)
-    per_class = owner.sum(0) if weight is None else weight @ owner
-    unit = unit if unit.dim() == 1 else unit.unsqueeze(-2)
-    return ClassData(Rows.resident(piece, X.shape[-2]), kind, unit, per_class)
+    per_class = torch.bincount(labels + 1, minlength=num_classes + 1).to(X)
+    rows = Rows.resident(by_class(kind.features(X), labels, num_classes), len(X))
+    return ClassData(rows, kind, kind.floor * column_variance(X), per_class)
 
 
-def by_class(features: Tensor, labels: Tensor, num_classes: int, weight: Tensor | None = None) -> Piece:
+def by_class(features: Tensor, labels: Tensor, num_classes: int) -> Piece:
     """The data of each class, and those without a label where there are any."""
-    found = []
-    for k in [*range(num_classes), *([-1] if bool((labels == -1).any()) else [])]:
-        place = (labels == k).nonzero().squeeze(-1)
-        own = None if weight is None else weight.index_select(-1, place)
-        found.append((k, ClassBlock(features.index_select(-2, place), own)))
-    return tuple(found)
+    there = [*range(num_classes), *([-1] if bool((labels == -1).any()) else [])]
+    return tuple((k, ClassBlock(features[labels == k], None)) for k in there)
 
 
 def stacked_data(Xs: Sequence[Tensor], labels: Sequence[Tensor], num_classes: int, kind: Covariance) -> ClassData:

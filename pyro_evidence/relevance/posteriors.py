@@ -441,7 +441,7 @@ class RVMState(SparseState):
 class RVMPosterior(AxesPosterior):
     """Gaussian posterior of the relevant weights.
 
-    :ivar reason: why the fit stopped, as a sentence.
+    :ivar status: why the fit stopped, as a sentence.
     :ivar log_evidences: log evidence, or its lower bound, after each step, nats.
 
     >>> import torch
@@ -461,7 +461,7 @@ class RVMPosterior(AxesPosterior):
         "fit": (None, [Double("A A"), Double("")]),
     }
     state: RVMState
-    reason: str = "converged"
+    status: str = "converged"
     log_evidences: tuple[float, ...] = ()
 
     @cached_property
@@ -533,11 +533,6 @@ class RVMPosterior(AxesPosterior):
         J = self.of.target.parts[0].J[:, 0]
         own = torch.arange(len(J)).to(J.device)
         return J.shape[1] - len(J) in (0, 1) and torch.equal(J[:, : len(J)].argmax(0), own)
-
-    @property
-    def status(self) -> str:
-        """Why the fit stopped, as a sentence."""
-        return self.reason
 
     def _record(self) -> dict[str, Any]:
         fit = None if self.state.fit is None else list(vars(self.state.fit).values())

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from pyro_evidence.models.covariances import Covariance, Diagonal, Full, Spherical
 from pyro_evidence.prbf.densities import Network, Point, class_data, evaluate, log_density, stacked_data
@@ -13,9 +12,9 @@ KINDS = [Spherical(), Diagonal(), Full()]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: type(kind).__name__)
 
 
-def point(kind: Covariance, alpha: float = 3.0, weight: Tensor | None = None) -> Point:
+def point(kind: Covariance, alpha: float = 3.0) -> Point:
     X, y = three_classes()
-    return evaluate(class_data(X, y, 3, kind, weight), random_network(kind), torch.tensor([alpha, 2 * alpha]))
+    return evaluate(class_data(X, y, 3, kind), random_network(kind), torch.tensor([alpha, 2 * alpha]))
 
 
 @each_kind
@@ -46,17 +45,15 @@ def test_log_density_of_a_class_that_is_far_from_the_nearest_kernel_is_finite() 
 
 
 @each_kind
-def test_weights_padding_and_pieces_change_nothing(kind: Covariance) -> None:
+def test_padding_and_pieces_change_nothing(kind: Covariance) -> None:
     X, y = three_classes()
     part = torch.arange(len(X)) % 3 != 0
-    weight = torch.stack([part, ~part]).double()
     net, alpha = random_network(kind), torch.tensor([3.0, 6.0])
-    by_weight = class_data(X, y, 3, kind, weight)
     stacked = stacked_data([X[part], X[~part]], [y[part], y[~part]], 3, kind)
     single = [class_data(X[rows], y[rows], 3, kind) for rows in (part, ~part)]
     expected = torch.cat([evaluate(d, net[torch.tensor([b])], alpha[b : b + 1]).objective
                           for b, d in enumerate(single)])  # fmt: skip
-    for data in (by_weight, stacked, stacked.sized(4, 1000)):
+    for data in (stacked, stacked.sized(4, 1000)):
         torch.testing.assert_close(evaluate(data, net, alpha).objective, expected, rtol=1e-12, atol=1e-10)
 
 
