@@ -49,6 +49,14 @@ def united(*many: Groups) -> Groups:
     return tuple(group for group in found.values() if id(group) in different)
 
 
+def once(group: Tensor) -> Tensor:
+    """Each coordinate of a group once: a recursion in time has those of its first step twice as often at each."""
+    ordered = group.sort(-1, descending=True).values
+    again = torch.nn.functional.pad(ordered[..., 1:] == ordered[..., :-1], (1, 0))
+    different = ordered.masked_fill(again, -1).sort(-1, descending=True).values
+    return different[..., : max(1, int((different >= 0).sum(-1).max()))]
+
+
 class Follow(DispatchMode):
     """A run of the model in which coordinates are followed.
 
@@ -60,6 +68,7 @@ class Follow(DispatchMode):
         self.notes: Any = WeakTensorKeyDictionary()
         self.most: int = 0
         self.widest: Lost = Lost("nothing")
+        self.size: int = len(origin)
         self.notes[origin] = (torch.arange(len(origin), device=origin.device).unsqueeze(-1),)
 
     def gathered(self, group: Tensor, shape: Sequence[int], dims: Sequence[int], keepdim: bool, op: str) -> Tensor:
@@ -79,16 +88,19 @@ class Follow(DispatchMode):
                 raise Lost(op, group.reshape(-1)[:2])
             laid = own.permute(*stays, *dims, len(shape)).reshape(*(own.shape[d] for d in stays), total)
             if total > NARROW and laid.numel():
-                # each coordinate once: a recursion in time has those of its first step twice as often at each
-                ordered = laid.sort(-1, descending=True).values
-                again = torch.nn.functional.pad(ordered[..., 1:] == ordered[..., :-1], (1, 0))
-                once = ordered.masked_fill(again, -1).sort(-1, descending=True).values
-                laid = once[..., : max(1, int((once >= 0).sum(-1).max()))]
+                laid = once(laid)
             for d in dims if keepdim else ():
                 laid = laid.unsqueeze(d)
         if laid.shape[-1] > NARROW and laid.shape[-1] > self.most:
             self.most, self.widest = laid.shape[-1], Lost(op, laid.reshape(-1)[:2])
         return laid
+
+    def narrowed(self, groups: Groups, shape: torch.Size) -> Groups:
+        """The same groups, or one with each coordinate once where there are more than can be different."""
+        total = sum(group.shape[-1] for group in groups)
+        if len(groups) < 2 or total <= self.size or not shape.numel() or total * shape.numel() > WIDE:
+            return groups
+        return (once(torch.cat([group.expand(*shape, -1) for group in groups], -1)),)
 
     def of(self, value: Any) -> Groups:
         """The coordinates noted of a tensor, none for a constant."""
@@ -122,7 +134,7 @@ class Follow(DispatchMode):
             self._write_behind(args[0], found[0])
         for value, groups in zip(listed(result), found, strict=True):
             if isinstance(value, Tensor) and value.is_floating_point():
-                self.notes[value] = groups
+                self.notes[value] = self.narrowed(groups, value.shape)
 
     def _ruled(self, packet: Any, args: Any, kwargs: Any, result: Any) -> Groups:
         return RULES[packet](self, args, kwargs)

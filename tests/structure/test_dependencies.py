@@ -53,6 +53,18 @@ def test_a_recursion_notes_each_coordinate_once() -> None:
     assert max(group.shape[-1] for group in notes.of(state)) <= NARROW
 
 
+def test_steps_of_a_differential_equation_note_each_coordinate_once() -> None:
+    """Of two species, each of which changes with both: unions and parts put together double notes as sums do."""
+    u = torch.rand(D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with Follow(u) as notes:
+        state = u[:2]
+        for _ in range(12):
+            prey, hunters = state.unbind()
+            state = state + 0.1 * torch.stack([(u[2] - u[3] * hunters) * prey, (u[4] * prey - u[5]) * hunters])
+    assert coordinates(notes, state) == [set(range(6))] * 2
+    assert sum(group.shape[-1] for group in notes.of(state)) <= NARROW
+
+
 def test_of_two_values_that_may_be_chosen_both_count() -> None:
     u = torch.ones(D, dtype=torch.float64)
     with Follow(u) as notes:
