@@ -538,7 +538,7 @@ def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0, density: ActiveD
     loc, precisions = torch.stack([mode.u[active] for mode in modes]), tuple(mode.precision for mode in modes)
     if density is not None and density.cut is not None:
         loc = torch.stack([density.reduced(mode.u) for mode in modes])
-        precisions = tuple(_in_coordinates(density, mode, x) for mode, x in zip(modes, loc, strict=True))
+        precisions = tuple(_in_coordinates(mode, x, density.cut) for mode, x in zip(modes, loc, strict=True))
     if not heavy:
         return NormalMixture(mixing, loc, precisions, active)
     mixing = torch.cat([mixing + math.log1p(-heavy), mixing + math.log(heavy)])
@@ -546,11 +546,11 @@ def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0, density: ActiveD
     return NormalMixture(mixing, loc.repeat(2, 1), precisions * 2, active, kinds)
 
 
-def _in_coordinates(density: ActiveDensity, mode: LaplaceState, x: Tensor) -> Dense:
-    """The precision at a mode, whose coordinates are ``x`` ``(d,)``, where some are angles: ``dp / du = p (1 - p)``."""
-    slope, active = torch.ones_like(mode.u), density.active
+def _in_coordinates(mode: LaplaceState, x: Tensor, cut: Tensor) -> Dense:
+    """The precision at a mode at ``x`` ``(d,)``, of angles where ``cut`` is not nan: ``dp / du = p (1 - p)``."""
+    slope, active = torch.ones_like(mode.u), mode.problem.active
     turns, apart = mode.u[active].sigmoid(), x.sigmoid()
-    slope[active] = (turns * (1.0 - turns) / (apart * (1.0 - apart))).where(~density.cut.isnan(), 1.0)
+    slope[active] = (turns * (1.0 - turns) / (apart * (1.0 - apart))).where(~cut.isnan(), 1.0)
     covariance = mode.precision.solve(torch.eye(len(slope)).to(slope)) * slope * slope.unsqueeze(-1)
     return Dense(torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(covariance))).unsqueeze(0))
 
