@@ -52,6 +52,7 @@ from pyro_evidence.structure.groups import Pruned
 from pyro_evidence.structure.recognise import Structure
 
 PATIENCE = 8  # steps that neither halve the least decrement nor gain a nat: rounding leads them
+CLOSE = 1e-3  # squared standard deviations that the modes of blocks, about which nodes are placed, may be off
 SETTLED = 1e-6  # part of the tolerance: the step that is taken is not Newton's to the last digit
 
 
@@ -210,6 +211,27 @@ class Marginal:
     def _named(self, row: int) -> str:
         return self.label(int(self.partition.shared[row]))
 
+    @property
+    def nodes_of_each(self) -> int:
+        """Number of nodes of a block, each of which is a row of the density."""
+        return len(block_rule(self.num, self.partition.width).nodes)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Number of rows whose blocks fit into memory together."""
+        return max(1, BATCH_NUMBERS // max(1, self.nodes_of_each * sum(len(o) for o in self.partition.owner.values())))
+
+    def integrated(self, theta: Tensor, u: Tensor) -> Tensor:
+        """Log density of the shared coordinates of rows ``(S, D)``, their blocks integrated, nats, ``(S,)``."""
+        p, found = self.partition, []
+        for t, start in zip(theta.split(self.rows_at_once), u.split(self.rows_at_once), strict=True):
+            terms, shared = RowTerms(self.density, t), start[:, p.shared]
+            modes = block_modes(terms, start[:, p.own], shared, CLOSE)
+            nodes = placed(p, modes.own + modes.step(p), modes.tril, self.num)
+            with torch.no_grad():
+                found.append(integrals(terms, nodes, shared).sum(-1))
+        return torch.cat(found)
+
     def whole(self, here: Place) -> Tensor:
         """All coordinates at a place, ``(D,)``."""
         own = here.modes.own + here.modes.step(self.partition)
@@ -318,9 +340,8 @@ def near_places(marginal: Marginal, theta: Tensor, u: Tensor) -> list[Place | No
     p, joint = marginal.partition, marginal.density.joint
     if len(u) == 1 or joint.row_bytes is None or len(p.shared) > MOST_SHARED:
         return [None] * len(u)
-    numbers = len(block_rule(marginal.num, p.width).nodes) * sum(len(owner) for owner in p.owner.values())
     found: list[Place | None] = []
-    for t, start in zip(*(x.split(max(1, BATCH_NUMBERS // max(1, numbers))) for x in (theta, u)), strict=True):
+    for t, start in zip(*(x.split(marginal.rows_at_once) for x in (theta, u)), strict=True):
         try:
             found += marginal.near(t, start.detach())
         except RuntimeError:  # a row that breaks the batch; alone it says why

@@ -18,17 +18,13 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from pyro_evidence.blocks.integrals import integrals
-from pyro_evidence.blocks.local import block_modes, placed
 from pyro_evidence.blocks.marginal import Marginal
-from pyro_evidence.blocks.terms import RowTerms
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.tour import HEAVY, PRICE, NormalMixture
 from pyro_evidence.nested.inner import log_priors
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.numerics import importance
-from pyro_evidence.numerics.batched import BATCH_NUMBERS
-from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, block_rule, quasi_normal
+from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Diagonal
 from pyro_evidence.settings import seeded
@@ -40,7 +36,6 @@ FEWER = 2  # nodes, whose number is compared; and as many more are next where th
 LEAST = 1e-4  # nats: less is rounding, or no matter
 LOST = 0.01  # of the draws, at which a block may have no mode
 COMPARED = 8  # every eighth draw tells what fewer nodes would say
-CLOSE = 1e-3  # squared standard deviations that the modes of blocks, about which nodes are placed, may be off
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,9 @@ def inside_correction(integral: Integral) -> InsideCorrection | None:
         marginal = replace(marginal, num=NODES_OF_WIDE)
     found, num = None, FEWEST
     with without_validation(), suppress(RuntimeError):  # a model that takes no batch of rows
-        while num * row_bytes * _nodes_of(marginal) <= PRICE and (marginal or joint.latents.size < SobolEngine.MAXDIM):
+        while num * row_bytes * (1 if marginal is None else marginal.nodes_of_each) <= PRICE and (
+            marginal or joint.latents.size < SobolEngine.MAXDIM
+        ):
             found = _by_draws(integral, marginal, num)
             doubtful = found.pareto_k > importance.threshold(num)
             precise = not doubtful and max(found.standard_error, found.by_nodes) <= PRECISE
@@ -101,11 +98,6 @@ def inside_correction(integral: Integral) -> InsideCorrection | None:
             else:
                 num *= MORE
     return found if found is not None and math.isfinite(found.gain) else None
-
-
-def _nodes_of(marginal: Marginal | None) -> int:
-    """Number of nodes of a block, each of which is a row of the density; one where there are none."""
-    return 1 if marginal is None else len(block_rule(marginal.num, marginal.partition.width).nodes)
 
 
 def _by_draws(integral: Integral, marginal: Marginal | None, num: int) -> InsideCorrection:
@@ -122,9 +114,9 @@ def _by_draws(integral: Integral, marginal: Marginal | None, num: int) -> Inside
         with torch.no_grad():
             log_weights, coarse = problem.density_by_rows.log_joint(u, rows) - beside, 0.0
     else:
-        log_weights, every = _integrated(marginal, theta, u) - beside, slice(None, None, COMPARED)
+        log_weights, every = marginal.integrated(theta, u) - beside, slice(None, None, COMPARED)
         fewer = replace(marginal, num=marginal.num - FEWER)
-        few = _integrated(fewer, theta[every], u[every]) - beside[every]
+        few = fewer.integrated(theta[every], u[every]) - beside[every]
         coarse = abs(float(importance.log_mean(few) - importance.log_mean(log_weights[every])))
     lost = float(log_weights.isnan().double().mean())  # blocks without a mode there
     smoothed = importance.checked(log_weights.nan_to_num(nan=-math.inf))
@@ -184,17 +176,3 @@ def _drawn(integral: Integral, index: Tensor, shared: Tensor) -> tuple[Tensor, T
         u[rows] += white[rows] @ torch.linalg.solve_triangular(tril, covariance, upper=False)
         log_slope[rows] = tril.diagonal().log().sum()
     return u, by_component.logsumexp(0) - log_slope, by_component[0] - kinds[0].log() - log_slope
-
-
-def _integrated(marginal: Marginal, theta: Tensor, u: Tensor) -> Tensor:
-    """Log density of the shared coordinates of rows ``(S, D)``, their blocks integrated, nats, ``(S,)``."""
-    p, found = marginal.partition, []
-    numbers = _nodes_of(marginal) * sum(len(owner) for owner in p.owner.values())
-    at_once = max(1, BATCH_NUMBERS // max(1, numbers))
-    for t, start in zip(theta.split(at_once), u.split(at_once), strict=True):
-        terms, shared = RowTerms(marginal.density, t), start[:, p.shared]
-        modes = block_modes(terms, start[:, p.own], shared, CLOSE)
-        nodes = placed(p, modes.own + modes.step(p), modes.tril, marginal.num)
-        with torch.no_grad():
-            found.append(integrals(terms, nodes, shared).sum(-1))
-    return torch.cat(found)

@@ -397,11 +397,12 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     def log_evidence_error(self) -> EvidenceError:
         """Error of the log evidence because few nodes stand for integrals, nats; not negative.
 
-        With ``n`` nodes in each block, against ``n + 2``; with one, which is Laplace, against quadrature; where no
-        blocks are independent (crossed effects, chains, graphs), the second-order term of Laplace's series, which is
-        never added.  A float that also knows ``signed``, ``block`` (which contributes most), ``of_block``, ``shared``
-        (what integrating the coordinates that blocks share around the blocks instead of beside them changes) and
-        ``method``.
+        With ``n`` nodes in each block, against ``n + 2``, and where latents multiply one another against importance
+        sampling of what blocks share, of one of two mirror images; with one, which is Laplace, against quadrature;
+        where no blocks are independent (crossed effects, chains, graphs), the second-order term of Laplace's series,
+        which is never added.  A float that also knows ``signed``, ``block`` (which contributes most), ``of_block``,
+        ``shared`` (what integrating the coordinates that blocks share around the blocks instead of beside them
+        changes) and ``method``.
         """
         require_kept(self._inside.problem.joint, "log_evidence_error")
         with without_validation():

@@ -106,6 +106,35 @@ def test_a_number_that_multiplies_many_is_integrated_around_them(loadings: tuple
     assert abs(float(posterior.log_evidence) - truth) < min(0.05, 3.0 * posterior.log_evidence_error)
 
 
+@pytest.mark.parametrize("loadings", [(1.2, 0.8), (0.5, 0.3, 0.2), (1.0, -0.7, 0.5)])
+def test_the_error_of_many_products_is_that_of_one_image(loadings: tuple[float, ...]) -> None:
+    """A vector that multiplies a vector: blocks are exact, and what Laplace lacks is in what they share.
+
+    Oracle: factors on paper, loadings by quadrature; an image holds half.
+    """
+    size, generator = len(loadings), torch.Generator().manual_seed(2)
+    w, noise = (torch.randn(12, k, generator=generator) for k in (1, size))
+    Y = w * torch.tensor(loadings) + 0.4 * noise
+
+    def products(Y: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
+        with pyro.plate("rows", len(Y)):
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            pyro.sample("Y", dist.Normal(a * w.unsqueeze(-1), 0.4).to_event(1), obs=Y)
+
+    a = torch.cartesian_prod(*[torch.linspace(-4.5, 4.5, 91)] * size)
+    scale = 1.0 + a.square().sum(-1) / 0.16  # |0.16 I + a a'| is this times |0.16 I|, Sherman-Morrison for its inverse
+    square = (Y.square().sum() - (a @ Y.mT).square().sum(-1) / (0.16 * scale)) / 0.16
+    log_density = -0.5 * (square + len(Y) * (scale.log() + size * math.log(0.16 * math.tau)))
+    log_density = log_density + dist.Normal(0.0, 1.0).log_prob(a).sum(-1)
+    of_one = float(log_density.logsumexp(0)) + size * math.log(0.1) - math.log(2.0)
+    posterior = fitted(products, Y)
+    error, off = posterior.log_evidence_error, of_one - float(posterior.log_evidence)
+    assert 0.02 < off < error
+    assert error.signed == pytest.approx(off, abs=3.0 * (error - abs(error.signed)))
+    assert error.signed == pytest.approx(off, abs=0.2 * off + 0.03)
+
+
 def test_modes_that_are_no_images_are_not_left_out_by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """An angle with two peaks of unlike height: around one mode inside, nodes of the noise would see one of them."""
     monkeypatch.setattr(tour.ModeIntegral, "is_trusted", False)
