@@ -54,9 +54,8 @@ def local(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph:
         part, shape = slice(start, start + front.numel()), (*own.shape[:-1], *front.shape)
         curvature.append(-torch.stack([row[..., part].reshape(shape) for row in rows[: front.shape[-1]]], -2))
         start = part.stop
-    if create_graph:
-        return Local(value, slope, tuple(curvature))
-    return Local(value.detach(), slope.detach(), tuple(c.detach() for c in curvature))
+    found = Local(value, slope, tuple(curvature))
+    return found if create_graph else found.detached
 
 
 @dataclass(frozen=True)

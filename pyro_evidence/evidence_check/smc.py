@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from pyro_evidence.evidence_check.target import (
 )
 from pyro_evidence.fitting.process_state import within_memory, without_validation
 from pyro_evidence.numerics import derivatives, importance
-from pyro_evidence.numerics.batched import along
+from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.program.predictors import log_prior_rows
 from pyro_evidence.program.simulate import ROWS, latents_from_prior
 from pyro_evidence.settings import check_count, seed_of, seeded
@@ -53,22 +52,14 @@ LONGEST = math.pi / LEAPFROGS  # a path of half an orbit of the particles' norma
 
 
 @dataclass(frozen=True)
-class Particles:
-    """All particles at one power of the likelihood; ``seeds`` is the one generator of the run."""
+class Places(Batched):
+    """Where particles are, with the densities and their gradients there."""
 
-    target: Target
-    seeds: torch.Generator
     x: Tensor  # (G * P, D)
     log_prior: Tensor  # (G * P,)
     log_joint: Tensor  # (G * P,)
     prior_slope: Tensor  # (G * P, D)
     joint_slope: Tensor  # (G * P, D)
-    power: float
-    log_evidences: Tensor  # (G,) of the likelihood to that power
-    step: float
-    num_steps: int = 0
-    acceptance: tuple[float, ...] = ()  # at each power
-    doubt: Doubt = (False, "")  # of the densities at the start
 
     @property
     def log_likelihood(self) -> Tensor:
@@ -76,22 +67,33 @@ class Particles:
         value = self.log_joint - self.log_prior
         return torch.where(value.isnan(), -torch.inf, value)
 
-    @property
-    def tempered(self) -> tuple[Tensor, Tensor]:
+    def tempered(self, power: float) -> tuple[Tensor, Tensor]:
         """``log p(w) + power log p(D | w)`` and its gradient."""
-        b = self.power
-        value = (1.0 - b) * self.log_prior + b * self.log_joint
-        return value, (1.0 - b) * self.prior_slope + b * self.joint_slope
+        value = (1.0 - power) * self.log_prior + power * self.log_joint
+        return value, (1.0 - power) * self.prior_slope + power * self.joint_slope
 
 
-PLACES = ("x", "log_prior", "log_joint", "prior_slope", "joint_slope")  # what a particle keeps of where it is
-
-
-def _heights(target: Target, x: Tensor) -> dict[str, Any]:
+def places_at(target: Target, x: Tensor) -> Places:
+    """Densities at points ``(S, D)``."""
     parts = [derivatives.gradient(partial(log_prior_rows, target.joint), part, target.theta) for part in x.split(ROWS)]
     prior, prior_slope = (torch.cat(p) for p in zip(*parts, strict=True))
     joint, joint_slope = target.gradient(x)
-    return dict(zip(PLACES, (x, prior, joint, prior_slope, joint_slope), strict=True))
+    return Places(x, prior, joint, prior_slope, joint_slope)
+
+
+@dataclass(frozen=True)
+class Particles:
+    """All particles at one power of the likelihood; ``seeds`` is the one generator of the run."""
+
+    target: Target
+    seeds: torch.Generator
+    places: Places
+    power: float
+    log_evidences: Tensor  # (G,) of the likelihood to that power
+    step: float
+    num_steps: int = 0
+    acceptance: tuple[float, ...] = ()  # at each power
+    doubt: Doubt = (False, "")  # of the densities at the start
 
 
 def prior_particles(source: Source, num_particles: int, seed: int | None) -> Particles:
@@ -111,14 +113,13 @@ def prior_particles(source: Source, num_particles: int, seed: int | None) -> Par
     num = num_particles // NUM_GROUPS * NUM_GROUPS
     x = target.coordinates(latents_from_prior(target.joint, target.theta, num, seed))[0]
     doubt = undefined(target.log_joint_or_nan(x), "the prior")
-    places = _heights(target, x)
-    if not bool((places["log_joint"] > -math.inf).any()):
+    places = places_at(target, x)
+    if not bool((places.log_joint > -math.inf).any()):
         raise BadInput(
             f"the likelihood is zero at all {num} draws from the prior; expected data that the prior can produce. "
             f"Bring both to the same units.{f' And {doubt[1]}' if doubt[0] else ''}"
         )
-    start: dict[str, Any] = {"power": 0.0, "log_evidences": x.new_zeros(NUM_GROUPS), "step": 0.5, "doubt": doubt}
-    return Particles(target, seeded(seed), **places, **start)
+    return Particles(target, seeded(seed), places, 0.0, x.new_zeros(NUM_GROUPS), step=0.5, doubt=doubt)
 
 
 def reweighed(swarm: Particles, power: float) -> Particles:
@@ -126,17 +127,15 @@ def reweighed(swarm: Particles, power: float) -> Particles:
 
     Resampled systematically inside each group.
     """
-    log_weights = (power - swarm.power) * swarm.log_likelihood.reshape(NUM_GROUPS, -1)
+    log_weights = (power - swarm.power) * swarm.places.log_likelihood.reshape(NUM_GROUPS, -1)
     size = log_weights.shape[-1]
     gained = log_weights.logsumexp(-1) - math.log(size)
     uniform = torch.rand(NUM_GROUPS, 1, generator=swarm.seeds, dtype=torch.float64).to(log_weights)
-    places = (torch.arange(size).to(log_weights) + uniform) / size
-    parent = torch.searchsorted(log_weights.softmax(-1).cumsum(-1), places).clamp(max=size - 1)
+    points = (torch.arange(size).to(log_weights) + uniform) / size
+    parent = torch.searchsorted(log_weights.softmax(-1).cumsum(-1), points).clamp(max=size - 1)
     parent = (parent + size * torch.arange(NUM_GROUPS, device=parent.device).unsqueeze(-1)).reshape(-1)
-    kept = {name: getattr(swarm, name)[parent] for name in PLACES}
-    return replace(
-        swarm, **kept, power=power, log_evidences=swarm.log_evidences + gained, num_steps=swarm.num_steps + 1
-    )
+    total, num_steps = swarm.log_evidences + gained, swarm.num_steps + 1
+    return replace(swarm, places=swarm.places[parent], power=power, log_evidences=total, num_steps=num_steps)
 
 
 def after_moves(swarm: Particles, num_moves: int) -> tuple[Particles, list[Tensor]]:
@@ -145,7 +144,7 @@ def after_moves(swarm: Particles, num_moves: int) -> tuple[Particles, list[Tenso
     for _ in range(num_moves):
         swarm, share = hmc_step(swarm)
         shares.append(share)
-        values.append(swarm.log_likelihood)
+        values.append(swarm.places.log_likelihood)
     return replace(swarm, acceptance=(*swarm.acceptance, sum(shares) / num_moves)), values
 
 
@@ -154,29 +153,27 @@ def hmc_step(swarm: Particles) -> tuple[Particles, float]:
 
     The mass matrix is the inverse of the particles' covariance; leapfrog steps of random length.
     """
-    num, size = swarm.x.shape
+    x, there, (num, size) = swarm.places.x, swarm.places, swarm.places.x.shape
     momentum = torch.randn(num, size, generator=swarm.seeds, dtype=torch.float64)
     lengths = swarm.step * torch.rand(num, 1, generator=swarm.seeds, dtype=torch.float64)
-    threshold = torch.rand(num, generator=swarm.seeds, dtype=torch.float64).log().to(swarm.x)
-    covariance = torch.cov(swarm.x.mT).reshape(size, size)
+    threshold = torch.rand(num, generator=swarm.seeds, dtype=torch.float64).log().to(x)
+    covariance = torch.cov(x.mT).reshape(size, size)
     tril, info = torch.linalg.cholesky_ex(covariance)
     if bool(info.any()):  # singular: the coordinates on their own
         tril = covariance.diagonal().sqrt().diag_embed()
-    momentum, lengths, there = momentum.to(swarm.x), lengths.to(swarm.x), swarm
-    value, gradient = swarm.tempered
+    momentum, lengths = momentum.to(x), lengths.to(x)
+    value, gradient = there.tempered(swarm.power)
     before = value - 0.5 * momentum.square().sum(-1)
     for _ in range(LEAPFROGS):
         momentum = momentum + 0.5 * lengths * (gradient @ tril)
-        there = replace(there, **_heights(there.target, there.x + lengths * (momentum @ tril.mT)))
-        value, gradient = there.tempered
+        there = places_at(swarm.target, there.x + lengths * (momentum @ tril.mT))
+        value, gradient = there.tempered(swarm.power)
         momentum = momentum + 0.5 * lengths * (gradient @ tril)
     gain = value - 0.5 * momentum.square().sum(-1) - before
     accept = (threshold < gain) & torch.isfinite(there.x).all(-1)
     share = float(accept.double().mean())
     step = min(swarm.step * math.exp(2.0 * (share - ACCEPTED)), LONGEST)
-    pairs = {name: (getattr(there, name), getattr(swarm, name)) for name in PLACES}
-    new: dict[str, Any] = {name: torch.where(along(accept, b), a, b) for name, (a, b) in pairs.items()}
-    return replace(swarm, **new, step=step), share
+    return replace(swarm, places=there.where(accept, swarm.places), step=step), share
 
 
 MOST_TEMPERATURES = 500  # each keeps half of the particles that count: enough for 2^-500 of the prior
@@ -204,13 +201,13 @@ def tempered_smc(
     with without_validation():
         swarm = prior_particles(target, num_particles, seed)
         while swarm.power < 1.0 and swarm.num_steps < MOST_TEMPERATURES:
-            log_likelihood = swarm.log_likelihood.reshape(NUM_GROUPS, -1)
+            log_likelihood = swarm.places.log_likelihood.reshape(NUM_GROUPS, -1)
             swarm = reweighed(swarm, next_temperature(log_likelihood, swarm.power))
             if swarm.power < 1.0:
                 swarm, _ = after_moves(swarm, num_moves)
     error = importance.standard_error(swarm.log_evidences)
     return estimated(
-        f"tempered SMC, {len(swarm.x)} particles",
+        f"tempered SMC, {len(swarm.places.x)} particles",
         importance.log_mean(swarm.log_evidences),
         error,
         {"num_temperatures": float(swarm.num_steps), "acceptance": min(swarm.acceptance, default=1.0)},

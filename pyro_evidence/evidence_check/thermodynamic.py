@@ -101,7 +101,7 @@ def thermodynamic_integration(
     ladder = powers(num_temperatures)
     with without_validation():
         swarm = prior_particles(target, num_particles, seed)
-        prior = swarm.log_likelihood
+        prior = swarm.places.log_likelihood
         if not bool(torch.isfinite(prior).all()):
             raise BadInput(
                 f"the log likelihood is not finite at {int((~torch.isfinite(prior)).sum())} of {len(prior)} draws from "
@@ -120,7 +120,7 @@ def thermodynamic_integration(
     value, spread = jackknife(integrals[0], integrals[1:])
     error = math.hypot(float(spread), gap)
     return estimated(
-        f"thermodynamic integration, {num_temperatures} powers, {len(swarm.x)} particles",
+        f"thermodynamic integration, {num_temperatures} powers, {len(swarm.places.x)} particles",
         value,
         error,
         {"ladder_error": gap, "acceptance": min(swarm.acceptance)},

@@ -175,8 +175,7 @@ class LaplaceEvidence(Resumable):
         self._together = self.marginalise is None and self.start.tour != 0
         try:
             found = self._fitted(args, kwargs)
-            is_trusted = getattr(getattr(found, "integral", None), "is_trusted", False)
-            if not self._mirrored or is_trusted or getattr(found, "has_unlike_modes", False):
+            if not self._mirrored or found._trusts_weights or found.has_unlike_modes:
                 return found
         except (ArithmeticError, NotConverged):
             if not self._mirrored:
@@ -228,7 +227,7 @@ class LaplaceEvidence(Resumable):
             first mode two products with the true Hessian say whether these factors are all.
         """
         problem = self._problem(args, kwargs)
-        self._search(problem if factors else problem.without_factors)
+        self._search(problem if factors else problem.made_dense)
         if factors and problem.factors is not None and not is_certified(self._fits[0].state.laplace):
             return self._start(args, kwargs, factors=False)
         self._data = (args, kwargs)
@@ -334,7 +333,7 @@ class LaplaceEvidence(Resumable):
         """
         if self._data is None:
             return posterior
-        least = GAIN if getattr(getattr(posterior, "integral", None), "is_trusted", True) else 0.0
+        least = 0.0 if posterior._trusts_weights is False else GAIN
         for site in posterior.candidate_hyperparameters:
             other = copy.copy(self)
             other._more, other._together = (*self._more, site), False

@@ -130,7 +130,12 @@ class Problem:
         return f"{size}, dense" + (f": {coupled.reason}" if coupled is not None else "")
 
     @property
-    def without_factors(self) -> "Problem":
+    def is_dense(self) -> bool:
+        """Whether the precision is of all latents at once, with neither factors nor blocks."""
+        return self.factors is None and self.nodes == 1
+
+    @property
+    def made_dense(self) -> "Problem":
         """This problem with a dense precision, where a product has shown that factors were overlooked.
 
         By autograd, where its density is one of linear predictors that no longer is the model's.

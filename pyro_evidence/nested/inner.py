@@ -145,7 +145,7 @@ def log_priors(problem: Problem, theta: Tensor) -> Tensor:
 def is_batched(problem: Problem) -> bool:
     """Whether rows with marginalised values of their own are evaluated together."""
     small = problem.joint.latents.size <= (SMALL if problem.latent is None else FEW_VALUES)
-    dense = problem.factors is None and problem.nodes == 1 and problem.curvature in (exact_hessian, gauss_newton)
+    dense = problem.is_dense and problem.curvature in (exact_hessian, gauss_newton)
     return small and dense and problem.joint.row_bytes is not None
 
 

@@ -27,6 +27,11 @@ class Batched:
         own = [f.name for f in fields(value) if f.name not in self.common]
         return replace(value, **{name: change(name, getattr(self, name)) for name in own})
 
+    @property
+    def detached(self: Self) -> Self:
+        """The same without a graph."""
+        return _mapped(Tensor.detach, self)
+
     def __getitem__(self: Self, rows: Tensor | int) -> Self:
         return _mapped(lambda x: x[rows], self)
 

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.batched import Batched
+
 WARM_UP = 3  # trajectories after which draws of the approximation are forgotten: of a normal density one is enough
 TOO_LONG, TOO_SHORT = 0.6, 0.9  # mean acceptance below and above which steps are changed; Betancourt (2014): about 0.8
 SPREAD = 0.2  # of steps about their size, so that no trajectory is as long as a period
@@ -24,7 +26,7 @@ class Metric(Protocol):
 
 
 @dataclass(frozen=True)
-class Chains:
+class Chains(Batched):
     """Where chains are: positions ``(C, D)``, log density ``(C,)`` in nats and its gradient ``(C, D)``."""
 
     u: Tensor
@@ -100,11 +102,7 @@ def draws(
         white = noise(*start.shape) * active
         there, acceptance = trajectory(masked, metric, here, white, length)
         taken = noise(len(start), uniform=True) < acceptance
-        here = Chains(
-            torch.where(taken.unsqueeze(-1), there.u, here.u),
-            torch.where(taken, there.log_density, here.log_density),
-            torch.where(taken.unsqueeze(-1), there.slope, here.slope),
-        )
+        here = there.where(taken, here)
         if count < WARM_UP:
             mean = float(acceptance.mean())
             step *= 0.5 if mean < TOO_LONG else 1.3 if mean > TOO_SHORT else 1.0

@@ -33,7 +33,7 @@ class Sloped(Protocol):
         """The log joint and its gradient in ``u``, detached."""
 
 
-class Density(Protocol):
+class Density(Sloped, Protocol):
     """One model's log joint density and its second derivatives, rows in front."""
 
     @property
@@ -42,9 +42,6 @@ class Density(Protocol):
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
-
-    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The log joint and its gradient in ``u``, detached."""
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, shape ``(R, D, D)``."""

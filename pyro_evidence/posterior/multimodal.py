@@ -82,6 +82,10 @@ class ImportancePosterior(LaplacePosterior):
         return float(self._by_laplace), ()
 
     @property
+    def _trusts_weights(self) -> bool:
+        return self.integral.is_trusted
+
+    @property
     def _by_laplace(self) -> Tensor:
         """The sum of Laplace's log evidences, all copies counted, nats."""
         return torch.stack([state.log_evidence for state in self.states]).logsumexp(0) + self.integral.log_copies

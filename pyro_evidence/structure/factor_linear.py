@@ -133,11 +133,8 @@ class SparsePredictors(LinearPredictors):
                 value = value + found.sum().double()
                 spread = spread + (part.rows.sandwiched(weights) * B[0].double()).sum()
                 sloped.append(slope)
-            if read.prior is not None:
-                loc, precision = read.prior
-                spread = spread + diagonal @ precision
-                quadratic = (precision * (u - loc).square()).sum()
-                value = value + 0.5 * ((precision / torch.pi / 2).log().sum() - quadratic)
+            if read.normal is not None:
+                spread, value = spread + diagonal @ read.normal.precision, value + read.normal.log_prob(u)
             else:
                 value = value + predictors.log_prior_rows(self.joint, u.unsqueeze(0), theta)[0]
 
@@ -146,9 +143,8 @@ class SparsePredictors(LinearPredictors):
                 total = u.new_zeros(())
                 for part, slope in zip(self.linear, sloped, strict=True):
                     total = total + (part.rows.product(moved.unsqueeze(0)) * slope.double()).sum()
-                if read.prior is not None:
-                    loc, precision = read.prior
-                    return derivatives.pullback(total - (precision * (u.detach() - loc)) @ moved, theta)
+                if read.normal is not None:
+                    return derivatives.pullback(total + read.normal.slope(u.detach()) @ moved, theta)
                 log_prior = predictors.log_prior_rows(self.joint, u.unsqueeze(0), theta).sum()
                 total = total + derivatives.pullback(log_prior, u, create_graph=True) @ moved
                 return derivatives.pullback(total, theta)
