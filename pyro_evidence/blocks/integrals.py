@@ -62,9 +62,9 @@ def with_derivatives(
             return _louis_of_terms(terms, nodes, shared, path)
         w = shared if create_graph else shared.detach().requires_grad_()
         each = integrals(terms, nodes if held else replace(nodes, rows=nodes.rows + path.away(w)), w)
-        slope = pullback(each.sum(), w, create_graph=True) if w.numel() else w
-        if not w.numel() or not slope.requires_grad:
-            return Integrals(each, slope, w.detach().new_zeros(*w.shape, w.shape[-1]))
+        if not w.numel():
+            return Integrals(each, w, w.detach().new_zeros(*w.shape, w.shape[-1]))
+        slope = pullback(each.sum(), w, create_graph=True)
         columns = [pullback(one.sum(), w, create_graph=create_graph) for one in slope.unbind(-1)]
         rows = torch.stack(columns, -2)
     return Integrals(each, slope, -0.5 * (rows + rows.mT))

@@ -46,9 +46,7 @@ def local(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph:
         slope = pullback(value.sum(), own, create_graph=True)
         for k in range(p.width):  # the same row of all blocks at once
             along = (slope * (column == k).to(own)).sum()
-            rows.append(
-                pullback(along, own, create_graph=create_graph) if slope.requires_grad else torch.zeros_like(own)
-            )
+            rows.append(pullback(along, own, create_graph=create_graph))
     curvature, start = [], 0
     for front in p.fronts:
         part, shape = slice(start, start + front.numel()), (*own.shape[:-1], *front.shape)

@@ -177,8 +177,7 @@ def _of_the_same_data(
 
     :raises BadInput: when that is the reference.
     """
-    hashes = {}
-    joints, marked = {}, {}
+    hashes, joints, marked = {}, {}, {}
     own = _joint(model, data)
     for n, each in done.items():
         joint = own if each.failure else _joint(each.model, data)

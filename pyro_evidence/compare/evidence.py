@@ -241,16 +241,16 @@ def overturned_by_priors(first: Posterior, second: Posterior, runner_up: str, le
         if 2.0 * abs(slopes[0] - slopes[1]) < lead:
             continue
         for step, times in ((1.0, "twice"), (-1.0, "half")):
-            gains = [
-                0.0
-                if constant is None
-                else log_evidence_after(posterior, constant, step) - float(posterior.log_evidence)
-                for posterior, constant in zip(pair, constants, strict=True)
-            ]
+            gains = [_gain(posterior, constant, step) for posterior, constant in zip(pair, constants, strict=True)]
             behind = gains[1] - gains[0] - lead
             if behind > 0.0:
                 said.append(f"with {name} {times} as large {runner_up} would lead by {behind:.2g} nats")
     return said
+
+
+def _gain(posterior: Posterior, constant: PriorConstant | None, step: float) -> float:
+    """Nats that the log evidence gains where a constant of the prior moves by a step; of a model without it none."""
+    return 0.0 if constant is None else log_evidence_after(posterior, constant, step) - float(posterior.log_evidence)
 
 
 def _scales(posterior: Posterior) -> dict[str, tuple[PriorConstant, float]]:

@@ -77,10 +77,8 @@ class Target(ActiveDensity):
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint ``(S,)`` and its gradient ``(S, d)``; gradient 0 where the density is."""
         with without_validation():
-            parts = [
-                self.density.gradient(self.embedded(part), self.theta)
-                for part in x.split(min(ROWS, rows_at_once(self.joint)))
-            ]
+            size = min(ROWS, rows_at_once(self.joint))
+            parts = [self.density.gradient(self.embedded(part), self.theta) for part in x.split(size)]
         value, slope = (torch.cat(p) for p in zip(*parts, strict=True))
         bad = value.isnan() | value.isinf()
         return torch.where(bad, -torch.inf, value), torch.where(bad.unsqueeze(-1), 0.0, slope)[:, self.active]

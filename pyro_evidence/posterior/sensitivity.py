@@ -57,11 +57,7 @@ class Sensitivity(Shown):
             moves = {site: (m / sds[site]).nan_to_num(0.0).abs().max() for site, m in self.means[name].items()}
             most = max(moves, key=lambda site: float(moves[site]))
             value = self.constants[name].value.double()
-            rows[name] = {
-                "value": float(value.mean()),
-                "log evidence": nats,
-                "mean": float(moves[most]),
-            }
+            rows[name] = {"value": float(value.mean()), "log evidence": nats, "mean": float(moves[most])}
             said += [f"{name} moves {most} most"] if float(moves[most]) > WORTH_SAYING else []
         columns = {
             "value": "of the constant, the mean of its elements",

@@ -318,10 +318,8 @@ class LikelihoodTerm:
     def noise(self, trace: Trace) -> NormalNoise | None:
         """The noise of a plain Normal observation with a mean for each of its elements; None for any other."""
         node, shape = trace.nodes[self.site], self.layout.shape
-        base = unwrapped(node["fn"]).base
-        if (self.parameter, self.link, self.mixture) != ("loc", IDENTITY, None) or not is_plain(node):
-            return None
-        if not is_like(base, Normal, base.batch_shape) or broadcast(node["value"].shape, base.batch_shape) != shape:
+        base = _plain_normal(node) if (self.parameter, self.link, self.mixture) == ("loc", IDENTITY, None) else None
+        if base is None or broadcast(node["value"].shape, base.batch_shape) != shape:
             return None
         return NormalNoise(*(x.double().expand(shape).reshape(-1, 1) for x in (node["value"], base.scale.pow(-2))))
 
@@ -507,18 +505,20 @@ def _is_one(scale: Any) -> bool:
     return bool((scale == 1).all()) if isinstance(scale, Tensor) else bool(scale == 1)
 
 
+def _plain_normal(node: Node) -> Any:
+    """The Normal of a plain observation; None for any other."""
+    base = unwrapped(node["fn"]).base
+    return base if is_plain(node) and is_like(base, Normal, base.batch_shape) else None
+
+
 def gaussian_noise(joint: LogJoint, trace: Trace, name: str) -> tuple[Tensor, Tensor] | None:
     """Residual and log precision of each element of a plain Normal observation, both ``(n,)``, or None."""
     node = trace.nodes[name]
-    parts = unwrapped(node["fn"])
-    if (
-        not is_plain(node)
-        or _discrete_parents(joint, trace, name)
-        or not is_like(parts.base, Normal, parts.base.batch_shape)
-    ):
+    base = _plain_normal(node)
+    if base is None or _discrete_parents(joint, trace, name):
         return None
-    residual = node["value"] - parts.base.loc
-    scale = parts.base.scale.expand(residual.shape)
+    residual = node["value"] - base.loc
+    scale = base.scale.expand(residual.shape)
     return residual.reshape(-1).double(), -2.0 * scale.reshape(-1).double().log()
 
 

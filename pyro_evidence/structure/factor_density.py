@@ -125,11 +125,8 @@ def hessians_of_few(values: Tensor, index: Tensor, u: Tensor) -> Tensor:
     for value, own in zip(values, index, strict=True):
         slope = pullback(value, u, create_graph=True)[own]
         one_hot = torch.eye(len(own), dtype=slope.dtype, device=slope.device)
-        if slope.requires_grad:
-            rows = [passes(slope, u, chunk, False)[:, own] for chunk in one_hot.split(AT_ONCE)]
-            found.append(-torch.cat(rows))
-        else:
-            found.append(torch.zeros_like(one_hot))
+        rows = [passes(slope, u, chunk, False)[:, own] for chunk in one_hot.split(AT_ONCE)]
+        found.append(-torch.cat(rows))
     return torch.stack(found)
 
 

@@ -92,9 +92,7 @@ def activation_derivatives(f: Activation, a: Tensor, order: int) -> list[Tensor]
         found = [f(x)]
         for level in range(order):
             graph = a.requires_grad or level + 1 < order
-            last = found[-1]
-            bends = last.requires_grad
-            found.append(torch.autograd.grad(last.sum(), x, create_graph=graph)[0] if bends else torch.zeros_like(a))
+            found.append(derivatives.pullback(found[-1].sum(), x, create_graph=graph))
     return found if a.requires_grad else [value.detach() for value in found]
 
 

@@ -33,9 +33,9 @@ def test_particles_survive_by_their_weights_in_their_group_and_the_mean_weight_i
     log_evidences = torch.linspace(-3.0, 0.0, NUM_GROUPS, dtype=torch.float64)
     swarm = Particles(target, seeds, Places(x, log_prior, log_prior + 3.0 * NORMAL, x, x), before, log_evidences, 0.5)
     after = reweighed(swarm, power)
-    survivors = after.x[:, 0].long()
-    torch.testing.assert_close(after.log_prior, log_prior[survivors])
-    torch.testing.assert_close(after.log_likelihood, 3.0 * NORMAL[survivors])
+    survivors = after.places.x[:, 0].long()
+    torch.testing.assert_close(after.places.log_prior, log_prior[survivors])
+    torch.testing.assert_close(after.places.log_likelihood, 3.0 * NORMAL[survivors])
     assert after.power == power
     for group in range(NUM_GROUPS):
         own = range(group * size, (group + 1) * size)

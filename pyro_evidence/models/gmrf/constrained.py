@@ -165,7 +165,14 @@ def least_square(elements: Tensor, structure: Structure, given: Tensor) -> Tenso
 
 
 class OneByOne(torch.autograd.Function):
-    """A function of one matrix, which ``vmap`` calls for one after the other."""
+    """A function of one tensor, and of what is given beside it, which ``vmap`` calls for one after the other."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        """Keep both for derivatives."""
+        tensor, *ctx.given = inputs
+        ctx.save_for_backward(tensor)
+        ctx.save_for_forward(tensor)
 
     @classmethod
     def vmap(cls, _info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
@@ -178,16 +185,8 @@ class OneByOne(torch.autograd.Function):
         return torch.stack([cls.apply(*row) for row in rows]), 0
 
 
-def _keep_elements(ctx: Any, inputs: Any, output: Tensor) -> None:
-    elements, ctx.structure = inputs
-    ctx.save_for_backward(elements)
-    ctx.save_for_forward(elements)
-
-
 class _LogDet(OneByOne):
     """``log det V' Q V`` of elements ``(F, k, k)``."""
-
-    setup_context = staticmethod(_keep_elements)
 
     @staticmethod
     def forward(elements: Tensor, structure: Structure) -> Tensor:
@@ -195,17 +194,15 @@ class _LogDet(OneByOne):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * _Covariance.apply(ctx.saved_tensors[0], ctx.structure), None
+        return gradient * _Covariance.apply(ctx.saved_tensors[0], *ctx.given), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return (_Covariance.apply(ctx.saved_tensors[0], ctx.structure) * tangent).sum()
+        return (_Covariance.apply(ctx.saved_tensors[0], *ctx.given) * tangent).sum()
 
 
 class _Covariance(OneByOne):
     """``S = V (V' Q V)^-1 V'`` on the pattern; its derivative is ``-S dQ S``."""
-
-    setup_context = staticmethod(_keep_elements)
 
     @staticmethod
     def forward(elements: Tensor, structure: Structure) -> Tensor:
@@ -213,11 +210,11 @@ class _Covariance(OneByOne):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return -_Sandwich.apply(ctx.saved_tensors[0], 0.5 * (gradient + gradient.mT), ctx.structure), None
+        return -_Sandwich.apply(ctx.saved_tensors[0], 0.5 * (gradient + gradient.mT), *ctx.given), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return -_Sandwich.apply(ctx.saved_tensors[0], tangent, ctx.structure)
+        return -_Sandwich.apply(ctx.saved_tensors[0], tangent, *ctx.given)
 
 
 class _Sandwich(OneByOne):
@@ -226,10 +223,6 @@ class _Sandwich(OneByOne):
     @staticmethod
     def forward(elements: Tensor, middle: Tensor, structure: Structure) -> Tensor:
         return structure.on_constraint(elements).sandwich(middle)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        pass
 
 
 class _Solve(OneByOne):

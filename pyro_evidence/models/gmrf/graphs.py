@@ -205,18 +205,12 @@ class _AtRatio(OneByOne):
         return ratio.new_tensor(operator.at_ratio(float(ratio), order))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ratio, ctx.operator, ctx.order = inputs
-        ctx.save_for_backward(ratio)
-        ctx.save_for_forward(ratio)
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient * _AtRatio.apply(ctx.saved_tensors[0], ctx.operator, ctx.order + 1), None, None
+        return gradient * _AtRatio.apply(ctx.saved_tensors[0], ctx.given[0], ctx.given[1] + 1), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return tangent * _AtRatio.apply(ctx.saved_tensors[0], ctx.operator, ctx.order + 1)
+        return tangent * _AtRatio.apply(ctx.saved_tensors[0], ctx.given[0], ctx.given[1] + 1)
 
 
 def _graph(edges: Tensor | Neighbours) -> Neighbours:
