@@ -29,7 +29,7 @@ class Batched:
 
     @property
     def detached(self: Self) -> Self:
-        """The same without a graph."""
+        """These rows without a graph."""
         return _mapped(Tensor.detach, self)
 
     def __getitem__(self: Self, rows: Tensor | int) -> Self:
