@@ -123,7 +123,7 @@ def test_gaussian_data_take_one_factorisation_and_light_factors_are_made_again(m
     monkeypatch.setattr(BlockPlan, "factorise_rows", lambda *args: made.append(len(args[1])) or whole(*args))
     kept = solve_inner(problem, theta, start)
     assert made == [2]
-    monkeypatch.setattr(batched, "HELD_NUMBERS", 1)  # no room for two factors at a time
+    monkeypatch.setattr(batched, "BATCH_NUMBERS", 1)  # no room for two factors at a time
     light = solve_inner(problem, theta, start, light=True)
     assert made == [2, 1, 1]
     assert isinstance(light.precision, Separate) and all(isinstance(A, Remade) for A in light.precision.members)
