@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.tour import axes_of_length, renamed
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import responsibility_rows
+from pyro_evidence.structure.symmetries import axes_of_length, renamed
 
 
 def assign(cost: Tensor) -> list[int]:

@@ -12,12 +12,13 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.target import Target, laplace_posterior, target_of
 from pyro_evidence.fitting.process_state import within_memory, without_validation
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.laplace.tour import all_modes, axes_of_length, relabelled
+from pyro_evidence.laplace.tour import all_modes
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import ImportancePosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, check_random_start, seed_of
+from pyro_evidence.structure.symmetries import axes_of_length, relabelled
 
 AUTOMATIC = 16  # starts
 MOST_PERMUTATIONS = math.factorial(5)  # of five components

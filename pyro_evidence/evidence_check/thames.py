@@ -21,11 +21,12 @@ from pyro_evidence.evidence_check.target import (
     target_of,
 )
 from pyro_evidence.fitting.process_state import within_memory
-from pyro_evidence.laplace.tour import SAME, relabelled
+from pyro_evidence.laplace.tour import SAME
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import Coordinate
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.settings import seeded
+from pyro_evidence.structure.symmetries import relabelled
 
 SIMPLEX = type(biject_to(constraints.simplex))
 FEWEST_INSIDE = 0.05  # share of the draws in the set: half of them where the chains' halves agree

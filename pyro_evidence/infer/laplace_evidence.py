@@ -20,9 +20,11 @@ from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.fitting.checkpoint import NOT_FITTED, Resumable
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
+from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace import restarts as laplace_restarts
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import (
+    LaplaceState,
     Problem,
     can_batch,
     is_certified,
@@ -58,7 +60,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
 from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_structure
-from pyro_evidence.structure.symmetries import has_images, off_orbits
+from pyro_evidence.structure.symmetries import has_images, has_labels_beside, off_orbits, other_orders
 
 GAIN = 0.05  # share of draws that one more marginalised site must save
 SHOWN = 5  # hyperparameters, and elements of each, that an error message shows
@@ -133,8 +135,10 @@ class LaplaceEvidence(Resumable):
         self._over: Any = None  # of a model with structure sites
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
         self._num_nodes: int | str = 1 if self.nodes is None else self.nodes
-        self._together = False  # whether all latents are integrated together where modes have images
-        self._mirrored = False  # whether they can
+        self._together: bool | None = (
+            False  # whether all latents are integrated together; None: where modes have images
+        )
+        self._mirrored = False  # whether they are
         self._multiplies = False  # whether latents of one plate multiply those of another
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -160,28 +164,51 @@ class LaplaceEvidence(Resumable):
 
             self._over = results.over_structures(self.model, (args, kwargs), fit, self.start, self.stop)
             return self._over
-        found = posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
-        _ = (
-            found.log_evidence
-        )  # what a fit is for: where part of it is known by draws alone, they are in the fit's time
-        return found
+        return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
 
     def _all_or_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
-        """Where signs can be turned, or ends of an interval meet, all latents by the modes of their joint density.
+        """Where modes have images, as labels have in every order, all latents by the modes of their joint density.
 
-        Sites that are marginalised around one mode inside would leave its images out.  If that fails, as elsewhere,
-        unless there are modes that are no images.
+        Sites that are marginalised around one mode inside would leave its images out.  Where signs can be turned, ends
+        of an interval meet, or labels be exchanged that have no marginalised site for their scale, that is tried first;
+        else once it is known that other orders move the mode.  If it fails, as elsewhere, unless there are modes that
+        are no images.
         """
-        self._together = self.marginalise is None and self.start.tour != 0
+        is_automatic = self.marginalise is None and self.start.tour != 0
+        self._together, failure = None if is_automatic else False, None
         try:
             found = self._fitted(args, kwargs)
-            if not self._mirrored or found._trusts_weights or found.has_unlike_modes:
+            if self._mirrored and (found._trusts_weights or found.has_unlike_modes):
                 return found
-        except (ArithmeticError, NotConverged):
-            if not self._mirrored:
+        except (ArithmeticError, NotConverged) as error:
+            if not self._mirrored and (isinstance(error, NotConverged) or not self._has_labels(None)):
                 raise
+            failure = error
+        if not self._mirrored:
+            if failure is None and not (is_automatic and self._has_labels(found.state)):
+                return found
+            self._together = True
+            with suppress(ArithmeticError, NotConverged):
+                whole: Any = self._fitted(args, kwargs)
+                if getattr(whole, "states", ())[1:] and whole._trusts_weights:
+                    return whole
+            if failure is not None:
+                raise failure
         self._together = False
         return self._fitted(args, kwargs)
+
+    def _has_labels(self, state: LaplaceState | None) -> bool:
+        """Whether what looks alike has other orders, half a standard deviation or more from the mode.
+
+        :param state: None: of a fit that has failed.
+        """
+        joint = None if self._full is None or self._multiplies else self._full.joint
+        if joint is None or joint.latents.size > MOST_COORDINATES:
+            return False
+        with own_random_numbers(), without_validation():
+            place = joint.initial_u if state is None else state.u
+            orders = other_orders(joint, place) - place
+        return len(orders) > 0 and (state is None or bool((state.precision.whiten(orders).norm(dim=-1) > 0.5).any()))
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         """Modes at the first hyperparameters, hyperparameters of the highest log evidence, posterior."""
@@ -257,7 +284,10 @@ class LaplaceEvidence(Resumable):
         sites = () if none else marginalised_sites(joint, self.marginalise, inside)
         marginalise = tuple(sorted((*sites, *self._more)))
         small = joint.latents.size <= MOST_COORDINATES
-        self._mirrored = bool(self._together and marginalise and small and not inside and has_images(joint))
+        together = self._together is not False and bool(marginalise) and small and not inside
+        self._mirrored = together and (
+            bool(self._together) or has_images(joint) or has_labels_beside(joint, marginalise)
+        )
         if self._mirrored:
             marginalise = ()
         self._full, self._integrated, self._groups = None, {}, None

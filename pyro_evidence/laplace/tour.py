@@ -29,7 +29,16 @@ from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import latents_from_prior, rows_at_once
 from pyro_evidence.settings import seeded
-from pyro_evidence.structure.symmetries import LOOKS, angles
+from pyro_evidence.structure.symmetries import (
+    LOOKS,
+    angles,
+    axes_of_length,
+    exchanged,
+    lengths,
+    relabelled,
+    reordered,
+    swaps,
+)
 
 DRAWS = 1_000  # from the prior: of two modes of equal mass, a hundredth of it finds each with probability .99995
 CLIMBS = 16  # from the best of them, and from images of each mode: six components have fifteen pairs
@@ -349,56 +358,14 @@ def _mask(mode: LaplaceState, chosen: Mapping[str, Tensor]) -> Tensor:
 
 
 def _exchanged(mode: LaplaceState, exchange: "Exchange | None") -> Iterator[Tensor]:
-    """Two elements along an axis exchanged, in all sites with an axis of that length; and two sites of one shape.
+    """Two elements along an axis exchanged, in all sites with an axis of that length; and sites that look alike.
 
     :param exchange: whose elements are left as they are.
     """
     joint, u = mode.problem.joint, mode.u
-    for size in _lengths(joint) - (set() if exchange is None else {exchange.size}):
-        yield from relabelled(joint, u.unsqueeze(0), axes_of_length(joint, size), _swaps(size))[1:, 0]
-    values = joint.latents.constrained(u.to(joint.dtype))
-    for a, b in itertools.combinations(joint.latents, 2):
-        if a.shape == b.shape and a.unconstrained_shape == b.unconstrained_shape:
-            with suppress(ValueError):  # one's value lies outside of the other's support
-                yield joint.latents.flat(values | {a.name: values[b.name], b.name: values[a.name]}).to(u)
-
-
-def _lengths(joint: LogJoint) -> set[int]:
-    return {size for part in joint.latents for size in part.shape if size > 1}
-
-
-def _swaps(size: int) -> list[tuple[int, ...]]:
-    """The order of so many elements, and each in which two of them are exchanged."""
-    found = [tuple(range(size))]
-    for i, j in itertools.combinations(range(size), 2):
-        found.append(tuple(j if k == i else i if k == j else k for k in range(size)))
-    return found
-
-
-def relabelled(joint: LogJoint, u: Tensor, axes: Mapping[str, int], orders: Sequence[Sequence[int]]) -> Tensor:
-    """Unconstrained rows ``(S, D)`` with elements along some sites' axes in each of some orders, ``(len, S, D)``."""
-    if not axes:
-        return u.unsqueeze(0)
-    return torch.stack([reordered(joint, u, axes, order.expand(len(u), -1)) for order in torch.tensor(orders)])
-
-
-def reordered(joint: LogJoint, u: Tensor, axes: Mapping[str, int], orders: Tensor) -> Tensor:
-    """Unconstrained rows ``(S, D)`` with elements along some sites' axes in orders ``(S, K)`` of their own."""
-    values = joint.latents.constrained(u.to(joint.dtype))
-    moved = values | {n: renamed(values[n], orders, axis + 1) for n, axis in axes.items()}
-    return torch.cat([p.transform.inv(moved[p.name]).reshape(len(u), -1) for p in joint.latents], -1).to(u)
-
-
-def renamed(value: Tensor, orders: Tensor, axis: int) -> Tensor:
-    """Rows ``(S, ...)`` with one axis reordered, each by its own order."""
-    moved = value.movedim(axis, 1)
-    index = orders.to(value.device).reshape(*orders.shape, *[1] * (moved.dim() - 2)).expand_as(moved)
-    return moved.gather(1, index).movedim(1, axis)
-
-
-def axes_of_length(joint: LogJoint, num: int) -> dict[str, int]:
-    """The first axis of length ``num``, two or more, of each latent site that has one."""
-    return {p.name: list(p.shape).index(num) for p in joint.latents if num > 1 and num in p.shape}
+    for size in lengths(joint) - (set() if exchange is None else {exchange.size}):
+        yield from relabelled(joint, u.unsqueeze(0), axes_of_length(joint, size), swaps(size))[1:, 0]
+    yield from exchanged(joint, u)
 
 
 @dataclass(frozen=True)
@@ -457,10 +424,10 @@ def exchange_of(state: LaplaceState) -> Exchange | None:
     """
     joint, density = state.problem.joint, density_of(state)
     white = torch.randn(TRIED, len(state.u), generator=seeded(0), dtype=torch.float64).to(state.u)
-    for size in (size for size in _lengths(joint) if math.factorial(size) > MOST_ORDERS):
+    for size in (size for size in lengths(joint) if math.factorial(size) > MOST_ORDERS):
         axes = axes_of_length(joint, size)
         rows = state.u + torch.cat([torch.zeros_like(white[:1]), state.precision.unwhiten(white)])
-        images = relabelled(joint, rows, axes, _swaps(size))
+        images = relabelled(joint, rows, axes, swaps(size))
         if not all(_are_level(density, images[:, some]) for some in (slice(1, 2), slice(None))):  # one tells as a rule
             continue
         if bool(_is_near(state, images[:, 0]).all()):

@@ -35,6 +35,7 @@ from pyro_evidence.posterior.reweighted import ConditionalApproximations
 from pyro_evidence.posterior.sensitivity import at_draws
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.settings import check_count, quantile_levels
+from pyro_evidence.structure.symmetries import reordered
 
 SEED = 0  # of the draws that the log evidence is taken from: it is a number to report
 GOOD_ENOUGH = 0.01  # nats, by which Laplace's log evidence of a single mode may be off: a per cent of a Bayes factor
@@ -266,7 +267,7 @@ class MultimodalPosterior(ImportancePosterior):
         u = self._mixture.of_components(white[:, :size], component)
         if exchange is None:
             return u
-        return tour.reordered(exchange.joint, u, exchange.axes, white[:, size + 1 :].argsort(1))
+        return reordered(exchange.joint, u, exchange.axes, white[:, size + 1 :].argsort(1))
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         u = self._unwhitened(white)

@@ -14,7 +14,7 @@ from pyro_evidence.display import Axes, Shown, Table, axes_or_own, with_labels
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.iterate import Status, Stop, iterate
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
-from pyro_evidence.laplace import tour, type2
+from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, modes_of_rows, state_of_row
 from pyro_evidence.laplace.gradient import evidence_slope, slope, slopes
 from pyro_evidence.laplace.metric import inverted, measures, natural_metric, response
@@ -23,6 +23,7 @@ from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.program.constants import STEPS, MovedConstants, PriorConstant, Stepped, prior_constants
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_number, seeded
+from pyro_evidence.structure.symmetries import reordered
 
 HEAVY = 1e-9  # share of the mass below which a node moves no digit that is shown
 SPREAD_DRAWS = 500  # for the posterior standard deviations that means are measured by
@@ -278,7 +279,7 @@ def at_draws(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
     u, weights = integral.draws, integral.weighed.weights
     if integral.exchange is not None:  # drawn in one order, of which all are as probable
         order = torch.rand(len(u), integral.exchange.size, generator=seeded(0)).argsort(1)
-        u = tour.reordered(integral.exchange.joint, u, integral.exchange.axes, order)
+        u = reordered(integral.exchange.joint, u, integral.exchange.axes, order)
     theta = _hypers(problem, posterior.state.problem, posterior.state.theta)
     slopes = []
     for part in u.split(posterior._rows):

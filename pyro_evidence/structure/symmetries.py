@@ -5,7 +5,7 @@ is zero along it, and Laplace's approximation about one point of it has no meani
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 
@@ -26,6 +26,7 @@ LARGEST = 64  # latent dimensions
 MOST_PARTS = 16  # elements of a first axis that are turned one by one
 LOOKS, END = 8, 24.0  # rows; and a logit, 4e-11 of an interval, by which no density with a slope changes by more than
 CLOSED = 1e-8  # of its log
+MOST_MOVES = 12  # that are tried one by one, in pairs and in threes: 298 rows
 MOVED = 0.5  # of unconstrained hyperparameters: to far from where Laplace's log evidence is infinite
 
 
@@ -81,6 +82,141 @@ def has_images(joint: LogJoint) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows = 0.5 * torch.randn(LOOKS, joint.latents.size, generator=generator, dtype=torch.float64)
     return bool(sign_flips(joint)) or bool(angles(joint, rows.to(joint.device), joint.initial_theta).any())
+
+
+def other_orders(joint: LogJoint, u: Tensor) -> Tensor:
+    """The images ``(I, D)`` of a place under exchanges of what looks alike that leave the density as it is: of labels.
+
+    Sites, with what tells them apart, or all elements along axes of one length.  Told by the density, with its data,
+    at two random points.
+    """
+    generator = torch.Generator().manual_seed(0)
+    looks = torch.randn(2, len(u), generator=generator, dtype=torch.float64).to(u)
+    found = [u.expand(0, -1)]
+    if len(images := torch.stack([looks, *exchanged(joint, looks)])) > 1:
+        found.append(torch.stack(exchanged(joint, u))[_are_level(joint, images)])
+    for size in lengths(joint):
+        axes = axes_of_length(joint, size)
+        if all(
+            bool(_are_level(joint, relabelled(joint, looks, axes, some)).all())
+            for some in (swaps(size)[:2], swaps(size))
+        ):
+            found.append(relabelled(joint, u.unsqueeze(0), axes, swaps(size))[1:, 0])
+    return torch.cat(found)
+
+
+def has_labels_beside(joint: LogJoint, marginalised: Sequence[str]) -> bool:
+    """Whether what can be exchanged are these sites, or sites whose priors do not hang on them.
+
+    What has one of them for its scale has a mode given that one alone.
+    """
+    places = torch.randn(2, joint.latents.size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    here, other = places.to(joint.device)
+    slices = joint.latents.slices
+    moved = (other_orders(joint, here) != here).any(0)
+    names = [name for name, where in slices.items() if bool(moved[where].any())]
+    if not names or {*names} & {*marginalised}:
+        return bool(names)
+    beside = here.clone()
+    for name in marginalised:
+        beside[slices[name]] = other[slices[name]]
+    traces = [joint.trace(u, joint.initial_theta).nodes for u in (here, beside)]
+    before, after = ([float(t[n]["fn"].log_prob(t[n]["value"]).sum()) for n in names] for t in traces)
+    return before == after
+
+
+def _are_level(joint: LogJoint, images: Tensor) -> Tensor:
+    """Which images ``(I, S, D)``, the first the rows themselves, have the same density of values, bool ``(I - 1,)``."""
+    rows = images.flatten(0, 1).to(joint.dtype)
+    parts = rows.split(rows_at_once(joint) if len(rows) > LOOKS else LOOKS)
+    height = torch.cat([joint.log_joint(some, joint.initial_theta).detach() for some in parts])
+    height = (height - joint.latents.constrained_with_log_det(rows)[1]).view(images.shape[:2])
+    return ((height[1:] - height[0]).abs() <= joint.rounding * (1.0 + height[0].abs())).all(-1)
+
+
+def exchanged(joint: LogJoint, u: Tensor) -> list[Tensor]:
+    """Rows ``(..., D)`` with sites that look alike exchanged, and with up to two more of these at once.
+
+    The two elements of every axis of that length; an interval, or two shares, from the other end.  Each is an order of
+    the unconstrained coordinates with some signs turned.
+    """
+    moves = list(_moves(joint))[:MOST_MOVES]
+    found = []
+    for num in (1, 2, 3):
+        for some in combinations(moves, num):
+            image = u
+            for order, sign in some:
+                image = image[..., order.to(u.device)] * sign.to(u)
+            found.append(image)
+    return found
+
+
+def _moves(joint: LogJoint) -> Iterator[tuple[Tensor, Tensor]]:
+    """Orders and signs of all coordinates ``(D,)`` in which something changes places."""
+    latents, size = joint.latents, joint.latents.size
+    places = {p.name: torch.arange(size)[latents.slices[p.name]].view(p.unconstrained_shape) for p in latents}
+    halves = [p for p in latents if 2 in p.shape and len(p.shape) == len(p.unconstrained_shape)]
+    several = any(p.shape.count(2) > 1 for p in halves)  # such as transitions, from and to each of two states
+    for most in (1, 2) if several else (1,) if halves else ():
+        order, sign = torch.arange(size), torch.ones(size)
+        for part in halves:
+            for axis in [axis for axis, length in enumerate(part.shape) if length == 2][:most]:
+                if part.unconstrained_shape[axis] == 1:  # two shares, of which the logit of one is the coordinate
+                    sign[latents.slices[part.name]] *= -1.0
+                else:
+                    order[latents.slices[part.name]] = order[places[part.name]].flip(axis).flatten()
+        yield order, sign
+    for part in (p for p in latents if _is_interval(p.transform)):
+        sign = torch.ones(size)
+        sign[latents.slices[part.name]] = -1.0
+        yield torch.arange(size), sign
+    for a, b in combinations(latents, 2):
+        if a.shape == b.shape and type(a.transform) is type(b.transform):
+            order = torch.arange(size)
+            order[latents.slices[a.name]], order[latents.slices[b.name]] = (
+                places[b.name].flatten(),
+                places[a.name].flatten(),
+            )
+            yield order, torch.ones(size)
+
+
+def lengths(joint: LogJoint) -> set[int]:
+    """Of all axes of latent sites, from two on."""
+    return {size for part in joint.latents for size in part.shape if size > 1}
+
+
+def swaps(size: int) -> list[tuple[int, ...]]:
+    """The order of so many elements, and each in which two of them are exchanged."""
+    found = [tuple(range(size))]
+    for i, j in combinations(range(size), 2):
+        found.append(tuple(j if k == i else i if k == j else k for k in range(size)))
+    return found
+
+
+def relabelled(joint: LogJoint, u: Tensor, axes: Mapping[str, int], orders: Sequence[Sequence[int]]) -> Tensor:
+    """Unconstrained rows ``(S, D)`` with elements along some sites' axes in each of some orders, ``(len, S, D)``."""
+    if not axes:
+        return u.unsqueeze(0)
+    return torch.stack([reordered(joint, u, axes, order.expand(len(u), -1)) for order in torch.tensor(orders)])
+
+
+def reordered(joint: LogJoint, u: Tensor, axes: Mapping[str, int], orders: Tensor) -> Tensor:
+    """Unconstrained rows ``(S, D)`` with elements along some sites' axes in orders ``(S, K)`` of their own."""
+    values = joint.latents.constrained(u.to(joint.dtype))
+    moved = values | {n: renamed(values[n], orders, axis + 1) for n, axis in axes.items()}
+    return torch.cat([p.transform.inv(moved[p.name]).reshape(len(u), -1) for p in joint.latents], -1).to(u)
+
+
+def renamed(value: Tensor, orders: Tensor, axis: int) -> Tensor:
+    """Rows ``(S, ...)`` with one axis reordered, each by its own order."""
+    moved = value.movedim(axis, 1)
+    index = orders.to(value.device).reshape(*orders.shape, *[1] * (moved.dim() - 2)).expand_as(moved)
+    return moved.gather(1, index).movedim(1, axis)
+
+
+def axes_of_length(joint: LogJoint, num: int) -> dict[str, int]:
+    """The first axis of length ``num``, two or more, of each latent site that has one."""
+    return {p.name: list(p.shape).index(num) for p in joint.latents if num > 1 and num in p.shape}
 
 
 def angles(joint: LogJoint, rows: Tensor, theta: Tensor) -> Tensor:

@@ -1,6 +1,9 @@
 """A latent space that can be turned is refused by name; one that the data or the prior hold still is not."""
 
+import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Start, Stop, UnsupportedModel
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.symmetries import off_orbits, sign_flips
+from pyro_evidence.structure.symmetries import off_orbits, other_orders, sign_flips
 
 torch.manual_seed(0)
 Y = torch.randn(30, 4, dtype=torch.float64)
@@ -171,3 +174,100 @@ def test_a_mirror_image_that_is_left_out_is_said(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("model", [factor_analysis, slopes, unused])
 def test_signs_that_the_data_tell_apart_or_do_not_see_are_none(model: object) -> None:
     assert sign_flips(LogJoint(model, (Y,), {})) == ((("loadings",),) if model is factor_analysis else ())
+
+
+# --- labels of any kind, written by hand ---
+
+SWITCHING = torch.tensor([-1.0, -1.3, -0.9, 1.0, 1.2, 0.9], dtype=torch.float64)
+
+
+def two_states(y: Tensor) -> None:
+    """A hidden Markov model; its states can be exchanged where both stays, and the elements of ``m``, change places."""
+    stays = torch.stack([pyro.sample(name, dist.Beta(2.0, 2.0)) for name in ("stays_0", "stays_1")])
+    m = pyro.sample("m", dist.Normal(torch.zeros(2), 1.5).to_event(1))
+    log_moves = torch.where(torch.eye(2).bool(), stays.log(), (1.0 - stays).log().expand(2, 2))
+    found = dist.Normal(m, 0.5).log_prob(y[0]) - math.log(2.0)
+    for each in y[1:]:
+        found = (log_moves + found).logsumexp(-1) + dist.Normal(m, 0.5).log_prob(each)
+    pyro.factor("y", found.logsumexp(-1))
+
+
+def two_clusters(y: Tensor) -> None:
+    share, sd = pyro.sample("share", dist.Beta(1.0, 1.0)), pyro.sample("sd", dist.HalfNormal(1.0))
+    left, right = pyro.sample("left", dist.Normal(0.0, 2.0)), pyro.sample("right", dist.Normal(0.0, 2.0))
+    parts = share.log() + dist.Normal(left, sd).log_prob(y), (1 - share).log() + dist.Normal(right, sd).log_prob(y)
+    pyro.factor("y", torch.logaddexp(*parts).sum())
+
+
+def grid(*ranges: tuple[float, float, int]) -> tuple[list[Tensor], float]:
+    """Midpoints of cells of a box, each coordinate flat, and the volume of a cell."""
+    axes = [low + (high - low) * (torch.arange(num, dtype=torch.float64) + 0.5) / num for low, high, num in ranges]
+    cell = math.prod((high - low) / num for low, high, num in ranges)
+    return [each.flatten() for each in torch.meshgrid(*axes, indexing="ij")], cell
+
+
+def by_all_paths(y: Tensor) -> float:
+    """The evidence of ``two_states`` by the sum over all paths at the places of a grid."""
+    (a, b, *m), cell = grid((0.0, 1.0, 24), (0.0, 1.0, 24), (-4.0, 4.0, 40), (-4.0, 4.0, 40))
+    move = [[a, 1.0 - a], [1.0 - b, b]]
+    emitted = [[dist.Normal(level, 0.5).log_prob(each).exp() for level in m] for each in y]
+    total = torch.zeros_like(a)
+    for path in itertools.product((0, 1), repeat=len(y)):
+        term = 0.5 * emitted[0][path[0]]
+        for i in range(1, len(y)):
+            term = term * move[path[i - 1]][path[i]] * emitted[i][path[i]]
+        total += term
+    prior = sum(dist.Beta(2.0, 2.0).log_prob(p) for p in (a, b)) + sum(dist.Normal(0.0, 1.5).log_prob(x) for x in m)
+    return float((total * prior.exp()).sum() * cell)
+
+
+def by_both_clusters(y: Tensor) -> float:
+    (share, sd, left, right), cell = grid((0.0, 1.0, 24), (0.0, 4.0, 60), (-5.0, 5.0, 50), (-5.0, 5.0, 50))
+    total = torch.ones_like(share)
+    for each in y:
+        one, other = (dist.Normal(loc, sd).log_prob(each).exp() for loc in (left, right))
+        total *= share * one + (1.0 - share) * other
+    prior = dist.HalfNormal(1.0).log_prob(sd) + sum(dist.Normal(0.0, 2.0).log_prob(x) for x in (left, right))
+    return float((total * prior.exp()).sum() * cell)
+
+
+@pytest.mark.parametrize(("model", "evidence"), [(two_states, by_all_paths), (two_clusters, by_both_clusters)])
+def test_labels_count_in_every_order_whatever_tells_them_apart(model: Any, evidence: Callable[[Tensor], float]) -> None:
+    posterior = LaplaceEvidence(model, stop=Stop(progress=False)).run(SWITCHING)
+    assert abs(float(posterior.log_evidence) - math.log(evidence(SWITCHING))) < 0.03
+
+
+def labelled(y: Tensor) -> None:
+    """As ``two_clusters``, but for the priors, which tell the clusters apart."""
+    share, left = pyro.sample("share", dist.Beta(1.0, 3.0)), pyro.sample("left", dist.Normal(-1.0, 2.0))
+    right = pyro.sample("right", dist.Normal(1.0, 2.0))
+    parts = share.log() + dist.Normal(left, 1.0).log_prob(y), (1 - share).log() + dist.Normal(right, 1.0).log_prob(y)
+    pyro.factor("y", torch.logaddexp(*parts).sum())
+
+
+def trials(y: Tensor) -> None:
+    s = pyro.sample("s", dist.HalfNormal(1.0))
+    with pyro.plate("groups", len(y)):
+        b = pyro.sample("b", dist.Normal(0.0, s))
+        pyro.sample("y", dist.Normal(b, 1.0), obs=y)
+
+
+def test_what_data_or_priors_tell_apart_cannot_be_exchanged() -> None:
+    for model, y, num in (
+        (two_clusters, SWITCHING, 1),
+        (two_states, SWITCHING, 1),
+        (labelled, SWITCHING, 0),
+        (trials, SWITCHING, 0),
+        (trials, SWITCHING[:1].expand(3), 3),
+    ):
+        joint = LogJoint(model, (y,))
+        assert len(other_orders(joint, joint.initial_u)) == num
+
+
+def test_groups_with_the_same_data_are_integrated_around_their_one_mode() -> None:
+    same = torch.ones(4, dtype=torch.float64)
+    (s,), cell = grid((0.0, 8.0, 4000))
+    term = sum(dist.Normal(0.0, (1.0 + s**2).sqrt()).log_prob(each) for each in same) + dist.HalfNormal(1.0).log_prob(s)
+    posterior = LaplaceEvidence(trials, stop=Stop(progress=False)).run(same)
+    assert posterior.marginalised_sites == ("s",)
+    assert abs(float(posterior.log_evidence) - math.log(float(term.exp().sum()) * cell)) < 0.01
