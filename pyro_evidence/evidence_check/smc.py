@@ -52,7 +52,7 @@ LONGEST = math.pi / LEAPFROGS  # a path of half an orbit of the particles' norma
 
 
 @dataclass(frozen=True)
-class Places(Batched):
+class DensityRows(Batched):
     """Where particles are, with the densities and their gradients there."""
 
     x: Tensor  # (G * P, D)
@@ -73,12 +73,12 @@ class Places(Batched):
         return value, (1.0 - power) * self.prior_slope + power * self.joint_slope
 
 
-def places_at(target: Target, x: Tensor) -> Places:
+def places_at(target: Target, x: Tensor) -> DensityRows:
     """Densities at points ``(S, D)``."""
     parts = [derivatives.gradient(partial(log_prior_rows, target.joint), part, target.theta) for part in x.split(ROWS)]
     prior, prior_slope = (torch.cat(p) for p in zip(*parts, strict=True))
     joint, joint_slope = target.gradient(x)
-    return Places(x, prior, joint, prior_slope, joint_slope)
+    return DensityRows(x, prior, joint, prior_slope, joint_slope)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Particles:
 
     target: Target
     seeds: torch.Generator
-    places: Places
+    places: DensityRows
     power: float
     log_evidences: Tensor  # (G,) of the likelihood to that power
     step: float

@@ -132,10 +132,8 @@ def _around_shared(state: LaplaceState, marginal: Marginal, place: Place) -> tup
     """
     p, joint, loc = marginal.partition, state.problem.joint, place.shared
     kinds = torch.tensor([1.0 - HEAVY, HEAVY]).to(loc)
-    precision, every = (
-        Dense(torch.linalg.cholesky(place.curvature).unsqueeze(0)),
-        torch.ones(len(loc)).bool().to(loc.device),
-    )
+    precision = Dense(torch.linalg.cholesky(place.curvature).unsqueeze(0))
+    every = torch.ones(len(loc), dtype=torch.bool, device=loc.device)
     mixture = NormalMixture(kinds.log(), loc.repeat(2, 1), (precision, precision), every, (False, True))
     num = max(FEWEST, min(FEW, int(PRICE / (joint.row_bytes or 1) / marginal.nodes_of_each)))
     x = mixture.unwhiten(quasi_normal(num, len(loc) + 1).to(loc))
@@ -147,9 +145,8 @@ def _around_shared(state: LaplaceState, marginal: Marginal, place: Place) -> tup
     for sites in flips:  # half of the mass is nearer to the image
         turned = torch.cat([torch.arange(len(u[0]), device=u.device)[joint.latents.slices[name]] for name in sites])
         turns = torch.isin(p.shared, turned).to(x)
-        log_weights = log_weights.where(
-            (x * loc * turns / place.curvature.inverse().diagonal()).sum(-1) >= 0, -math.inf
-        )
+        nearer = (x * loc * turns / place.curvature.inverse().diagonal()).sum(-1) >= 0
+        log_weights = log_weights.where(nearer, -math.inf)
     found = importance.checked(log_weights.nan_to_num(nan=-math.inf))
     laplace = float(state.log_evidence)
     error = float(importance.standard_error(found.log_weights))

@@ -104,7 +104,7 @@ def unconstrained_shape(transform: Transform, shape: torch.Size) -> torch.Size:
     return torch.Size(shape if _is_elementwise(transform) else transform.inverse_shape(shape))
 
 
-def steps(transform: Any) -> Sequence[Transform]:
+def transform_steps(transform: Any) -> Sequence[Transform]:
     """What is carried out one after the other; nothing for the identity."""
     while hasattr(transform, "base_transform"):
         transform = transform.base_transform
@@ -113,7 +113,7 @@ def steps(transform: Any) -> Sequence[Transform]:
 
 def is_identity(transform: Transform) -> bool:
     """Whether the transform leaves its argument alone (a real site)."""
-    return not steps(transform)
+    return not transform_steps(transform)
 
 
 def is_affine(transform: Transform) -> bool:

@@ -408,9 +408,7 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
         moved = by_weights(elements, *draws, importance.checked(log_weights))
         is_reliable = found["pareto_k"] <= importance.threshold(num)
         is_known = moved.is_settled(NOTABLE) and found["log_evidence_importance_se"] < PRECISE
-        errors = torch.stack(
-            [error for _, error in moved.pooled.scaled]
-        )  # of means and deviations, the least known last
+        errors = torch.stack([error for _, error in moved.pooled.scaled])  # of means, and of standard deviations
         is_hopeless = not is_reliable or bool((moved.reach * errors * (num / most) ** 0.5 > HARMFUL).any())
         if found["pareto_k"] == -math.inf or (num >= ENOUGH and (is_known or is_hopeless)):
             break

@@ -149,9 +149,8 @@ class NestedPosterior(LaplacePosterior):
             begun, rest = time.process_time(), white[num:]
             found = [torch.cat(pair) for pair in zip(found, self.proposal.drawn(rest), strict=True)]
             vars(self)["_price"] = (time.process_time() - begun) / len(rest)
-            new = (
-                num if begin + num == len(known[0]) else 0
-            )  # what follows another row there is kept with those before it
+            # what follows another row there is kept with those before it
+            new = num if begin + num == len(known[0]) else 0
             parts = zip(known, (white[new:], *(x[new:] for x in found)), strict=True)
             most = max(len(white), KEPT // white.shape[-1])
             known[:] = [torch.cat(pair)[-most:] for pair in parts]

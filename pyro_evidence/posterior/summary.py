@@ -17,7 +17,7 @@ from pyro_evidence.display import PROB, Axes, Table
 from pyro_evidence.fitting.process_state import within_memory
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
-from pyro_evidence.numerics.coordinates import Coordinate, is_identity, steps
+from pyro_evidence.numerics.coordinates import Coordinate, is_identity, transform_steps
 from pyro_evidence.posterior import averages, effects
 from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.program.log_joint import LogJoint
@@ -88,7 +88,7 @@ def by_label(labels: Sequence[str], columns: Mapping[str, Tensor]) -> Rows:
 
 def is_correlation(part: Coordinate) -> bool:
     """Whether a value is a Cholesky factor of correlations."""
-    last = steps(part.transform)[-1:]
+    last = transform_steps(part.transform)[-1:]
     return any(isinstance(step, CorrCholeskyTransform) for step in last) and len(part.shape) == 2
 
 
@@ -394,7 +394,7 @@ def _spreads(
     if spread is None:
         return {}
     columns = {"sd": spread.sd[part.name]}
-    if any(step.domain.event_dim for step in steps(part.transform)):  # a coordinate of the search moves several
+    if any(step.domain.event_dim for step in transform_steps(part.transform)):  # moved together
         normal = of_normal(value.double(), columns["sd"], layout)
         columns |= {end: normal[end] for end in layout.ends}
     else:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pyro_evidence.evidence_check.smc import NUM_GROUPS, Particles, Places, next_temperature, reweighed
+from pyro_evidence.evidence_check.smc import NUM_GROUPS, DensityRows, Particles, next_temperature, reweighed
 
 NORMAL = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -31,7 +31,8 @@ def test_particles_survive_by_their_weights_in_their_group_and_the_mean_weight_i
     target: Any = None  # the density is not asked
     seeds = torch.Generator().manual_seed(1)
     log_evidences = torch.linspace(-3.0, 0.0, NUM_GROUPS, dtype=torch.float64)
-    swarm = Particles(target, seeds, Places(x, log_prior, log_prior + 3.0 * NORMAL, x, x), before, log_evidences, 0.5)
+    rows = DensityRows(x, log_prior, log_prior + 3.0 * NORMAL, x, x)
+    swarm = Particles(target, seeds, rows, before, log_evidences, 0.5)
     after = reweighed(swarm, power)
     survivors = after.places.x[:, 0].long()
     torch.testing.assert_close(after.places.log_prior, log_prior[survivors])
