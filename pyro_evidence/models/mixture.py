@@ -21,7 +21,7 @@ from pyro_evidence.data.arrays import require_matrix
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.models.basis import Basis, Learned, TensorValue, design_matrix
+from pyro_evidence.models.basis import Basis, TensorValue, design_matrix
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value, start_of
 from pyro_evidence.numerics.batched import COPIED_ROWS
 from pyro_evidence.settings import check_count, check_function, check_tensors
@@ -124,7 +124,9 @@ class FullNoise(TensorValue):
 
 def _in_units(beta: Precision, shape: Size, scale: Tensor) -> Tensor:
     """A precision per output whose start is 1 in the model's units."""
-    beta = Learned(scale.pow(-2).expand(shape)) if beta is LEARNED else beta
+    if beta is LEARNED:
+        start = scale.pow(-2).expand(shape)
+        return torch.as_tensor(pyro.param("beta", start.clone(), constraint=constraints.positive))
     return precision_value("beta", beta, shape, scale)
 
 

@@ -171,12 +171,10 @@ def _moves(joint: LogJoint) -> Iterator[tuple[Tensor, Tensor]]:
         sign[latents.slices[part.name]] = -1.0
         yield torch.arange(size), sign
     for a, b in combinations(latents, 2):
-        if a.shape == b.shape and type(a.transform) is type(b.transform):
+        if a.unconstrained_shape == b.unconstrained_shape and type(a.transform) is type(b.transform):
             order = torch.arange(size)
-            order[latents.slices[a.name]], order[latents.slices[b.name]] = (
-                places[b.name].flatten(),
-                places[a.name].flatten(),
-            )
+            order[latents.slices[a.name]] = places[b.name].flatten()
+            order[latents.slices[b.name]] = places[a.name].flatten()
             yield order, torch.ones(size)
 
 
