@@ -135,10 +135,8 @@ class LaplaceEvidence(Resumable):
         self._over: Any = None  # of a model with structure sites
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
         self._num_nodes: int | str = 1 if self.nodes is None else self.nodes
-        self._together: bool | None = (
-            False  # whether all latents are integrated together; None: where modes have images
-        )
-        self._mirrored = False  # whether they are
+        self._together: bool | None = False  # all latents at once; None: where modes have images
+        self._mirrored = False  # whether they are integrated so
         self._multiplies = False  # whether latents of one plate multiply those of another
 
     def run(self, *args: Any, **kwargs: Any) -> Any:

@@ -85,9 +85,8 @@ def inside_correction(integral: Integral) -> InsideCorrection | None:
         marginal = replace(marginal, num=NODES_OF_WIDE)
     found, num = None, FEWEST
     with without_validation(), suppress(RuntimeError):  # a model that takes no batch of rows
-        while num * row_bytes * (1 if marginal is None else marginal.nodes_of_each) <= PRICE and (
-            marginal or joint.latents.size < SobolEngine.MAXDIM
-        ):
+        can_draw = marginal is not None or joint.latents.size < SobolEngine.MAXDIM
+        while can_draw and num * row_bytes * (1 if marginal is None else marginal.nodes_of_each) <= PRICE:
             found = _by_draws(integral, marginal, num)
             doubtful = found.pareto_k > importance.threshold(num)
             precise = not doubtful and max(found.standard_error, found.by_nodes) <= PRECISE

@@ -98,10 +98,8 @@ class Posterior:
         latents = self._joint.latents.constrained(u.to(self._joint.dtype))
         return {n: v.detach() for n, v in latents.items() if n != NOTHING}
 
-    _num_remembered: Any = (
-        0  # draws of seed 0 that cost nothing, and what others did: seconds of the processor for each
-    )
-    _price: Any = 0.0
+    _num_remembered: Any = 0  # draws of seed 0 that cost nothing
+    _price: Any = 0.0  # of another draw, seconds of the processor
 
     def _looks(self, draw: Callable[[int], Any], most: int, until: float) -> Iterator[int]:
         """Draw in batches as long as the next one would end before ``until``; ``most`` in all, a small one at least.

@@ -125,9 +125,11 @@ class NestedPosterior(LaplacePosterior):
     def _draws_until(self, until: float) -> Values:
         generator, parts = generator_of(0), list[Tensor]()
         _ = self.integral.modes, self.integral.skewness_correction  # are found once, and are no draw's price
-        for _ in self._looks(
-            lambda num: parts.append(self._unwhitened(self._white(num, generator))), self._num_tabulated, until
-        ):
+
+        def draw(num: int) -> None:
+            parts.append(self._unwhitened(self._white(num, generator)))
+
+        for _ in self._looks(draw, self._num_tabulated, until):
             pass
         u = torch.cat(parts)
         vars(self)["_num_remembered"] = len(u) if u.numel() <= KEPT else 0

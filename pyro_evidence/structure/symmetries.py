@@ -92,9 +92,9 @@ def other_orders(joint: LogJoint, u: Tensor) -> Tensor:
     """
     generator = torch.Generator().manual_seed(0)
     looks = torch.randn(2, len(u), generator=generator, dtype=torch.float64).to(u)
-    found = [u.expand(0, -1)]
-    if len(images := torch.stack([looks, *exchanged(joint, looks)])) > 1:
-        found.append(torch.stack(exchanged(joint, u))[_are_level(joint, images)])
+    rows, found = torch.cat([looks, u.unsqueeze(0)]), [u.expand(0, -1)]
+    if len(images := torch.stack([rows, *exchanged(joint, rows)])) > 1:
+        found.append(images[1:, -1][_are_level(joint, images[:, :-1])])
     for size in lengths(joint):
         axes = axes_of_length(joint, size)
         if all(
