@@ -250,8 +250,8 @@ def test_nuts_runs_on_the_models_posterior_and_agrees() -> None:
     kernel.setup(10, two_blobs())
     mcmc = MCMC(
         NUTS(found.model),
-        num_samples=200,
-        warmup_steps=50,
+        num_samples=100,
+        warmup_steps=30,
         initial_params={"w": found.mode["w"]},
         disable_progbar=True,
     )

@@ -42,13 +42,13 @@ def drawn(posterior: LaplacePosterior, num_samples: int, seed: int = 0) -> MCMC:
 
 def test_conditioning_does_not_matter() -> None:
     posterior = LaplaceEvidence(ill_conditioned, stop=Stop(progress=False)).run(torch.tensor(2.0))
-    mcmc = drawn(posterior, 300)
+    mcmc = drawn(posterior, 200)
     draws = mcmc.get_samples()["w"]
     precision = torch.linalg.inv(prior()) + torch.outer(TURN @ (1 / SCALES), TURN @ (1 / SCALES))
     mean = torch.linalg.solve(precision, 2.0 * TURN @ (1 / SCALES))
     white = (draws - mean) @ torch.linalg.cholesky(precision)
     assert float(white.mean(0).abs().max()) < 0.25 and float((white.std(0) - 1.0).abs().max()) < 0.2
-    assert float(mcmc.diagnostics()["w"]["n_eff"].min()) > 150
+    assert float(mcmc.diagnostics()["w"]["n_eff"].min()) > 100
 
 
 def test_a_funnel_is_said_to_be_one() -> None:

@@ -240,7 +240,7 @@ def test_the_score_centre_is_where_the_quadratic_has_its_maximum() -> None:
 def test_nuts_on_the_posteriors_model_agrees() -> None:
     Phi, t = problem(N=400)
     posterior = REVM(models.logistic).run(Phi, t)
-    mcmc = MCMC(NUTS(posterior.model), num_samples=400, warmup_steps=200, disable_progbar=True)
+    mcmc = MCMC(NUTS(posterior.model), num_samples=200, warmup_steps=100, disable_progbar=True)
     mcmc.run(Phi, t)
     w = mcmc.get_samples()["axes"] @ posterior.state.directions.T
     ours = posterior.get_samples(20_000, seed=1)["w"]

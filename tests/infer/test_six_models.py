@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pyro
@@ -121,6 +122,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int]] = {
 }
 
 
+@cache
+def checked(name: str) -> tuple[LaplacePosterior, dict[str, Any]]:
+    model, data, restarts = CASES[name]
+    posterior = LaplaceEvidence(model, start=Start(restarts=restarts)).run(*data)
+    return posterior, posterior.diagnostics(4000)
+
+
 def wider_importance_estimate(posterior: LaplacePosterior, num_samples: int) -> tuple[float, float]:
     """Oracle: importance sampling by hand with a Student-t proposal at the same mode; value and standard error."""
     state, df = posterior.state, 7.0
@@ -140,9 +148,7 @@ def wider_importance_estimate(posterior: LaplacePosterior, num_samples: int) -> 
 
 @pytest.mark.parametrize("name", CASES)
 def test_laplace_runs_and_its_check_can_be_believed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model, data, restarts = CASES[name]
-    posterior = LaplaceEvidence(model, start=Start(restarts=restarts)).run(*data)
-    found = posterior.diagnostics(4000)
+    restarts, (posterior, found) = CASES[name][2], checked(name)
     assert posterior.restarts.shape == (restarts,) and not posterior.failures
     assert found["gradient_norm"] < 1e-6 and found["smallest_eigenvalue"] > 0
     levels = posterior.restarts.round(decimals=4).unique()
@@ -158,9 +164,5 @@ def test_laplace_runs_and_its_check_can_be_believed(name: str, capsys: pytest.Ca
 
 def test_reliable_checks_are_not_the_exception() -> None:
     """So that the branch above is not empty."""
-    good = [
-        n
-        for n in ("LKJ covariance", "gamma-Poisson")
-        if LaplaceEvidence(CASES[n][0]).run(*CASES[n][1]).diagnostics(4000)["pareto_k"] < 0.5
-    ]
+    good = [n for n in ("LKJ covariance", "gamma-Poisson") if checked(n)[1]["pareto_k"] < 0.5]
     assert len(good) == 2
