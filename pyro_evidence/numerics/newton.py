@@ -233,6 +233,7 @@ def search(gradient: Gradient, direction: DirectionAt, u: Tensor, limits: Limits
 
 
 FAR_OFF = 30.0  # of a log scale, 1e-13 of it: rounding of what is met exactly
+RISING = 0.1  # nats a unit of a log scale, a fifth of what one datum that is met exactly gives to that of a variance
 
 
 def rises_without_end(u: Tensor, slope: Tensor, curved: Tensor, label: Label) -> ImproperPosterior | None:
@@ -244,7 +245,7 @@ def rises_without_end(u: Tensor, slope: Tensor, curved: Tensor, label: Label) ->
     """
     outward = (u.sign() * slope).masked_fill(~curved, -torch.inf)
     worst = int(outward.argmax())
-    if not (float(u[worst].abs()) > FAR_OFF and float(outward[worst]) > 0.1):
+    if not (float(u[worst].abs()) > FAR_OFF and float(outward[worst]) > RISING):
         return None
     return ImproperPosterior(
         f"the log density still rises by {float(slope[worst].abs()):.3g} nats a unit at {label(worst)}, "
