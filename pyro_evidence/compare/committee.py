@@ -11,14 +11,14 @@ from torch import Tensor
 
 from pyro_evidence.compare.evidence import different_data
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
+from pyro_evidence.fitting.process_state import entry_point, own_random_numbers
 from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.predict import PredictiveMoments
 from pyro_evidence.settings import seed_of, seeded
 
 
-@within_memory
+@entry_point
 @dataclass(frozen=True)
 class Committee:
     """Posteriors of the same data, each with its share.  Built by :func:`committee`.
@@ -85,7 +85,7 @@ class Committee:
         return {n: torch.cat([part[n].detach() for part in parts])[order] for n in names}
 
 
-@within_memory
+@entry_point
 def committee(posteriors: Sequence[LaplacePosterior], *, log_copies: Sequence[float] | None = None) -> Committee:
     """A committee with shares in proportion to the evidence.  MacKay (1992); Thodberg (1996).
 

@@ -16,7 +16,7 @@ from pyro_evidence.compare.labels import matched
 from pyro_evidence.compare.runs import EngineRun, run_engine
 from pyro_evidence.display import Shown, Table
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.posterior.base import varies
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import seed_of, seeded
@@ -111,7 +111,7 @@ class Comparison(Shown):
         return Table(self.rows, COLUMNS).to_pandas()
 
 
-@within_memory
+@entry_point
 def compare(
     model: Model,
     *args: Any,

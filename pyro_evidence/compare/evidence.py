@@ -14,7 +14,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.evidence_check import EvidenceEstimate, importance_sampling
 from pyro_evidence.evidence_check.importance import by_blocks
 from pyro_evidence.evidence_check.target import estimated
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.posterior.diagnostics import MANY
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -167,7 +167,7 @@ def _caveats(first: Row, second: Row) -> list[str]:
     return said
 
 
-@within_memory
+@entry_point
 def compare_evidence(
     *,
     estimates: Estimates | None = None,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.em import repeated, warmed
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.expectation import Mixture, natural_parameters, responsibilities
@@ -68,7 +68,7 @@ class LearningCurve:
         return MixtureDensity(mixture.log_mixing[:, on], mixture.w[:, on, :, 0], tril, self.background)
 
 
-@within_memory
+@entry_point
 def learning_curve(
     engine: EvidenceEM, train: tuple[Any, ...], test: tuple[Any, ...], *, num_steps: int
 ) -> LearningCurve:

@@ -13,7 +13,7 @@ from pyro_evidence.data.chunks import cut_rows, has_rows
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Status, bar_of
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.replicates import examples, together
@@ -166,7 +166,7 @@ def data_sets(args: Sequence[Any]) -> list[Arguments]:
     return list(zip(*args, strict=True))
 
 
-@within_memory
+@entry_point
 def run_many(engine: Any, *args: Any, **kwargs: Any) -> FitTable:
     """Fit one model to many data sets; a fit that fails is an entry of the table and stops no other.
 

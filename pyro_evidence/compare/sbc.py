@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_evidence.compare.chains import MOST_SAID
 from pyro_evidence.compare.many import FAILURES, run_many
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
+from pyro_evidence.fitting.process_state import entry_point, own_random_numbers
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import from_prior, with_data
 from pyro_evidence.settings import check_count, seed_of
@@ -123,7 +123,7 @@ class Calibration:
         return "\n".join([head, *lines, f"together: p = {self.p_value:.3g}", *self.failures[:3]])
 
 
-@within_memory
+@entry_point
 def sbc(
     model: Model,
     engine: Callable[[Model], Any],

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.compare import chains as sampled
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.fitting.process_state import own_random_numbers, within_memory
+from pyro_evidence.fitting.process_state import entry_point, own_random_numbers
 from pyro_evidence.lazy_import import import_extra
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.posterior.base import NUM_DRAWS
@@ -59,7 +59,7 @@ class GroupedDraws:
         return {n: _array(v.reshape(*self.shape, *v.shape[1:])) for n, v in rows.items()}
 
 
-@within_memory
+@entry_point
 def to_inference_data(
     fit: Fit,
     *args: Any,
@@ -87,7 +87,7 @@ def to_inference_data(
     return _described(arviz.from_dict(**_groups(chains, num_samples, seed), **_named(chains, coords, dims)), fit)
 
 
-@within_memory
+@entry_point
 def to_datatree(
     fit: Fit,
     *args: Any,

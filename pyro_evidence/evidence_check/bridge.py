@@ -18,7 +18,7 @@ from pyro_evidence.evidence_check.target import (
     target_of,
     undefined,
 )
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.laplace.tour import NormalMixture
 from pyro_evidence.numerics import importance
 from pyro_evidence.precision.dense import Dense
@@ -63,7 +63,7 @@ def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float) -> tuple
     return value, bridge_terms(value, posterior, proposal, posterior_share), step
 
 
-@within_memory
+@entry_point
 def bridge_sampling(target: Source, draws: Draws, *, seed: int | None = 0) -> EvidenceEstimate:
     """Log evidence by the optimal bridge between posterior draws and a normal, Meng and Wong (1996), eq. 4.1.
 

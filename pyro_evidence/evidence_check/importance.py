@@ -4,7 +4,7 @@ import torch
 
 from pyro_evidence.evidence_check.modes import Modes
 from pyro_evidence.evidence_check.target import EvidenceEstimate, estimated, laplace_posterior, target_of, undefined
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.laplace.evidence_error import by_more_nodes
 from pyro_evidence.laplace.tour import integral_over, proposal, smoothed_weights
 from pyro_evidence.numerics import importance
@@ -18,7 +18,7 @@ from pyro_evidence.settings import seed_of, seeded
 MOST = 10_000  # draws that nobody asked for
 
 
-@within_memory
+@entry_point
 def importance_sampling(
     target: Posterior | Modes, *, num_samples: int | None = None, seed: int | None = 0
 ) -> EvidenceEstimate:

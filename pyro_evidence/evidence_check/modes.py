@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.evidence_check.target import Target, laplace_posterior, target_of
-from pyro_evidence.fitting.process_state import within_memory, without_validation
+from pyro_evidence.fitting.process_state import entry_point, without_validation
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.tour import all_modes
 from pyro_evidence.posterior.base import Posterior
@@ -66,7 +66,7 @@ class Modes:
         return self.log_evidences.logsumexp(0)
 
 
-@within_memory
+@entry_point
 def find_modes(posterior: Posterior, *, start: Start = Start(), labels: Axes | None = None) -> Modes:
     """Modes at the posterior's hyperparameters, told apart by where they are, not by how high.
 

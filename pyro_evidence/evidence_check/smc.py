@@ -18,7 +18,7 @@ from pyro_evidence.evidence_check.target import (
     target_of,
     undefined,
 )
-from pyro_evidence.fitting.process_state import within_memory, without_validation
+from pyro_evidence.fitting.process_state import entry_point, without_validation
 from pyro_evidence.numerics import derivatives, importance
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.program.predictors import log_prior_rows
@@ -179,7 +179,7 @@ def hmc_step(swarm: Particles) -> tuple[Particles, float]:
 MOST_TEMPERATURES = 500  # each keeps half of the particles that count: enough for 2^-500 of the prior
 
 
-@within_memory
+@entry_point
 def tempered_smc(
     target: Source, *, num_particles: int = 1024, num_moves: int = 3, seed: int | None = 0
 ) -> EvidenceEstimate:

@@ -15,7 +15,7 @@ from pyro_evidence.evidence_check.smc import (
     reweighed,
 )
 from pyro_evidence.evidence_check.target import EvidenceEstimate, Source, estimated
-from pyro_evidence.fitting.process_state import within_memory, without_validation
+from pyro_evidence.fitting.process_state import entry_point, without_validation
 from pyro_evidence.numerics.batched import along
 
 
@@ -72,7 +72,7 @@ def jackknife(whole: Tensor, without: Tensor) -> tuple[Tensor, Tensor]:
 FEWEST = NUM_GROUPS**2  # particles, 16 in each group, below which their resampling biases the integral
 
 
-@within_memory
+@entry_point
 def thermodynamic_integration(
     target: Source, *, num_temperatures: int = 40, num_particles: int = 512, num_moves: int = 3, seed: int | None = 0
 ) -> EvidenceEstimate:

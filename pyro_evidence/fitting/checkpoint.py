@@ -41,7 +41,7 @@ from pyro_evidence.fitting.codec import (
     require_same,
     taken_up,
 )
-from pyro_evidence.fitting.process_state import exclusive, restored_global_state, within_memory
+from pyro_evidence.fitting.process_state import entry_point, exclusive, restored_global_state
 from pyro_evidence.numerics.linalg import PER_NUMBER, expect
 from pyro_evidence.settings import check_path, stacklevel
 
@@ -365,7 +365,7 @@ def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Ca
     :param known_by: what tells data from other data; None where nothing is recorded.
     """
 
-    @within_memory
+    @entry_point
     @wraps(fit)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         with exclusive(self):

@@ -32,15 +32,15 @@ POWER = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def within_memory(function: Function) -> Function:
+def entry_point(function: Function) -> Function:
     """A function whose failed allocations are an error message, whatever was made of them on the way up.
 
     Of a class it is every public method and property that the class itself defines.  It takes derivatives as it needs,
     also where the caller has switched gradients off, and computes on one thread what is not worth several.
 
     >>> import torch
-    >>> from pyro_evidence.fitting.process_state import within_memory
-    >>> within_memory(torch.empty)(2**58, dtype=torch.float64)
+    >>> from pyro_evidence.fitting.process_state import entry_point
+    >>> entry_point(torch.empty)(2**58, dtype=torch.float64)
     Traceback (most recent call last):
         ...
     pyro_evidence.errors.TooLarge: 2,305,843,009,213,693,952 bytes were asked for at once...
@@ -48,12 +48,12 @@ def within_memory(function: Function) -> Function:
     if isinstance(function, type):
         for name, member in [(n, m) for n, m in vars(function).items() if not n.startswith("_")]:
             if isinstance(member, FunctionType):
-                setattr(function, name, within_memory(member))
+                setattr(function, name, entry_point(member))
             elif isinstance(member, property) and member.fget is not None:
-                found = property(within_memory(member.fget), member.fset, member.fdel, member.__doc__)
+                found = property(entry_point(member.fget), member.fset, member.fdel, member.__doc__)
                 setattr(function, name, found)
             elif isinstance(member, cached_property):
-                member.func = within_memory(member.func)
+                member.func = entry_point(member.func)
         return function
 
     @wraps(function)

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_evidence import display
 from pyro_evidence.display import Axes
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.posterior.base import ClassProbabilities
@@ -19,7 +19,7 @@ from pyro_evidence.posterior.base import ClassProbabilities
 NUM_STEPS = 200  # of ascent in as many dimensions as there are classes; it ends at the gradient's rounding long before
 
 
-@within_memory
+@entry_point
 @dataclass(frozen=True)
 class ClassConditional(ClassProbabilities):
     """``p(class | x)`` proportional to ``p(class) p(x | class)``; Husmeier (2000), eqs. 4.1 and 4.2.
@@ -157,7 +157,7 @@ def fitted_class_prior(log_density: Tensor, place: Tensor) -> Tensor:
     return lbfgs.ascend(label_likelihood, begin, tolerance=level, num_steps=NUM_STEPS)[0].log_softmax(-1)
 
 
-@within_memory
+@entry_point
 def class_conditional(
     engine: Any, X: Tensor, labels: Tensor, log_prior: Tensor | ClassPrior = empirical_class_prior
 ) -> ClassConditional:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.program.distributions import Background
 
 ROWS = 2**18  # numbers that the data that are looked at together may make
 
 
-@within_memory
+@entry_point
 @dataclass(frozen=True)
 class MixtureDensity:
     """``p(y_n) = sum_k mixing_k N(y_n | loc_nk, tril_nk tril_nk')``; the data axis has size 1 where all are alike.

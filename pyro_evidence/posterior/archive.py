@@ -16,7 +16,7 @@ from pyro_evidence.blocks.marginal import check_nodes
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.codec import encoded_arguments
-from pyro_evidence.fitting.process_state import empty_store, within_memory, without_validation
+from pyro_evidence.fitting.process_state import empty_store, entry_point, without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.nested.integration import Integral, OuterMode, by_design, by_draws, by_lattice, by_product
@@ -96,7 +96,7 @@ OTHER_DENSITY = "The sites are as saved, the density is another: load it with th
 Kind = TypeVar("Kind", bound="Saved")
 
 
-@within_memory
+@entry_point
 class Saved:
     """Schema by which an object is written to a file and made again.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import generator_of, within_memory
+from pyro_evidence.fitting.process_state import entry_point, generator_of
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.program.checks import Arguments, as_tensors, new_data, require_targets
@@ -26,7 +26,7 @@ SHARED = 16  # torch makes as many normal numbers together: their values do not 
 TOGETHER = 128  # draws of a batch between two looks at the clock, whose largest weights tell a tail
 
 
-@within_memory
+@entry_point
 class Posterior:
     """A Gaussian at a mode, in as many directions as it has white noise: what draws and predictions are made of.
 
@@ -38,7 +38,7 @@ class Posterior:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        within_memory(cls)
+        entry_point(cls)
 
     @property
     def _joint(self) -> LogJoint:
@@ -194,7 +194,7 @@ class Posterior:
         return of_all_sites(self.log_likelihood(*args, **kwargs), "use log_likelihood(...), an entry per site")
 
 
-@within_memory
+@entry_point
 class ClassProbabilities:
     """Classes of new data by their log probabilities."""
 

@@ -17,8 +17,8 @@ from torch.distributions import Bernoulli, Categorical, Normal, OneHotCategorica
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import (
+    entry_point,
     own_random_numbers,
-    within_memory,
     without_validation,
     without_validation_or_params,
 )
@@ -139,7 +139,7 @@ class _Observed(Messenger):
             msg["value"] = fn.mean + fn.stddev * torch.randn(fn.shape(), dtype=fn.mean.dtype, device=fn.mean.device)
 
 
-@within_memory
+@entry_point
 class PredictionMixin:
     """Predictions of new data, by a posterior or by an average over posteriors."""
 

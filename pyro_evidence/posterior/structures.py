@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_evidence.display import Axes, Table, axes_or_own
 from pyro_evidence.errors import BadInput, NotAMode, NotConverged, UnsupportedModel
 from pyro_evidence.fitting.iterate import Stop, bar_of
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.nested.structures import Evaluate, Search, search, switched
 from pyro_evidence.numerics.batched import along
@@ -33,7 +33,7 @@ AVERAGED = 50  # structures whose own shares count in an average, and as many th
 NEGLIGIBLE = 1e-3  # share of the mass whose structures a prediction may leave out
 
 
-@within_memory
+@entry_point
 @dataclass(frozen=True, eq=False, repr=False)
 class StructurePosterior(PredictionMixin):
     """Structures with their probabilities, and the posterior of each; draws and predictions are averages over them.

@@ -14,7 +14,7 @@ from torch.distributions import CorrCholeskyTransform
 
 from pyro_evidence import display
 from pyro_evidence.display import PROB, Axes, Table
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity, transform_steps
@@ -115,7 +115,7 @@ def of_normal(mean: Tensor, sd: Tensor, layout: TableLayout) -> Values:
     return {"value": mean, "sd": sd, "median": mean, layout.ends[0]: low, layout.ends[1]: high}
 
 
-@within_memory
+@entry_point
 class Tabulated(Protocol):
     """A posterior over named sites as a table, a printed summary, a picture, and what a notebook displays."""
 

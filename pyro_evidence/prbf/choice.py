@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.models.prbf import PRBF, Labels, Shared
 from pyro_evidence.posterior.base import ClassProbabilities
 from pyro_evidence.prbf.data import DataTotals, Labelled, rows_in_memory
@@ -67,7 +67,7 @@ def _best(multiples: Sequence[float], scores: Tensor) -> AlphaPerKernel:
     return AlphaPerKernel(multiples[int(scores.mean(-1).argmin())])
 
 
-@within_memory
+@entry_point
 def choose_alpha(
     engine: Any,
     X: Tensor,
@@ -168,7 +168,7 @@ def _batch(engine: Any, trains: list[tuple[Tensor, Tensor]], multiples: Sequence
     return first(data, net[index.to(net.loc.device)], alpha)
 
 
-@within_memory
+@entry_point
 @dataclass(frozen=True)
 class NetworkAverage(ClassProbabilities):
     """Networks whose class probabilities are averaged; the source's first idea for later work.
@@ -194,7 +194,7 @@ class NetworkAverage(ClassProbabilities):
         return each.logsumexp(0) - math.log(len(each))
 
 
-@within_memory
+@entry_point
 def average_networks(
     engine: Any, X: Tensor, labels: Labels, *, multiples: Sequence[float] = MULTIPLES[1:]
 ) -> NetworkAverage:
@@ -234,7 +234,7 @@ class KernelPath:
         return self.posteriors[int(self.bic.argmax())]
 
 
-@within_memory
+@entry_point
 def add_kernels(
     engine: Any, X: Tensor, labels: Labels, *, most: int, num_candidates: int = 200, seed: int | None = 0
 ) -> KernelPath:

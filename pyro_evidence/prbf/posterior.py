@@ -15,7 +15,7 @@ from pyro_evidence import display
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array, Double
-from pyro_evidence.fitting.process_state import within_memory
+from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.posterior import archive
@@ -78,7 +78,7 @@ def _sampled(mode: dict[str, Tensor], *args: Any, **kwargs: Any) -> dict[str, Te
     return mode
 
 
-@within_memory
+@entry_point
 @dataclass(frozen=True, repr=False)
 class PRBFPosterior(ClassProbabilities, archive.Saved):
     """The network at the maximum of its penalised likelihood: a point, not a distribution over parameters.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import REVM, RVM, LaplaceEvidence, TooLarge, compare
-from pyro_evidence.fitting.process_state import bytes_asked, within_memory
+from pyro_evidence.fitting.process_state import bytes_asked, entry_point
 from tests.installed import before
 
 HUGE = 2**57  # numbers; no machine has room for them
@@ -88,7 +88,7 @@ def test_a_comparison_says_it_in_the_row() -> None:
     assert f"TooLarge: {8 * HUGE:,} bytes" in found.runs["a"].failure
 
 
-@within_memory
+@entry_point
 class Wide:
     """One of each kind of member."""
 
@@ -105,7 +105,7 @@ class Wide:
 
 
 def test_every_public_member_and_none_that_works_is_changed() -> None:
-    for ask in (lambda: Wide().method(), lambda: Wide().property, lambda: Wide().cached, within_memory(torch.empty)):
+    for ask in (lambda: Wide().method(), lambda: Wide().property, lambda: Wide().cached, entry_point(torch.empty)):
         with pytest.raises(TooLarge):
             ask(HUGE) if ask.__name__ == "empty" else ask()
     posterior = LaplaceEvidence(linear).run(*data())
