@@ -60,7 +60,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
 from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_structure
-from pyro_evidence.structure.symmetries import has_images, has_labels_beside, off_orbits, other_orders
+from pyro_evidence.structure.symmetries import has_images, has_labels_beside, has_other_orders, off_orbits
 
 GAIN = 0.05  # share of draws that one more marginalised site must save
 SHOWN = 5  # hyperparameters, and elements of each, that an error message shows
@@ -135,8 +135,8 @@ class LaplaceEvidence(Resumable):
         self._over: Any = None  # of a model with structure sites
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
         self._num_nodes: int | str = 1 if self.nodes is None else self.nodes
-        self._together: bool | None = False  # all latents at once; None: where modes have images
-        self._mirrored = False  # whether they are integrated so
+        self._seeks_all_modes: bool | None = False  # all latents at once; None: where modes have images
+        self._has_all_modes = False  # whether they are integrated so
         self._multiplies = False  # whether latents of one plate multiply those of another
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -173,26 +173,26 @@ class LaplaceEvidence(Resumable):
         are no images.
         """
         is_automatic = self.marginalise is None and self.start.tour != 0
-        self._together, failure = None if is_automatic else False, None
+        self._seeks_all_modes, failure = None if is_automatic else False, None
         try:
             found = self._fitted(args, kwargs)
-            if self._mirrored and (found._trusts_weights or found.has_unlike_modes):
+            if self._has_all_modes and (found._trusts_weights or found.has_unlike_modes):
                 return found
         except (ArithmeticError, NotConverged) as error:
-            if not self._mirrored and (isinstance(error, NotConverged) or not self._has_labels(None)):
+            if not self._has_all_modes and (isinstance(error, NotConverged) or not self._has_labels(None)):
                 raise
             failure = error
-        if not self._mirrored:
+        if not self._has_all_modes:
             if failure is None and not (is_automatic and self._has_labels(found.state)):
                 return found
-            self._together = True
+            self._seeks_all_modes = True
             with suppress(ArithmeticError, NotConverged):
                 whole: Any = self._fitted(args, kwargs)
                 if getattr(whole, "states", ())[1:] and whole._trusts_weights:
                     return whole
             if failure is not None:
                 raise failure
-        self._together = False
+        self._seeks_all_modes = False
         return self._fitted(args, kwargs)
 
     def _has_labels(self, state: LaplaceState | None) -> bool:
@@ -203,10 +203,9 @@ class LaplaceEvidence(Resumable):
         joint = None if self._full is None or self._multiplies else self._full.joint
         if joint is None or joint.latents.size > MOST_COORDINATES:
             return False
+        place, whiten = (joint.initial_u, None) if state is None else (state.u, state.precision.whiten)
         with own_random_numbers(), without_validation():
-            place = joint.initial_u if state is None else state.u
-            orders = other_orders(joint, place) - place
-        return len(orders) > 0 and (state is None or bool((state.precision.whiten(orders).norm(dim=-1) > 0.5).any()))
+            return has_other_orders(joint, place, whiten)
 
     def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         """Modes at the first hyperparameters, hyperparameters of the highest log evidence, posterior."""
@@ -282,11 +281,11 @@ class LaplaceEvidence(Resumable):
         sites = () if none else marginalised_sites(joint, self.marginalise, inside)
         marginalise = tuple(sorted((*sites, *self._more)))
         small = joint.latents.size <= MOST_COORDINATES
-        together = self._together is not False and bool(marginalise) and small and not inside
-        self._mirrored = together and (
-            bool(self._together) or has_images(joint) or has_labels_beside(joint, marginalise)
+        together = self._seeks_all_modes is not False and bool(marginalise) and small and not inside
+        self._has_all_modes = together and (
+            bool(self._seeks_all_modes) or has_images(joint) or has_labels_beside(joint, marginalise)
         )
-        if self._mirrored:
+        if self._has_all_modes:
             marginalise = ()
         self._full, self._integrated, self._groups = None, {}, None
         if marginalise:
@@ -364,7 +363,7 @@ class LaplaceEvidence(Resumable):
         least = 0.0 if posterior._trusts_weights is False else GAIN
         for site in posterior.candidate_hyperparameters:
             other = copy.copy(self)
-            other._more, other._together = (*self._more, site), False
+            other._more, other._seeks_all_modes = (*self._more, site), False
             with suppress(ArithmeticError, NotConverged):
                 found = other._fitted(*self._data)
                 if found.relative_ess > posterior.relative_ess + least:

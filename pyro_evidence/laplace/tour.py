@@ -32,6 +32,7 @@ from pyro_evidence.settings import seeded
 from pyro_evidence.structure.symmetries import (
     LOOKS,
     angles,
+    are_level,
     axes_of_length,
     exchanged,
     lengths,
@@ -68,7 +69,6 @@ NEARLY_ALL = 0.9  # of the draws that weights leave: a tail that looks heavy the
 LEAST_SHARE = 0.01  # of the draws of the highest mode, for each
 TRIED = 64  # draws at which elements are exchanged, by which their numbers' standard deviations are known to a tenth
 NO_PRIOR_DRAWS = (ArithmeticError, RuntimeError, NotImplementedError, ValueError, Warning)  # improper, or not in rows
-SAME = 1e-8  # of the log density, the rounding of sums over data
 
 
 @dataclass(frozen=True)
@@ -422,13 +422,14 @@ def exchange_of(state: LaplaceState) -> Exchange | None:
     None, too, where a mode stays where it is: all orders are then one.  The number that tells them apart is that in
     which neighbours are most standard deviations apart, up to six.
     """
-    joint, density = state.problem.joint, density_of(state)
+    joint = state.problem.joint
     white = torch.randn(TRIED, len(state.u), generator=seeded(0), dtype=torch.float64).to(state.u)
     for size in (size for size in lengths(joint) if math.factorial(size) > MOST_ORDERS):
         axes = axes_of_length(joint, size)
         rows = state.u + torch.cat([torch.zeros_like(white[:1]), state.precision.unwhiten(white)])
         images = relabelled(joint, rows, axes, swaps(size))
-        if not all(_are_level(density, images[:, some]) for some in (slice(1, 2), slice(None))):  # one tells as a rule
+        told = (are_level(joint, images[:, some], state.theta).all() for some in (slice(1, 2), slice(None)))
+        if not all(map(bool, told)):  # the first as a rule
             continue
         if bool(_is_near(state, images[:, 0]).all()):
             continue
@@ -436,14 +437,6 @@ def exchange_of(state: LaplaceState) -> Exchange | None:
         gaps = numbers[0].sort(0).values.diff(dim=0) / numbers[1:].std(0).amax(0)
         return Exchange(joint, axes, size, int(gaps.clamp(max=6.0).sum(0).argmax()))
     return None
-
-
-def _are_level(density: ActiveDensity, images: Tensor) -> bool:
-    """Whether constrained values have one density in all their images ``(P, S, D)``."""
-    joint, rows = density.joint, images.flatten(0, 1)
-    log_det = joint.latents.constrained_with_log_det(rows.to(joint.dtype))[1]
-    height = (density.log_joint(rows) - log_det).reshape(images.shape[:2])
-    return bool(((height - height[0]).abs() <= SAME * (1.0 + height[0].abs())).all())
 
 
 @dataclass(frozen=True)

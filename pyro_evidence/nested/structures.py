@@ -145,7 +145,7 @@ def _agrees(found: Switched, model: Model, data: Arguments, product: Independent
             return False
         u = joint.initial(1, seed=0)
         own, here = joint.log_joint(u, joint.initial_theta), found.log_joint(u, found.switches(structures))
-        if not bool((own - here).abs() <= joint.rounding * (1.0 + own.abs())):
+        if not bool(joint.are_level(here, own)):
             return False
     return True
 

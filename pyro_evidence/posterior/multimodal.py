@@ -129,7 +129,7 @@ class ImportancePosterior(LaplacePosterior):
         def are_level(rows: Tensor) -> Tensor:
             """Which rows have the density of the first."""
             height = joint.log_joint(rows, self.state.theta).detach()
-            return (height - height[0]).abs() <= joint.rounding * (1.0 + height[0].abs())
+            return joint.are_level(height, height[0])
 
         for site in (p.name for p in real if p.size > 1) if numbers else ():
             off, image = u.clone(), torch.ones_like(u)

@@ -58,10 +58,7 @@ def prior_constants(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[tuple[Pr
 
     :param joint: the density, at unconstrained latents ``(D,)`` and hyperparameters ``(T,)``.
     """
-    with torch.enable_grad():
-        latents = {n: v.detach().requires_grad_() for n, v in joint.latents.constrained(u.to(joint.dtype)).items()}
-        hypers = {n: v.detach().requires_grad_() for n, v in joint.hypers.constrained(theta.to(joint.dtype)).items()}
-        nodes = joint.trace_at(latents, hypers).nodes
+    latents, hypers, nodes = differentiable_trace(joint, u, theta)
     leaves, found, left_out = [*latents.values(), *hypers.values()], list[PriorConstant](), list[str]()
     for site in sorted({*joint.latents.names, *joint.maximised_sites} & {*nodes}):
         prior = innermost(nodes[site]["fn"])
@@ -153,17 +150,28 @@ class Powered(Messenger):
             msg["scale"] = msg["scale"] * self.power
 
 
+def differentiable_trace(
+    joint: LogJoint, u: Tensor, theta: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Node]]:
+    """Values of all latents and hyperparameters, to be differentiated in, and the sites of a run at them."""
+    latents, hypers = (
+        {n: v.detach().requires_grad_() for n, v in part.constrained(x.to(joint.dtype)).items()}
+        for part, x in ((joint.latents, u), (joint.hypers, theta))
+    )
+    with torch.enable_grad(), without_validation():
+        return latents, hypers, joint.trace_at(latents, hypers).nodes
+
+
 def sites_with_fixed_priors(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[str, ...]:
     """Latent sites whose prior depends on no other latent site."""
-    with torch.enable_grad(), without_validation():
-        latents = {n: v.detach().requires_grad_() for n, v in joint.latents.constrained(u.to(joint.dtype)).items()}
-        nodes = joint.trace_at(latents, joint.hypers.constrained(theta.to(joint.dtype))).nodes
-        return tuple(site for site in latents if not prior_depends(nodes[site], list(latents.values())))
+    latents, _, nodes = differentiable_trace(joint, u, theta)
+    return tuple(site for site in latents if not prior_depends(nodes[site], list(latents.values())))
 
 
 def prior_depends(node: Node, leaves: Sequence[Tensor]) -> bool:
     """Whether the density of a site, its value held, is computed from any of ``leaves``."""
-    return any(takes_part(node["fn"].log_prob(node["value"].detach()).sum(), leaves))
+    with torch.enable_grad(), without_validation():
+        return any(takes_part(node["fn"].log_prob(node["value"].detach()).sum(), leaves))
 
 
 class Stepped:

@@ -371,7 +371,7 @@ class LogJoint:
                 exact = found._one(u, self.initial_theta)
             except Exception:  # it works in single precision, so whatever this is, it is double that it does not bear
                 return self
-        return found if bool((exact - value).abs() <= self.rounding * (1.0 + value.abs())) else self
+        return found if bool(self.are_level(exact, value)) else self
 
     def initial(self, num: int, seed: int) -> Tensor:
         """Starting points, uniform on (-2, 2) in unconstrained space as NUTS draws them, shape ``(num, D)``.
@@ -421,6 +421,10 @@ class LogJoint:
     def rounding(self) -> float:
         """Relative rounding error of a sum over data: 1e-10 in float64."""
         return float(torch.finfo(self.dtype).eps ** 0.64)
+
+    def are_level(self, values: Tensor, other: Tensor) -> Tensor:
+        """Which log densities are those of ``other``, up to rounding of the sums over data, bool."""
+        return (values - other).abs() <= self.rounding * (1.0 + other.abs())
 
     @property
     def initial_u(self) -> Tensor:

@@ -243,6 +243,6 @@ def _is_right(found: RecordedTerms, joint: LogJoint, u: Tensor, theta: Tensor) -
         value, expected = (density.log_joint(places, other) for density in (found, joint))
         seen = found.appended(places)
         met = [found.run(row, other)[-found.num_met :][found.used] for row in seen] if found.num_met else []
-    right = ((value - expected).abs() <= joint.rounding * (1.0 + expected.abs())) | ~expected.isfinite()
+    right = joint.are_level(value, expected) | ~expected.isfinite()
     gaps = [(z - row[len(u) :]).abs() / (1.0 + z.abs()) for z, row in zip(met, seen, strict=False)]
     return bool(right.all()) and all(bool((gap <= joint.rounding).all()) for gap in gaps)

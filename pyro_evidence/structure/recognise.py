@@ -256,8 +256,7 @@ def _holds(sites: Sites, probe: TestPoint) -> bool:
             return False
         _, log_det = joint.latents.constrained_with_log_det(probe.u.detach().to(joint.dtype))
         prior = log_prob_sum(trace, (*joint.latents.names, *sites.free)) + log_det
-        gap = (prior + sum(values) - probe.log_joint).abs()
-        return bool(gap <= joint.rounding * (1.0 + probe.log_joint.abs())) and all(
+        return bool(joint.are_level(prior + sum(values), probe.log_joint)) and all(
             is_separable(slot.log_likelihood(trace), slot.layout, slot.blocks(trace)[None], joint.rounding)
             for slot in sites.slots
         )

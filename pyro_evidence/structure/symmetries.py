@@ -15,6 +15,7 @@ from torch.distributions import ComposeTransform, SigmoidTransform, Transform
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.program.constants import differentiable_trace, prior_depends
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import rows_at_once
 from pyro_evidence.structure.density import AutogradDensity
@@ -26,6 +27,7 @@ LARGEST = 64  # latent dimensions
 MOST_PARTS = 16  # elements of a first axis that are turned one by one
 LOOKS, END = 8, 24.0  # rows; and a logit, 4e-11 of an interval, by which no density with a slope changes by more than
 CLOSED = 1e-8  # of its log
+APART = 0.5  # standard deviations, of another order from a mode
 MOST_MOVES = 8  # that are tried in pairs and in threes: 84 rows
 MOVED = 0.5  # of unconstrained hyperparameters: to far from where Laplace's log evidence is infinite
 
@@ -69,7 +71,7 @@ def sign_flips(joint: LogJoint) -> tuple[tuple[str, ...], ...]:
     rows = torch.stack([u, *(_scaled(joint, turn, u, -1.0) for turn in turns)]).to(joint.device)
     parts = rows.split(rows_at_once(joint))
     height = torch.cat([joint.log_joint(part, joint.initial_theta).detach() for part in parts])
-    level = (height - height[0]).abs() <= joint.rounding * (1.0 + height[0].abs())
+    level = joint.are_level(height, height[0])
     return tuple(
         some
         for some, turn, same in zip(chosen, turns, level[1:].tolist(), strict=True)
@@ -94,11 +96,11 @@ def other_orders(joint: LogJoint, u: Tensor) -> Tensor:
     looks = torch.randn(2, len(u), generator=generator, dtype=torch.float64).to(u)
     rows, found = torch.cat([looks, u.unsqueeze(0)]), [u.expand(0, -1)]
     if len(images := torch.stack([rows, *exchanged(joint, rows)])) > 1:
-        found.append(images[1:, -1][_are_level(joint, images[:, :-1])])
+        found.append(images[1:, -1][are_level(joint, images[:, :-1], joint.initial_theta)])
     for size in lengths(joint):
         axes = axes_of_length(joint, size)
         if all(
-            bool(_are_level(joint, relabelled(joint, looks, axes, some)).all())
+            bool(are_level(joint, relabelled(joint, looks, axes, some), joint.initial_theta).all())
             for some in (swaps(size)[:2], swaps(size))
         ):
             found.append(relabelled(joint, u.unsqueeze(0), axes, swaps(size))[1:, 0])
@@ -110,28 +112,31 @@ def has_labels_beside(joint: LogJoint, marginalised: Sequence[str]) -> bool:
 
     What has one of them for its scale has a mode given that one alone.
     """
-    places = torch.randn(2, joint.latents.size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    here, other = places.to(joint.device)
-    slices = joint.latents.slices
+    here = _point(joint, 1)
     moved = ~torch.isclose(other_orders(joint, here), here).all(0)  # values that are transformed there and back round
-    names = [name for name, where in slices.items() if bool(moved[where].any())]
+    names = [name for name, where in joint.latents.slices.items() if bool(moved[where].any())]
     if not names or {*names} & {*marginalised}:
         return bool(names)
-    beside = here.clone()
-    for name in marginalised:
-        beside[slices[name]] = other[slices[name]]
-    traces = [joint.trace(u, joint.initial_theta).nodes for u in (here, beside)]
-    before, after = ([float(t[n]["fn"].log_prob(t[n]["value"]).sum()) for n in names] for t in traces)
-    return before == after
+    values, _, nodes = differentiable_trace(joint, here, joint.initial_theta)
+    return not any(prior_depends(nodes[name], [values[site] for site in marginalised]) for name in names)
 
 
-def _are_level(joint: LogJoint, images: Tensor) -> Tensor:
+def has_other_orders(joint: LogJoint, u: Tensor, whiten: Callable[[Tensor], Tensor] | None) -> bool:
+    """Whether what looks alike has other orders, half a standard deviation or more from a mode.
+
+    :param whiten: rows from the mode to standard deviations; None: of a fit that has failed, whose mode is not known.
+    """
+    orders = other_orders(joint, u) - u
+    return len(orders) > 0 and (whiten is None or bool((whiten(orders).norm(dim=-1) > APART).any()))
+
+
+def are_level(joint: LogJoint, images: Tensor, theta: Tensor) -> Tensor:
     """Which images ``(I, S, D)``, the first the rows themselves, have the same density of values, bool ``(I - 1,)``."""
     rows = images.flatten(0, 1).to(joint.dtype)
     parts = rows.split(rows_at_once(joint) if len(rows) > LOOKS else LOOKS)
-    height = torch.cat([joint.log_joint(some, joint.initial_theta).detach() for some in parts])
+    height = torch.cat([joint.log_joint(some, theta).detach() for some in parts])
     height = (height - joint.latents.constrained_with_log_det(rows)[1]).view(images.shape[:2])
-    return ((height[1:] - height[0]).abs() <= joint.rounding * (1.0 + height[0].abs())).all(-1)
+    return joint.are_level(height[1:], height[0]).all(-1)
 
 
 def exchanged(joint: LogJoint, u: Tensor) -> list[Tensor]:
@@ -361,8 +366,7 @@ def _are_units(density: AutogradDensity, axes: list[Axis]) -> bool:
         values[name] = values[name].roll(1, dim)
     exchanged = torch.cat([v.reshape(-1) for v in values.values()])
     before, after = joint.log_joint(torch.stack([u, exchanged]), joint.initial_theta).detach()
-    same = bool((after - before).abs() <= joint.rounding * (1.0 + before.abs()))
-    return same and any(_is_bent(density, name, u) for name, _ in axes)
+    return bool(joint.are_level(after, before)) and any(_is_bent(density, name, u) for name, _ in axes)
 
 
 def _is_bent(density: AutogradDensity, name: str, u: Tensor) -> bool:
