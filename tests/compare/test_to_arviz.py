@@ -98,13 +98,13 @@ def vector_weights(X: Tensor, y: Tensor) -> None:
 
 def test_to_event_sites_of_mcmc_keep_their_log_likelihood() -> None:
     X, y = many_data()
-    mcmc = run_nuts(vector_weights, X, y, num_chains=2, num_samples=300)
+    mcmc = run_nuts(vector_weights, X, y, num_chains=2, num_samples=150)
     data = to_inference_data(mcmc, X, y, num_samples=40)
     w = torch.as_tensor(data.posterior["w"].values)
     torch.testing.assert_close(w, mcmc.get_samples(group_by_chain=True)["w"])
     expected = dist.Normal(w @ X.T, 0.5).log_prob(y)
     np.testing.assert_allclose(data.log_likelihood["y"].values, expected, rtol=1e-10)
-    assert data.sample_stats["diverging"].shape == (2, 300)
+    assert data.sample_stats["diverging"].shape == (2, 150)
     assert math.isfinite(arviz.loo(data).elpd_loo)
 
 
