@@ -188,6 +188,8 @@ MESSAGES = [
     ("y ~ s(x, z, bs='cr')", "with basis 'cr'; expected smooths"),
     ("y ~ s(x, fx=True)", "expected smooths such as"),
     ("y ~ s(x, k=1.5)", "expected smooths such as"),
+    ("y ~ s(x, k=0)", "expected smooths such as"),
+    ("y ~ gp(x, k=-1)", "expected smooths such as"),
     ("y ~ s(x, k=open('executed'))", "expected smooths such as"),
     ("y ~ s()", "expected smooths such as"),
     ("y ~ s(x, bs='cc', k=3, knots=[1, 0, 2])", "ends of their range"),

@@ -266,10 +266,10 @@ class FrameDesign:
             return self._trials(frame)
         if kind in ("times", "order"):
             return self._times(frame)
-        text, _, level = self.formula.response.partition("[")
         if kind in ("binary", "classes", "grades"):
+            text, _, level = self.formula.response.partition("[")
             return _classes(self._column(text, frame), level.strip("]'\" "), kind, self._column(text, self.frame))
-        values = _float(self._column(text, frame))
+        values = _float(self._column(self.formula.response, frame))
         least = 1 if kind == "counts above zero" else 0
         if kind.startswith("counts"):
             whole = bool(((values >= least) & (values == values.round())).all())
@@ -421,12 +421,13 @@ def _design_matrices(text: str, frame: Frame) -> Any:
     (``np.log.at``, ``C.__globals__``) is refused before formulae sees it.
     """
     missing = "formulas need the package formulae: pip install 'pyro-evidence[formula]'."
-    formulae, scanner, environment = (
-        import_extra(m, missing) for m in ("formulae", "formulae.scanner", "formulae.environment")
+    formulae, scanner, parser, environment = (
+        import_extra(f"formulae{part}", missing) for part in ("", ".scanner", ".parser", ".environment")
     )
     known = environment.Environment([{"np": SimpleNamespace(**NUMPY), **NUMPY}])
     try:
-        for token, after in pairwise(scanner.Scanner(text).scan(False)):
+        tokens = scanner.Scanner(text).scan(False)
+        for token, after in pairwise(tokens):
             name, called = token.lexeme, after.kind in ("LEFT_PAREN", "LEFT_BRACKET")
             column = not called and ("." not in name or name in frame.columns)
             if token.kind == "IDENTIFIER" and name not in FUNCTIONS and not column:
@@ -435,6 +436,12 @@ def _design_matrices(text: str, frame: Frame) -> Any:
                     f"What is computed otherwise goes into a column of the frame first. Smooths stand between plus "
                     f"signs: {SMOOTHS}."
                 )
+        reader = parser.Parser(tokens)
+        reader.parse()
+        if not reader.at_end():  # formulae would leave the rest out
+            raise BadInput(
+                f"'{text}' cannot be read from '{reader.peek().lexeme}' on; expected + : * / - or ** between terms."
+            )
         return formulae.design_matrices(text, frame, na_action="error", env=known)
     except BadInput:
         raise

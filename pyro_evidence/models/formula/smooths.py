@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import compress, product
-from math import pi, prod
+from math import isqrt, pi, prod
 from operator import getitem
 
 import torch
@@ -99,12 +99,15 @@ def harmonics(x: Tensor, smooth: Smooth) -> "Basis":
 
     Riutort-Mayol et al. (2023), section 3.1; the spread of each is that of the spectral density.
 
-    :raises BadInput: where there are not several values of one covariate.
+    :raises BadInput: where there are not several values of one covariate, and for more functions than can be held.
     """
-    centre, width = 0.5 * (x.max() + x.min()), EDGE * 0.5 * (x.max() - x.min())
-    if x.shape[1] != 1 or not float(width) > 0.0:
-        raise BadInput(f"{smooth.text} has {len(x.unique(dim=0))} distinct values; expected one column of several.")
     size = smooth.size or HARMONICS
+    centre, width = 0.5 * (x.max() + x.min()), EDGE * 0.5 * (x.max() - x.min())
+    if x.shape[1] != 1 or not float(width) > 0.0 or size**2 > HELD:
+        raise BadInput(
+            f"{smooth.text} has {len(x.unique(dim=0))} distinct values and is to have {size} functions; expected one "
+            f"column of several values, and k= at most {isqrt(HELD)}."
+        )
 
     def kernel(x: Tensor, number: Tensor) -> Tensor:
         if bool(((x - centre).abs() > 0.5 * width).any()):

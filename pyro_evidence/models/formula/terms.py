@@ -161,7 +161,8 @@ def _smooth(part: str) -> Smooth | None:
         values = {n: ast.literal_eval(text) for n, text in given.items() if n != "by"}
         knots = tuple(float(knot) for knot in values.pop("knots", ()))
         basis, size = values.pop("bs", "tp"), values.pop("k", None)
-        if values or not isinstance(basis, str) or not all(covariates) or type(size) not in (int, type(None)):
+        whole = size is None or (type(size) is int and size > 0)
+        if values or not isinstance(basis, str) or not all(covariates) or not whole:
             raise ValueError
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise BadInput(f"'{part}' in the formula; expected smooths such as {SMOOTHS}.") from error
