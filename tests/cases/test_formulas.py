@@ -133,6 +133,37 @@ def test_a_group_may_have_any_name(name: str) -> None:
     assert found == pytest.approx(evidence("y ~ x + (1 | g)", table()), abs=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("coefficient", "y ~ x + (1 | {})"),
+        ("threshold", "y ~ x + (1 | {})"),
+        ("coefficient_sigma", "y ~ x + (1 | {}); sigma ~ x"),
+        ("X", "y ~ x + (1 | {0}); sigma ~ x + (1 | {0})"),
+        ("h_effect", "y ~ x + (x | h) + (1 | {})"),
+    ],
+)
+def test_a_group_leaves_the_names_of_others_alone(name: str, formula: str) -> None:
+    """What the elements of params and sites are called, in the order of the program, is as beside a group called g."""
+    frame = table(h=[f"h{i % 5}" for i in range(60)])
+    found, expected = (mixed(formula.format(n), frame.rename(columns={"g": n}))[0] for n in (name, "g"))
+    assert [*found.coords.values()] == [*expected.coords.values()]
+    assert len(found.__signature__.parameters) == len(expected.__signature__.parameters)
+
+
+def test_a_column_called_true_is_no_constant() -> None:
+    frame = table().rename(columns={"x": "True"})
+    says(refusal(lambda: mixed("y ~ True + (1 | g)", frame)), "no name in a formula", "`True`")
+    assert evidence("y ~ `True` + (1 | g)", frame) == pytest.approx(evidence("y ~ x + (1 | g)", table()), abs=1e-8)
+
+
+def test_groups_are_known_where_a_gap_has_made_their_numbers_floats() -> None:
+    frame = table(g=[i % 6 for i in range(60)])
+    model, _ = mixed("y ~ x + (1 | g)", frame)
+    _, here, num = model.arguments(frame.astype({"g": float}))
+    assert num == 6 and here.tolist() == [i % 6 for i in range(60)]
+
+
 def test_a_response_called_u_with_a_group_for_each_row() -> None:
     """Effects and response have one shape, so that the collision is no error of shapes; the density is another."""
     frame = table(g=[str(i) for i in range(60)])

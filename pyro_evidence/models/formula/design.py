@@ -430,6 +430,8 @@ def _design_matrices(text: str, frame: Frame) -> Any:
         for token, after in pairwise(tokens):
             name, called = token.lexeme, after.kind in ("LEFT_PAREN", "LEFT_BRACKET")
             column = not called and ("." not in name or name in frame.columns)
+            if token.kind == "PYTHON_LITERAL" and name in frame.columns:
+                raise BadInput(f"'{text}' has {name}, which is no name in a formula; expected `{name}` for the column.")
             if token.kind == "IDENTIFIER" and name not in FUNCTIONS and not column:
                 raise BadInput(
                     f"'{text}' has '{name}'; expected columns of the frame, and of functions {', '.join(FUNCTIONS)}. "
@@ -467,7 +469,9 @@ def _terms(built: Any) -> list[tuple[str, Any]]:
 
 
 def _group_of_rows(frame: Frame, varying: Varying) -> list[tuple[str, ...]]:
-    return list(zip(*(frame[c].astype(str) for c in varying.columns), strict=True))
+    """The values of its columns in each row as words, whole numbers alike whether a column is of floats or not."""
+    columns = (frame[c] for c in varying.columns)
+    return list(zip(*(x.map(_word) if x.dtype.kind == "f" else x.astype(str) for x in columns), strict=True))
 
 
 def _float(column: Any) -> Tensor:

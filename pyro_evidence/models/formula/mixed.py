@@ -222,14 +222,14 @@ def _sketch(
     classes = family.response == "classes"
     endings = tuple(f"_{c}" for c in suffixes(response.classes)) if classes else ("",)
     of_classes = f"; {', '.join(f'{i} is {c}' for i, c in enumerate(response.classes))}" if response.classes else ""
-    taken, columns, predictors = set(TAKEN | _own(endings)) | set(family.parameters), [], dict[str, list[Predictor]]()
+    columns, predictors = [], dict[str, list[Predictor]]()
+    ends = {name: f"_{name}" if name else "" for name in designs}
+    taken = {*TAKEN, *family.parameters} | _own([*endings, *ends.values()])
+    taken |= {f"{kind}{end}" for kind in ("X", "offset", "coefficient") for end in ends.values()}
     for name, design in designs.items():
-        own, of_name = endings if not name else ("",), f"_{name}" if name else ""
-        taken |= _own([of_name])
-        blocks = tuple(_blocks(design, own, of_name, taken))
+        own, of_name = endings if not name else ("",), ends[name]
         offset = "" if design.offset() is None else f"offset{of_name}"
-        columns.append(Columns(f"X{of_name}", blocks, offset))
-        taken |= {f"X{of_name}", offset}
+        columns.append(Columns(f"X{of_name}", tuple(_blocks(design, own, of_name, taken)), offset))
         predictors[name] = [
             _predictor(name or f"eta{end}", f"b{of_name}{end}", end, columns[-1], design, stated) for end in own
         ]
@@ -346,10 +346,10 @@ def _own(endings: Sequence[str]) -> set[str]:
 
 
 def _words(label: str, endings: Sequence[str]) -> set[str]:
-    """Every name that groups of that label bring into the program."""
+    """Every name that groups of that label bring into the program, and along its dimensions."""
     sites = {f"{site}_{label}{ending}" for site in ("u", "sd", "L", "rho", "ell") for ending in endings}
     plates = {f"{label}{ending}_{plate}" for ending in endings for plate in ("groups", "functions")}
-    return sites | plates | {label, f"num_{label}", f"Z_{label}"}
+    return sites | plates | {label, f"num_{label}", f"Z_{label}", f"{label}_effect"}
 
 
 def _inputs(

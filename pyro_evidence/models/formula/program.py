@@ -33,7 +33,7 @@ from torch.distributions import constraints
 """
 TAKEN = frozenset(
     {"pyro", "dist", "torch", "constraints", "model", "len", "X", "b", "eta", "u", "scale", "sigma", "shape"}
-    | {"trials", "offset", "rows", "weights", "event", "entry", "growth", "phi", "df", "cutpoints", *ZEROS}
+    | {"trials", "offset", "rows", "weights", "event", "entry", "growth", "phi", "df", "cutpoints", "threshold", *ZEROS}
     | {"Censored", "CoxPartialLikelihood", "Gompertz", "LogLogistic", "ZeroTruncated"}
     | {"autoregressive_tril", "exchangeable_tril", "spectral_scale"}
 )
