@@ -264,8 +264,21 @@ class Parquet:
         size: int = SIZE,
         dtype: torch.dtype | None = torch.float64,
     ) -> None:
-        self.paths: list[Path] = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
+        paths = [path] if isinstance(path, str | Path) else path
+        named = [[c] if isinstance(c, str) else c for c in columns] if isinstance(columns, list | tuple) else [[]]
+        words = [name for names in named for name in names] if all(isinstance(n, list | tuple) for n in named) else []
+        if not isinstance(paths, list | tuple) or not paths or not all(isinstance(p, str | Path) for p in paths):
+            raise BadInput(f"path={path!r}; expected the path of a Parquet file, or a list of some.")
+        if not all(named) or not words or not all(isinstance(name, str) for name in words):
+            raise BadInput(
+                f"columns={columns!r}; expected for each argument the name of a column or a list of some, such as "
+                f"[('x1', 'x2'), 'y']."
+            )
+        if not isinstance(dtype, torch.dtype | None):
+            raise BadInput(f"dtype={dtype!r}; expected one of torch's, such as torch.float64, or None.")
+        self.paths: list[Path] = [Path(p) for p in paths]
         self.columns: tuple[str | Sequence[str], ...] = tuple(columns)
+        self._names: list[str] = list(dict.fromkeys(words))
         self.size: int = check_count("size", size)
         self.dtype = dtype
         for each in self.paths:
@@ -299,11 +312,6 @@ class Parquet:
                 f"pyarrow.parquet.write_table or DataFrame.to_parquet wrote."
             ) from error
 
-    @property
-    def _names(self) -> list[str]:
-        names = [n for c in self.columns for n in ([c] if isinstance(c, str) else c)]
-        return list(dict.fromkeys(names))
-
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         for path in self.paths:
             with self._opened(path) as file:
@@ -321,7 +329,7 @@ class Parquet:
         column = batch.column(batch.schema.get_field_index(name))
         found = column.to_numpy(zero_copy_only=False)
         if found.dtype.kind not in "fiub":
-            raise BadInput(f"{path}: column {name} holds {found.dtype}; expected numbers.")
+            raise BadInput(f"{path}: column {name} holds {column.type}; expected numbers, or true and false.")
         given = torch.tensor(found)  # whole numbers beside null have become float64
         dtype = self.dtype or given.dtype
         try:  # Arrow refuses to round whole numbers, and to cut fractions off

@@ -221,6 +221,7 @@ class SameRows:
         self.chunks = chunks
         self.groups = getattr(chunks, "groups", None)
         self.passes = 0
+        self.of: Combination | None = None  # of the first chunk with rows, also of a pass that was broken off
         self.first: Pass | None = None  # that was complete, with which the others are compared
         self.in_memory: list[tuple[Tensor, int]] | None = None  # when that began
         self.changed = False  # whether a pass was refused
@@ -228,15 +229,16 @@ class SameRows:
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         self.passes += 1
         first, in_memory = self.first, tensors_in_memory(self.chunks)
-        here = Pass(self.passes, first, None if first is None else first.of)
+        here, known = Pass(self.passes, first, self.of), self.of is not None
         compared = first is None or not are_untouched(self.in_memory, in_memory)
         for place, chunk in enumerate(self.chunks):
             args = arguments(place, chunk)
             if compared:
                 if here.of is None or kinds_of(args) == here.of.kinds:
                     here.add(args)
-                elif first is not None:  # else whoever goes through these chunks first refuses them
+                elif known:  # else whoever goes through these chunks first refuses them
                     self._refuse(here, f"columns {here.of.shapes}", f"{shapes_of(args)} in chunk {place}")
+                self.of = here.of
             yield args
         if first is None:
             self.first, self.in_memory = None if here.of is None else here, in_memory
@@ -250,10 +252,10 @@ class SameRows:
                 pass
 
     def _refuse(self, here: Pass, before: str, now: str) -> None:
-        assert self.first is not None
         self.changed = True
+        first = "an earlier pass" if self.first is None else f"pass {self.first.number}"
         raise BadInput(
-            f"the rows changed while a fit went over their chunks: {before} in pass {self.first.number}, {now} in pass "
+            f"the rows changed while a fit went over their chunks: {before} in {first}, {now} in pass "
             f"{here.number}. Expected the same rows in every pass, in any order: read them from one place, or pass all "
             f"of them to run(...)."
         )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_evidence import REVM, RVM, EvidenceEM, LaplaceEvidence, Start, Stop
 from pyro_evidence.data import Groups, Parquet, Slices
+from pyro_evidence.data.passes import SameRows
 from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture
@@ -118,6 +119,14 @@ def test_a_source_that_changes_is_refused(engine: str, change: Callable[[Rows], 
     finally:
         reached(source.passes >= CHANGED_PASS, f"after {source.passes} passes, before the change")
     says(message, "pass", *words)
+
+
+def test_rows_of_other_kinds_are_refused_after_a_pass_that_was_broken_off() -> None:
+    """The first pass looks at the first rows alone: no pass is complete when the kinds of the columns change."""
+    source = SameRows(Changing((X, LABELS), lambda rows: (rows[0].float(), rows[1])))
+    for _ in range(CHANGED_PASS - 1):
+        next(iter(source))
+    says(refusal(lambda: next(iter(source))), "(., 3) float64", "(., 3) float32", "in an earlier pass", "in pass 3")
 
 
 @pytest.mark.parametrize("engine", list(ENGINES))

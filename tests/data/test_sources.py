@@ -48,8 +48,27 @@ def test_a_parquet_file_is_read_in_chunks(tmp_path: Path) -> None:
     assert sum(len(x) for (x,) in Parquet([path, path], ["n"])) == 8
     with pytest.raises(BadInput, match="no column c; expected names among a, b, n, s"):
         Parquet(path, ["c"])
-    with pytest.raises(BadInput, match="column s holds object; expected numbers"):
+    with pytest.raises(BadInput, match="column s holds string; expected numbers"):
         list(Parquet(path, ["s"]))
+
+
+@pytest.mark.parametrize(
+    ("path", "columns", "dtype", "said"),
+    [
+        (None, ["a"], None, "path=None; expected the path"),
+        ([], ["a"], None, "path=.*; expected the path"),
+        ([3], ["a"], None, "path=.*; expected the path"),
+        ("rows", "ab", None, "columns='ab'; expected for each argument"),
+        ("rows", [], None, "columns=.*; expected for each argument"),
+        ("rows", [("a", "b"), ()], None, "columns=.*; expected for each argument"),
+        ("rows", ["a", 3], None, "columns=.*; expected for each argument"),
+        ("rows", [["a", None]], None, "columns=.*; expected for each argument"),
+        ("rows", ["a"], "float64", "dtype='float64'; expected one of torch's"),
+    ],
+)
+def test_what_parquet_files_are_not_asked_for_by(path: Any, columns: Any, dtype: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        Parquet(path, columns, dtype=dtype)
 
 
 # --- Parquet files of other people ---
