@@ -280,8 +280,10 @@ def check_path(name: str, value: Any) -> None:
     """
     if not isinstance(value, str | os.PathLike):
         raise BadInput(f"{name} is a {type(value).__name__}; expected the name of a file, such as 'fit.pt'.")
-    if "\0" in os.fsdecode(value):
-        raise BadInput(f"{name}={value!r} holds a null byte; expected the name of a file, such as 'fit.pt'.")
+    if not value or "\0" in os.fsdecode(value):
+        raise BadInput(
+            f"{name}={value!r} is empty or holds a null byte; expected the name of a file, such as 'fit.pt'."
+        )
 
 
 def check_positive(name: str, value: Any) -> None:

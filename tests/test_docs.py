@@ -90,7 +90,7 @@ def test_no_other_error_is_raised() -> None:
         "TypeError",
         "ArithmeticError",
         "AttributeError",  # of a module that has no such name
-        "IsADirectoryError",  # becomes NotWritten
+        "OSError",  # of what is no regular file; becomes NotWritten
         "LinAlgError",  # of a covariance, as torch has it
         "RuntimeError",  # of an exchange with other ranks, as torch has it; becomes BadInput
         "ValueError",  # of a damaged file, becomes BadInput

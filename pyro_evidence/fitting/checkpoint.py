@@ -196,7 +196,7 @@ class Recorder:
         :raises BadInput: for a file that is no checkpoint.
         :raises NotWritten: where the file cannot be written.
         """
-        taken, folder = f"Stop(checkpoint={str(self.path)!r})", Path(self.path).resolve().parent
+        taken, folder = f"Stop(checkpoint={str(self.path)!r})", Path(os.path.realpath(self.path)).parent
         try:
             kind = str(files.read(self.path).get("format"))
         except FileNotFoundError:

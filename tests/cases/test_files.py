@@ -196,8 +196,22 @@ def test_a_folder_that_is_not_there_is_said_at_the_start(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "use", [lambda path: mixture(path), lambda path: mixture().resume(path), lambda path: logistic().save(path)]
 )
-def test_a_null_byte_in_a_path_is_named(use: Any) -> None:
-    says(refusal(lambda: use("fit\0.pt")), "null", "expected the name of a file")
+@pytest.mark.parametrize("path", ["fit\0.pt", ""], ids=["null byte", "empty"])
+def test_a_path_without_a_file_is_named(use: Any, path: str) -> None:
+    says(refusal(lambda: use(path)), "null", "empty", "expected the name of a file")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs the special files of Linux")
+def test_a_pipe_is_not_replaced_by_a_posterior(tmp_path: Path) -> None:
+    path = pipe(tmp_path)
+    says(refusal(lambda: logistic().save(path)), str(path), "no regular file")
+    assert path.is_fifo()
+
+
+def test_a_link_to_itself_is_refused_as_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "loop"
+    path.symlink_to(path)
+    says(refusal(lambda: mixture(path).run(*heaps())), str(path), "no checkpoint")
 
 
 class Pair(NamedTuple):
