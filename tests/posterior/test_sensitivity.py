@@ -1,6 +1,7 @@
 """Slopes of the log evidence and of means in the constants of priors, against closed forms, quadrature and refits."""
 
 import math
+from functools import cache
 from typing import Any
 
 import pyro.distributions as dist
@@ -191,15 +192,21 @@ def test_slopes_of_eight_schools_are_those_of_quadrature() -> None:
 RIGHT = torch.tensor([1.0, 3.0, 2.0, 3.0, 4.0, 2.0, 3.0, 1.0], dtype=torch.float64)  # of five answers in each group
 
 
-def answers_evidence(concentration: float, scale: float) -> float:
-    """Oracle: quadrature over the level, the spread and each group."""
+@cache
+def over_groups() -> tuple[Tensor, Tensor, Tensor]:
+    """Level, log spread, and log likelihood of both by quadrature over each group."""
     level, x, z = (
         torch.linspace(*ends, dtype=torch.float64) for ends in ((-7.0, 7.0, 141), (-9.0, 3.0, 241), (-6.0, 6.0, 121))
     )
     eta = level[:, None, None] + x.exp()[:, None] * z
     known = dist.Binomial(5, logits=eta)
     normal = dist.Normal(double(0.0), double(1.0)).log_prob(z) + (z[1] - z[0]).log()
-    value = sum((known.log_prob(k) + normal).logsumexp(-1) for k in RIGHT)
+    return level, x, sum((known.log_prob(k) + normal).logsumexp(-1) for k in RIGHT)
+
+
+def answers_evidence(concentration: float, scale: float) -> float:
+    """Oracle: quadrature over the level and the spread."""
+    level, x, value = over_groups()
     value = value + dist.Normal(double(0.0), double(scale)).log_prob(level).unsqueeze(-1)
     value = value + dist.Gamma(double(concentration), double(2.0)).log_prob(x.exp()) + x
     return float(value.flatten().logsumexp(0) + ((level[1] - level[0]) * (x[1] - x[0])).log())
