@@ -149,11 +149,12 @@ def test_threads_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("pyro_evidence.numerics.linalg.LARGE", 0.0)  # every operation runs on the caller's threads
     X = torch.randn(150, 2)  # enough for two threads to share a product, and to add its terms in another order
     t = labels(X, torch.tensor([3.0, 0.0]))
-    found = []
+    found, few = [], Stop(num_steps=12, progress=False, throw=False)  # each waits for the other thread
     for threads in (1, 2):
         torch.set_num_threads(threads)
         try:
-            found.append(RVM(models.logistic).run(kernel(X, X, 1.0), t))
+            with pytest.warns(UserWarning, match="ran out of steps"):
+                found.append(RVM(models.logistic, stop=few).run(kernel(X, X, 1.0), t))
         finally:
             torch.set_num_threads(1)
     assert torch.equal(found[0].relevant, found[1].relevant)

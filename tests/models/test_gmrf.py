@@ -406,14 +406,14 @@ def counts(edges: Neighbours, y: Tensor) -> None:
 def test_nuts_and_laplace_run_on_a_field_that_sums_to_zero() -> None:
     pyro.set_rng_seed(0)
     y = torch.tensor([2.0, 5.0, 1.0, 0.0, 3.0])
-    mcmc = MCMC(NUTS(counts), num_samples=200, warmup_steps=100, disable_progbar=True)
+    mcmc = MCMC(NUTS(counts), num_samples=100, warmup_steps=50, disable_progbar=True)
     mcmc.run(Neighbours(SQUARE), y)
     draws = mcmc.get_samples()["x"]
-    assert draws.shape == (200, 5)
+    assert draws.shape == (100, 5)
     assert draws.sum(-1).abs().max() < 1e-5
     posterior = LaplaceEvidence(counts).run(Neighbours(SQUARE), y)
     assert posterior.mode["x"].sum().abs() < 1e-5
-    assert (draws.mean(0) - posterior.mode["x"]).abs().max() < 0.2
+    assert (draws.mean(0) - posterior.mode["x"]).abs().max() < 0.25
     assert Predictive(counts, {"level": torch.zeros(3)})(Neighbours(SQUARE), None)["x"].flatten(1).shape == (3, 5)
 
 
