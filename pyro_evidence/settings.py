@@ -54,12 +54,9 @@ class Start:
         for name, value in (values or {}).items():
             if not isinstance(value, Tensor | Real) or not bool(torch.isfinite(torch.as_tensor(value)).all()):
                 raise BadInput(f"Start: values of '{name}' are {value!r}; expected a tensor of finite numbers.")
-        if self.restarts is not None:
-            check_count("Start: restarts", self.restarts)
-        if self.tour is not None:
-            check_count("Start: tour", self.tour, at_least=0)
-        if self.structures is not None:
-            check_count("Start: structures", self.structures, at_least=2)
+        for name, at_least in (("restarts", 1), ("tour", 0), ("structures", 2)):
+            if getattr(self, name) is not None:
+                check_count(f"Start: {name}", getattr(self, name), at_least)
         object.__setattr__(self, "seed", seed_of(self.seed))
 
     def number(self, automatic: int) -> int:

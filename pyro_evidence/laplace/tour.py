@@ -24,7 +24,7 @@ from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.numerics.quadrature.rules import quasi_normal
+from pyro_evidence.numerics.quadrature.rules import quasi_normal, student_log_density
 from pyro_evidence.precision.dense import Dense, Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import latents_from_prior, rows_at_once
@@ -100,12 +100,10 @@ class NormalMixture:
 
     def _component(self, white: Tensor, m: int) -> Tensor:
         size, square = self.loc.shape[-1], white.square().sum(-1)
-        log_norm = self.log_mixing[m] + 0.5 * self.precisions[m].log_det[0]
-        if not any(self.heavy[m : m + 1]):
-            return log_norm - 0.5 * (size * math.log(math.tau) + square)
-        log_norm = log_norm - 0.5 * size * math.log(DEGREES * math.pi)
-        log_norm = log_norm + math.lgamma(0.5 * (DEGREES + size)) - math.lgamma(0.5 * DEGREES)
-        return log_norm - 0.5 * (DEGREES + size) * (square / DEGREES).log1p()
+        volume = self.log_mixing[m] + 0.5 * self.precisions[m].log_det[0]
+        if any(self.heavy[m : m + 1]):
+            return volume + student_log_density(square, size, DEGREES)
+        return volume - 0.5 * (size * math.log(math.tau) + square)
 
     def _among_all(self, x: Tensor) -> Tensor:
         """Rows ``(S, d)`` with zeros for the coordinates that are not active, ``(S, D)``."""

@@ -636,7 +636,8 @@ def by_draws(found: OuterMode, where: Standardisation, z: Tensor) -> Integral:
 
     :raises ImproperPosterior: where a few draws carry all the weight.
     """
-    nodes, log_mass = _at(found, where, z, -rules.student_log_density(z) - math.log(len(z)), searches=1)
+    log_density = rules.student_log_density(z.square().sum(-1), z.shape[-1])
+    nodes, log_mass = _at(found, where, z, -log_density - math.log(len(z)), searches=1)
     log_mass = log_mass.nan_to_num(nan=-torch.inf)
     effective = float(importance.effective_sample_size(log_mass))
     if effective < max(20.0, 2.0 * where.num_dims):

@@ -178,8 +178,8 @@ def student_draws(num: int, num_dims: int) -> Tensor:
     return normal * (DEGREES / chi).sqrt()
 
 
-def student_log_density(z: Tensor) -> Tensor:
-    """Its log density at ``z`` ``(S, d)``, nats, ``(S,)``."""
-    d = z.shape[-1]
-    norm = math.lgamma(0.5 * (DEGREES + d)) - math.lgamma(0.5 * DEGREES) - 0.5 * d * math.log(DEGREES * math.pi)
-    return norm - 0.5 * (DEGREES + d) * torch.log1p(z.square().sum(-1) / DEGREES)
+def student_log_density(square: Tensor, size: int, degrees: float = DEGREES) -> Tensor:
+    """Its log density where the squared length of ``size`` coordinates is ``square``, nats, of the same shape."""
+    half, each = 0.5 * (degrees + size), math.log(degrees * math.pi)
+    norm = math.lgamma(half) - math.lgamma(0.5 * degrees) - 0.5 * size * each
+    return norm - half * torch.log1p(square / degrees)
