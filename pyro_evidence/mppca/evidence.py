@@ -48,24 +48,6 @@ def log_orbit(kappa: Tensor, pairs: Tensor, num_columns: Tensor) -> Tensor:
     return found.sum((-2, -1)) + num_columns * math.log(2.0)
 
 
-def literal(it: Iterate) -> Tensor:
-    """Log evidence by eq. A.35 as printed, nats, shape ``(R,)``.
-
-    Flaws: it takes the expected complete-data Hessian for the Hessian and counts the orbit as if it were a mode, and
-    so is 7 to 10 nats too low per component of two columns, by more as the data grow.
-    """
-    analysers = it.analysers
-    beta = analysers.beta[..., :1] if expectation.is_isotropic(analysers.beta) else analysers.beta
-    on = analysers.on
-    A = beta[..., None, None] * it.found.xx[:, :, None] + analysers.alpha.unsqueeze(-2).diag_embed()
-    pair = (on.unsqueeze(-1) & on.unsqueeze(-2))[:, :, None]
-    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    tril = torch.linalg.cholesky_ex(torch.where(pair, A, eye))[0]
-    log_det = 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1).sum(-1) * (analysers.W.shape[-2] / beta.shape[-1])
-    width = on.sum(-1) * analysers.W.shape[-2] * math.log(math.tau)
-    return log_joint(it.analysers, it.stats) + 0.5 * (width - log_det).sum(-1)
-
-
 def log_joint(analysers: FactorAnalysers, stats: FactorStatistics) -> Tensor:
     """``log p(D, W)``, nats, shape ``(R,)``."""
     return stats.log_likelihood + expectation.log_prior(analysers)

@@ -349,7 +349,7 @@ class MPPCAFit(ComponentFit[MPPCARestarts]):
         """The chosen restart at its mode, in the model's units."""
         fit, batch = chosen.fit, chosen.fit.state
         structure = enlarged(self.structure, batch.parameters.W.shape[1])
-        state, analysers, refusal, literal = laplace_state(structure, self.units, batch.data, batch.it)
+        state, analysers, refusal = laplace_state(structure, self.units, batch.data, batch.it)
         return MPPCAPosterior(
             state,
             fit.status.value,
@@ -359,7 +359,6 @@ class MPPCAFit(ComponentFit[MPPCARestarts]):
             recognised=structure,
             analysers=analysers,
             refusal=refusal,
-            log_evidence_literal=literal,
             log_evidence_occam=float(batch.occam[0]) - self.jacobian,
             limit=chosen.limit,
         )

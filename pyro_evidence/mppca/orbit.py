@@ -141,12 +141,11 @@ def _orbits(analysers: FactorAnalysers, W: Tensor) -> Tensor:
 
 def laplace_state(
     structure: MPPCAStructure, units: Units, Y: Observations, it: Iterate
-) -> tuple[LaplaceState, FactorAnalysers, str, float]:
+) -> tuple[LaplaceState, FactorAnalysers, str]:
     """The approximation at the mode next to an iterate of one row, in the model's units; evidence is over its orbits.
 
     :param Y: data in the standard units of ``it``, which ``units`` describes.
-    :return: with the analysers, one row, why there is no log evidence, empty where there is one, and the log evidence
-        by Husmeier (2000), eq. A.35, nats.
+    :return: with the analysers, one row, and why there is no log evidence, empty where there is one.
     """
     analysers = curvature.canonical(curvature.find_mode(Y, it.analysers))
     joint = held_at(structure.joint, structure.params(units.original(analysers)))
@@ -170,7 +169,7 @@ def laplace_state(
         scaled = Diagonal(precision.adjoint.reciprocal() / units.unit.square())
     numbers = (scaled, decrement, log_evidence - jacobian, torch.zeros_like(log_evidence))
     state = LaplaceState(problem, joint.initial_theta, original.W.reshape(-1), log_joint, *numbers)
-    return state, original, refusal, float(evidence.literal(it)[0]) - jacobian
+    return state, original, refusal
 
 
 def _laplace(Y: Observations, it: Iterate) -> tuple[Precision, Tensor, str]:

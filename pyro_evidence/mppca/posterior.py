@@ -94,7 +94,6 @@ class LatentCoordinates:
 
 BY_NAME = {
     "refusal": str,
-    "log_evidence_literal": float,
     "log_evidence_occam": float,
     "limit": str,
 }  # as in the posterior
@@ -121,8 +120,6 @@ class MPPCAPosterior(LaplacePosterior):
     :ivar recognised: the model's structure.
     :ivar analysers: all parameters, one row, in the model's units.
     :ivar refusal: why there is no log evidence; empty where there is one.
-    :ivar log_evidence_literal: by Husmeier (2000), eq. A.35, as printed, nats; 7 to 10 nats too low per component of
-        two columns.
     :ivar log_evidence_occam: with an Occam factor for all that is maximised, means included, nats: for choosing the
         number of components.
     :ivar limit: what kept the number of components from growing, if anything did.
@@ -143,7 +140,6 @@ class MPPCAPosterior(LaplacePosterior):
     recognised: MPPCAStructure
     analysers: FactorAnalysers
     refusal: str = ""
-    log_evidence_literal: float = float("nan")
     log_evidence_occam: float = float("nan")
     limit: str = ""
 

@@ -50,8 +50,7 @@ def test_a_search_that_ends_at_its_limit_says_so(two: MPPCAPosterior) -> None:
 def test_evidence_agrees_with_importance_sampling(two: MPPCAPosterior) -> None:
     found = two.diagnostics(4000)
     assert found["pareto_k"] < 0.8
-    gap = found["log_evidence"] - found["log_evidence_importance"]
-    assert abs(gap) < 0.8 and two.log_evidence_literal < found["log_evidence_importance"] - 10.0
+    assert abs(found["log_evidence"] - found["log_evidence_importance"]) < 0.8
 
 
 def test_the_mode_is_one_of_the_pyro_model(two: MPPCAPosterior) -> None:
