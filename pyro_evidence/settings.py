@@ -100,18 +100,18 @@ def check_function(name: str, value: Any, example: str) -> None:
         raise BadInput(f"{name}={value!r}; expected a function or an object that can be called, such as {example}.")
 
 
-def check_family(name: str, value: Any, folder: str, other: str) -> None:
+def check_family(update: Any, folder: str, other: str) -> None:
     """Refuse an update that was made for another engine.
 
     :param folder: of the package, where this engine's updates are.
     :param other: where the other engine's are.
     :raises BadInput: naming both.
     """
-    module = str(getattr(value, "__module__", ""))
+    module = str(getattr(update, "__module__", ""))
     if module.startswith(f"pyro_evidence.{other}."):
-        shown = getattr(value, "__name__", type(value).__name__)
+        shown = getattr(update, "__name__", type(update).__name__)
         raise BadInput(
-            f"{name}={shown} is an update of pyro_evidence.{other}, made for another engine; expected one of "
+            f"update={shown} is an update of pyro_evidence.{other}, made for another engine; expected one of "
             f"pyro_evidence.{folder}.updates, or your own function."
         )
 
@@ -214,13 +214,13 @@ def check_result(name: str, found: Any, kind: type, what: str = "") -> Any:
     return found
 
 
-def check_probability(name: str, value: Any) -> None:
+def check_probability(prob: Any) -> None:
     """Refuse what is no probability between 0 and 1, these two left out.
 
-    :raises BadInput: naming the argument.
+    :raises BadInput: saying what it is.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1.0:
-        raise BadInput(f"{name}={value!r}; expected a probability between 0 and 1, such as 0.9.")
+    if isinstance(prob, bool) or not isinstance(prob, int | float) or not 0.0 < prob < 1.0:
+        raise BadInput(f"prob={prob!r}; expected a probability between 0 and 1, such as 0.9.")
 
 
 def quantile_levels(q: Any) -> Tensor:

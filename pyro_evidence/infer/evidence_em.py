@@ -84,7 +84,7 @@ class EvidenceEM(Resumable):
     def __post_init__(self) -> None:
         check_model(self.model)
         check_function("update", self.update, "BoundedInflation()")
-        check_family("update", self.update, "mixture", "prbf")
+        check_family(self.update, "mixture", "prbf")
         check_function("curvature", self.curvature, "pyro_evidence.mixture.full")
         check_random_start(self.start)
         check_instance("initial", self.initial, RandomWeights)

@@ -88,7 +88,7 @@ class OverlapEM(Resumable):
             kind = type(self.model).__name__
             raise BadInput(f"model is a {kind}; expected models.prbf.prbf(...). Data go to run(...).")
         check_function("update", self.update, "Ascent()")
-        check_family("update", self.update, "prbf", "mixture")
+        check_family(self.update, "prbf", "mixture")
         check_random_start(self.start)
         check_function("initial", self.initial, "KMeans()")
         check_function("lost", self.lost, "keep_dead_kernels")

@@ -229,7 +229,7 @@ class MixturePosterior(LaplacePosterior):
         given = self.recognised.Y if Y is None else Y
         if density is None or (density.loc.shape[-1] == 1 and not len(given)):
             return super().plot(axes, prob=prob)
-        check_probability("prob", prob)
+        check_probability(prob)
         if density.loc.shape[-1] == 1:
             return self._one_output(display.axes_or_own(axes), density, given[~given.isnan()])
         display.check_plane("outputs", outputs, density.loc.shape[-1])

@@ -96,7 +96,7 @@ def answered(
     """
     model, frame = of_formula(posterior), frame_of(posterior, frame, name, by)
     values, asked_for = ask(name, frame[name], levels_of(posterior, name))
-    check_probability("prob", prob)
+    check_probability(prob)
     if kind not in KINDS:
         raise BadInput(f"kind={kind!r}; expected one of {KINDS}.")
     num = len(frame)

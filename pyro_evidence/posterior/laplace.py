@@ -217,7 +217,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     def plot(self, axes: Axes | None = None, *, prob: float = PROB) -> Axes:
         """The table as a picture, or the curve of a Gaussian process of one input; see :class:`Tabulated`."""
-        check_probability("prob", prob)
+        check_probability(prob)
         drawn = draw_curve(self, axes, prob) if isinstance(self.state.precision, LatentPrecision) else None
         return super().plot(axes, prob=prob) if drawn is None else drawn
 

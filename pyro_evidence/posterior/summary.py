@@ -237,7 +237,7 @@ class Tabulated(Protocol):
     def _table(
         self, prob: float, names: Names, most: int | None, errors: bool = True, until: float = math.inf
     ) -> Table:
-        check_probability("prob", prob)
+        check_probability(prob)
         layout = TableLayout(names, (0.5 - 0.5 * prob, 0.5 + 0.5 * prob), most)
         rows, said = self._hyper_rows(layout, errors)
         sites, more = site_rows(self, layout, until)

@@ -234,7 +234,7 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         :raises ImportError: without matplotlib.
         """
         axes = display.axes_or_own(axes)
-        check_probability("prob", prob)
+        check_probability(prob)
         if not self.num_active:
             raise BadInput(NO_AXIS.format("there is nothing to draw"))
         sd = self._whitened(torch.eye(len(self.state.x)).to(self.state.x)).square().sum(0).sqrt()[: self.num_active]
