@@ -20,7 +20,8 @@ from torch.quasirandom import SobolEngine
 
 from pyro_evidence.blocks.marginal import Marginal
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.laplace.tour import HEAVY, PRICE, NormalMixture
+from pyro_evidence.laplace.evidence_error import MORE, PRECISE
+from pyro_evidence.laplace.tour import FEWEST, HEAVY, PRICE, NormalMixture
 from pyro_evidence.nested.inner import log_priors
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.numerics import importance
@@ -29,8 +30,6 @@ from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Diagonal
 from pyro_evidence.settings import seeded
 
-FEWEST, MORE = 64, 4  # draws, and how many times as many are next where these leave more than PRECISE
-PRECISE = 0.03  # nats that are left by either error: three of them are a tenth
 NODES, NODES_OF_WIDE = 5, 9  # on each axis of a block; beyond three axes, where fewer have but one set of directions
 FEWER = 2  # nodes, whose number is compared; and as many more are next where that differs by more than PRECISE
 LEAST = 1e-4  # nats: less is rounding, or no matter

@@ -544,11 +544,11 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """
         spread, problem = self._spread, self._inside.problem
         said = [] if spread is None else [uncertainty.message(edge) for edge in spread.edges]
-        found = self._check(until)
         said += self._about_mirrors
         if problem.joint.has_data and (problem.structure.factors is not None or is_in_blocks(self._inside)):
             with suppress(ArithmeticError, RuntimeError):
                 said += messages(self.log_evidence_error, problem.nodes)
+        found = self._check(until)  # last: for as long as the others have left
         return diagnostics.lines(self._described(found), said)
 
     @property

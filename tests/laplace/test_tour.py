@@ -13,7 +13,8 @@ from pyro.infer import Predictive
 from torch import Tensor
 
 from pyro_evidence import BadInput, ImportancePosterior, LaplaceEvidence, Start, Stop, importance_sampling
-from pyro_evidence.laplace import tour
+from pyro_evidence.blocks.marginal import Marginal
+from pyro_evidence.laplace import evidence_error, tour
 from pyro_evidence.laplace.restarts import has_one_mode
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import MultimodalPosterior
@@ -133,6 +134,32 @@ def test_the_error_of_many_products_is_that_of_one_image(loadings: tuple[float, 
     assert 0.02 < off < error
     assert error.signed == pytest.approx(off, abs=3.0 * (error - abs(error.signed)))
     assert error.signed == pytest.approx(off, abs=0.2 * off + 0.03)
+
+
+@pytest.mark.parametrize(
+    ("precise", "beyond", "nums"), [(9.0, False, [64]), (0.0, True, [64]), (0.0, False, [64, 256])]
+)
+def test_products_are_drawn_until_their_error_is_known_or_cannot_be(
+    precise: float, beyond: bool, nums: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def products(Y: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("rows", len(Y)):
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            pyro.sample("Y", dist.Normal(a * w.unsqueeze(-1), 0.4).to_event(1), obs=Y)
+
+    w, noise = (torch.randn(12, size, generator=torch.Generator().manual_seed(2)) for size in (1, 2))
+    posterior = fitted(products, w * torch.tensor([1.2, 0.8]) + 0.4 * noise)
+    drawn, integrated = list[int](), Marginal.integrated
+
+    def noted(self: Marginal, theta: Tensor, u: Tensor) -> Tensor:
+        drawn.append(len(u))
+        return integrated(self, theta, u)
+
+    monkeypatch.setattr(Marginal, "integrated", noted)
+    monkeypatch.setattr(evidence_error, "PRECISE", precise)
+    monkeypatch.setattr(evidence_error.importance, "is_beyond", lambda *_: beyond)
+    assert posterior.log_evidence_error > 0.0 and drawn == nums
 
 
 def test_modes_that_are_no_images_are_not_left_out_by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

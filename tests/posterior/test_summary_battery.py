@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.importance import checked
+from pyro_evidence.posterior import diagnostics, laplace
 from pyro_evidence.posterior.diagnostics import Elements, Shifts, by_chains, by_weights, lines, moments, most_until
 from tests.models_for_tests.posterior_models import class_data, fitted_logistic, logistic
 from tests.models_for_tests.sampled_scales import SCHOOLS, schools_centred
@@ -185,6 +187,25 @@ def test_a_summary_of_dear_draws_sees_few_and_each_once(monkeypatch) -> None:
     assert 64 <= num <= 112
     posterior._check(time.process_time())
     assert len(torch.cat(rows).unique(dim=0)) == len(torch.cat(rows)) == num
+
+
+def test_a_check_has_the_time_that_all_else_leaves(monkeypatch) -> None:
+    """An error of the log evidence that takes a minute leaves none to the check of the moments."""
+    posterior, late, real, found = fitted_logistic(), list[float](), time.process_time, diagnostics.check_until
+
+    def dear(state: LaplaceState) -> bool:
+        late.append(60.0)
+        return False
+
+    def checked(posterior: LaplacePosterior, until: float) -> dict[str, Any]:
+        late.append(until - time.process_time())
+        return found(posterior, until)
+
+    monkeypatch.setattr(laplace, "is_in_blocks", dear)
+    monkeypatch.setattr(diagnostics, "check_until", checked)
+    monkeypatch.setattr(time, "process_time", lambda: real() + 60.0 * late.count(60.0))
+    posterior.summary()
+    assert late[0] == 60.0 and late[1] < 0.0
 
 
 def test_a_posterior_keeps_how_long_its_fit_took(tmp_path) -> None:
