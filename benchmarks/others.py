@@ -49,6 +49,7 @@ def ended(name: str) -> dict[str, Any]:
         seconds, printed = time.process_time() - start, io.StringIO()
         with redirect_stdout(printed):
             posterior.summary()
+        summary = time.process_time() - start - seconds
         found = posterior.diagnostics()
     except OWN_ERRORS as error:
         words = " ".join(str(error).split())
@@ -63,7 +64,7 @@ def ended(name: str) -> dict[str, Any]:
         "k_hat": found["pareto_k"],
         "gap": found["log_evidence_importance"] - found["log_evidence"],
         "fit": seconds,
-        "summary": time.process_time() - start - seconds,
+        "summary": summary,
     }
 
 

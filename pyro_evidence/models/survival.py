@@ -19,6 +19,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.numerics.batched import log_ndtr
 from pyro_evidence.program.distributions import OfArguments
 
 TERMS = 400  # of a series that converges once terms pass 9 sqrt(shape): for shapes up to 1,500
@@ -175,17 +176,6 @@ def _log_survival_gamma(fn: Any, value: Tensor) -> Tensor:
     for k in range(LEVELS, 0, -1):
         fraction = k * (a - k) / (above + 2.0 * k + 1.0 - a + fraction)
     return torch.where(low, series, log_front - (above + 1.0 - a + fraction).log())
-
-
-def log_ndtr(x: Tensor) -> Tensor:
-    """Log distribution function of a standard normal number; torch's own has no rows under ``vmap``.
-
-    >>> round(float(log_ndtr(torch.tensor(-40.0))), 2)
-    -804.61
-    """
-    low, high = x.clamp(max=0.0), x.clamp(min=0.0)  # clamp: either is taken on its side of zero only
-    below = (0.5 * torch.special.erfcx(-low * 0.5**0.5)).log() - 0.5 * low.square()
-    return torch.where(x < 0.0, below, torch.log1p(-0.5 * torch.special.erfc(high * 0.5**0.5)))
 
 
 LOG_SURVIVAL: dict[type, Callable[[Any, Tensor], Tensor]] = {

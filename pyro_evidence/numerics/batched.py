@@ -91,8 +91,21 @@ _METHODS = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "clo
 MAKERS = frozenset([*(getattr(torch, n) for n in _MAKERS), *(getattr(Tensor, n) for n in _METHODS)])
 
 
+def log_ndtr(x: Tensor) -> Tensor:
+    """Log distribution function of a standard normal number; torch's own has no rows under ``vmap``.
+
+    >>> round(float(log_ndtr(torch.tensor(-40.0))), 2)
+    -804.61
+    """
+    low, high = x.clamp(max=0.0), x.clamp(min=0.0)  # clamp: either is taken on its side of zero only
+    below = (0.5 * torch.special.erfcx(-low * 0.5**0.5)).log() - 0.5 * low.square()
+    return torch.where(x < 0.0, below, torch.log1p(-0.5 * torch.special.erfc(high * 0.5**0.5)))
+
+
 class WithOwnConstants(TorchFunctionMode):
     """Numbers that a function makes belong to its row of a batch, so that it may write the row's values into them.
+
+    And ``torch.special.log_ndtr`` takes rows together.
 
     :param row: the arguments of the row.
     """
@@ -102,7 +115,7 @@ class WithOwnConstants(TorchFunctionMode):
         self._nothing = sum(torch.zeros_like(x.detach().reshape(-1)[:1]).sum() for x in row.values() if x.numel())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        made = (log_ndtr if func is torch.special.log_ndtr else func)(*args, **(kwargs or {}))
         if func in MAKERS and made.is_floating_point():
             return (made + self._nothing).to(made.dtype)
         return made

@@ -61,15 +61,24 @@ def writes_in_place(t: Tensor) -> None:
     pyro.sample("t", dist.Normal(W, beta.rsqrt()).to_event(1), obs=t)
 
 
-def takes_each_row_by_itself(t: Tensor) -> None:
-    """Torch would take the logarithm of normal probabilities row by row, and its derivatives in rows squared."""
+def probit(t: Tensor) -> None:
+    """Torch's own logarithm of normal probabilities has no rows."""
     beta = pyro.param("beta", torch.tensor(2.0), constraint=constraints.positive)
     w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
     pyro.factor("probit", torch.special.log_ndtr(t.sign() * (X @ w) * beta).sum())
 
 
-MODELS = {f.__name__: f for f in (regression, mixture, chain, branches, writes_in_place, takes_each_row_by_itself)}
-AT_ONCE = ("regression", "mixture", "chain", "writes_in_place")
+def takes_each_row_by_itself(t: Tensor) -> None:
+    """Torch would take elements row by row, and its derivatives in rows squared."""
+    beta = pyro.param("beta", torch.tensor(2.0), constraint=constraints.positive)
+    w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    pyro.sample("t", dist.Normal((X @ w).take(torch.arange(4)), beta.rsqrt()).to_event(1), obs=t)
+
+
+MODELS = {
+    f.__name__: f for f in (regression, mixture, chain, branches, writes_in_place, probit, takes_each_row_by_itself)
+}
+AT_ONCE = ("regression", "mixture", "chain", "writes_in_place", "probit")
 
 
 @pytest.mark.parametrize("name", list(MODELS))

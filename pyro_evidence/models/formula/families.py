@@ -12,7 +12,8 @@ from torch.distributions import constraints
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.counts import ZeroTruncated
 from pyro_evidence.models.formula.expressions import Expression, call
-from pyro_evidence.models.survival import Censored, CoxPartialLikelihood, Gompertz, LogLogistic, log_ndtr
+from pyro_evidence.models.survival import Censored, CoxPartialLikelihood, Gompertz, LogLogistic
+from pyro_evidence.numerics.batched import log_ndtr
 
 ETA, M = Expression("eta"), Expression("m")  # the linear predictor, and what the link makes of it
 SIGMA, DF, SHAPE, PHI, GROWTH, TRIALS = map(Expression, ("sigma", "df", "shape", "phi", "growth", "trials"))
