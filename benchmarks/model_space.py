@@ -22,6 +22,7 @@ import pyro.distributions as dist
 import torch
 
 from pyro_evidence import LaplaceEvidence, Start, Stop, bootstrap, compare_evidence, explore, run_many, sbc
+from pyro_evidence.models.kernels import RBF, Linear, Periodic
 from pyro_evidence.program.branching import fixed
 
 torch.set_default_dtype(torch.float64)
@@ -189,7 +190,17 @@ def counts() -> str:
         with pyro.plate("data", len(X)):
             pyro.sample("y", dist.ZeroInflatedPoisson((X @ w).exp(), gate=gate), obs=y)
 
-    programs = {"Poisson": poisson, "negative binomial": negative_binomial, "zero-inflated": zero_inflated}
+    def hurdle(X, y):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        gate, above = pyro.sample("gate", dist.Beta(1.0, 1.0)), y > 0
+        with pyro.plate("data", len(X)):
+            pyro.sample("crossed", dist.Bernoulli(1.0 - gate), obs=above.double())
+            rate = (X @ w).exp()
+            log_prob = dist.Poisson(rate).log_prob(y) - (-(-rate).expm1()).log()
+            pyro.factor("y", torch.where(above, log_prob, 0.0))
+
+    programs = {"Poisson": poisson, "negative binomial": negative_binomial}
+    programs |= {"zero-inflated": zero_inflated, "hurdle": hurdle}
     found, seconds = timed(lambda: explore(programs, X, y))
     begun = time.process_time()
     alone = {n: LaplaceEvidence(m, stop=QUIET).run(X, y) for n, m in programs.items()}
@@ -197,6 +208,26 @@ def counts() -> str:
     compared = compare_evidence(throw=False, **{n.replace(" ", "_").replace("-", "_"): p for n, p in alone.items()})
     shares = {n: round(float(p), 4) for n, p in found.values_of("program").items()}
     return f"{shares}, compare_evidence {compared.probabilities}; {seconds:.2f} s, the fits alone {apart:.2f} s"
+
+
+def kernels() -> str:
+    path = Path(os.environ["PYRO_EVIDENCE_DATA"]) / "drivers.csv"
+    counts = [line.split(",")[0] for line in path.read_text().splitlines()[1:]]
+    y = torch.tensor([float(count) for count in counts if count not in ("", "NA")]).log()
+    X = torch.arange(float(len(y))).unsqueeze(-1)
+    bases = {"line": Linear(), "trend": RBF(), "season": Periodic()}
+    found, seconds = timed(lambda: explore(bases, X, y - y.mean(), engine=partial(LaplaceEvidence, stop=QUIET)))
+    texts, away = found.labels["kernel"], 0.0
+    for k in range(5):
+        end = found.member(k).hyperparameters
+        level = found.member(k)._joint.model.function.kernel
+        K = level.resolved(lambda name, setting, _, end=end: end.get(name, setting))(X)
+        K = K + (1e-6 + 1.0 / end["beta"]) * torch.eye(len(y))
+        exact = dist.MultivariateNormal(torch.zeros(len(y)), K).log_prob(y - y.mean())
+        away = max(away, abs(float(exact - found.member(k).log_evidence)))
+    best = [texts[int(found.structure(k)["kernel"])] for k in range(3)]
+    failed = len(found.failures)
+    return f"best {best} of {len(texts)}, {failed} failed, evidences {away:.1e} off the normal density; {seconds:.1f} s"
 
 
 def grouped(num: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -279,7 +310,7 @@ def resampled() -> str:
 CASES = {
     f.__name__: f
     for f in (
-        *(conjugate, pima, uscrime, many, limited, fifty, counts),
+        *(conjugate, pima, uscrime, many, limited, fifty, counts, kernels),
         *(many_maximised, many_sampled, calibration, resampled),
     )
 }

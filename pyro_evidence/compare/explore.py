@@ -1,24 +1,36 @@
 """Which of several programs, and with which probability: one structure site in front of them."""
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyro
 import torch
 from pyro import distributions as dist
+from torch import Tensor
 
-from pyro_evidence.errors import BadInput
+from pyro_evidence.compare.many import FAILURES
+from pyro_evidence.errors import BadInput, NotAMode, NotConverged
+from pyro_evidence.fitting.iterate import bar_of
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
+from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
+from pyro_evidence.laplace.restarts import thetas
+from pyro_evidence.models.basis import Learned
 from pyro_evidence.models.formula.design import complete_rows, formulas_within
 from pyro_evidence.models.formula.mixed import mixed
 from pyro_evidence.models.formula.terms import parsed
+from pyro_evidence.models.gp import gp_regression
+from pyro_evidence.models.kernels import ChangePoint, CompositeKernel, Kernel, Product, Setting, Sum
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.structures import StructurePosterior, over
 from pyro_evidence.program.branching import Model, Structures
-from pyro_evidence.settings import Start
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.settings import Start, check_count, seeded
 
-CHOICE = "program"  # the structure site
+CHOICE, KERNEL = "program", "kernel"  # the structure sites
+DRAWN = 32  # starts of a kernel's settings, of which the highest is climbed from: a tenth of the climb
 
 
 @dataclass(frozen=True)
@@ -48,16 +60,27 @@ def explore(
 ) -> StructurePosterior:
     """The posterior over whole programs of the same data: their probabilities, and predictions averaged over them.
 
-    Structure sites of the programs' own are summed over as well.  Of a formula and a frame,
+    Structure sites of the programs' own are summed over as well.
+
+    Of kernels, ``explore({"trend": RBF(), "season": Periodic()}, X, y, depth=3)``, the programs are Gaussian processes
+    with sums, products and change points of these, found by steps: the best at each depth, as many as ``beam``, go on
+    to all that one more kernel makes of it or of one of its parts (Duvenaud et al. 2013; Lloyd et al. 2014).  Settings
+    with priors are integrated.  Those that are learned begin where their parts ended, or elsewhere if that is higher,
+    and the prior of a kernel falls by a nat with each, since it may have gained as much.  What kernels that were not
+    looked at hold is not known: ``unvisited`` is nan.
+
+    Of a formula and a frame,
     ``explore("y ~ (a + b + c)^2 + (1 | g)", frame)``, the programs are the formulas within it: fixed terms may be in or
     out, an interaction with its margins alone, ``inclusion("a:b")`` is the probability of a term.
 
-    :param programs: by name; likelihoods, priors, plates and names of sites may differ.  Or a formula, as
-        :func:`~pyro_evidence.models.formula.mixed` takes it.
+    :param programs: by name; likelihoods, priors, plates and names of sites may differ.  Or kernels by name.  Or a
+        formula, as :func:`~pyro_evidence.models.formula.mixed` takes it.
     :param args: their arguments, data included; the frame of a formula.
-    :param prior: probability of each, up to a factor; None: alike.
+    :param prior: probability of each, up to a factor; None: alike.  Of programs and formulas.
     :param engine: makes the engine of a model, such as ``partial(LaplaceEvidence, nodes=7)``.
-    :param kwargs: arguments of the programs by name; of a formula what ``mixed`` takes, ``priors="weak"`` unless given.
+    :param kwargs: arguments of the programs by name; of a formula what ``mixed`` takes, ``priors="weak"`` unless given;
+        of kernels ``depth``, the most of them in one, 3 unless given, ``beam``, 1 unless given, and ``model``, which
+        makes the program of a kernel, :func:`~pyro_evidence.models.gp.gp_regression` unless given.
     :raises BadInput: for no programs, and a prior of other names or of numbers that are no probabilities.
 
     >>> import torch
@@ -76,6 +99,10 @@ def explore(
         return _explore_formulas(programs, *args, prior=prior, engine=engine, **kwargs)
     if not isinstance(programs, Mapping) or not programs:
         raise BadInput(f"programs={programs!r}; expected programs by name: explore({{'poisson': model, ...}}, *data).")
+    if any(isinstance(each, Kernel) for each in programs.values()):
+        if prior is not None or not all(isinstance(each, Kernel) for each in programs.values()):
+            raise BadInput("programs has kernels, and prior= or other programs too; expected kernels alone.")
+        return _explore_kernels(programs, *args, engine=engine, **kwargs)
     shares = _shares(programs, prior)
     model = Programs(tuple(programs.values()), tuple(shares))
     found = engine(model).run(*args, **kwargs)
@@ -125,3 +152,132 @@ def _explore_formulas(
 
     whole, _ = engine_of(formula)
     return over(Structures(values, there, log_prior), fit, Start(), whole.stop.progress)
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A kernel made of others.
+
+    :ivar text: how it is written; alike for terms and factors in another order.
+    """
+
+    text: str
+    kernel: Kernel
+    parts: tuple["Expression", ...] = ()
+
+    def ending(self, kernel: Kernel) -> "Expression":
+        """The expression whose settings begin where those of another kernel of its form do."""
+        return Expression(self.text, kernel, tuple(map(Expression.ending, self.parts, getattr(kernel, "parts", ()))))
+
+    def grown(self, bases: Collection["Expression"]) -> Iterator["Expression"]:
+        """Expressions that one more kernel makes of it, or of one of its parts."""
+        for base in bases:
+            yield made(Sum(()), self, base)
+            yield made(Product(()), self, base.ending(_without_variance(base.kernel)))
+            yield from (made(ChangePoint(()), *pair) for pair in ((self, base), (base, self)))
+        for i, part in enumerate(self.parts):
+            yield from (made(self.kernel, *self.parts[:i], new, *self.parts[i + 1 :]) for new in part.grown(bases))
+
+
+def made(kind: Kernel, *given: Expression) -> Expression:
+    """A kernel of the kind and the settings of another, with these parts."""
+    assert isinstance(kind, CompositeKernel)
+    changes, multiplies = isinstance(kind, ChangePoint), isinstance(kind, Product)
+    flat = [x for e in given for x in (e.parts if e.parts and type(e.kernel) is type(kind) and not changes else (e,))]
+    texts = [f"({e.text})" if multiplies and e.parts and isinstance(e.kernel, Sum) else e.text for e in flat]
+    text = f"change({', '.join(texts)})" if changes else (" * " if multiplies else " + ").join(sorted(texts))
+    return Expression(text, replace(kind, parts=tuple(e.kernel for e in flat)), tuple(flat))
+
+
+def _without_variance(kernel: Kernel) -> Kernel:
+    """A factor of a product whose other factors have a variance."""
+    return kernel.resolved(lambda name, setting, _: 1.0 if name.endswith(".variance") else setting)
+
+
+def _explore_kernels(
+    kernels: Mapping[str, Any],
+    *args: Any,
+    engine: Callable[[Model], LaplaceEvidence],
+    depth: int = 3,
+    beam: int = 1,
+    model: Callable[[Kernel], Model] = gp_regression,
+    **kwargs: Any,
+) -> StructurePosterior:
+    """The posterior over kernels that a search among sums, products and change points has looked at."""
+    depth, beam = check_count("depth", depth), check_count("beam", beam)
+    bases = [Expression(name, kernel) for name, kernel in kernels.items()]
+    level, ends = {base.text: (base, dict[str, Tensor]()) for base in bases}, dict[str, LaplacePosterior | Exception]()
+    sizes, bar = dict[str, int](), bar_of("kernels", engine(model(bases[0].kernel)).stop.progress)
+    for number in range(depth):
+        found: list[tuple[float, Expression, dict[str, Tensor]]] = []
+        for text, (each, values) in level.items():
+            bar.update()
+            sizes[text], one = _num_learned(each.kernel), engine(model(each.kernel))
+            one.stop = replace(one.stop, progress=False)
+            try:
+                one.start = replace(one.start, values=_highest(one, args, kwargs, values))
+                ends[text] = posterior = one.run(*args, **kwargs)
+            except FAILURES as error:
+                ends[text] = error
+                continue
+            reached = {n: v.detach() for n, v in posterior.hyperparameters.items()}
+            others = {n: v for n, v in reached.items() if not n.startswith("kernel.")}
+            found.append(
+                (float(posterior.log_evidence) - sizes[text], each.ending(_beginning(each.kernel, reached)), others)
+            )
+        if not number:
+            if not found:
+                raise next(error for error in ends.values() if isinstance(error, Exception))
+            known = {each.text: each for _, each, _ in found}
+            bases = [known.get(base.text, base) for base in bases]
+        best = sorted(found, key=lambda entry: -entry[0])[:beam]
+        grown = [(new, others) for _, each, others in best for new in each.grown(bases)]
+        level = {new.text: (new, others) for new, others in grown if new.text not in ends}
+    bar.close()
+    texts = tuple(ends)
+
+    def end(chosen: Mapping[str, Any]) -> LaplacePosterior:
+        one = ends[texts[int(chosen[KERNEL])]]
+        if isinstance(one, Exception):
+            raise one if isinstance(one, ArithmeticError | NotConverged) else NotAMode(str(one)) from one
+        return one
+
+    values, every = {KERNEL: torch.arange(len(texts))}, torch.ones(len(texts), dtype=torch.bool)
+    log_prior = -torch.tensor([sizes[text] for text in texts], dtype=torch.float64)
+    looked = over(Structures(values, {KERNEL: every}, log_prior.log_softmax(0)), end, Start(), False, penalised=True)
+    said = "the log prior of a kernel falls by a nat with each setting that is learned, which may have gained as much"
+    return replace(looked, search=replace(looked.search, unvisited=math.nan), labels={KERNEL: texts}, notes=(said,))
+
+
+def _num_learned(kernel: Kernel) -> int:
+    """How many numbers of a kernel are learned."""
+    sizes: list[int] = []
+
+    def read(name: str, setting: Setting, kernel: Kernel) -> Setting:
+        sizes.append(torch.as_tensor(setting.start).numel() if isinstance(setting, Learned) else 0)
+        return setting
+
+    kernel.resolved(read)
+    return sum(sizes)
+
+
+def _beginning(kernel: Kernel, values: Mapping[str, Tensor]) -> Kernel:
+    """The kernel whose settings begin at values."""
+    return kernel.resolved(lambda name, setting, _: Learned(values[name]) if name in values else setting)
+
+
+def _highest(
+    engine: LaplaceEvidence, args: tuple[Any, ...], kwargs: dict[str, Any], values: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Hyperparameters of the highest log evidence among those that a model begins with and draws around them.
+
+    :param values: of those that are not drawn.
+    """
+    joint = LogJoint(engine.model, args, kwargs, maximise=engine.maximise, values=values)
+    rows, generator = thetas(joint, DRAWN, 0), seeded(0)
+    rows = torch.where(torch.rand(rows.shape, generator=generator).to(rows) < 0.5, rows, rows[0])
+    problem, heights = laplace_problem(joint), torch.full(rows.shape[:1], -torch.inf)
+    for row, theta in enumerate(rows if rows.shape[-1] else rows[:0]):
+        with suppress(ArithmeticError):
+            heights[row] = laplace_state(problem, theta, joint.initial_u).objective
+    return joint.hypers.constrained(rows[int(heights.nan_to_num(nan=-torch.inf).argmax())])

@@ -6,6 +6,7 @@ Rasmussen and Williams (2006), chapters 2, 3 and 5; MacKay (2003), chapter 45.  
 precision, whatever the dtype of the inputs: a covariance matrix of smooth functions is nearly singular.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,13 +28,20 @@ from pyro_evidence.settings import check_count
 JITTER = 1e-6  # variance, in units of f squared: keeps the covariance of inputs close together positive definite
 
 
-def declared(name: str, setting: Setting, like: Tensor, constraint: Any = constraints.positive) -> Tensor:
+def declared(
+    name: str,
+    setting: Setting,
+    like: Tensor,
+    constraint: Any = constraints.positive,
+    begin: Callable[[], Tensor | None] = lambda: None,
+) -> Tensor:
     """The value of a setting inside a model: fixed, a ``pyro.param``, or a ``pyro.sample`` from its prior.
 
+    :param begin: where it begins if it is learned and the user has not said where; None: at its start.
     :raises BadInput: when the param store holds another model's ``name``, of another shape.
     """
     if isinstance(setting, Learned | int | float | Tensor):
-        return precision_value(name, setting, start_of(setting).shape, like, constraint)
+        return precision_value(name, setting, start_of(setting).shape, like, constraint, begin)
     if not hasattr(setting, "sample"):
         raise BadInput(
             f"{name} is set to {setting!r}; expected a number, Learned(start), or a distribution as its prior."
@@ -41,20 +49,27 @@ def declared(name: str, setting: Setting, like: Tensor, constraint: Any = constr
     return torch.as_tensor(pyro.sample(name, setting)).to(like)
 
 
-def declared_above(name: str, setting: Learned, X: Tensor, *, least: Tensor) -> Tensor:
-    """A setting that is learned, as a ``pyro.param`` above the least value that the inputs ``(N, D)`` can tell.
+def declared_of(kernel: Kernel, name: str, setting: Setting, X: Tensor, t: Tensor | None) -> Tensor:
+    """A setting of a kernel; one that is learned as inputs ``(N, D)`` and targets bound it and tell where to begin.
 
-    It begins at ``setting.start`` or, where that is lower, at twice the least; one that the user begins below that on
-    purpose may have any positive value.
-
-    :param least: of each input, ``(D,)``; for one setting of several inputs the least of theirs counts.
+    Above the least value that the inputs can tell it begins at ``setting.start`` or, where that is lower, at twice the
+    least; one that the user begins outside of its bounds on purpose has none.  For one setting of several inputs the
+    least of theirs counts.
     """
-    start = torch.as_tensor(setting.start).to(X)
-    least = least if start.dim() else least.nan_to_num(torch.inf).amin()
-    if not bool(least.isfinite().all()) or (setting != LEARNED and bool((start <= least).any())):
-        return declared(name, setting, X)
-    begin = torch.where(start > least, start, 2.0 * least)
-    return declared(name, Learned(begin), X, constraints.greater_than(least))
+    X, own = X.double(), name.rpartition(".")[2]
+    constraint: Any = constraints.real if own in kernel.real else constraints.positive
+    if not isinstance(setting, Learned) or not len(X) or X.requires_grad:
+        return declared(name, setting, X, constraint)
+    start, is_free = torch.as_tensor(setting.start).to(X), setting == LEARNED
+    least, most = kernel.least(own, X), kernel.most(own, X)
+    if least is not None:
+        least = least if start.dim() else least.nan_to_num(torch.inf).amin()
+        most = torch.full_like(least, torch.inf) if most is None else most if start.dim() else most.amax()
+        if bool(least.isfinite().all()) and (is_free or bool(((least < start) & (start < most)).all())):
+            setting = Learned(torch.where(start > least, start, 2.0 * least))
+            is_open = bool(most.isinf().all())
+            constraint = constraints.greater_than(least) if is_open else constraints.interval(least, most)
+    return declared(name, setting, X, constraint, partial(kernel.begin, own, X, t) if is_free else lambda: None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +86,10 @@ class LatentFunction(TensorValue):
     jitter: float
     last: OneEntryCache = field(default_factory=OneEntryCache, repr=False)
 
-    def prior(self, X: Tensor) -> Any:
+    def prior(self, X: Tensor, t: Tensor | None = None) -> Any:
         """The distribution of ``f`` at the inputs ``(N, D)``.
+
+        :param t: targets, by which settings that are learned may begin.
 
         :raises LinAlgError: for a covariance that is numerically singular, as torch has it.
         """
@@ -80,10 +97,7 @@ class LatentFunction(TensorValue):
         settings: list[Tensor] = []
 
         def read(name: str, setting: Setting, kernel: Kernel) -> Tensor:
-            is_bounded = isinstance(setting, Learned) and len(X) > 0 and not X.requires_grad
-            least = kernel.least(name.rpartition(".")[2], X.double()) if is_bounded else None
-            declare = declared if least is None else partial(declared_above, least=least)
-            settings.append(declare(name, setting, X.double()))
+            settings.append(declared_of(kernel, name, setting, X, t))
             return settings[-1]
 
         kernel = self.kernel.resolved(read)
@@ -150,7 +164,7 @@ class GaussianProcess(TensorValue):
 
         :param X: inputs, shape ``(N, D)``.
         """
-        prior, C = self.function.prior(X), self.likelihood.num_outputs
+        prior, C = self.function.prior(X, t), self.likelihood.num_outputs
         f = pyro.sample("f", prior if C == 1 else prior.expand([C]).to_event(1))
         noise = {n: declared(n, beta, f).unsqueeze(-1) for n, beta in self.likelihood.precisions.items()}
         return observe(self.likelihood, f.unsqueeze(-1) if C == 1 else f.mT, noise, t)

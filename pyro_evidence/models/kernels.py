@@ -22,6 +22,7 @@ from torch import Tensor
 from pyro_evidence.data.arrays import require_matrix
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED, Learned, TensorValue
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 
 
 def squared_distance(X: Tensor, Z: Tensor) -> Tensor:
@@ -68,14 +69,18 @@ def root(squared: Tensor) -> Tensor:
 
 
 Setting = Any  # float | Tensor | Learned | a Pyro distribution
-Read = Callable[[str, Setting, "Kernel"], Tensor]  # name, setting, the kernel whose it is -> its value
+Read = Callable[[str, Setting, "Kernel"], Setting]  # name, setting, the kernel whose it is -> its value
 
 Self = TypeVar("Self", bound="Kernel")
-Whole = TypeVar("Whole", bound="CompositeKernel")
 
 
 class Kernel(TensorValue):
-    """Base of all kernels; a subclass is a frozen dataclass of settings with a covariance function."""
+    """Base of all kernels; a subclass is a frozen dataclass of settings with a covariance function.
+
+    :cvar real: names of settings that may be any number; all others are positive.
+    """
+
+    real: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for name, setting in vars(self).items():
@@ -83,11 +88,12 @@ class Kernel(TensorValue):
             if not isinstance(start, int | float | Tensor):
                 continue  # a prior, or a part
             value = torch.as_tensor(start)
-            refused = value.detach()[~(value.isfinite() & (value > 0))].flatten()
+            refused = value.detach()[~(value.isfinite() & ((value > 0) | (name in self.real)))].flatten()
             if value.dim() > 1 or len(refused):
                 found = f"the value {float(refused[0]):g}" if len(refused) else f"shape {tuple(value.shape)}"
+                above = "" if name in self.real else " and greater than 0"
                 raise BadInput(
-                    f"{type(self).__name__} has {name} with {found}; expected finite and greater than 0, one number or "
+                    f"{type(self).__name__} has {name} with {found}; expected finite{above}, one number or "
                     f"one per input. For a function that hardly varies along an input, give that input a lengthscale "
                     f"of many times its range."
                 )
@@ -112,11 +118,16 @@ class Kernel(TensorValue):
     def resolved(self: Self, read: Read, name: str = "kernel") -> Self:
         """The kernel with each setting replaced by what ``read`` makes of its dotted name and of itself.
 
-        The new values are not checked: an engine may try any.
+        Parts are numbered: ``kernel.0.variance``.  The new values are not checked: an engine may try any.
         """
         found = copy.copy(self)
         for field in fields(self):  # type: ignore[arg-type]
-            object.__setattr__(found, field.name, read(f"{name}.{field.name}", getattr(self, field.name), self))
+            value: Any = getattr(self, field.name)
+            if field.name == "parts":
+                value = tuple(part.resolved(read, f"{name}.{i}") for i, part in enumerate(value))
+            else:
+                value = read(f"{name}.{field.name}", value, self)
+            object.__setattr__(found, field.name, value)
         return found
 
     def least(self, setting: str, X: Tensor) -> Tensor | None:
@@ -124,6 +135,14 @@ class Kernel(TensorValue):
 
         A setting that is learned stays above it: for one number that all inputs share, above the least of these.
         """
+        return None
+
+    def most(self, setting: str, X: Tensor) -> Tensor | None:
+        """The greatest value, likewise ``(D,)``; one that has it has a least one."""
+        return None
+
+    def begin(self, setting: str, X: Tensor, t: Tensor | None) -> Tensor | None:
+        """Where a learned setting begins by default, told by inputs ``(N, D)`` and targets; None where at 1."""
         return None
 
     def __add__(self, other: "Kernel | float") -> "Sum":
@@ -198,10 +217,6 @@ class CompositeKernel(Kernel):
         """Sum or product of the parts' variances."""
         return reduce(type(self).combine, (part.diagonal(X) for part in self.parts))
 
-    def resolved(self: Whole, read: Read, name: str = "kernel") -> Whole:
-        """Parts are numbered: ``kernel.0.variance``."""
-        return type(self)(tuple(part.resolved(read, f"{name}.{i}") for i, part in enumerate(self.parts)))
-
 
 class Sum(CompositeKernel):
     """The covariance of a sum of independent functions.  Made by ``+``."""
@@ -213,6 +228,58 @@ class Product(CompositeKernel):
     """The product of covariances, which is one.  Made by ``*``; let only one factor have a variance to learn."""
 
     combine = staticmethod(mul)
+
+
+@dataclass(frozen=True, eq=False)
+class ChangePoint(CompositeKernel):
+    r"""One function before a place and another after it, along the only input.
+
+    .. math:: k(x, z) = (1 - s(x)) (1 - s(z)) k_0(x, z) + s(x) s(z) k_1(x, z), \quad
+        s(x) = 1 / (1 + e^{-(x - \text{location}) / \text{width}})
+
+    Lloyd, Duvenaud, Grosse, Tenenbaum and Ghahramani (2014), sec. 2.
+
+    :param parts: the kernels before and after.
+    :param location: in units of the input; by default it begins in the middle of the inputs.  One that is learned stays
+        among these.
+    :param width: of the transition, 90 % of which takes six widths; by default it begins at a twentieth of the inputs'
+        range.  One that is learned stays below a sixth.
+    """
+
+    location: Setting = LEARNED
+    width: Setting = LEARNED
+    real = ("location",)
+
+    def least(self, setting: str, X: Tensor) -> Tensor:
+        return X.detach().amin(0) if setting == "location" else torch.zeros_like(X[0])
+
+    def most(self, setting: str, X: Tensor) -> Tensor:
+        low, high = X.detach().amin(0), X.detach().amax(0)
+        return high if setting == "location" else (high - low) / 6.0
+
+    def begin(self, setting: str, X: Tensor, t: Tensor | None) -> Tensor:
+        low, high = X.detach().amin(), X.detach().amax()
+        return 0.5 * (low + high) if setting == "location" else 0.05 * (high - low)
+
+    def shares(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """What of each part is there at ``X``, ``(N,)`` each.
+
+        :raises BadInput: for several inputs.
+        """
+        if X.shape[-1] != 1:
+            raise BadInput(f"ChangePoint has {X.shape[-1]} inputs; expected one, along which the function changes.")
+        along = (X[..., 0] - value_of(self.location, X)) / value_of(self.width, X)
+        return torch.sigmoid(-along), torch.sigmoid(along)
+
+    def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
+        """Of each part what is there of it."""
+        trios = zip(self.parts, self.shares(X), self.shares(Z), strict=True)
+        return reduce(add, (a.unsqueeze(-1) * b.unsqueeze(-2) * part.covariance(X, Z) for part, a, b in trios))
+
+    def diagonal(self, X: Tensor) -> Tensor:
+        """Variances of each part, of what is there of it."""
+        pairs = zip(self.parts, self.shares(X), strict=True)
+        return reduce(add, (a.square() * part.diagonal(X) for part, a in pairs))
 
 
 class Stationary(Kernel):
@@ -330,7 +397,8 @@ class Periodic(Stationary):
     MacKay (2003), fig. 45.1c; scikit-learn's ``ExpSineSquared`` has ``2 l`` for our ``l``.
 
     :param period: ``p``, ``()`` or ``(D,)``, in units of the inputs.  One that is learned stays above twice the mean
-        spacing of the inputs, below which a process sees aliases; a prior, or a shorter start, overrules that.
+        spacing of the inputs, below which a process sees aliases; a prior, or a shorter start, overrules that.  Of one
+        input it begins by default where the targets' periodogram is highest.
     :param lengthscale: ``l``, ``()`` or ``(D,)``, a pure number.
     """
 
@@ -349,6 +417,28 @@ class Periodic(Stationary):
         ordered = X.detach().sort(0).values
         steps = (ordered.diff(dim=0) > 0).sum(0)
         return 2.0 * (ordered[-1] - ordered[0]) / steps
+
+    def begin(self, setting: str, X: Tensor, t: Tensor | None) -> Tensor | None:
+        """The period of the sine that leaves the least squares, beside a straight line.
+
+        Lomb (1976).  Periods that the inputs see at least twice, a quarter of a cycle over the whole range apart.
+        """
+        x = X.detach()[:, 0]
+        if setting != "period" or X.shape[-1] != 1 or t is None or t.shape != x.shape:
+            return None
+        span, steps = x.max() - x.min(), int((x.sort().values.diff() > 0).sum())
+        if steps < 5:
+            return None
+        cycles = torch.arange(2.0, steps / 2.0, 0.25).to(x)
+        line = torch.linalg.qr(torch.stack([torch.ones_like(x), (x - x.mean()) / span], -1)).Q
+        rest, power = t.to(x) - line @ (line.mT @ t.to(x)), []
+        for some in cycles.split(max(1, BATCH_NUMBERS // len(x))):
+            angle = math.tau * some.unsqueeze(-1) * (x - x.min()) / span
+            waves = torch.stack([angle.cos(), angle.sin()], -1)
+            waves = waves - line @ (line.mT @ waves)
+            along = waves.mT @ rest
+            power.append((along * torch.linalg.solve(waves.mT @ waves, along)).sum(-1))
+        return span / cycles[torch.cat(power).argmax()]
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
         """Through the points ``(cos, sin)`` on a circle, whose squared distance is ``4 sin^2``."""

@@ -5,6 +5,7 @@ r"""Linear regression on a basis, and the Gaussian prior on weights that it shar
 Bishop (2006), sec. 3.3 and 3.5; MacKay (1992), "Bayesian interpolation".
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,11 +126,17 @@ def check_precision(name: str, setting: Precision, largest_dim: int = 0) -> None
 
 
 def precision_value(
-    name: str, setting: Precision, shape: Size, like: Tensor, constraint: Any = constraints.positive
+    name: str,
+    setting: Precision,
+    shape: Size,
+    like: Tensor,
+    constraint: Any = constraints.positive,
+    begin: Callable[[], Tensor | None] = lambda: None,
 ) -> Tensor:
     """The precision called ``name``, expanded to ``shape``, in the dtype and on the device of ``like``.
 
     :param constraint: of another number that is learned likewise.
+    :param begin: where it begins if it is learned; None: at its start.
     :raises BadInput: when the param store holds another model's ``name``, of another shape or dtype.
     """
 
@@ -138,7 +145,12 @@ def precision_value(
 
     if not isinstance(setting, Learned):
         return start()
-    value: Tensor = pyro.param(name, lambda: start().clone(), constraint=constraint)
+
+    def begun() -> Tensor:
+        told = begin()
+        return (start() if told is None else told).clone()
+
+    value: Tensor = pyro.param(name, begun, constraint=constraint)
     if value.shape != shape or value.dtype != like.dtype:
         raise BadInput(
             f"{name!r} has shape {tuple(value.shape)} and dtype {value.dtype}; these data need {tuple(shape)} and "

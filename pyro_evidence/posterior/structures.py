@@ -48,6 +48,7 @@ class StructurePosterior(PredictionMixin):
     :ivar num_maximised: hyperparameters that are maximised in each structure.
     :ivar different_data: whether structures observe other values, such as logarithms of a target.
     :ivar labels: structure site -> names of its values 0, 1, ...; empty for numbers.
+    :ivar notes: what else is to be said beside the table.
 
     >>> import pyro, torch
     >>> from pyro import distributions as dist
@@ -71,6 +72,7 @@ class StructurePosterior(PredictionMixin):
     num_maximised: int = 0
     different_data: bool = False
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     _members: dict[int, LaplacePosterior] = field(default_factory=dict)
 
     @property
@@ -87,7 +89,8 @@ class StructurePosterior(PredictionMixin):
     def unvisited(self) -> float:
         """The share of the posterior mass that was not looked at.
 
-        Zero where all structures were, else two standard errors above an estimate by importance sampling.
+        Zero where all structures were, else two standard errors above an estimate by importance sampling; nan where
+        nothing is known about the others, as of kernels that are found by steps.
         """
         return self.search.unvisited
 
@@ -163,7 +166,11 @@ class StructurePosterior(PredictionMixin):
             "log prior": "of the structure, nats",
             "log evidence": "log p(data | structure), nats",
         }
-        said = [f"{len(self.failures)} structures have no posterior: {self.failures[0]}"] if self.failures else []
+        said = [*self.notes]
+        if self.failures:
+            said.append(f"{len(self.failures)} structures have no posterior: {self.failures[0]}")
+        if math.isnan(self.unvisited):
+            said.append("not all structures were looked at: how much of the mass is elsewhere is not known")
         if self.unvisited > 0:
             said.append(f"not all structures were looked at: up to {self.unvisited:.2g} of the mass is elsewhere")
         if self.num_maximised:
@@ -303,11 +310,13 @@ def over(
     progress: bool,
     batch: Evaluate | None = None,
     alike: Callable[[Structures, Mapping[int, LaplacePosterior]], Mapping[int, Made]] | None = None,
+    penalised: bool = False,
 ) -> StructurePosterior:
     """The posterior over all of some structures, or over those that a search finds.
 
     :param batch: log evidences of many structures; None: by fits.
     :param alike: log evidences of those of many structures that some fits tell how to find together.
+    :param penalised: whether the log prior counts the hyperparameters that are maximised.
     :raises UnsupportedModel: where structures maximise different numbers of hyperparameters, which evidences that have
         no penalty for them cannot be compared by.
     :raises NotAMode: where no structure has a posterior.
@@ -357,7 +366,7 @@ def over(
             f"none of the {len(log_weights):,} structures has a posterior; expected one that has. The first ended with "
             f"{said} Look at it alone: fit poutine.condition(model, data=...) with a structure fixed."
         )
-    maximised = {member._num_maximised for member in members.values()}
+    maximised = set() if penalised else {member._num_maximised for member in members.values()}
     if len(maximised) > 1:
         raise UnsupportedModel(
             f"structures maximise different numbers of hyperparameters, {sorted(maximised)}; expected one number, "

@@ -19,7 +19,7 @@ from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Start, St
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.models.basis import LEARNED, Learned
 from pyro_evidence.models.gp import gp_classifier, gp_poisson, gp_regression
-from pyro_evidence.models.kernels import RBF, Constant, Linear, Periodic, Stationary
+from pyro_evidence.models.kernels import RBF, ChangePoint, Constant, Linear, Periodic, Stationary
 from pyro_evidence.program import LogJoint
 
 QUIET = Stop(progress=False)
@@ -212,6 +212,28 @@ def test_a_kernel_says_which_of_its_settings_the_inputs_bound() -> None:
     nodes = poutine.trace(gp_regression(Wave() + RBF())).get_trace(SEASONS).nodes
     bounds = {name: nodes[f"kernel.0.{name}"]["kwargs"]["constraint"] for name in ("wavelength", "period")}
     assert float(bounds["wavelength"].lower_bound) == 3.0 and bounds["period"] is constraints.positive
+
+
+@pytest.mark.parametrize("shift", [0.0, -60.0])
+def test_a_change_point_stays_among_the_inputs(shift: float) -> None:
+    pyro.clear_param_store()
+    kernel = ChangePoint((RBF(), Periodic(period=Learned(8.0))))
+    nodes = poutine.trace(gp_regression(kernel)).get_trace(SEASONS + shift, WAVE).nodes
+    (place, low, high), (width, least, most) = (
+        (float(node["value"].detach()), float(bounds.lower_bound), float(bounds.upper_bound))
+        for node in (nodes["kernel.location"], nodes["kernel.width"])
+        for bounds in [node["kwargs"]["constraint"]]
+    )
+    assert (place, low, high) == pytest.approx((19.5 + shift, shift, 39.0 + shift))
+    assert (width, least, most) == pytest.approx((0.05 * 39.0, 0.0, 6.5))
+    pyro.clear_param_store()
+    nodes = poutine.trace(gp_regression(ChangePoint((RBF(), RBF()), Learned(-200.0)))).get_trace(SEASONS, WAVE).nodes
+    assert nodes["kernel.location"]["kwargs"]["constraint"] is constraints.real
+
+
+def test_a_period_begins_where_the_targets_say_and_is_found() -> None:
+    posterior = LaplaceEvidence(gp_regression(Periodic()), stop=QUIET).run(SEASONS, WAVE)
+    assert float(posterior.hyperparameters["kernel.period"]) == pytest.approx(8.0, abs=0.1)
 
 
 @pytest.mark.filterwarnings("ignore:LaplaceEvidence. ran out of steps:UserWarning")

@@ -14,6 +14,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import Learned
 from pyro_evidence.models.kernels import (
     RBF,
+    ChangePoint,
     Constant,
     Kernel,
     Linear,
@@ -69,6 +70,47 @@ def test_periodic_kernel_is_the_one_on_mackays_figure() -> None:
     gap = x - x.T
     assert_exact(Periodic(3.0, 0.5, 2.0)(x), 2.0 * (-((math.pi * gap / 3.0).sin() ** 2) / (2 * 0.5**2)).exp())
     assert_exact(Periodic(3.0, 0.5, 2.0)(x), torch.from_numpy((2.0 * sk.ExpSineSquared(1.0, 3.0))(x.numpy())))
+
+
+@pytest.mark.parametrize("location", [-0.3, 0.0, 1.0])
+def test_a_change_point_is_one_kernel_before_and_another_after(location: float) -> None:
+    X, Z = inputs(5, 1), inputs(4, 1, seed=1)
+    one, other = RBF(0.5, 2.0), Linear(0.7)
+    after = [(1.0 / (1.0 + (-(x - location) / 0.4).exp())) for x in (X, Z)]
+    expected = (1.0 - after[0]) @ (1.0 - after[1]).T * one(X, Z) + after[0] @ after[1].T * other(X, Z)
+    kernel = ChangePoint((one, other), location, 0.4)
+    assert_exact(kernel(X, Z), expected)
+    assert_exact(kernel.diagonal(X), kernel(X).diagonal())
+    names = ["0.lengthscale", "0.variance", "1.variance", "location", "width"]
+    assert list(settings_of(kernel)) == [f"kernel.{name}" for name in names]
+    far = ChangePoint((one, other), 50.0, 0.4)
+    assert_exact(far(X), one(X))
+    with pytest.raises(BadInput, match="ChangePoint has 2 inputs; expected one"):
+        kernel(inputs(4))
+    with pytest.raises(BadInput, match="location with the value inf; expected finite, one number"):
+        ChangePoint((one, other), math.inf)
+
+
+def squares_left(x: np.ndarray, t: np.ndarray, period: float) -> float:
+    """Sum of squares that a line and a sine of a period leave."""
+    columns = np.stack([np.ones(len(x)), x, *(f(2.0 * np.pi * x / period) for f in (np.sin, np.cos))], 1)
+    return float(((t - columns @ np.linalg.lstsq(columns, t, rcond=None)[0]) ** 2).sum())
+
+
+@pytest.mark.parametrize("num", [12, 80])
+def test_a_period_begins_where_a_sine_beside_a_line_fits_best(num: int) -> None:  # oracle: least squares in numpy
+    random = np.random.default_rng(0)
+    for scale in (1.0, 1.0, 1.0, 365.25):
+        x = np.sort(random.uniform(size=num)) * 30.0
+        t = 0.3 * x + np.sin(2.0 * np.pi * x / 3.1 + 1.0) + 0.5 * random.normal(size=num)
+        X, y = torch.from_numpy(scale * x).unsqueeze(-1), torch.from_numpy(t)
+        begun = Periodic().begin("period", X, y)
+        assert begun is not None
+        tried = [squares_left(x, t, (x[-1] - x[0]) / cycles) for cycles in np.arange(2.0, (num - 1) / 2, 0.25)]
+        assert squares_left(x, t, float(begun) / scale) == pytest.approx(min(tried), rel=1e-9)
+        assert num == 12 or float(begun) == pytest.approx(3.1 * scale, rel=0.05)
+    assert Periodic().begin("lengthscale", X, y) is None and Periodic().begin("period", X[:4], y[:4]) is None
+    assert Periodic().begin("period", X.expand(-1, 2), y) is None and Periodic().begin("period", X, None) is None
 
 
 @each_kernel
