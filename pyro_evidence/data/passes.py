@@ -236,7 +236,7 @@ class SameRows:
             if compared:
                 if here.of is None or kinds_of(args) == here.of.kinds:
                     here.add(args)
-                elif known:  # else whoever goes through these chunks first refuses them
+                elif first is not None or (known and not here.parts):  # else it was never seen, and is refused as it is
                     self._refuse(here, f"columns {here.of.shapes}", f"{shapes_of(args)} in chunk {place}")
                 self.of = here.of
             yield args

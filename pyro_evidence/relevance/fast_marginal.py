@@ -21,7 +21,7 @@ from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.relevance.axis_priors import climbed
-from pyro_evidence.relevance.noise import Noise, squares
+from pyro_evidence.relevance.noise import Noise, squares, vanishes
 from pyro_evidence.relevance.targets import LinearTarget, Parts, QuadraticTarget
 
 SETTLED = 1e-6  # nats that the best single change must promise, or the fit has converged
@@ -170,7 +170,9 @@ class FastState:
 
     @property
     def stop_reason(self) -> Status | None:
-        """Converged when no single change promises anything."""
+        """Unbounded when the noise vanishes; converged when no single change promises anything."""
+        if isinstance(self.source, Noise) and vanishes(self._balance[1], self.mode.x, self.mode.local.precision):
+            return Status.UNBOUNDED
         return Status.CONVERGED if self.gradient_norm == 0.0 else None
 
 

@@ -190,6 +190,17 @@ def _only_noise(old: Weights, new: Weights) -> bool:
     return quadratic and proportional and centred and torch.allclose(here, there, rtol=close)
 
 
+def vanishes(squares: float, mean: Tensor, precision: Tensor) -> bool:
+    """Whether residuals are rounding beside what the weights predict: a noise that is found goes to nothing.
+
+    Both are sums of squares, of which a double has half of the digits left.
+
+    :param squares: sum of squared residuals.
+    :param mean: of the weights ``(M,)``, and their ``precision`` by the likelihood ``(M, M)``, in the same units.
+    """
+    return squares <= torch.finfo(precision.dtype).eps * float(mean @ precision @ mean)
+
+
 def squares(slope: Tensor, curvature: Tensor) -> Tensor:
     """Sum of squared residuals in units of the noise, shape ``()``, from derivatives of as many elements each."""
     B = curvature.flatten()

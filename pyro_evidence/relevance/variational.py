@@ -17,6 +17,7 @@ from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.linalg import cholesky, require_memory
 from pyro_evidence.numerics.linear_predictor import Part
+from pyro_evidence.relevance.noise import vanishes
 from pyro_evidence.relevance.quadratic import bound_curvature, logistic_part
 from pyro_evidence.relevance.targets import AWAY, LinearTarget, Target
 from pyro_evidence.relevance.weights import Weights
@@ -120,13 +121,18 @@ class VariationalState:
     log_scale: float  # log of the noise precision over the starting one
     objective: float  # lower bound on log p(t), nats
     gradient_norm: float  # its last rise, nats
-    stop_reason: ClassVar[Status | None] = None  # a further step can always be made
     is_closed: ClassVar[bool] = False  # pieces in chunks are read by the user's model
 
     @property
     def alpha(self) -> Tensor:
         """Expected prior precisions, shape ``(M,)``."""
         return (SHAPE + 0.5) / self.rate
+
+    @property
+    def stop_reason(self) -> Status | None:
+        """Unbounded when the noise vanishes; else a further step can always be made."""
+        gone = self.num_data and vanishes(float(self.sums.squares), self.mean, self.sums.precision)
+        return Status.UNBOUNDED if gone else None
 
 
 def start(rows: Rows[Weights], num_data: float = 0.0) -> VariationalState:
@@ -162,7 +168,7 @@ def step(state: VariationalState) -> VariationalState:
     variance = torch.cholesky_inverse(tril).diagonal()
     rate = RATE + 0.5 * (mean.square() + variance)
     log_scale, squares = state.log_scale, float(sums.squares)
-    if state.num_data:
+    if state.num_data and squares > 0.0:  # else by rounding, and this is the last step
         log_scale = math.log(state.num_data / squares)
     noise = state.num_data * log_scale - math.expm1(log_scale) * squares
     bound = float(sums.expected + _weights_bound(tril, rate)) + 0.5 * noise

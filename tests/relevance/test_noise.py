@@ -12,7 +12,7 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
 from pyro_evidence.infer.rvm import RVM, VRVM, linear_weights
 from pyro_evidence.relevance.noise import noise_of
 from pyro_evidence.relevance.posteriors import RVMPosterior
@@ -174,3 +174,16 @@ def test_noise_of_several_numbers_is_refused() -> None:
 
     with pytest.raises(BadInput, match=r"param 'scale' has shape \(2,\); expected one number"):
         RVM(grouped, noise="scale").run(*problem())
+
+
+@pytest.mark.parametrize("engine", [RVM, VRVM])
+@pytest.mark.parametrize("size", [0.0, 1e-14, 1e-10])
+def test_targets_that_the_weights_meet_have_no_noise_to_be_found(engine: Any, size: float) -> None:
+    """The log evidence grows with the precision of the noise as long as residuals have digits."""
+    generator = torch.Generator().manual_seed(0)
+    Phi, noise = (torch.randn(30, *axes, generator=generator, dtype=torch.float64) for axes in ((3,), ()))
+    t = Phi @ torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
+    with pytest.raises(NotConverged, match="runs to infinity, so the log evidence has no maximum"):
+        engine(by_scale, noise="scale").run(Phi, t + size * noise)
+    found = engine(by_scale, noise="scale").run(Phi, t + 1e-6 * noise).hyperparameters["scale"]
+    assert 0.7e-6 < float(found) < 1.4e-6
