@@ -20,7 +20,7 @@ from torch import Tensor
 from pyro_evidence.program.enumeration import log_sum_exp, safe_log
 from pyro_evidence.program.sites import innermost
 
-INSIDE = ("base_dist", "observation_dist", "component0", "component1")  # where wrappers keep what they wrap
+INSIDE = ("base_dist", "base", "observation_dist", "component0", "component1")  # where wrappers keep what they wrap
 INSIDE_MIXTURES = ("_mixture_distribution", "_component_distribution", "_categorical")
 COUNTED = tuple(
     getattr(torch.distributions, name)
@@ -143,6 +143,14 @@ class _InverseGamma(dist.InverseGamma):
         return self.base_dist.log_prob(value.reciprocal()) - 2.0 * value.log()
 
 
+class _Weibull(dist.Weibull):
+    """Without absolute values of what is positive, as of an inverse Gamma."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        ratio, k = value / self.scale, self.concentration
+        return (k / self.scale).log() + (k - 1.0) * ratio.log() - ratio**k
+
+
 class _SoftLaplace(dist.SoftLaplace):
     """With second derivatives far out, where the exponentials of Pyro's formula overflow."""
 
@@ -238,6 +246,7 @@ def _log_product(steps: Tensor) -> Tensor:
 
 SUCCESSES_OR_NOT = (dist.Bernoulli, _Bernoulli, _Binomial)  # as they stand in a run of a model
 REWRITTEN: tuple[Any, ...] = (
-    *(_Binomial, _InverseGamma, _SoftLaplace, _SoftAsymmetricLaplace, _VonMises3D, _Multinomial, _DiscreteHMM),
+    *(_Binomial, _InverseGamma, _Weibull, _SoftLaplace, _SoftAsymmetricLaplace, _VonMises3D),
+    *(_Multinomial, _DiscreteHMM),
     *(() if _Pareto is object else (_GeneralizedPareto,)),
 )
