@@ -516,6 +516,11 @@ class Searched:
         """Through the log ratios."""
         return Kriged(self.z, self.log_ratio.unsqueeze(-1))
 
+    def modes(self, z: Tensor) -> Tensor:
+        """Where inner modes are expected at ``z`` ``(R, d)``, ``(R, D)``."""
+        weights = self.curve.weights(z)
+        return (weights @ self.u.to(weights)).to(self.u)
+
     def integral(self, found: OuterMode, where: Standardisation, num: int) -> Integral:
         """By a product of nodes that follow from these; its error is not known."""
         axis, d = rules.gauss_hermite(num), where.num_dims
@@ -534,7 +539,7 @@ class Searched:
 
 def _searched(found: OuterMode, where: Standardisation, z: Tensor, before: Searched | None = None) -> Searched | None:
     """Nodes ``(K, d)`` after those before; None where one has no inner mode."""
-    modes = None if before is None else Trend(before.z, before.u)
+    modes = None if before is None else before.modes
     nodes, log_ratio = _at(found, where, z, 0.5 * (z.square() + math.log(math.tau)).sum(-1), modes)
     if not bool(log_ratio.isfinite().all()):
         return None

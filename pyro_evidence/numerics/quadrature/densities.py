@@ -403,7 +403,11 @@ class Kriged(Trend):
 
     def __call__(self, z: Tensor) -> Tensor:
         """The value at rows ``(R, d)``, ``(R, 1)``."""
-        return self._terms(z) @ self._coefficients + self._covariance(z) @ (self._annihilator @ self.values)
+        return self.weights(z) @ self.values
+
+    def weights(self, z: Tensor) -> Tensor:
+        """Those of values at the nodes in the curve at rows ``(R, d)``, ``(R, K)``."""
+        return self._terms(z) @ self._projector + self._covariance(z) @ self._annihilator
 
     def errors(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Standard errors ``(R,)`` at rows ``(R, d)``, scaled by how far nodes are from the others' curve.
@@ -441,8 +445,9 @@ class Kriged(Trend):
         return torch.linalg.pinv(terms.mT @ self._inverse @ terms, hermitian=True)
 
     @cached_property
-    def _coefficients(self) -> Tensor:
-        return self._design @ self._terms(self.z).mT @ self._inverse @ self.values
+    def _projector(self) -> Tensor:
+        """From values to the coefficients, ``(P, K)``."""
+        return self._design @ self._terms(self.z).mT @ self._inverse
 
     @cached_property
     def _annihilator(self) -> Tensor:
