@@ -29,7 +29,7 @@ from pyro_evidence.numerics.quadrature.densities import (
     Normal,
     Trend,
 )
-from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, Standardisation, chart
+from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, PROBES, Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
 from pyro_evidence.precision.dense import Precision, Separate
 
@@ -99,9 +99,14 @@ class OuterMode:
         return chart(self.centre, self.precision)
 
     @cached_property
+    def probed(self) -> ConditionalModes:
+        """Laplace inside along those axes, at :meth:`Standardisation.probes`, ``(d * J,)`` rows."""
+        return self.inner(self.gaussian.probes(), searches=1, light=True)
+
+    @cached_property
     def profile(self) -> Tensor:
-        """Log density along those axes, at :meth:`Standardisation.probes`, nats, ``(d * J,)``."""
-        return self.inner(self.gaussian.probes(), searches=1).log_density.nan_to_num(nan=-torch.inf)
+        """The log density there, nats, ``(d * J,)``."""
+        return self.probed.log_density.nan_to_num(nan=-torch.inf)
 
     def theta(self, phi: Tensor) -> Tensor:
         """All hyperparameters with marginalised coordinates ``(R, d)``, ``(R, T)``."""
@@ -540,14 +545,29 @@ class Searched:
 def _searched(found: OuterMode, where: Standardisation, z: Tensor, before: Searched | None = None) -> Searched | None:
     """Nodes ``(K, d)`` after those before; None where one has no inner mode."""
     modes = None if before is None else before.modes
-    nodes, log_ratio = _at(found, where, z, 0.5 * (z.square() + math.log(math.tau)).sum(-1), modes)
-    if not bool(log_ratio.isfinite().all()):
+    nodes = found.inner(where.forward(z), None if modes is None else modes(z), light=True)
+    new = _searched_at(where, z, nodes)
+    if not bool(new.log_ratio.isfinite().all()):
         return None
-    new = Searched(z, nodes.u, log_ratio, tuple(map(nodes.precision.row, range(len(z)))))
     if before is None:
         return new
-    joined = [torch.cat(pair) for pair in ((before.z, z), (before.u, new.u), (before.log_ratio, log_ratio))]
+    joined = [torch.cat(pair) for pair in ((before.z, z), (before.u, new.u), (before.log_ratio, new.log_ratio))]
     return Searched(joined[0], joined[1], joined[2], (*before.precisions, *new.precisions))
+
+
+def _searched_at(where: Standardisation, z: Tensor, nodes: ConditionalModes) -> Searched:
+    log_ratio = nodes.log_density + where.log_slope(z) + 0.5 * (z.square() + math.log(math.tau)).sum(-1)
+    return Searched(z, nodes.u, log_ratio, tuple(map(nodes.precision.row, range(len(z)))))
+
+
+def _along_axes(found: OuterMode, where: Standardisation) -> Searched:
+    """The nodes at which other modes were looked for along the axes, as far as they count; the mode once."""
+    every = _searched_at(where, where.inverse(found.gaussian.probes()), found.probed)
+    log_mass = every.log_ratio - 0.5 * every.z.square().sum(-1)
+    counts = log_mass > log_mass[log_mass.isfinite()].amax() + NEGLIGIBLE
+    counts[PROBES.index(0.0) + len(PROBES) :: len(PROBES)] = False
+    rows = counts.nonzero().flatten().tolist()
+    return Searched(every.z[rows], every.u[rows], every.log_ratio[rows], tuple(every.precisions[i] for i in rows))
 
 
 def _by_kriging(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
@@ -559,7 +579,8 @@ def _by_kriging(found: OuterMode, where: Standardisation, tolerance: float) -> I
     """
     first = rules.product(rules.gauss_hermite(NODES[0]), where.num_dims)
     off_axes = (first.nodes.abs() > first.nodes.abs().amin()).sum(-1) > 1
-    searched = _searched(found, where, first.nodes[~off_axes | (first.log_weights > FIRST)])
+    surrounding = first.nodes[off_axes & (first.log_weights > FIRST)]
+    searched = _searched(found, where, surrounding, _along_axes(found, where))
     while searched is not None:
         curve, before = searched.curve, None
         for num in (num for num in NODES if num**where.num_dims <= MOST_FOLLOWED):
