@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import pyro
@@ -155,7 +156,7 @@ def _explore_formulas(
 
 
 @dataclass(frozen=True)
-class Expression:
+class KernelExpression:
     """A kernel made of others.
 
     :ivar text: how it is written; alike for terms and factors in another order.
@@ -163,13 +164,15 @@ class Expression:
 
     text: str
     kernel: Kernel
-    parts: tuple["Expression", ...] = ()
+    parts: tuple["KernelExpression", ...] = ()
 
-    def ending(self, kernel: Kernel) -> "Expression":
+    def ending(self, kernel: Kernel) -> "KernelExpression":
         """The expression whose settings begin where those of another kernel of its form do."""
-        return Expression(self.text, kernel, tuple(map(Expression.ending, self.parts, getattr(kernel, "parts", ()))))
+        return KernelExpression(
+            self.text, kernel, tuple(map(KernelExpression.ending, self.parts, getattr(kernel, "parts", ())))
+        )
 
-    def grown(self, bases: Collection["Expression"]) -> Iterator["Expression"]:
+    def grown(self, bases: Collection["KernelExpression"]) -> Iterator["KernelExpression"]:
         """Expressions that one more kernel makes of it, or of one of its parts."""
         for base in bases:
             yield made(Sum(()), self, base)
@@ -179,14 +182,14 @@ class Expression:
             yield from (made(self.kernel, *self.parts[:i], new, *self.parts[i + 1 :]) for new in part.grown(bases))
 
 
-def made(kind: Kernel, *given: Expression) -> Expression:
+def made(kind: Kernel, *given: KernelExpression) -> KernelExpression:
     """A kernel of the kind and the settings of another, with these parts."""
     assert isinstance(kind, CompositeKernel)
     changes, multiplies = isinstance(kind, ChangePoint), isinstance(kind, Product)
     flat = [x for e in given for x in (e.parts if e.parts and type(e.kernel) is type(kind) and not changes else (e,))]
     texts = [f"({e.text})" if multiplies and e.parts and isinstance(e.kernel, Sum) else e.text for e in flat]
     text = f"change({', '.join(texts)})" if changes else (" * " if multiplies else " + ").join(sorted(texts))
-    return Expression(text, replace(kind, parts=tuple(e.kernel for e in flat)), tuple(flat))
+    return KernelExpression(text, replace(kind, parts=tuple(e.kernel for e in flat)), tuple(flat))
 
 
 def _without_variance(kernel: Kernel) -> Kernel:
@@ -205,11 +208,11 @@ def _explore_kernels(
 ) -> StructurePosterior:
     """The posterior over kernels that a search among sums, products and change points has looked at."""
     depth, beam = check_count("depth", depth), check_count("beam", beam)
-    bases = [Expression(name, kernel) for name, kernel in kernels.items()]
+    bases = [KernelExpression(name, kernel) for name, kernel in kernels.items()]
     level, ends = {base.text: (base, dict[str, Tensor]()) for base in bases}, dict[str, LaplacePosterior | Exception]()
     sizes, bar = dict[str, int](), bar_of("kernels", engine(model(bases[0].kernel)).stop.progress)
     for number in range(depth):
-        found: list[tuple[float, Expression, dict[str, Tensor]]] = []
+        found: list[tuple[float, KernelExpression, dict[str, Tensor]]] = []
         for text, (each, values) in level.items():
             bar.update()
             sizes[text], one = _num_learned(each.kernel), engine(model(each.kernel))
@@ -230,7 +233,7 @@ def _explore_kernels(
                 raise next(error for error in ends.values() if isinstance(error, Exception))
             known = {each.text: each for _, each, _ in found}
             bases = [known.get(base.text, base) for base in bases]
-        best = sorted(found, key=lambda entry: -entry[0])[:beam]
+        best = sorted(found, key=itemgetter(0), reverse=True)[:beam]
         grown = [(new, others) for _, each, others in best for new in each.grown(bases)]
         level = {new.text: (new, others) for new, others in grown if new.text not in ends}
     bar.close()

@@ -33,7 +33,7 @@ def declared(
     setting: Setting,
     like: Tensor,
     constraint: Any = constraints.positive,
-    begin: Callable[[], Tensor | None] = lambda: None,
+    begin: Callable[[], Tensor | None] | None = None,
 ) -> Tensor:
     """The value of a setting inside a model: fixed, a ``pyro.param``, or a ``pyro.sample`` from its prior.
 
@@ -69,7 +69,7 @@ def declared_of(kernel: Kernel, name: str, setting: Setting, X: Tensor, t: Tenso
             setting = Learned(torch.where(start > least, start, 2.0 * least))
             is_open = bool(most.isinf().all())
             constraint = constraints.greater_than(least) if is_open else constraints.interval(least, most)
-    return declared(name, setting, X, constraint, partial(kernel.begin, own, X, t) if is_free else lambda: None)
+    return declared(name, setting, X, constraint, partial(kernel.begin, own, X, t) if is_free else None)
 
 
 @dataclass(frozen=True, eq=False)

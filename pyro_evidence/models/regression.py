@@ -131,7 +131,7 @@ def precision_value(
     shape: Size,
     like: Tensor,
     constraint: Any = constraints.positive,
-    begin: Callable[[], Tensor | None] = lambda: None,
+    begin: Callable[[], Tensor | None] | None = None,
 ) -> Tensor:
     """The precision called ``name``, expanded to ``shape``, in the dtype and on the device of ``like``.
 
@@ -147,7 +147,7 @@ def precision_value(
         return start()
 
     def begun() -> Tensor:
-        told = begin()
+        told = None if begin is None else begin()
         return (start() if told is None else told).clone()
 
     value: Tensor = pyro.param(name, begun, constraint=constraint)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, Stop, explore
-from pyro_evidence.compare.explore import Expression
+from pyro_evidence.compare.explore import KernelExpression
 from pyro_evidence.models.basis import LEARNED
 from pyro_evidence.models.gp import gp_regression
 from pyro_evidence.models.kernels import RBF, ChangePoint, Constant, Kernel, Linear, Periodic
@@ -51,7 +51,7 @@ def test_line_and_season_are_found_and_each_evidence_is_that_of_a_fit() -> None:
 
 
 def test_every_part_grows_and_factors_have_one_variance() -> None:
-    a, b = Expression("a", RBF(2.0)), Expression("b", Periodic(3.0))
+    a, b = KernelExpression("a", RBF(2.0)), KernelExpression("b", Periodic(3.0))
     products = {e.text: e for e in a.grown([a, b])}
     assert set(products) == {"a + a", "a + b", "a * a", "a * b", "change(a, a)", "change(a, b)", "change(b, a)"}
     assert products["a * b"].kernel == RBF(2.0) * Periodic(3.0, variance=1.0)
@@ -61,7 +61,7 @@ def test_every_part_grows_and_factors_have_one_variance() -> None:
     assert [part.text for part in grown["a + a + b"].parts] == ["a", "b", "a"]
     changed = {e.text: e.kernel for e in products["change(a, b)"].grown([a])}
     assert changed["change(a + a, b)"] == ChangePoint((RBF(2.0) + RBF(2.0), Periodic(3.0)))
-    line = Expression("line", Linear() + Constant())
+    line = KernelExpression("line", Linear() + Constant())
     assert {"a + line", "a * line"} <= {e.text for e in a.grown([line])}
 
 
