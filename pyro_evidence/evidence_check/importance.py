@@ -49,6 +49,7 @@ def importance_sampling(
         laplace = laplace_posterior(target)
         x, log_proposal = (laplace.proposal or proposal([laplace.state])).drawn(white.to(density.centre))
         log_joint = density.log_joint_or_nan(x)
+        log_joint = laplace._of_nearest(log_joint, density.embedded(x))
         found, log_copies, num_modes = smoothed_weights(log_joint, log_proposal), 0.0, 1
     k, smooth = found.pareto_k, found.log_weights
     return estimated(

@@ -170,10 +170,11 @@ class LaplaceEvidence(Resumable):
         Sites that are marginalised around one mode inside would leave its images out.  Where signs can be turned, ends
         of an interval meet, or labels be exchanged that have no marginalised site for their scale, that is tried first;
         else once it is known that other orders move the mode.  If it fails, as elsewhere, unless there are modes that
-        are no images.
+        are no images.  So for small models whose latents multiply one another, where importance sampling around blocks
+        fails.
         """
         is_automatic = self.marginalise is None and self.start.tour != 0
-        self._seeks_all_modes, failure = None if is_automatic else False, None
+        self._seeks_all_modes, failure, found = None if is_automatic else False, None, None
         try:
             found = self._fitted(args, kwargs)
             if self._has_all_modes and (found._trusts_weights or found.has_unlike_modes):
@@ -182,9 +183,15 @@ class LaplaceEvidence(Resumable):
             if not self._has_all_modes and (isinstance(error, NotConverged) or not self._has_labels(None)):
                 raise
             failure = error
-        if not self._has_all_modes:
-            if failure is None and not (is_automatic and self._has_labels(found.state)):
-                return found
+        before = copy.copy(self)
+        if self._has_all_modes:
+            self._seeks_all_modes = False
+            try:
+                return self._fitted(args, kwargs)
+            except (ArithmeticError, NotConverged):
+                if found is None:
+                    raise
+        elif found is None or (is_automatic and (self._has_labels(found.state) or self._doubts_blocks(found))):
             self._seeks_all_modes = True
             with suppress(ArithmeticError, NotConverged):
                 whole: Any = self._fitted(args, kwargs)
@@ -192,8 +199,15 @@ class LaplaceEvidence(Resumable):
                     return whole
             if failure is not None:
                 raise failure
-        self._seeks_all_modes = False
-        return self._fitted(args, kwargs)
+        vars(self).update(vars(before))
+        assert found is not None
+        return found
+
+    def _doubts_blocks(self, found: LaplacePosterior) -> bool:
+        """Whether latents multiply one another, few enough to be integrated by all modes, and weights are not alike."""
+        if not self._multiplies or self.nodes is not None or found.state.problem.joint.latents.size > MOST_COORDINATES:
+            return False
+        return found._left_out is not None and found._left_out.is_doubtful
 
     def _has_labels(self, state: LaplaceState | None) -> bool:
         """Whether what looks alike has other orders, half a standard deviation or more from the mode.
@@ -273,20 +287,19 @@ class LaplaceEvidence(Resumable):
         joint.initial_theta = off_orbits(joint)
         problem = laplace_problem(joint, self.curvature)
         inside = self._multipliers(problem)
-        self._multiplies = bool(inside)
-        if self.nodes is None:
-            self._num_nodes = NODES if inside else 1
         linear = problem.structure.linear  # where all latents are weights under Gaussian priors, none sets a spread
         none = self.marginalise is None and linear is not None and linear.gaussian
         sites = () if none else marginalised_sites(joint, self.marginalise, inside)
         marginalise = tuple(sorted((*sites, *self._more)))
         small = joint.latents.size <= MOST_COORDINATES
-        together = self._seeks_all_modes is not False and bool(marginalise) and small and not inside
-        self._has_all_modes = together and (
-            bool(self._seeks_all_modes) or has_images(joint) or has_labels_beside(joint, marginalise)
-        )
+        sought = self._seeks_all_modes
+        together = small and (bool(sought) if inside else sought is not False and bool(marginalise))
+        self._has_all_modes = together and (bool(sought) or has_images(joint) or has_labels_beside(joint, marginalise))
         if self._has_all_modes:
-            marginalise = ()
+            marginalise = inside = ()
+        self._multiplies = bool(inside)
+        if self.nodes is None:
+            self._num_nodes = NODES if inside else 1
         self._full, self._integrated, self._groups = None, {}, None
         if marginalise:
             conditional = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)

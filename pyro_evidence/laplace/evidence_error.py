@@ -10,27 +10,21 @@ from torch import Tensor
 
 from pyro_evidence.blocks.marginal import Marginal, Place
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate
-from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
+from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
-from pyro_evidence.laplace.tour import FEWEST, HEAVY, PRICE, NormalMixture
 from pyro_evidence.laplace.type2 import TypeII
-from pyro_evidence.numerics import evidence, importance
+from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
-from pyro_evidence.numerics.quadrature.rules import growing, quasi_normal
+from pyro_evidence.numerics.quadrature.rules import growing
 from pyro_evidence.precision.choices import exact_hessian
-from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import stacklevel
 from pyro_evidence.structure.names import Names, names_of
-from pyro_evidence.structure.symmetries import sign_flips
 
 NUM_DRAWS = 400  # the mean over them is known to a twentieth of its spread: enough for the size of an error
 STEP = 0.15  # of a draw, at which differences are taken, and twice as far
 
-FEW = 256  # draws of shared coordinates, by which the log evidence is known to a few hundredths of a nat
-MORE = 4  # times as many draws are next where these leave more than PRECISE
-PRECISE = 0.03  # nats that are left by an error of importance sampling: three of them are a tenth
 COMPARED = 7  # nodes that Laplace is compared with
 COMPARED_OF_MANY = 5  # the same where there are many blocks
 MANY = 20_000  # blocks: of two coordinates, by 7 nodes on each, they are a million evaluations
@@ -98,9 +92,8 @@ def second_order(state: LaplaceState) -> EvidenceError:
 def evidence_error(state: LaplaceState) -> EvidenceError:
     """The error of a state's log evidence at its hyperparameters.
 
-    With ``n`` nodes, against ``n + 2``, and against importance sampling of what blocks share where latents multiply
-    one another.  By Laplace, against quadrature in its independent blocks; where it has none (crossed effects, chains,
-    graphs), the next term of Laplace's series.
+    With ``n`` nodes, against ``n + 2``.  By Laplace, against quadrature in its independent blocks; where it has none
+    (crossed effects, chains, graphs), the next term of Laplace's series.
     """
     problem, place = state.problem, state.place
     if problem.marginal is None or place is None:
@@ -119,44 +112,7 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
     more = replace(problem.marginal, num=problem.nodes + 2)
     better = more.find(state.theta, state.u)
     gain, signed = (better.each - place.each)[:-1], float(more.log_evidence(better) - state.log_evidence)
-    method = f"{problem.nodes} against {more.num} nodes"
-    if not problem.structure.multipliers or problem.joint.row_bytes is None or not len(place.shared):
-        return _of_blocks(more, signed, gain, 0.0, method)
-    shared, error, k = _around_shared(state, problem.marginal, place)
-    method = f"{method}, and importance sampling of what blocks share, k-hat {k:.2f}"
-    return _of_blocks(more, signed + shared, gain, shared, method).beside(error)
-
-
-def _around_shared(state: LaplaceState, marginal: Marginal, place: Place) -> tuple[float, float, float]:
-    """What Laplace lacks in coordinates that blocks share, of one image where signs can be turned; its error; k-hat.
-
-    By importance sampling from a normal and a t distribution at their mode, blocks integrated at each draw; by more
-    draws as long as they leave too much and k-hat allows it.
-    """
-    p, joint, loc = marginal.partition, state.problem.joint, place.shared
-    kinds = torch.tensor([1.0 - HEAVY, HEAVY]).to(loc)
-    precision = Dense(torch.linalg.cholesky(place.curvature).unsqueeze(0))
-    every = torch.ones(len(loc), dtype=torch.bool, device=loc.device)
-    mixture = NormalMixture(kinds.log(), loc.repeat(2, 1), (precision, precision), every, (False, True))
-    with own_random_numbers():
-        flips = sign_flips(joint)
-    most, num = min(FEW, int(PRICE / (joint.row_bytes or 1) / marginal.nodes_of_each)), FEWEST
-    while True:
-        x = mixture.unwhiten(quasi_normal(num, len(loc) + 1).to(loc))
-        u = state.u.repeat(num, 1)
-        u[:, p.shared], u[:, p.own] = x, place.own_at(p, x)
-        log_weights = marginal.integrated(state.theta.expand(num, -1), u) - mixture.log_prob(x)
-        for sites in flips:  # half of the mass is nearer to the image
-            turned = torch.cat([torch.arange(len(u[0]), device=u.device)[joint.latents.slices[name]] for name in sites])
-            turns = torch.isin(p.shared, turned).to(x)
-            nearer = (x * loc * turns / place.curvature.inverse().diagonal()).sum(-1) >= 0
-            log_weights = log_weights.where(nearer, -math.inf)
-        found = importance.checked(log_weights.nan_to_num(nan=-math.inf))
-        error = float(importance.standard_error(found.log_weights))
-        if error <= PRECISE or importance.is_beyond(found.pareto_k, num) or MORE * num > most:
-            break
-        num *= MORE
-    return float(importance.log_mean(found.log_weights) - state.log_evidence), error, found.pareto_k
+    return _of_blocks(more, signed, gain, 0.0, f"{problem.nodes} against {more.num} nodes")
 
 
 def is_in_blocks(state: LaplaceState) -> bool:

@@ -126,7 +126,7 @@ def can_tour(state: LaplaceState) -> bool:
     """Whether other modes can be looked for: a small density by the exact Hessian, and not known to have one mode."""
     problem = state.problem
     small = 0 < len(state.u) <= MOST_COORDINATES and bool(problem.active.all()) and problem.joint.has_data
-    plain = problem.form is None and problem.structure.network is None and problem.structure.eliminated is None
+    plain = problem.form is None and problem.structure.network is None
     exact = problem.curvature is exact_hessian
     return small and plain and exact and not has_one_mode(state) and _are_cheap(problem.joint)
 

@@ -663,7 +663,7 @@ def integral_over(
         (log_joint, inside), parts = heights(x), mixture.by_component(x)
         found = smoothed_weights(inside, parts.logsumexp(0))
         if turn < TURNS:
-            mixture = _adapted(first, x, (found.log_weights.log_softmax(0) + parts.log_softmax(0)).exp())
+            mixture = adapted(first, x, (found.log_weights.log_softmax(0) + parts.log_softmax(0)).exp())
             continue
         if turn == TURNS + 2 or _are_good(found, PRECISE if turn == TURNS else math.inf):
             break
@@ -746,7 +746,7 @@ def smoothed_weights(log_joint: Tensor, log_proposal: Tensor) -> Smoothed:
     return importance.checked(log_weights)
 
 
-def _adapted(first: NormalMixture, x: Tensor, weights: Tensor) -> NormalMixture:
+def adapted(first: NormalMixture, x: Tensor, weights: Tensor) -> NormalMixture:
     """The first components, with half of the draws, beside normals with the moments of weighted rows ``(S, d)``.
 
     :param weights: of each row in each component that it was drawn from, ``(m M, S)``.
@@ -766,10 +766,12 @@ def _with_moments(before: NormalMixture, x: Tensor, weights: Tensor) -> NormalMi
 def _moments(x: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Dense] | None:
     """Mean and precision of rows ``(S, d)`` by weights ``(S,)``; None where they are too few for a covariance."""
     own = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)  # all zero where no row has any
+    if not float(1.0 / own.square().sum()) > 2.0 * x.shape[-1]:
+        return None
     mean = own @ x
     away = x - mean
     tril, info = torch.linalg.cholesky_ex(away.mT @ (own.unsqueeze(-1) * away))
-    if int(info) or not float(1.0 / own.square().sum()) > 2.0 * x.shape[-1]:
+    if int(info):
         return None
     found, inside = torch.eye(len(active)).to(tril), active.nonzero().squeeze(-1)  # one on those that are not active
     found[inside.unsqueeze(-1), inside] = torch.linalg.cholesky(torch.cholesky_inverse(tril))

@@ -115,6 +115,7 @@ class MixturePosterior(LaplacePosterior):
     }
     _in_blocks: ClassVar[bool] = False
     _maximises_evidence: ClassVar[bool] = False
+    _mirrors: ClassVar[Any] = ()  # of labels and of turns it has its own count
 
     _: KW_ONLY
     recognised: MixtureStructure

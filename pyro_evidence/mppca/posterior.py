@@ -135,6 +135,7 @@ class MPPCAPosterior(LaplacePosterior):
 
     schema: ClassVar[Mapping[str, Any]] = archive.LAPLACE | OWN
     _maximises_evidence: ClassVar[bool] = False
+    _mirrors: ClassVar[Any] = ()  # of labels and of turns it has its own count
 
     _: KW_ONLY
     recognised: MPPCAStructure

@@ -20,21 +20,64 @@ from torch.quasirandom import SobolEngine
 
 from pyro_evidence.blocks.marginal import Marginal
 from pyro_evidence.fitting.process_state import without_validation
-from pyro_evidence.laplace.evidence_error import MORE, PRECISE
-from pyro_evidence.laplace.tour import FEWEST, HEAVY, PRICE, NormalMixture
+from pyro_evidence.laplace import tour
+from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.tour import FEWEST, HEAVY, LITTLE, PRICE, NormalMixture
 from pyro_evidence.nested.inner import log_priors
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.precision.choices import exact_hessian
-from pyro_evidence.precision.dense import Diagonal
+from pyro_evidence.precision.dense import Diagonal, Precision
 from pyro_evidence.settings import seeded
+from pyro_evidence.structure.symmetries import are_nearest
 
+KINDS = 2  # a normal and a t distribution, from which draws are at first
+MORE = 4  # times as many draws are next where these leave more than PRECISE
+PRECISE = 0.03  # nats that are left by either error: three of them are a tenth
 NODES, NODES_OF_WIDE = 5, 9  # on each axis of a block; beyond three axes, where fewer have but one set of directions
 FEWER = 2  # nodes, whose number is compared; and as many more are next where that differs by more than PRECISE
 LEAST = 1e-4  # nats: less is rounding, or no matter
 LOST = 0.01  # of the draws, at which a block may have no mode
 COMPARED = 8  # every eighth draw tells what fewer nodes would say
+
+
+@dataclass(frozen=True)
+class LaplaceNodes:
+    """Where Laplace stands for an integral: at a mode, or at the nodes of marginalised sites.
+
+    :ivar theta, u: hyperparameters ``(K, T)`` and modes ``(K, D)``.
+    :ivar precision: of the Gaussian at each.
+    :ivar laplace: Laplace's log evidence at each, nats, ``(K,)``.
+    :ivar weights: share of each in the integral, ``(K,)``.
+    :ivar z: of the marginalised sites, in standard deviations, ``(K, d)``.
+    :ivar turned: which coordinates change their signs in each image of a mode but itself, bool ``(I, D)``: of all
+        images the mass that is nearest to the mode is integrated.
+    """
+
+    problem: Problem
+    theta: Tensor
+    u: Tensor
+    precision: Precision
+    laplace: Tensor
+    weights: Tensor
+    z: Tensor
+    turned: Tensor
+
+    @classmethod
+    def of_state(cls, state: LaplaceState, turned: Tensor) -> "LaplaceNodes":
+        """A mode at one set of hyperparameters."""
+        theta, u, laplace = state.theta.unsqueeze(0), state.u.unsqueeze(0), state.log_evidence.reshape(1)
+        one = torch.ones_like(laplace)
+        return cls(state.problem, theta, u, state.precision, laplace, one, one.unsqueeze(0), turned)
+
+    @classmethod
+    def of_integral(cls, integral: Integral, turned: Tensor) -> "LaplaceNodes":
+        """The nodes of marginalised sites."""
+        problem, nodes = integral.outer_mode.state.problem, integral.nodes
+        weights = integral.log_weights.exp().where(nodes.log_density.isfinite(), 0.0)
+        laplace, z = nodes.log_density - log_priors(problem, nodes.theta), integral.chart.inverse(integral.phi)
+        return cls(problem, nodes.theta, nodes.u, nodes.precision, laplace, weights, z, turned)
 
 
 @dataclass(frozen=True)
@@ -64,49 +107,69 @@ class InsideCorrection:
         return self.standard_error + self.by_nodes
 
     @property
+    def is_doubtful(self) -> bool:
+        """Whether the weights say that the gain is no number."""
+        return self.pareto_k > importance.threshold(self.num_draws)
+
+    @property
     def is_trusted(self) -> bool:
-        """Whether the weights say that the gain is a number, and one that is larger than its error."""
-        return self.pareto_k <= importance.threshold(self.num_draws) and abs(self.gain) > max(self.error, LEAST)
+        """Whether the gain is a number, and one that is larger than its error."""
+        return not self.is_doubtful and abs(self.gain) > max(self.error, LEAST)
 
 
-def inside_correction(integral: Integral) -> InsideCorrection | None:
+def inside_correction(places: LaplaceNodes) -> InsideCorrection | None:
     """By ever more draws or nodes, whichever leave the larger error, until both are small, cost a second or are no use.
+
+    More draws are from normals, too, that are fitted to those before, as in :func:`pyro_evidence.laplace.tour.adapted`.
 
     :return: None where the first cost more, data were not kept, rows of the model cannot be evaluated together, or
         the density is zero at all draws.
     """
-    problem = integral.outer_mode.state.problem
+    problem = places.problem
     joint, row_bytes = problem.joint, problem.joint.row_bytes
     if row_bytes is None or not joint.has_data or not bool(problem.active.all()) or FEWEST * row_bytes > PRICE:
         return None
     marginal = problem.by_quadrature(NODES) if problem.curvature is exact_hessian else None
     if marginal is not None and marginal.partition.width > PRODUCT_DIMS:
         marginal = replace(marginal, num=NODES_OF_WIDE)
-    found, num = None, FEWEST
+    found, num, mixture = None, FEWEST, _around_mode(places, marginal)
     with without_validation(), suppress(RuntimeError):  # a model that takes no batch of rows
         can_draw = marginal is not None or joint.latents.size < SobolEngine.MAXDIM
-        while can_draw and num * row_bytes * (1 if marginal is None else marginal.nodes_of_each) <= PRICE:
-            found = _by_draws(integral, marginal, num)
-            doubtful = found.pareto_k > importance.threshold(num)
-            precise = not doubtful and max(found.standard_error, found.by_nodes) <= PRECISE
-            if precise or importance.is_beyond(found.pareto_k, num):
+        while can_draw and num * (each := row_bytes * (1 if marginal is None else marginal.nodes_of_each)) <= PRICE:
+            found, adapted = _by_draws(places, marginal, num, mixture)
+            precise = not found.is_doubtful and max(found.standard_error, found.by_nodes) <= PRECISE
+            if precise or (MORE * num * each > LITTLE and importance.is_beyond(found.pareto_k, num)):
                 break
-            if marginal is not None and not doubtful and found.by_nodes > found.standard_error:
+            if marginal is not None and not found.is_doubtful and found.by_nodes > found.standard_error:
                 marginal = replace(marginal, num=marginal.num + FEWER)
             else:
-                num *= MORE
+                num, mixture = MORE * num, adapted
     return found if found is not None and math.isfinite(found.gain) else None
 
 
-def _by_draws(integral: Integral, marginal: Marginal | None, num: int) -> InsideCorrection:
-    """By so many draws, as many at each node as its weight says, to within one."""
-    problem, nodes = integral.outer_mode.state.problem, integral.nodes
-    shared = torch.arange(nodes.u.shape[-1]) if marginal is None else marginal.partition.shared
-    weights = integral.log_weights.exp().where(nodes.log_density.isfinite(), 0.0)
-    index = importance.resampled(weights, num, seeded(0))
-    u, log_proposal, log_normal = _drawn(integral, index, shared)
-    theta, laplace = nodes.theta[index], nodes.log_density - log_priors(problem, nodes.theta)
-    beside = log_proposal + laplace[index]
+def _around_mode(places: LaplaceNodes, marginal: Marginal | None) -> NormalMixture:
+    """A normal and a t distribution, in the coordinates in which Laplace's Gaussian of what is shared is standard."""
+    size = places.u.shape[-1] if marginal is None else len(marginal.partition.shared)
+    kinds = torch.tensor([1.0 - HEAVY, HEAVY], dtype=torch.float64, device=places.u.device)
+    one, every = Diagonal(torch.ones(1, size).to(kinds)), torch.ones(size, dtype=torch.bool)
+    return NormalMixture(kinds.log(), kinds.new_zeros(KINDS, size), (one, one), every, (False, True))
+
+
+def _by_draws(
+    places: LaplaceNodes, marginal: Marginal | None, num: int, mixture: NormalMixture
+) -> tuple[InsideCorrection, NormalMixture]:
+    """By so many draws, as many at each node as its weight says, to within one; and what to draw from next."""
+    problem = places.problem
+    shared = torch.arange(places.u.shape[-1]) if marginal is None else marginal.partition.shared
+    index = importance.resampled(places.weights, num, seeded(0))
+    white = mixture.unwhiten(quasi_normal(num, len(shared) + 1).to(mixture.loc))
+    by_component = mixture.by_component(white)
+    u, log_slope = _coloured(places, index, shared, white)
+    log_proposal, log_normal = (
+        by_component.logsumexp(0) - log_slope,
+        by_component[0] - mixture.log_mixing[0] - log_slope,
+    )
+    theta, beside = places.theta[index], log_proposal + places.laplace[index]
     if marginal is None:
         rows = torch.cat([theta, problem.active.expand(num, -1).to(theta)], -1)
         with torch.no_grad():
@@ -117,19 +180,18 @@ def _by_draws(integral: Integral, marginal: Marginal | None, num: int) -> Inside
         few = fewer.integrated(theta[every], u[every]) - beside[every]
         coarse = abs(float(importance.log_mean(few) - importance.log_mean(log_weights[every])))
     lost = float(log_weights.isnan().double().mean())  # blocks without a mode there
-    smoothed = importance.checked(log_weights.nan_to_num(nan=-math.inf))
+    direction = (places.u / places.precision.variance)[index]  # of what is shared: the others are integrated
+    near = are_nearest(u[:, shared], direction[:, shared], places.turned[:, shared])
+    log_weights = log_weights.nan_to_num(nan=-math.inf).where(near, -math.inf)
+    smoothed = importance.checked(log_weights)
     k = smoothed.pareto_k if lost <= LOST else math.inf
     gain, spread, ratios = _controlled(smoothed.log_weights, (log_normal - log_proposal).exp())
-    z = integral.chart.inverse(integral.phi)
-    drawn = z[index]
+    z, drawn = places.z, places.z[index]
     ways = torch.linalg.lstsq(drawn - drawn.mean(0), ratios.unsqueeze(-1)).solution
     trend = (z.clamp(drawn.amin(0), drawn.amax(0)) @ ways).squeeze(-1)
-    return InsideCorrection(gain, spread, coarse, k, num, len(shared), trend)
-
-
-def gain_of(found: InsideCorrection | None) -> float:
-    """What is added to a log evidence: the gain, where it is trusted."""
-    return found.gain if found is not None and found.is_trusted else 0.0
+    shares = (smoothed.log_weights.log_softmax(0) + by_component.log_softmax(0)).exp()
+    adapted = tour.adapted(_around_mode(places, marginal), white, shares)
+    return InsideCorrection(gain, spread, coarse, k, num, len(shared), trend), adapted
 
 
 def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float, Tensor]:
@@ -148,23 +210,18 @@ def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float, Tens
     return float(mean.log() + log_weights.max()), float(ratios.std()) / len(weights) ** 0.5, ratios
 
 
-def _drawn(integral: Integral, index: Tensor, shared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Draws of shared coordinates, the others at their means given these, ``(S, D)``; and log densities, ``(S,)`` each.
+def _coloured(places: LaplaceNodes, index: Tensor, shared: Tensor, white: Tensor) -> tuple[Tensor, Tensor]:
+    """White rows ``(S, P)`` as draws of shared coordinates, the others at their means given these, ``(S, D)``.
 
-    These are that of the draws, and that of the normal alone.
+    And the log of how much volume a white row has there, ``(S,)``.
 
     :param index: the node of each, ``(S,)``.
     """
-    size, nodes = len(shared), integral.nodes
-    kinds = torch.tensor([1.0 - HEAVY, HEAVY], dtype=torch.float64, device=nodes.u.device)
-    one, every = Diagonal(torch.ones(1, size).to(kinds)), torch.ones(size, dtype=torch.bool)
-    mixture = NormalMixture(kinds.log(), kinds.new_zeros(2, size), (one, one), every, (False, True))
-    white = mixture.unwhiten(quasi_normal(len(index), size + 1).to(kinds))
-    u, by_component = nodes.u[index].double(), mixture.by_component(white)
-    log_slope = torch.zeros_like(by_component[0])
-    unit = None if size == u.shape[-1] else torch.nn.functional.one_hot(shared, u.shape[-1]).to(u)
+    u = places.u[index].double()
+    log_slope = u.new_zeros(len(u))
+    unit = None if len(shared) == u.shape[-1] else torch.nn.functional.one_hot(shared, u.shape[-1]).to(u)
     for node in index.unique().tolist():
-        rows, precision = index == node, nodes.precision.row(node)
+        rows, precision = index == node, places.precision.row(node)
         if unit is None:  # all coordinates are shared
             u[rows] += precision.unwhiten(white[rows])
             log_slope[rows] = -0.5 * precision.log_det
@@ -173,4 +230,4 @@ def _drawn(integral: Integral, index: Tensor, shared: Tensor) -> tuple[Tensor, T
         tril = torch.linalg.cholesky(covariance[:, shared])
         u[rows] += white[rows] @ torch.linalg.solve_triangular(tril, covariance, upper=False)
         log_slope[rows] = tril.diagonal().log().sum()
-    return u, by_component.logsumexp(0) - log_slope, by_component[0] - kinds[0].log() - log_slope
+    return u, log_slope

@@ -1,5 +1,6 @@
 """The posterior by Laplace's approximation: evidence, hyperparameters, draws, a guide, and diagnostics."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -22,6 +23,7 @@ from pyro_evidence.laplace.mean_shift import at_mean
 from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.laplace.type2 import FEW, TypeII
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
+from pyro_evidence.nested.inside import InsideCorrection, LaplaceNodes, inside_correction
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
@@ -41,9 +43,9 @@ from pyro_evidence.program.checks import Arguments, require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import ROWS, NewLevels, affordable_draws
 from pyro_evidence.settings import check_count, check_probability
-from pyro_evidence.structure.symmetries import sign_flips
+from pyro_evidence.structure.symmetries import APART, Turn, are_nearest, described, images, mirrors, turned_by
 
-ONE_IMAGE = "one of two mirror images is in the log evidence, which is up to log 2 = 0.69 nats more with both"
+TOLD = 0.05  # nats that importance sampling inside adds, at which the summary says so
 MOST_NUMBERS = 2**26  # in the draws that a check keeps
 
 
@@ -107,8 +109,17 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     @property
     def log_evidence(self) -> Tensor:
-        """``log p(D | hyperparameters)`` by Laplace's approximation, nats, total, shape ``()``."""
-        return self.state.log_evidence
+        """``log p(D | hyperparameters)`` by Laplace's approximation, nats, total, shape ``()``.
+
+        All images of the mode are counted where signs of latents can be turned without any change of the density.
+        Where latents multiply one another, or are integrated numerically around the others, what Laplace leaves out is
+        added by importance sampling, of what independent blocks share, these by quadrature, as far as its k-hat is
+        below 0.7 and its error below what it adds.
+        """
+        found, images = self._left_out, math.log1p(len(self._turned))
+        if found is not None and found.is_trusted:
+            return self.state.log_evidence + found.gain + images
+        return self.state.log_evidence + images + (self._log_nearest if images else 0.0)
 
     @property
     def log_hyperposterior(self) -> Tensor:
@@ -284,7 +295,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         with torch.no_grad(), without_validation():
             for part in white.split(self._rows):
                 u, log_density = self._with_density(part)
-                log_weights.append(self.state.problem.density.log_joint(u, self.state.theta) - log_density)
+                found = self.state.problem.density.log_joint(u, self.state.theta) - log_density
+                log_weights.append(self._of_nearest(found, u))
                 draws += [u] if kept else []
         found = torch.cat(log_weights)
         return draws, torch.where(found.isnan(), -math.inf, found)  # beyond the largest float: density 0
@@ -395,20 +407,77 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """The state whose independent blocks can be looked at."""
         return self.state
 
+    @property
+    def integration_error(self) -> float:
+        """Change of the log evidence when nodes of marginalised sites were last made more, nats; 0 without these."""
+        return 0.0
+
+    @cached_property
+    def _mirrors(self) -> tuple[Turn, ...]:
+        """What changes its sign without any change of the density, from a mode that is not its own image."""
+        problem, u = self._inside.problem, self._inside.u
+        if problem.structure.linear is not None or problem.structure.network is not None or not problem.joint.has_data:
+            return ()
+        with own_random_numbers(), without_validation():
+            turns = mirrors(problem.joint, self._inside.theta)
+            ways = [torch.where(turned_by(problem.joint, turn).to(u.device), u, 0.0).unsqueeze(0) for turn in turns]
+            apart = [float(self._inside.precision.whiten(2.0 * way).norm()) > APART for way in ways]
+            return tuple(itertools.compress(turns, apart))
+
+    @cached_property
+    def _turned(self) -> Tensor:
+        """Which coordinates change their signs in each image of the inner mode but itself, bool ``(I, D)``."""
+        return images(self._inside.problem.joint, self._mirrors)
+
+    def _of_nearest(self, log_weights: Tensor, u: Tensor) -> Tensor:
+        """Log weights of draws ``(S, D)``, nats, zero where one is nearer to an image of the mode, for all images."""
+        state, turned = self.state, images(self._joint, self._mirrors)
+        near = are_nearest(u, state.u / state.precision.variance[0], turned)
+        return (log_weights + math.log1p(len(turned))).where(near, -math.inf)
+
+    @cached_property
+    def _log_nearest(self) -> float:
+        """Log of the Gaussian's mass that is nearest to its own image, nats."""
+        u, precision = self._inside.u, self._inside.precision
+        white = torch.randn(NUM_WEIGHTED, len(u), generator=generator_of(0), dtype=torch.float64)
+        near = are_nearest(u + precision.unwhiten(white.to(u)), u / precision.variance[0], self._turned)
+        return math.log(float(near.double().mean()))
+
+    @cached_property
+    def _left_out(self) -> InsideCorrection | None:
+        """Error of Laplace in what blocks share where latents multiply one another; None where it is not known."""
+        if self.state.place is None or not self.state.problem.structure.multipliers:
+            return None
+        with own_random_numbers():
+            return inside_correction(self._inside_places)
+
+    @property
+    def _inside_places(self) -> LaplaceNodes:
+        """Where Laplace stands for an integral."""
+        return LaplaceNodes.of_state(self.state, self._turned)
+
     @cached_property
     def log_evidence_error(self) -> EvidenceError:
-        """Error of the log evidence because few nodes stand for integrals, nats; not negative.
+        """Error of the log evidence because Laplace, or few nodes, stand for integrals, nats; not negative.
 
-        With ``n`` nodes in each block, against ``n + 2``, and where latents multiply one another against importance
-        sampling of what blocks share, of one of two mirror images; with one, which is Laplace, against quadrature;
-        where no blocks are independent (crossed effects, chains, graphs), the second-order term of Laplace's series,
-        which is never added.  A float that also knows ``signed``, ``block`` (which contributes most), ``of_block``,
+        With ``n`` nodes in each block, against ``n + 2``; with one, which is Laplace, against quadrature; where no
+        blocks are independent (crossed effects, chains, graphs), the second-order term of Laplace's series, which is
+        never added.  Where importance sampling has told what Laplace leaves out, its error.  And that of the integral
+        over marginalised sites.  A float that also knows ``signed``, ``block`` (which contributes most), ``of_block``,
         ``shared`` (what integrating the coordinates that blocks share around the blocks instead of beside them
         changes) and ``method``.
         """
         require_kept(self._inside.problem.joint, "log_evidence_error")
         with without_validation():
-            return evidence_error(self._inside)
+            laplace, found = evidence_error(self._inside), self._left_out
+        if found is None:
+            return laplace.beside(self.integration_error)
+        signed, shared = (0.0, 0.0) if found.is_trusted else (found.gain, laplace.shared)
+        of = f" of {found.num_shared} shared coordinates" if laplace.num_blocks else ""
+        method = f"importance sampling{of} by {found.num_draws} draws, k-hat {found.pareto_k:.2f}"
+        error = EvidenceError.of(signed, laplace.block, laplace.of_block, shared, method)
+        error.num_blocks, error.num_shared = laplace.num_blocks, laplace.num_shared
+        return error.beside(self.integration_error + found.error)
 
     def blocks(self, site: str, num_samples: int | None = None, seed: int = 0) -> Blocks:
         """The independent blocks that hold the elements of a latent site, each with a check of its own.
@@ -530,7 +599,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     def _log_evidence_of(self, fit: Fit[TypeII]) -> Tensor:
         """The log evidence, nats, that this kind of posterior has where such a fit has ended."""
-        return fit.state.laplace.log_evidence
+        return replace(self, state=fit.state.laplace).log_evidence
 
     def _hyper_rows(self, layout: TableLayout, errors: bool) -> tuple[Rows, list[str]]:
         spread = self._spread if errors else None
@@ -544,7 +613,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """
         spread, problem = self._spread, self._inside.problem
         said = [] if spread is None else [uncertainty.message(edge) for edge in spread.edges]
-        said += self._about_mirrors
+        said += [*self._about_mirrors, *self._about_left_out]
         if problem.joint.has_data and (problem.structure.factors is not None or is_in_blocks(self._inside)):
             with suppress(ArithmeticError, RuntimeError):
                 said += messages(self.log_evidence_error, problem.nodes)
@@ -553,13 +622,26 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     @property
     def _about_mirrors(self) -> list[str]:
-        """Which sites' signs can be turned, of whose images one is in the log evidence; nothing where there is none."""
-        structure, joint = self._inside.problem.structure, self._joint
-        if structure.linear is not None or structure.network is not None or not joint.has_data:
+        """Which signs can be turned, and that draws are of one of the images."""
+        if not len(self._turned):
             return []
-        with own_random_numbers(), without_validation():
-            turns = [" and ".join(map(repr, sites)) for sites in sign_flips(joint)]
-        return [f"the density stays the same when {t} change sign: {ONE_IMAGE}" for t in turns]
+        turns, num = ", of ".join(map(described, self._mirrors)), len(self._turned) + 1
+        return [
+            f"the density stays the same when the signs of {turns} change: {num} mirror images are in the log "
+            "evidence, and draws are of one"
+        ]
+
+    @property
+    def _about_left_out(self) -> list[str]:
+        """What importance sampling inside has added, or has not."""
+        found = self._left_out
+        if found is None or abs(found.gain) < TOLD:
+            return []
+        added = "are added" if found.is_trusted else "are not added, for these cannot be trusted"
+        return [
+            f"importance sampling has {found.gain:+.2g} nats beside Laplace inside (+- {found.error:.2g}, k-hat "
+            f"{found.pareto_k:.2f}), which {added} to the log evidence"
+        ]
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store, so that the rest of an SVI script reads them there.

@@ -72,7 +72,7 @@ class ImportancePosterior(LaplacePosterior):
         "total": archive.NUMBER,
     }
     _in_blocks: ClassVar[bool] = False
-    _about_mirrors: ClassVar[Any] = ()  # they are among the modes
+    _mirrors: ClassVar[Any] = ()  # images are among the modes
     _num_components = 1  # so are labellings, and counted
 
     states: tuple[LaplaceState, ...] = field(kw_only=True)

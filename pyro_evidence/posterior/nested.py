@@ -13,12 +13,11 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit, Status, Stop
 from pyro_evidence.fitting.process_state import generator_of, own_random_numbers
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
-from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
 from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimodality, has_arrived, maximised
 from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, log_priors, marginalised_problem
-from pyro_evidence.nested.inside import InsideCorrection, gain_of, inside_correction
+from pyro_evidence.nested.inside import InsideCorrection, LaplaceNodes, inside_correction
 from pyro_evidence.nested.integration import Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.nested.marginal import Marginal
@@ -36,7 +35,6 @@ from pyro_evidence.program.log_joint import Model
 KEPT = 2**20  # numbers of the draws that are remembered
 LEFT_OUT_PLACES = 64  # of the marginalised sites at which data are left out
 SMALL = 50  # inner coordinates whose shapes are cheap to look at
-TOLD = 0.05  # nats that importance sampling inside adds, at which the summary says so
 ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as normal
 FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, no more are asked
 NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredths those of many keep enough
@@ -84,29 +82,11 @@ class NestedPosterior(LaplacePosterior):
     def _left_out(self) -> InsideCorrection | None:
         """Error of Laplace inside the log evidence; None where it costs too much, or data were not kept."""
         with own_random_numbers():
-            return inside_correction(self.integral)
+            return inside_correction(self._inside_places)
 
     @property
-    def log_evidence(self) -> Tensor:
-        """``log p(D | hyperparameters)``, nats, total, shape ``()``: of the integral, each node by Laplace inside.
-
-        What that leaves out is added by importance sampling at the nodes, of what independent blocks share, these by
-        quadrature, as far as its k-hat is below 0.7 and its error below what it adds.
-        """
-        return self.state.log_evidence + gain_of(self._left_out)
-
-    @cached_property
-    def log_evidence_error(self) -> EvidenceError:
-        """That of what Laplace inside leaves out, and that of the integral over marginalised sites; nats."""
-        laplace, found = super().log_evidence_error, self._left_out
-        if found is None:
-            return laplace.beside(self.integral.error)
-        signed, shared = (0.0, 0.0) if found.is_trusted else (found.gain, laplace.shared)
-        of = f" of {found.num_shared} shared coordinates" if laplace.num_blocks else ""
-        method = f"importance sampling{of} by {found.num_draws} draws at the nodes, k-hat {found.pareto_k:.2f}"
-        error = EvidenceError.of(signed, laplace.block, laplace.of_block, shared, method)
-        error.num_blocks, error.num_shared = laplace.num_blocks, laplace.num_shared
-        return error.beside(self.integral.error + found.error)
+    def _inside_places(self) -> LaplaceNodes:
+        return LaplaceNodes.of_integral(self.integral, self._turned)
 
     @cached_property
     def _places(self) -> IndexMap:
@@ -234,18 +214,6 @@ class NestedPosterior(LaplacePosterior):
         log_weight = log_priors(problem, inner.theta) + integral.chart.log_slope(z) - integral.density.log_prob(z)
         return ConditionalApproximations(problem, inner.theta, inner.u, log_weight)
 
-    def _notes(self, until: float) -> list[str]:
-        """And what importance sampling inside has added, or has not."""
-        found, said = self._left_out, super()._notes(until)
-        if found is None or abs(found.gain) < TOLD:
-            return said
-        added = "are added" if found.is_trusted else "are not added, for these cannot be trusted"
-        return [
-            f"importance sampling at the nodes has {found.gain:+.2g} nats beside Laplace inside (+- {found.error:.2g}, "
-            f"k-hat {found.pareto_k:.2f}), which {added} to the log evidence",
-            *said,
-        ]
-
     _points_along = at_nodes
 
     def _problem_of(self, model: Model, given: Mapping[str, Any]) -> Problem:
@@ -255,7 +223,9 @@ class NestedPosterior(LaplacePosterior):
 
     def _log_evidence_of(self, fit: Fit[TypeII]) -> Tensor:
         integral = _integral_around(fit, Stop().quadrature_tol)[0]
-        return integral.log_evidence + gain_of(inside_correction(integral))
+        return replace(
+            self, state=replace(self.state, log_evidence=integral.log_evidence), integral=integral
+        ).log_evidence
 
     @property
     def proposal(self) -> Proposal:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +22,11 @@ from pyro_evidence.program.simulate import rows_at_once
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.recognise import Structure
 
-# Sites that turn together; of each all, or one element of its first axis.
-Turn = tuple[tuple[str, int | None], ...]
+# Sites that turn together; of each all, or what an index says.
+Turn = tuple[tuple[str, Any], ...]
 LARGEST = 64  # latent dimensions
 MOST_PARTS = 16  # elements of a first axis that are turned one by one
+MOST_MIRRORS = 8  # whose 256 images are told apart
 LOOKS, END = 8, 24.0  # rows; and a logit, 4e-11 of an interval, by which no density with a slope changes by more than
 CLOSED = 1e-8  # of its log
 APART = 0.5  # standard deviations, of another order from a mode
@@ -59,31 +61,66 @@ def off_orbits(joint: LogJoint) -> Tensor:
     return begun
 
 
-def sign_flips(joint: LogJoint) -> tuple[tuple[str, ...], ...]:
+def mirrors(joint: LogJoint, theta: Tensor) -> tuple[Turn, ...]:
     """Real sites, one or two, whose signs can be turned without any change of the density, though the data see them.
 
-    Their modes come in pairs.
+    Or one element of these along axes of one length, such as a column of loadings with its factor.  What follows from
+    those before is left out: of ``r``, each mode has ``2^r`` images.
     """
-    real = [p.name for p in joint.latents if is_identity(p.transform)]
-    chosen = [some for size in (1, 2) for some in combinations(real, size)]
+    real = {p.name: p.shape for p in joint.latents if is_identity(p.transform)}
+    turns: list[Turn] = [tuple((n, None) for n in some) for k in (1, 2) for some in combinations(real, k)]
+    for size in sorted(size for size in lengths(joint) if size <= MOST_PARTS):
+        axes = [(name, axis) for name, axis in axes_of_length(joint, size).items() if name in real]
+        turns += [tuple((name, (slice(None),) * axis + (k,)) for name, axis in axes) for k in range(size) if axes]
     u = torch.randn(joint.latents.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    turns = [tuple((name, None) for name in some) for some in chosen]
     rows = torch.stack([u, *(_scaled(joint, turn, u, -1.0) for turn in turns)]).to(joint.device)
     parts = rows.split(rows_at_once(joint))
-    height = torch.cat([joint.log_joint(part, joint.initial_theta).detach() for part in parts])
+    height = torch.cat([joint.log_joint(part, theta).detach() for part in parts])
     level = joint.are_level(height, height[0])
-    return tuple(
-        some
-        for some, turn, same in zip(chosen, turns, level[1:].tolist(), strict=True)
-        if same and _changes_nothing(joint, turn, joint.initial_theta, partial(_scaled, factor=-1.0))
-    )
+    found, basis = [], list[Tensor]()
+    for turn, same in zip(turns, level[1:].tolist(), strict=True):
+        rest = turned_by(joint, turn)
+        for known in basis:  # elimination modulo two
+            rest = rest ^ known if bool(rest[known.int().argmax()]) else rest
+        if same and bool(rest.any()) and _changes_nothing(joint, turn, theta, flipped):
+            found.append(turn)
+            basis.append(rest)
+    return tuple(found)
+
+
+def turned_by(joint: LogJoint, turn: Turn) -> Tensor:
+    """The coordinates that turn, bool ``(D,)``."""
+    return flipped(joint, turn, torch.ones(joint.latents.size)) < 0
+
+
+def images(joint: LogJoint, turns: Sequence[Turn]) -> Tensor:
+    """The coordinates that turn in each combination of the first turns, but the one in which none does, ``(I, D)``."""
+    found = torch.zeros(1, joint.latents.size, dtype=torch.bool)
+    for turn in turns[:MOST_MIRRORS]:
+        found = torch.cat([found, found ^ turned_by(joint, turn)])
+    return found[1:].to(joint.device)
+
+
+def are_nearest(u: Tensor, direction: Tensor, turned: Tensor) -> Tensor:
+    """Which rows ``(S, D)`` are no nearer to an image of a mode than to the mode itself, bool ``(S,)``.
+
+    :param direction: the mode over variances, ``(D,)``, or one for each row.
+    :param turned: coordinates that change their signs in each image, bool ``(I, D)``.
+    """
+    return ((u * direction) @ turned.to(u).mT >= 0).all(-1)
+
+
+def described(turn: Turn) -> str:
+    """What turns, as a sentence says it."""
+    sites = " and ".join(f"'{name}'" for name, _ in turn)
+    return sites if turn[0][1] is None else f"one element along an axis of {sites}"
 
 
 def has_images(joint: LogJoint) -> bool:
     """Whether modes have images elsewhere: signs can be turned, or an interval's ends meet, about which modes lie."""
-    generator = torch.Generator().manual_seed(0)
+    generator, theta = torch.Generator().manual_seed(0), joint.initial_theta
     rows = 0.5 * torch.randn(LOOKS, joint.latents.size, generator=generator, dtype=torch.float64)
-    return bool(sign_flips(joint)) or bool(angles(joint, rows.to(joint.device), joint.initial_theta).any())
+    return bool(mirrors(joint, theta)) or bool(angles(joint, rows.to(joint.device), theta).any())
 
 
 def other_orders(joint: LogJoint, u: Tensor) -> Tensor:
@@ -307,6 +344,8 @@ def _scaled(joint: LogJoint, turn: Turn, u: Tensor, factor: float) -> Tensor:
         part.mul_(factor)
     return u
 
+
+flipped = partial(_scaled, factor=-1.0)
 
 Axis = tuple[str, int]  # a site, and one of its dims
 

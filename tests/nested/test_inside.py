@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence.laplace.tour import NormalMixture
 from pyro_evidence.nested import inside
 from pyro_evidence.nested.inside import InsideCorrection, inside_correction
 from pyro_evidence.posterior.nested import NestedPosterior
@@ -123,14 +124,15 @@ def test_log_evidence_is_that_of_a_grid(model: object, data: Tensor, expected: o
 
 
 def test_draws_of_all_coordinates_have_the_normal_density_of_their_node() -> None:
-    found = fitted(walk, counts()).integral
-    index = torch.arange(len(found.nodes.u)).repeat_interleave(3)
-    u, log_proposal, log_normal = inside._drawn(found, index, torch.arange(found.nodes.u.shape[-1]))
+    places = fitted(walk, counts())._inside_places
+    index, size = torch.arange(len(places.u)).repeat_interleave(3), places.u.shape[-1]
+    white = generated(len(index), size, seed=0)
+    u, log_slope = inside._coloured(places, index, torch.arange(size), white)
+    log_normal = dist.Normal(0.0, 1.0).log_prob(white).sum(-1) - log_slope
     for row, node in enumerate(index.tolist()):
-        tril = precision_tril(found.nodes.precision.row(node), u.shape[-1])
-        normal = dist.MultivariateNormal(found.nodes.u[node], precision_matrix=tril @ tril.mT)
+        tril = precision_tril(places.precision.row(node), size)
+        normal = dist.MultivariateNormal(places.u[node], precision_matrix=tril @ tril.mT)
         assert float(log_normal[row]) == pytest.approx(float(normal.log_prob(u[row])), abs=1e-8)
-    assert bool((log_proposal >= log_normal + math.log(1.0 - inside.HEAVY) - 1e-12).all())
 
 
 def softmax(y: Tensor) -> None:
@@ -197,7 +199,7 @@ def test_what_cannot_be_trusted_is_not_added_but_said(gain: float, error: float,
 def test_what_costs_too_much_is_left_to_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "PRICE", 1e4)
     found = fitted(clinics, outcomes())
-    assert inside_correction(found.integral) is None
+    assert inside_correction(found._inside_places) is None
     assert float(found.log_evidence) == float(found.integral.log_evidence)
     assert "quadrature" in found.log_evidence_error.method or "nodes" in found.log_evidence_error.method
 
@@ -205,14 +207,14 @@ def test_what_costs_too_much_is_left_to_laplace(monkeypatch: pytest.MonkeyPatch)
 def test_more_coordinates_than_quasi_random_numbers_have_are_left_to_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
     found = fitted(walk, counts())
     monkeypatch.setattr(torch.quasirandom.SobolEngine, "MAXDIM", 14)
-    assert inside_correction(found.integral) is None
+    assert inside_correction(found._inside_places) is None
 
 
 def test_a_density_that_is_zero_at_all_draws_leaves_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
     found = fitted(clinics, outcomes())
     nothing = InsideCorrection(math.nan, math.nan, 0.0, math.inf, 64, 1, torch.zeros(1))
-    monkeypatch.setattr(inside, "_by_draws", lambda *_: nothing)
-    assert inside_correction(found.integral) is None
+    monkeypatch.setattr(inside, "_by_draws", lambda *given: (nothing, given[-1]))
+    assert inside_correction(found._inside_places) is None
 
 
 @pytest.mark.parametrize(("k", "last"), [(1.1, 64), (0.9, 256), (0.75, 65_536)])
@@ -221,13 +223,14 @@ def test_no_more_draws_are_made_where_no_number_of_them_is_enough(
 ) -> None:
     found, nums = fitted(walk, counts()), list[int]()
 
-    def drawn(_: object, __: object, num: int) -> InsideCorrection:
+    def drawn(_: object, __: object, num: int, mixture: NormalMixture) -> tuple[InsideCorrection, NormalMixture]:
         nums.append(num)
-        return InsideCorrection(0.3, 0.1, 0.0, k, num, 14, torch.zeros(1))
+        return InsideCorrection(0.3, 0.1, 0.0, k, num, 14, torch.zeros(1)), mixture
 
     monkeypatch.setattr(inside, "_by_draws", drawn)
     row_bytes = found.integral.outer_mode.state.problem.joint.row_bytes
     assert row_bytes is not None
     monkeypatch.setattr(inside, "PRICE", 100_000 * row_bytes)
-    made = inside_correction(found.integral)
+    monkeypatch.setattr(inside, "LITTLE", 0)
+    made = inside_correction(found._inside_places)
     assert made is not None and (made.num_draws, nums[-1]) == (last, last)
