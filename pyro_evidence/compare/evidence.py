@@ -311,8 +311,8 @@ def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:
         found.append(f"{n} observes {shapes or 'nothing'}, hash {hashes[n]:.8}")
     return [
         f"the posteriors were fitted to different data: {'; '.join(found)}. Evidences of different data cannot be "
-        "compared; fit every model to the same observed values (same rows, same units, no transformation of the "
-        "target)."
+        "compared; fit every model to the same observed values (same rows, weights and units, no "
+        "transformation of the target)."
     ]
 
 

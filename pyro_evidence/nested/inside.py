@@ -165,10 +165,8 @@ def _by_draws(
     white = mixture.unwhiten(quasi_normal(num, len(shared) + 1).to(mixture.loc))
     by_component = mixture.by_component(white)
     u, log_slope = _coloured(places, index, shared, white)
-    log_proposal, log_normal = (
-        by_component.logsumexp(0) - log_slope,
-        by_component[0] - mixture.log_mixing[0] - log_slope,
-    )
+    log_proposal = by_component.logsumexp(0) - log_slope
+    log_normal = by_component[0] - mixture.log_mixing[0] - log_slope
     theta, beside = places.theta[index], log_proposal + places.laplace[index]
     if marginal is None:
         rows = torch.cat([theta, problem.active.expand(num, -1).to(theta)], -1)
@@ -180,9 +178,11 @@ def _by_draws(
         few = fewer.integrated(theta[every], u[every]) - beside[every]
         coarse = abs(float(importance.log_mean(few) - importance.log_mean(log_weights[every])))
     lost = float(log_weights.isnan().double().mean())  # blocks without a mode there
-    direction = (places.u / places.precision.variance)[index]  # of what is shared: the others are integrated
-    near = are_nearest(u[:, shared], direction[:, shared], places.turned[:, shared])
-    log_weights = log_weights.nan_to_num(nan=-math.inf).where(near, -math.inf)
+    log_weights = log_weights.nan_to_num(nan=-math.inf)
+    if len(places.turned):  # of what is shared: the others are integrated
+        direction = (places.u / places.precision.variance)[index][:, shared]
+        near = are_nearest(u[:, shared], direction, places.turned[:, shared])
+        log_weights = log_weights.where(near, -math.inf)
     smoothed = importance.checked(log_weights)
     k = smoothed.pareto_k if lost <= LOST else math.inf
     gain, spread, ratios = _controlled(smoothed.log_weights, (log_normal - log_proposal).exp())

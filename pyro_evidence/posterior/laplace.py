@@ -431,6 +431,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     def _of_nearest(self, log_weights: Tensor, u: Tensor) -> Tensor:
         """Log weights of draws ``(S, D)``, nats, zero where one is nearer to an image of the mode, for all images."""
+        if not self._mirrors:
+            return log_weights
         state, turned = self.state, images(self._joint, self._mirrors)
         near = are_nearest(u, state.u / state.precision.variance[0], turned)
         return (log_weights + math.log1p(len(turned))).where(near, -math.inf)

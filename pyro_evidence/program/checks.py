@@ -330,6 +330,12 @@ def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
     cells = given[: len(given) - len(event)]
     for plate in node["cond_indep_stack"]:  # data that are one datum, and again as many as the plate has cells
         repeated = len(cells) < -plate.dim or cells[plate.dim] == 1 if plate.vectorized else False
+        if event == (0,) and repeated and plate.size > 1:
+            raise BadInput(
+                f"factor '{name}' is one number in plate '{plate.name}' of size {plate.size}: it would count "
+                f"{plate.size} times. Expected it outside of the plate, or a number for each cell. If it is meant, "
+                f"expand it to shape ({plate.size},)."
+            )
         if node["is_observed"] and repeated and plate.size > 1 and plate.size in event:
             raise BadInput(
                 f"site '{name}' has data of shape {given}, of which one datum has shape {event}, in plate "

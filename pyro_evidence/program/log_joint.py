@@ -531,12 +531,18 @@ class LogJoint:
             return 1
 
     def data_hash(self, theta: Tensor) -> str:
-        """SHA-256 of the values of all observed sites, whatever their names, order and floating type."""
+        """SHA-256 of the values of all observed sites, whatever their names, order and floating type.
+
+        And of how often each counts, by ``poutine.scale`` or ``poutine.mask``, where that is not once.
+        """
         nodes, parts = self.trace(self.initial_u, theta).nodes, []
         for name in self.observed:
-            numbers = nodes[name]["value"].detach().cpu().to(torch.float32).contiguous()
-            if numbers.numel():
-                parts.append(repr(tuple(numbers.shape)).encode() + numbers.numpy().tobytes())
+            node = nodes[name]
+            times = torch.as_tensor(node["scale"]) * torch.as_tensor(True if node["mask"] is None else node["mask"])
+            known = [node["value"], times] if bool((times != 1).any()) else [node["value"]]
+            numbers = [x.detach().cpu().to(torch.float32).contiguous() for x in known]
+            if numbers[0].numel():
+                parts.append(b"".join(repr(tuple(x.shape)).encode() + x.numpy().tobytes() for x in numbers))
         return hashlib.sha256(b"|".join(sorted(parts))).hexdigest()
 
     def table(self, u: Tensor, theta: Tensor) -> Tensor:

@@ -72,6 +72,20 @@ def test_an_event_as_long_as_its_plate_is_refused(way: str) -> None:
     assert fit(model, draws(8).expand(8, 8)).log_evidence.isfinite()  # as the message advises, where it is meant
 
 
+def test_a_factor_of_one_number_in_a_plate_is_refused() -> None:
+    """Pyro counts it as often as the plate has cells."""
+
+    def model(t: Tensor, expanded: bool) -> None:
+        m = pyro.sample("m", dist.Normal(0.0, 2.0))
+        of_each = dist.Normal(m, 1.0).log_prob(t)
+        with pyro.plate("data", 8):
+            pyro.factor("t", of_each if expanded else of_each.sum())
+
+    says(refusal(lambda: fit(model, draws(8), False)), "factor 't'", "plate 'data' of size 8", "8 times")
+    oracle = dist.MultivariateNormal(torch.zeros(8).double(), torch.eye(8).double() + 4.0).log_prob(draws(8))
+    assert float(fit(model, draws(8), True).log_evidence) == pytest.approx(float(oracle), abs=1e-6)
+
+
 def test_complex_targets_of_a_process_are_refused() -> None:
     X, t = draws(20, 3), draws(20, seed=1)
     says(refusal(lambda: fit(gp_regression(RBF()), X, t + 5j * t)), "complex")

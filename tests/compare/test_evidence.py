@@ -1,12 +1,15 @@
 """Bayes factors against closed forms; refusals."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -68,6 +71,14 @@ def test_different_data_are_refused_unless_told_otherwise() -> None:
     with pytest.raises(BadInput, match=r"different data: a observes 'y' \(8,\), hash"):
         compare_evidence(a=a, b=b)
     assert "different data" in compare_evidence(a=a, b=b, throw=False).doubts[0]
+
+
+@pytest.mark.parametrize("weigh", [partial(poutine.scale, scale=0.5), partial(poutine.mask, mask=torch.arange(8) < 6)])
+def test_data_that_count_otherwise_are_different_data(weigh: Callable[..., Any]) -> None:
+    X, y = targets(num=8)
+    a, b = (LaplaceEvidence(model, maximise=()).run(X, y) for model in (straight, weigh(straight)))
+    with pytest.raises(BadInput, match="different data"):
+        compare_evidence(a=a, b=b)
 
 
 def test_other_name_and_precision_of_the_site_are_the_same_data() -> None:
