@@ -1,5 +1,6 @@
 """Conditions on a model and its arguments: what fails them, or cannot be run on them, gets an error message."""
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
@@ -330,7 +331,7 @@ def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
     cells = given[: len(given) - len(event)]
     for plate in node["cond_indep_stack"]:  # data that are one datum, and again as many as the plate has cells
         repeated = len(cells) < -plate.dim or cells[plate.dim] == 1 if plate.vectorized else False
-        if event == (0,) and repeated and plate.size > 1:
+        if event == (0,) and repeated and plate.size > 1 and math.prod(cells) == 1:
             raise BadInput(
                 f"factor '{name}' is one number in plate '{plate.name}' of size {plate.size}: it would count "
                 f"{plate.size} times. Expected it outside of the plate, or a number for each cell. If it is meant, "
