@@ -138,7 +138,9 @@ def inside_correction(places: LaplaceNodes) -> InsideCorrection | None:
         while can_draw and num * (each := row_bytes * (1 if marginal is None else marginal.nodes_of_each)) <= PRICE:
             found, adapted = _by_draws(places, marginal, num, mixture)
             precise = not found.is_doubtful and max(found.standard_error, found.by_nodes) <= PRECISE
-            if precise or (MORE * num * each > LITTLE and importance.is_beyond(found.pareto_k, num)):
+            few = num <= 2 * mixture.loc.shape[-1]  # for a covariance that draws could adapt to
+            last = few or MORE * num * each > LITTLE
+            if precise or (last and importance.is_beyond(found.pareto_k, num)):
                 break
             if marginal is not None and not found.is_doubtful and found.by_nodes > found.standard_error:
                 marginal = replace(marginal, num=marginal.num + FEWER)

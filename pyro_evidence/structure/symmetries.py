@@ -25,7 +25,7 @@ from pyro_evidence.structure.recognise import Structure
 # Sites that turn together; of each all, or what an index says.
 Turn = tuple[tuple[str, Any], ...]
 LARGEST = 64  # latent dimensions
-MOST_PARTS = 16  # elements of a first axis that are turned one by one
+MOST_PARTS = 16  # elements of an axis that are turned one by one, and sites that are turned in pairs
 MOST_MIRRORS = 8  # whose 256 images are told apart
 LOOKS, END = 8, 24.0  # rows; and a logit, 4e-11 of an interval, by which no density with a slope changes by more than
 CLOSED = 1e-8  # of its log
@@ -68,6 +68,8 @@ def mirrors(joint: LogJoint, theta: Tensor) -> tuple[Turn, ...]:
     those before is left out: of ``r``, each mode has ``2^r`` images.
     """
     real = {p.name: p.shape for p in joint.latents if is_identity(p.transform)}
+    if len(real) > MOST_PARTS:  # as of a recursion, whose steps are sites: pairs of them are too many
+        return ()
     turns: list[Turn] = [tuple((n, None) for n in some) for k in (1, 2) for some in combinations(real, k)]
     for size in sorted(size for size in lengths(joint) if size <= MOST_PARTS):
         axes = [(name, axis) for name, axis in axes_of_length(joint, size).items() if name in real]
