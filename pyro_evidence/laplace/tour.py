@@ -20,7 +20,6 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, search_modes, state_at
 from pyro_evidence.numerics import importance
-from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.newton import Density
@@ -38,7 +37,9 @@ from pyro_evidence.structure.symmetries import (
     lengths,
     relabelled,
     reordered,
+    sign_turns,
     swaps,
+    turned_by,
 )
 
 DRAWS = 1_000  # from the prior: of two modes of equal mass, a hundredth of it finds each with probability .99995
@@ -334,25 +335,10 @@ def _images(mode: LaplaceState, exchange: "Exchange | None") -> Tensor:
 
 def _turned(mode: LaplaceState) -> Iterator[Tensor]:
     """Real coordinates with their signs turned: one, sites and pairs of sites whole, one element in all of them."""
-    joint = mode.problem.joint
-    real = {part.name: torch.ones(part.shape) for part in joint.latents if is_identity(part.transform)}
-    masks = [_mask(mode, {n: real[n] for n in some}) for k in (1, 2) for some in itertools.combinations(real, k)]
-    masks += [torch.arange(len(mode.u)) == index for index in _mask(mode, real).nonzero().flatten()]
-    for size in {size for ones in real.values() for size in ones.shape if size > 1}:
-        axes = {name: axis for name, axis in axes_of_length(joint, size).items() if name in real}
-        for k in range(size):
-            others = torch.arange(size)[torch.arange(size) != k]
-            masks.append(_mask(mode, {name: real[name].index_fill(axis, others, 0.0) for name, axis in axes.items()}))
-    for mask in masks:
+    joint, size = mode.problem.joint, len(mode.u)
+    masks = torch.stack([torch.zeros(size).bool(), *(turned_by(joint, turn) for turn in sign_turns(joint, size))])
+    for mask in torch.cat([masks[1:], torch.eye(size).bool()[masks.any(0)]]):
         yield torch.where(mask.to(mode.u.device), -mode.u, mode.u)
-
-
-def _mask(mode: LaplaceState, chosen: Mapping[str, Tensor]) -> Tensor:
-    """The coordinates of some sites' elements, bool ``(D,)``."""
-    found, latents = torch.zeros(len(mode.u), dtype=torch.bool), mode.problem.joint.latents
-    for name, elements in chosen.items():
-        found[latents.slices[name]] = elements.reshape(-1).bool()
-    return found
 
 
 def _exchanged(mode: LaplaceState, exchange: "Exchange | None") -> Iterator[Tensor]:

@@ -166,7 +166,7 @@ def _by_draws(
     index = importance.resampled(places.weights, num, seeded(0))
     white = mixture.unwhiten(quasi_normal(num, len(shared) + 1).to(mixture.loc))
     by_component = mixture.by_component(white)
-    u, log_slope = _coloured(places, index, shared, white)
+    u, log_slope = _at_nodes(places, index, shared, white)
     log_proposal = by_component.logsumexp(0) - log_slope
     log_normal = by_component[0] - mixture.log_mixing[0] - log_slope
     theta, beside = places.theta[index], log_proposal + places.laplace[index]
@@ -212,7 +212,7 @@ def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float, Tens
     return float(mean.log() + log_weights.max()), float(ratios.std()) / len(weights) ** 0.5, ratios
 
 
-def _coloured(places: LaplaceNodes, index: Tensor, shared: Tensor, white: Tensor) -> tuple[Tensor, Tensor]:
+def _at_nodes(places: LaplaceNodes, index: Tensor, shared: Tensor, white: Tensor) -> tuple[Tensor, Tensor]:
     """White rows ``(S, P)`` as draws of shared coordinates, the others at their means given these, ``(S, D)``.
 
     And the log of how much volume a white row has there, ``(S,)``.

@@ -116,10 +116,10 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         added by importance sampling, of what independent blocks share, these by quadrature, as far as its k-hat is
         below 0.7 and its error below what it adds.
         """
-        found, images = self._left_out, math.log1p(len(self._turned))
+        found, log_images = self._left_out, math.log1p(len(self._turned))
         if found is not None and found.is_trusted:
-            return self.state.log_evidence + found.gain + images
-        return self.state.log_evidence + images + (self._log_nearest if images else 0.0)
+            return self.state.log_evidence + found.gain + log_images
+        return self.state.log_evidence + log_images + (self._log_nearest if log_images else 0.0)
 
     @property
     def log_hyperposterior(self) -> Tensor:

@@ -67,13 +67,9 @@ def mirrors(joint: LogJoint, theta: Tensor) -> tuple[Turn, ...]:
     Or one element of these along axes of one length, such as a column of loadings with its factor.  What follows from
     those before is left out: of ``r``, each mode has ``2^r`` images.
     """
-    real = {p.name: p.shape for p in joint.latents if is_identity(p.transform)}
-    if len(real) > MOST_PARTS:  # as of a recursion, whose steps are sites: pairs of them are too many
+    if sum(is_identity(p.transform) for p in joint.latents) > MOST_PARTS:  # as of a recursion, whose steps are sites
         return ()
-    turns: list[Turn] = [tuple((n, None) for n in some) for k in (1, 2) for some in combinations(real, k)]
-    for size in sorted(size for size in lengths(joint) if size <= MOST_PARTS):
-        axes = [(name, axis) for name, axis in axes_of_length(joint, size).items() if name in real]
-        turns += [tuple((name, (slice(None),) * axis + (k,)) for name, axis in axes) for k in range(size) if axes]
+    turns = sign_turns(joint, MOST_PARTS)
     u = torch.randn(joint.latents.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows = torch.stack([u, *(_scaled(joint, turn, u, -1.0) for turn in turns)]).to(joint.device)
     parts = rows.split(rows_at_once(joint))
@@ -88,6 +84,16 @@ def mirrors(joint: LogJoint, theta: Tensor) -> tuple[Turn, ...]:
             found.append(turn)
             basis.append(rest)
     return tuple(found)
+
+
+def sign_turns(joint: LogJoint, largest: int) -> list[Turn]:
+    """Real sites, one or two whole, and one element of all of them along axes of one length, up to the largest."""
+    real = [p.name for p in joint.latents if is_identity(p.transform)]
+    found: list[Turn] = [tuple((n, None) for n in some) for k in (1, 2) for some in combinations(real, k)]
+    for size in sorted(size for size in lengths(joint) if size <= largest):
+        axes = [(name, axis) for name, axis in axes_of_length(joint, size).items() if name in real]
+        found += [tuple((name, (slice(None),) * axis + (k,)) for name, axis in axes) for k in range(size) if axes]
+    return found
 
 
 def turned_by(joint: LogJoint, turn: Turn) -> Tensor:

@@ -127,7 +127,7 @@ def test_draws_of_all_coordinates_have_the_normal_density_of_their_node() -> Non
     places = fitted(walk, counts())._inside_places
     index, size = torch.arange(len(places.u)).repeat_interleave(3), places.u.shape[-1]
     white = generated(len(index), size, seed=0)
-    u, log_slope = inside._coloured(places, index, torch.arange(size), white)
+    u, log_slope = inside._at_nodes(places, index, torch.arange(size), white)
     log_normal = dist.Normal(0.0, 1.0).log_prob(white).sum(-1) - log_slope
     for row, node in enumerate(index.tolist()):
         tril = precision_tril(places.precision.row(node), size)
