@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import compress
@@ -165,43 +165,47 @@ class LaplaceEvidence(Resumable):
         return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
 
     def _all_or_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
-        """Where modes have images, as labels have in every order, all latents by the modes of their joint density.
+        """The fit of all latents by the modes of their joint density, or around marginalised sites.
 
-        Sites that are marginalised around one mode inside would leave its images out.  Where signs can be turned, ends
-        of an interval meet, or labels be exchanged that have no marginalised site for their scale, that is tried first;
-        else once it is known that other orders move the mode.  If it fails, as elsewhere, unless there are modes that
-        are no images.  So for small models whose latents multiply one another, where importance sampling around blocks
-        fails.
+        Where modes have images, as labels have in every order, sites marginalised around one mode inside would leave
+        these out.  So where signs can be turned, ends of an interval meet, or labels be exchanged that have no
+        marginalised site for their scale, all latents are tried first, and what is inside where that fails.  Elsewhere
+        all latents are tried second: where other orders move the mode, and in small models whose latents multiply one
+        another where importance sampling around blocks fails.
         """
-        is_automatic = self.marginalise is None and self.start.tour != 0
-        self._seeks_all_modes, failure, found = None if is_automatic else False, None, None
-        try:
-            found = self._fitted(args, kwargs)
-            if self._has_all_modes and (found._trusts_weights or found.has_unlike_modes):
-                return found
-        except (ArithmeticError, NotConverged) as error:
-            if not self._has_all_modes and (isinstance(error, NotConverged) or not self._has_labels(None)):
-                raise
-            failure = error
-        before = copy.copy(self)
-        if self._has_all_modes:
-            self._seeks_all_modes = False
-            try:
-                return self._fitted(args, kwargs)
-            except (ArithmeticError, NotConverged):
-                if found is None:
-                    raise
-        elif found is None or (is_automatic and (self._has_labels(found.state) or self._doubts_blocks(found))):
-            self._seeks_all_modes = True
-            with suppress(ArithmeticError, NotConverged):
-                whole: Any = self._fitted(args, kwargs)
-                if getattr(whole, "states", ())[1:] and whole._trusts_weights:
-                    return whole
-            if failure is not None:
-                raise failure
-        vars(self).update(vars(before))
-        assert found is not None
+        automatic = self.marginalise is None and self.start.tour != 0
+        fit, found = self._attempt(args, kwargs, None if automatic else False)
+        if fit._has_all_modes:
+            if isinstance(found, Exception) or not (found._trusts_weights or found.has_unlike_modes):
+                other, nested = self._attempt(args, kwargs, False)
+                if isinstance(found, Exception) or not isinstance(nested, Exception):
+                    fit, found = other, nested
+        elif fit._may_have_more_modes(found, automatic):
+            other, whole = self._attempt(args, kwargs, True)
+            if getattr(whole, "states", ())[1:] and whole._trusts_weights:
+                fit, found = other, whole
+        vars(self).update(vars(fit))
+        if isinstance(found, Exception):
+            raise found
         return found
+
+    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], seeks_all_modes: bool | None) -> Any:
+        """A copy of this engine that has fitted, and its posterior, or why there is none.
+
+        :param seeks_all_modes: None: where modes have images.
+        """
+        other = copy.copy(self)
+        other._seeks_all_modes = seeks_all_modes
+        try:
+            return other, other._fitted(args, kwargs)
+        except (ArithmeticError, NotConverged) as error:
+            return other, error
+
+    def _may_have_more_modes(self, found: LaplacePosterior | Exception, automatic: bool) -> bool:
+        """Whether a fit of what is inside may miss modes: there are other orders, or weights are not alike."""
+        if isinstance(found, Exception):
+            return not isinstance(found, NotConverged) and self._has_labels(None)
+        return automatic and (self._has_labels(found.state) or self._doubts_blocks(found))
 
     def _doubts_blocks(self, found: LaplacePosterior) -> bool:
         """Whether latents multiply one another, few enough to be integrated by all modes, and weights are not alike."""
@@ -375,13 +379,12 @@ class LaplaceEvidence(Resumable):
             return posterior
         least = 0.0 if posterior._trusts_weights is False else GAIN
         for site in posterior.candidate_hyperparameters:
-            other = copy.copy(self)
-            other._more, other._seeks_all_modes = (*self._more, site), False
-            with suppress(ArithmeticError, NotConverged):
-                found = other._fitted(*self._data)
-                if found.relative_ess > posterior.relative_ess + least:
-                    vars(self).update(vars(other))
-                    return self._with_more_marginalised(found)
+            wider = copy.copy(self)
+            wider._more = (*self._more, site)
+            fit, found = wider._attempt(*self._data, False)
+            if not isinstance(found, Exception) and found.relative_ess > posterior.relative_ess + least:
+                vars(self).update(vars(fit))
+                return self._with_more_marginalised(found)
         return posterior
 
     def run_chunks(self, chunks: Chunks, *, own: Sequence[str] | None = None) -> LaplacePosterior:

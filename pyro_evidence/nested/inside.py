@@ -182,8 +182,8 @@ def _by_draws(
     lost = float(log_weights.isnan().double().mean())  # blocks without a mode there
     log_weights = log_weights.nan_to_num(nan=-math.inf)
     if len(places.turned):  # of what is shared: the others are integrated
-        direction = (places.u / places.precision.variance)[index][:, shared]
-        near = are_nearest(u[:, shared], direction, places.turned[:, shared])
+        modes, variances = (x[index][:, shared] for x in (places.u, places.precision.variance))
+        near = are_nearest(u[:, shared], modes, variances, places.turned[:, shared])
         log_weights = log_weights.where(near, -math.inf)
     smoothed = importance.checked(log_weights)
     k = smoothed.pareto_k if lost <= LOST else math.inf

@@ -434,7 +434,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         if not self._mirrors:
             return log_weights
         state, turned = self.state, images(self._joint, self._mirrors)
-        near = are_nearest(u, state.u / state.precision.variance[0], turned)
+        near = are_nearest(u, state.u, state.precision.variance[0], turned)
         return (log_weights + math.log1p(len(turned))).where(near, -math.inf)
 
     @cached_property
@@ -442,7 +442,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """Log of the Gaussian's mass that is nearest to its own image, nats."""
         u, precision = self._inside.u, self._inside.precision
         white = torch.randn(NUM_WEIGHTED, len(u), generator=generator_of(0), dtype=torch.float64)
-        near = are_nearest(u + precision.unwhiten(white.to(u)), u / precision.variance[0], self._turned)
+        near = are_nearest(u + precision.unwhiten(white.to(u)), u, precision.variance[0], self._turned)
         return math.log(float(near.double().mean()))
 
     @cached_property

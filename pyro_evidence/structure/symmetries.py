@@ -109,13 +109,13 @@ def images(joint: LogJoint, turns: Sequence[Turn]) -> Tensor:
     return found[1:].to(joint.device)
 
 
-def are_nearest(u: Tensor, direction: Tensor, turned: Tensor) -> Tensor:
+def are_nearest(u: Tensor, mode: Tensor, variance: Tensor, turned: Tensor) -> Tensor:
     """Which rows ``(S, D)`` are no nearer to an image of a mode than to the mode itself, bool ``(S,)``.
 
-    :param direction: the mode over variances, ``(D,)``, or one for each row.
+    :param mode, variance: ``(D,)``, or one for each row.
     :param turned: coordinates that change their signs in each image, bool ``(I, D)``.
     """
-    return ((u * direction) @ turned.to(u).mT >= 0).all(-1)
+    return ((u * mode / variance) @ turned.to(u).mT >= 0).all(-1)
 
 
 def described(turn: Turn) -> str:
