@@ -210,33 +210,33 @@ def _explore_kernels(
     depth, beam = check_count("depth", depth), check_count("beam", beam)
     bases = [KernelExpression(name, kernel) for name, kernel in kernels.items()]
     level, ends = {base.text: (base, dict[str, Tensor]()) for base in bases}, dict[str, LaplacePosterior | Exception]()
-    sizes, bar = dict[str, int](), bar_of("kernels", engine(model(bases[0].kernel)).stop.progress)
-    for number in range(depth):
-        found: list[tuple[float, KernelExpression, dict[str, Tensor]]] = []
-        for text, (each, values) in level.items():
-            bar.update()
-            sizes[text], one = _num_learned(each.kernel), engine(model(each.kernel))
-            one.stop = replace(one.stop, progress=False)
-            try:
-                one.start = replace(one.start, values=_highest(one, args, kwargs, values))
-                ends[text] = posterior = one.run(*args, **kwargs)
-            except FAILURES as error:
-                ends[text] = error
-                continue
-            reached = {n: v.detach() for n, v in posterior.hyperparameters.items()}
-            others = {n: v for n, v in reached.items() if not n.startswith("kernel.")}
-            found.append(
-                (float(posterior.log_evidence) - sizes[text], each.ending(_beginning(each.kernel, reached)), others)
-            )
-        if not number:
-            if not found:
-                raise next(error for error in ends.values() if isinstance(error, Exception))
-            known = {each.text: each for _, each, _ in found}
-            bases = [known.get(base.text, base) for base in bases]
-        best = sorted(found, key=itemgetter(0), reverse=True)[:beam]
-        grown = [(new, others) for _, each, others in best for new in each.grown(bases)]
-        level = {new.text: (new, others) for new, others in grown if new.text not in ends}
-    bar.close()
+    sizes, progress = dict[str, int](), engine(model(bases[0].kernel)).stop.progress
+    with bar_of("kernels", progress) as bar:
+        for number in range(depth):
+            found: list[tuple[float, KernelExpression, dict[str, Tensor]]] = []
+            for text, (each, values) in level.items():
+                bar.update()
+                sizes[text], one = _num_learned(each.kernel), engine(model(each.kernel))
+                one.stop = replace(one.stop, progress=False)
+                try:
+                    one.start = replace(one.start, values=_highest(one, args, kwargs, values))
+                    ends[text] = posterior = one.run(*args, **kwargs)
+                except FAILURES as error:
+                    ends[text] = error
+                    continue
+                reached = {n: v.detach() for n, v in posterior.hyperparameters.items()}
+                others = {n: v for n, v in reached.items() if not n.startswith("kernel.")}
+                found.append(
+                    (float(posterior.log_evidence) - sizes[text], each.ending(_beginning(each.kernel, reached)), others)
+                )
+            if not number:
+                if not found:
+                    raise next(error for error in ends.values() if isinstance(error, Exception))
+                known = {each.text: each for _, each, _ in found}
+                bases = [known.get(base.text, base) for base in bases]
+            best = sorted(found, key=itemgetter(0), reverse=True)[:beam]
+            grown = [(new, others) for _, each, others in best for new in each.grown(bases)]
+            level = {new.text: (new, others) for new, others in grown if new.text not in ends}
     texts = tuple(ends)
 
     def end(chosen: Mapping[str, Any]) -> LaplacePosterior:

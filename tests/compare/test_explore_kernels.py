@@ -1,5 +1,6 @@
 """Kernels made of kernels: which a search comes by, and their log evidences, in closed form and by fits alone."""
 
+import importlib
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, Stop, explore
 from pyro_evidence.compare.explore import KernelExpression
+from pyro_evidence.fitting.iterate import bar_of
 from pyro_evidence.models.basis import LEARNED
 from pyro_evidence.models.gp import gp_regression
 from pyro_evidence.models.kernels import RBF, ChangePoint, Constant, Kernel, Linear, Periodic
@@ -86,6 +88,16 @@ def test_kernels_that_fail_are_entries_of_the_table() -> None:
     assert any("ChangePoint has 2 inputs" in said for said in two.failures)
     with pytest.raises(BadInput, match=r"X.*shape \(40,\)"):
         explore({"line": Linear()}, X[:, 0], y, engine=QUIET)
+
+
+def test_the_progress_bar_ends_where_every_kernel_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, bars = importlib.import_module("pyro_evidence.compare.explore"), list[Any]()
+    monkeypatch.setattr(module, "bar_of", lambda *args: bars.append(bar_of(*args)) or bars[-1])
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    X, y = series()
+    with pytest.raises(BadInput):
+        explore({"line": Linear()}, X[:, 0], y)
+    assert bars[0].disable  # as of a bar that is closed
 
 
 def test_kernels_come_alone_and_without_a_prior() -> None:
