@@ -157,7 +157,7 @@ class Search:
     :ivar structures: those that were evaluated.
     :ivar log_evidences: of each, nats, ``(S,)``.
     :ivar log_weights: whose exponentials estimate ``p(D)`` by their sum, and sums over structures by weighted ones:
-        ``log p(D, structure)`` of what was found by steps, the importance weight of what was drawn, ``(S,)``.
+        ``log p(D, structure)``, of some more for what was not evaluated, ``(S,)``.
     :ivar error: standard error of the log of their sum, nats.
     :ivar unvisited: the share of the posterior mass that was not looked at, two standard errors above its estimate.
     """
@@ -174,9 +174,9 @@ def search(product: IndependentChoices, evaluate: Evaluate, most: int, seed: int
 
     A quarter of the evaluations go, best first, to neighbours of what is known: structures that differ in one element,
     and those with two elements exchanged.  The rest are drawn, each element by itself: first as often as it has its
-    values given all others of the structures whose neighbours are known, then by what the draws so far say.  Draws of
-    structures that the steps have not found stand for all of those, by weights against the mixture of all rounds
-    (Owen and Zhou, 2000; Clyde, Ghosh and Littman, 2011, sample elements so without replacement).
+    values given all others of the structures whose neighbours are known, then by what the draws so far say.  What is
+    known counts as it is.  For the rest stand the structures that were drawn once: without that draw such a one would
+    be unknown, and its importance weight, against the mixture of all rounds (Owen and Zhou, 2000), estimates what is.
 
     :param most: structures to evaluate.
     """
@@ -202,29 +202,36 @@ def search(product: IndependentChoices, evaluate: Evaluate, most: int, seed: int
         expanded.append(row)
     before, generator = len(known), seeded(seed)
     laws, draws = [_conditional(known, expanded, sizes)], torch.empty(0, len(sizes), dtype=torch.long)
+    nums, left = [], most - before
     while True:
-        num = max(2, (most - before) // ROUNDS)
-        own = [torch.multinomial(law, num, replacement=True, generator=generator) for law in laws[-1]]
-        draws = torch.cat([draws, torch.stack(own, -1)])
-        look(draws[-num:])
+        begun, fresh, num = len(draws), set[tuple[int, ...]](), max(2, left // (ROUNDS * BATCHES))
+        for _ in range(MOST_BATCHES):
+            own = [torch.multinomial(law, num, replacement=True, generator=generator) for law in laws[-1]]
+            draws = torch.cat([draws, torch.stack(own, -1)])
+            fresh |= set(map(tuple, draws[-num:].tolist())) - known.keys()
+            if len(known) + len(fresh) >= before + left * len(laws) // ROUNDS:
+                break
+        look(draws[begun:])
+        nums.append(len(draws) - begun)
         log_qs = [torch.stack([p.log()[draws[:, b]] for b, p in enumerate(law)]).sum(0) for law in laws]
-        log_q = torch.stack(log_qs).logsumexp(0) - math.log(len(laws))
+        log_nums = torch.tensor(nums, dtype=torch.float64).log()
+        log_expected = (torch.stack(log_qs) + log_nums.unsqueeze(-1)).logsumexp(0)  # of how often each is drawn
         heights = torch.tensor(list(known.values()), dtype=torch.float64)
         places = {row: place for place, row in enumerate(known)}
         place = torch.tensor([places[row] for row in map(tuple, draws.tolist())])
-        drawn = torch.where(place >= before, heights[place] - log_q, -torch.inf) - math.log(len(draws))
-        shift = float(torch.cat([heights, drawn]).max())
-        mass = (drawn - shift).exp()  # of each draw, whose sum estimates that of all structures not found by steps
-        by_draws = torch.zeros_like(heights).index_add(0, place, mass)
-        weights = torch.where(torch.arange(len(heights)) < before, (heights - shift).exp(), by_draws)
+        once = (place >= before) & (torch.bincount(place)[place] == 1)
+        beside = torch.where(once, heights[place] - log_expected, -torch.inf)
+        shift = float(torch.cat([heights, beside]).max())
+        mass, unseen = (heights - shift).exp(), (beside - shift).exp()
+        weights = mass + torch.zeros_like(mass).index_add(0, place, unseen)
         if len(laws) == ROUNDS:
             break
         rows, share = torch.tensor(list(known)), weights / weights.sum()
         new = [torch.bincount(rows[:, b], share, size) for b, size in enumerate(sizes.tolist())]
         laws.append([_guarded(0.5 * (one + other)) for one, other in zip(new, laws[-1], strict=True)])
     total = float(weights.sum())
-    error = float(len(draws) ** 0.5 * mass.std()) / total
-    unvisited = max(0.0, 1.0 - float((heights - shift).exp().sum()) / total / (1.0 + 2.0 * error))
+    error = float((unseen.square() * (1.0 + log_expected.exp())).sum().sqrt()) / total
+    unvisited = max(0.0, 1.0 - float(mass.sum()) / total / (1.0 + 2.0 * error))
     structures = product.with_choices(torch.tensor(list(known)))
     return Search(structures, heights - structures.log_prior, weights.log() + shift, error, unvisited)
 
@@ -251,6 +258,7 @@ def _conditional(
 
 
 ROUNDS = 4  # of draws, each with the probabilities that those before have taught
+BATCHES, MOST_BATCHES = 4, 64  # of draws in a round: if all are new structures, and if hardly any are
 GUARD = 0.01  # least probability of each value of an element in draws of structures
 
 

@@ -296,8 +296,9 @@ def test_a_search_says_what_it_has_not_visited() -> None:
     lookup = dict(zip(map(tuple, every.tolist()), heights.softmax(0).tolist(), strict=True))
     seen = sum(lookup[tuple(row)] for row in found.found.values["keep"].tolist())
     assert 0.0 < 1.0 - seen <= found.unvisited
-    assert abs(float(found.log_evidence - heights.logsumexp(0))) < 4.0 * found.search.error + 1e-3
-    torch.testing.assert_close(found.inclusion("keep"), heights.softmax(0) @ every, rtol=0.0, atol=0.06)
+    assert found.search.error < 0.005  # most draws are of structures that are known: these have no error
+    assert abs(float(found.log_evidence - heights.logsumexp(0))) < 4.0 * found.search.error
+    torch.testing.assert_close(found.inclusion("keep"), heights.softmax(0) @ every, rtol=0.0, atol=0.008)
     again = LaplaceEvidence(linear, start=Start(structures=200)).run(X, y)
     assert float(again.log_evidence) == float(found.log_evidence)
     assert any("not all structures" in note for note in found.structures(1).notes)
