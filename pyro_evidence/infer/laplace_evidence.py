@@ -10,7 +10,6 @@ from itertools import compress
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pyro_evidence import posterior as results  # of which each kind is imported when a fit makes it
 from pyro_evidence.blocks.marginal import NODES, all_blocks, check_nodes, require_blocks
@@ -54,8 +53,15 @@ from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.choices import Curvature, exact_hessian
-from pyro_evidence.program.branching import fixed
-from pyro_evidence.program.checks import Arguments, Constant, StructureSites, constant_targets, same_arguments
+from pyro_evidence.program.branching import has_structures
+from pyro_evidence.program.checks import (
+    Arguments,
+    Constant,
+    OutsideSupport,
+    StructureSites,
+    constant_targets,
+    same_arguments,
+)
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
@@ -153,14 +159,11 @@ class LaplaceEvidence(Resumable):
         self._more, self._over = (), None
         try:
             posterior = self._all_or_nested(args, kwargs)
-        except StructureSites:
-            quiet = replace(self, stop=replace(self.stop, progress=False))
-
-            def fit(values: dict[str, Tensor]) -> LaplacePosterior:
-                found: LaplacePosterior = replace(quiet, model=fixed(self.model, values)).run(*args, **kwargs)
-                return found
-
-            self._over = results.over_structures(self.model, (args, kwargs), fit, self.start, self.stop)
+        except (StructureSites, OutsideSupport) as error:
+            if isinstance(error, OutsideSupport) and not has_structures(self.model, (args, kwargs)):
+                raise
+            fits = results.StructureFits(replace(self), (args, kwargs))
+            self._over = results.over_structures(self.model, (args, kwargs), fits, self.start, self.stop)
             return self._over
         return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
 

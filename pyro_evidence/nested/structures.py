@@ -118,7 +118,7 @@ def switched(model: Model, data: Arguments, product: IndependentChoices) -> Swit
         owner = _owners(density, other, factors)
         found = None if owner is None else Switched(problem, density, owner)
         return found if found is not None and _agrees(found, model, data, product) else None
-    except ArithmeticError:  # of one structure: fits one by one tell which have no posterior
+    except (ArithmeticError, BadInput, UnsupportedModel):  # of one structure, of which its fit will tell
         return None
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.posterior.nested import NestedPosterior
     from pyro_evidence.posterior.nested import integrated as integrated
     from pyro_evidence.posterior.process import LatentPrediction, predict_latent
+    from pyro_evidence.posterior.structures import StructureFits as StructureFits
     from pyro_evidence.posterior.structures import over_structures as over_structures
 
 __all__ = ["LaplacePosterior", "LatentPrediction", "NestedPosterior", "predict_latent"]

@@ -1,29 +1,34 @@
 """The posterior over structures of a model: their probabilities, and averages over them."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import add
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.display import Axes, Table, axes_or_own
 from pyro_evidence.errors import BadInput, NotAMode, NotConverged, UnsupportedModel
+from pyro_evidence.files import Array
+from pyro_evidence.fitting.codec import encoded_arguments
 from pyro_evidence.fitting.iterate import Stop, bar_of
 from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.nested.structures import Evaluate, Search, search, switched
 from pyro_evidence.numerics.batched import along
+from pyro_evidence.posterior.archive import Saved, require_equal
 from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.predict import PredictionMixin, SitePrediction
 from pyro_evidence.posterior.replicates import Made, examples, together
 from pyro_evidence.program.branching import MOST, IndependentChoices, Model, Structures, fixed, structures_of
-from pyro_evidence.program.checks import Arguments
+from pyro_evidence.program.checks import Arguments, OutsideSupport
+from pyro_evidence.program.sites import is_discrete
 from pyro_evidence.settings import Start, check_count, seed_of, seeded
 
 SEARCHED, SEARCHED_APART = 2**14, 2**9  # structures looked at where there are more: together, or a fit for each
@@ -33,9 +38,24 @@ AVERAGED = 50  # structures whose own shares count in an average, and as many th
 NEGLIGIBLE = 1e-3  # share of the mass whose structures a prediction may leave out
 
 
+@dataclass(frozen=True)
+class StructureFits:
+    """Fits of an engine's model, a structure of it fixed, to one data set."""
+
+    engine: Any
+    data: Arguments
+
+    def __call__(self, values: Values) -> LaplacePosterior:
+        """The posterior given a structure."""
+        of, (args, kwargs) = self.engine, self.data
+        fitted = replace(of, model=fixed(of.model, values), stop=replace(of.stop, progress=False))
+        found: LaplacePosterior = fitted.run(*args, **kwargs)
+        return found
+
+
 @entry_point
 @dataclass(frozen=True, eq=False, repr=False)
-class StructurePosterior(PredictionMixin):
+class StructurePosterior(Saved, PredictionMixin):
     """Structures with their probabilities, and the posterior of each; draws and predictions are averages over them.
 
     Of predictions those draws are shared out among structures by their probabilities.  Structures that hold a
@@ -46,7 +66,6 @@ class StructurePosterior(PredictionMixin):
     :ivar fit: the posterior of a structure, by a fit.
     :ivar failures: messages of fits that failed.
     :ivar num_maximised: hyperparameters that are maximised in each structure.
-    :ivar different_data: whether structures observe other values, such as logarithms of a target.
     :ivar labels: structure site -> names of its values 0, 1, ...; empty for numbers.
     :ivar notes: what else is to be said beside the table.
 
@@ -70,7 +89,6 @@ class StructurePosterior(PredictionMixin):
     fit: Callable[[Values], LaplacePosterior]
     failures: tuple[str, ...] = ()
     num_maximised: int = 0
-    different_data: bool = False
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     _members: dict[int, LaplacePosterior] = field(default_factory=dict)
@@ -166,7 +184,7 @@ class StructurePosterior(PredictionMixin):
             "log prior": "of the structure, nats",
             "log evidence": "log p(data | structure), nats",
         }
-        said = [*self.notes]
+        said = [*self._notes]
         if self.failures:
             said.append(f"{len(self.failures)} structures have no posterior: {self.failures[0]}")
         if math.isnan(self.unvisited):
@@ -175,13 +193,25 @@ class StructurePosterior(PredictionMixin):
             said.append(f"not all structures were looked at: up to {self.unvisited:.2g} of the mass is elsewhere")
         if self.num_maximised:
             said.append(f"{self.num_maximised} numbers are maximised in each structure, for which there is no penalty")
-        if self.different_data:
-            said.append(
-                "structures observe different data, whose evidences cannot be compared: in place of log y, for "
-                "example, pass y and LogNormal"
-            )
-        said.append("vague priors decide between structures: the log evidence falls with the log of a prior's width")
-        return Table(rows, columns, said, "structure", digits=4)
+        return Table(rows, columns, [*said, self._vague], "structure", digits=4)
+
+    @cached_property
+    def _notes(self) -> tuple[str, ...]:
+        """What is to be said of structures whose evidences may be of unlike things, by those that were fitted."""
+        return *self.notes, *_unlike({label_of(self.found.of(k), self.labels): m for k, m in self._members.items()})
+
+    @cached_property
+    def _vague(self) -> str:
+        """What a prior's width is worth, in the best structure where its slope takes no quadrature."""
+        said = "vague priors decide between structures: the log evidence falls with the log of a prior's width"
+        with suppress(ArithmeticError, NotConverged, BadInput, UnsupportedModel):
+            best = self.member(0)
+            if not best.marginalised_sites:
+                found = best.sensitivity()
+                slopes = {n: x for n, x in found.log_evidence.items() if found.constants[n].unit is None}
+                name = max(slopes, key=lambda n: abs(slopes[n]), default="")
+                said += f"; in the first, {slopes[name]:+.2g} nats as {name} is doubled" if name else ""
+        return said
 
     def inclusion(self, site: str) -> Tensor:
         """The probability that each element of a structure site is not zero, in the site's shape.
@@ -258,6 +288,48 @@ class StructurePosterior(PredictionMixin):
         print(table)  # noqa: T201, what summaries do
         print(f"log evidence {float(self.log_evidence):.2f} nats, over {len(self.found):,} structures")  # noqa: T201
         return table
+
+    schema: ClassVar[Mapping[str, Any]] = {
+        "args": [object],
+        "kwargs": {str: object},
+        "values": {str: (Array(), Array(dtype=torch.int64))},
+        "present": {str: Array("S", torch.bool)},
+        "log_prior": Array("S"),
+        "log_evidences": Array("S", finite=False),
+        "log_weights": Array("S", finite=False),
+        "error": float,
+        "unvisited": float,
+        "failures": [str],
+        "num_maximised": int,
+        "labels": {str: [str]},
+        "notes": [str],
+    }
+
+    def _record(self) -> dict[str, Any]:
+        if not isinstance(self.fit, StructureFits):
+            raise BadInput(
+                "these structures are formulas or kernels, each with a model of its own; expected structure sites of "
+                "one model. Save what is needed of them: posterior.member(0).save(path)."
+            )
+        encoded_arguments(*self.fit.data)
+        names = ("failures", "num_maximised", "labels")
+        known = vars(self.found) | vars(self.search) | {n: getattr(self, n) for n in names} | {"notes": self._notes}
+        known |= dict(zip(("args", "kwargs"), self.fit.data, strict=True))
+        plain = {n: list(x) if isinstance(x, tuple) else x for n, x in known.items() if n in self.schema}
+        return plain | {"labels": {n: list(x) for n, x in self.labels.items()}}
+
+    @classmethod
+    def _restored(cls, content: Mapping[str, Any], model: Any, sizes: Mapping[str, int]) -> "StructurePosterior":
+        if not hasattr(model, "run"):
+            raise BadInput(f"expected the engine, LaplaceEvidence(model), in place of {type(model).__name__} model")
+        structures = Structures(*(content[n] for n in ("values", "present", "log_prior")))
+        numbers = (content[n] for n in ("log_evidences", "log_weights", "error", "unvisited"))
+        fits = StructureFits(model, (tuple(content["args"]), dict(content["kwargs"])))
+        said = (tuple(content["failures"]), content["num_maximised"], content["labels"], tuple(content["notes"]))
+        found = cls(Search(structures, *numbers), fits, *said)
+        best = found.log_evidences[found.order[0]]
+        require_equal("log_evidences", found.member(0).log_evidence, best, best.dtype)
+        return found
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """Bars: the probability that each element of each structure site is not zero.
@@ -336,8 +408,10 @@ def over(
                     try:
                         members[first + row] = found = fit(some.of(row))
                         heights[first + row] = float(found.log_evidence)
-                    except (ArithmeticError, NotConverged) as error:
+                    except (ArithmeticError, NotConverged, OutsideSupport) as error:
                         failures.append(f"{type(error).__name__}: {error}")
+                    except (BadInput, UnsupportedModel) as error:
+                        raise type(error)(f"with {label_of(some.of(row))}: {error}") from error
                     bar.update()
 
             fit_each(told)
@@ -373,9 +447,43 @@ def over(
             "since a log evidence has no penalty for them. Give those that only some structures have a prior: "
             "pyro.sample in place of pyro.param."
         )
-    several = len({member._joint.data_hash(member._mode_at[1]) for member in members.values()}) > 1
     found, num_maximised = replace(found, log_weights=log_weights), max(maximised, default=0)
-    return StructurePosterior(found, fit, tuple(failures), num_maximised, several, _members=members)
+    return StructurePosterior(found, fit, tuple(failures), num_maximised, _members=members)
+
+
+def _unlike(members: Mapping[str, LaplacePosterior]) -> Iterator[str]:
+    """Remarks on fits of structures, by their labels, that differ in more than their evidences tell.
+
+    Sites of one name and several shapes; flat priors that do not cancel; other data; probabilities beside densities.
+    """
+    shapes: dict[str, dict[tuple[int, ...], str]] = {}
+    flat, hashes, kinds, num = set[str](), set[str](), set[frozenset[bool]](), dict[str, int]()
+    for label, member in members.items():
+        joint, (u, theta) = member._joint, member._mode_at
+        for part in joint.latents:
+            shapes.setdefault(part.name, {}).setdefault(tuple(part.shape), label)
+            num[part.name] = num.get(part.name, 0) + 1
+        nodes = joint.trace(u, theta).nodes
+        flat |= set(member.flat_sites)
+        hashes.add(joint.data_hash(theta))
+        kinds.add(frozenset(is_discrete(nodes[n]) for n in joint.observed))
+    for name, known in shapes.items():
+        if len(known) > 1:
+            each = ", ".join(f"{shape} with {label}" for shape, label in list(known.items())[:SHOWN])
+            yield f"site '{name}' has shape {each}: draws of it are those of one structure, posterior.member(k)"
+    loose = sorted(n for n in flat if num[n] < len(members) or len(shapes[n]) > 1)
+    if loose:
+        yield (
+            f"flat priors of {', '.join(loose)} have an arbitrary constant, which does not cancel where structures "
+            "have other elements of them: the probabilities mean nothing; give proper priors"
+        )
+    if len(hashes) > 1:
+        yield (
+            "structures observe different data, whose evidences cannot be compared: in place of log y, for example, "
+            "pass y and LogNormal"
+        )
+    if {frozenset({True}), frozenset({False})} <= kinds:
+        yield "probabilities of data are compared with densities of them, which change with the unit of the data"
 
 
 def label_of(values: Mapping[str, Tensor], labels: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import empty_store, global_lock, own_random_numbers, own_warnings
-from pyro_evidence.program.checks import Arguments, as_tensors
+from pyro_evidence.program.checks import Arguments, as_tensors, new_data
 from pyro_evidence.program.sites import Node, central_value, innermost, is_structure, sample_nodes
 
 Model = Callable[..., Any]
@@ -100,7 +100,7 @@ class IndependentChoices:
 def structures_of(model: Model, data: Arguments) -> IndependentChoices | Structures:
     """The structures that a model can have, as a product of independent choices where they are.
 
-    :raises BadInput: for an annotated site that is continuous or infinite.
+    :raises BadInput: for an annotated site that is continuous or infinite, and where the model cannot be run.
     :raises UnsupportedModel: for more structures than can be enumerated whose sites depend on one another, and for a
         structure prior that depends on latents.
     """
@@ -115,7 +115,10 @@ def structures_of(model: Model, data: Arguments) -> IndependentChoices | Structu
     tried += [[int(torch.randint(size, (), generator=generator)) for size in sizes] for _ in range(TRIED)]
     probes = product.with_choices(torch.tensor(tried))
     for row in range(len(probes)):  # the other latents are others in each run
-        there = _branching(model, data, probes.of(row), all_of_them=True, seed=row + 1)
+        try:
+            there = _branching(model, data, probes.of(row), all_of_them=True, seed=row + 1)
+        except BadInput:  # of values in another shape than this structure's
+            return _tree(model, data)
         same = there.keys() == first.keys() and all(there[n]["value"].shape == shapes[n] for n in first)
         if not (same and all(torch.equal(_law(there[n])(probes.values[n]), laws[n](probes.values[n])) for n in first)):
             again = _branching(model, data, probes.of(row), all_of_them=True)
@@ -132,6 +135,11 @@ def structures_of(model: Model, data: Arguments) -> IndependentChoices | Structu
     return product
 
 
+def has_structures(model: Model, data: Arguments) -> bool:
+    """Whether a run of the model comes by a structure site."""
+    return bool(_branching(model, as_tensors(*data), {}))
+
+
 class _Begun(Messenger):
     """Starts latents that cannot be drawn, those under flat priors, inside their support."""
 
@@ -145,7 +153,7 @@ def _branching(
 ) -> dict[str, Node]:
     """The annotated sites of one run that have no value yet; those among ``values`` too where ``all_of_them``."""
     conditioned = poutine.condition(model, data=values) if values else model
-    with global_lock(), own_random_numbers(), own_warnings("ignore"), empty_store(), _Begun():
+    with global_lock(), own_random_numbers(), own_warnings("ignore"), empty_store(), _Begun(), new_data(*data):
         torch.manual_seed(seed)
         trace = poutine.trace(conditioned).get_trace(*data[0], **data[1])
     also = values if all_of_them else ()
@@ -160,6 +168,11 @@ def _support(name: str, node: Node) -> Tensor:
             f"site '{name}' is annotated as branching and is a {type(base).__name__}; expected a latent Bernoulli, "
             "Categorical or Binomial, whose elements have finitely many values. Leave the annotation out, or choose by "
             "such a site."
+        )
+    if node["fn"].log_prob(node["value"]).requires_grad:
+        raise UnsupportedModel(
+            f"the prior of structure site '{name}' depends on a param; expected fixed probabilities, since these "
+            "are not maximised. Write a number in its place, or draw it from a few values as a structure site."
         )
     return base.enumerate_support(expand=False).reshape(-1)
 

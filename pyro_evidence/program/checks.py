@@ -187,7 +187,8 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
     else:
         advice += _other_types(given, arrays(args, kwargs))
     singular = "PositiveDefinite" in str(error) or isinstance(error, LINALG_ERROR)
-    return BadInput(
+    kind = OutsideSupport if "to be within the support" in str(error) else BadInput
+    return kind(
         f"the model cannot be run on these arguments ({describe(args, kwargs)}): {said}. {advice}"
         f"Shapes must broadcast, all floating tensors must have one dtype (build priors with X.new_ones(...), or set "
         f"torch's default dtype), and data must lie in the support of their distribution."
@@ -207,6 +208,10 @@ def _other_types(given: Sequence[tuple[str, Tensor]], others: Sequence[tuple[str
     advice = f"Expected tensors: write torch.as_tensor(...) around {named}. " if others else ""
     advice += f"Expected real numbers: pass the .real or the .abs() of {imaginary}. " if imaginary else ""
     return advice + (f"Integers and floats may not mix: try .double() after {whole}. " if whole else "")
+
+
+class OutsideSupport(BadInput):
+    """Data that have no density under the distribution that observes them."""
 
 
 class StructureSites(UnsupportedModel):

@@ -380,12 +380,48 @@ def learned(y: Tensor) -> None:
         pyro.sample("y", dist.Normal(w, 1.0), obs=y)
 
 
+def learned_odds(y: Tensor) -> None:
+    odds = pyro.param("odds", torch.tensor(0.3), constraint=dist.constraints.unit_interval)
+    keep = pyro.sample("keep", dist.Bernoulli(odds), infer=BRANCHING)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(w * keep, 1.0), obs=y)
+
+
+def sizes_of_sites(y: Tensor) -> None:
+    size = 1 + int(pyro.sample("more", dist.Bernoulli(0.5), infer=BRANCHING))
+    keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([size]).to_event(1), infer=BRANCHING)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal((w * keep).sum(), 1.0), obs=y)
+
+
+def counted(y: Tensor) -> None:
+    """Has what cannot be summed out in one branch alone, which is hardly ever drawn."""
+    rare = pyro.sample("rare", dist.Bernoulli(1e-6), infer=BRANCHING)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    shift = pyro.sample("shift", dist.Poisson(1.0)) if bool(rare) else 0.0
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(w + shift, 1.0), obs=y)
+
+
+def out_of_reach(y: Tensor) -> None:
+    share = pyro.sample("share", dist.Bernoulli(0.5), infer=BRANCHING)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Beta(1.0, w.exp()) if bool(share) else dist.Bernoulli(logits=w), obs=y)
+
+
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
         (continuous, BadInput, "annotated as branching and is a Normal"),
         (hierarchical, UnsupportedModel, "depends on other latent sites"),
         (learned, UnsupportedModel, "maximise different numbers of hyperparameters"),
+        (learned_odds, UnsupportedModel, "'keep' depends on a param"),
+        (sizes_of_sites, UnsupportedModel, "Give the sites different names"),
+        (counted, UnsupportedModel, "with rare=1: site 'shift' is a discrete latent, Poisson, without finite support"),
+        (out_of_reach, NotAMode, "none of the 2 structures has a posterior.*within the support"),
     ],
 )
 def test_what_is_no_structure_is_refused(model: Callable[..., Any], error: type[Exception], message: str) -> None:
@@ -452,3 +488,67 @@ def test_structures_that_observe_different_data_are_said() -> None:
         pyro.sample("y", dist.Normal(mu, 1.0).expand([4]).to_event(1), obs=y.log() if logged else y)
 
     assert "structures observe different data" in str(LaplaceEvidence(transformed, stop=QUIET).run(y).structures())
+
+
+def kinds(y: Tensor) -> None:
+    """Three likelihoods: of positive numbers, of counts, and of all numbers under a flat prior of two shapes."""
+    kind = int(pyro.sample("kind", dist.Categorical(torch.ones(3)), infer=BRANCHING))
+    if kind == 2:
+        mu = pyro.sample("mu", dist.ImproperUniform(dist.constraints.real_vector, (), (1,))).sum()
+    else:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        laws = (lambda: dist.LogNormal(mu, 1.0), lambda: dist.Poisson(mu.exp()), lambda: dist.Normal(mu, 1.0))
+        pyro.sample("y", laws[kind](), obs=y)
+
+
+def test_data_outside_the_support_of_a_branch_leave_it_out() -> None:
+    y = torch.tensor([0.0, 1.0, 2.0])
+    posterior = LaplaceEvidence(kinds, stop=QUIET).run(y)
+    assert float(posterior.values_of("kind")[0.0]) == 0.0
+    said = str(posterior.structures())
+    assert "OutsideSupport" in said and "probabilities of data are compared with densities" in said
+    assert "site 'mu' has shape () with kind=1, (1,) with kind=2" in said
+    assert "flat priors of mu have an arbitrary constant" in said
+
+
+def test_what_a_wide_prior_costs_stands_beside_the_table() -> None:
+    """Of three columns that are surely in, three times the log of two."""
+    X, y = data(400, 3)
+    y = X.sum(-1) + NOISE * torch.randn(400, generator=torch.Generator().manual_seed(1))
+
+    def wide(X: Tensor, y: Tensor) -> None:
+        keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([3]).to_event(1), infer=BRANCHING)
+        w = pyro.sample("w", dist.Normal(0.0, 100.0).expand([3]).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Normal(X @ (w * keep), NOISE), obs=y)
+
+    found = LaplaceEvidence(wide, stop=QUIET).run(X, y)
+    assert "in the first, -2.1 nats as w.scale is doubled" in str(found.structures(2))
+
+
+@pytest.mark.parametrize("model", [linear, with_scales])
+def test_a_saved_posterior_is_the_same_over_its_engine(model: Callable[..., Any], tmp_path: Path) -> None:
+    X, y = data(size=3)
+    engine = LaplaceEvidence(model, stop=QUIET)
+    posterior = engine.run(X, y)
+    posterior.save(tmp_path / "fit")
+    again = StructurePosterior.load(tmp_path / "fit", LaplaceEvidence(model, stop=QUIET))
+    assert float(again.log_evidence) == float(posterior.log_evidence)
+    assert str(again.structures()) == str(posterior.structures())
+    for name, value in posterior.get_samples(50, seed=0).items():
+        torch.testing.assert_close(again.get_samples(50, seed=0)[name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(again.predict(X), posterior.predict(X), rtol=1e-6, atol=1e-6)
+    with pytest.raises(BadInput, match=r"expected the engine, LaplaceEvidence\(model\)"):
+        StructurePosterior.load(tmp_path / "fit", model)
+    narrow = poutine.condition(model, data={"w": torch.zeros(3)})
+    with pytest.raises(BadInput):
+        StructurePosterior.load(tmp_path / "fit", LaplaceEvidence(narrow, stop=QUIET))
+
+
+def test_formulas_are_not_saved(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    X, y = data()
+    found = explore("y ~ a", pandas.DataFrame({"y": y.numpy(), "a": X[:, 0].numpy()}))
+    with pytest.raises(BadInput, match=r"posterior.member\(0\).save\(path\)"):
+        found.save(tmp_path / "fit")
