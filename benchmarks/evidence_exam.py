@@ -244,7 +244,12 @@ BOUNDS = {
     2: ((15.4882, 16.2181), (14.7911, 17.0608), (158.489, 251.189)),
 }
 KNOWN_VELOCITIES = {(1, 0): -211.977, (1, 1): -191.785, (2, 0): -197.110, (2, 1): -165.385, (1, 2): -169.714}
-KNOWN_VELOCITIES |= {(2, 2): -166.166}
+KNOWN_VELOCITIES |= {(2, 2): -166.166, (1, 3): -169.725, (2, 3): -165.405}
+WITHIN = (0.02, 0.02, 0.1, 0.3)  # by number of planets
+ANY = (
+    1.25,
+    1e4,
+)  # period, prior a; where all mass is between the bounds of b, their share of its prior is all that differs
 
 
 def modified_jeffreys(name: str, most: float) -> Tensor:
@@ -289,10 +294,16 @@ if "PYRO_EVIDENCE_DATA" in os.environ:
     case("turtles, H0", -156.479, 0.01, *data)(partial(turtles, effects=False))
     case("turtles, H1", -156.714, 0.01, *data)(partial(turtles, effects=True))
     for (series, number), value in KNOWN_VELOCITIES.items():
-        within = 0.02 * TEN if number < 2 else 0.1 * TEN
-        name = f"velocities {series}, {number} planets, b"
-        bounds = BOUNDS[series][:number]
+        name, bounds, within = (
+            f"velocities {series}, {number} planets, b",
+            BOUNDS[series][:number],
+            WITHIN[number] * TEN,
+        )
         case(name, value * TEN, within, *velocities(series), long=number > 0)(partial(planets, bounds))
+        if number == 1:
+            share = math.log(bounds[0][1] / bounds[0][0]) / math.log(ANY[1] / ANY[0])
+            of_any = partial(planets, (ANY,))
+            case(f"{name[:-1]}a", value * TEN + math.log(share), within, *velocities(series), long=True)(of_any)
 
 
 def fitted(one: Case) -> tuple[float, float, bool, float]:
