@@ -143,6 +143,7 @@ class LaplaceEvidence(Resumable):
         self._num_nodes: int | str = 1 if self.nodes is None else self.nodes
         self._seeks_all_modes: bool | None = False  # all latents at once; None: where modes have images
         self._has_all_modes = False  # whether they are integrated so
+        self._is_small = False  # few enough latents for that
         self._multiplies = False  # whether latents of one plate multiply those of another
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,7 +175,7 @@ class LaplaceEvidence(Resumable):
         these out.  So where signs can be turned, ends of an interval meet, or labels be exchanged that have no
         marginalised site for their scale, all latents are tried first, and what is inside where that fails.  Elsewhere
         all latents are tried second: where other orders move the mode, and in small models whose latents multiply one
-        another where importance sampling around blocks fails.
+        another where the integral around blocks fails, or its importance sampling.
         """
         automatic = self.marginalise is None and self.start.tour != 0
         fit, found = self._attempt(args, kwargs, None if automatic else False)
@@ -206,24 +207,25 @@ class LaplaceEvidence(Resumable):
 
     def _may_have_more_modes(self, found: LaplacePosterior | Exception, automatic: bool) -> bool:
         """Whether a fit of what is inside may miss modes: there are other orders, or weights are not alike."""
+        if not self._is_small or isinstance(found, NotConverged):
+            return False
         if isinstance(found, Exception):
-            return not isinstance(found, NotConverged) and self._has_labels(None)
+            return (self._multiplies and automatic) or self._has_labels(None)
         return automatic and (self._has_labels(found.state) or self._doubts_blocks(found))
 
     def _doubts_blocks(self, found: LaplacePosterior) -> bool:
-        """Whether latents multiply one another, few enough to be integrated by all modes, and weights are not alike."""
-        if not self._multiplies or self.nodes is not None or found.state.problem.joint.latents.size > MOST_COORDINATES:
-            return False
-        return found._left_out is not None and found._left_out.is_doubtful
+        """Whether latents multiply one another, and weights around blocks are not alike."""
+        left_out = found._left_out if self._multiplies and self.nodes is None else None
+        return left_out is not None and left_out.is_doubtful
 
     def _has_labels(self, state: LaplaceState | None) -> bool:
         """Whether what looks alike has other orders, half a standard deviation or more from the mode.
 
         :param state: None: of a fit that has failed.
         """
-        joint = None if self._full is None or self._multiplies else self._full.joint
-        if joint is None or joint.latents.size > MOST_COORDINATES:
+        if self._full is None or self._multiplies:
             return False
+        joint = self._full.joint
         place, whiten = (joint.initial_u, None) if state is None else (state.u, state.precision.whiten)
         with own_random_numbers(), without_validation():
             return has_other_orders(joint, place, whiten)
@@ -298,9 +300,9 @@ class LaplaceEvidence(Resumable):
         none = self.marginalise is None and linear is not None and linear.gaussian
         sites = () if none else marginalised_sites(joint, self.marginalise, inside)
         marginalise = tuple(sorted((*sites, *self._more)))
-        small = joint.latents.size <= MOST_COORDINATES
+        self._is_small = joint.latents.size <= MOST_COORDINATES
         sought = self._seeks_all_modes
-        together = small and (bool(sought) if inside else sought is not False and bool(marginalise))
+        together = self._is_small and (bool(sought) if inside else sought is not False and bool(marginalise))
         self._has_all_modes = together and (bool(sought) or has_images(joint) or has_labels_beside(joint, marginalise))
         if self._has_all_modes:
             marginalise = inside = ()

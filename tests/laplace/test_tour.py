@@ -139,6 +139,31 @@ def test_a_vector_that_multiplies_a_vector_has_all_of_its_evidence(loadings: tup
     assert abs(float(posterior.log_evidence) - truth) < min(0.06, 3.0 * posterior.log_evidence_error)
 
 
+def test_a_product_whose_noise_is_sampled_has_a_log_evidence_where_its_images_meet() -> None:
+    """With more noise the two images become one mode, at which the curvature of loadings vanishes.
+
+    Oracle: factors on paper, loadings and noise by two million draws from the prior.
+    """
+    generator = torch.Generator().manual_seed(3)
+    Y = (torch.randn(3, 1, generator=generator) * torch.randn(5, generator=generator)).mT
+    Y = Y + 0.5 * torch.randn(3, 5, generator=generator).mT
+
+    def model(Y: Tensor) -> None:
+        noise = pyro.sample("noise", dist.HalfNormal(1.0))
+        a = pyro.sample("a", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with pyro.plate("rows", 5):
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            pyro.sample("Y", dist.Normal(a * w.unsqueeze(-1), noise).to_event(1), obs=Y)
+
+    a, variance = torch.randn(2_000_000, 3, generator=generator), torch.randn(2_000_000, generator=generator).square()
+    size = variance + a.square().sum(-1)
+    square = (Y.square().sum() - (a @ Y.mT).square().sum(-1) / size) / variance
+    log_density = -0.5 * (square + 5.0 * (2.0 * variance.log() + size.log()) + 15.0 * math.log(math.tau))
+    truth = float(log_density.logsumexp(0)) - math.log(2e6)
+    posterior = fitted(model, Y)
+    assert abs(float(posterior.log_evidence) - truth) < 0.05
+
+
 def test_products_are_drawn_no_more_where_their_error_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     posterior = fitted(products, made_of_products(80, (1.2, 0.8)))
     monkeypatch.setattr(inside, "PRECISE", 0.0)
