@@ -7,6 +7,7 @@ differentiation gets wrong there, and Laplace's approximation would use them wit
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -161,9 +162,9 @@ def nondifferentiable_message(
     ways = torch.zeros(len(index), len(u), dtype=u.dtype, device=u.device)
     reach = 10.0 * float(torch.finfo(joint.dtype).eps ** 0.5) * (1.0 + u[index].abs())
     ways[torch.arange(len(index)), index] = reach
-    changes = [_differences(density, u, theta, s * ways, 1.0) for s in ONE_AND_HUNDREDTH]
-    far, near = (2.0 * each.gather(1, index.unsqueeze(-1)).squeeze(-1).abs() for each in changes)
-    jumps = torch.where(near > JUMPS * far, near, 0.0)
+    changes = [_differences(density, u, theta, s * ways, 1.0) for s in (100.0, *ONE_AND_HUNDREDTH)]
+    sizes = [2.0 * each.gather(1, index.unsqueeze(-1)).squeeze(-1).abs() for each in changes]
+    jumps = torch.stack([torch.where(near > JUMPS * far, near, 0.0) for far, near in pairwise(sizes)]).amax(0)
     worst = int(jumps.argmax())
     if not float(jumps[worst]) > 0.1 * float(gradient.abs().max()):
         return None

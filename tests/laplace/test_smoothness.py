@@ -13,8 +13,10 @@ from torch import Tensor
 from pyro_evidence import RVM, LaplaceEvidence, NotAMode
 from pyro_evidence.errors import NotSmooth
 from pyro_evidence.laplace import mode_checks
+from pyro_evidence.laplace.approximation import laplace_problem
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.program.log_joint import LogJoint
 from tests.gallery import idioms
 from tests.models_for_tests.posterior_models import fitted_linear, fitted_logistic, fitted_supports
 
@@ -70,6 +72,19 @@ def test_a_second_derivative_that_is_wrong_at_the_mode_is_named() -> None:
 def test_corners_are_named_with_their_jump(model: Callable[..., Any], data: tuple[Tensor, ...], message: str) -> None:
     with pytest.raises(NotAMode, match=message):
         LaplaceEvidence(model).run(*data)
+
+
+def one_laplace(y: Tensor) -> None:
+    pyro.sample("y", dist.Laplace(pyro.sample("a", dist.Normal(0.0, 1.0)), 1.0), obs=y)
+
+
+@pytest.mark.parametrize("away", [0.0, 1e-9, 1e-7])
+def test_a_search_that_stopped_short_of_a_corner_names_it(away: float) -> None:
+    problem = laplace_problem(LogJoint(one_laplace, (torch.tensor(0.5),)))
+    u, theta = torch.tensor([0.5 + away]), problem.joint.initial_theta
+    slope = problem.density.gradient(u.unsqueeze(0), theta)[1][0]
+    said = mode_checks.nondifferentiable_message(problem.joint, problem.density, u, theta, slope)
+    assert said is not None and "site 'y', a Laplace, has a kink" in said and "jumps by 2.00e+00" in said
 
 
 def test_the_letters_remedies() -> None:
