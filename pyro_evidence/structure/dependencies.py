@@ -227,7 +227,7 @@ CONSTANT = {
 ELEMENTWISE = {
     aten.log_sigmoid_forward, aten.logit, aten.softplus, aten.polygamma, aten.nan_to_num, aten.copy, aten.copy_,
     aten.clone, aten._to_copy, aten.alias, aten.detach, aten.lift_fresh, aten.contiguous, aten.expand,
-    aten.binary_cross_entropy_with_logits, 
+    aten.binary_cross_entropy_with_logits, aten.masked_fill, aten.masked_fill_,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ COMPUTATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "products of rows": lambda u: u.reshape(3, 4).transpose(0, 1).prod(-1),
     "put together": lambda u: torch.cat([torch.stack([u[0], u[1] * u[2]]), u[5:8].flip(0)]),
     "a normal": lambda u: torch.distributions.Normal(u[0], u[1].exp()).log_prob(u[4:8]),
+    "a half Cauchy": lambda u: dist.HalfCauchy(u[0]).log_prob(u[4:8]),  # which Pyro fills in place
     "one number": lambda u: u[:5].logsumexp(0),
     "repeated": lambda u: u[:2].unsqueeze(-1).expand(2, 3) * u[2:5],
 }
