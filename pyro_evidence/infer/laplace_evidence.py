@@ -49,8 +49,9 @@ from pyro_evidence.laplace.restarts import (
 )
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
-from pyro_evidence.nested.roles import marginalised_sites
+from pyro_evidence.nested.roles import MOST, marginalised_sites, sites_to_marginalise
 from pyro_evidence.numerics import lbfgs
+from pyro_evidence.numerics.coordinates import is_affine
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.choices import Curvature, exact_hessian
 from pyro_evidence.program.branching import has_structures
@@ -95,7 +96,9 @@ class LaplaceEvidence(Resumable):
         integrated first, and the other latent sites by Laplace around them.  ``"auto"``: as many as bring
         ``posterior.log_evidence_error`` below ``stop.quadrature_tol`` nats.  None: 1, but 7 where latents of one plate
         multiply those of another, such as the discriminations of items the abilities of persons; of two factors
-        the joint mode says little, and params are then maximised with the blocks integrated from the beginning.
+        the joint mode says little, and params are then maximised with the blocks integrated from the beginning.  And 7
+        where more elements set the spread of others than can be marginalised, and each is a block, as is a scale of
+        each row.
     :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.  None:
         the exact Hessian, but Gauss-Newton where the latents are weights of hidden units that can be exchanged: where
         two of them meet, a network's exact Hessian is singular and its log evidence infinite.
@@ -144,7 +147,7 @@ class LaplaceEvidence(Resumable):
         self._seeks_all_modes: bool | None = False  # all latents at once; None: where modes have images
         self._has_all_modes = False  # whether they are integrated so
         self._is_small = False  # few enough latents for that
-        self._multiplies = False  # whether latents of one plate multiply those of another
+        self._multiplies = False  # whether latents of one plate multiply those of another, or are a scale of each row
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Fit to data, from scratch.
@@ -298,7 +301,9 @@ class LaplaceEvidence(Resumable):
         inside = self._multipliers(problem)
         linear = problem.structure.linear  # where all latents are weights under Gaussian priors, none sets a spread
         none = self.marginalise is None and linear is not None and linear.gaussian
-        sites = () if none else marginalised_sites(joint, self.marginalise, inside)
+        own = () if none or inside else self._spreading_blocks(problem)
+        sites = () if none else marginalised_sites(joint, self.marginalise, inside, own)
+        inside = inside or own
         marginalise = tuple(sorted((*sites, *self._more)))
         self._is_small = joint.latents.size <= MOST_COORDINATES
         sought = self._seeks_all_modes
@@ -323,6 +328,25 @@ class LaplaceEvidence(Resumable):
         """The sites that multiply those of another plate, where one of these can be integrated block by block."""
         inside = problem.structure.multipliers if self.curvature in (None, exact_hessian) else ()
         return inside if inside and isinstance(all_blocks(problem.joint, problem.structure), Partition) else ()
+
+    def _spreading_blocks(self, problem: Problem) -> tuple[str, ...]:
+        """Of sites that set the spread of others, too many to marginalise, those whose every element is a block.
+
+        Such as a scale of each row, where rows are independent given it and what all of them share.  Not where a block
+        has what is scaled in it, too: then it has no useful mode.
+        """
+        latents = problem.joint.latents
+        bounded = sum(p.size for p in latents if not is_affine(p.transform))
+        if bounded <= MOST or self.marginalise is not None or self.nodes == 1 or self.curvature is not None:
+            return ()
+        found = sites_to_marginalise(problem.joint)
+        blocks = all_blocks(problem.joint, problem.structure)
+        if sum(p.size for p in latents if p.name in found) <= MOST or not isinstance(blocks, Partition):
+            return ()
+        alone = torch.zeros(latents.size, dtype=torch.bool)
+        for front in blocks.fronts:
+            alone[front.flatten().cpu()] = front.shape[-1] == 1
+        return tuple(name for name in found if bool(alone[latents.slices[name]].all()))
 
     def _search(self, problem: Problem) -> None:
         """The distinct modes from all starts; those of a network with hyperparameters that have warmed up."""

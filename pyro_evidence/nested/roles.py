@@ -280,16 +280,18 @@ def _is_symmetric(site: Coordinate, fn: Any) -> bool:
 
 
 def marginalised_sites(
-    joint: LogJoint, marginalise: Sequence[str] | None, inside: Sequence[str] = ()
+    joint: LogJoint, marginalise: Sequence[str] | None, inside: Sequence[str] = (), own: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """The sites to integrate numerically around Laplace: those that are named, or those that are found.
 
     :param joint: the log joint with all of these sites among its latents.
     :param inside: sites that are not looked at: they multiply others, element by element.
+    :param own: sites that are looked at and left inside, where blocks of them are integrated.
     :param marginalise: names; None for those that :func:`sites_to_marginalise` finds.
     :raises BadInput: for names that are no continuous latent sites of ``joint``, for too many coordinates.
     """
     chosen = sites_to_marginalise(joint, inside) if marginalise is None else _named(joint, marginalise)
+    chosen = tuple(name for name in chosen if name not in own)
     sizes = {p.name: p.size for p in joint.latents if p.name in chosen}
     if sum(sizes.values()) > MOST:
         largest = sorted(sizes, key=sizes.__getitem__)[-1:]

@@ -297,6 +297,31 @@ def test_scales_are_integrated_around_blocks() -> None:
     assert float(posterior.log_evidence) == pytest.approx(expected, abs=2e-3)
 
 
+def scale_of_each_row(y: Tensor) -> None:
+    """Student's t of four degrees of freedom, a normal with a precision of each row."""
+    loc, scale = pyro.sample("loc", dist.Normal(0.0, 5.0)), pyro.sample("scale", dist.HalfNormal(1.0))
+    with pyro.plate("rows", len(y)):
+        precision = pyro.sample("precision", dist.Gamma(2.0, 2.0))
+        pyro.sample("y", dist.Normal(loc, scale / precision.sqrt()), obs=y)
+
+
+def test_a_scale_of_each_row_is_integrated_in_blocks_where_there_are_too_many() -> None:
+    y = 1.0 + 0.5 * torch.randn(31, generator=torch.Generator().manual_seed(1)) / torch.linspace(0.3, 1.5, 31)
+    posterior = LaplaceEvidence(scale_of_each_row).run(y)
+    assert posterior.marginalised_sites == ("scale",)
+    loc, u = torch.linspace(-1.0, 3.0, 201).unsqueeze(-1), torch.linspace(-3.0, 1.0, 201)
+    log_joint = dist.Normal(0.0, 5.0).log_prob(loc) + dist.HalfNormal(1.0).log_prob(u.exp()) + u
+    log_joint = log_joint + dist.StudentT(4.0, loc.unsqueeze(-1), u.exp().unsqueeze(-1)).log_prob(y).sum(-1)
+    log_evidence = float(log_joint.flatten().logsumexp(0)) + 2.0 * math.log(0.02)
+    assert float(posterior.log_evidence) == pytest.approx(log_evidence, abs=0.03)
+    share, draws = log_joint.flatten().softmax(0).reshape(log_joint.shape), posterior.get_samples(1000, seed=0)
+    for values, site in ((loc, "loc"), (u.exp(), "scale")):
+        mean = float((share * values).sum())
+        sd = float((share * (values - mean).square()).sum()) ** 0.5
+        assert float(draws[site].mean()) == pytest.approx(mean, abs=0.15 * sd)
+        assert float(draws[site].std()) == pytest.approx(sd, rel=0.1)
+
+
 def test_nodes_that_would_weigh_nothing_are_refused() -> None:
     assert float(gauss_hermite(MOST_NODES).log_weights.exp().min()) > 0.0
     assert float(gauss_hermite(MOST_NODES + 1).log_weights.exp().min()) == 0.0
