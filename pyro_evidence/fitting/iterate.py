@@ -42,7 +42,10 @@ class Status(Enum):
     CONVERGED = "converged"
     STEP_LIMIT = "ran out of steps: raise num_steps or loosen tolerance"
     STUCK = "no step uphill raises the log evidence, whose gradient is not zero: suspect a density that is not smooth"
-    UNBOUNDED = "a hyperparameter runs to infinity, so the log evidence has no maximum: give it a prior, or fix it"
+    UNBOUNDED = (
+        "a hyperparameter runs to infinity, so the log evidence has no maximum: give it a prior, or fix it. If it is "
+        "noise that runs to zero, the data are met to their last digits: give that a prior without mass near there"
+    )
     PLATEAU = (
         "the log evidence no longer feels a real-valued hyperparameter, so this is a plateau far from the data and no "
         "maximum: start the params nearer to it, scales at the size of the data's, or give them priors (maximise=[...])"

@@ -390,6 +390,10 @@ class LaplaceEvidence(Resumable):
         moved = len(best.objectives) > 1 or best.state.laplace.problem.joint.dtype is not torch.float64
         if moved and best.status not in (Status.UNBOUNDED, Status.SINGULAR):  # else standard deviations mean nothing
             require_proper(best.state.laplace)
+        if best.status is Status.UNBOUNDED and self._full is not None:
+            endless = type2.endless(best.state, self._full.joint.latents.names)
+            if endless is not None:
+                raise endless
         if self._num_nodes != 1 and not (self._multiplies and isinstance(self._num_nodes, int)):
             pairs = zip(self._fits, self._begun, strict=True)
             self._fits = tuple(refined(fit, begun, self._num_nodes, self.stop) for fit, begun in pairs)

@@ -316,12 +316,15 @@ def state_at(
     """The state of one row of a finished search.
 
     :param log_hyperprior: where it is known, or does not matter.
+    :raises ImproperPosterior: when the mode has run away over a plateau, or noise to where the log joint is rounding.
     :raises NotSmooth: when the search stopped on a corner or a jump of the density, with the site.
-    :raises ImproperPosterior: when the mode has run away over a plateau.
     :raises NotPositiveDefinite, NotAMode: when the search ends at no maximum for another reason.
     """
     latents, u = problem.joint.latents, mode.u[row]
     if not bool(mode.converged[row]):
+        eps = torch.finfo(problem.joint.dtype).eps
+        if bool(newton.rounding(mode.u, mode.precision, eps)[row] > newton.ROUNDED):
+            raise newton.rounded_away()
         kink = mode_checks.nondifferentiable_message(problem.joint, problem.density, u, theta, mode.gradient[row])
         kink = kink or mode_checks.jump_message(problem.joint, problem.density, u, theta, mode.gradient[row])
         if kink is not None:
@@ -334,6 +337,8 @@ def state_at(
     except NotPositiveDefinite:
         height = mode.log_joint[row]
         summit = mode_checks.ModeNeighbourhood(problem.joint, problem.density, u, theta, height, problem.active)
+        if bool(summit.fall(2.0 * torch.finfo(u.dtype).eps * u.unsqueeze(0)) > 1.0):
+            raise newton.rounded_away() from None
         mode_checks.require_fall_on_rays(summit)
         raise
     if not bool(mode.converged[row]):
@@ -371,10 +376,18 @@ def require_proper(state: LaplaceState, *, last: bool = True) -> None:
     problem = state.problem
     if problem.curvature not in PLAIN or not bool(problem.active.any()) or state.place is not None:
         return  # damping was asked for, so a flat direction is intended; or it is the mode of an integral
+    if problem.joint.dtype is torch.float64 and is_rounding(state):
+        raise newton.rounded_away()
     mode_checks.require_proper_mode(around(state), state.precision)
     if problem.curvature is exact_hessian:
         products = mode_checks.of_precision(state.precision, problem.active)
         mode_checks.certify(problem.joint, problem.density, state.u, state.theta, products, last=last)
+
+
+def is_rounding(state: LaplaceState) -> bool:
+    """Whether rounding moves the log joint at a mode by more than counts: noise goes to nothing, the data are met."""
+    eps, variance = torch.finfo(state.problem.joint.dtype).eps, state.precision.variance
+    return bool(newton.rounding(state.u.unsqueeze(0), variance.reciprocal(), eps) > newton.ROUNDED)
 
 
 def around(state: LaplaceState) -> mode_checks.ModeNeighbourhood:

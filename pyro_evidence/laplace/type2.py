@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.errors import ImproperPosterior
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, bar_of
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
     can_compare,
+    is_rounding,
     is_singular,
     laplace_rows,
     laplace_state,
@@ -44,6 +46,7 @@ from pyro_evidence.numerics.line_search import (
     to_peak_or_quarter,
     together,
 )
+from pyro_evidence.numerics.newton import rises_without_end
 
 LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
 FARTHEST = 120.0  # log units from the start, of one on its way to infinity
@@ -117,6 +120,13 @@ class TypeII:
         wide = self.laplace.problem.log_units & (self.metric.diagonal() > FLAT)
         capped = torch.where(wide, self.slope.total * self.metric.diagonal().abs().rsqrt(), self.slope.total)
         return math.sqrt(max(float(capped @ self.metric @ capped), 0.0))
+
+
+def endless(state: TypeII, sites: Collection[str]) -> ImproperPosterior | None:
+    """The error message about one of ``sites`` among the hyperparameters that runs to infinity, if any does."""
+    hypers, logs = state.laplace.problem.joint.hypers, state.laplace.problem.log_units
+    member = torch.cat([torch.full((part.size,), part.name in sites) for part in hypers.parts]).to(logs.device)
+    return rises_without_end(state.laplace.theta, state.slope.total, logs & member, hypers.label, A_MILLION)
 
 
 def type2_state(laplace: LaplaceState, found: Slope | None = None) -> TypeII:
@@ -375,7 +385,7 @@ def _arriving(state: TypeII, found: LaplaceState, move: Tensor | None = None) ->
     new = type2_state(pruned, (yield pruned))
     new = replace(new, needed=needed, scanned=state.scanned, restarted=state.restarted, rested=state.rested)
     new = replace(new, places=(*state.places, state.laplace.theta))
-    if bool((new.away > FARTHEST).any()):
+    if bool((new.away > FARTHEST).any()) or (bool((new.away > A_MILLION).any()) and is_rounding(found)):
         return replace(new, stop_reason=Status.UNBOUNDED)
     return replace(new, stop_reason=Status.SINGULAR) if is_singular(new.laplace) else new
 

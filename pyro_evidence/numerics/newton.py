@@ -91,6 +91,21 @@ class Direction:
     lowest: Tensor
 
 
+ROUNDED = 1e-3  # nats, a thousand times what a step may promise at the end
+
+
+def rounding(u: Tensor, A: Tensor, eps: float) -> Tensor:
+    """Nats, about, by which rounding moves a log joint at modes ``(R, D)``, shape ``(R,)``; 0 if ``A`` is elsewhere.
+
+    A coordinate and what is predicted from it are rounded alike, so it is by how many standard deviations the next
+    number to a coordinate is away.  Where data are met, and noise goes to nothing, that grows without end.
+
+    :param A: precision at the mode ``(R, D, D)``, or its diagonal ``(R, D)``; ``(R, 0)`` where it is kept elsewhere.
+    """
+    far = u.square() * (A.diagonal(dim1=-2, dim2=-1) if A.dim() == 3 else A) if A.shape[-1] else u * 0.0
+    return eps * far.amax(-1).sqrt()
+
+
 Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # of points (r, D) of rows (r,): log joint and gradient
 DirectionAt = Callable[[Tensor, Tensor, Tensor], Direction]  # of points, rows, and the gradient there
 
@@ -112,6 +127,10 @@ class Limits:
         falling, still = decrement <= 0.1 * before, decrement > 0.5 * before
         rounding = RESTING / SLACK * self.slack * (1.0 + abs(log_joint))  # whatever the tolerance
         return (decrement <= self.tolerance ** (1.0 + 0.4 * falling)) | (still & (decrement <= rounding))
+
+    def is_rounding(self, decrement: Tensor, u: Tensor, precision: Tensor) -> Tensor:
+        """Whether decrements ``(R,)`` promise no more than the log joint is rounded by at places ``u``."""
+        return decrement <= rounding(u, precision, self.slack / SLACK).clamp(max=ROUNDED)
 
     def is_resting(self, decrement: Real, log_joint: Real) -> Real:
         """Whether decrements are at the rounding of the log joint."""
@@ -196,6 +215,8 @@ def backtrack(gradient: Gradient, found: Mode, rows: Tensor, limits: Limits) -> 
     new, _ = SEARCH(here, (step != 0).any(-1).nonzero().squeeze(-1), line, trial)
     found.u[rows], found.log_joint[rows], found.gradient[rows] = new.u, new.objective, new.gradient
     moved = (new.u != here.u).any(-1)
+    if not bool((moved | small).all()):
+        small = small | limits.is_rounding(decrement, here.u, found.precision[rows])
     found.converged[rows[~moved & definite & (resting | small)]] = True
     return rows[moved]
 
@@ -220,7 +241,10 @@ def search(gradient: Gradient, direction: DirectionAt, u: Tensor, limits: Limits
         here = direction(found.u[rows], rows, found.gradient[rows])
         if not found.precision.numel():
             found = replace(found, precision=here.precision.new_zeros(len(u), *here.precision.shape[1:]))
-        arrived = here.definite & limits.is_small(here.decrement, found.decrement[rows], found.log_joint[rows])
+        before = found.decrement[rows]
+        arrived = here.definite & limits.is_small(here.decrement, before, found.log_joint[rows])
+        if bool((idle := here.definite & ~arrived & (here.decrement > 0.5 * before)).any()):
+            arrived = arrived | (idle & limits.is_rounding(here.decrement, found.u[rows], here.precision))
         found.precision[rows], found.step[rows], found.decrement[rows] = here.precision, here.step, here.decrement
         found.definite[rows], found.lowest[rows], found.converged[rows] = here.definite, here.lowest, arrived
         rows = rows[~arrived]
@@ -236,22 +260,34 @@ FAR_OFF = 30.0  # of a log scale, 1e-13 of it: rounding of what is met exactly
 RISING = 0.1  # nats a unit of a log scale, a fifth of what one datum that is met exactly gives to that of a variance
 
 
-def rises_without_end(u: Tensor, slope: Tensor, curved: Tensor, label: Label) -> ImproperPosterior | None:
+def rises_without_end(
+    u: Tensor, slope: Tensor, curved: Tensor, label: Label, far: float = FAR_OFF
+) -> ImproperPosterior | None:
     """The error message about a search that ran far off and found the density still rising; None where it did not.
 
     :param u: unconstrained place ``(D,)``, and ``slope`` there.
     :param curved: which coordinates have an end of their range at infinity, as logarithms have, bool ``(D,)``; others
         are in the data's unit, in which nothing is far.
+    :param far: beyond which a coordinate is far off.
     """
     outward = (u.sign() * slope).masked_fill(~curved, -torch.inf)
     worst = int(outward.argmax())
-    if not (float(u[worst].abs()) > FAR_OFF and float(outward[worst]) > RISING):
+    if not (float(u[worst].abs()) > far and float(outward[worst]) > RISING):
         return None
     return ImproperPosterior(
         f"the log density still rises by {float(slope[worst].abs()):.3g} nats a unit at {label(worst)}, "
         f"{float(u[worst]):.3g}; expected a maximum. Its integral is infinite, so there is no evidence, as where noise "
-        "may be zero and data are met exactly. Look for targets that are a function of the inputs, or give that site a "
-        "prior whose density vanishes where it runs to, such as LogNormal."
+        "may be zero and data are met exactly. Look for targets that are a function of the inputs; or hold that site "
+        "at a number, or give it a prior whose density vanishes where it runs to, such as InverseGamma of a scale."
+    )
+
+
+def rounded_away() -> ImproperPosterior:
+    """The error message about a search that ended where the log joint is rounding."""
+    return ImproperPosterior(
+        "the data are met to their last digits: noise runs to zero, and the log density rises until it is rounding. "
+        "There is no evidence, or none that can be computed. Look for targets that are a function of the inputs; or "
+        "hold the noise at a number, or give it a prior that vanishes at zero, such as InverseGamma on a scale."
     )
 
 

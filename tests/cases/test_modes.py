@@ -3,6 +3,7 @@
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -96,8 +97,47 @@ def test_noise_with_mass_near_zero_that_is_met_exactly_has_no_evidence(prior: di
             pyro.sample("t", dist.Normal(w * x, s), obs=t)
 
     # of twenty normal densities one integrates the slope, and the density of log s rises with s near zero
-    with pytest.raises(ImproperPosterior, match=r"18 nats a unit at site 's'.*infinite.*such as LogNormal"):
+    with pytest.raises(ImproperPosterior, match=r"18 nats a unit at site 's'.*infinite.*such as InverseGamma"):
         LaplaceEvidence(line, stop=STOP).run(SLOPE_X, 1.5 * SLOPE_X)
+
+
+def line_of_days(prior: dist.Distribution | None) -> Any:
+    def line(x: Tensor, t: Tensor) -> None:
+        a, b = pyro.sample("a", dist.Normal(0.0, 10.0)), pyro.sample("b", dist.Normal(0.0, 10.0))
+        s = pyro.sample("s", prior) if prior else pyro.param("s", T(1.0), dist.constraints.positive)
+        with pyro.plate("data", len(x)):
+            pyro.sample("t", dist.Normal(a + b * x, s), obs=t)
+
+    return line
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-12])
+@pytest.mark.parametrize("prior", [None, dist.HalfNormal(1.0)], ids=["param", "half normal"])
+def test_a_line_that_is_met_to_its_last_digits_is_refused_soon(prior: dist.Distribution | None, noise: float) -> None:
+    """Rounding moves the log joint by more than leads a search: thousands of runs were made, then a kink said."""
+    x, calls = torch.arange(30.0), 0
+    model = line_of_days(prior)
+
+    def counted(x: Tensor, t: Tensor) -> None:
+        nonlocal calls
+        calls += 1
+        model(x, t)
+
+    message = refusal(lambda: LaplaceEvidence(counted, stop=STOP).run(x, 2.0 * x + 1.0 + noise * torch.cos(9.0 * x)))
+    says(message, "met", "runs to infinity" if prior is None or noise else "nats a unit at site 's'")
+    assert calls < 500
+
+
+@pytest.mark.parametrize("prior", [None, dist.InverseGamma(2.0, 1.0)], ids=["param", "inverse gamma"])
+def test_little_noise_has_the_evidence_of_its_unit(prior: dist.Distribution | None) -> None:
+    """A law: a tenth of the noise adds log 10 for each datum beyond the weights, or nothing where its prior decides."""
+    x = torch.arange(30.0)
+    wave = torch.cos(9.0 * x)
+    found = [
+        float(LaplaceEvidence(line_of_days(prior), stop=STOP).run(x, 2.0 * x + 1.0 + noise * wave).log_evidence)
+        for noise in (1e-9, 1e-10)
+    ]
+    assert found[1] - found[0] == pytest.approx(28.0 * math.log(10.0) if prior is None else 0.0, abs=0.01)
 
 
 def test_a_clamped_latent_has_a_kink() -> None:
