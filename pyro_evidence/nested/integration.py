@@ -48,7 +48,7 @@ NEGLIGIBLE = -16.0  # log weight of a node that may be missing
 FIRST = -5.0  # log weight of nodes that are searched at first: they surround the mode
 APART = 1.5  # standard deviations between nodes that are searched without regard to what the other tells
 MOST_SEARCHED = 400  # nodes, a search each, after which an integral says its error instead of bringing it down
-STANDARD_ERRORS = 2.0  # of what follows from other nodes, that are within what may move
+STANDARD_ERRORS = 2.78  # of what follows from other nodes: 95 % of Student's t, as four nodes tell their size
 WORTH = 0.1  # of the largest error that a node leaves: those that leave less are not searched beside it
 BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond the nodes than a smooth curve has it
 NUM_DRAWS = 600  # of importance sampling
@@ -130,8 +130,8 @@ class Integral:
     """The marginalised sites' posterior.
 
     :ivar log_evidence: the marginalised sites integrated, nats, ``()``.
-    :ivar error: how much it moved when the nodes were last made more, and two standard errors of what follows from
-        nodes, nats; one standard error where nodes are draws.
+    :ivar error: how much it moved when the nodes were last made more, and what 95 % of the errors of what follows
+        from nodes are below, nats; one standard error where nodes are draws.
     :ivar density: of ``z``, continuous.
     :ivar nodes: Laplace inside at the nodes, and ``log_weights`` the posterior mass of each, ``(K,)``.
     :ivar method: how it was done, for the reader.
@@ -599,7 +599,7 @@ def _by_kriging(found: OuterMode, where: Standardisation, tolerance: float) -> I
         moments = torch.cat([away, math.sqrt(0.5 * math.pi) * away.abs() - 1.0]) / SD_PER_NAT
         ways = torch.cat([torch.ones_like(away[:1]), moments]) * (log_share.exp() * grown)
         errors = STANDARD_ERRORS * variances(ways).relu().sqrt()
-        if float(errors.max()) <= tolerance / MOVES or len(searched.z) >= MOST_SEARCHED:
+        if float(errors.max()) <= 2.0 * tolerance / MOVES or len(searched.z) >= MOST_SEARCHED:
             integral, error = searched.integral(found, where, num), moved + float(errors[0])
             assert isinstance(integral.density, Interpolated)
             off = float(integral.density.mass_errors(integral.density.log_ratio.unsqueeze(0)))

@@ -1,5 +1,7 @@
 """Nodes of a product rule that follow from others by kriging; oracle: every node of a finer one."""
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +75,13 @@ def square_of_tails(phi: Tensor) -> Tensor:
     return -2.0 * (phi.abs() - 3.0).square().sum(-1)
 
 
+def of_variances(phi: Tensor) -> Tensor:
+    """Two scales under half-normal priors; data whose variances are sums of theirs, and as large as at the mode, 0."""
+    load = (1.5 * torch.arange(2.0, 26.0, 2.0).double().sin()).exp().view(6, 2)
+    ratio = ((2.0 * phi).exp() @ load.mT + 0.1) / (load.sum(-1) + 0.1)
+    return -(ratio.log() + 1.0 / ratio).sum(-1) + (phi - 0.5 * (2.0 * phi).exp()).sum(-1)
+
+
 TOLERANCE = 0.02
 MAY_MOVE = 2.0 * TOLERANCE / integration.MOVES  # what the curve may leave, and what the number of nodes may
 
@@ -94,6 +103,15 @@ def test_nodes_follow_from_as_many_as_they_need(
     assert 0.0 < some.error < TOLERANCE  # where the largest product has not settled, by what it has moved
     assert float(some.log_weights.exp().sum()) == pytest.approx(1.0)
     assert bool(torch.isfinite(some.nodes.precision.variance).all())
+
+
+def test_what_tails_of_scales_hold_together_is_within_the_error_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    curvature = -torch.autograd.functional.hessian(lambda phi: of_variances(phi.view(1, 2))[0], torch.zeros(2).double())
+    found = replace(outer(of_variances, [], monkeypatch, num=2), precision=curvature)
+    some = integration._settled(found, where := found.gaussian.skewed(found.profile), TOLERANCE)
+    z = torch.cartesian_prod(*[torch.arange(-9.0, 9.1, 0.25).double()] * 2)
+    log_evidence = float((of_variances(where.forward(z)) + where.log_slope(z)).logsumexp(0)) + 2.0 * math.log(0.25)
+    assert some is not None and abs(float(some.log_evidence) - log_evidence) < some.error < TOLERANCE
 
 
 def test_the_nodes_along_the_axes_are_those_at_which_other_modes_were_looked_for(

@@ -389,6 +389,7 @@ class Trend:
         return torch.linalg.lstsq(self._terms(self.z), self.values.to(self.z)).solution
 
 
+TELLING = 4  # nodes, the nearest, that tell how large an error is
 CORRELATED = 5.0  # standard deviations over which what a polynomial leaves of a log density is alike
 
 
@@ -396,7 +397,8 @@ CORRELATED = 5.0  # standard deviations over which what a polynomial leaves of a
 class Kriged(Trend):
     """A curve through one value at each node, ``(K, 1)``: a trend, and what it leaves as a Gaussian process.
 
-    Universal kriging; Cressie (1993), section 3.4.  The nodes are distinct.
+    Universal kriging; Cressie (1993), section 3.4.  The nodes are distinct.  The trend has one term more, that of a t
+    density above the product of its axes: tails of scales are longer together than each by itself.
     """
 
     degree: int = 2  # one of four would go through three nodes on either side of each axis, and none contradict it
@@ -404,6 +406,10 @@ class Kriged(Trend):
     def __call__(self, z: Tensor) -> Tensor:
         """The value at rows ``(R, d)``, ``(R, 1)``."""
         return self.weights(z) @ self.values
+
+    def _terms(self, z: Tensor) -> Tensor:
+        apart, together = z.square().log1p().sum(-1), z.square().sum(-1).log1p()
+        return torch.cat([super()._terms(z), (apart - together).unsqueeze(-1)], -1)
 
     def weights(self, z: Tensor) -> Tensor:
         """Those of values at the nodes in the curve at rows ``(R, d)``, ``(R, K)``."""
@@ -416,7 +422,7 @@ class Kriged(Trend):
         ``values - e / diag``, ``e = G values`` (Dubrule, 1983).
         """
         unit = (self._annihilator @ self.values).squeeze(-1) * self._annihilator.diagonal().rsqrt()
-        nearest = torch.cdist(z, self.z).topk(min(4, len(self.z)), largest=False).indices
+        nearest = torch.cdist(z, self.z).topk(min(TELLING, len(self.z)), largest=False).indices
         size, covariance = unit[nearest].square().mean(-1).sqrt(), self._covariance(z)
         apart = self._terms(z) - covariance @ self._inverse @ self._terms(self.z)
 
