@@ -160,6 +160,7 @@ def has_labels_beside(joint: LogJoint, marginalised: Sequence[str]) -> bool:
     here = _point(joint, 1)
     moved = ~torch.isclose(other_orders(joint, here), here).all(0)  # values that are transformed there and back round
     names = [name for name, where in joint.latents.slices.items() if bool(moved[where].any())]
+    names = [name for name in names if _is_seen(joint, ((name, None),), here, joint.initial_theta)]
     if not names or {*names} & {*marginalised}:
         return bool(names)
     values, _, nodes = differentiable_trace(joint, here, joint.initial_theta)
@@ -313,19 +314,24 @@ def _changes_nothing(joint: LogJoint, turn: Turn, theta: Tensor, turned: Callabl
     turned = partial(_turned, generator=generator) if turned is None else turned
     for _ in range(2):
         u = torch.randn(joint.latents.size, generator=generator, dtype=torch.float64)
-        other, shrunk = turned(joint, turn, u), _scaled(joint, turn, u, 0.5)
-        values = joint.log_joint(torch.stack([u, other, shrunk]).to(joint.device), theta).detach()
+        values = joint.log_joint(torch.stack([u, turned(joint, turn, u)]).to(joint.device), theta).detach()
         rounding = joint.rounding * (1.0 + values[0].abs())
-        if not bool((values[1] - values[0]).abs() <= rounding):
+        if not bool((values[1] - values[0]).abs() <= rounding) or not _is_seen(joint, turn, u, theta):
             return False
-        of_prior = []  # log densities of the sites that turn, nats
-        for point in (u, shrunk):
-            nodes = joint.trace(point.to(joint.device), theta).nodes
-            sites = [nodes[name] for name in {name for name, _ in turn}]
-            of_prior.append(torch.stack([s["fn"].log_prob(s["value"]).sum().double() for s in sites]).sum().detach())
-        if bool((values[2] - values[0] - (of_prior[1] - of_prior[0])).abs() <= rounding):
-            return False  # only the prior sees it: its mode is a point
     return True
+
+
+def _is_seen(joint: LogJoint, turn: Turn, u: Tensor, theta: Tensor) -> bool:
+    """Whether more than its own prior sees what turns; else its mode is a point."""
+    points = torch.stack([u, _scaled(joint, turn, u, 0.5)]).to(joint.device)
+    of_prior = []  # log densities of the sites that turn, nats
+    for point in points:
+        nodes = joint.trace(point, theta).nodes
+        sites = [nodes[name] for name in {name for name, _ in turn}]
+        of_prior.append(torch.stack([s["fn"].log_prob(s["value"]).sum().double() for s in sites]).sum().detach())
+    values = joint.log_joint(points, theta).detach()
+    away = (values[1] - values[0] - (of_prior[1] - of_prior[0])).abs()
+    return bool(away > joint.rounding * (1.0 + values[0].abs()))
 
 
 def _parts(joint: LogJoint, turn: Turn, u: Tensor) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Start, Stop, UnsupportedModel, importance_sampling
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.symmetries import images, mirrors, off_orbits, other_orders
+from pyro_evidence.structure.symmetries import has_labels_beside, images, mirrors, off_orbits, other_orders
 
 torch.manual_seed(0)
 Y = torch.randn(30, 4, dtype=torch.float64)
@@ -321,3 +321,20 @@ def test_groups_with_the_same_data_are_integrated_around_their_one_mode() -> Non
     posterior = LaplaceEvidence(trials, stop=Stop(progress=False)).run(same)
     assert posterior.marginalised_sites == ("s",)
     assert abs(float(posterior.log_evidence) - math.log(float(term.exp().sum()) * cell)) < 0.01
+
+
+def test_weights_that_the_data_do_not_see_are_no_labels() -> None:
+    """As of columns that are switched off: exchanging them changes nothing, and their mode is a point."""
+
+    def model(y: Tensor, factor: float) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        with pyro.plate("groups", 3):
+            level = pyro.sample("level", dist.Normal(0.0, tau))
+        pyro.sample("y", dist.Normal(level[[0, 0, 1, 2]] + factor * w.square().sum(), 1.0).to_event(1), obs=y)
+
+    y = torch.tensor([0.3, 1.0, -1.0, 2.0])
+    off, on = (LogJoint(model, (y, factor), {}) for factor in (0.0, 1.0))
+    assert not has_labels_beside(off, ("tau",)) and has_labels_beside(on, ("tau",))
+    found = LaplaceEvidence(model, stop=Stop(progress=False)).run(y, 0.0)
+    assert found.marginalised_sites == ("tau",)
