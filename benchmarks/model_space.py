@@ -165,6 +165,39 @@ def fifty() -> str:
     return f"two searches {away:.3f} apart, unvisited {one.unvisited:.2f}; {first:.1f} and {second:.1f} s"
 
 
+def mixed() -> str:
+    """Random intercepts of a hundred groups, both spreads maximised, and eight columns that are chosen."""
+    generator = torch.Generator().manual_seed(0)
+    X, noise = torch.randn(10_000, 8, generator=generator), torch.randn(10_000, generator=generator)
+    group = torch.arange(10_000) % 100
+    y = X @ torch.tensor([0.5, -0.3, 0.1, 0.03, 0.02, 0.0, 0.0, 0.0]) + noise
+    y = y + 0.7 * torch.randn(100, generator=generator)[group]
+
+    def model(X, group, y):
+        keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([8]).to_event(1), infer=BRANCHING)
+        positive, one = dist.constraints.positive, torch.tensor(1.0)
+        tau, sigma = (pyro.param(name, one, constraint=positive) for name in ("tau", "sigma"))
+        b = pyro.sample("b", dist.Normal(0.0, 2.0))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([8]).to_event(1))
+        with pyro.plate("groups", 100):
+            level = pyro.sample("level", dist.Normal(0.0, tau))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Normal(b + X @ (w * keep) + level[group], sigma), obs=y)
+
+    found, seconds = timed(lambda: LaplaceEvidence(model, stop=QUIET).run(X, group, y))
+    places, away = found.found.values["keep"], 0.0
+    for k in (0, int(found.order[0]), 255):  # in closed form, at the maximum's own spreads
+        end, kept = found._member(k).hyperparameters, X * places[k]
+        effects = torch.cat(
+            [torch.nn.functional.one_hot(group).double() * end["tau"], kept, 2.0 * torch.ones(len(X), 1)], -1
+        )
+        exact = dist.LowRankMultivariateNormal(torch.zeros(len(X)), effects, end["sigma"].square().expand(len(X)))
+        away = max(away, abs(float(exact.log_prob(y) - found.log_evidences[k])))
+    return (
+        f"{len(places)} mixed models, {len(found.failures)} failed, {away:.1e} off the normal density; {seconds:.1f} s"
+    )
+
+
 def counts() -> str:
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(200, 3, generator=generator)
@@ -307,7 +340,7 @@ def resampled() -> str:
 CASES = {
     f.__name__: f
     for f in (
-        *(conjugate, pima, uscrime, many, limited, fifty, counts, kernels),
+        *(conjugate, pima, uscrime, many, limited, fifty, mixed, counts, kernels),
         *(many_maximised, many_sampled, calibration, resampled),
     )
 }

@@ -174,7 +174,8 @@ def run_many(engine: Any, *args: Any, **kwargs: Any) -> FitTable:
 
     :param engine: with settings that hold for all fits; it is left as it is.
     :param args: tensors with one leading axis, a row for each fit; or a list of tuples of arguments, whose shapes may
-        differ.
+        differ.  Ragged data are one batch where all have the longest's shape, and what is not there is masked by
+        ``poutine.mask``.
     :param kwargs: arguments that all fits share.
     :raises BadInput: for arguments that are neither.
 

@@ -469,7 +469,8 @@ def _unlike(members: Mapping[str, LaplacePosterior]) -> Iterator[str]:
         kinds.add(frozenset(is_discrete(nodes[n]) for n in joint.observed))
     for name, known in shapes.items():
         if len(known) > 1:
-            each = ", ".join(f"{shape} with {label}" for shape, label in list(known.items())[:SHOWN])
+            each = ", ".join(f"{shape} with {label}" for shape, label in list(known.items())[:3])
+            each += ", and others" * (len(known) > 3)
             yield f"site '{name}' has shape {each}: draws of it are those of one structure, posterior.member(k)"
     loose = sorted(n for n in flat if num[n] < len(members) or len(shapes[n]) > 1)
     if loose:

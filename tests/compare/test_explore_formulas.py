@@ -47,7 +47,7 @@ def test_what_is_no_choice_stays() -> None:
 
 def test_probabilities_are_those_of_fits_of_each_formula_on_the_same_rows() -> None:
     rows = frame()
-    found = explore("y ~ a * b + c", rows, engine=QUIET, priors=PRIORS)
+    found = explore("y ~ (a + b)^2 + c", rows, engine=QUIET, priors=PRIORS)
     evidences = []
     for text in formulas_within("y ~ a * b + c", rows.dropna())[1]:
         model, data = mixed(text, rows.dropna(), priors=PRIORS)

@@ -311,6 +311,27 @@ def test_several_modes_are_looked_for_one_by_one() -> None:
     assert fits.log_evidence.tolist() == expected
 
 
+def test_ragged_data_are_a_batch_by_masks() -> None:
+    """Whatever stands where nothing is, the numbers are those of the data that are there."""
+    x, y = grouped(9)
+    num = torch.arange(52, 61)
+    there = torch.arange(60) < num.unsqueeze(-1)
+
+    def model(x: Tensor, y: Tensor, there: Tensor) -> None:
+        tau, sigma = (pyro.sample(name, dist.HalfNormal(1.0)) for name in ("tau", "sigma"))
+        with pyro.plate("groups", 10):
+            e = pyro.sample("e", dist.Normal(0.0, tau))
+        with pyro.plate("data", len(x)), pyro.poutine.mask(mask=there):
+            pyro.sample("y", dist.Normal(0.5 * x + e[torch.arange(len(x)) % 10], sigma), obs=y)
+
+    engine = LaplaceEvidence(model, stop=QUIET)
+    batch = batch_of(engine, list(zip(x, torch.where(there, y, 9.0), there, strict=True)))
+    assert len(batch) >= 7
+    for k in (2, 6):
+        alone = engine.run(x[k, : num[k]], y[k, : num[k]], torch.tensor(True))
+        assert batch[k][0] == pytest.approx(float(alone.log_evidence), abs=1e-7)
+
+
 def relevance(X: Tensor, y: Tensor) -> None:
     """A precision for each weight, those of useless columns without a maximum."""
     alpha = pyro.param("alpha", torch.ones(3), constraint=dist.constraints.positive)

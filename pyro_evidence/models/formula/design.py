@@ -340,7 +340,7 @@ def formulas_within(formula: str, frame: Frame) -> tuple[tuple[str, ...], dict[s
     An interaction comes with all terms whose columns are among its own (Nelder, 1977).  Constant, offsets, groups,
     smooths, and formulas of other parameters stay.
 
-    :param formula: ``^`` is ``**``: ``(a + b + c)^2`` has all interactions of two.
+    :param formula: ``(a + b + c)^2`` has all interactions of two.
     :raises BadInput: for a formula that cannot be used, or has too many terms.
 
     >>> import pandas
@@ -348,8 +348,7 @@ def formulas_within(formula: str, frame: Frame) -> tuple[tuple[str, ...], dict[s
     >>> list(formulas_within("y ~ a * b", frame)[1])
     ['y ~ 1', 'y ~ 1 + b', 'y ~ 1 + a', 'y ~ 1 + a + b', 'y ~ 1 + a + b + a:b']
     """
-    text = formula.replace("^", "**") if isinstance(formula, str) else formula
-    common = _design_matrices(parsed(text)[""].fixed, frame).common
+    common = _design_matrices(parsed(formula)[""].fixed, frame).common
     named = {} if common is None else common.terms
     offsets = [name for name, term in named.items() if term.kind == "offset"]
     always = ["1" if "Intercept" in named else "0", *offsets]
@@ -366,7 +365,7 @@ def formulas_within(formula: str, frame: Frame) -> tuple[tuple[str, ...], dict[s
         if not all(keep[i] for t, on in enumerate(keep) if on for i in margins[t]):
             continue
         own = [term for term, on in zip(terms, keep, strict=True) if on]
-        found[with_fixed(text, " + ".join([*always, *own]))] = keep
+        found[with_fixed(formula, " + ".join([*always, *own]))] = keep
         if len(found) > MOST:
             raise BadInput(f"{formula!r} has more than {MOST:,} formulas within; expected fewer, a fit for each.")
     return terms, found
@@ -418,8 +417,9 @@ def _design_matrices(text: str, frame: Frame) -> Any:
     """Design matrices by formulae of a formula, in which only :data:`FUNCTIONS` can be called.
 
     Its environment holds these functions instead of the names of the caller, and a name that reaches into one of them
-    (``np.log.at``, ``C.__globals__``) is refused before formulae sees it.
+    (``np.log.at``, ``C.__globals__``) is refused before formulae sees it.  ``^`` is ``**``, but in quoted names.
     """
+    text = "`".join(x if i % 2 else x.replace("^", "**") for i, x in enumerate(text.split("`")))
     missing = "formulas need the package formulae: pip install 'pyro-evidence[formula]'."
     formulae, scanner, parser, environment = (
         import_extra(f"formulae{part}", missing) for part in ("", ".scanner", ".parser", ".environment")
