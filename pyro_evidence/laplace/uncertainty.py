@@ -1,5 +1,6 @@
 """Uncertainty of maximised hyperparameters: covariances, and intervals for those at an end of their range."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from pyro_evidence.laplace.type2 import WORTH, reached
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted
 
 FALL = 1.9207  # nats: half the 95 % quantile of chi squared with one degree of freedom
+CLOSE = 0.01  # nats from that: an end of an interval is then known to a hundredth of a standard deviation
 UNSURE = 0.5  # log units: a standard deviation above which a hyperparameter may sit at an end of its range
 BEYOND = (2.0, 5.0)  # log units that are tried further out
 PROFILE_STEPS = 12  # of the other hyperparameters, by the metric of the maximum
@@ -146,22 +148,31 @@ class ProfileState:
     curvature: Tensor
 
     def crossing(self, state: LaplaceState, sign: float) -> float:
-        """Where it falls by :data:`FALL` on the way inwards: doubled steps, then halved intervals."""
-        inside, length = state, 0.5
+        """Where it falls by :data:`FALL` on the way inwards: doubled steps, then false position.
+
+        In the root of the fall, which is linear where the objective is a parabola.
+        """
+        inside, length, fell, beyond = state, 0.5, 0.0, 0.0
         near = far = float(state.theta[self.index])
         for _ in range(MOST_DOUBLINGS):
             far = near + sign * length
             found = self.highest(inside, far)
-            if found is None or state.objective - found.objective > FALL:
+            beyond = math.inf if found is None else state.objective - found.objective
+            if found is None or beyond > FALL:
                 break
-            inside, near, length = found, far, 2.0 * length
-        for _ in range(10):
-            middle = 0.5 * (near + far)
+            inside, near, fell, length = found, far, beyond, 2.0 * length
+        for _ in range(10 if beyond > FALL else 0):
+            low, top, high = (max(0.0, fall) ** 0.5 for fall in (fell, FALL, beyond))
+            share = (top - low) / (high - low) if beyond < math.inf else 0.5
+            middle = near + min(max(share, 0.1), 0.9) * (far - near)
             found = self.highest(inside, middle)
-            if found is None or state.objective - found.objective > FALL:
-                far = middle
+            fall = math.inf if found is None else state.objective - found.objective
+            if abs(fall - FALL) < CLOSE:
+                return middle
+            if found is None or fall > FALL:
+                far, beyond = middle, fall
             else:
-                inside, near = found, middle
+                inside, near, fell = found, middle, fall
         return near
 
     def highest(self, state: LaplaceState, value: float) -> LaplaceState | None:
@@ -176,7 +187,10 @@ class ProfileState:
                 if float(gradient @ metric @ gradient) < 1e-3:
                     break
                 step = partial(self._along, found, metric @ gradient)
-                found = first_accepted(step, found.objective, search=Backtracking(num_trials=6)) or found
+                higher = first_accepted(step, found.objective, search=Backtracking(num_trials=6))
+                if higher is None:  # nor would the same step be, once more
+                    break
+                found = higher
         except ArithmeticError:
             return None
         return found
