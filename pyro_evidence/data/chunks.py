@@ -237,6 +237,9 @@ class Slices:
 class Parquet:
     """A Parquet file, or several, in chunks of some rows.  Needs the extra ``[parquet]``.
 
+    Pages that have a checksum are compared with it (``pyarrow.parquet.write_table(..., write_page_checksum=True)``).  A
+    file without, as most are, does not tell a number that was damaged from another one.
+
     :param path: of a file, or of several that are read one after the other.
     :param columns: for each of the model's arguments the name of a column, ``(N,)``, or of several, ``(N, m)``.
     :param size: rows of a chunk, at most.
@@ -293,7 +296,7 @@ class Parquet:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise BadInput(f"{path} cannot be read as a Parquet file: it is no regular file; expected one on disk.")
         try:
-            with parquet.ParquetFile(path) as file:
+            with parquet.ParquetFile(path, page_checksum_verification=True) as file:
                 there = file.schema_arrow.names
                 for name in self._names:
                     if there.count(name) > 1:

@@ -229,7 +229,7 @@ class SameRows:
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         self.passes += 1
         first, in_memory = self.first, tensors_in_memory(self.chunks)
-        here, known = Pass(self.passes, first, self.of), self.of is not None
+        here, known, alike = Pass(self.passes, first, self.of), self.of is not None, True
         compared = first is None or not are_untouched(self.in_memory, in_memory)
         for place, chunk in enumerate(self.chunks):
             args = arguments(place, chunk)
@@ -238,10 +238,12 @@ class SameRows:
                     here.add(args)
                 elif first is not None or (known and not here.parts):  # else it was never seen, and is refused as it is
                     self._refuse(here, f"columns {here.of.shapes}", f"{shapes_of(args)} in chunk {place}")
+                else:
+                    alike = False
                 self.of = here.of
             yield args
         if first is None:
-            self.first, self.in_memory = None if here.of is None else here, in_memory
+            self.first, self.in_memory = here if alike and here.of is not None else None, in_memory
         elif compared:
             found = None if here.parts == first.parts else difference(first, here)
             if found is not None:
@@ -263,11 +265,15 @@ class SameRows:
 
 @contextmanager
 def each_pass_compared(chunks: Chunks) -> Iterator[SameRows]:
-    """The chunks for a fit inside; after an error of it one more pass, which may tell that other rows have caused it.
+    """The chunks for a fit inside, whose first look at one chunk comes after a pass that adds up all.
+
+    After an error of the fit one more pass, which may tell that other rows have caused it.
 
     :raises BadInput: as :class:`SameRows`.
     """
     found = SameRows(chunks)
+    for _ in found:
+        pass
     try:
         yield found
     except Exception as error:

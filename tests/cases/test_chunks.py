@@ -36,12 +36,12 @@ class Changing:
     :ivar passes: how often the rows were asked for.
     """
 
-    def __init__(self, rows: Rows, change: Callable[[Rows], Rows]) -> None:
-        self.rows, self.change, self.passes = rows, change, 0
+    def __init__(self, rows: Rows, change: Callable[[Rows], Rows], changed_pass: int = CHANGED_PASS) -> None:
+        self.rows, self.change, self.changed_pass, self.passes = rows, change, changed_pass, 0
 
     def __iter__(self) -> Iterator[Rows]:
         self.passes += 1
-        rows = self.change(self.rows) if self.passes >= CHANGED_PASS else self.rows
+        rows = self.change(self.rows) if self.passes >= self.changed_pass else self.rows
         for begin in range(0, len(rows[0]), 20):
             yield tuple(r[begin : begin + 20] for r in rows)
 
@@ -119,6 +119,15 @@ def test_a_source_that_changes_is_refused(engine: str, change: Callable[[Rows], 
     finally:
         reached(source.passes >= CHANGED_PASS, f"after {source.passes} passes, before the change")
     says(message, "pass", *words)
+
+
+@pytest.mark.parametrize("change", [a_third_gone, other_values])
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_a_source_that_changes_after_it_was_first_looked_at_is_refused(
+    engine: str, change: Callable[[Rows], Rows]
+) -> None:
+    """A fit that first looks at one chunk, and then has other rows in every pass, had the evidence of these."""
+    says(refusal(lambda: fitted(engine, Changing(ENGINES[engine][1], change, 2))), "the rows changed", "in pass 1")
 
 
 def test_rows_of_other_kinds_are_refused_after_a_pass_that_was_broken_off() -> None:

@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,18 @@ def test_a_damaged_file_is_read_or_refused(tmp_path: Path) -> None:
             refused += 1
             assert str(path) in str(error)
     assert refused > 50
+
+
+def test_damage_is_found_by_the_checksums_of_pages(tmp_path: Path) -> None:
+    """Without them a bit of a number that has flipped is another number."""
+    parquet, path = pytest.importorskip("pyarrow.parquet"), tmp_path / "rows.parquet"
+    table = pytest.importorskip("pyarrow").table({"a": [float(i) for i in range(50)]})
+    parquet.write_table(table, path, write_page_checksum=True, use_dictionary=False, compression="NONE")
+    whole = path.read_bytes()
+    for place in range(whole.index(struct.pack("<d", 2.0)), whole.index(struct.pack("<d", 40.0)), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(BadInput, match="CRC checksum"):
+            list(Parquet(path, ["a"]))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
