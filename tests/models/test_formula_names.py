@@ -341,3 +341,12 @@ def test_one_group_may_stand_in_three_brackets(frame: Any) -> None:
     model, data = mixed("y ~ x + (1 | g) + (1 + x | g) + (1 + t | g)", frame)
     assert {"sd_g", "sd_g_Intercept", "sd_g_Intercept_"} <= set(of_source(model).__code__.co_varnames)
     assert log_joint(model, data) == log_joint(of_source(model), data)
+
+
+@pytest.mark.parametrize(
+    "terms", ["poly(x, 1000000)", "poly(np.log(x), degree=1000000)", "bs(x, df=1000000)", "(x + z)**1000000"]
+)
+def test_more_columns_than_can_be_held_are_refused_at_once(terms: str) -> None:
+    frame = pandas.DataFrame({"x": np.arange(1.0, 31.0), "z": np.arange(30.0) ** 2, "y": np.arange(30.0)})
+    with pytest.raises(BadInput, match="expected a number of columns up to 2,000"):
+        mixed(f"y ~ {terms}", frame)

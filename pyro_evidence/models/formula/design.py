@@ -36,6 +36,10 @@ FORMULAE = (
 )
 FUNCTIONS = (*FORMULAE, *NUMPY, *(f"np.{name}" for name in NUMPY))  # all that a formula can call
 
+COUNTED = re.compile(  # numbers of columns, of a polynomial or spline, or of terms that are multiplied
+    r"\b(?:poly|bs|cc|cr|tp)\((?:[^()]|\([^()]*\))*?,\s*(\d+)\s*[,)]|\b(?:df|degree)\s*=\s*(\d+)|\*\*\s*(\d+)"
+)
+
 
 @dataclass(frozen=True)
 class Response:
@@ -424,6 +428,9 @@ def _design_matrices(text: str, frame: Frame) -> Any:
     formulae, scanner, parser, environment = (
         import_extra(f"formulae{part}", missing) for part in ("", ".scanner", ".parser", ".environment")
     )
+    for found in COUNTED.finditer(text):
+        if int(found[found.lastindex or 0]) > math.isqrt(HELD):
+            raise BadInput(f"'{text}' has {found[0]}; expected a number of columns up to {math.isqrt(HELD):,}.")
     known = environment.Environment([{"np": SimpleNamespace(**NUMPY), **NUMPY}])
     try:
         tokens = scanner.Scanner(text).scan(False)
