@@ -338,7 +338,7 @@ def _parts(joint: LogJoint, turn: Turn, u: Tensor) -> Iterator[Tensor]:
     """Views of what turns, latent dimensions last."""
     for name, element in turn:
         site = next(p for p in joint.latents if p.name == name)
-        value = u[joint.latents.slices[name]].reshape(site.shape)
+        value = u[joint.latents.slices[name]].reshape(site.unconstrained_shape)
         yield value if element is None else value[element]
 
 

@@ -338,3 +338,14 @@ def test_weights_that_the_data_do_not_see_are_no_labels() -> None:
     assert not has_labels_beside(off, ("tau",)) and has_labels_beside(on, ("tau",))
     found = LaplaceEvidence(model, stop=Stop(progress=False)).run(y, 0.0)
     assert found.marginalised_sites == ("tau",)
+
+
+def test_labels_of_simplexes_have_fewer_coordinates_than_elements() -> None:
+    def topics(y: Tensor) -> None:
+        with pyro.plate("topics", 2):
+            rows = pyro.sample("rows", dist.Dirichlet(torch.ones(3)))
+        tau = pyro.sample("tau", dist.HalfNormal(1.0))
+        pyro.sample("y", dist.Categorical(rows.mean(0)).expand([4]).to_event(1), obs=y)
+        pyro.sample("z", dist.Normal(0.0, tau), obs=torch.tensor(0.3))
+
+    assert has_labels_beside(LogJoint(topics, (torch.tensor([0, 1, 1, 2]),), {}), ("tau",))
