@@ -208,9 +208,9 @@ class StructurePosterior(Saved, PredictionMixin):
             best = self.member(0)
             if not best.marginalised_sites:
                 found = best.sensitivity()
-                slopes = {n: x for n, x in found.log_evidence.items() if found.constants[n].unit is None}
-                name = max(slopes, key=lambda n: abs(slopes[n]), default="")
-                said += f"; in the first, {slopes[name]:+.2g} nats as {name} is doubled" if name else ""
+                scales = [n for n in found.log_evidence if found.constants[n].unit is None]  # the largest slope first
+                if scales:
+                    said += f"; in the first, {found.log_evidence[scales[0]]:+.2g} nats as {scales[0]} is doubled"
         return said
 
     def inclusion(self, site: str) -> Tensor:
