@@ -23,6 +23,7 @@ from pyro_evidence.program.sites import bijection, innermost
 from pyro_evidence.settings import seeded
 
 NUM_DRAWS = 48  # of each density that is looked at
+KEPT = 24  # tensors of the size of all draws and mirror images, by autograd and while changes are compared
 HALF = 0.5  # the share of a change that is the same on both sides of the centre, above which it is one of spread
 CLEARLY = 0.6  # the same for what other sites leave unexplained
 NOT_A_SHIFT = 0.3  # the share of a change that no shift of the whole density explains, above which it is one of spread
@@ -102,7 +103,7 @@ def _child(name: str, fn: Any) -> Child | None:
     support = getattr(fn, "support", None)
     if isinstance(fn, Unit) or support is None:
         return None
-    num = max(4, min(NUM_DRAWS, BATCH_NUMBERS // max(1, fn.shape().numel())))
+    num = max(4, min(NUM_DRAWS, BATCH_NUMBERS // (KEPT * max(1, fn.shape().numel()))))
     try:
         draws = fn.sample((num,)).detach()
         points = draws if support.is_discrete else _mirrored(name, fn, draws)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.recorded import DispatchMode, listed
 
 aten = torch.ops.aten
@@ -51,10 +52,15 @@ def united(*many: Groups) -> Groups:
 
 def once(group: Tensor) -> Tensor:
     """Each coordinate of a group once: a recursion in time has those of its first step twice as often at each."""
-    ordered = group.sort(-1, descending=True).values
-    again = torch.nn.functional.pad(ordered[..., 1:] == ordered[..., :-1], (1, 0))
-    different = ordered.masked_fill(again, -1).sort(-1, descending=True).values
-    return different[..., : max(1, int((different >= 0).sum(-1).max()))]
+    parts = []
+    for part in group.reshape(-1, group.shape[-1]).split(max(1, BATCH_NUMBERS // (16 * group.shape[-1]))):  # 2 MiB
+        ordered = part.sort(-1, descending=True).values
+        again = torch.nn.functional.pad(ordered[:, 1:] == ordered[:, :-1], (1, 0))
+        different = ordered.masked_fill(again, -1).sort(-1, descending=True).values
+        parts.append(different[:, : max(1, int((different >= 0).sum(-1).max()))].clone())  # lets the rest go
+    most = max(part.shape[-1] for part in parts)
+    padded = [torch.nn.functional.pad(part, (0, most - part.shape[-1]), value=-1) for part in parts]
+    return torch.cat(padded).reshape(*group.shape[:-1], most)
 
 
 class Follow(DispatchMode):

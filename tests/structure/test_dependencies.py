@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyro_evidence.structure import dependencies
 from pyro_evidence.structure.dependencies import NARROW, Follow, Lost
 
 D = 12
@@ -53,6 +54,14 @@ def test_a_recursion_notes_each_coordinate_once() -> None:
             state = (u[:4].reshape(2, 2) + state.unsqueeze(-1)).logsumexp(-2)
     assert coordinates(notes, state) == [{*range(6), 6 + n} for n in range(3) for _ in range(2)]
     assert max(group.shape[-1] for group in notes.of(state)) <= NARROW
+
+
+def test_many_coordinates_are_told_apart_a_few_elements_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependencies, "BATCH_NUMBERS", 16 * 40)
+    group = torch.randint(-1, 6, (3, 5, 20), generator=torch.Generator().manual_seed(1))
+    found = dependencies.once(group)
+    for own, row in zip(found.reshape(15, -1).tolist(), group.reshape(15, -1).tolist(), strict=True):
+        assert sorted(i for i in own if i >= 0) == sorted(set(row) - {-1})
 
 
 def test_steps_of_a_differential_equation_note_each_coordinate_once() -> None:
