@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums, share
 from pyro_evidence.data.rows import PLACES, Rows, scattered
+from pyro_evidence.errors import BadInput
 from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.batched import BATCH_NUMBERS, Batched
 from pyro_evidence.numerics.linalg import place_in_triangle
@@ -391,14 +392,22 @@ class Units:
         return parameters.rescaled(self.unit.reciprocal(), self.absorbed)
 
 
-def response_units(rows: Rows[Responses]) -> Units:
-    """Weighted mean and standard deviation of each response, missing ones left out; unit 1 where it does not vary."""
+def response_units(rows: Rows[Responses], *, finds_noise: bool) -> Units:
+    """Weighted mean and standard deviation of each response, missing ones left out; unit 1 where it does not vary.
+
+    :raises BadInput: where none varies, and noise is to be found.
+    """
     count, sums = rows.total(lambda r: torch.stack(_sums(r.Y, r.weight)))
     count = count.clamp(min=torch.finfo(count.dtype).tiny)  # a column without data has mean 0
     mean = sums / count
     squares = rows.total(lambda r: _sums((r.Y - mean).square(), r.weight)[1])
     spread = (squares / count).sqrt()
     varies = spread > 1e-12 * mean.abs()  # a constant column keeps rounding errors about its mean
+    if finds_noise and not bool(varies.any()):
+        raise BadInput(
+            "all rows are the same: they are met exactly, and the log evidence grows without a bound as the scale of "
+            "the noise goes to 0. Expected rows that differ; or give the model noise that is held at a number."
+        )
     unit = torch.where(varies, spread, 1.0)
     if rows.example.G is None:
         return Units(mean, unit, mean.unsqueeze(-1))

@@ -343,3 +343,10 @@ def test_bad_numbers_of_components_are_refused(num_components: object) -> None:
 def test_baselines_are_one_line_each(update: Unregularised | WeightDecay) -> None:
     found = fit(two_blobs(), update=update, deletion=None, curvature=mixture_evidence.block)
     assert math.isfinite(float(found.log_evidence))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_rows_that_are_all_the_same_have_no_evidence(number: int) -> None:
+    """The noise that they have is none; 30 rows had 116 nats, by the least variance that an update takes."""
+    with pytest.raises(BadInput, match="all rows are the same"):
+        EvidenceEM(gaussian_mixture(number)).run(torch.full((30, 2), 1.5, dtype=torch.float64))
