@@ -90,6 +90,7 @@ def replicate_integrals(problem: Problem, modes: Maxima, drawn: Tensor, toleranc
 
 
 FEWEST = 8  # data sets, of which three are fitted by themselves: fewer are no batch
+FEWEST_AT_ONCE = 16  # data sets in one run of the model: fewer gain less by that than by their structure, alone
 SAME = 1e-8  # relative difference between a log evidence by itself and in the batch: rounding, and how a search ends
 
 
@@ -193,7 +194,10 @@ def _in_chunks(
         return {}
     density, valid = AutogradDensity(joint, inside.structure.slots), joint.in_support()
     problem = replace(inside, joint=joint, structure=Structure(None, inside.structure.slots, None, density))
-    for numbers in torch.arange(len(sets)).split(max(1, BATCH_BYTES // (joint.row_bytes * joint.latents.size))):
+    num = BATCH_BYTES // (joint.row_bytes * joint.latents.size)
+    if num < FEWEST_AT_ONCE:
+        return {}
+    for numbers in torch.arange(len(sets)).split(num):
         chunk = maxima(problem, inside, numbers)
         certain, values, make = chunk.found, chunk.rows.objective, partial(_posterior, reference, joint, chunk)
         if isinstance(reference, NestedPosterior):

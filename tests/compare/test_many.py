@@ -332,6 +332,14 @@ def test_ragged_data_are_a_batch_by_masks() -> None:
         assert batch[k][0] == pytest.approx(float(alone.log_evidence), abs=1e-7)
 
 
+def test_data_sets_of_which_few_can_be_held_are_fitted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by what is known of its structure, of which a batch makes no use."""
+    sets = list(zip(*lines(9, 12), strict=True))
+    assert len(batch_of(LaplaceEvidence(line, stop=QUIET), sets)) == 9
+    monkeypatch.setattr("pyro_evidence.posterior.replicates.BATCH_BYTES", 2**10)
+    assert batch_of(LaplaceEvidence(line, stop=QUIET), sets) == {}
+
+
 def relevance(X: Tensor, y: Tensor) -> None:
     """A precision for each weight, those of useless columns without a maximum."""
     alpha = pyro.param("alpha", torch.ones(3), constraint=dist.constraints.positive)
