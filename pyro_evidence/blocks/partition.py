@@ -112,7 +112,8 @@ def partition(joint: LogJoint, active: Tensor, theta: Tensor, *, crossed: bool =
     place[:-1][~active], place[-1] = -1, -1  # of coordinates that are held, and of none
     touched = {n: place[coordinate_table(g, followed.shapes[n])] for n, g in followed.groups.items() if g}
     edges = _edges(touched, joint.latents.size, joint.device)
-    found = _best(edges, active, crossed)
+    sites = torch.cat([torch.full((part.size,), i, device=joint.device) for i, part in enumerate(joint.latents)])
+    found = _best(edges, active, sites if crossed else None)
     if found is None:
         few = "few" if crossed else f"at most {MOST_GLOBALS}"
         return NotSparse(f"no set of {few} coordinates, given which the others fall into small blocks, was found")
@@ -142,13 +143,18 @@ def _edges(touched: Mapping[str, Tensor], size: int, device: torch.device) -> Te
     return graph_of(Pattern(size, (every, *joined))).edges
 
 
-def _best(edges: Tensor, active: Tensor, crossed: bool) -> tuple[Tensor, Tensor] | None:
+def _best(edges: Tensor, active: Tensor, sites: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Blocks of at most three coordinates around the fewest others; wider ones where there are none such.
 
     Of two crossed plates the one whose blocks are narrower.
+
+    :param sites: number of the site of each coordinate, where plates are crossed: sites that touch as many others, as
+        plates of one length do, are told apart.
     """
+    crossed = sites is not None
     wider: tuple[Tensor, Tensor] | None = None
     degree = torch.bincount(edges[0], minlength=len(active)) if edges.numel() else torch.zeros_like(active).long()
+    degree = degree if sites is None else degree * (int(sites.max()) + 1) + sites
     for limit in degree[active].unique().flip(0).tolist():
         shared = active & (degree > limit)  # those that touch most others
         if not _are_few(shared, active, crossed):

@@ -39,6 +39,7 @@ NODES, NODES_OF_WIDE = 5, 9  # on each axis of a block; beyond three axes, where
 FEWER = 2  # nodes, whose number is compared; and as many more are next where that differs by more than PRECISE
 LEAST = 1e-4  # nats: less is rounding, or no matter
 LOST = 0.01  # of the draws, at which a block may have no mode
+ROUNDS = 4  # of sizes along a ray, each in the light of the one before
 COMPARED = 8  # every eighth draw tells what fewer nodes would say
 
 
@@ -134,9 +135,10 @@ def inside_correction(places: LaplaceNodes) -> InsideCorrection | None:
         marginal = replace(marginal, num=NODES_OF_WIDE)
     found, num, mixture = None, FEWEST, _around_mode(places, marginal)
     with without_validation(), suppress(RuntimeError):  # a model that takes no batch of rows
+        sizes = places.u.new_ones(0) if marginal is None else _common_sizes(places, marginal)
         can_draw = marginal is not None or joint.latents.size < SobolEngine.MAXDIM
         while can_draw and num * (each := row_bytes * (1 if marginal is None else marginal.nodes_of_each)) <= PRICE:
-            found, adapted = _by_draws(places, marginal, num, mixture)
+            found, adapted = _by_draws(places, marginal, num, mixture, sizes)
             precise = not found.is_doubtful and max(found.standard_error, found.by_nodes) <= PRECISE
             few = num <= 2 * mixture.loc.shape[-1]  # for a covariance that draws could adapt to
             last = few or MORE * num * each > LITTLE
@@ -158,7 +160,7 @@ def _around_mode(places: LaplaceNodes, marginal: Marginal | None) -> NormalMixtu
 
 
 def _by_draws(
-    places: LaplaceNodes, marginal: Marginal | None, num: int, mixture: NormalMixture
+    places: LaplaceNodes, marginal: Marginal | None, num: int, mixture: NormalMixture, sizes: Tensor
 ) -> tuple[InsideCorrection, NormalMixture]:
     """By so many draws, as many at each node as its weight says, to within one; and what to draw from next."""
     problem = places.problem
@@ -166,7 +168,7 @@ def _by_draws(
     index = importance.resampled(places.weights, num, seeded(0))
     white = mixture.unwhiten(quasi_normal(num, len(shared) + 1).to(mixture.loc))
     by_component = mixture.by_component(white)
-    u, log_slope = _at_nodes(places, index, shared, white)
+    u, log_slope = _at_nodes(places, index, shared, white, sizes)
     log_proposal = by_component.logsumexp(0) - log_slope
     log_normal = by_component[0] - mixture.log_mixing[0] - log_slope
     theta, beside = places.theta[index], log_proposal + places.laplace[index]
@@ -212,24 +214,103 @@ def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float, Tens
     return float(mean.log() + log_weights.max()), float(ratios.std()) / len(weights) ** 0.5, ratios
 
 
-def _at_nodes(places: LaplaceNodes, index: Tensor, shared: Tensor, white: Tensor) -> tuple[Tensor, Tensor]:
+def _at_nodes(
+    places: LaplaceNodes, index: Tensor, shared: Tensor, white: Tensor, sizes: Tensor
+) -> tuple[Tensor, Tensor]:
     """White rows ``(S, P)`` as draws of shared coordinates, the others at their means given these, ``(S, D)``.
 
     And the log of how much volume a white row has there, ``(S,)``.
 
     :param index: the node of each, ``(S,)``.
+    :param sizes: see :func:`_common_sizes`.
     """
     u = places.u[index].double()
-    log_slope = u.new_zeros(len(u))
-    unit = None if len(shared) == u.shape[-1] else torch.nn.functional.one_hot(shared, u.shape[-1]).to(u)
+    log_slope, groups = u.new_zeros(len(u)), _groups(places, shared)
     for node in index.unique().tolist():
         rows, precision = index == node, places.precision.row(node)
-        if unit is None:  # all coordinates are shared
+        if len(shared) == u.shape[-1]:  # all coordinates are shared
             u[rows] += precision.unwhiten(white[rows])
             log_slope[rows] = -0.5 * precision.log_det
             continue
-        covariance = precision.solve(unit)  # of shared coordinates with all
+        covariance = _covariance(places, node, shared)
         tril = torch.linalg.cholesky(covariance[:, shared])
-        u[rows] += white[rows] @ torch.linalg.solve_triangular(tril, covariance, upper=False)
+        x, mode = white[rows] @ tril.mT, places.u[node, shared]
         log_slope[rows] = tril.diagonal().log().sum()
+        for group, (mean, deviation) in zip(groups, sizes[node], strict=True):
+            own, log_growth = _fanned(x[:, group], mode[group], covariance[:, shared][group][:, group], mean, deviation)
+            x[:, group], log_slope[rows] = own, log_slope[rows] + log_growth
+        u[rows] += x @ torch.cholesky_solve(covariance, tril)
     return u, log_slope
+
+
+def _covariance(places: LaplaceNodes, node: int, shared: Tensor) -> Tensor:
+    """Of shared coordinates with all at a node, ``(P, D)``."""
+    unit = torch.nn.functional.one_hot(shared, places.u.shape[-1]).double()
+    return places.precision.row(node).solve(unit.to(places.u.device))
+
+
+def _groups(places: LaplaceNodes, shared: Tensor) -> Tensor:
+    """Shared coordinates that turn their signs together, of which no other such group is a part, bool ``(G, P)``."""
+    own = places.turned[:, shared]
+    if not bool(own.any()):
+        return own[:0]
+    own = own[own.any(-1)].unique(dim=0)
+    contains = (own.double() @ (~own).double().mT) == 0.0
+    return own[contains.sum(0) == 1]
+
+
+def _growth(size: Tensor, variance: Tensor) -> Tensor:
+    """How much longer distances across a mode are at a common size."""
+    larger = size.clamp(min=1.0)  # none is shorter: draws that are wider than the density have small weights
+    return ((larger.square() + variance) / (1.0 + variance)).sqrt()
+
+
+def _fanned(x: Tensor, mode: Tensor, covariance: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+    """Displacements ``(S, k)`` from a mode, those across it as much longer as it is, and the log of the volume.
+
+    Latents of a group multiply others, which take up their common size: data tell directions, so that a distance across
+    the mode is as uncertain as its size is large, and most volume is where that is larger than at the mode.  Where the
+    mode is within a deviation of its own image, draws are left as they are.
+
+    :param mean, deviation: of the common size, which is one at the mode.
+    """
+    along = torch.linalg.solve(covariance, mode)
+    if not float(along @ mode) > 1.0:
+        return x, x.new_zeros(len(x))
+    variance = 1.0 / (along @ mode)
+    away = variance * (x @ along)  # of the size, from one
+    size = mean + deviation * away / variance.sqrt()
+    growth = _growth(size, variance)
+    across = growth.unsqueeze(-1) * (x - away.unsqueeze(-1) * mode)
+    log_growth = (deviation / variance.sqrt()).log() + (len(mode) - 1) * growth.log()
+    return (size - 1.0).unsqueeze(-1) * mode + across, log_growth
+
+
+def _common_sizes(places: LaplaceNodes, marginal: Marginal) -> Tensor:
+    """Mean and standard deviation of the common size of each group at each node, one at the mode, ``(K, G, 2)``.
+
+    By the density along the ray through the mode and the volume across it, at nine sizes four deviations to both sides
+    of what the nine before have said.
+    """
+    shared, num = marginal.partition.shared, len(places.u)
+    groups, steps = _groups(places, shared), torch.linspace(-4.0, 4.0, 9).to(places.u)
+    found = places.u.new_ones(num, len(groups), 2)
+    for g, group in enumerate(groups):
+        own = shared[group]
+        along = [torch.linalg.solve(_covariance(places, node, own)[:, own], places.u[node, own]) for node in range(num)]
+        precision = (torch.stack(along) * places.u[:, own]).sum(-1, keepdim=True)
+        variance = 1.0 / precision.clamp(min=1.0)  # below, draws are left as they are
+        mean, deviation = torch.ones_like(variance), variance.sqrt()
+        for _ in range(ROUNDS):
+            size = mean + deviation * steps
+            u = places.u.unsqueeze(1).repeat(1, len(steps), 1)
+            u[..., own] *= size.unsqueeze(-1)
+            theta = places.theta.repeat_interleave(len(steps), 0)
+            height = marginal.integrated(theta, u.flatten(0, 1)).view_as(size)
+            height = height + (len(own) - 1) * _growth(size, variance).log()
+            share = height.nan_to_num(nan=-math.inf).where(size > 0.0, -math.inf).softmax(-1)
+            mean = (share * size).sum(-1, keepdim=True)
+            spread = (share * (size - mean).square()).sum(-1, keepdim=True).sqrt()
+            deviation = torch.maximum(spread, 0.5 * deviation)  # nine sizes tell no less
+        found[:, g] = torch.cat([mean, deviation], -1)
+    return found

@@ -139,6 +139,50 @@ def test_a_vector_that_multiplies_a_vector_has_all_of_its_evidence(loadings: tup
     assert abs(float(posterior.log_evidence) - truth) < min(0.06, 3.0 * posterior.log_evidence_error)
 
 
+def over_directions(Y: Tensor, scale: float) -> float:
+    """Log evidence of ``N(Y_ij; a_i w_j, scale^2)`` under standard normals, nats.
+
+    ``w`` on paper, the size of ``a`` on a grid, its direction by draws from an angular central Gaussian that envelops
+    the Bingham density (Kent, Ganeiber and Mardia, 2018).
+    """
+    (n, m), S, square = Y.shape, Y @ Y.mT, scale**2
+    values = torch.linalg.eigvalsh(S)
+    spread, low, high = (values[-1] - values) / (2.0 * square), 0.0, float(n)
+    for _ in range(60):
+        b = 0.5 * (low + high)
+        low, high = (b, high) if float((1.0 / (b + 2.0 * spread)).sum()) > 1.0 else (low, b)
+    shape = 1.0 + 2.0 * spread / b
+    directions = torch.randn(20_000, n, generator=torch.Generator().manual_seed(0)) / shape.sqrt()
+    directions = directions / directions.norm(dim=-1, keepdim=True)
+    log_q = 0.5 * shape.log().sum() - 0.5 * n * (directions.square() @ shape).log()
+    r = torch.arange(1, 601) / 50.0
+    log_r = (n - 1) * r.log() - 0.5 * r.square() - (0.5 * n - 1.0) * math.log(2.0) - math.lgamma(0.5 * n)
+    told = -0.5 * m * ((n - 1) * math.log(square) + (square + r.square()).log() + n * math.log(math.tau))
+    seen = 0.5 * r.square() / (square * (square + r.square()))
+    heights = told + log_r - 0.5 * S.trace() / square + (directions.square() @ values).unsqueeze(-1) * seen
+    return float((heights.logsumexp(-1) - log_q).logsumexp(0)) - math.log(20_000 * 50.0)
+
+
+@pytest.mark.parametrize(("num", "other", "size"), [(30, 31, 0.4), (5, 5, 1.0)])
+def test_products_whose_volume_is_away_from_the_mode_or_whose_plates_have_one_length(
+    num: int, other: int, size: float
+) -> None:
+    """Where little is seen of many the mode of either is short, and nearly all volume where they are longer."""
+    generator = torch.Generator().manual_seed(0)
+    a, w, noise = (torch.randn(*shape, generator=generator) for shape in ((num, 1), (other,), (num, other)))
+    Y = size * a * w + 0.5 * noise
+
+    def model(Y: Tensor) -> None:
+        with pyro.plate("rows", num):
+            a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        with pyro.plate("columns", other):
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("Y", dist.Normal(a.unsqueeze(-1) * w, 0.5).to_event(2), obs=Y)
+
+    posterior = fitted(model, Y)
+    assert abs(float(posterior.log_evidence) - over_directions(Y, 0.5)) < min(0.1, 4.0 * posterior.log_evidence_error)
+
+
 def test_a_product_whose_noise_is_sampled_has_a_log_evidence_where_its_images_meet() -> None:
     """With more noise the two images become one mode, at which the curvature of loadings vanishes.
 

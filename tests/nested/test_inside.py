@@ -127,7 +127,7 @@ def test_draws_of_all_coordinates_have_the_normal_density_of_their_node() -> Non
     places = fitted(walk, counts())._inside_places
     index, size = torch.arange(len(places.u)).repeat_interleave(3), places.u.shape[-1]
     white = generated(len(index), size, seed=0)
-    u, log_slope = inside._at_nodes(places, index, torch.arange(size), white)
+    u, log_slope = inside._at_nodes(places, index, torch.arange(size), white, torch.empty(0))
     log_normal = dist.Normal(0.0, 1.0).log_prob(white).sum(-1) - log_slope
     for row, node in enumerate(index.tolist()):
         tril = precision_tril(places.precision.row(node), size)
@@ -213,7 +213,7 @@ def test_more_coordinates_than_quasi_random_numbers_have_are_left_to_laplace(mon
 def test_a_density_that_is_zero_at_all_draws_leaves_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
     found = fitted(clinics, outcomes())
     nothing = InsideCorrection(math.nan, math.nan, 0.0, math.inf, 64, 1, torch.zeros(1))
-    monkeypatch.setattr(inside, "_by_draws", lambda *given: (nothing, given[-1]))
+    monkeypatch.setattr(inside, "_by_draws", lambda *given: (nothing, given[3]))
     assert inside_correction(found._inside_places) is None
 
 
@@ -223,7 +223,9 @@ def test_no_more_draws_are_made_where_no_number_of_them_is_enough(
 ) -> None:
     found, nums = fitted(walk, counts()), list[int]()
 
-    def drawn(_: object, __: object, num: int, mixture: NormalMixture) -> tuple[InsideCorrection, NormalMixture]:
+    def drawn(
+        _: object, __: object, num: int, mixture: NormalMixture, ___: Tensor
+    ) -> tuple[InsideCorrection, NormalMixture]:
         nums.append(num)
         return InsideCorrection(0.3, 0.1, 0.0, k, num, 14, torch.zeros(1)), mixture
 
