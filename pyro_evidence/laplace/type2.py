@@ -148,7 +148,12 @@ def step(state: TypeII) -> TypeII:
     learned, and looks once beyond plateaus.  The other branches are for networks whose mode is about to vanish, for
     rounding, and for steps that lead nowhere.
     """
-    return alone(steps(state), answer)
+    try:
+        return alone(steps(state), answer)
+    except ArithmeticError:
+        if not interpolates_data(state.laplace, state.slope):
+            raise
+        return replace(state, stop_reason=Status.INTERPOLATING)
 
 
 def answer(request: ModeAt | LaplaceState) -> Any:

@@ -29,9 +29,7 @@ def two_blobs(num_data: int = 60) -> Tensor:
 
 
 POOR = {
-    "one point": torch.tensor([[1.0, 2.0]]),
     "two points": torch.tensor([[1.0, 2.0], [3.0, 1.0]]),
-    "identical points": torch.tensor([[1.0, 2.0]] * 5),
     "constant column": torch.cat([torch.linspace(0, 1, 9)[:, None], torch.ones(9, 1)], -1),
     "far outlier": torch.cat([two_blobs(), torch.tensor([[1e9, 0.0]])]),
     "fewer points than components": torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.0, 1.0]]),
@@ -48,6 +46,13 @@ def test_poor_data_give_a_finite_answer(Y: Tensor, noise: FullNoise) -> None:
     assert isinstance(found, MixturePosterior)
     assert math.isfinite(float(found.log_evidence)) and found.num_components >= 1
     assert bool(found.log_prob(Y).isfinite().all())
+
+
+@pytest.mark.parametrize("num", [1, 5])
+@pytest.mark.parametrize("noise", NOISE, ids=lambda n: type(n).__name__)
+def test_points_that_are_all_the_same_are_refused(num: int, noise: FullNoise) -> None:
+    with pytest.raises(BadInput, match="all rows are the same"):
+        EvidenceEM(gaussian_mixture(4, noise=noise)).run(torch.tensor([[1.0, 2.0]] * num))
 
 
 def test_a_basis_with_more_functions_than_points() -> None:

@@ -401,11 +401,11 @@ def test_no_factors_are_looked_for_in_a_process(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_variance_is_computed_where_no_weight_has_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    asked: dict[int, LatentPrecision] = {}  # each keeps what it has computed
     variance = LatentPrecision.variance.func  # type: ignore[attr-defined]
 
     def counted(precision: LatentPrecision) -> Tensor:
-        asked.append(1)
+        asked[id(precision)] = precision
         return variance(precision)
 
     monkeypatch.setattr(LatentPrecision, "variance", property(counted))
