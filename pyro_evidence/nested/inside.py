@@ -8,6 +8,7 @@ With weights :math:`w_k` of the nodes :math:`\phi_k` and Laplace's evidence :mat
 where ``s`` is what independent blocks ``b_g`` share, ``q_k`` a normal and a t distribution with its moments under the
 Gaussian at the node, and the integrals are by adaptive Gauss-Hermite quadrature (Liu and Pierce, 1994).  Weights of the
 few coordinates that are shared stay alike where those of all coordinates do not.  Without blocks ``s`` is all of them.
+Where ``s`` multiplies others, ``q_k`` is of its common size, and of what is across that (see :func:`_fanned`).
 """
 
 import math
