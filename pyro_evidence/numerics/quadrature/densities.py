@@ -397,8 +397,7 @@ CORRELATED = 5.0  # standard deviations over which what a polynomial leaves of a
 class Kriged(Trend):
     """A curve through one value at each node, ``(K, 1)``: a trend, and what it leaves as a Gaussian process.
 
-    Universal kriging; Cressie (1993), section 3.4.  The nodes are distinct.  The trend has one term more, that of a t
-    density above the product of its axes: tails of scales are longer together than each by itself.
+    Universal kriging; Cressie (1993), section 3.4.  The nodes are distinct.
     """
 
     degree: int = 2  # one of four would go through three nodes on either side of each axis, and none contradict it
@@ -406,10 +405,6 @@ class Kriged(Trend):
     def __call__(self, z: Tensor) -> Tensor:
         """The value at rows ``(R, d)``, ``(R, 1)``."""
         return self.weights(z) @ self.values
-
-    def _terms(self, z: Tensor) -> Tensor:
-        apart, together = z.square().log1p().sum(-1), z.square().sum(-1).log1p()
-        return torch.cat([super()._terms(z), (apart - together).unsqueeze(-1)], -1)
 
     def weights(self, z: Tensor) -> Tensor:
         """Those of values at the nodes in the curve at rows ``(R, d)``, ``(R, K)``."""
