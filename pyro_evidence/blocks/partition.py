@@ -112,8 +112,8 @@ def partition(joint: LogJoint, active: Tensor, theta: Tensor, *, crossed: bool =
     place[:-1][~active], place[-1] = -1, -1  # of coordinates that are held, and of none
     touched = {n: place[coordinate_table(g, followed.shapes[n])] for n, g in followed.groups.items() if g}
     edges = _edges(touched, joint.latents.size, joint.device)
-    sites = torch.cat([torch.full((part.size,), i, device=joint.device) for i, part in enumerate(joint.latents)])
-    found = _best(edges, active, sites if crossed else None)
+    own = [torch.full((part.size,), i, device=joint.device) for i, part in enumerate(joint.latents)]
+    found = _best(edges, active, torch.cat(own) if crossed else None)
     if found is None:
         few = "few" if crossed else f"at most {MOST_GLOBALS}"
         return NotSparse(f"no set of {few} coordinates, given which the others fall into small blocks, was found")
