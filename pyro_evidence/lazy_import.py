@@ -50,6 +50,8 @@ class _Folder(ModuleType):
 def import_on_demand(package: str) -> None:
     """Let the names that a package imports for type checkers be found when they are asked for.
 
+    They are its ``__all__`` too, unless it has one that leaves some out.
+
     :param package: its ``__name__``; the names are those that its block ``if TYPE_CHECKING:`` imports.
     """
     module = sys.modules[package]
@@ -61,4 +63,5 @@ def import_on_demand(package: str) -> None:
         for node in imports
         for alias in node.names
     }
+    module.__dict__.setdefault("__all__", sorted(module.__dict__["on_demand"]))
     module.__class__ = _Folder

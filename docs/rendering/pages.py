@@ -44,7 +44,7 @@ MODULES += (
 
 
 def names_of(init: Path) -> dict[str, str]:
-    """The ``__all__`` of a folder, each name with the path of what it names."""
+    """Public names of a folder, its ``__all__`` or what it imports on demand, with the path of what each names."""
     tree = ast.parse(init.read_text(encoding="utf-8"))
     imported = {  # those that are made on demand stand under TYPE_CHECKING
         a.asname or a.name: f"{n.module}.{a.name}"
@@ -55,7 +55,7 @@ def names_of(init: Path) -> dict[str, str]:
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return {name: imported[name] for name in ast.literal_eval(node.value)}
-    return {}
+    return {name: path for name, path in imported.items() if name not in ("TYPE_CHECKING", "import_on_demand")}
 
 
 @cache

@@ -1,29 +1,21 @@
 """Mixtures whose components are linear in their weights: evidence-regularised EM, whole."""
 
-from pyro_evidence.fitting.em import GreedyDeletion
-from pyro_evidence.mixture.evidence import block, coordinate, full
-from pyro_evidence.mixture.fit import RandomWeights
-from pyro_evidence.mixture.posterior import MixturePosterior
-from pyro_evidence.mixture.updates import (
-    BoundedInflation,
-    Unregularised,
-    WeightDecay,
-    corrected,
-    husmeier2000_update,
-    stationary,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BoundedInflation",
-    "GreedyDeletion",
-    "MixturePosterior",
-    "RandomWeights",
-    "Unregularised",
-    "WeightDecay",
-    "block",
-    "coordinate",
-    "corrected",
-    "full",
-    "husmeier2000_update",
-    "stationary",
-]
+from pyro_evidence.lazy_import import import_on_demand
+
+if TYPE_CHECKING:  # at run time each is imported when it is first asked for
+    from pyro_evidence.fitting.em import GreedyDeletion as GreedyDeletion
+    from pyro_evidence.mixture.evidence import block as block
+    from pyro_evidence.mixture.evidence import coordinate as coordinate
+    from pyro_evidence.mixture.evidence import full as full
+    from pyro_evidence.mixture.fit import RandomWeights as RandomWeights
+    from pyro_evidence.mixture.posterior import MixturePosterior as MixturePosterior
+    from pyro_evidence.mixture.updates import BoundedInflation as BoundedInflation
+    from pyro_evidence.mixture.updates import Unregularised as Unregularised
+    from pyro_evidence.mixture.updates import WeightDecay as WeightDecay
+    from pyro_evidence.mixture.updates import corrected as corrected
+    from pyro_evidence.mixture.updates import husmeier2000_update as husmeier2000_update
+    from pyro_evidence.mixture.updates import stationary as stationary
+
+import_on_demand(__name__)

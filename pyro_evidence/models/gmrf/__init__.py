@@ -15,33 +15,31 @@ field takes the place of an intercept.  This form is sparse: write it for large 
 Rue and Held (2005), Gaussian Markov Random Fields, chapters 2 and 3.
 """
 
-from pyro_evidence.models.gmrf.chains import AR, AR1, OrnsteinUhlenbeck, RandomWalk, Seasonal
-from pyro_evidence.models.gmrf.composed import GMRF, Kronecker
-from pyro_evidence.models.gmrf.field import GaussianField
-from pyro_evidence.models.gmrf.graphs import BYM2, CAR, ICAR, SAR, Lattice, Leroux, Neighbours, lattice
-from pyro_evidence.models.gmrf.mesh import Matern, Mesh
-from pyro_evidence.models.gmrf.priors import PCCorrelation, PCRange, PCScale
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AR",
-    "AR1",
-    "BYM2",
-    "CAR",
-    "GMRF",
-    "ICAR",
-    "SAR",
-    "GaussianField",
-    "Kronecker",
-    "Lattice",
-    "Leroux",
-    "Matern",
-    "Mesh",
-    "Neighbours",
-    "OrnsteinUhlenbeck",
-    "PCCorrelation",
-    "PCRange",
-    "PCScale",
-    "RandomWalk",
-    "Seasonal",
-    "lattice",
-]
+from pyro_evidence.lazy_import import import_on_demand
+
+if TYPE_CHECKING:  # at run time each is imported when it is first asked for
+    from pyro_evidence.models.gmrf.chains import AR as AR
+    from pyro_evidence.models.gmrf.chains import AR1 as AR1
+    from pyro_evidence.models.gmrf.chains import OrnsteinUhlenbeck as OrnsteinUhlenbeck
+    from pyro_evidence.models.gmrf.chains import RandomWalk as RandomWalk
+    from pyro_evidence.models.gmrf.chains import Seasonal as Seasonal
+    from pyro_evidence.models.gmrf.composed import GMRF as GMRF
+    from pyro_evidence.models.gmrf.composed import Kronecker as Kronecker
+    from pyro_evidence.models.gmrf.field import GaussianField as GaussianField
+    from pyro_evidence.models.gmrf.graphs import BYM2 as BYM2
+    from pyro_evidence.models.gmrf.graphs import CAR as CAR
+    from pyro_evidence.models.gmrf.graphs import ICAR as ICAR
+    from pyro_evidence.models.gmrf.graphs import SAR as SAR
+    from pyro_evidence.models.gmrf.graphs import Lattice as Lattice
+    from pyro_evidence.models.gmrf.graphs import Leroux as Leroux
+    from pyro_evidence.models.gmrf.graphs import Neighbours as Neighbours
+    from pyro_evidence.models.gmrf.graphs import lattice as lattice
+    from pyro_evidence.models.gmrf.mesh import Matern as Matern
+    from pyro_evidence.models.gmrf.mesh import Mesh as Mesh
+    from pyro_evidence.models.gmrf.priors import PCCorrelation as PCCorrelation
+    from pyro_evidence.models.gmrf.priors import PCRange as PCRange
+    from pyro_evidence.models.gmrf.priors import PCScale as PCScale
+
+import_on_demand(__name__)
