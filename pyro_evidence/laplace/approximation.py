@@ -16,7 +16,7 @@ from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.line_search import Watch, no_callback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
-from pyro_evidence.precision.dense import Dense, Factorised, Precision, factorise
+from pyro_evidence.precision.dense import Dense, Precision, factorise
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity, LinearDensity, climbing
 from pyro_evidence.structure.factor_density import Structured
@@ -330,10 +330,9 @@ def state_at(
         if kink is not None:
             raise NotSmooth(kink)
     try:
-        if isinstance(mode, Factorised):
-            precision = mode.factorised(row, latents.label)
-        else:
-            precision = factorise(mode.precision[row : row + 1], latents.label)
+        precision = mode.found[row] if mode.found else factorise(mode.precision[row : row + 1], latents.label)
+        if isinstance(precision, NotPositiveDefinite):
+            raise precision
     except NotPositiveDefinite:
         height = mode.log_joint[row]
         summit = mode_checks.ModeNeighbourhood(problem.joint, problem.density, u, theta, height, problem.active)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -72,6 +72,13 @@ class Mode:
     step: Tensor  # (R, D) the Newton step that was not taken any more
     lowest: Tensor  # (R, D) direction of lowest curvature where the precision is not positive definite
     left_saddle: Tensor  # (R,) bool: whether a saddle was left on the way, along its downward curvature
+    found: tuple[Any, ...] = ()  # where ``precision`` is empty: each row's, factorised, or the error in its place
+    make: Callable[[], Any] | None = None  # that of a single mode again; None where it takes another run of the model
+
+    def row(self, index: int) -> "Mode":
+        """One of the modes."""
+        parts = {name: value[index : index + 1] for name, value in vars(self).items() if name != "make"}
+        return replace(self, **parts)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -249,14 +249,6 @@ def factorise(A: Tensor, label: Label = coordinate) -> Precision:
             f"or the density is not smooth there."
         )
     return Diagonal(A.double())
-
-
-@runtime_checkable
-class Factorised(Protocol):
-    """A finished search whose precisions are factorised already, in a form of their own."""
-
-    def factorised(self, row: int, label: Label) -> Precision:
-        """The precision of one row."""
 
 
 Elements = tuple[Tensor, ...]  # per family of factors (F, k, k), symmetric

@@ -1,10 +1,10 @@
 """Mode, evidence and exact slope where the curvature is a sum of small matrices: Newton with a factor of its own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,32 +25,6 @@ from pyro_evidence.structure.groups import Pruned
 FIRST_SHIFT = 1e-6  # of the largest diagonal entry, of one step of the search only
 SOON = 15  # steps that Newton takes at most where the density is concave all the way
 SHIFTS = 12  # tenfold ones that are tried where the curvature is not positive definite
-
-
-@dataclass(frozen=True)
-class StructuredMode(newton.Mode):
-    """Modes with a factorised precision each, or with what was wrong with it.
-
-    :ivar make: the precision again, of one mode without another run of the model; None where that takes one.
-    """
-
-    found: tuple[StructuredPrecision | NotPositiveDefinite, ...] = ()
-    make: Callable[[], Precision] | None = None
-
-    def factorised(self, row: int, label: Label) -> StructuredPrecision:
-        """The precision of one row.
-
-        :raises NotPositiveDefinite: when it is not positive definite.
-        """
-        found = self.found[row]
-        if isinstance(found, NotPositiveDefinite):
-            raise found
-        return found
-
-    def row(self, index: int) -> "StructuredMode":
-        """One of the modes."""
-        parts = {f.name: getattr(self, f.name)[index : index + 1] for f in fields(newton.Mode)}
-        return StructuredMode(**parts, found=self.found[index : index + 1])
 
 
 @dataclass(frozen=True)
@@ -117,22 +91,23 @@ class StructuredProblem:
         limit = 50.0 * torch.finfo(self.density.joint.dtype).eps * len(u) ** 0.5 if single else CLOSE
         return bool((gap <= limit).all())
 
-    def find_modes(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, cold: bool) -> StructuredMode:
+    def find_modes(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, cold: bool) -> newton.Mode:
         """Newton from rows ``(R, D)``, one by one; after L-BFGS where the start is far, or Newton does not arrive.
 
         :param cold: whether the start may be far from a mode.
         """
         far = cold and self.density.linear is None
         modes = [self._mode(row, theta, limits, far) for row in u.detach()]
-        parts = {f.name: torch.cat([getattr(mode, f.name) for mode in modes]) for f in fields(newton.Mode)}
-        return StructuredMode(**parts, found=tuple(mode.found[0] for mode in modes), make=None)
+        tensors = [n for n, x in vars(modes[0]).items() if isinstance(x, Tensor)]
+        parts: Any = {n: torch.cat([vars(mode)[n] for mode in modes]) for n in tensors}
+        return replace(modes[0], **parts, found=tuple(mode.found[0] for mode in modes))
 
     @property
     def takes_rows(self) -> bool:
         """Whether rows with hyperparameters of their own are differentiated together."""
         return self.density.takes_rows and bool(self.active.all())
 
-    def near_modes(self, u: Tensor, theta: Tensor, limits: newton.Limits) -> list[StructuredMode | None]:
+    def near_modes(self, u: Tensor, theta: Tensor, limits: newton.Limits) -> list[newton.Mode | None]:
         """Modes near rows ``(R, D)``, each at its hyperparameters ``(R, T)``, by a few Newton steps for all together.
 
         :return: None for rows where these do not arrive.
@@ -168,7 +143,7 @@ class StructuredProblem:
             elements = rows.elements(u, torch.tensor([row]))[0]
         return self.density.plan.factorise(elements, self.label)
 
-    def _mode(self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool) -> StructuredMode:
+    def _mode(self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool) -> newton.Mode:
         """The mode that one start ``(D,)`` leads to."""
         slope = partial(self.value.gradient, theta=theta)
         if far:  # Newton at once where the density is concave all the way, and that is not far
@@ -183,7 +158,7 @@ class StructuredProblem:
             )
         return mode
 
-    def _climb(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, shifted: bool = True) -> StructuredMode:
+    def _climb(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, shifted: bool = True) -> newton.Mode:
         """Newton from one start ``(D,)``; the curvature of a point is made of what its gradient has computed."""
         gradient = newton.gradient_of(self.value, theta)
         return self._search(
@@ -198,14 +173,14 @@ class StructuredProblem:
         limits: newton.Limits,
         *,
         shifted: bool,
-    ) -> StructuredMode:
+    ) -> newton.Mode:
         """Newton from rows ``(R, D)``, a factor for each.
 
         :param elements_at: minus the Hessians at points of some rows.
         :param shifted: whether a curvature that is not positive definite is, for a step, shifted; else its row is
             given up.
         """
-        found: dict[int, StructuredPrecision | NotPositiveDefinite] = {}
+        found: dict[int, Precision | NotPositiveDefinite] = {}
         last: list[tuple[list[int], Sequence[Elements], Precision]] = []  # of the factors that were made together
 
         def factors_of(names: list[int], every: Sequence[Elements]) -> Precision:
@@ -214,7 +189,7 @@ class StructuredProblem:
                 return last[0][2]
             whole = self.density.plan.factorise_rows(every, self.label)
             last[:] = [(names, every, whole)]
-            found.update((name, cast(StructuredPrecision, whole.row(i))) for i, name in enumerate(names))
+            found.update((name, whole.row(i)) for i, name in enumerate(names))
             return whole
 
         def direction(u: Tensor, rows: Tensor, slope: Tensor) -> newton.Direction:
@@ -236,7 +211,7 @@ class StructuredProblem:
             return newton.Direction(u[:, :0], step, (slope * step).sum(-1), definite, nothing)
 
         mode = newton.search(gradient, direction, u, limits)
-        return StructuredMode(**vars(mode), found=tuple(found[row] for row in range(len(u))))
+        return replace(mode, found=tuple(found[row] for row in range(len(u))))
 
     def _shifted(self, elements: Elements, error: NotPositiveDefinite) -> StructuredPrecision:
         """A factor for one step, with as much on the diagonal as that takes, and ten times more."""

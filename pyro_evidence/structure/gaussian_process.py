@@ -19,7 +19,6 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.numerics.coordinates import is_identity
-from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.line_search import Watch
 from pyro_evidence.precision import gaussian_process as process
 from pyro_evidence.precision.gaussian_process import (
@@ -132,28 +131,6 @@ def _assembled(matrices: list[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LatentMode(newton.Mode):
-    """Modes with a factorised precision each."""
-
-    found: tuple[LatentPrecision, ...] = ()
-
-    def factorised(self, row: int, label: Label) -> LatentPrecision:
-        """The precision of one row.
-
-        :raises NotPositiveDefinite: when it is not positive definite.
-        """
-        if not bool(self.definite[row]):
-            worst = label(int(self.gradient[row].abs().argmax()))
-            raise NotPositiveDefinite(
-                f"the posterior precision of a Gaussian process, K^-1 + W, is not positive definite where the search "
-                f"for the mode stopped; the slope points at {worst}. Expected a maximum: a likelihood that is not "
-                f"log-concave (Student's t, a mixture) may have saddles (try start=Start(restarts=8)), or a "
-                f"hyperparameter has made the covariance inf or nan."
-            )
-        return self.found[row]
-
-
-@dataclass(frozen=True)
 class GaussianLatent(LinearDensity):
     """A density of linear predictors whose latents have a Gaussian prior, some of it dense, free of the latents."""
 
@@ -231,11 +208,11 @@ class GaussianLatent(LinearDensity):
         """The diagonal of the dense precision, ``(R, D)``."""
         return self.precision(u, theta).diagonal(dim1=-2, dim2=-1)
 
-    def find_modes(self, u: Tensor, theta: Tensor, tolerance: float, watch: Watch) -> LatentMode:
+    def find_modes(self, u: Tensor, theta: Tensor, tolerance: float, watch: Watch) -> newton.Mode:
         """Newton from rows ``(R, D)``; a start far from the mode does no harm."""
         reading = self.graph(theta)[1].detached
         latent, size = reading.latent, len(reading.loc)
-        rows, found = list[tuple[Tensor, ...]](), list[LatentPrecision]()
+        rows, found = list[tuple[Tensor, ...]](), list[LatentPrecision | NotPositiveDefinite]()
         for row in u.detach():
             start = latent.mean + self.seen.apply((row - reading.loc).unsqueeze(-1)).reshape(latent.mean.shape)
             mode = process.predictor_mode(latent, start, tolerance, watch)
@@ -245,11 +222,20 @@ class GaussianLatent(LinearDensity):
             log_joint = mode.log_likelihood + log_prior + torch.as_tensor(reading.parts.rest).detach().double()
             flags = (torch.tensor(x, device=u.device) for x in (mode.decrement, mode.converged, mode.definite))
             rows.append((reading.loc + precision.covariance @ precision.dual, log_joint, gradient, *flags))
-            found.append(precision)
+            found.append(precision if mode.definite else self._no_maximum(gradient))
         point, value, slope, decrement, converged, definite = (torch.stack(x) for x in zip(*rows, strict=True))
         none, never = torch.zeros_like(point), torch.zeros_like(converged)
-        return LatentMode(
+        return newton.Mode(
             point, value, slope, torch.empty(0), decrement, converged, definite, none, none, never, found=tuple(found)
+        )
+
+    def _no_maximum(self, gradient: Tensor) -> NotPositiveDefinite:
+        worst = self.joint.latents.label(int(gradient.abs().argmax()))
+        return NotPositiveDefinite(
+            f"the posterior precision of a Gaussian process, K^-1 + W, is not positive definite where the search for "
+            f"the mode stopped; the slope points at {worst}. Expected a maximum: a likelihood that is not log-concave "
+            f"(Student's t, a mixture) may have saddles (try start=Start(restarts=8)), or a hyperparameter has made "
+            f"the covariance inf or nan."
         )
 
     def slope(self, precision: LatentPrecision, theta: Tensor) -> tuple[Tensor, Tensor]:

@@ -208,6 +208,6 @@ def test_fields_of_given_sums_and_linear_predictors_are_not_differentiated(
     together = factors.near_modes(torch.cat([mode.u for mode in modes]) + 0.001 * u, theta, problem.limits)
     for own, alone, found in zip(theta, modes, together, strict=True):
         assert found is not None and torch.allclose(found.u, alone.u, atol=1e-8)
-        A, precision = problem.structure.density.precision(found.u, own)[0], found.factorised(0, str)
+        A, precision = problem.structure.density.precision(found.u, own)[0], found.found[0]
         assert float(precision.log_det) == pytest.approx(float(torch.logdet(A)), abs=1e-8)
         assert torch.allclose(precision.variance[0], torch.linalg.inv(A).diagonal(), atol=1e-9)
