@@ -72,11 +72,11 @@ def with_derivatives(
 
 def is_linear(density: BlockDensity, num_nodes: int) -> bool:
     """Whether shared coordinates, not too many, act through linear predictors of one element each, priors Gaussian."""
-    views, p = density.views, density.partition
+    owners, p = density.data_owner, density.partition
     if density.linear is None or not density.linear.gaussian or not len(p.shared):
         return False
-    largest = max(num_nodes * p.num_blocks, *(view.num_data for view in views)) * len(p.shared)
-    return largest <= MOST_NUMBERS and all(view.part.slot.layout.num_coupled == 1 for view in views)
+    largest = max(num_nodes * p.num_blocks, *map(len, owners)) * len(p.shared)
+    return largest <= MOST_NUMBERS and all(slot.layout.num_coupled == 1 for slot in density.linear.slots)
 
 
 def _louis_of_terms(terms: Terms, nodes: Nodes, shared: Tensor, path: Path) -> Integrals:
@@ -108,14 +108,15 @@ def _louis(terms: Terms, nodes: Nodes, shared: Tensor, create_graph: bool) -> In
     assert read is not None and read.prior is not None
     p, total = density.partition, terms.prior(nodes.rows, shared, read)
     orders = []
-    for view, owner, offset in zip(density.views, density.data_owner, read.offsets, strict=True):
-        slot, dtype = view.part.slot, density.joint.dtype
-        eta = view.eta(nodes.rows, shared, density.kept, offset).squeeze(-1)
+    u, own = density.whole(nodes.rows, shared), (density.parts, density.designs, density.data_owner, read.offsets)
+    for part, design, owner, offset in zip(*own, strict=True):
+        slot, dtype = part.slot, density.joint.dtype
+        eta = (part.product(u) + offset).squeeze(-1)
         eta = eta if create_graph else eta.detach()
         value = slot.log_likelihoods(read.trace)(slot.layout.natural(eta.unsqueeze(-1).to(dtype))).double()
         first, second = slot.orders(read.trace, dtype)(eta, create_graph)
         total = total.index_add(1, owner, value)
-        orders.append((view.design, owner, first, second))
+        orders.append((design, owner, first, second))
     log_terms = total[:, :-1] + nodes.log_weights
     each = torch.cat([log_terms.logsumexp(0), total[0, -1:] + torch.as_tensor(read.rest).to(total)])
     share = log_terms.softmax(0)

@@ -15,7 +15,6 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import LinearPredictors, ModelParts
 from pyro_evidence.structure.factor_cells import cells
-from pyro_evidence.structure.factor_linear import SparseLinear
 
 
 @dataclass(frozen=True)
@@ -46,26 +45,21 @@ class BlockDensity:
         trace = self.joint.trace(self.joint.initial_u, theta)
         return Terms(self, theta, self.linear.parts_at(theta, trace))
 
-    @cached_property
-    def views(self) -> tuple["View", ...]:
-        """Each linear predictor as a function of blocks and shared coordinates."""
-        p, num, found = self.partition, len(self.partition.own), list[View]()
-        for part in () if self.linear is None else self.linear.linear:
-            if isinstance(part, SparseLinear):
-                columns = [(p.place[index], part.rows.value[..., j]) for j, index in enumerate(part.rows.index.mT)]
-                own = [_masked(place, value, place < num, 0) for place, value in columns]
-                rest = [_masked(place, value, place >= num, num) for place, value in columns]
-                found.append(View(part, p, tuple(x for x in own if x), tuple(x for x in rest if x)))
-            else:
-                J: Tensor = part.J.flatten(0, 1)  # type: ignore[attr-defined]
-                dense = J[:, p.own], J[:, torch.cat([p.shared, p.held])]
-                found.append(View(part, p, (), (), dense))
-        return tuple(found)
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The linear predictors, if they were found."""
+        return () if self.linear is None else self.linear.linear
 
     @cached_property
     def data_owner(self) -> tuple[Tensor, ...]:
         """The block of each datum of each linear predictor, ``(N,)``."""
-        return tuple(self.partition.owner[view.part.slot.site] for view in self.views)
+        return tuple(self.partition.owner[part.slot.site] for part in self.parts)
+
+    @cached_property
+    def designs(self) -> tuple[Tensor, ...]:
+        """``J`` of the shared coordinates for predictors of one element, ``(N, P)`` each."""
+        unit = torch.nn.functional.one_hot(self.partition.shared, self.partition.size).double()
+        return tuple(part.product(unit).squeeze(-1).mT.contiguous() for part in self.parts)
 
     def whole(self, rows: Tensor, shared: Tensor) -> Tensor:
         """All coordinates, ``(Q, D)``, of blocks ``(Q, n)`` and what they share, ``(P,)``."""
@@ -123,9 +117,10 @@ class Terms:
         if self.read is None:
             return self._summed(self.density.cells(self.density.whole(rows, shared), self.theta))
         total = self.prior(rows, shared, self.read)
-        for view, owner, offset in zip(self.density.views, self.density.data_owner, self.read.offsets, strict=True):
-            eta = view.eta(rows, shared, self.density.kept, offset).to(self.density.joint.dtype)
-            each = view.part.slot.log_likelihoods(self.read.trace)(view.part.slot.layout.natural(eta))
+        u = self.density.whole(rows, shared)
+        for part, owner, offset in zip(self.density.parts, self.density.data_owner, self.read.offsets, strict=True):
+            eta = (part.product(u) + offset).to(self.density.joint.dtype)
+            each = part.slot.log_likelihoods(self.read.trace)(part.slot.layout.natural(eta))
             total = total.index_add(1, owner, each.double())
         rest = torch.as_tensor(self.read.rest).to(total)
         return torch.cat([total[:, :-1], total[:, -1:] + rest], 1)
@@ -169,59 +164,3 @@ class RowTerms:
         :param shared: the global coordinates, ``(R, P)``.
         """
         return torch.vmap(lambda t, b, w: self.density.terms(t)(b, w))(self.theta, rows, shared)
-
-
-@dataclass(frozen=True)
-class View:
-    """A linear predictor whose coordinates are those of blocks, shared ones and held ones side by side.
-
-    :ivar own: columns of ``J`` that see blocks: for each, where ``(N,)`` and with which value ``(N, C)``.
-    :ivar rest: the same of the other coordinates.
-    """
-
-    part: Any
-    partition: Partition
-    own: tuple[tuple[Tensor, Tensor], ...]
-    rest: tuple[tuple[Tensor, Tensor], ...]
-    dense: tuple[Tensor, Tensor] | None = None  # J of blocks and of the others, (N C, n) and (N C, P + H)
-
-    @property
-    def num_data(self) -> int:
-        """``N``."""
-        return len(self.partition.owner[self.part.slot.site])
-
-    @cached_property
-    def design(self) -> Tensor:
-        """``J`` of the shared coordinates for predictors of one element, ``(N, P)``."""
-        P = len(self.partition.shared)
-        if self.dense is not None:
-            return self.dense[1][:, :P]
-        total = torch.zeros(self.num_data, P + 1, dtype=torch.float64, device=self.partition.shared.device)
-        for index, value in self.rest:
-            column = index.expand(self.num_data).clamp(max=P).unsqueeze(-1)  # held coordinates: past the end
-            total.scatter_add_(1, column, value.expand(self.num_data, 1).double())
-        return total[:, :P].contiguous()
-
-    def eta(self, rows: Tensor, shared: Tensor, kept: Tensor, offset: Tensor) -> Tensor:
-        """Predictors of rows ``(Q, n)`` with ``c = offset``, blocks ``(Q, N, C)``."""
-        others = torch.cat([shared, kept])
-        if self.dense is not None:
-            base = offset + (self.dense[1] @ others).reshape(offset.shape)
-            return base + (rows @ self.dense[0].mT).reshape(len(rows), *offset.shape)
-        base = offset
-        for index, value in self.rest:
-            base = base + (others[index] if len(index) > 1 else others[index[0]]).unsqueeze(-1) * value
-        total = base.expand(len(rows), *base.shape)
-        for index, value in self.own:
-            total = total + rows.index_select(1, index).unsqueeze(-1) * value
-        return total
-
-
-def _masked(place: Tensor, value: Tensor, inside: Tensor, first: int) -> tuple[Tensor, Tensor] | None:
-    """A column where it sees these coordinates, nothing elsewhere; None where it sees none of them."""
-    if not bool(inside.any()):
-        return None
-    if bool(inside.all()):
-        same = bool((place == place[0]).all()) and first > 0
-        return (place[:1] if same else place) - first, value
-    return torch.where(inside, place - first, 0), torch.where(inside.unsqueeze(-1), value, 0.0)

@@ -231,6 +231,7 @@ def are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float = 0.
 class LinearPart:
     """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
 
+    product: ClassVar[Callable[..., Tensor]]  # J u of rows u (R, D), blocks (R, N, C)
     eta: ClassVar[Callable[..., Tensor]]  # of rows u (R, D) and c: predictors, blocks (R, N, C)
     back: ClassVar[Callable[..., Tensor]]  # J' s for slopes in the predictors, blocks (R, N, C), shape (R, D)
     reach: ClassVar[Callable[..., Tensor]]  # |J| |u| for one row (D,), the size of what is summed, (N, C)
@@ -249,6 +250,9 @@ class DenseLinear(LinearPart):
 
     J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
     even: bool = False  # whether all data have normal noise of one precision
+
+    def product(self, u: Tensor) -> Tensor:
+        return (u @ self.J.flatten(0, 1).mT).unflatten(-1, self.J.shape[:2])
 
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         return self.gram.product(u).reshape(len(u), *self.J.shape[:2]) + offset

@@ -95,6 +95,9 @@ class SparseLinear(LinearPart):
 
     rows: SparseRows
 
+    def product(self, u: Tensor) -> Tensor:
+        return self.rows.product(u)
+
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         return self.rows.product(u) + offset
 
