@@ -64,7 +64,7 @@ class BlockDensity:
     def whole(self, rows: Tensor, shared: Tensor) -> Tensor:
         """All coordinates, ``(Q, D)``, of blocks ``(Q, n)`` and what they share, ``(P,)``."""
         others = torch.cat([shared, self.kept]).expand(len(rows), -1)
-        return torch.cat([rows, others], 1)[:, self.partition.place]
+        return torch.cat([rows, others], 1).index_select(1, self.partition.place)
 
     def cells(self, u: Tensor, theta: Tensor, names: tuple[str, ...] | None = None) -> dict[str, Tensor]:
         """The terms of the model run at every row ``(Q, D)``, nats, ``(Q, F)`` by name.

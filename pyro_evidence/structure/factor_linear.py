@@ -33,7 +33,7 @@ class SparseRows:
         """``J u`` of rows ``(R, D)``, shape ``(R, N, C)``."""
         shared, own = self._columns
         u = u if self.B is None else torch.cat([u, u @ self.B.mT], -1)
-        total = torch.einsum("rk,nck->rnc", u[:, self.index[0, shared]], self.value[..., shared])
+        total = torch.einsum("rk,nck->rnc", u.index_select(1, self.index[0, shared]), self.value[..., shared])
         for j in own.tolist():
             total = total + u.index_select(1, self.index[:, j]).unsqueeze(-1) * self.value[..., j]
         return total
