@@ -379,8 +379,7 @@ class ModelRun(Generic[Seen]):
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     """Whether ``a`` is ``b``, up to ``tolerance`` of each element and of 1."""
-    a, b = a.detach().double(), b.detach().double()
-    return bool(((a - b).abs() <= tolerance * (1.0 + b.abs())).all())
+    return torch.allclose(a.detach().double(), b.detach().double(), tolerance, tolerance)
 
 
 def scaling(precisions: Sequence[Tensor], points: Sequence[ModelRun[Any]], what: str) -> Scaling:

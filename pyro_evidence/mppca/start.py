@@ -10,6 +10,7 @@ from pyro_evidence.mixture.updates import LARGEST_NOISE, SMALLEST
 from pyro_evidence.mppca import expectation
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
+from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.linalg import fix_signs
 
 DENSE = 512  # outputs up to which covariances are formed
@@ -53,8 +54,7 @@ def direct(Y: Observations, analysers: FactorAnalysers, added: Tensor | float = 
         vectors = fix_signs(vectors)
         values, vectors = values[..., m - q :].flip(-1), vectors[..., m - q :].flip(-1)  # (R, K, q) and (R, K, m, q)
     else:
-        grid = torch.arange(1.0, R * K * m * q + 1.0).to(analysers.W)
-        basis = torch.linalg.qr((1.7 * grid).sin().reshape(R, K, m, q)).Q
+        basis = torch.linalg.qr(generic_directions(R * K, m * q, analysers.W).reshape(R, K, m, q)).Q
         for _ in range(PASSES):
             counts, mean, trace, image = _times_covariance(Y, analysers, basis)
             basis = torch.linalg.qr(image).Q

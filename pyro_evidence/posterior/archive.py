@@ -22,6 +22,7 @@ from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.nested.integration import Integral, OuterMode, by_design, by_draws, by_lattice, by_product
 from pyro_evidence.nested.joint_posterior import index_map
 from pyro_evidence.numerics import evidence
+from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.numerics.quadrature.densities import Interpolated, Lattice
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, Standardisation
@@ -298,8 +299,7 @@ def record(state: LaplaceState) -> dict[str, Any]:
 
 def beside(state: LaplaceState) -> Tensor:
     """Away from the mode by one posterior standard deviation, in a direction without symmetry, ``(D,)``."""
-    index = torch.arange(1.0, len(state.u) + 1.0, dtype=state.u.dtype, device=state.u.device)
-    white = torch.where(state.problem.active, (1.7 * index).sin(), 0.0).unsqueeze(0)
+    white = generic_directions(1, len(state.u), state.u) * state.problem.active
     return state.precision.unwhiten(white / white.norm())[0]
 
 

@@ -8,13 +8,12 @@ from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import Communicator
-from pyro_evidence.data.rows import Rows, scattered
+from pyro_evidence.data.rows import PLACES, Rows, scattered
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
 from pyro_evidence.prbf.densities import ROUNDED, varied
 from pyro_evidence.prbf.start import Training, Whole
 
-NUMBERS = 2.0**32  # of which each datum has one, scattered
 SAMPLE = 2**14  # data that a start sees where there are more, as many of each class
 
 Labelled = tuple[Tensor, Tensor]  # X (n, D) float64 and labels (n,) int64 of some of the data
@@ -49,8 +48,8 @@ def rows_of_chunks(model: PRBF, chunks: Chunks, communicator: Communicator) -> R
 def training_of(model: PRBF, rows: Rows[Labelled], totals: "DataTotals") -> Training:
     """Data for a start: all, or where they are many about as many of each class, chosen by their numbers."""
     num_present = int((totals.per_class > 0).sum())
-    each = NUMBERS * SAMPLE / (num_present * totals.per_class.clamp(min=1.0))  # no matter in absent classes
-    below = (torch.full_like(each, NUMBERS) if len(rows) <= SAMPLE else each.clamp(max=NUMBERS)).long()
+    each = float(PLACES) * SAMPLE / (num_present * totals.per_class.clamp(min=1.0))  # no matter in absent classes
+    below = (torch.full_like(each, PLACES) if len(rows) <= SAMPLE else each.clamp(max=PLACES)).long()
     X, y = rows.selected(lambda piece: piece, lambda numbers, columns: scattered(numbers) < below[columns[1] + 1])
     allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
     if len(rows) <= SAMPLE:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 
 from pyro_evidence.mixture.posterior import NOTABLE_GAIN
 from pyro_evidence.models.covariances import SLOWEST, Covariance, Full, mahalanobis
@@ -354,13 +355,6 @@ def covariance_gain(X: Tensor, resp: Tensor, kind: Covariance) -> CovarianceGain
                 centred = X - others @ X / mass
                 S = (centred * others.unsqueeze(-1)).mT @ centred / mass
                 own = kind.matrix(kind.floored(kind.restricted(S), unit), X.shape[-1])
-                full, restricted = (_log_normal(centred[held], A) for A in (Full().floored(S, unit), own))
-                gains[held] += weight[held] * (full - restricted)
+                full, restricted = (MultivariateNormal(0.0 * X[0], A) for A in (Full().floored(S, unit), own))
+                gains[held] += weight[held] * (full.log_prob(centred[held]) - restricted.log_prob(centred[held]))
     return CovarianceGain(float(gains.sum()), float(gains.std(correction=0)) * len(X) ** 0.5)
-
-
-def _log_normal(v: Tensor, covariance: Tensor) -> Tensor:
-    """Log density of rows ``(n, D)`` about zero, but for a constant."""
-    tril = torch.linalg.cholesky(covariance)
-    half = torch.linalg.solve_triangular(tril, v.mT, upper=False)
-    return -0.5 * half.square().sum(0) - tril.diagonal().log().sum()

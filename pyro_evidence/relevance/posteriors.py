@@ -18,7 +18,7 @@ from pyro_evidence.files import Array, Double
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.fitting.process_state import own_random_numbers, put_into_store, without_validation
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
-from pyro_evidence.numerics.derivatives import jacobian
+from pyro_evidence.numerics.derivatives import generic_directions, jacobian
 from pyro_evidence.numerics.evidence import log_evidence, well_determined
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
@@ -392,7 +392,7 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
 
         With the learned prior beside the model's own, so that params of either count.
         """
-        white = (1.7 * torch.arange(1.0, len(self.state.x) + 1.0)).sin().to(self.state.x).unsqueeze(0)
+        white = generic_directions(1, len(self.state.x), self.state.x)
         x, joint = self.state.x + self._unwhiten(white / white.norm()), self.of.joint
         alpha = self.state.alpha[self.state.active]
         prior = self.state.prior.distribution(alpha).log_prob(x[0, : len(alpha)]).sum()
