@@ -364,20 +364,24 @@ class MPPCAFit(ComponentFit[MPPCARestarts]):
         )
 
 
+def recognised(joint: LogJoint) -> MPPCAStructure:
+    """Structure of a model on data, of which some rows tell what a model of ours is."""
+    ours = own_model(joint.model)
+    if ours is None:
+        return recognise_mppca(joint)
+    thin = copy.copy(joint)
+    thin.args = (some_rows(ours, joint.args[0]),)
+    return replace(recognise_mppca(thin), joint=joint, Y=joint.args[0].double())
+
+
 def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> MPPCAFit:
     """All restarts before the first round.
 
     :param sampled: whether restarts run on a sample where data are more than :data:`SAMPLE`.
     :raises UnsupportedModel: when it is one that the engine cannot read.
     """
-    thin, ours = joint, own_model(joint.model)
-    if ours is not None:  # some of its rows tell what it is
-        thin = copy.copy(joint)
-        thin.args = (some_rows(ours, joint.args[0]),)
     rule_of(settings.update)  # which refuses others before the model is read
-    structure = recognise_mppca(thin)
-    if thin is not joint:
-        structure = replace(structure, joint=joint, Y=joint.args[0].double())
+    structure = recognised(joint)
     return _begun(structure, Observations.resident(structure.Y), settings, sampled)
 
 
@@ -474,7 +478,6 @@ def enlarged(structure: MPPCAStructure, num_components: int) -> MPPCAStructure:
     joint, model = structure.joint, with_components(structure.joint.model, num_components)
     ours = own_model(model)
     assert ours is not None  # others have no more
-    found = recognise_mppca(LogJoint(model, (some_rows(ours, joint.args[0]),)))
-    whole = copy.copy(found.joint)
-    whole.args, whole.has_data = joint.args, joint.has_data
-    return replace(found, joint=whole, Y=structure.Y)
+    found = LogJoint(model, (some_rows(ours, joint.args[0]),))
+    found.args, found.has_data = joint.args, joint.has_data
+    return replace(recognised(found), Y=structure.Y)

@@ -141,31 +141,27 @@ def em(point: Point) -> Point:
     return evaluate(point.data, _estimated(point, torch.zeros_like(point.alpha)), point.alpha)
 
 
-def _estimated(point: Point, alpha: Tensor) -> Network:
-    """Centres by eq. 27, covariances by eq. 28, mixing by eq. 8."""
-    net, mass = point.net, point.counts.sum(1)
+def _estimated(point: Point, alpha: Tensor, between: Tensor | None = None) -> Network:
+    """Centres by eq. 27, covariances by eq. 28, mixing by eq. 8; a kernel without data keeps its place and covariance.
+
+    A centre is the mean of the data, drawn towards the subkernels' expected one; a covariance is not below the floor.
+
+    :param between: weight of the scatter of the held subkernels about the new centre, ``(B,)``; None for none.
+    """
+    net, kind, mass, weight = point.net, point.kind, point.counts.sum(1), 2.0 * BHATTACHARYYA * alpha.unsqueeze(-1)
     full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
-    loc = _centres(point, alpha, full)
-    scatter = point.kind.scatter(point.moments.sum(1), loc)
-    covariance = _covariances(point, scatter, torch.where(full, mass, 1.0), full)
+    target = (net.ownership.unsqueeze(-1) * point.centres).sum(1)
+    sums = point.moments[..., 1 : point.data.dim + 1].sum(1) + weight.unsqueeze(-1) * target
+    mean = sums / torch.where(full, mass + weight, 1.0).unsqueeze(-1)
+    loc = torch.where(full.unsqueeze(-1), mean, net.loc)
+    tail = [1] * kind.event_dim
+    scatter = kind.scatter(point.moments.sum(1), loc)
+    if between is not None:
+        moved = replace(point, net=replace(net, loc=loc))
+        scatter = scatter + between.reshape(-1, 1, *tail) * between_classes(moved)
+    full, mass = full.reshape(*full.shape, *tail), torch.where(full, mass, 1.0).reshape(*full.shape, *tail)
+    covariance = kind.floored(torch.where(full, scatter / mass, net.covariance), point.data.unit)
     return Network(_normalised(point.counts, net.mixing), loc, covariance, class_prior(point))
-
-
-def _centres(point: Point, alpha: Tensor, full: Tensor) -> Tensor:
-    """Eq. 27: the mean of the data, drawn towards the subkernels' expected centre; shape ``(B, M, D)``."""
-    weight = 2.0 * BHATTACHARYYA * alpha[:, None, None]
-    target = (point.net.ownership.unsqueeze(-1) * point.centres).sum(1)
-    sums = point.moments[..., 1 : point.data.dim + 1].sum(1) + weight * target
-    mass = point.counts.sum(1).unsqueeze(-1) + weight
-    return torch.where(full.unsqueeze(-1), sums / torch.where(full.unsqueeze(-1), mass, 1.0), point.net.loc)
-
-
-def _covariances(point: Point, scatter: Tensor, mass: Tensor, full: Tensor) -> Tensor:
-    """Scatter by mass, not below the floor; the old covariance where a kernel has no data."""
-    tail = [1] * point.kind.event_dim
-    shape = (*mass.shape, *tail)
-    found = torch.where(full.reshape(shape), scatter / mass.reshape(shape), point.net.covariance)
-    return point.kind.floored(found, point.data.unit)
 
 
 def class_prior(point: Point) -> Tensor:
@@ -214,9 +210,12 @@ def prbf2001_update(point: Point) -> Point:
     lag = torch.zeros_like(point.counts) if point.lag is None else point.lag
     net = _estimated(point, point.alpha)
     mixing = clamped_mixing(numerators(point, lag), point.net.mixing)
-    new = replace(net, mixing=mixing)
-    distance = mahalanobis(point.kind, net.covariance.unsqueeze(1), net.loc.unsqueeze(1) - point.centres)
-    return evaluate(point.data, new, point.alpha, distance)
+    return evaluate(point.data, replace(net, mixing=mixing), point.alpha, _from_subkernels(point, net))
+
+
+def _from_subkernels(point: Point, net: Network) -> Tensor:
+    """Squared distance of each new centre from the subkernels that are held, by its covariance, ``(B, K, M)``."""
+    return mahalanobis(point.kind, net.covariance.unsqueeze(1), net.loc.unsqueeze(1) - point.centres)
 
 
 def exact_m_step(point: Point) -> Point:
@@ -226,16 +225,9 @@ def exact_m_step(point: Point) -> Point:
     ``R_jk / (lambda_k + g_jk)``, whose ``lambda_k`` is the root of a function of one number.  Not ascent on eq. 22,
     where the subkernels move too; a kernel with far fewer data than ``alpha / 4`` may grow without bound.
     """
-    net, mass = point.net, point.counts.sum(1)
-    full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
-    loc = _centres(point, point.alpha, full)
-    moved = replace(point, net=replace(net, loc=loc))  # subkernels are held
-    weight = (2.0 * BHATTACHARYYA * point.alpha).reshape(-1, 1, *[1] * point.kind.event_dim)
-    scatter = point.kind.scatter(point.moments.sum(1), loc) + weight * between_classes(moved)
-    covariance = _covariances(point, scatter, torch.where(full, mass, 1.0), full)
-    distance = mahalanobis(point.kind, covariance.unsqueeze(1), moved.offset)
-    mixing = exact_mixing(point, distance)
-    return evaluate(point.data, Network(mixing, loc, covariance, class_prior(point)), point.alpha)
+    net = _estimated(point, point.alpha, 2.0 * BHATTACHARYYA * point.alpha)
+    mixing = exact_mixing(point, _from_subkernels(point, net))
+    return evaluate(point.data, replace(net, mixing=mixing), point.alpha)
 
 
 def exact_mixing(point: Point, distance: Tensor) -> Tensor:
