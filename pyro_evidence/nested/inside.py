@@ -12,8 +12,10 @@ Where ``s`` multiplies others, ``q_k`` is of its common size, and of what is acr
 """
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ from pyro_evidence.laplace.tour import FEWEST, HEAVY, LITTLE, PRICE, NormalMixtu
 from pyro_evidence.nested.inner import log_priors
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Diagonal, Precision
@@ -136,10 +139,13 @@ def inside_correction(places: LaplaceNodes) -> InsideCorrection | None:
         marginal = replace(marginal, num=NODES_OF_WIDE)
     found, num, mixture = None, FEWEST, _around_mode(places, marginal)
     with without_validation(), suppress(RuntimeError):  # a model that takes no batch of rows
-        sizes = places.u.new_ones(0) if marginal is None else _common_sizes(places, marginal)
+        shared = torch.arange(places.u.shape[-1]) if marginal is None else marginal.partition.shared
+        held = HELD_NUMBERS // max(1, len(shared) * places.u.shape[-1])  # covariances, each solved for once
+        covariance = lru_cache(held)(partial(_covariance, places, shared))
+        sizes = places.u.new_ones(0) if marginal is None else _common_sizes(places, marginal, covariance)
         can_draw = marginal is not None or joint.latents.size < SobolEngine.MAXDIM
         while can_draw and num * (each := row_bytes * (1 if marginal is None else marginal.nodes_of_each)) <= PRICE:
-            found, adapted = _by_draws(places, marginal, num, mixture, sizes)
+            found, adapted = _by_draws(places, marginal, num, mixture, sizes, covariance)
             precise = not found.is_doubtful and max(found.standard_error, found.by_nodes) <= PRECISE
             few = num <= 2 * mixture.loc.shape[-1]  # for a covariance that draws could adapt to
             last = few or MORE * num * each > LITTLE
@@ -161,7 +167,12 @@ def _around_mode(places: LaplaceNodes, marginal: Marginal | None) -> NormalMixtu
 
 
 def _by_draws(
-    places: LaplaceNodes, marginal: Marginal | None, num: int, mixture: NormalMixture, sizes: Tensor
+    places: LaplaceNodes,
+    marginal: Marginal | None,
+    num: int,
+    mixture: NormalMixture,
+    sizes: Tensor,
+    covariance_at: Callable[[int], Tensor],
 ) -> tuple[InsideCorrection, NormalMixture]:
     """By so many draws, as many at each node as its weight says, to within one; and what to draw from next."""
     problem = places.problem
@@ -169,7 +180,7 @@ def _by_draws(
     index = importance.resampled(places.weights, num, seeded(0))
     white = mixture.unwhiten(quasi_normal(num, len(shared) + 1).to(mixture.loc))
     by_component = mixture.by_component(white)
-    u, log_slope = _at_nodes(places, index, shared, white, sizes)
+    u, log_slope = _at_nodes(places, index, shared, white, sizes, covariance_at)
     log_proposal = by_component.logsumexp(0) - log_slope
     log_normal = by_component[0] - mixture.log_mixing[0] - log_slope
     theta, beside = places.theta[index], log_proposal + places.laplace[index]
@@ -216,7 +227,12 @@ def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float, Tens
 
 
 def _at_nodes(
-    places: LaplaceNodes, index: Tensor, shared: Tensor, white: Tensor, sizes: Tensor
+    places: LaplaceNodes,
+    index: Tensor,
+    shared: Tensor,
+    white: Tensor,
+    sizes: Tensor,
+    covariance_at: Callable[[int], Tensor],
 ) -> tuple[Tensor, Tensor]:
     """White rows ``(S, P)`` as draws of shared coordinates, the others at their means given these, ``(S, D)``.
 
@@ -233,7 +249,7 @@ def _at_nodes(
             u[rows] += precision.unwhiten(white[rows])
             log_slope[rows] = -0.5 * precision.log_det
             continue
-        covariance = _covariance(places, node, shared)
+        covariance = covariance_at(node)
         tril = torch.linalg.cholesky(covariance[:, shared])
         x, mode = white[rows] @ tril.mT, places.u[node, shared]
         log_slope[rows] = tril.diagonal().log().sum()
@@ -244,7 +260,7 @@ def _at_nodes(
     return u, log_slope
 
 
-def _covariance(places: LaplaceNodes, node: int, shared: Tensor) -> Tensor:
+def _covariance(places: LaplaceNodes, shared: Tensor, node: int) -> Tensor:
     """Of shared coordinates with all at a node, ``(P, D)``."""
     unit = torch.nn.functional.one_hot(shared, places.u.shape[-1]).double()
     return places.precision.row(node).solve(unit.to(places.u.device))
@@ -287,7 +303,7 @@ def _fanned(x: Tensor, mode: Tensor, covariance: Tensor, mean: Tensor, deviation
     return (size - 1.0).unsqueeze(-1) * mode + across, log_growth
 
 
-def _common_sizes(places: LaplaceNodes, marginal: Marginal) -> Tensor:
+def _common_sizes(places: LaplaceNodes, marginal: Marginal, covariance_at: Callable[[int], Tensor]) -> Tensor:
     """Mean and standard deviation of the common size of each group at each node, one at the mode, ``(K, G, 2)``.
 
     By the density along the ray through the mode and the volume across it, at nine sizes four deviations to both sides
@@ -298,8 +314,9 @@ def _common_sizes(places: LaplaceNodes, marginal: Marginal) -> Tensor:
     found = places.u.new_ones(num, len(groups), 2)
     for g, group in enumerate(groups):
         own = shared[group]
-        along = [torch.linalg.solve(_covariance(places, node, own)[:, own], places.u[node, own]) for node in range(num)]
-        precision = (torch.stack(along) * places.u[:, own]).sum(-1, keepdim=True)
+        covariances = torch.stack([covariance_at(node)[group][:, own] for node in range(num)])
+        along = torch.linalg.solve(covariances, places.u[:, own])
+        precision = (along * places.u[:, own]).sum(-1, keepdim=True)
         variance = 1.0 / precision.clamp(min=1.0)  # below, draws are left as they are
         mean, deviation = torch.ones_like(variance), variance.sqrt()
         for _ in range(ROUNDS):

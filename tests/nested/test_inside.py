@@ -1,6 +1,7 @@
 """What Laplace inside leaves out, against integrals on grids that know nothing of it."""
 
 import math
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -127,7 +128,8 @@ def test_draws_of_all_coordinates_have_the_normal_density_of_their_node() -> Non
     places = fitted(walk, counts())._inside_places
     index, size = torch.arange(len(places.u)).repeat_interleave(3), places.u.shape[-1]
     white = generated(len(index), size, seed=0)
-    u, log_slope = inside._at_nodes(places, index, torch.arange(size), white, torch.empty(0))
+    covariance_at = partial(inside._covariance, places, torch.arange(size))
+    u, log_slope = inside._at_nodes(places, index, torch.arange(size), white, torch.empty(0), covariance_at)
     log_normal = dist.Normal(0.0, 1.0).log_prob(white).sum(-1) - log_slope
     for row, node in enumerate(index.tolist()):
         tril = precision_tril(places.precision.row(node), size)
