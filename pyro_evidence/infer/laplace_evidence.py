@@ -147,7 +147,7 @@ class LaplaceEvidence(Resumable):
         self._seeks_all_modes: bool | None = False  # all latents at once; None: where modes have images
         self._has_all_modes = False  # whether they are integrated so
         self._is_small = False  # few enough latents for that
-        self._multiplies = False  # whether latents of one plate multiply those of another, or are a scale of each row
+        self._in_blocks = False  # whether latents are blocks because their joint mode says little: factors, row scales
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Fit to data, from scratch.
@@ -213,20 +213,16 @@ class LaplaceEvidence(Resumable):
         if not self._is_small or isinstance(found, NotConverged):
             return False
         if isinstance(found, Exception):
-            return (self._multiplies and automatic) or self._has_labels(None)
-        return automatic and (self._has_labels(found.state) or self._doubts_blocks(found))
-
-    def _doubts_blocks(self, found: LaplacePosterior) -> bool:
-        """Whether latents multiply one another, and weights around blocks are not alike."""
-        left_out = found._left_out if self._multiplies and self.nodes is None else None
-        return left_out is not None and left_out.is_doubtful
+            return (self._in_blocks and automatic) or self._has_labels(None)
+        left_out = found._left_out if self._in_blocks and self.nodes is None else None
+        return automatic and (self._has_labels(found.state) or (left_out is not None and left_out.is_doubtful))
 
     def _has_labels(self, state: LaplaceState | None) -> bool:
         """Whether what looks alike has other orders, half a standard deviation or more from the mode.
 
         :param state: None: of a fit that has failed.
         """
-        if self._full is None or self._multiplies:
+        if self._full is None or self._in_blocks:
             return False
         joint = self._full.joint
         place, whiten = (joint.initial_u, None) if state is None else (state.u, state.precision.whiten)
@@ -311,7 +307,7 @@ class LaplaceEvidence(Resumable):
         self._has_all_modes = together and (bool(sought) or has_images(joint) or has_labels_beside(joint, marginalise))
         if self._has_all_modes:
             marginalise = inside = ()
-        self._multiplies = bool(inside)
+        self._in_blocks = bool(inside)
         if self.nodes is None:
             self._num_nodes = NODES if inside else 1
         self._full, self._integrated, self._groups = None, {}, None
@@ -353,7 +349,7 @@ class LaplaceEvidence(Resumable):
         num, seed = self.start.number(laplace_restarts.automatic(problem)), seed_of(self.start.seed)
         problem, places = rescaled_start(problem, starts(problem.joint, num, seed))
         theta = problem.joint.initial_theta
-        if self._multiplies and self._num_nodes != 1:  # what is highest around their joint mode is elsewhere
+        if self._in_blocks and self._num_nodes != 1:  # what is highest around their joint mode is elsewhere
             integrated = replace(problem, nodes=numbers_of_nodes(self._num_nodes)[0])
             slope = partial(problem.density.gradient, theta=theta)
             places = lbfgs.from_far(slope, places, problem.limits.slack)  # whose steps are cheaper
@@ -370,7 +366,7 @@ class LaplaceEvidence(Resumable):
 
     def _maximise(self) -> Fit[TypeII]:
         """Every distinct mode to its own hyperparameters: together as far as that goes, then one by one; the best."""
-        if len(self._fits) > 1 and not self._multiplies and can_batch(self._fits[0].state.laplace.problem):
+        if len(self._fits) > 1 and not self._in_blocks and can_batch(self._fits[0].state.laplace.problem):
             self._fits = type2.climb(self._fits, self.stop)
         for i, fit in enumerate(self._fits):
             fit = iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives)
@@ -394,7 +390,7 @@ class LaplaceEvidence(Resumable):
             endless = type2.endless(best.state, self._full.joint.latents.names)
             if endless is not None:
                 raise endless
-        if self._num_nodes != 1 and not (self._multiplies and isinstance(self._num_nodes, int)):
+        if self._num_nodes != 1 and not (self._in_blocks and isinstance(self._num_nodes, int)):
             pairs = zip(self._fits, self._begun, strict=True)
             self._fits = tuple(refined(fit, begun, self._num_nodes, self.stop) for fit, begun in pairs)
         posterior = self.posterior
@@ -495,7 +491,7 @@ class LaplaceEvidence(Resumable):
         if self._data is None or not same_arguments(self._data, (args, kwargs)):
             self._start(args, kwargs)
             self._fits = self._fits[:1]
-            if self._num_nodes != 1 and not self._multiplies:
+            if self._num_nodes != 1 and not self._in_blocks:
                 self._fits = (with_nodes(self._fits[0], self._num_nodes),)
         else:
             fit = self._fits[0]

@@ -100,10 +100,10 @@ class Dense(Triangular):
         """``A^-1``."""
         return torch.cholesky_inverse(self.tril)
 
-    @property
+    @cached_property
     def variance(self) -> Tensor:
         """Diagonal of ``A^-1``."""
-        return self.adjoint.diagonal(dim1=-2, dim2=-1)
+        return self.adjoint.diagonal(dim1=-2, dim2=-1).clone()  # lets the rest go
 
     def row(self, index: int) -> "Dense":
         """One of the batch."""
