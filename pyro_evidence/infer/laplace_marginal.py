@@ -21,9 +21,10 @@ from pyro_evidence.laplace.approximation import (
     state_at,
 )
 from pyro_evidence.laplace.gradient import evidence_slope
+from pyro_evidence.numerics.derivatives import normal_draws
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.sites import is_plate
-from pyro_evidence.settings import check_model, seed_of, seeded
+from pyro_evidence.settings import check_model, seed_of
 
 FACTOR = "log_evidence"  # the site that stands for the integrated latents and the data
 
@@ -189,7 +190,7 @@ class LaplaceMarginal:
 
         def draw(i: int, state: LaplaceState) -> dict[str, Tensor]:
             joint, u = state.problem.joint, state.u
-            white = torch.randn(1, len(u), generator=seeded(first + i), dtype=torch.float64).to(u.device)
+            white = normal_draws(1, len(u), seed=first + i).to(u.device)
             return joint.latents.constrained((u + state.precision.unwhiten(white)[0]).to(joint.dtype))
 
         return self._each(samples, args, kwargs, draw)

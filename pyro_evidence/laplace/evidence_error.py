@@ -16,6 +16,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_s
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
+from pyro_evidence.numerics.derivatives import normal_draws
 from pyro_evidence.numerics.quadrature.rules import growing
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
@@ -69,9 +70,7 @@ class EvidenceError(float):
 
 def second_order(state: LaplaceState) -> EvidenceError:
     """The next term of Laplace's series: mean fourth-order term plus half the mean square of the third, along draws."""
-    generator = torch.Generator().manual_seed(0)
-    white = torch.randn(NUM_DRAWS, len(state.u), generator=generator, dtype=torch.float64).to(state.u)
-    white = white * state.problem.active
+    white = normal_draws(NUM_DRAWS, len(state.u)).to(state.u) * state.problem.active
     away, size = state.precision.unwhiten(white), max(1, BATCH_NUMBERS // max(1, len(state.u)))
 
     def log_joint(moves: Tensor) -> Tensor:

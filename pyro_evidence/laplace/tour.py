@@ -8,7 +8,7 @@ elements have many orders, one order is integrated, and multiplied by their numb
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +20,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, search_modes, state_at
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.derivatives import normal_draws
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.newton import Density
@@ -31,7 +32,6 @@ from pyro_evidence.settings import seeded
 from pyro_evidence.structure.symmetries import (
     LOOKS,
     angles,
-    are_level,
     axes_of_length,
     exchanged,
     lengths,
@@ -40,6 +40,7 @@ from pyro_evidence.structure.symmetries import (
     sign_turns,
     swaps,
     turned_by,
+    without_order,
 )
 
 DRAWS = 1_000  # from the prior: of two modes of equal mass, a hundredth of it finds each with probability .99995
@@ -197,7 +198,7 @@ class ActiveDensity:
 
         Each is cut in the middle of the widest arc without a mode, so that what is near an end is not in a tail.
         """
-        white = torch.randn(LOOKS, len(self.active), generator=seeded(0), dtype=torch.float64).to(self.centre)
+        white = normal_draws(LOOKS, len(self.active)).to(self.centre)
         closed = angles(self.joint, modes[0].u + modes[0].precision.unwhiten(white), self.theta)[self.active]
         if not bool(closed.any()):
             return self
@@ -326,30 +327,22 @@ def _is_near(mode: LaplaceState, rows: Tensor) -> Tensor:
 
 
 def _images(mode: LaplaceState, exchange: "Exchange | None") -> Tensor:
-    """The highest images of a mode that lie about as high, ``(at most CLIMBS, D)``."""
-    rows = torch.stack([mode.u, *_turned(mode), *_exchanged(mode, exchange)])
-    height = density_of(mode).log_joint(rows)
-    order = height.argsort(descending=True)
-    return rows[order][height[order] > height[0] - WORTH][:CLIMBS]
-
-
-def _turned(mode: LaplaceState) -> Iterator[Tensor]:
-    """Real coordinates with their signs turned: one, sites and pairs of sites whole, one element in all of them."""
-    joint, size = mode.problem.joint, len(mode.u)
-    masks = torch.stack([torch.zeros(size).bool(), *(turned_by(joint, turn) for turn in sign_turns(joint, size))])
-    for mask in torch.cat([masks[1:], torch.eye(size).bool()[masks.any(0)]]):
-        yield torch.where(mask.to(mode.u.device), -mode.u, mode.u)
-
-
-def _exchanged(mode: LaplaceState, exchange: "Exchange | None") -> Iterator[Tensor]:
-    """Two elements along an axis exchanged, in all sites with an axis of that length; and sites that look alike.
+    """The highest images of a mode that lie about as high, ``(at most CLIMBS, D)``.
 
     :param exchange: whose elements are left as they are.
     """
-    joint, u = mode.problem.joint, mode.u
-    for size in lengths(joint) - (set() if exchange is None else {exchange.size}):
-        yield from relabelled(joint, u.unsqueeze(0), axes_of_length(joint, size), swaps(size))[1:, 0]
-    yield from exchanged(joint, u)
+    joint, u, size = mode.problem.joint, mode.u, len(mode.u)
+    # real coordinates with their signs turned: one, sites and pairs of sites whole, one element in all of them
+    masks = torch.stack([torch.zeros(size).bool(), *(turned_by(joint, turn) for turn in sign_turns(joint, size))])
+    masks = torch.cat([masks, torch.eye(size).bool()[masks.any(0)]]).to(u.device)
+    found = [torch.where(masks, -u, u)]
+    # two elements along an axis exchanged, in all sites with an axis of that length; and sites that look alike
+    for length in lengths(joint) - (set() if exchange is None else {exchange.size}):
+        found.append(relabelled(joint, u.unsqueeze(0), axes_of_length(joint, length), swaps(length))[1:, 0])
+    rows = torch.cat([*found, torch.stack([u, *exchanged(joint, u)])[1:]])
+    height = density_of(mode).log_joint(rows)
+    order = height.argsort(descending=True)
+    return rows[order][height[order] > height[0] - WORTH][:CLIMBS]
 
 
 @dataclass(frozen=True)
@@ -407,18 +400,15 @@ def exchange_of(state: LaplaceState) -> Exchange | None:
     which neighbours are most standard deviations apart, up to six.
     """
     joint = state.problem.joint
-    white = torch.randn(TRIED, len(state.u), generator=seeded(0), dtype=torch.float64).to(state.u)
+    white = normal_draws(TRIED, len(state.u)).to(state.u)
     for size in (size for size in lengths(joint) if math.factorial(size) > MOST_ORDERS):
+        rows = torch.cat([state.u + state.precision.unwhiten(white), state.u.unsqueeze(0)])
+        images = without_order(joint, rows, size, state.theta)
+        if images is None or bool(_is_near(state, images[:, -1]).all()):
+            continue
         axes = axes_of_length(joint, size)
-        rows = state.u + torch.cat([torch.zeros_like(white[:1]), state.precision.unwhiten(white)])
-        images = relabelled(joint, rows, axes, swaps(size))
-        told = (are_level(joint, images[:, some], state.theta).all() for some in (slice(1, 2), slice(None)))
-        if not all(map(bool, told)):  # the first as a rule
-            continue
-        if bool(_is_near(state, images[:, 0]).all()):
-            continue
         numbers = Exchange(joint, axes, size, 0).elements(rows)
-        gaps = numbers[0].sort(0).values.diff(dim=0) / numbers[1:].std(0).amax(0)
+        gaps = numbers[-1].sort(0).values.diff(dim=0) / numbers[:-1].std(0).amax(0)
         return Exchange(joint, axes, size, int(gaps.clamp(max=6.0).sum(0).argmax()))
     return None
 

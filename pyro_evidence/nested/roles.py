@@ -14,13 +14,12 @@ from pyro_evidence.fitting.process_state import own_random_numbers, without_vali
 from pyro_evidence.numerics import batched as rows
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.coordinates import Coordinate, is_affine
-from pyro_evidence.numerics.derivatives import Forward, generic_directions, passes_to, pullback
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, normal_draws, passes_to, pullback
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS
 from pyro_evidence.program.log_joint import LogJoint, Trace
 from pyro_evidence.program.parameters import check_kind
 from pyro_evidence.program.sites import bijection, innermost
-from pyro_evidence.settings import seeded
 
 NUM_DRAWS = 48  # of each density that is looked at
 KEPT = 24  # tensors of the size of all draws and mirror images, by autograd and while changes are compared
@@ -203,8 +202,8 @@ def multiplying(joint: LogJoint, candidates: Sequence[Coordinate], theta: Tensor
     real = [p for p in joint.latents if is_affine(p.transform)]
     if not real or not candidates:
         return set()
-    shape = (2 * (len(real) + 2), joint.latents.size)  # twice as many places as are needed to tell
-    u = torch.randn(shape, generator=seeded(2), dtype=torch.float64).to(joint.device)
+    num = 2 * (len(real) + 2)  # twice as many places as are needed to tell
+    u = normal_draws(num, joint.latents.size, seed=2).to(joint.device)
     slope = _slopes(joint, u, theta, lambda joint, trace: joint.total(trace, (*joint.discrete, *joint.observed)))
     rates = {p.name: _scaling(joint, p, u, slope) for p in (*real, *candidates)}
     seen = [p for p in candidates if bool((rates[p.name] != 0).any())]

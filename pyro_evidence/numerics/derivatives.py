@@ -155,6 +155,11 @@ def _directions(num: int, size: int) -> Tensor:
 _few_directions = lru_cache(maxsize=64)(_directions)
 
 
+def normal_draws(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers, the same at each call, on the processor."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 def pullback(value: Tensor, x: Tensor, cotangent: Tensor | None = None, *, create_graph: bool = False) -> Tensor:
     """``(d value / d x)' cotangent``; zeros where ``value`` does not depend on ``x``."""
     return pullbacks(value, (x,), cotangent, create_graph=create_graph)[0]

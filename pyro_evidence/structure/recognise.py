@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.batched import HELD_NUMBERS
-from pyro_evidence.numerics.derivatives import Forward, generic_directions
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, normal_draws
 from pyro_evidence.numerics.linalg import has_room
 from pyro_evidence.numerics.linear_predictor import is_separable
 from pyro_evidence.precision.dense import FLOAT
@@ -231,9 +231,8 @@ def _followed(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Stru
 def _with_network(structure: Structure) -> Structure:
     """With what a network within the model's reach says of itself, if it says the truth at three random places."""
     joint = structure.density.joint
-    generator = torch.Generator().manual_seed(0)
-    draw = torch.randn(3, joint.latents.size + joint.hypers.size, generator=generator, dtype=torch.float64)
-    u, move = draw.to(joint.device).split([joint.latents.size, joint.hypers.size], -1)
+    sizes = [joint.latents.size, joint.hypers.size]
+    u, move = normal_draws(3, sum(sizes)).to(joint.device).split(sizes, -1)
     for network in parameters.submodules(joint.model):
         tell: Callable[[LogJoint], NetworkDensity | None] | None = getattr(network, "known_density", None)
         known = None if tell is None else tell(joint)  # the density that a network believes ``joint`` to be

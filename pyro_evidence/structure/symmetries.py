@@ -16,6 +16,7 @@ from torch.distributions import ComposeTransform, SigmoidTransform, Transform
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.numerics.derivatives import normal_draws
 from pyro_evidence.program.constants import differentiable_trace, prior_depends
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import rows_at_once
@@ -43,8 +44,7 @@ def off_orbits(joint: LogJoint) -> Tensor:
         integrates over all turns.
     """
     begun = joint.initial_theta
-    away = MOVED * torch.randn(len(begun), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    moved = begun + away.to(begun)
+    moved = begun + MOVED * normal_draws(len(begun)).to(begun)
     for turn in _proposals(joint):
         if not _changes_nothing(joint, turn, joint.initial_theta):
             continue
@@ -70,10 +70,8 @@ def mirrors(joint: LogJoint, theta: Tensor) -> tuple[Turn, ...]:
     if sum(is_identity(p.transform) for p in joint.latents) > MOST_PARTS:  # as of a recursion, whose steps are sites
         return ()
     turns = sign_turns(joint, MOST_PARTS)
-    u = torch.randn(joint.latents.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rows = torch.stack([u, *(_scaled(joint, turn, u, -1.0) for turn in turns)]).to(joint.device)
-    parts = rows.split(rows_at_once(joint))
-    height = torch.cat([joint.log_joint(part, theta).detach() for part in parts])
+    u = normal_draws(joint.latents.size)
+    height = _heights(joint, torch.stack([u, *(_scaled(joint, turn, u, -1.0) for turn in turns)]), theta)
     level = joint.are_level(height, height[0])
     found, basis = [], list[Tensor]()
     for turn, same in zip(turns, level[1:].tolist(), strict=True):
@@ -126,9 +124,8 @@ def described(turn: Turn) -> str:
 
 def has_images(joint: LogJoint) -> bool:
     """Whether modes have images elsewhere: signs can be turned, or an interval's ends meet, about which modes lie."""
-    generator, theta = torch.Generator().manual_seed(0), joint.initial_theta
-    rows = 0.5 * torch.randn(LOOKS, joint.latents.size, generator=generator, dtype=torch.float64)
-    return bool(mirrors(joint, theta)) or bool(angles(joint, rows.to(joint.device), theta).any())
+    rows, theta = 0.5 * normal_draws(LOOKS, joint.latents.size).to(joint.device), joint.initial_theta
+    return bool(mirrors(joint, theta)) or bool(angles(joint, rows, theta).any())
 
 
 def other_orders(joint: LogJoint, u: Tensor) -> Tensor:
@@ -137,19 +134,25 @@ def other_orders(joint: LogJoint, u: Tensor) -> Tensor:
     Sites, with what tells them apart, or all elements along axes of one length.  Told by the density, with its data,
     at two random points.
     """
-    generator = torch.Generator().manual_seed(0)
-    looks = torch.randn(2, len(u), generator=generator, dtype=torch.float64).to(u)
+    looks = normal_draws(2, len(u)).to(u)
     rows, found = torch.cat([looks, u.unsqueeze(0)]), [u.expand(0, -1)]
     if len(images := torch.stack([rows, *exchanged(joint, rows)])) > 1:
         found.append(images[1:, -1][are_level(joint, images[:, :-1], joint.initial_theta)])
     for size in lengths(joint):
-        axes = axes_of_length(joint, size)
-        if all(
-            bool(are_level(joint, relabelled(joint, looks, axes, some), joint.initial_theta).all())
-            for some in (swaps(size)[:2], swaps(size))
-        ):
-            found.append(relabelled(joint, u.unsqueeze(0), axes, swaps(size))[1:, 0])
+        image = without_order(joint, rows, size, joint.initial_theta)
+        found += [] if image is None else [image[1:, -1]]
     return torch.cat(found)
+
+
+def without_order(joint: LogJoint, rows: Tensor, size: int, theta: Tensor) -> Tensor | None:
+    """Rows ``(S, D)`` with any two elements along axes of one length exchanged, themselves first, ``(I, S, D)``.
+
+    None where that changes the density, but of the last row, which is not looked at.
+    """
+    images = relabelled(joint, rows, axes_of_length(joint, size), swaps(size))
+    looks = images[:, :-1]
+    level = (are_level(joint, some, theta).all() for some in (looks[:2], looks))  # the first tells, as a rule
+    return images if all(map(bool, level)) else None
 
 
 def has_labels_beside(joint: LogJoint, marginalised: Sequence[str]) -> bool:
@@ -157,7 +160,7 @@ def has_labels_beside(joint: LogJoint, marginalised: Sequence[str]) -> bool:
 
     What has one of them for its scale has a mode given that one alone.
     """
-    here = _point(joint, 1)
+    here = normal_draws(joint.latents.size, seed=1).to(joint.device)
     moved = ~torch.isclose(other_orders(joint, here), here).all(0)  # values that are transformed there and back round
     names = [name for name, where in joint.latents.slices.items() if bool(moved[where].any())]
     names = [name for name in names if _is_seen(joint, ((name, None),), here, joint.initial_theta)]
@@ -179,10 +182,14 @@ def has_other_orders(joint: LogJoint, u: Tensor, whiten: Callable[[Tensor], Tens
 def are_level(joint: LogJoint, images: Tensor, theta: Tensor) -> Tensor:
     """Which images ``(I, S, D)``, the first the rows themselves, have the same density of values, bool ``(I - 1,)``."""
     rows = images.flatten(0, 1).to(joint.dtype)
-    parts = rows.split(rows_at_once(joint) if len(rows) > LOOKS else LOOKS)
-    height = torch.cat([joint.log_joint(some, theta).detach() for some in parts])
-    height = (height - joint.latents.constrained_with_log_det(rows)[1]).view(images.shape[:2])
+    height = (_heights(joint, rows, theta) - joint.latents.constrained_with_log_det(rows)[1]).view(images.shape[:2])
     return joint.are_level(height[1:], height[0]).all(-1)
+
+
+def _heights(joint: LogJoint, rows: Tensor, theta: Tensor) -> Tensor:
+    """Log joint densities of rows ``(R, D)``, nats, ``(R,)``, as many at once as there is room for."""
+    parts = rows.to(joint.device).split(rows_at_once(joint) if len(rows) > LOOKS else LOOKS)
+    return torch.cat([joint.log_joint(some, theta).detach() for some in parts])
 
 
 def exchanged(joint: LogJoint, u: Tensor) -> list[Tensor]:
@@ -278,8 +285,7 @@ def angles(joint: LogJoint, rows: Tensor, theta: Tensor) -> Tensor:
     inside = found.nonzero()
     if len(inside):
         ends = torch.cat([rows.index_fill(1, index, end) for end in (-END, END) for index in inside])
-        values = torch.cat([joint.log_joint(some, theta).detach() for some in ends.split(rows_at_once(joint))])
-        low, high = values.view(2, len(inside), len(rows))
+        low, high = _heights(joint, ends, theta).view(2, len(inside), len(rows))
         found[inside.flatten()] = ((low - high).abs() <= CLOSED * (1.0 + low.abs())).all(-1)
     return found
 
@@ -385,19 +391,13 @@ def _predictor(density: AutogradDensity, u: Tensor) -> Tensor:
     """All predictors at one point, weighted by fixed random numbers: one number that tells points apart, ``()``."""
     trace = density.joint.trace(u, density.joint.initial_theta)
     etas = torch.cat([slot.blocks(trace).reshape(-1).double() for slot in density.slots or ()])
-    draw = torch.randn(len(etas), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return etas @ draw.to(etas)
-
-
-def _point(joint: LogJoint, seed: int) -> Tensor:
-    draw = torch.randn(joint.latents.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return draw.to(joint.device)
+    return etas @ normal_draws(len(etas), seed=1).to(etas)
 
 
 def _alike(density: AutogradDensity) -> list[Axis]:
     """Dims along which all elements move the predictors alike where each site's elements are equal."""
     joint = density.joint
-    values = joint.latents.unconstrained(_point(joint, 2))
+    values = joint.latents.unconstrained(normal_draws(joint.latents.size, seed=2).to(joint.device))
     equal = torch.cat([v.reshape(-1)[:1].expand(v.numel()) for v in values.values()]).requires_grad_()
     slope = torch.autograd.grad(_predictor(density, equal), equal)[0]
     found = []
@@ -411,7 +411,7 @@ def _alike(density: AutogradDensity) -> list[Axis]:
 
 def _are_units(density: AutogradDensity, axes: list[Axis]) -> bool:
     """Whether exchanging along all of these dims changes nothing, and predictors are bent along one of the sites."""
-    joint, u = density.joint, _point(density.joint, 3)
+    joint, u = density.joint, normal_draws(density.joint.latents.size, seed=3).to(density.joint.device)
     if len({name for name, _ in axes}) < 2:
         return False
     values = joint.latents.unconstrained(u)

@@ -226,7 +226,7 @@ def test_no_more_draws_are_made_where_no_number_of_them_is_enough(
     found, nums = fitted(walk, counts()), list[int]()
 
     def drawn(
-        _: object, __: object, num: int, mixture: NormalMixture, ___: Tensor
+        _: object, __: object, num: int, mixture: NormalMixture, *___: object
     ) -> tuple[InsideCorrection, NormalMixture]:
         nums.append(num)
         return InsideCorrection(0.3, 0.1, 0.0, k, num, 14, torch.zeros(1)), mixture
