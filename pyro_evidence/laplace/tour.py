@@ -361,11 +361,6 @@ class Exchange:
     size: int
     key: int
 
-    @property
-    def log_orders(self) -> float:
-        """Log of the number of orders."""
-        return math.lgamma(self.size + 1.0)
-
     def elements(self, u: Tensor) -> Tensor:
         """The numbers of each element at rows ``(S, D)``, constrained, ``(S, size, numbers)``."""
         values = self.joint.latents.constrained(u.to(self.joint.dtype))
@@ -439,7 +434,7 @@ class ModeIntegral:
     @property
     def log_copies(self) -> float:
         """Log of the number of orders, each with as much mass."""
-        return 0.0 if self.exchange is None else self.exchange.log_orders
+        return 0.0 if self.exchange is None else math.lgamma(self.exchange.size + 1.0)
 
     @property
     def log_evidence(self) -> Tensor:

@@ -460,18 +460,22 @@ def by_product(found: OuterMode, where: Standardisation, num: int, searched: Ten
 def _product(
     found: OuterMode, where: Standardisation, num: int, modes: Callable[[Tensor], Tensor] | None = None
 ) -> Integral:
+    rule = rules.product(rules.gauss_hermite(num), where.num_dims)
+    nodes, log_mass = _at(found, where, rule.nodes, log_volume_of(rule), modes, searches=_searches(rule))
+    return _of_product(found, where, num, nodes, _filled(rule, log_mass - rule.log_weights))
+
+
+def _of_product(
+    found: OuterMode, where: Standardisation, num: int, nodes: ConditionalModes, log_ratio: Tensor
+) -> Integral:
+    """The integral of a log density over standard normal, nats, at so many nodes on each axis, ``(K,)``."""
     axis, d = rules.gauss_hermite(num), where.num_dims
     rule = rules.product(axis, d)
-    nodes, log_mass = _at(found, where, rule.nodes, log_volume_of(rule), modes, searches=_searches(rule))
-    log_ratio = _filled(rule, log_mass - rule.log_weights)
     log_evidence = rule.log_mean(log_ratio)
     density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * d))
     numbers = (log_evidence, math.inf, nodes, rule.log_weights + log_ratio - log_evidence)
-    return Integral(found, where, density, *numbers, _named(num, d), "by_product")
-
-
-def _named(num: int, num_dims: int) -> str:
-    return f"{num} nodes on each of {num_dims} axes" if num_dims > 1 else f"{num} nodes"
+    method = f"{num} nodes on each of {d} axes" if d > 1 else f"{num} nodes"
+    return Integral(found, where, density, *numbers, method, "by_product")
 
 
 def _is_whole(found: OuterMode) -> bool:
@@ -528,18 +532,12 @@ class Searched:
 
     def integral(self, found: OuterMode, where: Standardisation, num: int) -> Integral:
         """By a product of nodes that follow from these; its error is not known."""
-        axis, d = rules.gauss_hermite(num), where.num_dims
-        rule = rules.product(axis, d)
-        log_ratio = self.curve(rule.nodes).squeeze(-1)
-        log_evidence = rule.log_mean(log_ratio)
-        density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * d))
-        nearest = torch.cdist(rule.nodes, self.z).argmin(-1)
-        mass = (rule.log_weights + log_ratio - log_evidence).exp()
-        log_share = torch.zeros_like(self.log_ratio).index_add_(0, nearest, mass).log()
+        rule = rules.product(rules.gauss_hermite(num), where.num_dims)
         log_density = self.log_ratio - where.log_slope(self.z) - 0.5 * (self.z.square() + math.log(math.tau)).sum(-1)
         nodes = ConditionalModes(found.theta(where.forward(self.z)), self.u, Separate(self.precisions), log_density)
-        numbers = (log_evidence, math.inf, nodes, log_share)
-        return Integral(found, where, density, *numbers, _named(num, d), "by_product")
+        whole = _of_product(found, where, num, nodes, self.curve(rule.nodes).squeeze(-1))
+        nearest, mass = torch.cdist(rule.nodes, self.z).argmin(-1), whole.log_weights.exp()
+        return replace(whole, log_weights=torch.zeros_like(self.log_ratio).index_add_(0, nearest, mass).log())
 
 
 def _searched(found: OuterMode, where: Standardisation, z: Tensor, before: Searched | None = None) -> Searched | None:

@@ -30,9 +30,13 @@ class Profiles:
         """``(K, D, D)``."""
         return self.covariance_root @ self.covariance_root.mT
 
-    def row(self, index: int) -> "Profile":
-        """One mode."""
-        return Profile(self.density, self.theta[index], self.u[index], self.covariance_root[index])
+    def log_joint(self, row: int, u: Tensor) -> Tensor:
+        """At points ``(S, D)`` with the hyperparameters of one mode, nats, ``(S,)``."""
+        return self.density.log_joint(u, self.theta[row].expand(len(u), -1)).detach()
+
+    def precision(self, row: int, u: Tensor) -> Tensor:
+        """Minus the Hessians at points ``(S, D)``, ``(S, D, D)``."""
+        return self.density.precision(u, self.theta[row].expand(len(u), -1)).detach().double()
 
     def log_marginal(self, points: Tensor) -> Tensor:
         r"""Log marginal density of every coordinate at ``points`` standard deviations off its mode, ``(K, D, J)``.
@@ -63,24 +67,6 @@ class Profiles:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """One mode: a row of :class:`Profiles`."""
-
-    density: Density
-    theta: Tensor  # (T,)
-    u: Tensor  # (D,)
-    covariance_root: Tensor  # (D, D)
-
-    def log_joint(self, u: Tensor) -> Tensor:
-        """At rows ``(S, D)``, nats, ``(S,)``."""
-        return self.density.log_joint(u, self.theta.expand(len(u), -1)).detach()
-
-    def precision(self, u: Tensor) -> Tensor:
-        """Minus the Hessians at rows ``(S, D)``, ``(S, D, D)``."""
-        return self.density.precision(u, self.theta.expand(len(u), -1)).detach().double()
-
-
-@dataclass(frozen=True)
 class ConditionalLaplace:
     """Second order around a point in all coordinates but one, which is held; nan where there is no maximum."""
 
@@ -106,10 +92,10 @@ def _bowl(density: Density, u: Tensor, theta: Tensor, index: Tensor) -> Conditio
 
 def is_normal(profiles: Profiles) -> bool:
     """Whether the curvature two standard deviations off, on either side, is that at the mode."""
-    one = profiles.row(0)
-    away = 2.0 * one.covariance_root.sum(-1) / len(one.u) ** 0.5
-    gap = one.covariance_root.mT @ one.precision(torch.stack([one.u + away, one.u - away])) @ one.covariance_root
-    return bool((gap - torch.eye(len(one.u)).to(gap)).abs().max() < 1e-5)
+    u, root = profiles.u[0], profiles.covariance_root[0]
+    away = 2.0 * root.sum(-1) / len(u) ** 0.5
+    gap = root.mT @ profiles.precision(0, torch.stack([u + away, u - away])) @ root
+    return bool((gap - torch.eye(len(u)).to(gap)).abs().max() < 1e-5)
 
 
 REACH = 1.6  # standard deviations of the marginalised coordinates at which shapes are looked at
@@ -214,32 +200,31 @@ def skewness_correction(profiles: Profiles, z: Tensor, num_points: int) -> Skewn
 
 def _at(profiles: Profiles, row: int, num_points: int) -> SkewnessCorrection | None:
     """The skewness correction of one row's density, with its moments matched."""
-    one = profiles.row(row)
-    raw, white = _third_order(one), quasi_normal(num_points, len(one.u)).to(one.u)
-    plain = _log_weights(one, white, torch.zeros(len(white)).to(white), white)
+    raw, white = _third_order(profiles, row), quasi_normal(num_points, profiles.u.shape[-1]).to(profiles.u)
+    plain = _log_weights(profiles, row, white, torch.zeros(len(white)).to(white), white)
     core, log_slope = raw.forward(white[:, :0], white)
     loc, log_scale = raw.loc[0], raw.log_scale[0]
     for _ in range(2):  # to the means and standard deviations that importance weights say
         skewed = loc + log_scale.exp() * core
-        found = _log_weights(one, skewed, log_slope + log_scale.sum(), white)
+        found = _log_weights(profiles, row, skewed, log_slope + log_scale.sum(), white)
         if float(importance.effective_sample_size(found)) < WORTH * num_points:
             break
         weights = found.softmax(0).unsqueeze(-1)
         mean, middle = (weights * skewed).sum(0), skewed.mean(0)
         ratio = ((weights * (skewed - mean).square()).sum(0) / (skewed - middle).square().mean(0)).sqrt()
         loc, log_scale = mean + ratio * (loc - middle), log_scale + ratio.log()
-    found = _log_weights(one, loc + log_scale.exp() * core, log_slope + log_scale.sum(), white)
+    found = _log_weights(profiles, row, loc + log_scale.exp() * core, log_slope + log_scale.sum(), white)
     sizes = [float(importance.effective_sample_size(each)) for each in (found, plain)]
     if sizes[0] <= max(sizes[1], WORTH * num_points):
         return None
     return replace(raw, loc=loc.unsqueeze(0), log_scale=log_scale.unsqueeze(0))
 
 
-def _third_order(one: Profile) -> SkewnessCorrection:
+def _third_order(profiles: Profiles, row: int) -> SkewnessCorrection:
     """From curvatures one standard deviation off on either side, along each white coordinate."""
-    size, tril = len(one.u), one.covariance_root
-    away = STEP * tril.mT
-    plus, minus = (tril.mT @ one.precision(torch.cat([one.u + away, one.u - away])) @ tril).chunk(2)
+    u, tril = profiles.u[row], profiles.covariance_root[row]
+    size, away = len(u), STEP * tril.mT
+    plus, minus = (tril.mT @ profiles.precision(row, torch.cat([u + away, u - away])) @ tril).chunk(2)
     third = (minus - plus) / (2.0 * STEP)
     third = (third + third.permute(1, 0, 2) + third.permute(2, 1, 0)) / 3.0
     index = torch.arange(size, device=tril.device)
@@ -247,15 +232,15 @@ def _third_order(one: Profile) -> SkewnessCorrection:
     both = before.unsqueeze(-1) & before.unsqueeze(-2)
     own = third.diagonal(dim1=0, dim2=1).mT  # (D, D): c, c, a
     zero = torch.zeros(1, size).to(tril)
-    points = one.u.new_tensor(POINTS)  # of the section along each white coordinate, through the mode
-    rows = one.u + (points.unsqueeze(-1) * tril.mT.unsqueeze(1)).reshape(-1, size)
-    axes = fitted(points.expand(size, -1), one.log_joint(rows).reshape(size, -1)).params.unsqueeze(0)
+    points = u.new_tensor(POINTS)  # of the section along each white coordinate, through the mode
+    rows = u + (points.unsqueeze(-1) * tril.mT.unsqueeze(1)).reshape(-1, size)
+    axes = fitted(points.expand(size, -1), profiles.log_joint(row, rows).reshape(size, -1)).params.unsqueeze(0)
     return SkewnessCorrection(zero, zero, axes, (0.5 * own * before).unsqueeze(0), (0.5 * third * both).unsqueeze(0))
 
 
-def _log_weights(one: Profile, skewed: Tensor, log_slope: Tensor, white: Tensor) -> Tensor:
+def _log_weights(profiles: Profiles, row: int, skewed: Tensor, log_slope: Tensor, white: Tensor) -> Tensor:
     """Log ratio of the exact density to that of skewed noise, up to a constant, nats, ``(S,)``."""
-    log_joint = one.log_joint(one.u + skewed @ one.covariance_root.mT)
+    log_joint = profiles.log_joint(row, profiles.u[row] + skewed @ profiles.covariance_root[row].mT)
     return (log_joint + log_slope + 0.5 * white.square().sum(-1)).nan_to_num(nan=-torch.inf)
 
 

@@ -142,7 +142,7 @@ class WhitenedFactor(Factor):
 
     def matrix(self) -> Tensor:
         """``W - W Sigma W``."""
-        return block_matrix(self.curvature) - self._half.mT @ self._half
+        return scaled(self.curvature, torch.eye(len(self.L)).to(self.L)) - self._half.mT @ self._half
 
     def apply(self, v: Tensor) -> Tensor:
         """``W v - W Sigma W v``."""
@@ -161,11 +161,6 @@ def sandwiched(blocks: Tensor, K: Tensor) -> Tensor:
     if blocks.shape[-1] == 1:
         return (blocks[:, 0] * K).mul_(blocks[:, 0].mT)
     return scaled(blocks, scaled(blocks, K).mT)
-
-
-def block_matrix(blocks: Tensor) -> Tensor:
-    """The dense matrix ``(n, n)`` of blocks ``(N, C, C)``."""
-    return scaled(blocks, torch.eye(blocks.shape[0] * blocks.shape[1], dtype=blocks.dtype, device=blocks.device))
 
 
 def diagonal_blocks(K: Tensor, num_coupled: int) -> Tensor:

@@ -80,12 +80,12 @@ def test_bent_noise_has_the_moments_of_quadrature(value: Callable[[Tensor], Tens
 
 
 def test_bent_noise_is_worth_more_than_plain() -> None:
-    one, white = profiled(skewed).row(0), quasi_normal(1024, 2)
+    one, white = profiled(skewed), quasi_normal(1024, 2)
     bend = skewness.skewness_correction(profiled(skewed), torch.zeros(1, 1), 512)
     assert bend is not None
     bent, log_growth = bend.forward(torch.zeros(len(white), 1), white)
     worth = [
-        float(importance.effective_sample_size(skewness._log_weights(one, t, s, white))) / len(white)
+        float(importance.effective_sample_size(skewness._log_weights(one, 0, t, s, white))) / len(white)
         for t, s in ((white, torch.zeros(len(white))), (bent, log_growth))
     ]
     assert worth[0] < 0.95 and worth[1] > 0.99
