@@ -67,9 +67,7 @@ def rises(laplace: LaplaceState, index: int, member: Tensor, moves: Tensor) -> T
     """
     groups = laplace.problem.structure.groups
     assert groups is not None
-    unit = torch.zeros(len(member), len(laplace.u)).to(laplace.u)
-    unit[torch.arange(len(member)), member] = 1.0
-    C = torch.cat([laplace.precision.solve(row.unsqueeze(0)) for row in unit])[:, member].double()
+    C = laplace.precision.covariance_of(member, len(laplace.u))[:, member].double()
     prior = groups.log_precision(laplace.theta)[member].exp()
     logs = groups.power[index] * moves
     more, r = prior * torch.expm1(logs).unsqueeze(-1), (laplace.u - groups.loc)[member]

@@ -262,8 +262,7 @@ def _at_nodes(
 
 def _covariance(places: LaplaceNodes, shared: Tensor, node: int) -> Tensor:
     """Of shared coordinates with all at a node, ``(P, D)``."""
-    unit = torch.nn.functional.one_hot(shared, places.u.shape[-1]).double()
-    return places.precision.row(node).solve(unit.to(places.u.device))
+    return places.precision.row(node).covariance_of(shared.to(places.u.device), places.u.shape[-1])
 
 
 def _groups(places: LaplaceNodes, shared: Tensor) -> Tensor:

@@ -359,12 +359,6 @@ class BlockPrecision(Precision):
             panel[..., :width] = right + known[..., width:] @ dW.mT
         return tuple(family.gather(flat[0]) for family in self.plan.families)
 
-    def covariance(self, coordinates: Tensor) -> Tensor:
-        """``A^-1`` among chosen coordinates, ``(c, c)``."""
-        units = self.tril.new_zeros(len(coordinates), self.plan.size)
-        units[torch.arange(len(coordinates), device=units.device), coordinates] = 1.0
-        return self.solve(units)[:, coordinates]
-
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b`` for each row of ``b``, ``(S, D)``."""
         return self._backward(self._forward(self._columns(b)))

@@ -46,6 +46,10 @@ class Precision(Protocol):
         """``L^-1 b`` for each row of ``b``, where :meth:`whiten` is ``L' x``."""
         return self.whiten(self.solve(b.flatten(0, -2))).view(b.shape)
 
+    def covariance_of(self, coordinates: Tensor, size: int) -> Tensor:
+        """``A^-1`` of chosen coordinates ``(c,)`` with all ``size`` of them, ``(c, D)``, where ``R`` is 1."""
+        return self.solve(torch.nn.functional.one_hot(coordinates, size).double())
+
     def least_precise_direction(self, active: Tensor) -> Tensor:
         """Direction of least precision among ``active`` ``(D,)``, one standard deviation long, shape ``(R, D)``.
 
@@ -300,17 +304,6 @@ def on_pattern(pattern: Pattern, Z: Tensor) -> Elements:
     return tuple(Z[index.unsqueeze(-1), index.unsqueeze(-2)] for index in pattern.index)
 
 
-class StructuredPrecision(Precision, Protocol):
-    """A posterior precision, ``R = 1``, that also knows its inverse on the pattern of its elements."""
-
-    @property
-    def adjoint(self) -> Elements:
-        """``d log |A| / d elements``: the inverse where the factors touch it, per family ``(F, k, k)``."""
-
-    def covariance(self, coordinates: Tensor) -> Tensor:
-        """``A^-1`` among chosen coordinates ``(c,)``, shape ``(c, c)``."""
-
-
 class Plan(Protocol):
     """The symbolic half of a factorisation: who is eliminated when.  Made once for a pattern."""
 
@@ -322,7 +315,7 @@ class Plan(Protocol):
     def num_bytes(self) -> int:
         """Bytes of a factorisation."""
 
-    def factorise(self, elements: Elements, label: Label) -> StructuredPrecision:
+    def factorise(self, elements: Elements, label: Label) -> Precision:
         """The numerical half.
 
         :param elements: per family ``(F, k, k)``, symmetric.
@@ -358,10 +351,6 @@ class DenseElements(Triangular):
     def sandwich(self, middle: Elements) -> Elements:
         """``A^-1 M A^-1`` on the pattern, of ``M`` on the pattern."""
         return on_pattern(self.pattern, self._inverse @ assembled(self.pattern, middle) @ self._inverse)
-
-    def covariance(self, coordinates: Tensor) -> Tensor:
-        """``A^-1`` among chosen coordinates, ``(c, c)``."""
-        return self._inverse[coordinates.unsqueeze(-1), coordinates]
 
 
 @dataclass(frozen=True)

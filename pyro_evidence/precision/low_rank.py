@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky
 from pyro_evidence.precision.blocks import BlockPlan, elimination
-from pyro_evidence.precision.dense import Elements, Pattern, Plan, Precision, StructuredPrecision
+from pyro_evidence.precision.dense import Elements, Pattern, Plan, Precision
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class LowRankPlan(Plan):
 
 
 @dataclass(frozen=True)
-class LowRank(StructuredPrecision):
+class LowRank(Precision):
     """``A = S + U C U'`` by factors of ``S``, of ``R`` rows; one of them knows its inverse."""
 
     plan: LowRankPlan
@@ -189,12 +189,6 @@ class LowRank(StructuredPrecision):
         by_column = whole[index.unsqueeze(-1), number.unsqueeze(-2)]  # right where the column is a sum
         found = torch.where(keep.unsqueeze(-2), found, by_column)
         return torch.where(keep.unsqueeze(-1), found, by_column.mT)
-
-    def covariance(self, coordinates: Tensor) -> Tensor:
-        """``A^-1`` among chosen coordinates, ``(c, c)``."""
-        W = self.W[coordinates]
-        assert hasattr(self.inner, "covariance")  # of one row
-        return self.inner.covariance(coordinates) + W @ self._more @ W.mT
 
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b`` for each row of ``b``, ``(S, D)``; each by its own where they are several."""

@@ -16,7 +16,7 @@ from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.line_search import no_callback
 from pyro_evidence.numerics.linear_predictor import CLOSE, slope_and_curvature
 from pyro_evidence.precision.blocks import together
-from pyro_evidence.precision.dense import Elements, Precision, StructuredPrecision
+from pyro_evidence.precision.dense import Elements, Precision
 from pyro_evidence.program.sites import log_prob_sum
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparseLinear
@@ -53,7 +53,7 @@ class StructuredProblem:
         masked[0] = masked[0] + identity * (1.0 - keep).reshape(-1, 1, 1)
         return tuple(masked)
 
-    def precision(self, u: Tensor, theta: Tensor) -> StructuredPrecision:
+    def precision(self, u: Tensor, theta: Tensor) -> Precision:
         """The posterior precision at ``u`` ``(D,)``, factorised.
 
         :raises NotPositiveDefinite: when it is not positive definite.
@@ -138,7 +138,7 @@ class StructuredProblem:
         make = [partial(self._again, rows, i, found.u[i : i + 1]) for i in range(len(u))]
         return [mode and replace(mode, make=own) for mode, own in zip(modes, make, strict=True)]
 
-    def _again(self, rows: "PredictorRows", row: int, u: Tensor) -> StructuredPrecision:
+    def _again(self, rows: "PredictorRows", row: int, u: Tensor) -> Precision:
         with torch.enable_grad():  # whoever asks for draws may have switched it off
             elements = rows.elements(u, torch.tensor([row]))[0]
         return self.density.plan.factorise(elements, self.label)
@@ -213,7 +213,7 @@ class StructuredProblem:
         mode = newton.search(gradient, direction, u, limits)
         return replace(mode, found=tuple(found[row] for row in range(len(u))))
 
-    def _shifted(self, elements: Elements, error: NotPositiveDefinite) -> StructuredPrecision:
+    def _shifted(self, elements: Elements, error: NotPositiveDefinite) -> Precision:
         """A factor for one step, with as much on the diagonal as that takes, and ten times more."""
         size = max(float(e.diagonal(dim1=-2, dim2=-1).abs().max()) for e in elements if e.numel())
         for power in range(SHIFTS):

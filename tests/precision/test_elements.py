@@ -9,7 +9,7 @@ import torch
 from pyro_evidence.errors import NotPositiveDefinite, TooLarge
 from pyro_evidence.precision import elimination as ordering
 from pyro_evidence.precision.blocks import elimination, together
-from pyro_evidence.precision.dense import DensePlan, Pattern, Plan, StructuredPrecision, pattern_product
+from pyro_evidence.precision.dense import DensePlan, Pattern, Plan, Precision, pattern_product
 from pyro_evidence.precision.elimination import elimination_order
 from tests.models_for_tests.patterns import (
     EVERY,
@@ -45,7 +45,7 @@ def worst(actual: torch.Tensor, expected: np.ndarray) -> float:
     return float(np.abs(actual.numpy() - expected).max() / np.abs(expected).max())
 
 
-def case(pattern: Pattern, plan: Planner) -> tuple[StructuredPrecision, np.ndarray, Pattern, tuple[torch.Tensor, ...]]:
+def case(pattern: Pattern, plan: Planner) -> tuple[Precision, np.ndarray, Pattern, tuple[torch.Tensor, ...]]:
     whole, elements = with_elements(pattern)
     A = oracle.assembled(whole.size, [rows.numpy() for rows in whole.index], [e.numpy() for e in elements])
     return plan(whole).factorise(elements, named), A, whole, elements
@@ -60,7 +60,7 @@ def test_equals_the_dense_inverse(pattern: Callable[[], Pattern], plan: Planner)
     assert worst(precision.log_det, np.linalg.slogdet(A)[1].reshape(1)) < 1e-12
     assert worst(precision.variance, np.diag(Z)[None]) < 1e-10
     assert worst(precision.solve(rows), rows.numpy() @ Z) < 1e-10
-    assert worst(precision.covariance(some), Z[np.ix_(some, some)]) < 1e-10
+    assert worst(precision.covariance_of(some, len(Z))[:, some], Z[np.ix_(some, some)]) < 1e-10
     for actual, expected in zip(precision.adjoint, oracle.on_pattern(Z, list(whole.index)), strict=True):
         assert worst(actual, expected) < 1e-10
     assert worst(pattern_product(whole, elements, rows), rows.numpy() @ A) < 1e-12
