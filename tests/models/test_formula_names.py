@@ -4,6 +4,7 @@ import ast
 import copy
 import inspect
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -348,5 +349,24 @@ def test_one_group_may_stand_in_three_brackets(frame: Any) -> None:
 )
 def test_more_columns_than_can_be_held_are_refused_at_once(terms: str) -> None:
     frame = pandas.DataFrame({"x": np.arange(1.0, 31.0), "z": np.arange(30.0) ** 2, "y": np.arange(30.0)})
-    with pytest.raises(BadInput, match="expected a number of columns up to 2,000"):
+    with pytest.raises(BadInput, match=r"expected a number of columns up to 2,000\. Write a smaller number, such as"):
         mixed(f"y ~ {terms}", frame)
+    for advised in ("poly(x, 3)", "bs(x, df=10)", "s(x)"):
+        mixed(f"y ~ {advised}", frame)
+
+
+@pytest.mark.parametrize(
+    ("term", "reason"),
+    [
+        *(("C(c, Treatment('z'))", "reference not in levels"), ("C(c, Sum('z'))", "'z' is not in list")),
+        *(("poly(x, 0)", "has poly(x, 0), which makes no column"), ("x + (poly(x, 0) | c)", "which makes no column")),
+    ],
+)
+def test_a_term_that_makes_no_columns_is_refused_and_nothing_is_printed(
+    term: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A bare IndexError, and a line of the package formulae's on stdout."""
+    frame = pandas.DataFrame({"x": np.arange(30.0), "c": ["a", "b"] * 15, "y": np.arange(30.0)})
+    with pytest.raises(BadInput, match=re.escape(reason)):
+        mixed(f"y ~ {term}", frame)
+    assert capfd.readouterr() == ("", "")

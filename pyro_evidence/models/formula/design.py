@@ -3,8 +3,9 @@
 import math
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
 from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting.process_state import global_lock
 from pyro_evidence.lazy_import import import_extra
 from pyro_evidence.models.formula.smooths import HELD, SmoothColumns
 from pyro_evidence.models.formula.terms import SMOOTHS, Formula, Smooth, Varying, parsed, with_fixed
@@ -430,7 +432,10 @@ def _design_matrices(text: str, frame: Frame) -> Any:
     )
     for found in COUNTED.finditer(text):
         if int(found[found.lastindex or 0]) > math.isqrt(HELD):
-            raise BadInput(f"'{text}' has {found[0]}; expected a number of columns up to {math.isqrt(HELD):,}.")
+            raise BadInput(
+                f"'{text}' has {found[0]}; expected a number of columns up to {math.isqrt(HELD):,}. Write a smaller "
+                f"number, such as poly(x, 3) or bs(x, df=10), or a smooth, s(x), which shrinks what is not needed."
+            )
     known = environment.Environment([{"np": SimpleNamespace(**NUMPY), **NUMPY}])
     try:
         tokens = scanner.Scanner(text).scan(False)
@@ -451,7 +456,11 @@ def _design_matrices(text: str, frame: Frame) -> Any:
             raise BadInput(
                 f"'{text}' cannot be read from '{reader.peek().lexeme}' on; expected + : * / - or ** between terms."
             )
-        return formulae.design_matrices(text, frame, na_action="error", env=known)
+        with global_lock(), redirect_stdout(StringIO()):  # formulae prints of errors before it raises them
+            built = formulae.design_matrices(text, frame, na_action="error", env=known)
+        if built.common and (none := [n for n, part in built.common.slices.items() if part.start == part.stop]):
+            raise BadInput(f"'{text}' has {none[0]}, which makes no column; expected one at least, as poly(x, 1) does.")
+        return built
     except BadInput:
         raise
     except Exception as error:  # whatever the formula's functions raise
@@ -463,7 +472,8 @@ def _design_matrices(text: str, frame: Frame) -> Any:
 
 def _evaluated(common: Any, frame: Frame) -> Any:
     try:
-        return common.evaluate_new_data(frame)
+        with global_lock(), redirect_stdout(StringIO()):
+            return common.evaluate_new_data(frame)
     except Exception as error:
         raise BadInput(
             f"the fixed part of the formula cannot be evaluated on the new rows ({error}); expected the fit's columns, "
