@@ -40,6 +40,7 @@ from pyro_evidence.laplace.restarts import (
     NO_MAXIMUM,
     Restarts,
     can_tour,
+    is_unseen,
     rescaled_start,
     same_height,
     search,
@@ -394,6 +395,8 @@ class LaplaceEvidence(Resumable):
             pairs = zip(self._fits, self._begun, strict=True)
             self._fits = tuple(refined(fit, begun, self._num_nodes, self.stop) for fit, begun in pairs)
         posterior = self.posterior
+        if self._full is None and self.start.tour != 0 and is_unseen(best.state.laplace):
+            results.warn_where_off(posterior)
         reached = {n: v.reshape(-1)[:SHOWN].tolist() for n, v in list(posterior.hyperparameters.items())[:SHOWN]}
         detail = f". Hyperparameters reached, at most {SHOWN} elements of each: {reached}"
         require_convergence("LaplaceEvidence", Status(posterior.status), posterior, self.stop, detail)

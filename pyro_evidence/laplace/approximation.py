@@ -325,10 +325,11 @@ def state_at(
         eps = torch.finfo(problem.joint.dtype).eps
         if bool(newton.rounding(mode.u, mode.precision, eps)[row] > newton.ROUNDED):
             raise newton.rounded_away()
-        kink = mode_checks.nondifferentiable_message(problem.joint, problem.density, u, theta, mode.gradient[row])
-        kink = kink or mode_checks.jump_message(problem.joint, problem.density, u, theta, mode.gradient[row])
-        if kink is not None:
-            raise NotSmooth(kink)
+        place, slope = (problem.joint, problem.density, u, theta), mode.gradient[row]
+        said = mode_checks.jump_message(*place, slope) or mode_checks.cut_message(*place)
+        said = said or mode_checks.nondifferentiable_message(*place, slope)
+        if said is not None:
+            raise NotSmooth(said)
     try:
         precision = mode.found[row] if mode.found else factorise(mode.precision[row : row + 1], latents.label)
         if isinstance(precision, NotPositiveDefinite):

@@ -113,7 +113,10 @@ def certify(
             f"to merge with another one or to split, which hyperparameters that are maximised seek, because the log "
             f"evidence grows without bound there. Give them a prior (maximise=[...] of sites), or fix them."
         )
-    raise NotSmooth(_message(joint, u, theta, step * products.directions[0], "at the posterior mode", WRONG))
+    raise NotSmooth(
+        cut_message(joint, density, u, theta)
+        or _message(joint, u, theta, step * products.directions[0], "at the posterior mode", WRONG)
+    )
 
 
 def double_precision(joint: LogJoint) -> str:
@@ -201,6 +204,37 @@ def jump_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, gr
         f"comparisons with that site (torch.where, >=, floor, indices made of it). A switchpoint is summed out when it "
         f"is a Categorical over the places between the data; or let the change take time, by "
         f"torch.sigmoid((x - switchpoint) / width)."
+    )
+
+
+def cut_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor) -> str | None:
+    """The error message for slopes that are not those of the log density; None where they are.
+
+    Along each site, beside the point, where corners are not, the slope is compared with a difference of the density.
+    """
+    ways = torch.zeros(len(joint.latents.names), len(u), dtype=u.dtype, device=u.device)
+    for way, block in zip(ways, joint.latents.slices.values(), strict=True):
+        way[block] = generic_directions(1, len(u), u)[0, block]
+    beside = u + 0.01 * (1.0 + u.abs()) * generic_directions(2, len(u), u)[1]
+    eps = torch.finfo(joint.dtype).eps
+    step = eps ** (1.0 / 3.0) * (1.0 + float(u.abs().amax()))
+    with without_validation():
+        slope = density.gradient(beside.unsqueeze(0), theta)[1][0]
+        with torch.no_grad():
+            ends = density.log_joint(torch.cat([beside + step * ways, beside - step * ways]), theta)
+    ahead, behind = ends.chunk(2)
+    promised, found = ways @ slope, (ahead - behind) / (2.0 * step)
+    size = torch.maximum(promised.abs(), found.abs())
+    gaps = ((found - promised).abs() - 100.0 * eps * ends.abs().amax() / step) / size.clamp(min=1e-300)
+    worst = int(gaps.nan_to_num().argmax())
+    if not float(gaps[worst]) > TOLERANCE:
+        return None
+    name = joint.latents.names[worst]
+    return (
+        f"the log joint density changes by {float(found[worst]):.3g} nats a unit along site '{name}', and by its slope "
+        f"by {float(promised[worst]):.3g}: part of it is computed where no derivative follows. Expected '{name}' to be "
+        f"computed with as a tensor: look for {name}.item(), float({name}), int({name}), {name}.detach(), .data or "
+        f".numpy(), and for a torch.autograd.Function whose backward is not its derivative."
     )
 
 
