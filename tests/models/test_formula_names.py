@@ -47,6 +47,7 @@ def frame() -> Any:
             "above": rng.poisson(2.0, ROWS) + 1,
             "share": rng.uniform(0.1, 0.9, ROWS),
             "kind": np.array(list("abcd"))[np.arange(ROWS) % 4],
+            "grade": np.arange(ROWS) % 4,
         }
     )
 
@@ -79,7 +80,7 @@ RESPONSES = {
     "gaussian": "y",
     "student": "y",
     "gamma": "t",
-    "ordinal": "kind",
+    "ordinal": "grade",
     "beta": "share",
     "beta binomial": "prop(hits, tries)",
     "negative binomial 1": "k",
@@ -370,3 +371,15 @@ def test_a_term_that_makes_no_columns_is_refused_and_nothing_is_printed(
     with pytest.raises(BadInput, match=re.escape(reason)):
         mixed(f"y ~ {term}", frame)
     assert capfd.readouterr() == ("", "")
+
+
+def test_words_as_grades_are_refused_unless_they_have_an_order() -> None:
+    """They were taken in alphabetical order, high before low, in silence."""
+    grades = ["high", "low", "middle", "low"] * 8
+    frame = pandas.DataFrame({"x": np.arange(32.0) % 5, "y": grades})
+    with pytest.raises(BadInput, match=r"words, .*which have no order of their own"):
+        mixed("y ~ x", frame, family="ordinal")
+    order = ["low", "middle", "high"]
+    ordered = mixed("y ~ x", frame.assign(y=pandas.Categorical(grades, order, ordered=True)), family="ordinal")
+    by_numbers = mixed("y ~ x", frame.assign(y=[order.index(g) for g in grades]), family="ordinal")
+    assert torch.equal(ordered[1][-1], by_numbers[1][-1])

@@ -523,6 +523,11 @@ def _classes(column: Any, level: str, kind: str, seen: Any) -> Response:
         with _of_one_kind("the response"):
             categories = sorted(set(np.asarray(seen).reshape(-1).tolist()))
     names = tuple(_word(v) for v in categories)
+    if kind == "grades" and not getattr(seen.dtype, "ordered", False) and any(isinstance(c, str) for c in categories):
+        raise BadInput(
+            f"the grades of the response are words, {list(names)}, which have no order of their own; expected numbers, "
+            f"or an ordered column: pandas.Categorical(words, [lowest, ..., highest], ordered=True)."
+        )
     if level and level not in names:
         raise BadInput(f"the response has no class '{level}'; expected one of {list(names)}.")
     if level:
