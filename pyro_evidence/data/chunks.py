@@ -293,9 +293,9 @@ class Parquet:
         """A file that has each column once; what goes wrong while it is read is an error message that names it."""
         needed = "Parquet needs pyarrow: pip install 'pyro_evidence[parquet]'."
         arrow, parquet = (import_extra(m, needed) for m in ("pyarrow", "pyarrow.parquet"))
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise BadInput(f"{path} cannot be read as a Parquet file: it is no regular file; expected one on disk.")
         try:
+            if path.exists() and not path.is_file():  # a pipe would be waited for
+                raise BadInput(f"{path} cannot be read as a Parquet file: it is no regular file; expected one on disk.")
             with parquet.ParquetFile(path, page_checksum_verification=True) as file:
                 there = file.schema_arrow.names
                 for name in self._names:
@@ -309,7 +309,7 @@ class Parquet:
                 yield file
         except FileNotFoundError:
             raise
-        except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        except (arrow.ArrowException, OSError, UnicodeError) as error:
             raise BadInput(
                 f"{path} cannot be read as a Parquet file ({error}): it is damaged or foreign; expected a file that "
                 f"pyarrow.parquet.write_table or DataFrame.to_parquet wrote."

@@ -224,8 +224,8 @@ def cut_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor) -> 
             ends = density.log_joint(torch.cat([beside + step * ways, beside - step * ways]), theta)
     ahead, behind = ends.chunk(2)
     promised, found = ways @ slope, (ahead - behind) / (2.0 * step)
-    size = torch.maximum(promised.abs(), found.abs())
-    gaps = ((found - promised).abs() - 100.0 * eps * ends.abs().amax() / step) / size.clamp(min=1e-300)
+    rounding = 100.0 * eps * (1.0 + ends.abs().amax()) / step
+    gaps = ((found - promised).abs() - rounding) / (torch.maximum(promised.abs(), found.abs()) + rounding)
     worst = int(gaps.nan_to_num().argmax())
     if not float(gaps[worst]) > TOLERANCE:
         return None

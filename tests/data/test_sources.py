@@ -185,8 +185,10 @@ def test_what_is_no_parquet_file_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "text").write_text("a,b\n1,2\n")
-    for path in (tmp_path / "pipe", tmp_path, tmp_path / "text", Path("/dev/zero")):
+    for path in (tmp_path / "pipe", tmp_path, tmp_path / "text", Path("/dev/zero"), tmp_path / ("x" * 5_000)):
         with pytest.raises(BadInput, match=rf"{path} cannot be read as a Parquet file"):
             Parquet(path, ["a"])
+    with pytest.raises(BadInput, match="surrogates not allowed"):
+        Parquet(tmp_path / "\udcff", ["a"])
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Parquet(tmp_path / "nowhere", ["a"])
