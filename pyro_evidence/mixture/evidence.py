@@ -131,20 +131,13 @@ def _rows(mixture: Mixture) -> int:
 
 def log_joint_gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Tensor]:
     """The log joint, nats, ``(R,)``, and its derivative in the weights, ``(R, K, m, B)``; by residuals."""
-    return with_prior(
-        data.total(_rows(mixture), lambda part: likelihood_gradient(pointwise_joint(part, mixture), part)), mixture
-    )
 
+    def of_part(part: MixtureData) -> Tensor:
+        pointwise = pointwise_joint(part, mixture)
+        slope = pointwise.u @ (pointwise.resp * _each(part))[..., None, :, None]
+        return torch.cat([(pointwise.log_density * part.weight).sum(-1, keepdim=True), slope.flatten(1)], -1)
 
-def likelihood_gradient(pointwise: PointwiseJoint, part: MixtureData) -> Tensor:
-    """Log likelihood of some data and its derivative in the weights, ``(R, 1 + K m B)``."""
-    slope = pointwise.u @ (pointwise.resp * _each(part))[..., None, :, None]
-    return torch.cat([(pointwise.log_density * part.weight).sum(-1, keepdim=True), slope.flatten(1)], -1)
-
-
-def with_prior(both: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """The log joint and its derivative, as :func:`log_joint_gradient`, from those of the likelihood."""
-    slope = mixture.alpha * (mixture.loc - mixture.w)
+    both, slope = data.total(_rows(mixture), of_part), mixture.alpha * (mixture.loc - mixture.w)
     return both[:, 0] + log_prior(mixture), both[:, 1:].reshape(slope.shape) + slope
 
 

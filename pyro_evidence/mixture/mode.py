@@ -12,8 +12,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture import expectation
 from pyro_evidence.mixture.data import Units
-from pyro_evidence.mixture.evidence import PointwiseJoint, pointwise_joint
-from pyro_evidence.mixture.expectation import Mixture, MixtureData, e_step, rows_of, solve_weights
+from pyro_evidence.mixture.expectation import Mixture, MixtureData, MixtureStatistics, e_step, rows_of, solve_weights
 from pyro_evidence.mixture.recognise import MixtureStructure, held_at
 from pyro_evidence.mixture.updates import SMALLEST, EStep, estep, padded
 from pyro_evidence.numerics import newton
@@ -29,91 +28,57 @@ LOG_RANGE = math.log(10.0)  # nats: prior range of a log hyperparameter; 1 to 10
 TOLERANCE = 1e-14  # nats that a Newton step may still promise
 MANY = 2**21  # numbers, one for each datum and weight, up to which every row is looked at exactly
 NEAR = 10.0  # nats below the highest row, by the curvature of the engine, where another may be highest by the exact one
-RENEWED = 12  # steps after which the Hessian of many data is taken anew
+RENEWED = 3  # steps after which the Hessian is taken anew
 
 
 @dataclass
-class _Rows:
-    """The log joint as a function of flat weights; each row carries its number along as a last coordinate."""
+class LogJointOfWeights:
+    """The log joint as a function of flat weights; each row carries its number along as a last coordinate.
+
+    Its slope is one of sums of the E-step, in the place of residuals, and one Hessian serves for several steps.
+    """
 
     data: MixtureData
     mixture: Mixture
-
-    def unpacked(self, u: Tensor) -> tuple[MixtureData, Mixture]:
-        """The data and the mixtures that flat rows ``u`` stand for."""
-        rows = u[:, -1].long()
-        mixture = self.mixture[rows]
-        return rows_of(self.data, rows), replace(mixture, w=u[:, :-1].reshape(mixture.w.shape))
-
-    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        value, slope = mixture_evidence.log_joint_gradient(*self.unpacked(u))
-        return value, pad(slope.flatten(1), (0, 1))
-
-    def precision(self, u: Tensor) -> Tensor:
-        data, mixture = self.unpacked(u)
-        H = pad(self.curvature(u, data, mixture) + mixture.alpha.flatten(1).diag_embed(), (0, 1, 0, 1))
-        H[:, -1, -1] = 1.0
-        return H
-
-    def curvature(self, u: Tensor, data: MixtureData, mixture: Mixture) -> Tensor:
-        """Minus the Hessian of the log likelihood, shape ``(R, K m B, K m B)``."""
-        return mixture_evidence.full(data, mixture, e_step(data, mixture)).squeeze(1)
-
-
-@dataclass
-class _InOnePiece(_Rows):
-    """Rows over data that are all at hand: what every datum says at a gradient gives the curvature there."""
-
-    seen: tuple[Tensor, PointwiseJoint] | None = None
-
-    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        data, mixture = self.unpacked(u)
-        self.seen = u, pointwise_joint(data, mixture)
-        value, slope = mixture_evidence.with_prior(mixture_evidence.likelihood_gradient(self.seen[1], data), mixture)
-        return value, pad(slope.flatten(1), (0, 1))
-
-    def curvature(self, u: Tensor, data: MixtureData, mixture: Mixture) -> Tensor:
-        if self.seen is not None and torch.equal(self.seen[0], u):
-            return mixture_evidence.hessian_of(self.seen[1], data, mixture)
-        return mixture_evidence.hessian_of(pointwise_joint(data, mixture), data, mixture)
-
-
-@dataclass
-class _OneOfMany(_Rows):
-    """One row over many data: sums of the E-step in the place of residuals, one Hessian for several steps."""
-
     age: int = 0
     last: Tensor | None = None
 
+    def unpacked(self, u: Tensor) -> tuple[MixtureData, Mixture, MixtureStatistics]:
+        """The data and the mixtures that flat rows ``u`` stand for, with an E-step there."""
+        rows = u[:, -1].long()
+        mixture, data = self.mixture[rows], rows_of(self.data, rows)
+        mixture = replace(mixture, w=u[:, :-1].reshape(mixture.w.shape))
+        return data, mixture, e_step(data, mixture)
+
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        data, mixture = self.unpacked(u)
-        stats, layout = e_step(data, mixture), data.layout
-        gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
+        data, mixture, stats = self.unpacked(u)
+        gram, cross = data.layout.gram_of(stats.moments), data.layout.cross_of(stats.moments)
         residual = cross - (gram @ mixture.w.unsqueeze(-1)).squeeze(-1)
         pull = mixture.noise @ residual if mixture.has_full_noise else mixture.noise.unsqueeze(-1) * residual
         slope = pull + mixture.alpha * (mixture.loc - mixture.w)
         return stats.log_likelihood + mixture_evidence.log_prior(mixture), pad(slope.flatten(1), (0, 1))
 
     def precision(self, u: Tensor) -> Tensor:
+        rows = u[:, -1].long()
         if self.last is None or self.age >= RENEWED:
-            self.age, self.last = 0, super().precision(u)
+            data, mixture, stats = self.unpacked(u)
+            curvature = mixture_evidence.full(data, mixture, stats).squeeze(1)
+            H = pad(curvature + mixture.alpha.flatten(1).diag_embed(), (0, 1, 0, 1))
+            H[:, -1, -1] = 1.0
+            every = H.new_zeros(len(self.mixture.w), *H.shape[1:]) if self.last is None else self.last
+            self.age, self.last = 0, every.index_copy(0, rows, H)
         self.age += 1
-        return self.last.clone()
+        return self.last[rows]
 
 
 def find_mode(data: MixtureData, mixture: Mixture) -> Mixture:
-    """The mixture with its weights at a posterior mode: a few EM steps, then Newton with the full Hessian.
-
-    Where data are many one Hessian serves for several steps.
-    """
+    """The mixture with its weights at a posterior mode: a few EM steps, then Newton with the full Hessian."""
     for _ in range(4):
         mixture = replace(mixture, w=solve_weights(e_step(data, mixture), data.layout, mixture))
     polished, limits = [], newton.Limits(TOLERANCE, 50)
     for rows in chunks(data, mixture):
         some, some_data = mixture[rows], rows_of(data, rows)
-        many = some.w.numel() * data.num_rows > expectation.SHARD
-        kind = _OneOfMany if many else _InOnePiece if data.in_one_piece else _Rows
-        density: Any = kind(some_data, some)
+        density: Any = LogJointOfWeights(some_data, some)
         number = torch.arange(len(rows)).to(some.w).unsqueeze(-1)
         start = torch.cat([some.w.flatten(1), number], -1)
         found = newton.climb(density, density.precision, start, start.new_zeros(0), limits)

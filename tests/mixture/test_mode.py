@@ -81,16 +81,26 @@ def test_gradient_is_autograds() -> None:
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_a_search_measures_the_curvature_where_it_stands(separate: bool) -> None:
-    """Of the residuals of its last gradient, or of others; all rows, or some."""
+def test_a_search_knows_slope_and_curvature_of_its_rows(separate: bool) -> None:
+    """All rows, or some; the curvature is taken anew after some steps."""
     data, at = case((3, 2, 1), separate=separate)
-    density = mixture_mode._InOnePiece(data, at)
+    density = mixture_mode.LogJointOfWeights(data, at)
     u = torch.cat([at.w.flatten(1), torch.arange(NUM_RESTARTS).unsqueeze(-1).to(at.w)], -1)
-    H = mixture_evidence.full(data, at, e_step(data, at)).squeeze(1) + at.alpha.flatten(1).diag_embed()
-    for seen in (u, u + 0.5 * (torch.arange(7) < 6), u[1:]):
-        density.gradient(seen, u)
-        assert_exact(density.precision(u)[:, :-1, :-1], H)
-        assert_exact(density.precision(u[1:])[:, :-1, :-1], H[1:])
+    moved = u + 0.5 * (torch.arange(7) < 6)
+    there = replace(at, w=moved[:, :-1].reshape(at.w.shape))
+    for rows, mixture in ((u, at), (moved, there)):
+        value, slope = density.gradient(rows, u)
+        expected = mixture_evidence.log_joint_gradient(data, mixture)
+        assert_exact(value, expected[0])
+        assert_exact(slope[:, :-1], expected[1].flatten(1))
+    here, later = (
+        mixture_evidence.full(data, x, e_step(data, x)).squeeze(1) + x.alpha.flatten(1).diag_embed()
+        for x in (at, there)
+    )
+    assert_exact(density.precision(u)[:, :-1, :-1], here)
+    for _ in range(mixture_mode.RENEWED - 1):
+        assert_exact(density.precision(moved[1:])[:, :-1, :-1], here[1:])
+    assert_exact(density.precision(moved[1:])[:, :-1, :-1], later[1:])
 
 
 @pytest.mark.parametrize("kind", [mixture_evidence.block, mixture_evidence.coordinate, mixture_evidence.full])
