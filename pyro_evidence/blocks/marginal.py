@@ -359,7 +359,7 @@ def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int,
     :param active: coordinates that are not pruned, ``(D,)`` bool.
     """
     theta = joint.initial_theta
-    found = partition(joint, active, theta, crossed=bool(structure.multipliers))
+    found = partition(joint, active, crossed=bool(structure.multipliers))
     if isinstance(found, NotSparse):
         return None
     groups = structure.groups
@@ -394,16 +394,7 @@ def check_nodes(nodes: Any, curvature: Curvature | None) -> int | str:
 def all_blocks(joint: LogJoint, structure: Structure) -> Partition | NotSparse:
     """The blocks of a model with all of its coordinates, or why there are none."""
     active = torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device)
-    return partition(joint, active, joint.initial_theta, crossed=bool(structure.multipliers))
-
-
-def require_blocks(joint: LogJoint, structure: Structure, nodes: int | str) -> None:
-    """Refuse quadrature where no coordinates are independent of the others.
-
-    :raises UnsupportedModel: with what ties them together.
-    """
-    if isinstance(all_blocks(joint, structure), NotSparse):
-        raise no_blocks(joint, structure, f"nodes={nodes!r}")
+    return partition(joint, active, crossed=bool(structure.multipliers))
 
 
 def no_blocks(joint: LogJoint, structure: Structure, asked: str) -> UnsupportedModel:

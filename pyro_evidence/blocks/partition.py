@@ -95,14 +95,13 @@ class Partition:
         return f"{' and '.join(parts)} by quadrature; {len(self.shared)} global coordinates around them"
 
 
-def partition(joint: LogJoint, active: Tensor, theta: Tensor, *, crossed: bool = False) -> Partition | NotSparse:
+def partition(joint: LogJoint, active: Tensor, *, crossed: bool = False) -> Partition | NotSparse:
     """The blocks of a model, or why there are none.
 
     :param crossed: whether latents of one plate multiply those of another, of which one is shared, however large.
     :param active: coordinates that are not pruned, ``(D,)`` bool.
-    :param theta: hyperparameters at which a run of the model is followed, ``(T,)``.
     """
-    followed = followed_terms(joint, joint.initial(1, seed=0)[0], theta, ())
+    followed = followed_terms(joint, joint.initial(1, seed=0)[0], joint.initial_theta, ())
     if isinstance(followed, NotSparse):
         return followed
     widest = max((sum(g.shape[-1] for g in groups) for groups in followed.groups.values()), default=0)

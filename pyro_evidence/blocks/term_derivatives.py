@@ -10,6 +10,7 @@ derivatives: they are taken at one node, and moments of :math:`\ell'` and :math:
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -255,14 +256,15 @@ class _Sums:
     totals: list[Tensor]
     moments: list[list[Tensor]]
 
+    @property
+    def every(self) -> list[Tensor]:
+        """All of them."""
+        return [self.mean, self.square, *self.totals, *chain(*self.moments)]
+
     def add_(self, other: "_Sums") -> "_Sums":
         """These sums and those over other nodes, in place."""
-        for sums in zip(
-            [self.mean, self.square, *self.totals, *(x for each in self.moments for x in each)],
-            [other.mean, other.square, *other.totals, *(x for each in other.moments for x in each)],
-            strict=True,
-        ):
-            sums[0].add_(sums[1])
+        for own, more in zip(self.every, other.every, strict=True):
+            own.add_(more)
         return self
 
 
@@ -458,14 +460,13 @@ class _OfNodes(torch.autograd.Function):
         with torch.enable_grad():
             for each, own in zip([each for each in held if each.tables], moments, strict=True):
                 _add_seconds(each.family, each.tables or [], own, totals)
-            flat = [x for own in moments for x in own]
-            found = pullbacks(_weighed(_trimmed(p, totals), by[2:]), (*leaves, *flat))
+            found = pullbacks(_weighed(_trimmed(p, totals), by[2:]), (*leaves, *chain(*moments)))
             by_leaves, weights, by_rows = found[: len(leaves)], (*by, *found[len(leaves) :]), list[list[Tensor]]()
             by_theta, by_follows = torch.zeros_like(theta), None if follows is None else torch.zeros_like(follows)
             for part in _chunks(density, u, share):
                 rows, own_share, path = map(_leaf, (*part, follows))
                 sums = _summed(held, (rows - place.u.detach())[:, p.own], rows, place.theta, own_share, path, True)
-                whole = [sums.mean, sums.square, *_trimmed(p, sums.totals), *(x for own in sums.moments for x in own)]
+                whole = [sums.mean, sums.square, *_trimmed(p, sums.totals), *chain(*sums.moments)]
                 places = (rows, own_share, place.theta, *leaves, *(() if path is None else (path,)))
                 found = pullbacks(_weighed(whole, weights), places)
                 by_rows.append(found[:2])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pyro_evidence import posterior as results  # of which each kind is imported when a fit makes it
-from pyro_evidence.blocks.marginal import NODES, all_blocks, check_nodes, require_blocks
+from pyro_evidence.blocks.marginal import NODES, all_blocks, check_nodes, no_blocks
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
@@ -317,8 +317,9 @@ class LaplaceEvidence(Resumable):
             conditional.initial_theta = off_orbits(conditional)
             full, problem = problem, marginalised_problem(conditional, self.curvature)
             self._full = replace(full, curvature=problem.curvature)
-        if self._num_nodes != 1:
-            require_blocks(problem.joint, problem.structure, self._num_nodes)
+        of = problem.joint, problem.structure
+        if self._num_nodes != 1 and not isinstance(all_blocks(*of), Partition):
+            raise no_blocks(*of, f"nodes={self._num_nodes!r}")
         return problem
 
     def _multipliers(self, problem: Problem) -> tuple[str, ...]:

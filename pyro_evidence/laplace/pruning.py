@@ -11,7 +11,6 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.numerics.linalg import relative_rounding
-from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.groups import PrecisionGroups
 
 AWAY = (2.5, 5.0, 8.0, 12.0, 20.0, 40.0)  # log units from a precision at which it may be better, either way
@@ -33,10 +32,10 @@ def predicted_gain(laplace: LaplaceState, index: int, moves: Tensor, least: floa
 
     :param below: nats by which this state is lower than what is to be surpassed.
     """
-    member, linear = _members(laplace, index), laplace.problem.structure.linear
-    if member is None or linear is None:
+    member = _members(laplace, index)
+    if member is None:
         return torch.ones_like(moves, dtype=torch.bool)
-    return rises(laplace, index, member, moves) > below + (least if is_gaussian(laplace, linear) else LEAST_RISE)
+    return rises(laplace, index, member, moves) > below + (least if is_gaussian(laplace) else LEAST_RISE)
 
 
 def _members(laplace: LaplaceState, index: int) -> Tensor | None:
@@ -52,9 +51,8 @@ def _members(laplace: LaplaceState, index: int) -> Tensor | None:
 
 def removal(laplace: LaplaceState, index: int, move: Tensor) -> tuple[float, float] | None:
     """By how much the log evidence rises once a log precision has moved, and without its weights; None if unknown."""
-    groups, linear = laplace.problem.structure.groups, laplace.problem.structure.linear
-    member = _members(laplace, index)
-    if member is None or linear is None or groups is None or not is_gaussian(laplace, linear):
+    groups, member = laplace.problem.structure.groups, _members(laplace, index)
+    if groups is None or member is None or not is_gaussian(laplace):
         return None
     there, gone = rises(laplace, index, member, torch.stack([move, GONE / groups.power[index]])).tolist()
     return (there, gone) if math.isfinite(there) and math.isfinite(gone) else None
@@ -78,8 +76,10 @@ def rises(laplace: LaplaceState, index: int, member: Tensor, moves: Tensor) -> T
     return torch.where((sign > 0) & (singular == 0), found, torch.inf)
 
 
-def is_gaussian(laplace: LaplaceState, linear: LinearDensity) -> bool:
-    """Whether the likelihood's curvature is the same elsewhere, half a posterior standard deviation away."""
+def is_gaussian(laplace: LaplaceState) -> bool:
+    """Whether a linear density's likelihood has the same curvature half a posterior standard deviation away."""
+    linear = laplace.problem.structure.linear
+    assert linear is not None
     if all(part.even for part in linear.linear):
         return True
     away = laplace.u + 0.5 * laplace.precision.variance[0].sqrt()

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,22 +41,15 @@ MOST_COORDINATES = 50  # beyond, few draws from the prior lie near any mode, and
 BUDGET = 2**26  # bytes that autograd may keep for their rows
 
 
-@runtime_checkable
-class Starting(Protocol):
-    """A network that knows where to start its weights."""
-
-    def starts(self, num: int, seed: int) -> dict[str, Tensor]:
-        """Values of real-valued sites by name, ``(num,) + shape`` each."""
-
-
 def starts(joint: LogJoint, num: int, seed: int) -> Tensor:
     """Random starts, ``(num, D)``: as NUTS draws them, or where a network within the model's reach wants to start."""
     values = joint.latents.unconstrained(joint.initial(num, seed))
     for network in submodules(joint.model):
-        if isinstance(network, Starting):
-            own = {n: v for n, v in network.starts(num, seed).items() if n in values and v.shape == values[n].shape}
-            own = {n: v for n, v in own.items() if n not in joint.values}
-            values |= {n: v.to(values[n]) for n, v in own.items()}
+        tell: Callable[[int, int], dict[str, Tensor]] | None = getattr(network, "starts", None)
+        found = {} if tell is None else tell(num, seed)  # of real-valued sites by name, (num,) + shape each
+        for name in values.keys() & found.keys() - joint.values.keys():
+            if found[name].shape == values[name].shape:
+                values[name] = found[name].to(values[name])
     return torch.cat([v.reshape(num, -1) for v in values.values()], -1)
 
 

@@ -140,9 +140,8 @@ class Tape(DispatchMode):
         made = listed(result)
         if func.overloadpacket in VALUES or torch.Tag.data_dependent_output in func.tags:
             raise Unrecordable("a number taken out of a tensor")
-        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
-            raise Unrecordable(str(func))
-        if not all(isinstance(x, Tensor) for x in made):
+        all_tensors = all(isinstance(x, Tensor) for x in made)
+        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags or not all_tensors:
             raise Unrecordable(str(func))
         if torch.Tag.dynamic_output_shape in func.tags and not (func.overloadpacket in CHOOSE and alone):
             raise Unrecordable("as many elements as there are")

@@ -156,16 +156,13 @@ def sparse_rows(table: Tensor, slope: Forward, num_coupled: int, B: Tensor | Non
     parts, size = by_width(table), slope.x.numel()
     if not parts or max(own.shape[-1] for _, own in parts) > WIDEST_ROW:
         return None
-    if len(parts) == 1 and parts[0][0] is None:
-        index, used = parts[0][1], torch.ones_like(parts[0][1], dtype=torch.bool)
-    else:  # the coordinates of all data side by side; where there are fewer, the first stands again
-        most = max(own.shape[-1] for _, own in parts)
-        index = parts[0][1].new_zeros(len(table), most)
-        used = torch.zeros_like(index, dtype=torch.bool)
-        for rows, own in parts:
-            assert rows is not None  # there are several parts, or data without any
-            index[rows] = torch.cat([own, own[:, :1].expand(-1, most - own.shape[-1])], -1)
-            used[rows, : own.shape[-1]] = True
+    most = max(own.shape[-1] for _, own in parts)
+    index = parts[0][1].new_zeros(len(table), most)
+    used = torch.zeros_like(index, dtype=torch.bool)
+    for rows, own in parts:  # the coordinates of all data side by side; where there are fewer, the first stands again
+        here = slice(None) if rows is None else rows
+        index[here] = torch.cat([own, own[:, :1].expand(-1, most - own.shape[-1])], -1)
+        used[here, : own.shape[-1]] = True
     colours = coloured(size, [own for _, own in parts])
     own = torch.where(used, colours[index], -1)
     value = slope.x.new_zeros(len(index), num_coupled, index.shape[-1])

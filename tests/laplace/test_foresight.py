@@ -74,7 +74,7 @@ def test_the_rise_is_exact_under_gaussian_noise(name: str) -> None:
     index = index_of(at, name)
     found, expected = rises(at, index, members(at, index), MOVES), there(at, index)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    assert is_gaussian(at, at.problem.structure.linear)  # type: ignore[arg-type]
+    assert is_gaussian(at)
     assert torch.equal(predicted_gain(at, index, MOVES, 0.02), expected > 0.02)
     assert bool((expected > 0.02).any()) and bool((expected < 0.02).any())
 
@@ -95,7 +95,7 @@ def test_what_a_removal_costs_is_exact_under_gaussian_noise(name: str) -> None:
 def test_of_another_likelihood_nothing_is_left_out_that_is_foreseen_nearly_as_high(name: str) -> None:
     at = state(classes)
     index = index_of(at, name)
-    assert not is_gaussian(at, at.problem.structure.linear)  # type: ignore[arg-type]
+    assert not is_gaussian(at)
     assert bool(predicted_gain(at, index, MOVES, 0.02)[there(at, index) > 0.0].all())
 
 

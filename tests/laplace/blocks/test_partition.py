@@ -24,7 +24,7 @@ MODELS: dict[str, tuple[Any, list[int], list[str]]] = {  # model, widths of the 
 def found_in(model: Any) -> tuple[LogJoint, Partition]:
     joint = LogJoint(model, grouped_models.groups(6, 3))
     active = torch.ones(joint.latents.size, dtype=torch.bool)
-    found = partition(joint, active, joint.initial_theta)
+    found = partition(joint, active)
     assert isinstance(found, Partition)
     return joint, found
 
@@ -64,5 +64,5 @@ def chain(y: Tensor) -> None:
 
 def test_a_long_chain_has_no_blocks() -> None:
     joint = LogJoint(chain, (torch.ones(40),))
-    found = partition(joint, torch.ones(40, dtype=torch.bool), joint.initial_theta)
+    found = partition(joint, torch.ones(40, dtype=torch.bool))
     assert isinstance(found, NotSparse)
