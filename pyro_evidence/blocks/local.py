@@ -224,11 +224,12 @@ def spread(tril: Tensor) -> Tensor:
 def placed(p: Partition, centre: Tensor, tril: tuple[Tensor, ...], num: int) -> Nodes:
     """The nodes of all blocks about ``centre`` ``(..., n)``, in units of the curvature's Cholesky factors.
 
-    Liu and Pierce (1994), eq. 3; Naylor and Smith (1982).
+    Liu and Pierce (1994), eq. 3; Naylor and Smith (1982).  Of logs of latents, and the like, they are stretched.
 
     :param num: nodes on each axis.
     """
-    nodes, weights = padded([block_rule(num, front.shape[-1]) for front in p.fronts])
+    rules = [block_rule(num, front.shape[-1], curved) for front, curved in zip(p.fronts, p.curved, strict=True)]
+    nodes, weights = padded(rules)
     rows, log_weights = [], []
     parts = zip(p.fronts, tril, centre.split([f.numel() for f in p.fronts], -1), nodes, weights, strict=True)
     for front, L, mean, z, log_weight in parts:

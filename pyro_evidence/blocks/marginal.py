@@ -351,6 +351,7 @@ def near_places(marginal: Marginal, theta: Tensor, u: Tensor) -> list[Place | No
 
 MOST_NODES = 388  # the outermost weights of 389 are zero in double precision
 NODES = 7  # on each axis of blocks that others multiply: of 41 nodes they lack a hundredth of a nat in 40 items
+NODES_OF_CURVED = 15  # of logs of latents: in a block that data say little of they lack at most a thousandth of a nat
 
 
 def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int, limits: Limits) -> Marginal | None:

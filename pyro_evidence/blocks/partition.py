@@ -28,11 +28,12 @@ class Partition:
     """
 
     size: int  # D
-    fronts: tuple[Tensor, ...]  # (G, d) coordinates of the blocks of one width, for each width
+    fronts: tuple[Tensor, ...]  # (G, d) coordinates of the blocks of one width, straight or curved, for each
     shared: Tensor  # (P,) the global coordinates
     held: Tensor  # (H,) those that are pruned
     owner: Mapping[str, Tensor]  # the block of each term of the log joint density, flat, by name
     touched: Mapping[str, Tensor] = field(default_factory=dict)  # the coordinates of each, ``(F, m)``, -1 for none
+    curved: tuple[bool, ...] = ()  # of each front, whether its blocks have coordinates such as logs of latents
 
     @cached_property
     def own(self) -> Tensor:
@@ -116,7 +117,7 @@ def partition(joint: LogJoint, active: Tensor, *, crossed: bool = False) -> Part
     if found is None:
         few = "few" if crossed else f"at most {MOST_GLOBALS}"
         return NotSparse(f"no set of {few} coordinates, given which the others fall into small blocks, was found")
-    return _partition(touched, *found, held=torch.nonzero(~active).flatten())
+    return _partition(touched, *found, torch.nonzero(~active).flatten(), joint.latents.curved)
 
 
 def around(joint: LogJoint, shared: Tensor, most: int) -> Partition | NotSparse:
@@ -132,7 +133,7 @@ def around(joint: LogJoint, shared: Tensor, most: int) -> Partition | NotSparse:
     label = _components(_edges(touched, joint.latents.size, joint.device), ~shared, most)
     if label is None:
         return NotSparse(f"given what chunks share, more than {most} coordinates are tied together")
-    return _partition(touched, label, torch.nonzero(shared).flatten(), held=label[:0])
+    return _partition(touched, label, torch.nonzero(shared).flatten(), label[:0], joint.latents.curved)
 
 
 def _edges(touched: Mapping[str, Tensor], size: int, device: torch.device) -> Tensor:
@@ -205,16 +206,18 @@ def _components(edges: Tensor, local: Tensor, most: int) -> Tensor | None:
     return None
 
 
-def _partition(touched: Mapping[str, Tensor], label: Tensor, shared: Tensor, held: Tensor) -> Partition:
-    """The blocks that labels stand for, those of one size together.
+def _partition(touched: Mapping[str, Tensor], label: Tensor, shared: Tensor, held: Tensor, curved: Tensor) -> Partition:
+    """The blocks that labels stand for, those of one size together, those with curved coordinates by themselves.
 
     :param touched: the coordinates of each term, by name.
     :param label: of the block of each coordinate, -1 for none, ``(D,)``.
     """
     members = torch.nonzero(label >= 0).flatten()
     members = members[label[members].argsort(stable=True)]
-    counts = torch.unique_consecutive(label[members], return_counts=True)[1]
-    size = counts.repeat_interleave(counts)
-    fronts = tuple(members[size == d].reshape(-1, d) for d in counts.unique().tolist())
-    bare = Partition(len(label), fronts, shared, held, {}, touched)
+    block, counts = torch.unique_consecutive(label[members], return_inverse=True, return_counts=True)[1:]
+    bent = torch.zeros_like(counts).index_add(0, block, curved.to(counts)[members]).clamp(max=1)
+    kind = torch.stack([counts, bent], 1)
+    kinds = kind.unique(dim=0)
+    fronts = tuple(members[(kind[block] == one).all(-1)].reshape(-1, int(one[0])) for one in kinds)
+    bare = Partition(len(label), fronts, shared, held, {}, touched, tuple(kinds[:, 1].bool().tolist()))
     return replace(bare, owner={n: bare.block_of(index) for n, index in touched.items()})

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pyro_evidence import posterior as results  # of which each kind is imported when a fit makes it
-from pyro_evidence.blocks.marginal import NODES, all_blocks, check_nodes, no_blocks
+from pyro_evidence.blocks.marginal import NODES, NODES_OF_CURVED, all_blocks, check_nodes, no_blocks
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
@@ -50,7 +50,7 @@ from pyro_evidence.laplace.restarts import (
 )
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
-from pyro_evidence.nested.roles import MOST, marginalised_sites, sites_to_marginalise
+from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.coordinates import is_affine
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -97,9 +97,8 @@ class LaplaceEvidence(Resumable):
         integrated first, and the other latent sites by Laplace around them.  ``"auto"``: as many as bring
         ``posterior.log_evidence_error`` below ``stop.quadrature_tol`` nats.  None: 1, but 7 where latents of one plate
         multiply those of another, such as the discriminations of items the abilities of persons; of two factors
-        the joint mode says little, and params are then maximised with the blocks integrated from the beginning.  And 7
-        where more elements set the spread of others than can be marginalised, and each is a block, as is a scale of
-        each row.
+        the joint mode says little, and params are then maximised with the blocks integrated from the beginning.  And 15
+        where latents with an end of their range, such as the rate, frailty or scale of each row, are a block each.
     :param curvature: ``exact_hessian``, ``gauss_newton``, ``block_diagonal``, ``diagonal`` or ``damped(...)``.  None:
         the exact Hessian, but Gauss-Newton where the latents are weights of hidden units that can be exchanged: where
         two of them meet, a network's exact Hessian is singular and its log evidence infinite.
@@ -148,7 +147,7 @@ class LaplaceEvidence(Resumable):
         self._seeks_all_modes: bool | None = False  # all latents at once; None: where modes have images
         self._has_all_modes = False  # whether they are integrated so
         self._is_small = False  # few enough latents for that
-        self._in_blocks = False  # whether latents are blocks because their joint mode says little: factors, row scales
+        self._in_blocks = False  # whether latents are blocks where their joint mode says little: factors, rates of rows
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Fit to data, from scratch.
@@ -298,7 +297,7 @@ class LaplaceEvidence(Resumable):
         inside = self._multipliers(problem)
         linear = problem.structure.linear  # where all latents are weights under Gaussian priors, none sets a spread
         none = self.marginalise is None and linear is not None and linear.gaussian
-        own = () if none or inside else self._spreading_blocks(problem)
+        own = () if none or inside else self._bounded_blocks(problem)
         sites = () if none else marginalised_sites(joint, self.marginalise, inside, own)
         inside = inside or own
         marginalise = tuple(sorted((*sites, *self._more)))
@@ -310,7 +309,7 @@ class LaplaceEvidence(Resumable):
             marginalise = inside = ()
         self._in_blocks = bool(inside)
         if self.nodes is None:
-            self._num_nodes = NODES if inside else 1
+            self._num_nodes = 1 if not inside else NODES_OF_CURVED if own else NODES
         self._full, self._integrated, self._groups = None, {}, None
         if marginalise:
             conditional = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)
@@ -327,24 +326,24 @@ class LaplaceEvidence(Resumable):
         inside = problem.structure.multipliers if self.curvature in (None, exact_hessian) else ()
         return inside if inside and isinstance(all_blocks(problem.joint, problem.structure), Partition) else ()
 
-    def _spreading_blocks(self, problem: Problem) -> tuple[str, ...]:
-        """Of sites that set the spread of others, too many to marginalise, those whose every element is a block.
+    def _bounded_blocks(self, problem: Problem) -> tuple[str, ...]:
+        """Sites of several elements with an end of their range, such as rates or scales, each of which is a block.
 
-        Such as a scale of each row, where rows are independent given it and what all of them share.  Not where a block
-        has what is scaled in it, too: then it has no useful mode.
+        Logs of positive latents are far from normal, and each has a Jacobian: together these move the joint mode away
+        from what all blocks share.  Not where a block has what is scaled in it, too: then it has no useful mode.
         """
         latents = problem.joint.latents
-        bounded = sum(p.size for p in latents if not is_affine(p.transform))
-        if bounded <= MOST or self.marginalise is not None or self.nodes == 1 or self.curvature is not None:
+        has_any = any(p.size > 1 and not is_affine(p.transform) for p in latents)
+        if not has_any or self.marginalise is not None or self.nodes == 1 or self.curvature is not None:
             return ()
-        found = sites_to_marginalise(problem.joint)
         blocks = all_blocks(problem.joint, problem.structure)
-        if sum(p.size for p in latents if p.name in found) <= MOST or not isinstance(blocks, Partition):
+        if not isinstance(blocks, Partition):
             return ()
         alone = torch.zeros(latents.size, dtype=torch.bool)
         for front in blocks.fronts:
             alone[front.flatten().cpu()] = front.shape[-1] == 1
-        return tuple(name for name in found if bool(alone[latents.slices[name]].all()))
+        alone &= latents.curved
+        return tuple(p.name for p in latents if p.size > 1 and bool(alone[latents.slices[p.name]].all()))
 
     def _search(self, problem: Problem) -> None:
         """The distinct modes from all starts; those of a network with hyperparameters that have warmed up."""
@@ -477,11 +476,14 @@ class LaplaceEvidence(Resumable):
             model = partial(with_dummy_site, model, torch.zeros((), dtype=first.dtype, device=first.device))
         make = partial(LogJoint, model, maximise=self.maximise, values=self.start.values)
         first = first if model is self.model else make(first.args)
-        inside = self._multipliers(laplace_problem(first, exact_hessian)) if self.nodes is None else ()
-        if inside:
+        problem = laplace_problem(first, exact_hessian)
+        several, bounded = self._multipliers(problem), self._bounded_blocks(problem)
+        if self.nodes is None and (several or bounded):
+            cause = "multiply those of another plate" if several else "have an end of their range"
             raise UnsupportedModel(
-                f"site(s) {', '.join(inside)} multiply those of another plate, for which run(...) takes nodes={NODES}, "
-                f"with all rows at hand. Pass nodes=1 for Laplace in chunks, which run(...) with nodes=1 makes too."
+                f"site(s) {', '.join(several or bounded)} {cause}, for which run(...) takes "
+                f"nodes={NODES if several else NODES_OF_CURVED}, with all rows at hand. Pass nodes=1 for Laplace in "
+                "chunks, which run(...) with nodes=1 makes too."
             )
         self._groups = group_rows(self.model, chunks, COMMUNICATOR.get(), make, first, own)
         self._require_varied(first)

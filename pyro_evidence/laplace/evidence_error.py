@@ -102,6 +102,8 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
         # One step from the mode of everything: integrals of blocks there, and the quadratic that shared ones see.
         p = marginal.partition
         here = marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
+        if not bool(here.direction.definite.all()):  # the integrals have no mode near this one
+            return second_order(state)
         gain, rest = here.each[:-1] - by_laplace(here), marginal.log_evidence(here)
         if len(p.shared):
             rest = rest + 0.5 * here.slope @ torch.linalg.solve(here.curvature, here.slope)

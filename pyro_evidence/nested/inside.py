@@ -134,7 +134,7 @@ def inside_correction(places: LaplaceNodes) -> InsideCorrection | None:
     joint, row_bytes = problem.joint, problem.joint.row_bytes
     if row_bytes is None or not joint.has_data or not bool(problem.active.all()) or FEWEST * row_bytes > PRICE:
         return None
-    marginal = problem.by_quadrature(NODES) if problem.curvature is exact_hessian else None
+    marginal = problem.by_quadrature(max(NODES, problem.nodes)) if problem.curvature is exact_hessian else None
     if marginal is not None and marginal.partition.width > PRODUCT_DIMS:
         marginal = replace(marginal, num=NODES_OF_WIDE)
     found, num, mixture = None, FEWEST, _around_mode(places, marginal)

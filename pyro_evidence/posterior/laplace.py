@@ -447,8 +447,9 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     @cached_property
     def _left_out(self) -> InsideCorrection | None:
-        """Error of Laplace in what blocks share where latents multiply one another; None where it is not known."""
-        if self.state.place is None or not self.state.problem.structure.multipliers:
+        """Error of Laplace in what blocks share where these are integrated by default; None where it is not known."""
+        marginal = self.state.problem.marginal
+        if marginal is None or not (self.state.problem.structure.multipliers or any(marginal.partition.curved)):
             return None
         with own_random_numbers():
             return inside_correction(self._inside_places)

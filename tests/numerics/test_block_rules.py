@@ -68,3 +68,17 @@ def test_weights_have_all_digits_whatever_the_default_dtype(num_dims: int) -> No
         assert rule.nodes.dtype == rule.log_weights.dtype == torch.float64
         second = (rule.log_weights.exp().unsqueeze(-1) * rule.nodes.square()).sum(0)
         torch.testing.assert_close(second, torch.ones_like(second), rtol=0.0, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [0.2, 0.5])
+@pytest.mark.parametrize("num_dims", [1, 2])
+def test_stretched_nodes_integrate_logs_of_gamma_variables(shape: float, num_dims: int) -> None:
+    """In units of the curvature at the mode; their tails to the left are exponential."""
+    off = []
+    for curved in (False, True):
+        rule = block_rule(15, num_dims, curved)
+        x = math.log(shape) + rule.nodes / shape**0.5
+        height = (shape * x - x.exp()).sum(-1) + 0.5 * rule.nodes.square().sum(-1)
+        constant = 0.5 * num_dims * math.log(math.tau / shape)
+        off.append(abs(float(rule.log_mean(height)) + constant - num_dims * math.lgamma(shape)))
+    assert off[1] < 0.3 * off[0]

@@ -111,7 +111,7 @@ def test_persons_are_integrated_by_default(model: Any) -> None:
     assert f"{PERSONS} blocks of 1 by quadrature" in found.structure
     assert set(found.mode) == set(LogJoint(model, (Y,)).latents.names)  # none is taken for a scale of others
     more = LaplaceEvidence(model, nodes=15, marginalise=(), stop=stop).run(Y)
-    assert float(found.log_evidence) == pytest.approx(float(more.log_evidence), abs=1e-3)
+    assert float(found.log_evidence) == pytest.approx(float(more.log_evidence), abs=0.01)  # importance sampling's error
 
 
 def test_chunks_of_persons_are_not_fitted_otherwise_than_all() -> None:

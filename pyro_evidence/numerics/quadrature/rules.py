@@ -128,19 +128,38 @@ def axes_of(design: Rule) -> Rule:
     )
 
 
+STRETCH = 0.3  # the log density of the log of a gamma variable of shape .2 to 5: least error of 7 and of 15 nodes
+
+
+def stretched(rule: Rule) -> Rule:
+    """The rule of one axis for exponential tails: ``z`` becomes ``sinh(c z) / c``, by change of variables.
+
+    Gauss's rule wants a function that is nearly a polynomial beside the normal density.  The density of the log of a
+    positive latent falls off as ``exp(a z)`` to the left, which no polynomial follows; along the new axis it falls off
+    faster than any normal one.  Not exact for polynomials any more: seven nodes miss the normal density by 1e-4.
+    """
+    further = torch.sinh(STRETCH * rule.nodes) / STRETCH
+    log_slope = torch.cosh(STRETCH * rule.nodes).log()
+    change = log_slope + 0.5 * (rule.nodes.square() - further.square())
+    return Rule(further, rule.log_weights + change.squeeze(-1))
+
+
 @lru_cache
-def block_rule(num: int, num_dims: int) -> Rule:
+def block_rule(num: int, num_dims: int, curved: bool = False) -> Rule:
     """Nodes and log weights against the standard normal density in ``num_dims`` dimensions.
 
     Up to three dimensions ``num`` nodes on each axis.  Beyond, half as many spheres, which is exact for polynomials of
     degree five, and of degree ``2 num - 1`` in the radius; for every two nodes beyond seven the design on the spheres
     is joined by as many copies of it again, turned at random with a fixed seed.
 
+    :param curved: whether the density is that of logs of latents, or the like; on up to three axes nodes are stretched.
+
     >>> block_rule(7, 2).nodes.shape, block_rule(7, 4).nodes.shape, block_rule(9, 4).nodes.shape
     (torch.Size([49, 2]), torch.Size([96, 4]), torch.Size([240, 4]))
     """
     if num == 1 or num_dims <= PRODUCT_DIMS:
-        return product(gauss_hermite(num), num_dims)
+        axis = gauss_hermite(num)
+        return product(stretched(axis) if curved and num > 1 else axis, num_dims)
     # radii and their masses, of Gauss's rule for half the square of the radius; Golub and Welsch (1969)
     n, alpha = torch.arange((num + 1) // 2, dtype=torch.float64), 0.5 * num_dims - 1.0
     beside = (n[1:] * (n[1:] + alpha)).sqrt()
