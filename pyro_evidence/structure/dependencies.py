@@ -102,11 +102,22 @@ class Follow(DispatchMode):
         return laid
 
     def narrowed(self, groups: Groups, shape: torch.Size) -> Groups:
-        """The same groups, or one with each coordinate once where there are more than can be different."""
-        total = sum(group.shape[-1] for group in groups)
-        if len(groups) < 2 or total <= self.size or not shape.numel() or total * shape.numel() > WIDE:
+        """The same groups, or with each coordinate once where there are more than can be different.
+
+        Those of all elements alike stay apart, so that they stand once and not at each element.
+        """
+        if len(groups) < 2 or sum(group.shape[-1] for group in groups) <= self.size or not shape.numel():
             return groups
-        return (once(torch.cat([group.expand(*shape, -1) for group in groups], -1)),)
+        alike = [group.reshape(-1) for group in groups if group.shape[:-1].numel() == 1]
+        own = [group for group in groups if group.shape[:-1].numel() > 1]
+        shared: Groups = (torch.cat(alike).unique(),) if alike else ()
+        if shared:
+            others = (group.masked_fill(torch.isin(group, shared[0]), -1) for group in own)
+            own = [group for group in others if bool((group >= 0).any())]
+        total = sum(group.shape[-1] for group in own)
+        if len(own) > 1 and total > self.size and total * shape.numel() <= WIDE:
+            own = [once(torch.cat([group.expand(*shape, -1) for group in own], -1))]
+        return (*shared, *own)
 
     def of(self, value: Any) -> Groups:
         """The coordinates noted of a tensor, none for a constant."""

@@ -64,6 +64,17 @@ def test_many_coordinates_are_told_apart_a_few_elements_at_a_time(monkeypatch: p
         assert sorted(i for i in own if i >= 0) == sorted(set(row) - {-1})
 
 
+def test_what_all_elements_see_alike_is_noted_once_and_not_at_each() -> None:
+    """As of a field that sums to zero: each value is its own coordinate and a sum of all, with edges between values."""
+    size = 200
+    u = torch.rand(size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with Follow(u) as notes:
+        field = u - u.mean() - u.square().sum()
+        edges = (field[:-1] - field[1:]).square()
+    assert sum(group.numel() for group in notes.of(edges)) <= 3 * size
+    assert coordinates(notes, edges) == [set(range(size))] * (size - 1)
+
+
 def test_steps_of_a_differential_equation_note_each_coordinate_once() -> None:
     """Of two species, each of which changes with both: unions and parts put together double notes as sums do."""
     u = torch.rand(D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
