@@ -96,7 +96,7 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
     """
     problem, place = state.problem, state.place
     if problem.marginal is None or place is None:
-        marginal = _compared(problem) if problem.curvature is exact_hessian else None
+        marginal = _compared(problem)
         if marginal is None:
             return second_order(state)
         # One step from the mode of everything: integrals of blocks there, and the quadratic that shared ones see.
@@ -118,9 +118,7 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
 
 def is_in_blocks(state: LaplaceState) -> bool:
     """Whether an error of a state's log evidence is found in independent blocks."""
-    return state.place is not None or (
-        state.problem.curvature is exact_hessian and state.problem.by_quadrature(COMPARED) is not None
-    )
+    return state.place is not None or _compared(state.problem) is not None
 
 
 def by_more_nodes(state: LaplaceState, error: EvidenceError) -> EvidenceError:
@@ -140,7 +138,7 @@ def by_more_nodes(state: LaplaceState, error: EvidenceError) -> EvidenceError:
 
 def _compared(problem: Problem) -> Marginal | None:
     """The blocks, integrated by as many nodes as Laplace is compared with; None where there are none."""
-    found = problem.by_quadrature(COMPARED)
+    found = problem.by_quadrature(COMPARED) if problem.curvature is exact_hessian else None
     if found is None or found.partition.num_blocks <= MANY:
         return found
     return replace(found, num=COMPARED_OF_MANY)
