@@ -3,6 +3,7 @@
 All that a datum contributes is linear in its *features*: products of its basis functions and responses.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.batched import BATCH_NUMBERS, Batched
 from pyro_evidence.numerics.linalg import place_in_triangle
+from pyro_evidence.settings import stacklevel
 
 KEPT = BATCH_NUMBERS  # in the features of all data, which are then made once and not anew in every pass
 
@@ -392,9 +394,13 @@ class Units:
         return parameters.rescaled(self.unit.reciprocal(), self.absorbed)
 
 
-def response_units(rows: Rows[Responses], *, finds_noise: bool) -> Units:
+def response_units(rows: Rows[Responses], noise: Tensor, free: Tensor) -> Units:
     """Weighted mean and standard deviation of each response, missing ones left out; unit 1 where it does not vary.
 
+    A response that does not vary is warned of where it has noise of its own to be found.
+
+    :param noise: which responses of which components share noise, long, ``(K, m)``.
+    :param free: whether that is to be found, bool, ``(K, m)``.
     :raises BadInput: where none varies, and noise is to be found.
     """
     count, sums = rows.total(lambda r: torch.stack(_sums(r.Y, r.weight)))
@@ -403,10 +409,18 @@ def response_units(rows: Rows[Responses], *, finds_noise: bool) -> Units:
     squares = rows.total(lambda r: _sums((r.Y - mean).square(), r.weight)[1])
     spread = (squares / count).sqrt()
     varies = spread > 1e-12 * mean.abs()  # a constant column keeps rounding errors about its mean
-    if finds_noise and not bool(varies.any()):
+    if bool(free.any()) and not bool(varies.any()):
         raise BadInput(
             "all rows are the same: they are met exactly, and the log evidence grows without a bound as the scale of "
             "the noise goes to 0. Expected rows that differ; or give the model noise that is held at a number."
+        )
+    alone = free & ~torch.isin(noise, noise[:, varies])
+    if bool(alone.any()):
+        warnings.warn(
+            f"column(s) {alone.any(0).nonzero()[:, 0].tolist()} of the responses are one constant each, which noise of "
+            f"their own meets exactly: the log evidence grows without a bound there, and says no more than where the "
+            f"search stops. Leave them out, or share the noise: noise=SphericalNoise().",
+            stacklevel=stacklevel(),
         )
     unit = torch.where(varies, spread, 1.0)
     if rows.example.G is None:

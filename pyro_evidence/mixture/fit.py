@@ -499,9 +499,8 @@ def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> Mi
     Y, weight = structure.Y.split(COPIED_ROWS), structure.weight.split(COPIED_ROWS)
     G = [None] * len(Y) if structure.G is None else structure.G.split(COPIED_ROWS)
     pieces = tuple(map(Responses, Y, G, weight))
-    units = response_units(
-        Rows(pieces, pieces[0], (len(structure.Y),)), finds_noise=bool(structure.ties.beta_free.any())
-    )
+    ties = structure.ties
+    units = response_units(Rows(pieces, pieces[0], (len(structure.Y),)), ties.beta_group, ties.beta_free)
     products = settings.curvature is not evidence.block or structure.correlation is not None
     return _begun(structure, units, structure.data(units, structure.background, products=products), settings, sampled)
 
@@ -555,7 +554,7 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit
     settled_model = model.settled_over(rows)
     first = settled_model.few(1, *first_few(first_rows(chunks, communicator)))
     structure = recognise_mixture(LogJoint(settled_model, first))
-    units = response_units(rows, finds_noise=bool(structure.ties.beta_free.any()))
+    units = response_units(rows, structure.ties.beta_group, structure.ties.beta_free)
     products = settings.curvature is not evidence.block or structure.correlation is not None
 
     def standard(found: Responses) -> MixtureData:

@@ -11,7 +11,7 @@ from torch.distributions import Normal
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.coordinates import is_identity
-from pyro_evidence.numerics.derivatives import Forward, pullback
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullback
 from pyro_evidence.numerics.linalg import Label, has_room, require_memory
 from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.precision.elimination import coloured, num_cycles
@@ -288,7 +288,11 @@ def _edges(origin: TestPoint, name: str) -> Tensor | None:
     groups = notes.of(term)
     parts = by_width(coordinate_table(groups, term.shape)) if groups else []
     pairs = [index for _, index in parts if index.shape[-1] == 2]
-    return pairs[0] if len(parts) == 1 and pairs else None
+    loc = base.loc.reshape(-1)
+    weights = generic_directions(1, len(loc), loc)[0]
+    (slope,) = torch.autograd.grad(loc @ weights, origin.u, retain_graph=True)
+    in_loc = slope != 0.0  # a latent and the scale itself are no two ends
+    return pairs[0] if len(parts) == 1 and pairs and bool(in_loc[pairs[0]].all()) else None
 
 
 OFF = -30.0  # unconstrained value at which a positive number is 1e-13

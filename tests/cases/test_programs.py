@@ -19,6 +19,8 @@ from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.gp import gp_regression
 from pyro_evidence.models.kernels import RBF, Periodic
 from pyro_evidence.models.regression import regression
+from pyro_evidence.program import LogJoint
+from pyro_evidence.structure.recognise import recognise
 from tests.cases.expect import reached, refusal, says, within
 
 QUIET = Stop(progress=False)
@@ -527,3 +529,16 @@ def test_a_density_that_jumps_as_a_latent_becomes_a_plain_number_is_said_to_be_o
     with pytest.warns(UserWarning, match=r"nats too high by importance sampling .* if w > 0\), the density jumps"):
         fit(plain, torch.tensor(2.6, dtype=torch.float64))
     fit(around(lambda w: (w, float(w))[0]), torch.tensor(2.6, dtype=torch.float64))  # right, and nothing is said
+
+
+def test_a_mean_and_its_noise_are_no_edge_of_a_graph() -> None:
+    """Targets that are all zero were taken for differences of neighbours that close 19 cycles."""
+
+    def model(t: Tensor) -> None:
+        s = pyro.sample("s", dist.HalfNormal(torch.ones((), dtype=torch.float64)))
+        w = pyro.sample("w", dist.Normal(torch.zeros_like(s), 1.0))
+        with pyro.plate("data", len(t)):
+            pyro.sample("t", dist.Normal(w, s), obs=t)
+
+    joint = LogJoint(model, (torch.zeros(20, dtype=torch.float64),))
+    assert recognise(joint).density.joint is joint

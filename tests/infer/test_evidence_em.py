@@ -350,3 +350,11 @@ def test_rows_that_are_all_the_same_have_no_evidence(number: int) -> None:
     """The noise that they have is none; 30 rows had 116 nats, by the least variance that an update takes."""
     with pytest.raises(BadInput, match="all rows are the same"):
         EvidenceEM(gaussian_mixture(number)).run(torch.full((30, 2), 1.5, dtype=torch.float64))
+
+
+def test_a_column_that_does_not_vary_is_said_where_its_noise_is_its_own() -> None:
+    """Its noise was found, beta = 260, and a hundred nats with it, in silence."""
+    Y = torch.cat([two_blobs(), torch.full((60, 1), 3.0)], 1)
+    with pytest.warns(UserWarning, match=r"column\(s\) \[2\] of the responses are one constant each"):
+        EvidenceEM(gaussian_mixture(2)).run(Y)
+    EvidenceEM(gaussian_mixture(2, noise=SphericalNoise())).run(Y)  # as is advised
