@@ -26,8 +26,8 @@ import torch
 import xarray
 from torch import Tensor
 
-from pyro_evidence import REVM, RVM, VRVM, EvidenceEM, LaplaceEvidence, OverlapEM, Start, Stop
-from pyro_evidence.data import Groups, Slices
+from pyro_evidence import REVM, RVM, VRVM, EvidenceEM, LaplaceEvidence, LaplacePosterior, OverlapEM, Start, Stop
+from pyro_evidence.data import Groups, Parquet, Slices
 from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.formula import mixed
@@ -173,6 +173,11 @@ KINDS: dict[str, Kind] = {
     "None": lambda x: None,
     "text": lambda x: "data.csv",
     "bytes": lambda x: b"data",
+    "empty text": lambda x: "",
+    "null byte": lambda x: "a\0b",
+    "surrogate": lambda x: "\udcff",
+    "long text": lambda x: "x" * 5000,
+    "device": lambda x: "/dev/zero",
     "number": lambda x: 3.0,
     "iterator": lambda x: iter(x),
     "spent": lambda x: Spent(),
@@ -233,6 +238,16 @@ def groups(X: Any, t: Any) -> Any:
     return [chunk for chunk in Groups(t, X, size=4)] and None
 
 
+def of_file(read: Callable[[Any], Any]) -> Engine:
+    """What reads a file is given whatever comes as its path; no file of such a name is no error."""
+
+    def run(X: Any, t: Any) -> Any:
+        with contextlib.suppress(FileNotFoundError):
+            read(X)
+
+    return run
+
+
 def estimator(name: str, *settings: Any, **more: Any) -> Engine:
     def run(X: Any, t: Any) -> Any:
         from pyro_evidence import sklearn
@@ -284,6 +299,9 @@ ENGINES: dict[str, Engine] = {
     "chunks as they are": lambda X, t: laplace(LINE)().run_chunks(X),
     "chunks of what comes": lambda X, t: laplace(LOGIT)().run_chunks([(X, t), (X, t)]),
     "groups": groups,
+    "posterior": of_file(lambda path: LaplacePosterior.load(path, LINE)),
+    "checkpoint": of_file(lambda path: EvidenceEM(gaussian_mixture(2)).resume(path)),
+    "Parquet": of_file(lambda path: Parquet(path, ["a"])),
     "formula": formula("y ~ x + (1 | g)"),
     "formula of counts": formula("y ~ x", "poisson"),
     "formula of labels": formula("y ~ x", "bernoulli"),

@@ -186,7 +186,7 @@ def tensors_in_memory(chunks: Chunks) -> list[tuple[Tensor, int]] | None:
     Of memory that torch did not allocate, an array of NumPy's say, it cannot tell.
     """
     if type(chunks) in (list, tuple):
-        found = [x for chunk in chunks for x in chunk]
+        found = [x for chunk in chunks if isinstance(chunk, tuple | list) for x in chunk]  # others are refused
     elif type(chunks) is Slices:
         found = list(chunks.arrays)
     else:

@@ -107,9 +107,9 @@ class SitePrediction:
         for values in (mean, variance) if return_std else (mean,):
             if not bool(values.isfinite().all()):
                 raise BadInput(
-                    f"{int((~values.isfinite()).sum())} predictive means or variances are not finite; expected a "
-                    "likelihood with both (a StudentT needs more than two degrees of freedom). Ask for "
-                    "quantiles=[0.05, 0.5, 0.95]."
+                    f"{int((~values.isfinite()).sum())} predictive means or variances are not finite; expected "
+                    "inputs without nan and inf, and a likelihood with both (a StudentT needs more than two degrees of "
+                    "freedom): else ask for quantiles=[0.05, 0.5, 0.95]."
                 )
         return (mean, variance.sqrt()) if return_std else mean
 
