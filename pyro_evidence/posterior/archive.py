@@ -19,7 +19,7 @@ from pyro_evidence.fitting.codec import encoded_arguments
 from pyro_evidence.fitting.process_state import empty_store, entry_point, without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
-from pyro_evidence.nested.integration import Integral, OuterMode, by_design, by_draws, by_lattice, by_product
+from pyro_evidence.nested.integration import NODES, Integral, OuterMode, by_design, by_draws, by_lattice, by_product
 from pyro_evidence.nested.joint_posterior import index_map
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.derivatives import generic_directions
@@ -419,6 +419,8 @@ def restore_integral(content: Mapping[str, Any], whole: LaplaceState, model: Mod
     hang_together = 0.0 < step < math.inf and int((cells.amax(0) - cells.amin(0)).amax()) < len(cells)
     if rule == "by_lattice" and not hang_together:
         raise BadInput(f"step is {step:.4g}; expected that of a lattice whose cells hang together.")
+    if rule == "by_product" and content["num_nodes"] not in NODES:
+        raise BadInput(f"num_nodes is {content['num_nodes']}; expected one of {list(NODES)}, on each axis.")
     makers = {
         "by_product": partial(by_product, found, where, content["num_nodes"], z),
         "by_lattice": partial(by_lattice, found, where, cells, step),

@@ -52,6 +52,7 @@ FOUND: dict[str, tuple[str, Callable[[Any], Any]]] = {  # changes that were beli
     "a node more inside": ("nested", lambda content: content["nested"].update(nodes_in_blocks=2)),
     "a billion groups": ("blocks", lambda content: content["args"].__setitem__(2, 10**9)),
     "a billion nodes inside": ("nested", lambda content: content["nested"].update(nodes_in_blocks=10**9)),
+    "a billion nodes outside": ("nested", lambda content: content["nested"].update(num_nodes=10**9)),
 }
 
 
