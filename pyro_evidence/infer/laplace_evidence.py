@@ -330,7 +330,8 @@ class LaplaceEvidence(Resumable):
         """Sites of several elements with an end of their range, such as rates or scales, each of which is a block.
 
         Logs of positive latents are far from normal, and each has a Jacobian: together these move the joint mode away
-        from what all blocks share.  Not where a block has what is scaled in it, too: then it has no useful mode.
+        from what all blocks share.  Not where the prior of another latent has them: what is scaled has no mode beside
+        an integral over its scale, and none together with it.
         """
         latents = problem.joint.latents
         has_any = any(p.size > 1 and not is_affine(p.transform) for p in latents)
@@ -343,6 +344,10 @@ class LaplaceEvidence(Resumable):
         for front in blocks.fronts:
             alone[front.flatten().cpu()] = front.shape[-1] == 1
         alone &= latents.curved
+        for name, touched in blocks.touched.items():
+            if name in latents.slices:
+                own, other = latents.slices[name], touched[touched >= 0].cpu()
+                alone[other[(other < own.start) | (other >= own.stop)]] = False
         return tuple(p.name for p in latents if p.size > 1 and bool(alone[latents.slices[p.name]].all()))
 
     def _search(self, problem: Problem) -> None:

@@ -93,3 +93,17 @@ def test_chunks_of_rows_with_rates_want_all_rows() -> None:
     by_laplace = LaplaceEvidence(inefficiencies, nodes=1)
     whole = by_laplace.run(y)
     assert float(by_laplace.run_chunks(chunks).log_evidence) == pytest.approx(float(whole.log_evidence), abs=1e-6)
+
+
+def shrunk(X: Tensor, y: Tensor) -> None:
+    with pyro.plate("columns", X.shape[1]):
+        scale = pyro.sample("scale", dist.HalfCauchy(y.new_ones(())))
+        w = pyro.sample("w", dist.Normal(0.0, scale))
+    pyro.sample("y", dist.Normal(X @ w, 0.5).to_event(1), obs=y)
+
+
+def test_scales_of_other_latents_are_no_blocks() -> None:
+    """Each is a block, given its weight; but integrated the prior of that weight has a pole at zero, and no mode."""
+    X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    posterior = LaplaceEvidence(shrunk).run(X, X @ torch.tensor([1.0, -2.0, 0.0]))
+    assert posterior.marginalised_sites == ("scale",)
