@@ -417,6 +417,7 @@ def fits() -> dict[str, Callable[[], Callable[[], Any]]]:
     from pyro_evidence.models.basis import Linear, Polynomial
     from pyro_evidence.models.mixture import gaussian_mixture
     from pyro_evidence.models.regression import regression
+    from pyro_evidence.posterior import nested  # noqa: F401  what runs when it is imported is no part of a fit
 
     x = torch.linspace(-1.0, 1.0, 30).unsqueeze(-1)
     t = 2.0 * x[:, 0] + 0.3 * torch.cos(40.0 * x[:, 0])
