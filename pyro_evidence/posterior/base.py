@@ -111,7 +111,7 @@ class Posterior:
             first = max(SHARED, self._num_remembered // SHARED * SHARED)
             size = min(TOGETHER - num % TOGETHER if num else first, most - num)
             if num:
-                size = min(size, int((until - now) / max(price, 1e-9)) // SHARED * SHARED)
+                size = min(size, int(min(size + SHARED, (until - now) / max(price, 1e-9))) // SHARED * SHARED)
             if size <= 0:
                 break
             draw(size)

@@ -98,6 +98,12 @@ def test_eight_schools_is_what_quadrature_says(model) -> None:
     assert float(found[0]) == pytest.approx(mean, abs=0.05 * sd) and float(found[1]) == pytest.approx(sd, rel=0.05)
 
 
+def test_a_table_has_all_its_draws() -> None:
+    """It may take as long as it takes, other than a summary."""
+    table = fitted(schools_centred).table()
+    assert {"tau", "theta[7]"} <= set(table.rows) and not table.notes
+
+
 def test_both_forms_say_the_same_of_a_school() -> None:
     mean, sd = schools()[1]["theta"]
     draws = fitted(schools_centred).get_samples(4000, seed=0)["theta"][:, 0]
