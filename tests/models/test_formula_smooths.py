@@ -57,6 +57,15 @@ CURVES = {
 }
 
 
+def test_few_functions_of_a_graph_are_its_smoothest(frame: Any) -> None:
+    """As in mgcv; those along the graph, by closed form: cosines of half waves."""
+    _, data = mixed("y ~ s(f, bs='mrf', k=5)", frame, neighbours=PATH)
+    node, Z = torch.tensor(frame.f.astype(int).to_numpy()), data[1]
+    waves = torch.stack([(torch.pi * j * (torch.arange(8.0).double() + 0.5) / 8.0).cos() for j in range(5)], -1)[node]
+    left = Z - waves @ torch.linalg.lstsq(waves, Z).solution
+    assert Z.shape == (120, 4) and float(left.abs().max()) < 1e-10
+
+
 @pytest.mark.parametrize("formula", CURVES)
 def test_a_curve_is_that_of_mgcv(frame: Any, formula: str) -> None:
     """Where each finds the highest restricted likelihood: the same smoothing parameters give the same curves."""

@@ -78,6 +78,8 @@ def neighbours_alike(graph: Neighbours) -> Penalty:
     node, part = (torch.nn.functional.one_hot(index).double() for index in (torch.arange(graph.size), graph.part))
     difference = node[graph.edges[:, 0]] - node[graph.edges[:, 1]]
     covariance = torch.linalg.pinv(difference.T @ difference, hermitian=True)
+    # levels, which the penalty does not see, come before all that it sees where few eigenvectors are kept
+    covariance = covariance + 2.0 * torch.linalg.matrix_norm(covariance, 2) * (part / part.sum(0)) @ part.T
     names = tuple(f"part {number}" for number in range(2, part.shape[1] + 1))
 
     def kernel(x: Tensor, knots: Tensor) -> Tensor:
