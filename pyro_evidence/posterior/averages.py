@@ -65,7 +65,7 @@ def frame_of(posterior: Any, frame: Any, *columns: str | None) -> Any:
     model = of_formula(posterior)
     frame = model.frame if frame is None else frame
     for name in columns:
-        if name is not None and not (name in model.frame.columns and name in frame.columns):
+        if name is not None and not all(name in list(f.columns) for f in (model.frame, frame)):
             raise BadInput(f"{name!r} is no column of {model.formula!r}; expected one of {list(model.frame.columns)}.")
     return frame
 

@@ -121,6 +121,7 @@ def test_classes_have_a_row_each_whose_differences_add_up_to_nothing(frame: Any)
 MESSAGES = [
     (lambda p: p.means("x"), r"expected values to set it to, values=\[...\]"),
     (lambda p: p.slopes("g"), r"expected numbers. Ask for comparisons\('g'\)"),
+    (lambda p: p.comparisons({"x": [0.0, 1.0]}), r"\{'x': \[0.0, 1.0\]\} is no column of"),
     (lambda p: p.slopes("w"), r"'w' is no column of 'y ~ x \+ g'; expected one of \['x', 'g', 'y'\]|expected one of"),
     (lambda p: p.slopes("x", by="w"), "'w' is no column"),
     (lambda p: p.means("g", kind="terms"), "kind='terms'; expected one of"),
