@@ -112,7 +112,7 @@ class LogJoint:
         shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.model: Model = model
-        self.values: Mapping[str, Tensor] = dict(values or {})
+        self.values: Mapping[str, Tensor] = {**getattr(model, "begins", {}), **(values or {})}
         self.columns: dict[str, tuple[str, ...]]  # names, of arguments that are tables
         self.columns = checks.column_names(args, kwargs or {})
         self.args: tuple[Any, ...]
@@ -168,14 +168,14 @@ class LogJoint:
                 params[name] = declared
         return trace, {n: parameters.from_store(n, d, statements.stored.get(n)) for n, d in params.items()}
 
-    def _first_run(self, statements: Callable[[], FirstRun]) -> tuple[Trace, FirstRun]:
-        """A validated run at a random place; at others, as NUTS does, where the model has no density at the first.
+    def _first_run(self, statements: Callable[..., FirstRun]) -> tuple[Trace, FirstRun]:
+        """A validated run at a random place; at others where the model has no density there, each half as far out.
 
         Such as a simulation whose rates turn negative.  Not where the next place changes nothing of what is said.
         """
         said, places_left = "", PLACES
         while True:
-            first, places_left = statements(), places_left - 1
+            first, places_left = statements(width=2.0 * 0.5 ** (PLACES - places_left)), places_left - 1
             try:
                 with empty_store():
                     return self._validated_run(first), first
@@ -376,7 +376,8 @@ class LogJoint:
     def initial(self, num: int, seed: int) -> Tensor:
         """Starting points, uniform on (-2, 2) in unconstrained space as NUTS draws them, shape ``(num, D)``.
 
-        Sites for which values were given begin at these in all of them.
+        Where density or gradient are not finite at five draws, the next five are half as far from the origin.  Sites
+        for which values were given begin at these in all of them.
 
         :raises BadInput: when density or gradient are not finite at any of 100 draws for one of them.
         """
@@ -387,9 +388,10 @@ class LogJoint:
         generator = seeded(seed)
         u = torch.zeros(num, self.latents.size, dtype=torch.float64, device=self.device)
         bad = torch.ones(num, dtype=torch.bool, device=self.device)
-        for _ in range(100):
+        for tried in range(100):
             draw = torch.rand(num, self.latents.size, generator=generator, dtype=torch.float64)
-            u = self._at_values(torch.where(bad.unsqueeze(-1), 2.0 * (2.0 * draw.to(self.device) - 1.0), u))
+            width = 2.0 * 0.5 ** (tried // 5)
+            u = self._at_values(torch.where(bad.unsqueeze(-1), width * (2.0 * draw.to(self.device) - 1.0), u))
             point = u.clone().requires_grad_()
             value = self.log_joint(point, self.initial_theta)
             slope = torch.autograd.grad(value.sum(), point)[0]

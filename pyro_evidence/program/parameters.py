@@ -299,6 +299,7 @@ class FirstRun(Messenger):
     :param limits: their constraints.
     :param values: of sites and params that are to begin there, constrained.
     :param shapes: of sites and plates by name; others are refused before anything is drawn for them.
+    :param width: how far from the origin of unconstrained space other sites are.
     """
 
     def __init__(
@@ -307,8 +308,11 @@ class FirstRun(Messenger):
         limits: Mapping[str, Any],
         values: Mapping[str, Tensor] | None = None,
         shapes: Mapping[str, Sequence[int]] | None = None,
+        *,
+        width: float = 2.0,
     ) -> None:
         super().__init__()
+        self.width = width
         self.stored = stored
         self.limits = limits
         self.values = values or {}
@@ -324,7 +328,7 @@ class FirstRun(Messenger):
             if shape != expected:
                 raise BadInput(f"'{name}' has shape {shape} in this model on these data; expected {expected}.")
         if msg["value"] is None and hasattr(msg["fn"], "support") and not is_discrete(msg):
-            msg["value"] = self._given(msg["name"], central_value(msg["fn"]))
+            msg["value"] = self._given(msg["name"], central_value(msg["fn"], self.width))
 
     def _pyro_param(self, msg: Any) -> None:
         name, given = msg["name"], msg["args"][1:]

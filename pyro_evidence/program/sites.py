@@ -96,9 +96,10 @@ def bijection(name: str, fn: Any) -> Transform:
         ) from error
 
 
-def central_value(fn: Any) -> Tensor | None:
+def central_value(fn: Any, width: float = 2.0) -> Tensor | None:
     """A value well inside the support of a latent site: uniform in unconstrained space, as NUTS starts.
 
+    :param width: how far from the origin at most.
     :return: None where torch knows no change of variables.
     """
     try:
@@ -111,4 +112,4 @@ def central_value(fn: Any) -> Tensor | None:
         like = fn.mean if hasattr(fn, "element_log_prob") else fn.sample()
     shape = unconstrained_shape(transform, fn.shape())
     uniform = torch.rand(shape, dtype=like.dtype, device=like.device)
-    return cast(Tensor, transform(2.0 * (2.0 * uniform - 1.0))).detach()
+    return cast(Tensor, transform(width * (2.0 * uniform - 1.0))).detach()

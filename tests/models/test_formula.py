@@ -21,7 +21,7 @@ pytest.importorskip("formulae")
 import pandas
 
 from pyro_evidence.models.formula import FAMILIES, MixedModel, mixed
-from pyro_evidence.models.formula.families import OTHER_NAMES
+from pyro_evidence.models.formula.families import OTHER_NAMES, chosen_family, cloglog_shares, probit_shares
 
 ROWS, GROUPS = 240, 12
 
@@ -245,6 +245,59 @@ def test_links_are_the_inverse_of_theirs() -> None:
     torch.testing.assert_close(chance["probit"], torch.special.ndtr(eta), rtol=1e-10, atol=0.0)
     torch.testing.assert_close(chance["cloglog"], -(-eta.exp()).expm1(), rtol=1e-10, atol=0.0)
     assert bool((FAMILIES["poisson"].links["inverse"].value({"eta": eta}) == 1.0 / eta).all())
+
+
+@pytest.mark.parametrize("family", ["gaussian", "gamma", "poisson", "nbinom2", "nbinom1"])
+def test_means_of_levels_do_not_hang_on_the_link(frame: Any, family: str) -> None:
+    """One coefficient a level: the highest likelihood is that of their means, whatever the link makes of them."""
+    response = "k" if FAMILIES[chosen_family(family)[0]].response == "counts" else "w"
+    rows = frame.assign(w=40.0 + 3.0 * frame.y)
+    values = [
+        float(fit(*mixed(f"{response} ~ h", rows, family=family, link=link)).log_evidence)
+        for link in chosen_family(family)[1].links
+    ]
+    assert values == pytest.approx([values[0]] * len(values), abs=1e-6)
+
+
+@pytest.mark.parametrize("link", ["identity", "log"])
+def test_priors_are_in_the_unit_of_any_link(frame: Any, link: str) -> None:
+    """Weak priors of a response in other units: the same fit, and its density in the other unit."""
+    found = []
+    for unit in (1.0, 1000.0):
+        rows = frame.assign(w=unit * (40.0 + 3.0 * frame.y))
+        model, data = mixed("w ~ x + (1 | g)", rows, link=link, priors="weak")
+        found.append(float(fit(model, data).log_evidence) + ROWS * math.log(unit))
+    assert found[1] == pytest.approx(found[0], abs=0.1)
+
+
+def test_groups_on_the_unit_of_a_mean(data_dir: Path) -> None:
+    frame = pandas.read_csv(data_dir / "sleepstudy.csv")
+    model, data = mixed("Reaction ~ Days + (1 | Subject)", frame, family="Gamma", link="identity")
+    assert float(fit(model, data).log_evidence) == pytest.approx(-891.0196717, abs=1e-5)  # glmmTMB
+    model, data = mixed("Reaction ~ Days + (1 | Subject)", frame, family="Gamma", link="inverse")
+    assert float(fit(model, data).log_evidence) > -880.0  # where glmmTMB ends without a number
+
+
+@pytest.mark.parametrize("link", ["logit", "probit", "cloglog"])
+def test_two_grades_are_two_classes(frame: Any, link: str) -> None:
+    """Above the cutpoint is a chance; of cloglog, whose tails differ, the chance below with the signs turned."""
+    ordinal = fit(*mixed("yes ~ x", frame, family="ordinal", link=link))
+    first = "['no']" if link == "cloglog" else ""
+    binary = fit(*mixed(f"yes{first} ~ x", frame, family="bernoulli", link=link))
+    sign = -1.0 if link == "cloglog" else 1.0
+    assert float(ordinal.log_evidence) == pytest.approx(float(binary.log_evidence), abs=1e-7)
+    expected = sign * float(binary.hyperparameters["b"][1])
+    assert float(ordinal.hyperparameters["b"][0]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_shares_of_grades_are_differences_and_keep_their_digits() -> None:
+    eta, cutpoints = torch.tensor([-0.5, 0.7]).double(), torch.tensor([-1.0, 0.2, 1.5]).double()
+    for shares, cdf in ((probit_shares, torch.special.ndtr), (cloglog_shares, lambda z: 1.0 - (-z.exp()).exp())):
+        below = torch.nn.functional.pad(cdf(cutpoints - eta[:, None]), (1, 0))
+        expected = torch.nn.functional.pad(below, (0, 1), value=1.0).diff()
+        torch.testing.assert_close(shares(eta, cutpoints).exp(), expected)
+    far = probit_shares(torch.tensor([-12.0]).double(), cutpoints)  # log of ndtr(-13.5) - ndtr(-12.2), and beyond
+    assert far[0, 2].item() == pytest.approx(math.log(0.5 * math.erfc(12.2 / 2**0.5)), abs=1e-6)
 
 
 def zeros_of_counts(frame: Any, extra: str, rate: Any) -> tuple[float, Tensor]:

@@ -307,8 +307,8 @@ class FrameDesign:
         return Response(successes, {"trials": trials})
 
     def _times(self, frame: Frame) -> Response:
-        found = re.fullmatch(r"surv\((.*)\)", self.formula.response)
-        parts = found.group(1).split(",") if found else []
+        found = re.fullmatch(r"[sS]urv\((.*)\)", self.formula.response)
+        parts = found.group(1).split(",") if found else [self.formula.response]
         if not 1 <= len(parts) <= 3:
             raise BadInput(
                 f"the response of a family of times is '{self.formula.response}'; expected surv(time, event), "

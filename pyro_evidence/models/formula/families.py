@@ -1,12 +1,15 @@
 """Families of responses: the likelihood, what it needs besides the linear predictor, and its links."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from types import MappingProxyType
 from typing import Any
 
 import pyro.distributions as dist
+import torch
+from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
@@ -27,6 +30,11 @@ LOG_ODDS: Mapping[str, Expression] = {
     "logit": ETA,
     "probit": call(log_ndtr, ETA) - call(log_ndtr, -ETA),
     "cloglog": ETA.exp() + (-(-ETA.exp()).expm1()).log(),
+}
+BACK: Mapping[str, Callable[[Tensor], Tensor]] = {  # the predictor of a mean
+    "identity": torch.clone,
+    "log": torch.log,
+    "inverse": torch.reciprocal,
 }
 
 
@@ -52,13 +60,29 @@ class GLMFamily:
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the family's parameters."""
-        return tuple(name for name in self.fn.names if name not in ("m", "trials"))
+        return tuple(name for name in self.distribution.names if name not in ("eta", "trials"))
+
+    @property
+    def begins_at_zero(self) -> bool:
+        """Whether a predictor of zero is an ordinary one; not where it is a mean that the family has no zero of."""
+        return self.link not in BACK or self.link == next(iter(self.links))
 
     @property
     def distribution(self) -> Expression:
         """The distribution from the linear predictor ``eta``."""
         found: Expression = self.fn.with_names(m=self.links[self.link])
         return found
+
+    def moments(self, response: Tensor) -> tuple[float, float]:
+        """Mean and standard deviation of a response in the predictor's unit; 0 and 1 of log odds and most logarithms.
+
+        The second by the slope of the link at the mean.
+        """
+        if self.begins_at_zero and self.response != "real":
+            return 0.0, 1.0
+        link, mean = BACK[self.link], response.double().mean()
+        sd = response.double().std() if len(response) > 1 else torch.ones(())
+        return float(link(mean)), float(sd * torch.func.grad(link)(mean).abs())
 
 
 def _row(fn: Expression, response: str, links: Mapping[str, Expression]) -> GLMFamily:
@@ -68,6 +92,34 @@ def _row(fn: Expression, response: str, links: Mapping[str, Expression]) -> GLMF
 def _times(fn: Expression, link: str = "log") -> GLMFamily:
     """Times until an event, of which some are known in part."""
     return _row(call(Censored, fn), "times", {link: ETA})
+
+
+def probit_shares(eta: Tensor, cutpoints: Tensor) -> Tensor:
+    """Log probabilities of grades, ``(N, C)``: a normal variable with mean ``eta`` lies between two cutpoints."""
+    z = cutpoints - eta.unsqueeze(-1)
+    return _log_shares(log_ndtr(z), log_ndtr(-z))
+
+
+def cloglog_shares(eta: Tensor, cutpoints: Tensor) -> Tensor:
+    """Log probabilities of grades, ``(N, C)``: at each cutpoint the log hazard is the distance to ``eta``."""
+    hazard = (cutpoints - eta.unsqueeze(-1)).exp()
+    return _log_shares((-(-hazard).expm1()).log(), -hazard)
+
+
+def _log_shares(below: Tensor, above: Tensor) -> Tensor:
+    """Log probabilities between cutpoints, from those to be below and above each; differences of the smaller tails."""
+    upper = below[..., :-1] > math.log(0.5)
+    more = torch.where(upper, above[..., :-1], below[..., 1:])
+    less = torch.where(upper, above[..., 1:], below[..., :-1])
+    return torch.cat([below[..., :1], more + (-(less - more).expm1()).log(), above[..., -1:]], -1)
+
+
+CUT = Expression(CUTPOINTS)
+GRADES: Mapping[str, Expression] = {
+    "logit": call(dist.OrderedLogistic, ETA, CUT),
+    "probit": call(dist.Categorical, logits=call(probit_shares, ETA, CUT)),
+    "cloglog": call(dist.Categorical, logits=call(cloglog_shares, ETA, CUT)),
+}
 
 
 ABOVE_ZERO = "counts above zero"
@@ -89,7 +141,7 @@ FAMILIES: Mapping[str, GLMFamily] = MappingProxyType(
         "truncated poisson": _row(call(ZeroTruncated, POISSON.fn), ABOVE_ZERO, MEAN),
         "truncated negative binomial": _row(call(ZeroTruncated, NEGATIVE_BINOMIAL.fn), ABOVE_ZERO, LOG_MEAN),
         "categorical": _row(call(dist.Categorical, logits=M), "classes", {"softmax": ETA}),
-        "ordinal": _row(call(dist.OrderedLogistic, M, Expression(CUTPOINTS)), "grades", {"logit": ETA}),
+        "ordinal": _row(M, "grades", GRADES),
         "exponential": _times(call(dist.Exponential, (-M).exp())),
         "weibull": _times(call(dist.Weibull, M.exp(), SHAPE)),
         "lognormal": _times(call(dist.LogNormal, M, SIGMA)),

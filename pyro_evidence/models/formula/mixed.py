@@ -86,6 +86,12 @@ class MixedModel:
         named = f"{self.formula}   ({self.family}, {self._sketch.family.link} link; {how})"
         return named, f"{rows} rows{dropped}{groups}"
 
+    @property
+    def begins(self) -> dict[str, Tensor]:
+        """Where a search for sites begins by name: elsewhere their link may have no value."""
+        found = [p.b for p in self._sketch.predictors if p.b and p.b.prior is not None and p.b.start != 1.0]
+        return {b.name: torch.tensor(b.start, dtype=torch.float64) for b in found}
+
     @cached_property
     def __signature__(self) -> Signature:
         *given, response = (Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in self._sketch.arguments)
@@ -154,10 +160,10 @@ def mixed(
     :param frame: a ``pandas.DataFrame``; rows with a missing value are left out, and counted in ``model.dropped``.
     :param family: one of ``FAMILIES``, in any case, or R's name of it (``nbinom2``): gaussian, student, gamma, beta,
         bernoulli, binomial, beta binomial, poisson, negative binomial (1: its variance is ``mean (1 + phi)``),
-        truncated poisson, truncated negative binomial (counts from 1), categorical, ordinal (cumulative logits, whose
-        cutpoints are maximised); of times until an event,
-        ``surv(time, event)`` or ``surv(start, stop, event)``, exponential, weibull, lognormal, loglogistic (``eta`` is
-        the log of a typical time), gompertz (the log of the hazard at 0), or cox, Cox's partial likelihood with Efron's
+        truncated poisson, truncated negative binomial (counts from 1), categorical, ordinal (a cumulative link, whose
+        cutpoints are maximised); of times until an event, ``surv(time, event)``, ``surv(start, stop, event)``, or a
+        column where all were seen, exponential, weibull, lognormal, loglogistic (``eta`` is the log of a typical time),
+        gompertz (the log of the hazard at 0), or cox, Cox's partial likelihood with Efron's
         treatment of ties, "cox breslow" with Breslow's (the log of a ratio of hazards, no intercept).  Any distribution
         is one with the name of the argument that the linear predictor is of: ``(dist.StudentT, "loc", {"df": 4.0})``;
         its other positive arguments are parameters.
@@ -223,15 +229,19 @@ def _sketch(
     endings = tuple(f"_{c}" for c in suffixes(response.classes)) if classes else ("",)
     of_classes = f"; {', '.join(f'{i} is {c}' for i, c in enumerate(response.classes))}" if response.classes else ""
     columns, predictors = [], dict[str, list[Predictor]]()
+    centre, unit = family.moments(response.values / response.given.get("trials", 1.0))
     ends = {name: f"_{name}" if name else "" for name in designs}
     taken = {*TAKEN, *family.parameters} | _own([*endings, *ends.values()])
     taken |= {f"{kind}{end}" for kind in ("X", "offset", "coefficient") for end in ends.values()}
     for name, design in designs.items():
         own, of_name = endings if not name else ("",), ends[name]
+        start: tuple[Any, float] = (1.0, 1.0)
+        if not name and not family.begins_at_zero:
+            start = _at_the_mean(design, centre), unit
         offset = "" if design.offset() is None else f"offset{of_name}"
         columns.append(Columns(f"X{of_name}", tuple(_blocks(design, own, of_name, taken)), offset))
         predictors[name] = [
-            _predictor(name or f"eta{end}", f"b{of_name}{end}", end, columns[-1], design, stated) for end in own
+            _predictor(name or f"eta{end}", f"b{of_name}{end}", end, columns[-1], design, stated, start) for end in own
         ]
     sketch = Sketch(
         f"{title}, {family.link} link{of_classes})".replace('"', "'").replace("\\", "/"),
@@ -239,7 +249,9 @@ def _sketch(
         identifier(designs[""].formula.response.partition("[")[0], taken),
         tuple(columns),
         tuple(predictors[""]),
-        tuple(predictors[n][0] if n in predictors else _parameter(n, response, stated) for n in family.parameters),
+        tuple(
+            predictors[n][0] if n in predictors else _parameter(n, family, response, stated) for n in family.parameters
+        ),
         next((predictors[name][0] for name in ZEROS if name in predictors), None),
         tuple(response.given),
     )
@@ -249,26 +261,49 @@ def _sketch(
     return sketch
 
 
-def _parameter(name: str, response: Response, stated: Priors) -> Quantity:
+def _parameter(name: str, family: GLMFamily, response: Response, stated: Priors) -> Quantity:
     """A parameter of the family that is the same for all rows."""
     if name == CUTPOINTS:
         counts = torch.bincount(response.values, minlength=len(response.classes)).double()
         start = tuple(round(x, 3) for x in (counts.cumsum(0)[:-1] / counts.sum()).logit().tolist())
         between = tuple(f"{low}|{high}" for low, high in pairwise(response.classes))
         return Quantity(name, (len(between),), "ordered", between, None, start)
-    hazard = name == "growth"  # which overflows at late times
-    return _quantity(name, (), "positive", (), stated, 1.0 / float(response.values.max()) if hazard else 1.0)
+    first = 1.0
+    if name == "growth":  # a hazard, which overflows at late times
+        first = 1.0 / float(response.values.max())
+    elif name == "sigma" and not family.begins_at_zero:
+        first = float(f"{float(response.values.std()):.4g}")
+    return _quantity(name, (), "positive", (), stated, first)
 
 
-def _predictor(name: str, own: str, ending: str, columns: Columns, design: FrameDesign, stated: Priors) -> Predictor:
-    """A linear predictor, with the name of its coefficients and the ending of what its groups bring."""
+def _at_the_mean(design: FrameDesign, centre: float) -> Any:
+    """Coefficients of least squares, to four digits, by which all rows have the mean response; 1.0 if none."""
+    X, offset = design.fixed(), design.offset()
+    eta = centre - torch.zeros(len(X)) if offset is None else centre - offset
+    found = torch.linalg.lstsq(X, eta.to(X).unsqueeze(-1), driver="gelsd").solution[:, 0]
+    return tuple(float(f"{x:.4g}") for x in found.tolist()) if bool(found.isfinite().all()) else 1.0
+
+
+def _predictor(
+    name: str,
+    own: str,
+    ending: str,
+    columns: Columns,
+    design: FrameDesign,
+    stated: Priors,
+    start: tuple[Any, float],
+) -> Predictor:
+    """A linear predictor, with the name of its coefficients and the ending of what its groups bring.
+
+    :param start: of the coefficients, and of spreads.
+    """
     coefficients = design.coefficients
-    b = _quantity(own, (len(coefficients),), "real", coefficients, stated) if coefficients else None
+    b = _quantity(own, (len(coefficients),), "real", coefficients, stated, start[0]) if coefficients else None
     effects = []
     for block in columns.blocks:
         names, label, structure = block.coefficients, block.label + ending, block.structure
         shape = () if block.plain or structure.single else (len(names),)
-        sd = _quantity(f"sd_{label}", shape, "positive", () if structure.single else names, stated)
+        sd = _quantity(f"sd_{label}", shape, "positive", () if structure.single else names, stated, start[1])
         effects.append(Effects(block, label, sd, _of_structure(block, label, stated) if structure.parameter else None))
     return Predictor(name, columns, b, tuple(effects), exponential=design.kind == POSITIVE)
 
@@ -286,7 +321,7 @@ def _of_structure(block: Grouping, label: str, stated: Priors) -> Quantity:
 
 
 def _quantity(
-    name: str, shape: tuple[int, ...], constraint: str, labels: tuple[str, ...], priors: Priors, start: float = 1.0
+    name: str, shape: tuple[int, ...], constraint: str, labels: tuple[str, ...], priors: Priors, start: Any = 1.0
 ) -> Quantity:
     return Quantity(name, shape, constraint, labels, stated_prior(name, shape, priors), start)
 

@@ -111,12 +111,10 @@ def _number(node: ast.AST, name: str, text: str) -> Any:
 def weak_priors(X: Tensor, names: tuple[str, ...], family: GLMFamily, response: Tensor) -> dict[str, str]:
     """Priors that say the units and little more.
 
-    For one standard deviation of a column, two and a half of the response, or of the log of times.  Exponential priors,
-    one standard deviation on average, hold spreads down.
+    For one standard deviation of a column, two and a half of the response, in the predictor's unit, or of the log of
+    times.  Exponential priors, one standard deviation on average, hold spreads down.
     """
-    gaussian = family.response == "real"
-    unit = float(response.std()) if gaussian and len(response) > 1 else 1.0
-    centre = float(response.mean()) if gaussian else 0.0
+    centre, unit = family.moments(response)
     hazard = "growth" in family.parameters
     if family.response == "times":
         centre = float(response.mean().log()) * (-1.0 if hazard else 1.0)  # of a hazard: per time
@@ -124,7 +122,9 @@ def weak_priors(X: Tensor, names: tuple[str, ...], family: GLMFamily, response: 
     found = {"sd": f"Exponential({1.0 / unit:.3g})"}
     if names:
         found["b"] = weak_coefficients(X, unit, locs)
-    rates = {"sigma": 1.0 / unit, "scale": 1.0 / unit, "df": 0.1}
+    rates = {"df": 0.1}
+    if family.response == "real" and len(response) > 1:
+        rates |= dict.fromkeys(("sigma", "scale"), 1.0 / float(response.std()))
     for name in (n for n in family.parameters if n != CUTPOINTS):  # maximised in any case
         rate = float(response.mean()) if hazard else rates.get(name, 1.0)
         found[name] = f"Exponential({rate:.3g})"

@@ -46,8 +46,8 @@ class Quantity:
     :ivar shape: of its value.
     :ivar constraint: ``real``, ``positive``, ``corr_cholesky``, ``correlation``, ``length`` or ``ordered``.
     :ivar labels: what its elements are called.
-    :ivar start: where a positive or ordered param begins; the smallest value of a correlation, which begins at zero,
-        and of a length, which begins at five times that.
+    :ivar start: where it begins, if it is no correlation or length, of which this is the smallest value: these begin
+        at zero, and at five times that.  ``1.0`` of real numbers is for all at zero.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Quantity:
         X, size, start = Expression("X"), self.shape[0] if self.shape else (), self.start
         match self.constraint:
             case "real":
-                return X.new_zeros(size), "", constraints.real
+                return X.new_zeros(size) if start == 1.0 else X.new_tensor(start), "", constraints.real
             case "positive":
                 ones = X.new_ones(size)
                 return ones if start == 1.0 else start * ones, "constraints.positive", constraints.positive
