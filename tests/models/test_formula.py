@@ -281,7 +281,8 @@ def test_groups_on_the_unit_of_a_mean(data_dir: Path) -> None:
 @pytest.mark.parametrize("link", ["logit", "probit", "cloglog"])
 def test_two_grades_are_two_classes(frame: Any, link: str) -> None:
     """Above the cutpoint is a chance; of cloglog, whose tails differ, the chance below with the signs turned."""
-    ordinal = fit(*mixed("yes ~ x", frame, family="ordinal", link=link))
+    graded = frame.assign(yes=pandas.Categorical(frame["yes"], ["no", "yes"], ordered=True))
+    ordinal = fit(*mixed("yes ~ x", graded, family="ordinal", link=link))
     first = "['no']" if link == "cloglog" else ""
     binary = fit(*mixed(f"yes{first} ~ x", frame, family="bernoulli", link=link))
     sign = -1.0 if link == "cloglog" else 1.0
