@@ -169,13 +169,13 @@ class LogJoint:
         return trace, {n: parameters.from_store(n, d, statements.stored.get(n)) for n, d in params.items()}
 
     def _first_run(self, statements: Callable[..., FirstRun]) -> tuple[Trace, FirstRun]:
-        """A validated run at a random place; at others where the model has no density there, each half as far out.
+        """A validated run at a random place; at others, near and far, where the model has no density there.
 
         Such as a simulation whose rates turn negative.  Not where the next place changes nothing of what is said.
         """
         said, places_left = "", PLACES
         while True:
-            first, places_left = statements(width=2.0 * 0.5 ** (PLACES - places_left)), places_left - 1
+            first, places_left = statements(width=_width(PLACES - places_left)), places_left - 1
             try:
                 with empty_store():
                     return self._validated_run(first), first
@@ -376,8 +376,8 @@ class LogJoint:
     def initial(self, num: int, seed: int) -> Tensor:
         """Starting points, uniform on (-2, 2) in unconstrained space as NUTS draws them, shape ``(num, D)``.
 
-        Where density or gradient are not finite at five draws, the next five are half as far from the origin.  Sites
-        for which values were given begin at these in all of them.
+        Where density or gradient are not finite at a draw, every other one is ever nearer to the origin.  Sites for
+        which values were given begin at these in all of them.
 
         :raises BadInput: when density or gradient are not finite at any of 100 draws for one of them.
         """
@@ -390,8 +390,7 @@ class LogJoint:
         bad = torch.ones(num, dtype=torch.bool, device=self.device)
         for tried in range(100):
             draw = torch.rand(num, self.latents.size, generator=generator, dtype=torch.float64)
-            width = 2.0 * 0.5 ** (tried // 5)
-            u = self._at_values(torch.where(bad.unsqueeze(-1), width * (2.0 * draw.to(self.device) - 1.0), u))
+            u = self._at_values(torch.where(bad.unsqueeze(-1), _width(tried) * (2.0 * draw.to(self.device) - 1.0), u))
             point = u.clone().requires_grad_()
             value = self.log_joint(point, self.initial_theta)
             slope = torch.autograd.grad(value.sum(), point)[0]
@@ -580,3 +579,11 @@ class LogJoint:
         params = {n: v for n, v in params.items() if n not in self.homes}
         model = Constants(params)(model) if params else model
         return poutine.condition(model, data=sites) if sites else model
+
+
+def _width(tried: int) -> float:
+    """How far from the origin of unconstrained space the next place is at most: 2, as NUTS has it, 1, 2, 0.5, 2, ...
+
+    The density may be far from the origin alone; or close to it alone, where a rate is a sum of many terms.
+    """
+    return 2.0 * 0.5 ** ((tried + 1) // 2 * (tried % 2))

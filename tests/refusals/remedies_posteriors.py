@@ -102,7 +102,7 @@ POSTERIORS: dict[str, Remedy] = {
     ),
     "a mean that is none": Remedy(
         BadInput,
-        r"Ask for quantiles=\[0\.05, 0\.5, 0\.95\]",
+        r"ask for quantiles=\[0\.05, 0\.5, 0\.95\]",
         lambda: fit(CAUCHY, X, Y).predict(X, Y),
         lambda: fit(CAUCHY, X, Y).predict(X, Y, quantiles=[0.05, 0.5, 0.95]),
     ),

@@ -297,7 +297,7 @@ RARE: dict[str, Remedy] = {
     ),
     "a mean over classes that is none": Remedy(
         BadInput,
-        r"Ask for quantiles=\[0\.05, 0\.5, 0\.95\]",
+        r"ask for quantiles=\[0\.05, 0\.5, 0\.95\]",
         lambda: fit(two_cauchys, Y).predict(Y),
         lambda: fit(two_cauchys, Y).predict(Y, quantiles=[0.05, 0.5, 0.95]),
     ),

@@ -38,6 +38,7 @@ POOR = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*are one constant each")
 @pytest.mark.parametrize("Y", POOR.values(), ids=POOR)
 @pytest.mark.parametrize("noise", NOISE, ids=lambda n: type(n).__name__)
 def test_poor_data_give_a_finite_answer(Y: Tensor, noise: FullNoise) -> None:
