@@ -481,15 +481,16 @@ class LaplaceEvidence(Resumable):
             model = partial(with_dummy_site, model, torch.zeros((), dtype=first.dtype, device=first.device))
         make = partial(LogJoint, model, maximise=self.maximise, values=self.start.values)
         first = first if model is self.model else make(first.args)
-        problem = laplace_problem(first, exact_hessian)
-        several, bounded = self._multipliers(problem), self._bounded_blocks(problem)
-        if self.nodes is None and (several or bounded):
-            cause = "multiply those of another plate" if several else "have an end of their range"
-            raise UnsupportedModel(
-                f"site(s) {', '.join(several or bounded)} {cause}, for which run(...) takes "
-                f"nodes={NODES if several else NODES_OF_CURVED}, with all rows at hand. Pass nodes=1 for Laplace in "
-                "chunks, which run(...) with nodes=1 makes too."
-            )
+        if self.nodes is None:
+            problem = laplace_problem(first, exact_hessian)
+            several, bounded = self._multipliers(problem), self._bounded_blocks(problem)
+            if several or bounded:
+                cause = "multiply those of another plate" if several else "have an end of their range"
+                raise UnsupportedModel(
+                    f"site(s) {', '.join(several or bounded)} {cause}, for which run(...) takes "
+                    f"nodes={NODES if several else NODES_OF_CURVED}, with all rows at hand. Pass nodes=1 for Laplace "
+                    "in chunks, which run(...) with nodes=1 makes too."
+                )
         self._groups = group_rows(self.model, chunks, COMMUNICATOR.get(), make, first, own)
         self._require_varied(first)
         return problem_of(self._groups.prior, self._groups.structure, exact_hessian)
