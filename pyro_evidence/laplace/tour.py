@@ -135,6 +135,15 @@ class NormalMixture:
             found[own] = loc + precision.unwhiten(self._among_all(noise))[:, self.active]
         return found
 
+    def unwhiten_pairs(self, white: Tensor) -> Tensor:
+        """White rows ``(S, d + 1)`` to draws, and to their mirror images in the components' means, ``(2 S, d)``.
+
+        What is odd in a log density about a mode, its skewness first, cancels in each pair.
+        """
+        component = torch.arange(len(self.loc)).repeat_interleave(self.counts(len(white)).cpu())
+        mirrored = torch.cat([-white[:, :-1], white[:, -1:]], -1)
+        return self.of_components(torch.cat([white, mirrored]), component.repeat(2))
+
     def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Draws from white rows, and their log density, which of a single normal is that of the white rows."""
         rows = self.unwhiten(white)

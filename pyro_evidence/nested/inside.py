@@ -38,7 +38,7 @@ from pyro_evidence.structure.symmetries import are_nearest
 
 KINDS = 2  # a normal and a t distribution, from which draws are at first
 MORE = 4  # times as many draws are next where these leave more than PRECISE
-PRECISE = 0.03  # nats that are left by either error: three of them are a tenth
+PRECISE = 0.015  # nats that are left by either error: three of them are a twentieth
 NODES, NODES_OF_WIDE = 5, 9  # on each axis of a block; beyond three axes, where fewer have but one set of directions
 FEWER = 2  # nodes, whose number is compared; and as many more are next where that differs by more than PRECISE
 LEAST = 1e-4  # nats: less is rounding, or no matter
@@ -177,8 +177,9 @@ def _by_draws(
     """By so many draws, as many at each node as its weight says, to within one; and what to draw from next."""
     problem = places.problem
     shared = torch.arange(places.u.shape[-1]) if marginal is None else marginal.partition.shared
-    index = importance.resampled(places.weights, num, seeded(0))
-    white = mixture.unwhiten(quasi_normal(num, len(shared) + 1).to(mixture.loc))
+    index = importance.resampled(places.weights, num, generator := seeded(0)).sort().values.view(-1, 2)
+    index = index[torch.randperm(num // 2, generator=generator)].mT.flatten()  # of both in a pair, nearly always
+    white = mixture.unwhiten_pairs(quasi_normal(num // 2, len(shared) + 1).to(mixture.loc))
     by_component = mixture.by_component(white)
     u, log_slope = _at_nodes(places, index, shared, white, sizes, covariance_at)
     log_proposal = by_component.logsumexp(0) - log_slope
@@ -217,13 +218,15 @@ def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float, Tens
 
     Their mean is one: where the density is normal, nothing is left to chance.  Owen and Zhou (2000), section 4.
 
+    :param log_weights: of pairs, the second half those of the mirror images of the first, ``(S,)``.
     :param normal: of the normal against the proposal, ``(S,)``.
     """
     weights, away = (log_weights - log_weights.max()).exp(), normal - normal.mean()
     slope = (away @ weights) / away.square().sum().clamp(min=torch.finfo(away.dtype).tiny)  # none is shared: all one
     mean = weights.mean() - slope * (normal.mean() - 1.0)
     ratios = (weights - slope * (normal - 1.0)) / mean
-    return float(mean.log() + log_weights.max()), float(ratios.std()) / len(weights) ** 0.5, ratios
+    of_pairs = ratios.unflatten(0, (2, -1)).mean(0)
+    return float(mean.log() + log_weights.max()), float(of_pairs.std()) / len(of_pairs) ** 0.5, ratios
 
 
 def _at_nodes(

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.laplace.tour import NormalMixture
+from pyro_evidence.models.gmrf import RandomWalk
 from pyro_evidence.nested import inside
 from pyro_evidence.nested.inside import InsideCorrection, inside_correction
+from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior.nested import NestedPosterior
-from pyro_evidence.precision.dense import precision_tril
+from pyro_evidence.precision.dense import Diagonal, precision_tril
 from tests.models_for_tests.sampled_scales import SCHOOLS, generated, schools_centred
 
 SCALES = 0.05 * (torch.arange(240, dtype=torch.float64) + 0.5)  # middles of cells: a half-normal density ends at zero
@@ -122,6 +124,56 @@ def test_log_evidence_is_that_of_a_grid(model: object, data: Tensor, expected: o
     off = float(found.log_evidence) - exact
     assert abs(off) < 2.0 * float(found.log_evidence_error) and abs(off) < 0.06
     assert abs(float(found.integral.log_evidence) - exact) > short
+
+
+DIGITS = "3533242567865297a7393966945635330411204201220011031103043233"
+SERIES = torch.tensor([float(int(digit, 16)) for digit in DIGITS], dtype=torch.float64)
+
+
+def series(y: Tensor) -> None:
+    scale, x = pyro.sample("scale", dist.HalfNormal(1.0)), pyro.sample("x_0", dist.Normal(0.0, 5.0))
+    for t in range(len(y)):
+        x = x if t == 0 else pyro.sample(f"x_{t}", dist.Normal(x, scale))
+        pyro.sample(f"y_{t}", dist.Poisson(x.exp()), obs=y[t])
+
+
+def series_at_once(y: Tensor) -> None:
+    scale = pyro.sample("scale", dist.HalfNormal(1.0))
+    x = pyro.sample("x", RandomWalk(scale, len(y), level=5.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(x.exp()), obs=y)
+
+
+def evidence_of_series(y: Tensor) -> float:
+    """By a forward pass over a grid of states for each scale, in logs of which scales are spaced."""
+    logs, x = torch.linspace(-5.5, -0.5, 24, dtype=torch.float64), torch.linspace(-6.0, 4.0, 700, dtype=torch.float64)
+    found = []
+    for scale in logs.exp():
+        moves = dist.Normal(x, scale).log_prob(x[:, None]).softmax(0).mT
+        state, total = dist.Normal(0.0, 5.0).log_prob(x).exp() * (x[1] - x[0]), dist.HalfNormal(1.0).log_prob(scale)
+        for t, one in enumerate(y):
+            state = (state if t == 0 else state @ moves) * dist.Poisson(x.exp()).log_prob(one).exp()
+            total, state = total + state.sum().log(), state / state.sum()
+        found.append(total + scale.log())
+    return float(log_integral(torch.stack(found), logs))
+
+
+def test_a_loop_and_its_vectorised_form_are_integrated_alike_and_drawn_within_their_errors() -> None:
+    found, exact = [fitted(model, SERIES) for model in (series, series_at_once)], evidence_of_series(SERIES)
+    assert float(found[0].integral.log_evidence) == pytest.approx(float(found[1].integral.log_evidence), abs=1e-8)
+    for each in found:
+        assert float(each.log_evidence) == pytest.approx(exact, abs=0.03)
+        assert each._left_out is not None and each._left_out.error < 0.02
+
+
+def test_what_is_odd_about_a_mode_cancels_in_each_pair_of_draws() -> None:
+    kinds, one = torch.tensor([0.8, 0.2]).double(), Diagonal(torch.ones(1, 3).double())
+    mixture = NormalMixture(kinds.log(), generated(2, 3, seed=0), (one, one), torch.ones(3).bool(), (False, True))
+    u = mixture.unwhiten_pairs(quasi_normal(32, 4))
+    means = mixture.loc.repeat_interleave(mixture.counts(32), 0)
+    log_weights = torch.log1p(0.5 * (u - means.repeat(2, 1)).sum(-1).tanh())
+    gain, error, _ = inside._controlled(log_weights, torch.ones(64).double())
+    assert gain == pytest.approx(0.0, abs=1e-12) and error < 1e-12
 
 
 def test_draws_of_all_coordinates_have_the_normal_density_of_their_node() -> None:
