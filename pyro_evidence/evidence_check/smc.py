@@ -46,9 +46,9 @@ def next_temperature(log_ratio: Tensor, before: float) -> float:
 
 
 NUM_GROUPS = 16  # independent runs, whose spread is the standard error
-LEAPFROGS = 5  # of half an orbit at most: a step of .2 pi sds, where the leapfrog is stable below 2, Neal (2011)
+LEAPFROGS = 5  # at most .15 pi sds each, where the leapfrog is stable below 2, Neal (2011)
 ACCEPTED = 0.7  # share of the moves: .65 is best in many dimensions, Beskos et al. (2013), more in few
-LONGEST = math.pi / LEAPFROGS  # a path of half an orbit of the particles' normal; longer ones come back
+LONGEST = 0.5 * math.pi / LEAPFROGS  # a path, in the mean, of a quarter of the normal's orbit, which forgets its start
 
 
 @dataclass(frozen=True)
@@ -148,32 +148,57 @@ def after_moves(swarm: Particles, num_moves: int) -> tuple[Particles, list[Tenso
     return replace(swarm, acceptance=(*swarm.acceptance, sum(shares) / num_moves)), values
 
 
+def covariance_tril_of_others(x: Tensor) -> Tensor:
+    """Cholesky factor, for each group, of the covariance of all particles of the other groups, ``(G, D, D)``.
+
+    :param x: particles by groups, shape ``(G, P, D)``.
+    """
+    x = x - x.mean((0, 1))
+    own = x.mT @ x
+    covariance = (own.sum(0) - own) / (x[1:, :, 0].numel() - 1)
+    tril, info = torch.linalg.cholesky_ex(covariance)
+    if bool(info.any()):  # singular: the coordinates on their own
+        tril = covariance.diagonal(dim1=-2, dim2=-1).sqrt().diag_embed()
+    return tril
+
+
 def hmc_step(swarm: Particles) -> tuple[Particles, float]:
     """One Hamiltonian move of every particle, and a step size nearer to accepting :data:`ACCEPTED`.
 
-    The mass matrix is the inverse of the particles' covariance; leapfrog steps of random length.
+    Leapfrog steps of random length; the mass matrix of a group is the inverse covariance of the others' particles, for
+    with one that depends on where its own are the moves would not leave the density as it is.
     """
     x, there, (num, size) = swarm.places.x, swarm.places, swarm.places.x.shape
-    momentum = torch.randn(num, size, generator=swarm.seeds, dtype=torch.float64)
-    lengths = swarm.step * torch.rand(num, 1, generator=swarm.seeds, dtype=torch.float64)
+    momentum = torch.randn(num, size, generator=swarm.seeds, dtype=torch.float64).to(x)
+    lengths = swarm.step * (0.5 + torch.rand(num, 1, generator=swarm.seeds, dtype=torch.float64)).to(x)
     threshold = torch.rand(num, generator=swarm.seeds, dtype=torch.float64).log().to(x)
-    covariance = torch.cov(x.mT).reshape(size, size)
-    tril, info = torch.linalg.cholesky_ex(covariance)
-    if bool(info.any()):  # singular: the coordinates on their own
-        tril = covariance.diagonal().sqrt().diag_embed()
-    momentum, lengths = momentum.to(x), lengths.to(x)
+    tril = covariance_tril_of_others(x.reshape(NUM_GROUPS, -1, size))
+
+    def times(rows: Tensor, matrix: Tensor) -> Tensor:
+        return (rows.reshape(NUM_GROUPS, -1, size) @ matrix).reshape(num, size)
+
     value, gradient = there.tempered(swarm.power)
     before = value - 0.5 * momentum.square().sum(-1)
     for _ in range(LEAPFROGS):
-        momentum = momentum + 0.5 * lengths * (gradient @ tril)
-        there = places_at(swarm.target, there.x + lengths * (momentum @ tril.mT))
+        momentum = momentum + 0.5 * lengths * times(gradient, tril)
+        there = places_at(swarm.target, there.x + lengths * times(momentum, tril.mT))
         value, gradient = there.tempered(swarm.power)
-        momentum = momentum + 0.5 * lengths * (gradient @ tril)
+        momentum = momentum + 0.5 * lengths * times(gradient, tril)
     gain = value - 0.5 * momentum.square().sum(-1) - before
     accept = (threshold < gain) & torch.isfinite(there.x).all(-1)
     share = float(accept.double().mean())
     step = min(swarm.step * math.exp(2.0 * (share - ACCEPTED)), LONGEST)
     return replace(swarm, places=there.where(accept, swarm.places), step=step), share
+
+
+def error_of_groups(log_evidences: Tensor) -> Tensor:
+    """Standard error, nats, shape ``()``, of the log of the mean evidence of groups, from the logs ``(G,)``.
+
+    Evidences of particles are lognormal in the limit, Berard, Del Moral and Doucet (2014), and a few of them mostly
+    vary less than their distribution does, while their logs vary as much.
+    """
+    spread = (log_evidences.var().expm1() / len(log_evidences)).sqrt()
+    return torch.fmax(spread, importance.standard_error(log_evidences))  # a group without evidence has no log
 
 
 MOST_TEMPERATURES = 500  # each keeps half of the particles that count: enough for 2^-500 of the prior
@@ -186,8 +211,9 @@ def tempered_smc(
     """Log evidence by particles that walk from the prior to the posterior by powers of the likelihood.
 
     Sixteen groups of particles share the powers (chosen so that half of the particles survive each step) and
-    the Hamiltonian moves' mass matrix and step size; each group gives an unbiased evidence but for that
-    sharing, and their spread is the standard error.  Del Moral, Doucet and Jasra (2006), section 3.3.
+    the Hamiltonian moves' step size, and each takes its mass matrix from the others; each gives an unbiased
+    evidence but for that, and the spread of its log is the standard error.  Del Moral, Doucet and
+    Jasra (2006), section 3.3.
 
     :param target: a posterior, at its hyperparameters, or a ``LogJoint``, at its starting ones; proper prior
         needed.
@@ -201,11 +227,10 @@ def tempered_smc(
     with without_validation():
         swarm = prior_particles(target, num_particles, seed)
         while swarm.power < 1.0 and swarm.num_steps < MOST_TEMPERATURES:
-            log_likelihood = swarm.places.log_likelihood.reshape(NUM_GROUPS, -1)
-            swarm = reweighed(swarm, next_temperature(log_likelihood, swarm.power))
-            if swarm.power < 1.0:
-                swarm, _ = after_moves(swarm, num_moves)
-    error = importance.standard_error(swarm.log_evidences)
+            power = next_temperature(swarm.places.log_likelihood, swarm.power)
+            swarm, _ = after_moves(swarm, num_moves)  # a power that the weighted particles chose would bias their mean
+            swarm = reweighed(swarm, power)
+    error = error_of_groups(swarm.log_evidences)
     return estimated(
         f"tempered SMC, {len(swarm.places.x)} particles",
         importance.log_mean(swarm.log_evidences),

@@ -3,10 +3,15 @@
 import math
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from torch import Tensor
 
+from pyro_evidence.evidence_check import tempered_smc
 from pyro_evidence.evidence_check.smc import NUM_GROUPS, DensityRows, Particles, next_temperature, reweighed
+from pyro_evidence.program import LogJoint
 
 NORMAL = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -46,3 +51,23 @@ def test_particles_survive_by_their_weights_in_their_group_and_the_mean_weight_i
         assert all(abs(c - size * each / sum(w)) < 1.0 for c, each in zip(children, w, strict=True))
         gained = float(after.log_evidences[group] - log_evidences[group])
         assert gained == pytest.approx(math.log(sum(w) / size), abs=1e-12)
+
+
+@pytest.mark.parametrize(("size", "num_particles"), [(5, 1024), (20, 512), (50, 256)])
+def test_the_bias_is_inside_the_error_in_many_dimensions(size: int, num_particles: int) -> None:
+    """Conjugate regression on two data for each weight: a multivariate normal density of the targets."""
+    generator = torch.Generator().manual_seed(0)
+    X, w = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((2 * size, size), (size,)))
+    y = X @ w + torch.randn(len(X), generator=generator, dtype=torch.float64)
+
+    def line(y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(size).double(), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(X @ w, 1.0).to_event(1), obs=y)
+
+    exact = float(dist.MultivariateNormal(torch.zeros_like(y), X @ X.mT + torch.eye(len(y))).log_prob(y))
+    joint = LogJoint(line, (y,), maximise=())
+    found = [tempered_smc(joint, num_particles=num_particles, seed=seed) for seed in (1, 2)]
+    errors = torch.tensor([each.standard_error for each in found])
+    off = torch.tensor([each.log_evidence for each in found]) - exact
+    assert bool((off.abs() < 3.0 * errors).all())
+    assert abs(float(off.sum())) < 3.0 * float(errors.norm())
