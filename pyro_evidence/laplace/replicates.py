@@ -1,8 +1,9 @@
 """One log joint on many data sets of the same shapes, and its type-II maximisation: each data set a row of a search."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from pyro_evidence.fitting.process_state import own_random_numbers, without_vali
 from pyro_evidence.laplace.approximation import INFLATED, LaplaceRows, Problem, inflation, laplace_rows
 from pyro_evidence.laplace.gradient import STEP, differences, slopes_of_rows
 from pyro_evidence.laplace.pruning import AWAY, either_way
+from pyro_evidence.laplace.quadratics import Quadratics
 from pyro_evidence.laplace.type2 import FLAT, PLATEAU
 from pyro_evidence.numerics import batched, lbfgs
 from pyro_evidence.numerics.derivatives import pullback
@@ -23,6 +25,7 @@ from pyro_evidence.program.sites import innermost
 
 NUM_STEPS = 100  # a bound: a search of few hyperparameters takes about ten
 NEAR = 1e-4  # the largest slope from which one step of Newton's method is enough
+TRIED = (-1.0, 0.0, 1.3)  # log units at which a log hyperprior is compared
 LEVEL = 1e-12  # nats, of the squared slope that counts as zero
 
 
@@ -49,13 +52,17 @@ class Evidence:
     """The objective of many data sets as a function of rows of hyperparameters ``(R, T + 1)``.
 
     :ivar places: where the search for the mode of each data set begins, ``(K, D)``; kept up to date.
+    :ivar known: their log joints, where these are quadratic in the latents.
     """
 
     problem: Problem
     places: Tensor
+    known: Quadratics | None = None
 
     def modes(self, theta: Tensor) -> LaplaceRows:
         """Laplace's approximation at each row."""
+        if self.known is not None:
+            return self.known.modes(theta)
         numbers = theta[:, -1].long()
         found = laplace_rows(self.problem, theta, self.problem.active.expand(len(theta), -1), self.places[numbers])
         good = found.objective.isfinite()
@@ -64,23 +71,32 @@ class Evidence:
 
     def log_hyperprior(self, theta: Tensor) -> Tensor:
         """Log hyperprior of each row, nats, ``(R,)``."""
-        f = self.problem.joint.log_hyperprior
-        return batched.apply(f, (theta,), self.problem.joint.row_bytes, f)
+        assert isinstance(self.problem.joint, Replicates)
+        return self.problem.joint.log_hyperpriors(theta)
 
     def slope(self, found: LaplaceRows) -> Tensor:
         """Exact slopes of the objective, zero for the number of the data set and where there is no mode."""
-        theta = found.theta.clone().requires_grad_()
-        prior = pullback(self.log_hyperprior(theta).sum(), theta)
-        total = slopes_of_rows(self.problem, found.theta, found.u, found.active, found.tril).total + prior
-        return torch.where(found.objective.isfinite().unsqueeze(-1), total, 0.0)
+        if self.known is not None:
+            return self(found.theta)[1]
+        total = slopes_of_rows(self.problem, found.theta, found.u, found.active, found.tril).total
+        return torch.where(found.objective.isfinite().unsqueeze(-1), total + self._prior(found.theta)[1], 0.0)
+
+    def _prior(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log hyperprior and its slope."""
+        theta = theta.detach().clone().requires_grad_()
+        prior = self.log_hyperprior(theta)
+        return prior.detach(), pullback(prior.sum(), theta)
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Objective and slope of each row."""
-        found = self.modes(theta)
-        return found.objective + self.log_hyperprior(theta).detach(), self.slope(found)
+        if self.known is None:
+            found = self.modes(theta)
+            return found.objective + self.log_hyperprior(theta).detach(), self.slope(found)
+        (value, slope), (prior, by_prior) = self.known.evidence(theta.unsqueeze(1)), self._prior(theta)
+        return value.squeeze(1) + prior, torch.where(value.isfinite(), slope.squeeze(1) + by_prior, 0.0)
 
 
-def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
+def maxima(problem: Problem, reference: Problem, numbers: Tensor, known: Quadratics | None = None) -> Maxima:
     """The maxima of some data sets, and which of them are certain.
 
     Certain is one with a vanishing slope and a negative definite Hessian, by central differences of slopes.  What is in
@@ -89,10 +105,11 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor) -> Maxima:
 
     :param problem: of replicates.
     :param reference: of one of them, with what is known of its structure.
+    :param known: their log joints, where these are quadratic in the latents.
     """
     joint = problem.joint
     assert isinstance(joint, Replicates)
-    evidence = Evidence(problem, joint.initial_u.repeat(joint.num, 1))
+    evidence = Evidence(problem, joint.initial_u.repeat(joint.num, 1), known)
     theta, size = joint.rows(numbers), len(joint.initial_theta) - 1
     if not size:
         here = evidence.modes(theta)
@@ -172,9 +189,24 @@ class Replicates(LogJoint):
 
     def of_row(self, theta: Tensor) -> tuple[LogJoint, Tensor]:
         """The log joint of the data set that ``theta`` ``(T + 1,)`` ends with, and the hyperparameters before."""
-        number, found = theta[-1:].detach().long(), copy.copy(self.joint)
+        return self.of_number(theta[-1:]), theta[:-1]
+
+    def of_number(self, number: Tensor) -> LogJoint:
+        """The log joint of the data set of a number ``(1,)``."""
+        number, found = number.detach().long(), copy.copy(self.joint)
         found.args = tuple(x.index_select(0, number).squeeze(0) if is_own else x for x, is_own in self.stacked)
-        return found, theta[:-1]
+        return found
+
+    def at_settings(self, u: Tensor, theta: Tensor, numbers: Tensor) -> Tensor:
+        """The log joint of each data set ``(K,)`` at places ``(K, J, D)`` and settings ``(J, T)``, nats, ``(K, J)``.
+
+        What hangs on the data alone is made once for each.
+        """
+
+        def one(u: Tensor, theta: Tensor, number: Tensor) -> Tensor:
+            return self.of_number(number)._one(u, theta)
+
+        return torch.vmap(torch.vmap(one, (0, 0, None)), (0, None, 0))(u, theta, numbers.unsqueeze(-1))
 
     def _one(self, u: Tensor, theta: Tensor) -> Tensor:
         joint, own = self.of_row(theta)
@@ -184,6 +216,35 @@ class Replicates(LogJoint):
         """Log hyperprior as of :meth:`LogJoint.log_hyperprior`, of the data set that ``theta`` ends with."""
         joint, own = self.of_row(theta)
         return joint.log_hyperprior(own, trace)
+
+    @cached_property
+    def _priors(self) -> dict[str, Any] | None:
+        """The prior of each maximised or marginalised site, where these are the same whatever the others and the data.
+
+        As a few rows tell, whose log hyperprior they must give; None where they are not.
+        """
+        joint, own = self.of_row(self.initial_theta)
+        nodes = joint.trace(self.initial_u, own).nodes
+        found = {name: nodes[name]["fn"] for name in joint.maximised_sites}
+        numbers = torch.linspace(0, self.num - 1, len(TRIED)).round()
+        rows = torch.stack([self.initial_theta + away for away in TRIED])
+        rows[:, -1] = numbers.to(rows)
+        with own_random_numbers(), torch.no_grad():
+            values = torch.stack([self.log_hyperprior(row) for row in rows])
+            return found if bool(self.are_level(self._by_priors(found, rows), values).all()) else None
+
+    def _by_priors(self, priors: Mapping[str, Any], theta: Tensor) -> Tensor:
+        """The log hyperprior of rows ``(R, T + 1)`` as these priors have it, nats, ``(R,)``."""
+        values, log_det = self.hypers.constrained_with_log_det(theta[:, :-1])
+        with without_validation():
+            parts = [fn.log_prob(values[name]).reshape(len(theta), -1).sum(-1) for name, fn in priors.items()]
+        return sum(parts, log_det if getattr(self, "marginalised_sites", ()) else torch.zeros_like(log_det))
+
+    def log_hyperpriors(self, theta: Tensor) -> Tensor:
+        """The log hyperprior of each row ``(R, T + 1)``, nats, ``(R,)``; without a run of the model where that goes."""
+        if self._priors is not None:
+            return self._by_priors(self._priors, theta)
+        return batched.apply(self.log_hyperprior, (theta,), self.row_bytes, self.log_hyperprior)
 
     def in_support(self) -> Tensor:
         """Whether the data of each set lie in the support of what observes them, ``(K,)`` bool."""

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.quadratics import LogJoints, Quadratics, power_sums
 from pyro_evidence.laplace.replicates import Maxima, Replicates, maxima
 from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.nested.hyperparameter_modes import ENDLESS, all_prior_draws, is_proper, other_places
@@ -27,6 +29,7 @@ from pyro_evidence.nested.integration import (
 from pyro_evidence.nested.joint_posterior import whole_state
 from pyro_evidence.numerics.batched import BATCH_BYTES
 from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation, chart
 from pyro_evidence.posterior.laplace import LaplacePosterior
@@ -52,27 +55,42 @@ class ReplicateIntegrals:
     settled: Settled
 
 
-def replicate_integrals(problem: Problem, modes: Maxima, drawn: Tensor, tolerance: float) -> ReplicateIntegrals:
+def replicate_integrals(
+    problem: Problem, modes: Maxima, drawn: Tensor, tolerance: float, known: Quadratics | None
+) -> ReplicateIntegrals:
     """The integrals around the modes of the marginalised sites, which are all that is outside.
 
     :param problem: of replicates.
+    :param known: their log joints, where these are quadratic in the latents.
     :param drawn: places at which other modes are looked for, ``(S, d)``, those of the prior.
     :param tolerance: of the log evidence, nats.
     """
-    theta, d = modes.rows.theta, modes.precision.shape[-1]
+    theta, d, joint = modes.rows.theta, modes.precision.shape[-1], problem.joint
+    assert isinstance(joint, Replicates)
 
     def log_density(rows: Tensor, phi: Tensor) -> Tensor:
         """Log density of marginalised coordinates ``(r, K, d)`` of some data sets, -inf where no mode is found."""
         numbers = theta[rows, None, -1:].expand(-1, phi.shape[1], 1)
-        start = followed(modes.rows.u[rows, None], modes.follows[rows], phi - gaussian.centre[rows])
-        places = (torch.cat([phi, numbers], -1).flatten(0, 1), start.flatten(0, 1))
-        return solve_inner(problem, *places, searches=1).log_density.reshape(phi.shape[:2])
+        places = torch.cat([phi, numbers], -1)
+        if known is not None:
+            return known.evidence(places)[0] + joint.log_hyperpriors(places.flatten(0, 1)).view(phi.shape[:2])
+        start = followed(modes.rows.u[rows, None], modes.follows[rows], phi - gaussian.centre[rows]).flatten(0, 1)
+        return solve_inner(problem, places.flatten(0, 1), start, searches=1).log_density.reshape(phi.shape[:2])
 
     eye = torch.eye(d).to(theta)
     gaussian = chart(theta[:, None, :-1], torch.where(modes.found[:, None, None], modes.precision, eye))
     every = torch.arange(len(theta), device=theta.device)
     profile = log_density(every, gaussian.probes()).nan_to_num(nan=-torch.inf)
-    elsewhere = other_places(gaussian, profile, drawn, log_density(every, drawn.expand(len(theta), -1, -1)))
+    drawn = drawn.expand(len(theta), -1, -1)
+    elsewhere = other_places(gaussian, profile, drawn, log_density(every, drawn))
+    if d > 1 and bool(elsewhere.any()):
+        row, place = elsewhere.nonzero(as_tuple=True)
+        far, top = torch.cat([gaussian.probes(), drawn], 1)[row, place], gaussian.centre[row, 0]
+
+        def height(way: Tensor) -> Tensor:
+            return log_density(row.repeat(len(way) // len(row)), way.unsqueeze(1)).squeeze(1)
+
+        elsewhere[row, place] = ~lead_uphill(height, far, top)
     sound = modes.found & ~elsewhere.any(-1) & (gaussian.basis.norm(dim=1).amax(-1) <= ENDLESS)
     where = gaussian.skewed(profile)
 
@@ -89,6 +107,7 @@ def replicate_integrals(problem: Problem, modes: Maxima, drawn: Tensor, toleranc
     return ReplicateIntegrals(where, settled(product, sound, d, tolerance))
 
 
+REFUSALS = (ArithmeticError, ValueError, RuntimeError, TypeError, IndexError, NotImplementedError)  # of a batch
 FEWEST = 8  # data sets, of which three are fitted by themselves: fewer are no batch
 FEWEST_AT_ONCE = 16  # data sets in one run of the model: fewer gain less by that than by their structure, alone
 SAME = 1e-8  # relative difference between a log evidence by itself and in the batch: rounding, and how a search ends
@@ -125,7 +144,7 @@ def together(
         return {}
     try:
         found = _in_chunks(next(iter(agreeing.values())), sets, tolerance, program)
-    except (ArithmeticError, ValueError, RuntimeError, TypeError, IndexError, NotImplementedError):
+    except REFUSALS:
         return {}  # a model need not bear that its data are rows of a batch
     for k, posterior in agreeing.items():
         own = float(posterior.log_evidence)
@@ -197,11 +216,20 @@ def _in_chunks(
     num = BATCH_BYTES // (joint.row_bytes * joint.latents.size)
     if num < FEWEST_AT_ONCE:
         return {}
+    origin, told = torch.zeros_like(joint.initial_u), torch.tensor(sorted(examples(len(sets))))
+    made_of = None
+    with suppress(*REFUSALS):  # a model need not bear that settings are rows beside those of data
+        made_of = power_sums(LogJoints(joint.at_settings, num), reference._inside.theta, told, origin)
     for numbers in torch.arange(len(sets)).split(num):
-        chunk = maxima(problem, inside, numbers)
+        known = None
+        if made_of is not None:
+            known, right = made_of.of(numbers)
+            valid[numbers] &= right
+        chunk = maxima(problem, inside, numbers, known)
         certain, values, make = chunk.found, chunk.rows.objective, partial(_posterior, reference, joint, chunk)
         if isinstance(reference, NestedPosterior):
-            outside = replicate_integrals(problem, chunk, all_prior_draws(reference.integral.outer_mode), tolerance)
+            drawn = all_prior_draws(reference.integral.outer_mode)
+            outside = replicate_integrals(problem, chunk, drawn, tolerance, known)
             certain, values = outside.settled.found, outside.settled.log_evidence
             make = partial(make, outside=outside)
         for row, k in enumerate(numbers.tolist()):

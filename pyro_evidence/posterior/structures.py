@@ -420,7 +420,7 @@ def over(
             for row in known.keys() - told:
                 heights[first + row] = known[row][0]
                 bar.update()
-            fit_each(row for row in range(len(some)) if row not in known.keys() | told)
+            fit_each(set(range(len(some))) - known.keys() - told)
         return torch.tensor(heights[first:], dtype=torch.float64)
 
     evaluate = batch or by_fits

@@ -154,6 +154,40 @@ def test_structures_with_sampled_scales_are_one_batch() -> None:
         assert float(posterior.log_evidences[place]) == pytest.approx(float(alone.log_evidence), abs=1e-7)
 
 
+def zellner_siow(X: Tensor, y: Tensor) -> None:
+    """Zellner and Siow's prior, the same in all structures but for its columns; its scale is sampled."""
+    keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer=BRANCHING)
+    g = pyro.sample("g", dist.InverseGamma(0.5, 0.5 * len(X)))
+    kept = X * keep
+    tril = torch.linalg.cholesky(kept.T @ kept + torch.diag(1.0 - keep))
+    z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    w = torch.linalg.solve_triangular(tril.T, z.unsqueeze(-1), upper=True).squeeze(-1)
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(NOISE * g.sqrt() * (kept @ w), NOISE), obs=y)
+
+
+def test_a_batch_of_linear_models_searches_no_modes_at_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The integrals over g are those on paper, Liang et al. (2008), with the noise known, and those of single fits."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("a search for modes at nodes")
+
+    monkeypatch.setattr("pyro_evidence.posterior.replicates.solve_inner", refused)
+    X, y = data(size=4)
+    posterior = LaplaceEvidence(zellner_siow, stop=QUIET).run(X, y)
+    assert len(posterior._members) == 3
+    log_g = torch.linspace(-15.0, 30.0, 4001)
+    prior = dist.InverseGamma(0.5, 0.5 * len(X)).log_prob(log_g.exp()) + log_g + (log_g[1] - log_g[0]).log()
+    noise = dist.Normal(0.0, NOISE).log_prob(y).sum()
+    for keep, found in zip(posterior.found.values["keep"], posterior.log_evidences.tolist(), strict=True):
+        kept = X[:, keep > 0]
+        explained = (kept.T @ y) @ torch.linalg.solve(kept.T @ kept, kept.T @ y) / NOISE**2 if len(kept.T) else 0.0
+        of_g = -0.5 * kept.shape[1] * log_g.exp().log1p() + 0.5 * explained * log_g.exp() / (1.0 + log_g.exp())
+        assert found == pytest.approx(float(noise + (of_g + prior).logsumexp(0)), abs=2e-3)
+    alone = LaplaceEvidence(fixed(zellner_siow, posterior.found.of(5)), stop=QUIET).run(X, y)
+    assert float(posterior.log_evidences[5]) == pytest.approx(float(alone.log_evidence), abs=1e-7)
+
+
 def by_a_list(X: Tensor, y: Tensor) -> None:
     keep = pyro.sample("keep", dist.Bernoulli(0.5), infer=BRANCHING)
     w = pyro.sample("w", dist.Normal(0.0, [1.0, 2.0][keep.type(torch.int64) if keep in (0.0, 1.0) else keep]))

@@ -98,7 +98,8 @@ def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> tuple[
 
 
 def _levenberg_marquardt(params: Tensor, *data: Tensor) -> Tensor:
-    """Minimise the squared residual of every axis by itself, shape ``(d, 4)``."""
+    """Minimise the squared residual of every axis by itself, shape ``(d, 4)``; an axis that has arrived stays."""
+    found, left = params.clone(), torch.arange(len(params), device=params.device)
     damping = torch.full((len(params), 1), 1e-2, dtype=params.dtype, device=params.device)
     r, J = _misfit(params, *data)
     cost = r.square().sum(-1, keepdim=True)
@@ -109,15 +110,16 @@ def _levenberg_marquardt(params: Tensor, *data: Tensor) -> Tensor:
         ahead = _misfit(trial, *data)
         trial_cost = ahead[0].square().sum(-1, keepdim=True)
         better = trial_cost < cost
-        done = not bool((better & (cost - trial_cost > LEAST_RISE * cost)).any()) and bool(
-            (better | (damping > 1e6)).all()
-        )
+        going = torch.where(better, cost - trial_cost > LEAST_RISE * cost, damping <= 1e6).squeeze(-1)
         params, cost = torch.where(better, trial, params), torch.where(better, trial_cost, cost)
         r, J = torch.where(better, ahead[0], r), torch.where(better.unsqueeze(-1), ahead[1], J)
         damping = damping * torch.where(better, 1.0 / CHANGE, CHANGE)
-        if done:
+        found[left] = params
+        if not bool(going.any()):
             break
-    return params
+        left, params, cost, r, J, damping = (x[going] for x in (left, params, cost, r, J, damping))
+        data = tuple(x[going] for x in data)
+    return found
 
 
 STEPS = tuple(0.8 * each for each in (1, 2, 3, 4, 6, 8))  # standard deviations

@@ -1,0 +1,107 @@
+"""Log joints of many data sets as sums of powers of their hyperparameters: against densities on paper."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_evidence.laplace.quadratics import LogJoints, Quadratics, power_sums
+from pyro_evidence.laplace.replicates import Replicates
+from pyro_evidence.nested.inner import MarginalisedJoint
+
+GROUP = torch.arange(12) % 3
+
+
+def intercepts(x: Tensor, y: Tensor) -> None:
+    tau, sigma = (pyro.sample(name, dist.HalfNormal(1.0)) for name in ("tau", "sigma"))
+    b = pyro.sample("b", dist.Normal(1.0, 3.0))
+    with pyro.plate("groups", 3):
+        e = pyro.sample("e", dist.Normal(0.0, tau))
+    with pyro.plate("data", 12):
+        pyro.sample("y", dist.Normal(b * x + e[GROUP], sigma), obs=y)
+
+
+def scaled(x: Tensor, y: Tensor) -> None:
+    """One scale alone beside a noise of one: all second derivatives are one plus its square times a number."""
+    tau = pyro.sample("tau", dist.HalfCauchy(1.0))
+    e = pyro.sample("e", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("data", 12):
+        pyro.sample("y", dist.Normal(x.square() + tau * e[GROUP], 1.0), obs=y)
+
+
+def logistic(x: Tensor, y: Tensor) -> None:
+    tau = pyro.sample("tau", dist.HalfCauchy(1.0))
+    with pyro.plate("groups", 3):
+        e = pyro.sample("e", dist.Normal(0.0, tau))
+    with pyro.plate("data", 12):
+        pyro.sample("y", dist.Bernoulli(logits=x + e[GROUP]), obs=(y > 0).double())
+
+
+def correlated(x: Tensor, y: Tensor) -> None:
+    """A number between zero and one is no power of its coordinate."""
+    rho = pyro.sample("rho", dist.Beta(2.0, 2.0))
+    with pyro.plate("groups", 3):
+        e = pyro.sample("e", dist.Normal(0.0, rho))
+    with pyro.plate("data", 12):
+        pyro.sample("y", dist.Normal(x + e[GROUP], 1.0), obs=y)
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(5, 12, generator=generator), 2.0 * torch.randn(5, 12, generator=generator)
+
+
+def looked_at(model: Callable[..., Any], sites: list[str], centre: list[float]) -> Any:
+    """The terms of the model's log joints on five data sets."""
+    sets = list(zip(*data(), strict=True))
+    replicates = Replicates(MarginalisedJoint(model, sets[0], marginalise=sites), sets)
+    joints, origin = LogJoints(replicates.at_settings, 50), torch.zeros(replicates.latents.size)
+    return power_sums(joints, torch.tensor(centre), torch.tensor([0, 2, 4]), origin)
+
+
+def settings(num: int, centre: list[float]) -> Tensor:
+    """A few log units about a centre, and the number of the data set last, ``(5, num, T + 1)``."""
+    generator = torch.Generator().manual_seed(1)
+    theta = torch.tensor(centre) + 2.0 * torch.randn(5, num, len(centre), generator=generator)
+    return torch.cat([theta, torch.arange(5.0)[:, None, None].expand(5, num, 1)], -1)
+
+
+def test_powers_are_read_off_and_the_evidence_is_the_normal_density() -> None:
+    made_of = looked_at(intercepts, ["tau", "sigma"], [-0.5, 0.3])
+    assert set(map(tuple, made_of.powers.tolist())) == {(-2.0, 0.0), (0.0, -2.0), (0.0, 0.0)}
+    found, right = made_of.of(torch.arange(5))
+    assert bool(right.all())
+    theta, (x, y) = settings(4, [-0.5, 0.3]), data()
+    value, slope = found.evidence(theta)
+    for k in range(5):
+        for j in range(4):
+            sigma, tau = theta[k, j, :2].exp()
+            covariance = sigma**2 * torch.eye(12) + 9.0 * torch.outer(x[k], x[k])
+            covariance = covariance + tau**2 * (GROUP == GROUP.unsqueeze(-1)).double()
+            exact = dist.MultivariateNormal(x[k], covariance).log_prob(y[k])
+            assert float(value[k, j]) == pytest.approx(float(exact), rel=1e-9)
+    for t, step in enumerate(1e-5 * torch.eye(3)[:2]):
+        ahead, behind = (found.evidence(theta + way)[0] for way in (step, -step))
+        torch.testing.assert_close(slope[..., t], (ahead - behind) / 2e-5, rtol=1e-6, atol=1e-8)
+    assert not bool(slope[..., 2].any())
+    rows = found.modes(theta[:, 0])
+    assert rows.objective.tolist() == pytest.approx(value[:, 0].tolist(), rel=1e-12)
+
+
+def test_terms_that_are_diagonal_together_need_no_matrices() -> None:
+    """Numbers along the axes are those of the matrices; a power that is seen in sums alone is told from the rest."""
+    found, right = looked_at(scaled, ["tau"], [0.0]).of(torch.arange(5))
+    assert bool(right.all()) and found.axes is not None
+    matrices = Quadratics(*(getattr(found, n) for n in ("first", "centre", "powers", "line", "a", "b", "A")))
+    theta = settings(6, [0.0])
+    for here, there in zip(found.evidence(theta), matrices.evidence(theta), strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("model", "site"), [(logistic, "tau"), (correlated, "rho")])
+def test_what_is_no_such_sum_has_no_terms(model: Callable[..., Any], site: str) -> None:
+    assert looked_at(model, [site], [0.0]) is None
