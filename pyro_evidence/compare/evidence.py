@@ -181,8 +181,8 @@ def compare_evidence(
     model can do, not an average over a hyperprior, so a difference of about one nat per extra hyperparameter
     means nothing. MacKay (1992), eq. 2.6.  For a :class:`REVMPosterior` or :class:`RVMPosterior` it is that of the
     learned prior on the axes, which for :class:`VRVM` has its mean precisions, and not the lower bound that its
-    ``log_evidence`` is; for a :class:`MixturePosterior` that of one labelling, log K! of the components
-    that are left beside it.
+    ``log_evidence`` is; for a :class:`MixturePosterior` or an :class:`MPPCAPosterior` that of one labelling, log K! of
+    the components that are left beside it.
 
     :param estimates: model name -> estimate to use, from :func:`bridge_sampling` for example; others are
         estimated by :func:`importance_sampling`, or where its weights are in doubt or the coordinates more than 1,000

@@ -38,15 +38,18 @@ def importance_sampling(
     :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
     """
     density = target.target if isinstance(target, Modes) else target_of(target)
+    laplace = target.posterior if isinstance(target, Modes) else laplace_posterior(target)
     num_samples = check_weighted(affordable_draws(density.joint, MOST) if num_samples is None else num_samples)
     if isinstance(target, Modes | ImportancePosterior):
         exchange = None if isinstance(target, Modes) else target.integral.exchange
         integral = integral_over(target.states, seed_of(seed), num_samples, density, exchange)
         log_joint, found, log_copies = integral.log_joint, integral.weighed, integral.log_copies
         num_modes = len(target.states)
+    elif laplace._has_orbits:
+        log_joint = laplace.log_weights(num_samples, seed_of(seed))
+        found, log_copies, num_modes = smoothed_weights(log_joint, torch.zeros_like(log_joint)), 0.0, 1
     else:
         white = torch.randn(num_samples, density.size, generator=seeded(seed), dtype=torch.float64)
-        laplace = laplace_posterior(target)
         x, log_proposal = (laplace.proposal or proposal([laplace.state])).drawn(white.to(density.centre))
         log_joint = density.log_joint_or_nan(x)
         log_joint = laplace._of_nearest(log_joint, density.embedded(x))

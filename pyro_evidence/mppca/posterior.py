@@ -136,6 +136,7 @@ class MPPCAPosterior(LaplacePosterior):
     schema: ClassVar[Mapping[str, Any]] = archive.LAPLACE | OWN
     _maximises_evidence: ClassVar[bool] = False
     _mirrors: ClassVar[Any] = ()  # of labels and of turns it has its own count
+    _has_orbits: ClassVar[bool] = True
 
     _: KW_ONLY
     recognised: MPPCAStructure
@@ -177,6 +178,14 @@ class MPPCAPosterior(LaplacePosterior):
     def num_components(self) -> int:
         """Number of components that are left."""
         return int(self.active.sum())
+
+    @property
+    def _num_components(self) -> int:
+        return self.num_components
+
+    @property
+    def _num_maximised(self) -> int:
+        return self.recognised.joint.hypers.size
 
     @property
     def num_latents(self) -> Tensor:

@@ -94,7 +94,7 @@ def is_constant(log_weights: Tensor, dtype: torch.dtype = torch.float64) -> bool
 
     :param dtype: in which the density was computed.
     """
-    size = 1.0 + log_weights.abs().max()
+    size = 1.0 + log_weights.max().abs()
     return bool(log_weights.max() - log_weights.min() <= max(1e-8, relative_rounding(dtype)) * size)
 
 

@@ -151,3 +151,8 @@ def test_importance_corrects_laplace_towards_the_true_evidence() -> None:  # ora
     after = abs(found["log_evidence_importance"] - float(exact))
     assert after < 0.1 * before
     assert after < 4.0 * found["log_evidence_importance_se"]
+
+
+def test_a_weight_of_zero_beside_others_is_not_constant() -> None:
+    assert importance.is_constant(torch.full((3,), -700.0))
+    assert not importance.is_constant(torch.tensor([0.0, 1.0, -math.inf]))
