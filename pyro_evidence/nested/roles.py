@@ -367,7 +367,7 @@ def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[s
     seen = {p.name for p in candidates if p.size == 1 and bool(slope[joint.latents.slices[p.name]] != 0)}
     if sum(p.size for p in candidates if p.name in seen | taken) <= PRODUCT_DIMS:
         taken |= seen
-    taken |= _multiplying_numbers(here, changes, without, along, taken, numbers)
+    taken |= _multiplying_numbers(here, changes, without, along, taken, numbers, _multiplying_in_factors(here, real))
     more = taken
     while more:  # with the positive or bounded sites that the prior of a marginalised one depends on
         taken |= more
@@ -378,7 +378,13 @@ def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[s
 
 
 def _multiplying_numbers(
-    here: Run, changes: Changes, without: Changes, along: Tensor, taken: set[str], numbers: Sequence[str]
+    here: Run,
+    changes: Changes,
+    without: Changes,
+    along: Tensor,
+    taken: set[str],
+    numbers: Sequence[str],
+    in_factors: tuple[set[str], set[str]],
 ) -> set[str]:
     """Single real numbers that multiply a site of many elements, such as the slope on a predictor that is latent.
 
@@ -387,6 +393,7 @@ def _multiplying_numbers(
     which makes two modes, nor where these are more axes than a product of nodes bears.
 
     :param without: as ``changes``, where all ``numbers`` are zero.
+    :param in_factors: more such sites, and what they multiply.
     """
     joint, u = here.joint, here.u.detach()
     slices, wide = joint.latents.slices, {p.name for p in joint.latents if is_affine(p.transform) and p.size > 1}
@@ -397,6 +404,7 @@ def _multiplying_numbers(
         left = _run(joint, off, joint.initial_theta).changes(along)
         if _unseen(changes, dict(zip(joint.latents.names, left, strict=True))) & multiplied:
             found.add(name)
+    found, multiplied = found | in_factors[0], multiplied | in_factors[1]
     if not found or sum(p.size for p in joint.latents if p.name in taken | found) > PRODUCT_DIMS:
         return set()
     turned = u.clone()
@@ -405,6 +413,38 @@ def _multiplying_numbers(
     here_and_turned = joint.log_joint(torch.stack([u, turned]), joint.initial_theta)
     gap = float((here_and_turned[0] - here_and_turned[1]).detach().abs())
     return set() if gap <= relative_rounding(joint.dtype) * (1.0 + float(here_and_turned[0].abs())) else found
+
+
+def _multiplying_in_factors(here: Run, real: Sequence[Coordinate]) -> tuple[set[str], set[str]]:
+    """Few real numbers that the curvature of factors of latents depends on, and the sites of many elements in these.
+
+    Factors are those of ``pyro.factor`` and of data that are made of latents: an autoregression's coefficients multiply
+    lagged slices there.  None where, given them, factors are not quadratic in the sites of many elements.
+    """
+    joint, u = here.joint, here.u.detach()
+    wide, few = ([p for p in real if (p.size > PRODUCT_DIMS) == many] for many in (True, False))
+    names = tuple(n for n in joint.observed if _is_of_latents(here.nodes[n]))
+    if not (names and wide and few):
+        return set(), set()
+    free = torch.zeros(len(few) + 3, len(u), dtype=torch.bool, device=u.device)  # of a step, no move, and moves
+    for row, parts in zip((0, 2, *range(3, len(free))), (wide, wide, *([p] for p in few)), strict=True):
+        for p in parts:
+            free[row, joint.latents.slices[p.name]] = True
+    moves = torch.where(free, normal_draws(*free.shape, seed=3).to(u), 0.0)
+    places = torch.cat([u + moves[1:], u + moves[1:] + moves[0]])
+    slope = _slopes(joint, places, joint.initial_theta, lambda joint, trace: joint.total(trace, names))
+    change = torch.where(free[0], slope.chunk(2)[1] - slope.chunk(2)[0], 0.0)
+    moved = ((change - change[0]).abs().amax(-1) > ROUNDING * change.abs().amax()).tolist()
+    if moved[1] or not bool(change.isfinite().all()):
+        return set(), set()
+    found = {p.name for p, own in zip(few, moved[2:], strict=True) if own}
+    return found, {p.name for p in wide if bool((change[:, joint.latents.slices[p.name]] != 0).any())}
+
+
+def _is_of_latents(node: Any) -> bool:
+    """Whether an observed site is a factor of latents: of ``pyro.factor``, or with a value that is made of latents."""
+    value = node["fn"].log_factor if isinstance(node["fn"], Unit) else node["value"]
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _unseen(changes: Changes, left: Changes) -> set[str]:

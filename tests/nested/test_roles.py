@@ -1,6 +1,7 @@
 """Which sites are integrated numerically: scales, correlations, kernel settings; never locations, weights, layers."""
 
 import math
+from collections.abc import Callable
 
 import pyro
 import pyro.distributions as dist
@@ -191,3 +192,50 @@ def test_a_field_with_a_constraint_is_symmetric_on_its_support() -> None:
     time = -torch.rand(24, generator=generator).log()
     event = (torch.arange(24) % 3 > 0).double()
     assert sites_to_marginalise(LogJoint(model, (event, time))) == ("scale",)
+
+
+SERIES = torch.tensor([0.0, 2, 1, 0, 3, 1, 2, 4, 2, 1, 3, 2], dtype=torch.float64)
+
+
+def lagged(y: Tensor, coefficients: Callable[[], Tensor], moved: Callable[[Tensor, Tensor], Tensor], how: str) -> None:
+    """Counts over a series whose law is written by hand, of its lagged slices."""
+    scale, a = pyro.sample("s", dist.HalfNormal(torch.tensor(1.0).double())), coefficients()
+    x = pyro.sample("x", dist.Normal(torch.zeros(12).double(), 5.0).to_event(1))
+    with pyro.plate("steps", 10):
+        law = dist.StudentT(4.0, moved(a, x), scale) if how == "heavy" else dist.Normal(moved(a, x), scale)
+        if how == "factor":
+            pyro.factor("law", law.log_prob(x[2:]))
+        else:
+            pyro.sample("law", law, obs=x[2:])
+    with pyro.plate("data", 12):
+        pyro.sample("y", dist.Poisson(x.exp()), obs=y)
+
+
+def in_pair() -> Tensor:
+    return torch.as_tensor(pyro.sample("a", dist.Normal(torch.zeros(2).double(), 1.0).to_event(1)))
+
+
+def one_by_one() -> Tensor:
+    return torch.stack([pyro.sample(name, dist.Normal(torch.tensor(0.0).double(), 1.0)) for name in ("a", "b")])
+
+
+def lags(a: Tensor, x: Tensor) -> Tensor:
+    return a[0] * x[1:-1] + a[1] * x[:-2]
+
+
+@pytest.mark.parametrize("how", ["data", "factor"])
+@pytest.mark.parametrize(("coefficients", "expected"), [(in_pair, "a s"), (one_by_one, "a b s")])
+def test_coefficients_of_lagged_slices_go_with_scales(
+    coefficients: Callable[[], Tensor], expected: str, how: str
+) -> None:
+    joint = LogJoint(lagged, (SERIES, coefficients, lags, how))
+    assert " ".join(sites_to_marginalise(joint)) == expected
+
+
+@pytest.mark.parametrize(
+    ("moved", "how"),
+    [(lambda a, x: a[0] + a[1] * torch.arange(10.0) + x[1:-1], "factor"), (lags, "heavy")],
+    ids=["added to the slices", "not quadratic in the slices, given them"],
+)
+def test_other_numbers_of_a_factor_stay_inside(moved: Callable[[Tensor, Tensor], Tensor], how: str) -> None:
+    assert sites_to_marginalise(LogJoint(lagged, (SERIES, in_pair, moved, how))) == ("s",)
