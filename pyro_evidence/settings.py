@@ -27,8 +27,8 @@ class Start:
         processes), several where not (enumerated sites, mixtures, networks, scales that multiply), within a budget.
     :ivar seed: of the starts; for None one is drawn when the object is made.
     :ivar values: of latent sites and params, constrained, by name: what begins there in every start, as with Pyro's
-        ``init_to_value``.  The other sites begin at random, the other params where the model says.  For
-        ``LaplaceEvidence``; a mixture or a network begins at ``initial=``.
+        ``init_to_value``; one number is for all elements.  The other sites begin at random, the other params where the
+        model says.  For ``LaplaceEvidence``; a mixture or a network begins at ``initial=``.
     :ivar tour: draws from the prior among which ``LaplaceEvidence`` looks for other modes, once the best is found; 0
         for none.  None: a thousand where there are at most 50 coordinates and the structure does not prove one mode.
     :ivar structures: of a model with structure sites, that ``LaplaceEvidence`` looks at, in a search where there are

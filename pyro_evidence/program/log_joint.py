@@ -441,7 +441,8 @@ class LogJoint:
         """Places ``(..., D)`` with the sites for which values were given there."""
         for part in self.latents:
             if part.name in self.values:
-                value = torch.as_tensor(self.values[part.name]).to(self.device, self.dtype).reshape(part.shape)
+                value = torch.as_tensor(self.values[part.name]).to(self.device, self.dtype)
+                value = value.reshape(part.shape) if value.dim() else value.expand(part.shape)
                 u[..., self.latents.slices[part.name]] = part.transform.inv(value).reshape(-1).to(u)
         return u
 

@@ -348,6 +348,7 @@ class FirstRun(Messenger):
         if name not in self.values or own is None:
             return own
         value = torch.as_tensor(self.values[name]).detach().to(own)
+        value = value if value.dim() else value.expand(own.shape)
         if value.shape != own.shape:
             raise BadInput(
                 f"Start(values=...): '{name}' has shape {tuple(value.shape)}; expected {tuple(own.shape)}, as in the "

@@ -247,11 +247,14 @@ def test_links_are_the_inverse_of_theirs() -> None:
     assert bool((FAMILIES["poisson"].links["inverse"].value({"eta": eta}) == 1.0 / eta).all())
 
 
-@pytest.mark.parametrize("family", ["gaussian", "gamma", "poisson", "nbinom2", "nbinom1"])
+@pytest.mark.parametrize(
+    "family", ["gaussian", "gamma", "poisson", "nbinom2", "nbinom1", "bernoulli", "binomial", "beta"]
+)
 def test_means_of_levels_do_not_hang_on_the_link(frame: Any, family: str) -> None:
     """One coefficient a level: the highest likelihood is that of their means, whatever the link makes of them."""
-    response = "k" if FAMILIES[chosen_family(family)[0]].response == "counts" else "w"
-    rows = frame.assign(w=40.0 + 3.0 * frame.y)
+    responses = {"counts": "k", "binary": "yes", "trials": "prop(hits, tries)", "share": "share"}
+    response = responses.get(FAMILIES[chosen_family(family)[0]].response, "w")
+    rows = frame.assign(w=40.0 + 3.0 * frame.y, share=1.0 / (1.0 + np.exp(-frame.y)))
     values = [
         float(fit(*mixed(f"{response} ~ h", rows, family=family, link=link)).log_evidence)
         for link in chosen_family(family)[1].links
@@ -276,6 +279,16 @@ def test_groups_on_the_unit_of_a_mean(data_dir: Path) -> None:
     assert float(fit(model, data).log_evidence) == pytest.approx(-891.0196717, abs=1e-5)  # glmmTMB
     model, data = mixed("Reaction ~ Days + (1 | Subject)", frame, family="Gamma", link="inverse")
     assert float(fit(model, data).log_evidence) > -880.0  # where glmmTMB ends without a number
+
+
+def test_effects_of_groups_begin_on_the_side_of_a_pole_where_the_mean_is() -> None:
+    """glmmTMB(y ~ x + (1 | g), d, gaussian("inverse"), start = list(beta = c(0.7, 0))); effects at random had -209."""
+    rng = np.random.default_rng(0)
+    g, x = np.arange(200) % 12, rng.uniform(size=200)
+    mean = 1.0 / (0.5 + 0.4 * x + 0.05 * rng.normal(size=12)[g])
+    rows = pandas.DataFrame({"x": x, "g": g, "y": mean + 0.3 * rng.normal(size=200)})
+    model, data = mixed("y ~ x + (1 | g)", rows, link="inverse")
+    assert float(fit(model, data).log_evidence) == pytest.approx(-47.62496, abs=1e-4)
 
 
 @pytest.mark.parametrize("link", ["logit", "probit", "cloglog"])

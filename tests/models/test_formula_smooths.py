@@ -85,6 +85,20 @@ def test_a_curve_is_as_uncertain_as_that_of_mgcv(frame: Any) -> None:
     np.testing.assert_allclose(sd.numpy(), [0.151275, 0.120193, 0.119945, 0.123972, 0.512699], atol=2e-6)
 
 
+def test_a_curve_of_chances_is_as_uncertain_as_the_observed_information_says(frame: Any) -> None:
+    """Second derivatives written out; mgcv takes their expectation, which for links such as probit is another."""
+    rows = frame.assign(up=(frame.y > 0.5).astype(float))
+    model, data = mixed("up ~ s(x)", rows, family="bernoulli", link="probit", priors=REML)
+    found, (X, Z) = LaplaceEvidence(model, stop=Stop(progress=False)).run(*data), model.arguments()
+    columns, penalised = torch.cat([X, Z], 1), torch.tensor([0.0] * X.shape[1] + [1.0] * Z.shape[1]).double()
+    z = (2.0 * data[-1] - 1.0) * (columns @ torch.cat([found.mode["b"], found.mode["u_s_x"]]))
+    ratio = (-0.5 * z.square() - 0.5 * np.log(2.0 * np.pi) - torch.special.log_ndtr(z)).exp()
+    weights = ratio * (z + ratio)  # minus the second derivative of log_ndtr
+    V = torch.linalg.inv((columns.T * weights) @ columns + (penalised / found.hyperparameters["sd_s_x"] ** 2).diag())
+    _, sd = found.predict(rows, kind="link", return_std=True)
+    torch.testing.assert_close(sd, ((columns @ V) * columns).sum(-1).sqrt(), rtol=1e-5, atol=0.0)
+
+
 # for (sp in c(0.01, 1)) {m <- gam(y ~ s(x), data = d, method = "REML", sp = sp); s <- m$smooth[[1]]
 #  X <- predict(m, type = "lpmatrix")[, s$first.para:s$last.para]; K <- X %*% pinv(s$S[[1]]) %*% t(X)
 #  P <- cbind(1, d$x); M <- diag(120) - P %*% solve(crossprod(P), t(P)); V <- M %*% K %*% M

@@ -30,6 +30,8 @@ LOG_ODDS: Mapping[str, Expression] = {
     "logit": ETA,
     "probit": call(log_ndtr, ETA) - call(log_ndtr, -ETA),
     "cloglog": ETA.exp() + (-(-ETA.exp()).expm1()).log(),
+    "log": ETA - (-ETA.expm1()).log(),
+    "identity": ETA.log() - (-ETA).log1p(),
 }
 BACK: Mapping[str, Callable[[Tensor], Tensor]] = {  # the predictor of a mean
     "identity": torch.clone,

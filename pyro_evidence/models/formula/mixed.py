@@ -88,9 +88,11 @@ class MixedModel:
 
     @property
     def begins(self) -> dict[str, Tensor]:
-        """Where a search for sites begins by name: elsewhere their link may have no value."""
+        """Where a search for sites begins by name: elsewhere their link may have no value, and beyond a pole others."""
         found = [p.b for p in self._sketch.predictors if p.b and p.b.prior is not None and p.b.start != 1.0]
-        return {b.name: torch.tensor(b.start, dtype=torch.float64) for b in found}
+        effects = [] if self._sketch.family.begins_at_zero else [e for p in self._sketch.predictors for e in p.effects]
+        at_zero = {f"u_{e.label}": torch.zeros((), dtype=torch.float64) for e in effects}
+        return at_zero | {b.name: torch.tensor(b.start, dtype=torch.float64) for b in found}
 
     @cached_property
     def __signature__(self) -> Signature:
@@ -167,8 +169,8 @@ def mixed(
         treatment of ties, "cox breslow" with Breslow's (the log of a ratio of hazards, no intercept).  Any distribution
         is one with the name of the argument that the linear predictor is of: ``(dist.StudentT, "loc", {"df": 4.0})``;
         its other positive arguments are parameters.
-    :param link: logit, probit or cloglog of shares and chances, identity, log or inverse of means; None for the
-        family's first.
+    :param link: logit, probit, cloglog, log or identity of shares and chances, identity, log or inverse of means; None
+        for the family's first.
     :param priors: of ``b`` (fixed effects), ``sd`` (spreads of groups, or ``sd_subject`` for one), ``L`` (their
         correlations, or ``rho``, that of ``ar1`` and ``cs``), ``ell`` (the length of a ``gp``), of the family's
         parameters (``sigma``, ``shape``, ``phi``, ``df``, ``growth``), of ``b_sigma`` where that has a formula: what
