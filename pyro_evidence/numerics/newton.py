@@ -284,7 +284,9 @@ def rises_without_end(
     return ImproperPosterior(
         f"the log density still rises by {float(slope[worst].abs()):.3g} nats a unit at {label(worst)}, "
         f"{float(u[worst]):.3g}; expected a maximum. Its integral is infinite, so there is no evidence, as where noise "
-        "may be zero and data are met exactly. Look for targets that are a function of the inputs; or hold that site "
+        "may be zero and data are met exactly, or where differences of latents have a density each, more of them than "
+        "latents. Look for targets that are a function of the inputs; give such differences the constant of their "
+        "joint density, -(number of latents - 1) log(scale) on a connected graph, or take gmrf.ICAR; or hold that site "
         "at a number, or give it a prior whose density vanishes where it runs to, such as InverseGamma of a scale."
     )
 

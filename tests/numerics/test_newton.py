@@ -147,3 +147,12 @@ def test_curvature_that_is_nan_is_not_a_mode() -> None:
         Toy(gaussian), lambda v: torch.full((1, 3, 3), torch.nan), torch.zeros(1, 3), NONE, Limits(1e-14, 5, print)
     )
     assert not bool(mode.converged.any())
+
+
+def test_a_scale_that_runs_to_zero_is_told_of_differences_that_outnumber_what_they_are_of() -> None:
+    """Of 264 normal densities on the edges of a lattice of 144 latents, 143 integrate the differences."""
+    place, rise, logs = torch.tensor([-65.0]).double(), torch.tensor([-120.0]).double(), torch.tensor([True])
+    found = newton.rises_without_end(place, rise, logs, lambda _: "site 's'")
+    assert found is not None
+    assert "120 nats a unit at site 's'" in str(found) and "differences of latents have a density each" in str(found)
+    assert newton.rises_without_end(place, -rise, logs, lambda _: "site 's'") is None
