@@ -1,13 +1,14 @@
 """The sites of a trace: which of them are latent, discrete, data or mere bookkeeping."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
 import torch
-from pyro.distributions import ImproperUniform, Unit
+from pyro.distributions import ImproperUniform, SineBivariateVonMises, SineSkewed, Unit, VonMises
 from torch import Tensor
-from torch.distributions import Transform, TransformedDistribution, biject_to
+from torch.distributions import Transform, TransformedDistribution, biject_to, constraints
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.fitting.process_state import without_validation
@@ -81,13 +82,23 @@ def is_empty(node: Node) -> bool:
     return bool((fn.batch_shape if isinstance(fn, Unit) else value.shape).numel() == 0)
 
 
+CIRCLE = constraints.interval(-math.pi, math.pi)
+
+
+def support_of(fn: Any) -> Any:
+    """Where a latent site's density has integral one: of an angle a single turn, for which Pyro says the whole line."""
+    if isinstance(innermost(fn), VonMises | SineBivariateVonMises | SineSkewed):
+        return constraints.independent(CIRCLE, fn.event_dim)
+    return fn.support
+
+
 def bijection(name: str, fn: Any) -> Transform:
     """From the real line to the support of a latent site.
 
     :raises UnsupportedModel: where torch knows none.
     """
     try:
-        return biject_to(fn.support)
+        return biject_to(support_of(fn))
     except NotImplementedError as error:
         raise UnsupportedModel(
             f"site '{name}', {type(fn).__name__}, has support {fn.support}, for which torch knows no change "
@@ -103,7 +114,7 @@ def central_value(fn: Any, width: float = 2.0) -> Tensor | None:
     :return: None where torch knows no change of variables.
     """
     try:
-        transform = biject_to(fn.support)
+        transform = biject_to(support_of(fn))
     except NotImplementedError:
         return None
     like = torch.zeros(())
