@@ -43,6 +43,11 @@ def as_tensor(value: Any, floats: torch.dtype | None = None) -> Any:
     return torch.as_tensor(native, dtype=wanted)
 
 
+def is_fake(value: Tensor) -> bool:
+    """Whether a tensor has a shape, and no numbers."""
+    return value.is_meta or type(value).__name__ == "FakeTensor"
+
+
 def require_dense(name: str, value: Tensor) -> None:
     """Refuse a tensor without a number for each of its elements.
 
@@ -51,8 +56,8 @@ def require_dense(name: str, value: Tensor) -> None:
     """
     if value.is_nested:
         raise BadInput(f"{name} is a nested tensor, with rows of several lengths; expected a dense one: pad it.")
-    if value.is_meta:
-        what, advice = "on the device meta, where tensors have a shape and no numbers", "load its data first"
+    if is_fake(value):
+        what, advice = "fake or on the device meta, where tensors have a shape and no numbers", "load its data first"
     elif value.layout is not torch.strided:
         what, advice = f"sparse ({value.layout})", f"pass {name}.to_dense()"
     elif value.is_quantized:

@@ -19,7 +19,8 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, search_modes, state_at
-from pyro_evidence.numerics import importance
+from pyro_evidence.numerics import derivatives, importance, lbfgs
+from pyro_evidence.numerics.batched import OneSummand
 from pyro_evidence.numerics.derivatives import normal_draws
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.line_search import lead_uphill
@@ -235,7 +236,9 @@ def tour(state: LaplaceState, num_draws: int, seed: int) -> tuple[tuple[LaplaceS
         if exchange is not None:
             ordered = laplace_state(state.problem, state.theta, exchange.in_order(state.u.unsqueeze(0))[0])
             state = replace(ordered, log_hyperprior=state.log_hyperprior, left_saddle=state.left_saddle)
-        found = all_modes(state, _best_draws(state, num_draws, seed), partial(_images, exchange=exchange), exchange)
+        tops = _tops_of_summands(state)
+        starts = torch.cat([_best_draws(state, num_draws, seed), tops])
+        found = all_modes(state, starts, partial(_images, exchange=exchange, tops=tops), exchange)
     modes = in_ranks(found)
     return modes, exchange if modes[0] is state else exchange_of(modes[0])
 
@@ -297,6 +300,31 @@ def _best_draws(state: LaplaceState, num: int, seed: int) -> Tensor:
     return rows[chosen]
 
 
+def _tops_of_summands(state: LaplaceState) -> Tensor:
+    """Where each summand of the model's log sums of exponentials is highest, ``(at most CLIMBS, D)``.
+
+    No draw may fall on a narrow one, and no slope leads there: a little further off it is nothing beside the others.
+    A sum is higher than each of its summands; where it is not, as where it normalises, there are none.
+    """
+    joint, u, found = state.problem.joint, state.u.unsqueeze(0), [state.u.new_empty(0, len(state.u))]
+    number, count = 0, 1
+
+    def alone(u: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """The log joint and its slope with one summand of each sum."""
+        nonlocal count
+        with OneSummand(number) as summand:
+            value = derivatives.gradient(joint.log_joint, u, state.theta)
+        count = summand.count
+        return value
+
+    while number == 0 or number < min(count, CLIMBS):
+        if bool(alone(u, number)[0] < state.log_joint) and count > 1:
+            found.append(lbfgs.from_far(partial(alone, number=number), u, state.problem.slack))
+        number += 1
+    rows = torch.cat(found)
+    return rows[rows.isfinite().all(-1)]
+
+
 def _from_prior(state: LaplaceState, num: int, seed: int, *, apart: bool) -> Tensor:
     """Unconstrained draws from the prior, ``(num, D)``; ``apart`` and errors are those of the constrained ones."""
     joint = state.problem.joint
@@ -307,10 +335,13 @@ def _from_prior(state: LaplaceState, num: int, seed: int, *, apart: bool) -> Ten
 def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange | None") -> list[LaplaceState]:
     """The known modes and those reached elsewhere from ``starts`` ``(S, D)``; failed climbs are left out."""
     found = list(known)
-    starts = starts[~torch.stack([_is_near(mode, starts) for mode in found]).any(0)]
+    problem, theta, density = found[0].problem, found[0].theta, density_of(found[0])
     if not len(starts):
         return found
-    problem, theta, density = found[0].problem, found[0].theta, density_of(found[0])
+    height = density.log_joint(starts[:, density.active])
+    starts = starts[~torch.stack([_is_near(mode, starts, height) for mode in found]).any(0)]
+    if not len(starts):
+        return found
     if exchange is None:  # none is climbed where the density rises from each to the nearest known mode
         away = torch.stack([mode.precision.whiten(starts - mode.u).norm(dim=-1) for mode in found])
         nearest = torch.stack([mode.u for mode in found])[away.argmin(0)]
@@ -322,23 +353,27 @@ def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange |
             reached = search_modes(problem, exchange.in_order(reached.u), theta, cold=False)
     except ArithmeticError:
         return found
-    for row, u in enumerate(reached.u):
-        if bool(reached.converged[row]) and not any(bool(_is_near(mode, u.unsqueeze(0))) for mode in found):
+    for row, end in enumerate(zip(reached.u.unsqueeze(1), reached.log_joint, strict=True)):
+        if bool(reached.converged[row]) and not any(bool(_is_near(mode, *end)) for mode in found):
             with suppress(ArithmeticError):
                 mode = state_at(problem, theta, reached, row, log_hyperprior=found[0].log_hyperprior)
                 found += [mode] if bool(mode.log_evidence.isfinite()) else []
     return found
 
 
-def _is_near(mode: LaplaceState, rows: Tensor) -> Tensor:
-    """Which of ``rows`` ``(S, D)`` are at a mode's place, by the standard deviations there, bool ``(S,)``."""
-    return mode.precision.whiten(rows - mode.u).norm(dim=-1) < NEAR
+def _is_near(mode: LaplaceState, rows: Tensor, height: Tensor) -> Tensor:
+    """Which of ``rows`` ``(S, D)`` are at a mode's place, by the standard deviations there, bool ``(S,)``.
+
+    :param height: log joint density of the rows: one that is far higher is on a narrower mode, perhaps inside this one.
+    """
+    return (mode.precision.whiten(rows - mode.u).norm(dim=-1) < NEAR) & (height < mode.log_joint + HIGHER)
 
 
-def _images(mode: LaplaceState, exchange: "Exchange | None") -> Tensor:
+def _images(mode: LaplaceState, exchange: "Exchange | None", tops: Tensor) -> Tensor:
     """The highest images of a mode that lie about as high, ``(at most CLIMBS, D)``.
 
     :param exchange: whose elements are left as they are.
+    :param tops: places ``(T, D)``, of which one coordinate, or one site, is exchanged for the mode's.
     """
     joint, u, size = mode.problem.joint, mode.u, len(mode.u)
     # real coordinates with their signs turned: one, sites and pairs of sites whole, one element in all of them
@@ -348,6 +383,8 @@ def _images(mode: LaplaceState, exchange: "Exchange | None") -> Tensor:
     # two elements along an axis exchanged, in all sites with an axis of that length; and sites that look alike
     for length in lengths(joint) - (set() if exchange is None else {exchange.size}):
         found.append(relabelled(joint, u.unsqueeze(0), axes_of_length(joint, length), swaps(length))[1:, 0])
+    sites = torch.block_diag(*(torch.ones(1, p.size) for p in mode.problem.joint.latents)).bool()
+    found += [torch.where(torch.cat([sites, torch.eye(size).bool()]).to(u.device), top, u) for top in tops]
     rows = torch.cat([*found, torch.stack([u, *exchanged(joint, u)])[1:]])
     height = density_of(mode).log_joint(rows)
     order = height.argsort(descending=True)
@@ -408,7 +445,7 @@ def exchange_of(state: LaplaceState) -> Exchange | None:
     for size in (size for size in lengths(joint) if math.factorial(size) > MOST_ORDERS):
         rows = torch.cat([state.u + state.precision.unwhiten(white), state.u.unsqueeze(0)])
         images = without_order(joint, rows, size, state.theta)
-        if images is None or bool(_is_near(state, images[:, -1]).all()):
+        if images is None or bool(_is_near(state, images[:, -1], state.log_joint).all()):
             continue
         axes = axes_of_length(joint, size)
         numbers = Exchange(joint, axes, size, 0).elements(rows)

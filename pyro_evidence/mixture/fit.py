@@ -71,6 +71,7 @@ from pyro_evidence.mixture.updates import (
 from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.batched import BATCH_NUMBERS, COPIED_ROWS, first_highest
 from pyro_evidence.numerics.linalg import floored
+from pyro_evidence.program.checks import check_sizes
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, check_count, check_positive, check_result, seeded
 
@@ -539,6 +540,7 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit
         return Responses(found.Y.detach().double(), G, found.weight.detach().double())
 
     def check(number: int, args: tuple[Any, ...]) -> None:
+        check_sizes(args, {})
         Y = model.rows(*args).Y
         if bool(Y.isnan().any()):
             row, column = Y.isnan().nonzero()[0].tolist()

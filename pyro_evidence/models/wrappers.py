@@ -8,6 +8,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_evidence.data.arrays import is_fake
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import TensorValue
 from pyro_evidence.program.checks import tensors
@@ -114,7 +115,7 @@ def explain_gaps(error: BadInput, model: Model, args: tuple[Any, ...], kwargs: d
     :raises BadInput: that error, with a sentence more.
     """
     given = (x for _, x in tensors(args, kwargs) if x.layout is torch.strided)
-    dense = (x for x in given if not (x.is_meta or x.is_nested))
+    dense = (x for x in given if not (is_fake(x) or x.is_nested))
     gaps = any(x.is_floating_point() and bool(x.isnan().any()) for x in dense)
     if gaps and not isinstance(model, Marginalised):
         raise BadInput(f"{error} If nan means not observed: EvidenceEM(marginalised(model)).") from error

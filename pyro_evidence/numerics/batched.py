@@ -102,10 +102,19 @@ def log_ndtr(x: Tensor) -> Tensor:
     return torch.where(x < 0.0, below, torch.log1p(-0.5 * torch.special.erfc(high * 0.5**0.5)))
 
 
+def log_add_exp(*pair: Tensor, **other: Tensor) -> Tensor:
+    """Log sum of two exponentials; second derivatives of torch's own are nan where they differ by 710."""
+    return torch.stack(torch.broadcast_tensors(*pair, *other.values())).logsumexp(0)
+
+
+PAIRS = (torch.logaddexp, Tensor.logaddexp)
+RIGHT: dict[Any, Any] = {torch.special.log_ndtr: log_ndtr} | dict.fromkeys(PAIRS, log_add_exp)
+
+
 class WithOwnConstants(TorchFunctionMode):
     """Numbers that a function makes belong to its row of a batch, so that it may write the row's values into them.
 
-    And ``torch.special.log_ndtr`` takes rows together.
+    And ``torch.special.log_ndtr`` takes rows together, ``torch.logaddexp`` has all its second derivatives.
 
     :param row: the arguments of the row.
     """
@@ -115,7 +124,7 @@ class WithOwnConstants(TorchFunctionMode):
         self._nothing = sum(torch.zeros_like(x.detach().reshape(-1)[:1]).sum() for x in row.values() if x.numel())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = (log_ndtr if func is torch.special.log_ndtr else func)(*args, **(kwargs or {}))
+        made = RIGHT.get(func, func)(*args, **(kwargs or {}))
         if func in MAKERS and made.is_floating_point():
             return (made + self._nothing).to(made.dtype)
         return made
@@ -195,3 +204,28 @@ def apply(
             except Exception:
                 pass  # one bad row or too little memory; what one() raises below is what the caller sees
     return torch.stack([one(*row) for row in zip(*rows, *each, strict=True)])
+
+
+SUMS = (torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp)
+
+
+class OneSummand(TorchFunctionMode):
+    """Of every log sum of exponentials that depends on what requires a gradient, one summand alone.
+
+    :param number: of the summand; of several sums it counts through the first ones fastest.
+    :ivar count: of such numbers, as the functions that ran inside have it.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.left, self.count = number, 1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in SUMS or not args[0].requires_grad:
+            return func(*args, **kwargs)
+        x, dim, keepdim = (*args, *kwargs.values(), False)[:3]
+        for axis in dim if isinstance(dim, tuple | list) else (dim,):
+            size, self.count = x.shape[axis], self.count * x.shape[axis]
+            x, self.left = x.narrow(axis, self.left % size, 1), self.left // size
+        return x if keepdim else x.squeeze(dim)

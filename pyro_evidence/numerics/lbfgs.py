@@ -22,6 +22,7 @@ SEARCH = Backtracking(
     shorter=to_peak, num_trials=20, shortest=1e-12
 )  # of a step of about one: what is left is rounding
 FAR_STEPS = 300  # of a search from far away
+STUCK = 1e-8  # nats a step of such a search, below which Newton's method gets further
 STEPS_ON = 1000  # of one that goes on where Newton's method cannot
 
 
@@ -32,14 +33,15 @@ def ascend(
     tolerance: float,
     num_steps: int,
     slack: float = 0.0,
+    least: float = 0.0,
     watch: Watch = no_callback,
 ) -> Tensor:
     """Rows moved uphill until each row's largest gradient component is below ``tolerance``, shape ``(R, D)``.
 
     Nocedal and Wright (2006), algorithm 7.4, with backtracking; a row that cannot rise any more stays.
 
-    :param slack: relative rounding of the value; a row whose step rises by less, and does not halve its gradient,
-        stays as well.
+    :param slack: relative rounding of the value; a row whose step rises by less, or by less than ``least``, and does
+        not halve its gradient, stays as well.
     """
     here = SearchPoint(u, *f(u))
     moving = torch.ones_like(here.objective, dtype=torch.bool)
@@ -50,7 +52,7 @@ def ascend(
             break
         step = torch.where(moving.unsqueeze(-1), _direction(here.gradient, history), 0.0)
         new = _moved(f, here, step)
-        rose = new.objective - here.objective > slack * (1.0 + here.objective.abs())
+        rose = new.objective - here.objective > least + slack * (1.0 + here.objective.abs())
         flatter = new.gradient.abs().amax(-1) <= 0.5 * here.gradient.abs().amax(-1)
         moving = moving & (new.u != here.u).any(-1) & (rose | flatter)
         history = [*history, (new.u - here.u, here.gradient - new.gradient)][-MEMORY:]
@@ -61,7 +63,8 @@ def ascend(
 
 def from_far(f: ValueAndGradient, u: Tensor, slack: float, watch: Watch = no_callback) -> Tensor:
     """Rows as near to a mode as Newton's method wants them: to slopes of a thousandth, ``(R, D)``."""
-    return ascend(f, u, tolerance=1e-3 * (1.0 + u.shape[-1] ** 0.5), num_steps=FAR_STEPS, slack=slack, watch=watch)
+    level = 1e-3 * (1.0 + u.shape[-1] ** 0.5)
+    return ascend(f, u, tolerance=level, num_steps=FAR_STEPS, slack=slack, least=STUCK, watch=watch)
 
 
 def onwards(f: ValueAndGradient, u: Tensor, tolerance: float, slack: float, watch: Watch = no_callback) -> Tensor:

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyro_evidence.data.arrays import as_tensor, require_dense
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.numerics.batched import PAIRS
 from pyro_evidence.numerics.coordinates import is_identity, unconstrained_shape
 from pyro_evidence.program.sites import (
     Node,
@@ -651,12 +652,14 @@ class Levels(TorchFunctionMode):
     whatever else was there before the run, in another integer type and shape too.
 
     :param args: the arguments of the run, with ``kwargs``.
+    :ivar adds: whether the run has called ``torch.logaddexp``.
     """
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
         self.arguments = [(n, t) for n, t in tensors(args, kwargs) if t.dtype in INTEGERS]
         self.counted: Any = WeakTensorKeyDictionary()  # tensors of integers that the run has made
+        self.adds = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Carry out a function; look at an index before, and remember integers that come out of others."""
@@ -664,7 +667,7 @@ class Levels(TorchFunctionMode):
             for index in args[1] if isinstance(args[1], tuple) else (args[1],):
                 if isinstance(index, Tensor) and index.dtype in INTEGERS:
                     self._check(index)
-        result = func(*args, **(kwargs or {}))
+        result, self.adds = func(*args, **(kwargs or {})), self.adds or func in PAIRS
         if isinstance(result, Tensor) and result.dtype in INTEGERS:
             self.counted[result] = True
         return result

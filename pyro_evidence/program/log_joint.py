@@ -188,9 +188,10 @@ class LogJoint:
 
     def _validated_run(self, statements: FirstRun) -> Trace:
         try:
-            with statements, Given({}, {}), checks.Levels(self.args, self.kwargs):
+            with statements, Given({}, {}), checks.Levels(self.args, self.kwargs) as seen:
                 trace = poutine.trace(self.model).get_trace(*self.args, **self.kwargs)
             trace.compute_log_prob(lambda _, s: not (is_observation(s) and is_empty(s)))
+            self._adds = seen.adds
         except (RuntimeError, ValueError, IndexError, ZeroDivisionError, TypeError, AttributeError) as error:
             if isinstance(error, TypeError | AttributeError) and not checks.arrays(self.args, self.kwargs):
                 raise  # the model's own
@@ -242,7 +243,7 @@ class LogJoint:
         :raises UnsupportedModel: otherwise.
         """
         self._row_bytes: tuple[int | None, int] | None = None
-        self._writes = False  # into tensors that it makes
+        self._writes = self._adds  # into tensors that it makes, or calls what torch has wrong
         self._promotes = False  # single to double precision
         self._begins_at_origin = True
         try:
@@ -409,8 +410,9 @@ class LogJoint:
     def row_bytes(self) -> int | None:
         """Bytes that autograd keeps for each row of a batch; None where rows are evaluated one by one."""
         if self._row_bytes is None:
+            ways = self._adds, True
             with own_random_numbers(), torch.enable_grad(), own_warnings("error", batched.ROW_BY_ROW):
-                for self._writes in (False, True):
+                for self._writes in ways:
                     kept = batched.bytes_per_row(self._one, self._first[0], self.initial_theta)
                     if kept is not None:
                         break

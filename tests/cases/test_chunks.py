@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pyro_evidence import REVM, RVM, EvidenceEM, LaplaceEvidence, Start, Stop
 from pyro_evidence.data import Groups, Parquet, Slices
@@ -152,6 +153,24 @@ def written(path: Path, names: list[str], columns: list[Tensor]) -> Path:
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.Table.from_arrays([arrow.array(c.numpy()) for c in columns], names=names), path)
     return path
+
+
+def test_tensors_without_numbers_are_refused_whole_and_in_chunks() -> None:
+    """Those of torch's fake mode ended in an error of torch's own."""
+    with FakeTensorMode():
+        fake = torch.randn(20, 3, dtype=torch.float64), torch.randn(20, dtype=torch.float64)
+    for fit in (lambda x: RVM(regression(Linear())).run(*x), lambda x: EvidenceEM(gaussian_mixture(2)).run(x[0])):
+        says(refusal(lambda fit=fit: fit(fake)), "argument 0, shape (20, 3), is fake", "load its data first")
+    chunks = [(X[:20], TARGETS[:20]), fake]
+    says(refusal(lambda: RVM(regression(Linear())).run_chunks(chunks)), "argument 0 of chunk 1", "is fake")
+
+
+def test_a_number_too_large_is_named_with_its_chunk_before_anything_is_computed_from_it() -> None:
+    """A mixture's precisions begin at those of all rows, and it was the start of one that was refused."""
+    huge = X.clone()
+    huge[50, 1] = 1e300
+    said = refusal(lambda: EvidenceEM(gaussian_mixture(2)).run_chunks([(x,) for x in huge.split(20)]))
+    says(said, "chunk 2: argument 0, shape (20, 3), holds 1e+300 at [10, 1]", "divide by a typical value")
 
 
 def test_a_column_that_occurs_twice_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import ImproperPosterior, LaplaceEvidence, NotAMode, Stop
+from pyro_evidence import ImproperPosterior, LaplaceEvidence, Stop
 from tests.cases.expect import reached, refusal, says, summary_of
 from tests.cases.known_evidences import KNOWN, SLOPE_X, slope_with_noise
 
@@ -43,13 +43,7 @@ def found(name: str) -> Found:
     return Found(float(posterior.log_evidence), error, [x for x in lines if any(d in x for d in DOUBTS)])
 
 
-REFUSED = ["a narrow high mode, a wide heavy one"]
-MARKS = {
-    **{name: pytest.mark.xfail(strict=True, raises=NotAMode, reason="issue 6: two widths") for name in REFUSED},
-}
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in KNOWN])
+@pytest.mark.parametrize("name", KNOWN)
 def test_no_evidence_is_wrong_in_silence(name: str) -> None:
     """Within .02 nats or twice the stated error of the truth, or the summary doubts it."""
     fit = found(name)
@@ -63,7 +57,6 @@ FAR = [
     "if on a latent",
 ]
 EXACT = {
-    **MARKS,
     **{name: pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 6: one Gaussian") for name in FAR},
 }
 
