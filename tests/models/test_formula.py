@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,32 @@ def test_effects_of_groups_begin_on_the_side_of_a_pole_where_the_mean_is() -> No
     rows = pandas.DataFrame({"x": x, "g": g, "y": mean + 0.3 * rng.normal(size=200)})
     model, data = mixed("y ~ x + (1 | g)", rows, link="inverse")
     assert float(fit(model, data).log_evidence) == pytest.approx(-47.62496, abs=1e-4)
+
+
+@pytest.mark.parametrize("factor", ["factor(Days)", "as.factor(Days)"])
+def test_factors_of_r_are_categories(data_dir: Path, factor: str) -> None:
+    rows = pandas.read_csv(data_dir / "sleepstudy.csv")
+    model, data = mixed(f"Reaction ~ {factor} + (1 | factor(Subject))", rows)
+    same, expected = mixed("Reaction ~ C(Days) + (1 | Subject)", rows)
+    assert model.coords == same.coords and all(
+        map(torch.equal, map(torch.as_tensor, data), map(torch.as_tensor, expected))
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "here"), [("ns(x, 3)", "cr(x, df=3)"), ("te(x, z)", "t2(x, z)"), ("hsgp(x)", "gp(x, k=20)")]
+)
+def test_functions_of_others_are_told_what_stands_for_them(there: str, here: str) -> None:
+    rows = pandas.DataFrame({"y": np.sin(np.arange(40.0)), "x": np.arange(40.0) % 7, "z": np.arange(40.0) % 11})
+    with pytest.raises(BadInput, match=re.escape(f"expected {here} in its place")):
+        mixed(f"y ~ {there}", rows)
+    mixed(f"y ~ {here}", rows)
+
+
+def test_a_natural_spline_is_that_of_r(data_dir: Path) -> None:
+    """lmer(Reaction ~ splines::ns(Days, 3) + (1 | Subject), sleepstudy, REML = FALSE)."""
+    model, data = mixed("Reaction ~ cr(Days, df=3) + (1 | Subject)", pandas.read_csv(data_dir / "sleepstudy.csv"))
+    assert float(fit(model, data).log_evidence) == pytest.approx(-896.514846124, abs=1e-6)
 
 
 @pytest.mark.parametrize("link", ["logit", "probit", "cloglog"])

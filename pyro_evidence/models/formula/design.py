@@ -37,6 +37,13 @@ FORMULAE = (
     *("proportion", "scale", "standardize", "tp"),
 )
 FUNCTIONS = (*FORMULAE, *NUMPY, *(f"np.{name}" for name in NUMPY))  # all that a formula can call
+INSTEAD = {  # of functions of R's packages, brms and bambi
+    "ns": "cr(x, df=3)",
+    "te": "t2(x, z)",
+    "ti": "t2(x, z)",
+    "hsgp": "gp(x, k=20)",
+    "weights": "mixed(..., weights='column')",
+}
 
 COUNTED = re.compile(  # numbers of columns, of a polynomial or spline, or of terms that are multiplied
     r"\b(?:poly|bs|cc|cr|tp)\((?:[^()]|\([^()]*\))*?,\s*(\d+)\s*[,)]|\b(?:df|degree)\s*=\s*(\d+)|\*\*\s*(\d+)"
@@ -445,10 +452,11 @@ def _design_matrices(text: str, frame: Frame) -> Any:
             if token.kind == "PYTHON_LITERAL" and name in frame.columns:
                 raise BadInput(f"'{text}' has {name}, which is no name in a formula; expected `{name}` for the column.")
             if token.kind == "IDENTIFIER" and name not in FUNCTIONS and not column:
+                instead = f"{INSTEAD[name]} in its place, or " if name in INSTEAD else ""
                 raise BadInput(
-                    f"'{text}' has '{name}'; expected columns of the frame, and of functions {', '.join(FUNCTIONS)}. "
-                    f"What is computed otherwise goes into a column of the frame first. Smooths stand between plus "
-                    f"signs: {SMOOTHS}."
+                    f"'{text}' has '{name}'; expected {instead}columns of the frame, and of functions "
+                    f"{', '.join(FUNCTIONS)}. What is computed otherwise goes into a column of the frame first. "
+                    f"Smooths stand between plus signs: {SMOOTHS}."
                 )
         reader = parser.Parser(tokens)
         reader.parse()

@@ -17,6 +17,7 @@ SMOOTHS = (
     "s(x), s(x, k=10), s(x, by=g), s(x, z), s(x, bs='cr'), s(day, bs='cc', knots=[0, 365]), s(g, bs='re'), "
     "t2(x, z), gp(x)"
 )
+FACTOR = re.compile(r"(?<![\w.])(as\.)?factor\(")  # as R has it
 OPEN, CLOSE = "([{", ")]}"
 
 
@@ -125,6 +126,7 @@ def _parsed(text: str) -> Formula:
     response, right = (side.strip() for side in text.split("~"))
     if not response or not right or not _balanced(text):
         raise BadInput(f"formula={text!r} lacks a side or a bracket; expected {EXAMPLE}.")
+    right = "`".join(x if i % 2 else FACTOR.sub("C(", x) for i, x in enumerate(right.split("`")))
     fixed, varying, smooths = list[str](), list[Varying](), list[Smooth]()
     for part in _split(right, "+-"):
         smooth = _smooth(part)
