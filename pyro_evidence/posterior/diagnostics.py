@@ -362,8 +362,8 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
     elif found.get("num_blocks"):
         if found["blocks_above"]:
             said.append(
-                f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: integrals that "
-                "are Laplace's (nodes=1) are not to be trusted; posterior.blocks(site) has them by quadrature."
+                f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: their draws "
+                "are not to be trusted, nor a log evidence by nodes=1; posterior.blocks(site) has means by quadrature."
             )
     elif not reliable and not _unchecked(found):
         many = found.get("num_coordinates", 0) > MANY  # weights of joint draws spread with their number
