@@ -76,24 +76,42 @@ def solved(p: Partition, tril: tuple[Tensor, ...], b: Tensor) -> Tensor:
     return torch.cat([x.flatten(-3) for x in each], -1)
 
 
+@dataclass(frozen=True)
+class _Search(Batched):
+    """Where the searches of all blocks are."""
+
+    own: Tensor  # (..., n)
+    shared: Tensor  # (..., P)
+    here: Local
+    before: Tensor  # what a step promised before the last one, twice the nats, (..., G)
+    gained: Tensor  # by the last step, nats, (..., G)
+
+
 def block_modes(terms: Terms | RowTerms, own: Tensor, shared: Tensor, tolerance: float) -> Modes:
     """Newton in every block by itself, from ``own`` ``(..., n)``, steps halved block by block where they do not climb.
 
+    Rows of which no block moves any more are left out of further steps.
+
     :param tolerance: squared length of a step in posterior standard deviations that counts as none.
     """
-    p = terms.density.partition
-    here = local(terms, own, shared)
-    gained = torch.zeros_like(here.value[..., :-1])
-    before = torch.full_like(gained, math.inf)
+    p, here = terms.density.partition, local(terms, own, shared)
+    none = torch.zeros_like(here.value[..., :-1])
+    at = found = _Search(own, shared, here, none + math.inf, none)
+    rows = torch.arange(len(own), device=own.device)
     for _ in range(NUM_STEPS):
-        step = solved(p, tuple(_positive(D) for D in here.curvature), here.slope)
-        decrement = torch.zeros_like(gained).index_add(-1, p.block, step * here.slope)
-        moving = (gained > _slack(terms, here)) | (decrement <= 0.5 * before)  # else it has come to rest, by rounding
-        if not bool((moving & (decrement > tolerance)).any()):
+        step = solved(p, tuple(_positive(D) for D in at.here.curvature), at.here.slope)
+        decrement = torch.zeros_like(at.gained).index_add(-1, p.block, step * at.here.slope)
+        least = _slack(terms, at.here).clamp(min=0.5 * tolerance)  # nats: of rounding, or of a step that counts as none
+        rests = (at.gained <= least) & (decrement > 0.5 * at.before)  # by rounding, or at a jump
+        moving = (decrement > tolerance) & ~rests
+        if not bool(moving.any()):
             break
-        own, new = _climbed(terms, own, shared, step, here, decrement)
-        before, gained, here = decrement, (new.value - here.value)[..., :-1], new
-    return Modes(own, here, tuple(_factor(D) for D in here.curvature))
+        step, decrement = torch.where(rests[..., p.block], 0.0, step), torch.where(rests, 0.0, decrement)
+        if isinstance(terms, RowTerms) and not bool((left := moving.any(-1)).all()):
+            rows, terms, at, step, decrement = (x[left] for x in (rows, terms, at, step, decrement))  # type: ignore[assignment]
+        at = _climbed(terms, at, step, decrement)
+        found = found.with_rows(rows, at) if isinstance(terms, RowTerms) else at
+    return Modes(found.own, found.here, tuple(_factor(D) for D in found.here.curvature))
 
 
 def _slack(terms: Terms | RowTerms, here: Local) -> Tensor:
@@ -101,24 +119,30 @@ def _slack(terms: Terms | RowTerms, here: Local) -> Tensor:
     return 10.0 * float(torch.finfo(terms.density.joint.dtype).eps) * (1.0 + here.value[..., :-1].abs())
 
 
-def _climbed(
-    terms: Terms | RowTerms, own: Tensor, shared: Tensor, step: Tensor, here: Local, decrement: Tensor
-) -> tuple[Tensor, Local]:
+def _climbed(terms: Terms | RowTerms, at: _Search, step: Tensor, decrement: Tensor) -> _Search:
     """The first of ever shorter steps of each block that does not lower it.
 
-    A block stays where what is left of its step promises less than can be told from rounding.
+    A block stays where what is left of its step promises less than can be told from rounding.  Of many rows those are
+    evaluated again of which a block is not yet there.
     """
-    p, slack = terms.density.partition, _slack(terms, here)
-    scale = torch.ones_like(slack)
-    for _ in range(SEARCH.num_trials):
-        trial = own + scale[..., p.block] * step
-        new = local(terms, trial, shared)
-        bad = ~SEARCH.rule((new.value - here.value)[..., :-1], scale, Line(decrement, slack)) & (scale > 0)
+    p, slack = terms.density.partition, _slack(terms, at.here)
+    scale, own = torch.ones_like(slack), at.own + step
+    new = local(terms, own, at.shared)
+    for trial in range(SEARCH.num_trials):
+        rise = (new.value - at.here.value)[..., :-1]
+        bad = ~SEARCH.rule(rise, scale, Line(decrement, slack)) & (scale > 0)
         if not bool(bad.any()):
-            return trial, new
-        scale = torch.where(bad, torch.where(scale * decrement > slack, 0.25 * scale, 0.0), scale)
-    trial = own + torch.where(bad, 0.0, scale)[..., p.block] * step
-    return trial, local(terms, trial, shared)
+            break
+        last = trial == SEARCH.num_trials - 1
+        shorter = torch.where(scale * decrement > slack, 0.25 * scale, 0.0) if not last else 0.0 * scale
+        scale = torch.where(bad, shorter, scale)
+        own = at.own + scale[..., p.block] * step
+        if isinstance(terms, RowTerms):
+            again = torch.nonzero(bad.any(-1)).squeeze(-1)
+            new = new.with_rows(again, local(terms[again], own[again], at.shared[again]))
+        else:
+            new = local(terms, own, at.shared)
+    return _Search(own, at.shared, new, decrement, (new.value - at.here.value)[..., :-1])
 
 
 def _positive(D: Tensor) -> Tensor:

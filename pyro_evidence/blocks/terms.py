@@ -157,6 +157,9 @@ class RowTerms:
     density: BlockDensity
     theta: Tensor  # (R, T)
 
+    def __getitem__(self, rows: Tensor) -> "RowTerms":
+        return RowTerms(self.density, self.theta[rows])
+
     def __call__(self, rows: Tensor, shared: Tensor) -> Tensor:
         """The terms of each block, and last those that belong to none, nats, ``(R, Q, G + 1)``.
 
