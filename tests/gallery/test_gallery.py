@@ -97,7 +97,7 @@ def test_toy_mixture_of_ten_thousand_points_says_that_it_is_not_identified() -> 
     a = torch.bernoulli(torch.full((10_000,), 0.5), generator=generator())
     b = torch.bernoulli(torch.where(a > 0, 0.8, 0.2), generator=generator(1))
     c = torch.bernoulli(torch.where(b > 0, 0.9, 0.1), generator=generator(2))
-    posterior = LaplaceEvidence(toy_mixture, start=Start(restarts=4, tour=0)).run(torch.stack([a, c], -1))
+    posterior = LaplaceEvidence(toy_mixture, start=Start(restarts=1, tour=0)).run(torch.stack([a, c], -1))
     assert float(posterior.mode["p_A"]) == pytest.approx(float(a.mean()), abs=1e-3)
     assert not importance_sampling(posterior, num_samples=1000).reliable
 

@@ -32,7 +32,7 @@ def curve(noise: float) -> tuple[Tensor, Tensor]:
 def test_targets_that_are_met_exactly_end_the_fit_at_a_posterior_that_can_be_used() -> None:
     X, t = clusters()
     with pytest.warns(UserWarning, match="the noise goes to nothing"):
-        posterior = LaplaceEvidence(MLP(2, 3), stop=KEPT).run(X, t)
+        posterior = LaplaceEvidence(MLP(2, 3), start=Start(restarts=1), stop=KEPT).run(X, t)
     assert posterior.status == Status.INTERPOLATING.value
     beta = float(posterior.hyperparameters["beta"])
     mean, _ = linearised(posterior, X)

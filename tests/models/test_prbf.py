@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, OverlapEM, Stop
+from pyro_evidence import BadInput, LaplaceEvidence, OverlapEM, Start, Stop
 from pyro_evidence.models.prbf import Diagonal, Full, Kernels, Separate, Spherical, class_labels, prbf
 from pyro_evidence.prbf import AlphaPerKernel, StartFrom
 from pyro_evidence.prbf.updates import em
@@ -78,7 +78,7 @@ def test_one_class_is_a_gaussian_mixture() -> None:
 @each_kind
 def test_laplace_evidence_runs_on_it(kernels: Kernels) -> None:
     X, y = two_blobs()
-    posterior = LaplaceEvidence(prbf(2, kernels=kernels)).run(X, y)
+    posterior = LaplaceEvidence(prbf(2, kernels=kernels), start=Start(restarts=1)).run(X, y)
     assert math.isfinite(float(posterior.log_evidence))
     near = (posterior.mode["loc"].unsqueeze(1) - torch.stack([X[y == 0].mean(0), X[y == 1].mean(0)])).norm(dim=-1)
     assert bool((near.amin(0) < 0.7).all())
@@ -88,7 +88,7 @@ def test_laplace_svi_and_nuts_agree_on_one_density() -> None:
     """A kernel for each class, so nothing can be swapped: the centres' posterior is nearly Gaussian."""
     X, y = two_blobs()
     model = prbf(2, sharing=Separate((1, 1)))
-    laplace = LaplaceEvidence(model).run(X, y)
+    laplace = LaplaceEvidence(model, start=Start(restarts=1)).run(X, y)
     precision = 20 / laplace.mode["scale"].unsqueeze(-1).square()  # closed form of the mode at its scale
     unit = X.std(0, correction=0)
     means = torch.stack([X[y == 0].mean(0), X[y == 1].mean(0)])

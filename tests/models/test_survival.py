@@ -201,8 +201,8 @@ def test_the_piecewise_model_with_a_cut_at_every_event_is_cox_s() -> None:
 
 def test_a_weibull_with_frailty_is_fitted() -> None:
     pyro.set_rng_seed(0)
-    group = torch.arange(20).repeat_interleave(4)
-    effect = 0.5 * torch.randn(20).double()
+    group = torch.arange(12).repeat_interleave(4)
+    effect = 0.5 * torch.randn(12).double()
     time = dist.Weibull((1.0 + effect[group]).exp(), torch.tensor(1.5).double()).sample()
     event = time < 4.0
 
@@ -210,7 +210,7 @@ def test_a_weibull_with_frailty_is_fitted() -> None:
         shape = pyro.sample("shape", dist.LogNormal(torch.tensor(0.0).double(), 1.0))
         sd = pyro.sample("sd", dist.HalfNormal(torch.tensor(1.0).double()))
         level = pyro.sample("level", dist.Normal(torch.tensor(0.0).double(), 3.0))
-        with pyro.plate("groups", 20):
+        with pyro.plate("groups", 12):
             a = pyro.sample("a", dist.Normal(0.0, sd))
         with pyro.plate("rows", len(time)):
             fn = dist.Weibull((level + a[group]).exp(), shape)
