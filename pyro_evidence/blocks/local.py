@@ -96,21 +96,23 @@ def block_modes(terms: Terms | RowTerms, own: Tensor, shared: Tensor, tolerance:
     """
     p, here = terms.density.partition, local(terms, own, shared)
     none = torch.zeros_like(here.value[..., :-1])
-    at = found = _Search(own, shared, here, none + math.inf, none)
+    now = found = _Search(own, shared, here, none + math.inf, none)
     rows = torch.arange(len(own), device=own.device)
     for _ in range(NUM_STEPS):
-        step = solved(p, tuple(_positive(D) for D in at.here.curvature), at.here.slope)
-        decrement = torch.zeros_like(at.gained).index_add(-1, p.block, step * at.here.slope)
-        least = _slack(terms, at.here).clamp(min=0.5 * tolerance)  # nats: of rounding, or of a step that counts as none
-        rests = (at.gained <= least) & (decrement > 0.5 * at.before)  # by rounding, or at a jump
+        step = solved(p, tuple(_positive(D) for D in now.here.curvature), now.here.slope)
+        decrement = torch.zeros_like(now.gained).index_add(-1, p.block, step * now.here.slope)
+        least = _slack(terms, now.here).clamp(
+            min=0.5 * tolerance
+        )  # nats: of rounding, or of a step that counts as none
+        rests = (now.gained <= least) & (decrement > 0.5 * now.before)  # by rounding, or at a jump
         moving = (decrement > tolerance) & ~rests
         if not bool(moving.any()):
             break
         step, decrement = torch.where(rests[..., p.block], 0.0, step), torch.where(rests, 0.0, decrement)
         if isinstance(terms, RowTerms) and not bool((left := moving.any(-1)).all()):
-            rows, terms, at, step, decrement = (x[left] for x in (rows, terms, at, step, decrement))  # type: ignore[assignment]
-        at = _climbed(terms, at, step, decrement)
-        found = found.with_rows(rows, at) if isinstance(terms, RowTerms) else at
+            rows, terms, now, step, decrement = (x[left] for x in (rows, terms, now, step, decrement))  # type: ignore[assignment]
+        now = _climbed(terms, now, step, decrement)
+        found = found.with_rows(rows, now) if isinstance(terms, RowTerms) else now
     return Modes(found.own, found.here, tuple(_factor(D) for D in found.here.curvature))
 
 
@@ -119,30 +121,30 @@ def _slack(terms: Terms | RowTerms, here: Local) -> Tensor:
     return 10.0 * float(torch.finfo(terms.density.joint.dtype).eps) * (1.0 + here.value[..., :-1].abs())
 
 
-def _climbed(terms: Terms | RowTerms, at: _Search, step: Tensor, decrement: Tensor) -> _Search:
+def _climbed(terms: Terms | RowTerms, now: _Search, step: Tensor, decrement: Tensor) -> _Search:
     """The first of ever shorter steps of each block that does not lower it.
 
     A block stays where what is left of its step promises less than can be told from rounding.  Of many rows those are
     evaluated again of which a block is not yet there.
     """
-    p, slack = terms.density.partition, _slack(terms, at.here)
-    scale, own = torch.ones_like(slack), at.own + step
-    new = local(terms, own, at.shared)
+    p, slack = terms.density.partition, _slack(terms, now.here)
+    scale, own = torch.ones_like(slack), now.own + step
+    new = local(terms, own, now.shared)
     for trial in range(SEARCH.num_trials):
-        rise = (new.value - at.here.value)[..., :-1]
+        rise = (new.value - now.here.value)[..., :-1]
         bad = ~SEARCH.rule(rise, scale, Line(decrement, slack)) & (scale > 0)
         if not bool(bad.any()):
             break
         last = trial == SEARCH.num_trials - 1
         shorter = torch.where(scale * decrement > slack, 0.25 * scale, 0.0) if not last else 0.0 * scale
         scale = torch.where(bad, shorter, scale)
-        own = at.own + scale[..., p.block] * step
+        own = now.own + scale[..., p.block] * step
         if isinstance(terms, RowTerms):
             again = torch.nonzero(bad.any(-1)).squeeze(-1)
-            new = new.with_rows(again, local(terms[again], own[again], at.shared[again]))
+            new = new.with_rows(again, local(terms[again], own[again], now.shared[again]))
         else:
-            new = local(terms, own, at.shared)
-    return _Search(own, at.shared, new, decrement, (new.value - at.here.value)[..., :-1])
+            new = local(terms, own, now.shared)
+    return _Search(own, now.shared, new, decrement, (new.value - now.here.value)[..., :-1])
 
 
 def _positive(D: Tensor) -> Tensor:
