@@ -23,7 +23,6 @@ from pyro_evidence.models.kernels import RBF
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
 from pyro_evidence.models.regression import regression
 from pyro_evidence.plots import fitted
-from pyro_evidence.plots.structures import nested_models
 
 QUIET = Stop(progress=False)
 FOLDER = Path("build/gallery")
@@ -125,7 +124,7 @@ def selections() -> Axes:
     X = torch.randn(30, 6)
     y = 0.5 * X[:, 0] + 0.3 * X[:, 2] + 0.2 * X[:, 4] + 0.5 * torch.randn(30)
     axes = plt.figure(figsize=(8.0, 5.0), layout="constrained").gca()
-    return nested_models(axes, LaplaceEvidence(selection, stop=QUIET).run(X, y))
+    return LaplaceEvidence(selection, stop=QUIET).run(X, y).plot_nested(axes)
 
 
 PICTURES: list[Callable[[], Axes]] = [

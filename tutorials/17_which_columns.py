@@ -27,17 +27,10 @@ from pyro import poutine
 from pyro.infer import MCMC, NUTS
 
 from pyro_evidence import LaplaceEvidence
-from pyro_evidence.plots import structures
 
 torch.set_default_dtype(torch.float64)
 generator = torch.Generator().manual_seed(5)
 
-# %% [markdown]
-# ## The data
-# Two hundred patients, yes or no. The first three columns have an effect; the next three are the first three with
-# noise added, so that they look as if they had one; the last six are noise.
-
-# %%
 effects = torch.tensor([1.2, -0.9, 0.5])
 causes = torch.randn(400, 3, generator=generator)
 shadows = 0.8 * causes + 0.6 * torch.randn(400, 3, generator=generator)
@@ -45,13 +38,7 @@ X = torch.cat([causes, shadows, torch.randn(400, 6, generator=generator)], 1)
 y = torch.bernoulli(torch.sigmoid(0.3 + causes @ effects), generator=generator)
 seen, unseen = slice(0, 200), slice(200, 400)
 
-# %% [markdown]
-# ## The model
-# One line more than a logistic regression: `keep` multiplies the weights, and its annotation says that it is a
-# structure. Each column is in with probability a half; effects are standard normal where it is.
 
-
-# %%
 def model(X, y=None):
     keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer={"branching": True})
     w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
@@ -63,20 +50,27 @@ def model(X, y=None):
 begun = time.process_time()
 posterior = LaplaceEvidence(model).run(X[seen], y[seen])
 print(f"{len(posterior.found):,} models in {time.process_time() - begun:.1f} s")
-posterior.plot(plt.figure(figsize=(6, 3.5), layout="constrained").gca())
-inclusion = posterior.inclusion("keep")
+_ = posterior.plot()
 
 # %% [markdown]
+# Left, the probability of each column; right, the best models, each below the best one that it extends, with the nats
+# that the further column is worth.
+#
+# The data are of two hundred patients, yes or no. The first three columns have an effect; the next three are the first
+# three with noise added, so that they look as if they had one; the last six are noise.
+#
+# The model has one line more than a logistic regression: `keep` multiplies the weights, and its annotation says that it
+# is a structure. Each column is in with probability a half; effects are standard normal where it is.
+#
 # The two strong causes are in, the noise is out. The third cause and its shadow, column 5, are about as probable: the
 # data cannot tell which of them it is, and nothing has to decide. No threshold was set: a column whose effect the data
 # do not show costs evidence, because its prior spreads over effects that did not happen.
 
 # %%
+inclusion = posterior.inclusion("keep")
 print(posterior.structures(6))
-axes = structures.nested_models(plt.figure(figsize=(9, 5), layout="constrained").gca(), posterior, most=6)
 
 # %% [markdown]
-# Each model hangs below the best one that it extends, with the nats that the further column is worth.
 # The best model has a small part of the probability: many say nearly the same. A prediction from it alone would be too
 # sure of itself. The average over all of them is one call.
 

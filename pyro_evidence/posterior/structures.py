@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyro_evidence.display import Axes, Table, axes_or_own
+from pyro_evidence.display import Axes, Table, axes_or_own, check_axes, matplotlib
 from pyro_evidence.errors import BadInput, NotAMode, NotConverged, UnsupportedModel
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.codec import encoded_arguments
@@ -26,14 +26,22 @@ from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.predict import PredictionMixin, SitePrediction
 from pyro_evidence.posterior.replicates import Made, examples, together
-from pyro_evidence.program.branching import MOST, IndependentChoices, Model, Structures, fixed, structures_of
+from pyro_evidence.program.branching import (
+    MOST,
+    IndependentChoices,
+    Model,
+    Structures,
+    fixed,
+    is_singular,
+    structures_of,
+)
 from pyro_evidence.program.checks import Arguments, OutsideSupport
 from pyro_evidence.program.sites import is_discrete
 from pyro_evidence.settings import Start, check_count, seed_of, seeded
 
 SEARCHED, SEARCHED_APART = 2**14, 2**9  # structures looked at where there are more: together, or a fit for each
 CLOSE = 5.0  # nats below the best structure, within which a structure's own error counts
-SHOWN = 10  # structures in a summary
+SHOWN, SHOWN_NESTED = 10, 6  # structures in a summary, and in the tree beside the bars
 AVERAGED = 50  # structures whose own shares count in an average, and as many that stand for the rest
 NEGLIGIBLE = 1e-3  # share of the mass whose structures a prediction may leave out
 
@@ -334,11 +342,18 @@ class StructurePosterior(Saved, PredictionMixin):
     def plot(self, axes: Axes | None = None) -> Axes:
         """Bars: the probability that each element of each structure site is not zero.
 
-        Which structure extends which is drawn by :func:`pyro_evidence.plots.structures.nested_models`.
+        Without Axes on a figure of its own, the tree of :meth:`plot_nested` beside them where there is one.
 
         :raises ImportError: without matplotlib.
         """
-        axes = axes_or_own(axes)
+        if axes is None:
+            figure = matplotlib("pyplot").figure(layout="constrained")
+            nested = any(parent is not None for parent in self._parents(SHOWN_NESTED).values())
+            axes = figure.add_subplot(1, 1 + nested, 1)
+            if nested:
+                figure.set_size_inches(12.0, 5.0)
+                self.plot_nested(figure.add_subplot(1, 2, 2), most=SHOWN_NESTED)
+        check_axes(axes)
         bars: dict[str, float] = {}
         for site in self.found.values:
             included = self.inclusion(site)
@@ -348,6 +363,54 @@ class StructurePosterior(Saved, PredictionMixin):
         axes.invert_yaxis()
         axes.set(xlim=(0.0, 1.15), xlabel="probability that it is in the model")
         return axes
+
+    def plot_nested(self, axes: Axes | None = None, *, most: int = 8) -> Axes:
+        """A tree of structures, each below the best that it has one element more than; nats gained on the edges.
+
+        Shown are the most probable structures, with their probabilities, and the way to each from the smallest.  From
+        top to bottom the number of elements that are not zero grows; on each edge stands the difference of the log
+        evidences.
+
+        :param most: number of the most probable structures.
+        :raises BadInput: where none of them extends another that was looked at, as of links or whole programs.
+        """
+        axes, parents = axes_or_own(axes), self._parents(check_count("most", most))
+        height, size = self.log_evidences.nan_to_num(nan=-torch.inf), (self.found.elements() != 0).sum(-1)
+        if all(parent is None for parent in parents.values()):
+            raise BadInput(
+                "none of these structures has one element more than another; expected a site of zeros and ones, such "
+                'as dist.Bernoulli(0.5).expand([3]). Draw probabilities of other sites by posterior.values_of("site").'
+            )
+        across = _across(parents)
+        for place, x in across.items():
+            parent, y = parents[place], int(size[place])
+            if parent is not None:
+                axes.plot([across[parent], x], [y - 1, y], color="0.7", zorder=1)
+                gain, middle = float(height[place] - height[parent]), ((across[parent] + x) / 2, y - 0.5)
+                axes.annotate(f"{gain:+.1f}", middle, ha="center", va="center", backgroundcolor="white")
+            text = f"{label_of(self.found.of(place), self.labels)}\n{float(self.probabilities[place]):.2g}"
+            axes.annotate(
+                text, (x, y), ha="center", va="center", bbox={"boxstyle": "round", "fc": "white", "ec": "0.4"}
+            )
+        axes.set(
+            xlim=(min(across.values()) - 0.6, max(across.values()) + 0.6), xticks=[], ylabel="elements in the model"
+        )
+        axes.set_ylim(int(size[list(parents)].max()) + 0.5, int(size[list(parents)].min()) - 0.5)
+        axes.yaxis.get_major_locator().set_params(integer=True)
+        return axes
+
+    def _parents(self, most: int) -> dict[int, int | None]:
+        """The best structure with one element less, of the most probable ones and of all on their ways; or None."""
+        height, elements = self.log_evidences.nan_to_num(nan=-torch.inf), self.found.elements()
+        size = (elements != 0).sum(-1)
+        parents: dict[int, int | None] = {}
+        for first in self.order[:most].tolist():
+            place: int | None = first
+            while place is not None and place not in parents:
+                smaller = ((elements != elements[place]).sum(-1) == 1) & (size == size[place] - 1) & height.isfinite()
+                parents[place] = int(torch.where(smaller, height, -torch.inf).argmax()) if bool(smaller.any()) else None
+                place = parents[place]
+        return parents
 
 
 def over_structures(
@@ -411,7 +474,9 @@ def over(
                     except (ArithmeticError, NotConverged, OutsideSupport) as error:
                         failures.append(f"{type(error).__name__}: {error}")
                     except (BadInput, UnsupportedModel) as error:
-                        raise type(error)(f"with {label_of(some.of(row))}: {error}") from error
+                        if not is_singular(error):
+                            raise type(error)(f"with {label_of(some.of(row))}: {error}") from error
+                        failures.append(f"with {label_of(some.of(row))}: {str(error.__cause__).splitlines()[0]}")
                     bar.update()
 
             fit_each(told)
@@ -505,3 +570,23 @@ def label_of(values: Mapping[str, Tensor], labels: Mapping[str, Sequence[str]] =
         else:
             parts.append(f"{name}={', '.join(f'{x:g}' for x in flat)}")
     return "; ".join(parts)
+
+
+def _across(parents: dict[int, int | None]) -> dict[int, float]:
+    """Horizontal places of a tree's nodes: leaves side by side, others above the middle of what is below them."""
+    children = {place: [child for child, parent in parents.items() if parent == place] for place in parents}
+    across: dict[int, float] = {}
+    num_leaves = 0
+
+    def put(place: int) -> None:
+        nonlocal num_leaves
+        for child in children[place]:
+            put(child)
+        below = [across[child] for child in children[place]]
+        across[place] = sum(below) / len(below) if below else float(num_leaves)
+        num_leaves += not below
+
+    for place, parent in parents.items():
+        if parent is None:
+            put(place)
+    return across

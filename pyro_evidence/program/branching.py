@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import empty_store, global_lock, own_random_numbers, own_warnings
-from pyro_evidence.program.checks import Arguments, as_tensors, new_data
+from pyro_evidence.program.checks import LINALG_ERROR, Arguments, as_tensors, new_data
 from pyro_evidence.program.sites import Node, central_value, innermost, is_structure, sample_nodes
 
 Model = Callable[..., Any]
@@ -105,7 +105,7 @@ def structures_of(model: Model, data: Arguments) -> IndependentChoices | Structu
         structure prior that depends on latents.
     """
     data = as_tensors(*data)
-    first = _branching(model, data, {})
+    first = _first_branching(model, data)
     supports = {name: _support(name, node) for name, node in first.items()}
     shapes = {name: torch.Size(node["value"].shape) for name, node in first.items()}
     laws = {name: _law(node) for name, node in first.items()}
@@ -117,8 +117,10 @@ def structures_of(model: Model, data: Arguments) -> IndependentChoices | Structu
     for row in range(len(probes)):  # the other latents are others in each run
         try:
             there = _branching(model, data, probes.of(row), all_of_them=True, seed=row + 1)
-        except BadInput:  # of values in another shape than this structure's
-            return _tree(model, data)
+        except BadInput as error:
+            if is_singular(error):  # of which its fit will tell
+                continue
+            return _tree(model, data)  # of values in another shape than this structure's
         same = there.keys() == first.keys() and all(there[n]["value"].shape == shapes[n] for n in first)
         if not (same and all(torch.equal(_law(there[n])(probes.values[n]), laws[n](probes.values[n])) for n in first)):
             again = _branching(model, data, probes.of(row), all_of_them=True)
@@ -137,7 +139,23 @@ def structures_of(model: Model, data: Arguments) -> IndependentChoices | Structu
 
 def has_structures(model: Model, data: Arguments) -> bool:
     """Whether a run of the model comes by a structure site."""
-    return bool(_branching(model, as_tensors(*data), {}))
+    return bool(_first_branching(model, as_tensors(*data)))
+
+
+def is_singular(error: Exception) -> bool:
+    """Whether a model cannot be run because a matrix of its own is singular, as of collinear columns."""
+    return isinstance(error.__cause__, LINALG_ERROR)
+
+
+def _first_branching(model: Model, data: Arguments) -> dict[str, Node]:
+    """The annotated sites of the first random structure that has no singular matrix."""
+    for seed in range(TRIED):
+        try:
+            return _branching(model, data, {}, seed=seed)
+        except BadInput as error:
+            if not is_singular(error):
+                raise
+    return _branching(model, data, {}, seed=TRIED)
 
 
 class _Begun(Messenger):

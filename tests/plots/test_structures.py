@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, StructurePosterior, explore
-from pyro_evidence.plots.structures import nested_models
 
 plt = pytest.importorskip("matplotlib.pyplot")
 X = torch.tensor([[1.0, 1.0, 0.5], [-1.0, 1.0, 0.0], [2.0, -1.0, 0.3], [-2.0, -1.0, -1.0]])
@@ -22,7 +21,7 @@ def selection(X: Tensor, y: Tensor) -> None:
 
 def drawn(posterior: StructurePosterior, most: int) -> dict[str, tuple[float, float]]:
     """Where each text stands."""
-    axes = nested_models(plt.figure().gca(), posterior, most=most)
+    axes = posterior.plot_nested(plt.figure().gca(), most=most)
     found = {text.get_text(): text.get_position() for text in axes.texts}
     plt.close("all")
     return found
@@ -54,3 +53,10 @@ def test_programs_are_not_nested() -> None:
     posterior = explore({"one": one}, torch.ones(2))
     with pytest.raises(BadInput, match="zeros and ones"):
         drawn(posterior, 2)
+
+
+def test_a_figure_of_its_own_has_the_tree_beside_the_bars() -> None:
+    bars = LaplaceEvidence(selection).run(X, X.sum(-1)).plot()
+    _, tree = bars.figure.axes
+    assert len(bars.patches) == 3 and any(text.get_text().startswith("keep 0, 1, 2") for text in tree.texts)
+    plt.close("all")

@@ -188,6 +188,16 @@ def test_a_batch_of_linear_models_searches_no_modes_at_nodes(monkeypatch: pytest
     assert float(posterior.log_evidences[5]) == pytest.approx(float(alone.log_evidence), abs=1e-7)
 
 
+def test_structures_with_a_singular_matrix_are_left_out() -> None:
+    """A column of zeros, under a prior that divides by its size, has no posterior; without it there are others."""
+    X, y = data(size=3)
+    X[:, 2] = 0.0
+    posterior = LaplaceEvidence(zellner_siow, stop=QUIET).run(X, y)
+    assert posterior.log_evidences.isnan().equal(posterior.found.values["keep"][:, 2] == 1)
+    assert len(posterior.failures) == 4 and "with keep 0, 1, 2: linalg.cholesky" in posterior.failures[0]
+    assert float(posterior.inclusion("keep")[2]) == 0.0 and float(posterior.inclusion("keep")[0]) > 0.99
+
+
 def by_a_list(X: Tensor, y: Tensor) -> None:
     keep = pyro.sample("keep", dist.Bernoulli(0.5), infer=BRANCHING)
     w = pyro.sample("w", dist.Normal(0.0, [1.0, 2.0][keep.type(torch.int64) if keep in (0.0, 1.0) else keep]))
