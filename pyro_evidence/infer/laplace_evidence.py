@@ -55,7 +55,7 @@ from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.coordinates import is_affine
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.choices import Curvature, exact_hessian
-from pyro_evidence.program.branching import has_structures, is_singular
+from pyro_evidence.program.branching import has_singular_matrix, has_structures
 from pyro_evidence.program.checks import (
     Arguments,
     Constant,
@@ -164,7 +164,7 @@ class LaplaceEvidence(Resumable):
         try:
             posterior = self._all_or_nested(args, kwargs)
         except (StructureSites, BadInput) as error:  # other structures may bear what one that was drawn does not
-            borne = isinstance(error, OutsideSupport) or is_singular(error)
+            borne = isinstance(error, OutsideSupport) or has_singular_matrix(error)
             if not isinstance(error, StructureSites) and not (borne and has_structures(self.model, (args, kwargs))):
                 raise
             fits = results.StructureFits(replace(self), (args, kwargs))

@@ -32,7 +32,7 @@ from pyro_evidence.program.branching import (
     Model,
     Structures,
     fixed,
-    is_singular,
+    has_singular_matrix,
     structures_of,
 )
 from pyro_evidence.program.checks import Arguments, OutsideSupport
@@ -474,7 +474,7 @@ def over(
                     except (ArithmeticError, NotConverged, OutsideSupport) as error:
                         failures.append(f"{type(error).__name__}: {error}")
                     except (BadInput, UnsupportedModel) as error:
-                        if not is_singular(error):
+                        if not has_singular_matrix(error):
                             raise type(error)(f"with {label_of(some.of(row))}: {error}") from error
                         failures.append(f"with {label_of(some.of(row))}: {str(error.__cause__).splitlines()[0]}")
                     bar.update()

@@ -118,7 +118,7 @@ def structures_of(model: Model, data: Arguments) -> IndependentChoices | Structu
         try:
             there = _branching(model, data, probes.of(row), all_of_them=True, seed=row + 1)
         except BadInput as error:
-            if is_singular(error):  # of which its fit will tell
+            if has_singular_matrix(error):  # of which its fit will tell
                 continue
             return _tree(model, data)  # of values in another shape than this structure's
         same = there.keys() == first.keys() and all(there[n]["value"].shape == shapes[n] for n in first)
@@ -142,7 +142,7 @@ def has_structures(model: Model, data: Arguments) -> bool:
     return bool(_first_branching(model, as_tensors(*data)))
 
 
-def is_singular(error: Exception) -> bool:
+def has_singular_matrix(error: Exception) -> bool:
     """Whether a model cannot be run because a matrix of its own is singular, as of collinear columns."""
     return isinstance(error.__cause__, LINALG_ERROR)
 
@@ -153,7 +153,7 @@ def _first_branching(model: Model, data: Arguments) -> dict[str, Node]:
         try:
             return _branching(model, data, {}, seed=seed)
         except BadInput as error:
-            if not is_singular(error):
+            if not has_singular_matrix(error):
                 raise
     return _branching(model, data, {}, seed=TRIED)
 
