@@ -304,23 +304,25 @@ def _tops_of_summands(state: LaplaceState) -> Tensor:
     """Where each summand of the model's log sums of exponentials is highest, ``(at most CLIMBS, D)``.
 
     No draw may fall on a narrow one, and no slope leads there: a little further off it is nothing beside the others.
-    A sum is higher than each of its summands; where it is not, as where it normalises, there are none.
+    A sum is higher than each of its summands; where it is not, as where it normalises, there are none.  Nor are there
+    of sums for each of more rows than there are latents, which data have, nor where there are more than ``CLIMBS`` to
+    choose from, as in chains of states.
     """
     joint, u, found = state.problem.joint, state.u.unsqueeze(0), [state.u.new_empty(0, len(state.u))]
-    number, count = 0, 1
+    count = 1
 
     def alone(u: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """The log joint and its slope with one summand of each sum."""
         nonlocal count
-        with OneSummand(number) as summand:
+        with OneSummand(number, u.numel()) as summand:
             value = derivatives.gradient(joint.log_joint, u, state.theta)
         count = summand.count
         return value
 
-    while number == 0 or number < min(count, CLIMBS):
-        if bool(alone(u, number)[0] < state.log_joint) and count > 1:
+    alone(u, 0)
+    for number in range(count if 1 < count <= CLIMBS else 0):
+        if bool(alone(u, number)[0] < state.log_joint):
             found.append(lbfgs.from_far(partial(alone, number=number), u, state.problem.slack))
-        number += 1
     rows = torch.cat(found)
     return rows[rows.isfinite().all(-1)]
 

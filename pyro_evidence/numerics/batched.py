@@ -213,19 +213,23 @@ class OneSummand(TorchFunctionMode):
     """Of every log sum of exponentials that depends on what requires a gradient, one summand alone.
 
     :param number: of the summand; of several sums it counts through the first ones fastest.
+    :param most: results of a sum; one that has more is left as it is.
     :ivar count: of such numbers, as the functions that ran inside have it.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, most: int) -> None:
         super().__init__()
-        self.left, self.count = number, 1
+        self.left, self.most, self.count = number, most, 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in SUMS or not args[0].requires_grad:
             return func(*args, **kwargs)
         x, dim, keepdim = (*args, *kwargs.values(), False)[:3]
-        for axis in dim if isinstance(dim, tuple | list) else (dim,):
+        axes = dim if isinstance(dim, tuple | list) else (dim,)
+        if x.numel() > self.most * math.prod(x.shape[axis] for axis in axes):
+            return func(*args, **kwargs)
+        for axis in axes:
             size, self.count = x.shape[axis], self.count * x.shape[axis]
             x, self.left = x.narrow(axis, self.left % size, 1), self.left // size
         return x if keepdim else x.squeeze(dim)

@@ -109,9 +109,7 @@ def not_positive_definite(A: Tensor, name: str, label: Label) -> str:
     if len(broken):
         return (
             f"{name}, shape {tuple(A.shape)}, contains inf or nan, first in the row of {label(int(broken[0, 1]))}; "
-            f"expected finite curvature. Look for a density that is not smooth at the mode, and for torch.logaddexp, "
-            f"whose second derivative is nan where its terms are far apart, as beside a narrow mode: write "
-            f"torch.stack([a, b]).logsumexp(0)."
+            "expected finite curvature. Look for a density that is not smooth at the mode."
         )
     values, vectors = torch.linalg.eigh(matrices)
     worst = int(values[:, 0].argmin())
