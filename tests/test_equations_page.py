@@ -10,7 +10,7 @@ def test_the_page_is_that_of_the_docstrings() -> None:
     equations = rendering("equations")
     written = (ROOT / "docs/equations.md").read_text(encoding="utf-8")
     assert written == equations.page(PACKAGE), "run make equations"
-    assert len(equations.entries(PACKAGE)) > 80
+    assert written.count("\n| ") > 80
 
 
 @pytest.mark.parametrize(

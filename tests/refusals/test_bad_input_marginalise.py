@@ -63,7 +63,9 @@ def groups_of_one(y: Tensor) -> None:
         pyro.sample("y", dist.Normal(pyro.sample("weight", dist.Normal(0.0, scale)), 1.0), obs=y)
 
 
-@pytest.mark.parametrize(("model", "data"), [(draws_of_a_prior, ()), (groups_of_one, (SCHOOLS / 100.0,))])
+@pytest.mark.parametrize(
+    ("model", "data"), [(draws_of_a_prior, ()), pytest.param(groups_of_one, (SCHOOLS / 100.0,), marks=pytest.mark.slow)]
+)
 def test_a_scale_left_inside_without_a_mode_is_named_and_the_advice_works(model, data: tuple[Tensor, ...]) -> None:
     with pytest.raises(NotAMode) as caught:
         LaplaceEvidence(model, stop=QUIET, marginalise=()).run(*data)

@@ -103,7 +103,7 @@ def test_what_multiplies_another_plate(model: Any, expected: tuple[str, ...]) ->
     assert structure.multipliers == expected
 
 
-@pytest.mark.parametrize("model", [two_parameters, guessed, graded])
+@pytest.mark.parametrize("model", [two_parameters, guessed, pytest.param(graded, marks=pytest.mark.slow)])
 def test_persons_are_integrated_by_default(model: Any) -> None:
     """As by seven nodes that are asked for; of these two more change little."""
     stop = Stop(progress=False)
