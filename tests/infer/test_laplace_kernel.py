@@ -210,6 +210,7 @@ def test_a_finished_run_can_be_pickled() -> None:
     assert_exact(again.kernel.posterior.log_evidence, mcmc.kernel.posterior.log_evidence)
 
 
+@pytest.mark.slow
 def test_spawned_chains_see_the_held_params(monkeypatch) -> None:
     monkeypatch.setattr("pyro.infer.mcmc.api.mp.cpu_count", lambda: 3)  # two at once, however few cores
     pyro.param("alpha", torch.tensor(1e4), constraint=constraints.positive)  # the model itself says 0.5

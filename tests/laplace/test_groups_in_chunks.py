@@ -66,7 +66,9 @@ def cut(sizes: list[int]) -> list[tuple[Tensor, ...]]:
     return found
 
 
-@pytest.mark.parametrize(("model", "sizes"), [(intercepts, [8, 0, 12]), (curves, [1, 19])])
+@pytest.mark.parametrize(
+    ("model", "sizes"), [(intercepts, [8, 0, 12]), pytest.param(curves, [1, 19], marks=pytest.mark.slow)]
+)
 def test_any_cut_by_groups_gives_the_posterior_of_all_rows(
     model: Model, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

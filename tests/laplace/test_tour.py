@@ -121,7 +121,7 @@ def test_a_summary_trusts_the_integral_and_not_the_normal(capsys: pytest.Capture
     assert "trust neither number" not in said
 
 
-@pytest.mark.parametrize("loadings", [(1.2, 0.8), (0.7, -1.0)])
+@pytest.mark.parametrize("loadings", [(1.2, 0.8), pytest.param((0.7, -1.0), marks=pytest.mark.slow)])
 def test_a_number_that_multiplies_many_is_integrated_around_them(loadings: tuple[float, float]) -> None:
     """Two loadings of one factor, whose signs turn together: around one of them there is one mode, of many numbers.
 
@@ -277,7 +277,7 @@ def test_modes_that_are_no_images_are_not_left_out_by_nodes(monkeypatch: pytest.
     assert posterior.has_unlike_modes
 
 
-@pytest.mark.parametrize(("size", "seed"), [(0.0, 1), (0.4, 3)])
+@pytest.mark.parametrize(("size", "seed"), [(0.0, 1), pytest.param(0.4, 3, marks=pytest.mark.slow)])
 def test_a_period_of_a_wave_that_is_hardly_there_is_as_under_its_prior(size: float, seed: int) -> None:
     """Where the wave vanishes, period and phases are free, far from the mode, and that holds a part of the evidence.
 
@@ -443,7 +443,7 @@ def log_sum_over_partitions(t: Tensor, num: int) -> float:
     return float(torch.tensor(list(terms(0, ()))).logsumexp(0))
 
 
-@pytest.mark.parametrize(("num", "data"), [(3, 6), (4, 4), (6, 6), (6, 1)])
+@pytest.mark.parametrize(("num", "data"), [(3, 6), (4, 4), pytest.param(6, 6, marks=pytest.mark.slow), (6, 1)])
 def test_all_labellings_of_components_are_counted(num: int, data: int) -> None:
     """Of three by their modes, of six by one order of 720, and where one mode holds all orders, once."""
     t = CLUSTERS[:data] if data > 1 else torch.tensor([0.3])
@@ -462,7 +462,9 @@ def test_all_labellings_of_components_are_counted(num: int, data: int) -> None:
         assert posterior.relative_ess > 0.5
 
 
-@pytest.mark.parametrize(("num", "data"), [(4, [-7.0, -6.0, 7.0]), (6, [-4.0, 4.0])])
+@pytest.mark.parametrize(
+    ("num", "data"), [(4, [-7.0, -6.0, 7.0]), pytest.param(6, [-4.0, 4.0], marks=pytest.mark.slow)]
+)
 def test_components_without_data_are_integrated_over_their_prior(num: int, data: list[float]) -> None:
     """Of more components than data some are as under their prior, far from all modes."""
     t = torch.tensor(data)

@@ -84,6 +84,7 @@ def test_laplace_evidence_runs_on_it(kernels: Kernels) -> None:
     assert bool((near.amin(0) < 0.7).all())
 
 
+@pytest.mark.slow
 def test_laplace_svi_and_nuts_agree_on_one_density() -> None:
     """A kernel for each class, so nothing can be swapped: the centres' posterior is nearly Gaussian."""
     X, y = two_blobs()

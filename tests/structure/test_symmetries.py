@@ -155,6 +155,7 @@ def loaded() -> Tensor:
     return z * torch.tensor([0.9, 0.7, 0.8, 0.5]) + 0.5 * noise
 
 
+@pytest.mark.slow
 def test_both_signs_of_a_loading_count_over_all_latents_and_around_one_image_alike(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -72,7 +72,10 @@ def test_integrals_are_those_of_a_grid() -> None:
     torch.testing.assert_close(found[p.block[p.own.argsort()]], expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["plain", "skewed", "curved"])
+SKEWED = pytest.param("skewed", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("kind", ["plain", SKEWED, "curved"])
 def test_derivatives_along_the_path_are_those_of_differences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where rows are taken one by one."""
     problem, marginal, u = set_up(kind, 5)
@@ -100,7 +103,7 @@ def test_derivatives_along_the_path_are_those_of_differences(kind: str, monkeypa
     torch.testing.assert_close(with_derivatives(terms, nodes, w, along).curvature, found.curvature)
 
 
-@pytest.mark.parametrize("kind", ["plain", "skewed", "curved"])
+@pytest.mark.parametrize("kind", ["plain", SKEWED, "curved"])
 def test_the_slope_in_hyperparameters_is_that_of_differences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few nodes, whose own moves count."""
     problem, marginal, u = set_up(kind, 3)
