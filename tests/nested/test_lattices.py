@@ -106,7 +106,7 @@ def by_quadrature(y: Tensor, fixed: Tensor, parts: dict[str, Tensor], step: floa
     return float(height.logsumexp(0)) + math.log(math.prod(steps.values())), mean, sd
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(n, marks=[pytest.mark.slow] * (n == "crossed")) for n in CASES])
 def test_scales_that_products_of_nodes_do_not_settle_have_the_moments_of_quadrature(case: str) -> None:
     model, y, fixed, parts, step = CASES[case]
     log_evidence, mean, sd = by_quadrature(y, fixed, parts, step)

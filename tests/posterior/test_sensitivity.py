@@ -102,7 +102,10 @@ REFITS: dict[str, tuple[Any, tuple[Tensor, ...], dict[str, Any], float]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFITS)
+LONGEST = "integrated scale, blocks by quadrature"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == LONGEST)) for n in REFITS])
 def test_slopes_are_differences_of_refits(name: str) -> None:
     model, args, settings, within = REFITS[name]
     posterior = LaplaceEvidence(model, **settings).run(*args)

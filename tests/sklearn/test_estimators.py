@@ -57,10 +57,10 @@ class OfTwoClasses(estimators.PyroClassifier):
 
 FAST = {
     "EvidenceMixture": (estimators.EvidenceMixture(3, n_init=1, random_state=0), 40),
-    "PRBFClassifier": (estimators.PRBFClassifier(4), 54),
     "REVMRegressor": (estimators.REVMRegressor(), 51),
 }
 SLOW = {
+    "PRBFClassifier": (estimators.PRBFClassifier(4), 54),
     "REVMClassifier": (estimators.REVMClassifier(), 54),
     "PyroClassifier": (OfTwoClasses(classifier(Linear())), 61, OF_ITS_MODEL),
     "PyroRegressor": (estimators.PyroRegressor(KNOWN_NOISE), 58),
