@@ -101,9 +101,7 @@ def block_modes(terms: Terms | RowTerms, own: Tensor, shared: Tensor, tolerance:
     for _ in range(NUM_STEPS):
         step = solved(p, tuple(_positive(D) for D in now.here.curvature), now.here.slope)
         decrement = torch.zeros_like(now.gained).index_add(-1, p.block, step * now.here.slope)
-        least = _slack(terms, now.here).clamp(
-            min=0.5 * tolerance
-        )  # nats: of rounding, or of a step that counts as none
+        least = _slack(terms, now.here).clamp(min=0.5 * tolerance)  # nats: rounding's, or of a step that is none
         rests = (now.gained <= least) & (decrement > 0.5 * now.before)  # by rounding, or at a jump
         moving = (decrement > tolerance) & ~rests
         if not bool(moving.any()):
@@ -135,9 +133,8 @@ def _climbed(terms: Terms | RowTerms, now: _Search, step: Tensor, decrement: Ten
         bad = ~SEARCH.rule(rise, scale, Line(decrement, slack)) & (scale > 0)
         if not bool(bad.any()):
             break
-        last = trial == SEARCH.num_trials - 1
-        shorter = torch.where(scale * decrement > slack, 0.25 * scale, 0.0) if not last else 0.0 * scale
-        scale = torch.where(bad, shorter, scale)
+        goes_on = (scale * decrement > slack) & (trial < SEARCH.num_trials - 1)
+        scale = torch.where(bad, torch.where(goes_on, 0.25 * scale, 0.0), scale)
         own = now.own + scale[..., p.block] * step
         if isinstance(terms, RowTerms):
             again = torch.nonzero(bad.any(-1)).squeeze(-1)
