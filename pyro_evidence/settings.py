@@ -5,6 +5,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -143,11 +144,9 @@ def check_ridge(value: Any) -> None:
     """
     check_object("ridge", value)
     number = math.nan
-    if isinstance(value, Tensor):
-        if value.numel() == 1 and not value.is_complex() and not value.is_meta and value.dtype != torch.bool:
+    if isinstance(value, Real | Tensor) and getattr(value, "dtype", type(value)) not in (bool, torch.bool):
+        with suppress(ValueError, RuntimeError):  # of several numbers, or of none
             number = float(value)
-    elif isinstance(value, Real) and not isinstance(value, bool):
-        number = float(value)
     if not callable(value) and not 0.0 <= number < math.inf:
         raise BadInput(
             f"ridge={value!r}; expected a precision of at least 0 and finite, such as 1e-2, or a function such as "
@@ -258,16 +257,15 @@ def check_tensors(name: str, found: Any, number: int) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def check_tensor(name: str, value: Any, what: str) -> None:
+def check_tensor(name: str, value: Any, what: str, advice: str = "Write torch.as_tensor(...) for numbers.") -> None:
     """Refuse what is no tensor.
 
     :param what: is expected, in words.
+    :param advice: what to do, a sentence.
     :raises BadInput: naming the argument.
     """
     if not isinstance(value, Tensor):
-        raise BadInput(
-            f"{name} is a {type(value).__name__}; expected a tensor of {what}. Write torch.as_tensor(...) for numbers."
-        )
+        raise BadInput(f"{name} is a {type(value).__name__}; expected a tensor of {what}. {advice}")
 
 
 def check_path(name: str, value: Any) -> None:

@@ -15,6 +15,7 @@ from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.posterior.base import ClassProbabilities
+from pyro_evidence.settings import check_tensor
 
 NUM_STEPS = 200  # of ascent in as many dimensions as there are classes; it ends at the gradient's rounding long before
 
@@ -150,11 +151,9 @@ def fitted_class_prior(log_density: Tensor, place: Tensor) -> Tensor:
         log_proba = (log_density + log_prior).log_softmax(-1)  # of one row of log_prior, (1, C)
         return (own * log_proba).sum().reshape(1), (own - log_proba.exp()).sum(0, keepdim=True)
 
-    begin, level = (
-        empirical_class_prior(log_density, place).unsqueeze(0),
-        len(place) * torch.finfo(own.dtype).eps ** 0.5,
-    )
-    return lbfgs.ascend(label_likelihood, begin, tolerance=level, num_steps=NUM_STEPS)[0].log_softmax(-1)
+    begin, level = empirical_class_prior(log_density, place), len(place) * torch.finfo(own.dtype).eps ** 0.5
+    ends = lbfgs.ascend(label_likelihood, begin.unsqueeze(0), tolerance=level, num_steps=NUM_STEPS)
+    return ends[0].log_softmax(-1)
 
 
 @entry_point
@@ -169,12 +168,9 @@ def class_conditional(
         class probabilities in ascending order of the labels, ``(C,)``.
     :raises BadInput: when labels and data do not match, or a class has fewer than two data.
     """
-    for name, value in {"X": X, "labels": labels}.items():
-        if not isinstance(value, Tensor):
-            raise BadInput(
-                f"{name} is a {type(value).__name__}; expected a tensor. Write torch.as_tensor({name}); for names of "
-                f"classes torch.as_tensor(numpy.unique(labels, return_inverse=True)[1])."
-            )
+    check_tensor("X", X, "rows, shape (N, m)")
+    names = "For names of classes numpy.unique(labels, return_inverse=True)[1]."
+    check_tensor("labels", labels, "whole numbers, shape (N,)", names)
     if labels.shape != X.shape[:1]:
         raise BadInput(f"labels has shape {tuple(labels.shape)}; expected ({len(X)},), one for each row of X.")
     if not len(X) or bool(labels.isnan().any()):
@@ -190,7 +186,6 @@ def class_conditional(
             f"classes {rare} have a single datum; expected at least two of each, or no density can be fitted."
         )
     posteriors = tuple(engine.run(X[labels == c]) for c in classes)
-    if isinstance(log_prior, Tensor):
-        return ClassConditional(classes, posteriors, log_prior)
-    log_density = torch.stack([p.log_prob(X) for p in posteriors], -1)
-    return ClassConditional(classes, posteriors, log_prior(log_density, place))
+    if not isinstance(log_prior, Tensor):
+        log_prior = log_prior(torch.stack([p.log_prob(X) for p in posteriors], -1), place)
+    return ClassConditional(classes, posteriors, log_prior)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -96,10 +97,15 @@ class LaplaceNUTS(MCMCKernel):
         return nuts
 
     def _potential(self, params: dict[str, Tensor]) -> Tensor:
-        """Minus the log density, infinite where it is not a number."""
+        """Minus the log density, its gradient computed with it; infinite, and flat, where either is not a number."""
         assert self._value is not None
-        value: Tensor = _Potential.apply(params["z"], self._value)
-        return value
+        z = params["z"]
+        value, gradient = z.new_full((), torch.inf), torch.zeros_like(z)
+        with suppress(LinAlgError), without_validation():  # a singular matrix of the model's
+            found = self._value(z.detach())
+            if all(bool(x.isfinite().all()) for x in found):
+                value, gradient = found
+        return value + gradient @ (z - z.detach())
 
     @property
     def initial_params(self) -> dict[str, Tensor]:
@@ -171,22 +177,3 @@ class LaplaceNUTS(MCMCKernel):
                 stacklevel=2,
             )
         self._running.cleanup()
-
-
-class _Potential(torch.autograd.Function):
-    """A value whose gradient has been computed with it; infinite, and flat, where either is not a number."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, f: WithGradient) -> Tensor:
-        try:
-            with without_validation():
-                value, gradient = f(z)
-        except LinAlgError:  # a singular matrix of the model's
-            value, gradient = z.new_full((), torch.inf), torch.zeros_like(z)
-        sound = torch.isfinite(value) & torch.isfinite(gradient).all()
-        ctx.gradient = torch.where(sound, gradient, 0.0)
-        return torch.where(sound, value, torch.inf)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        return cotangents[0] * ctx.gradient, None

@@ -151,7 +151,7 @@ class Posterior:
 
     def median(self, *args: Any, **kwargs: Any) -> Values:
         """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
-        return self.mode
+        return self.quantiles(0.5)
 
     def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> Values:
         """Marginal quantiles, taken in unconstrained space as ``AutoGuide.quantiles`` takes them.

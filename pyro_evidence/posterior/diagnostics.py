@@ -308,30 +308,18 @@ def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
             f"integrated numerically around Laplace: {', '.join(found['marginalised_sites'])}   "
             f"({found['integration']}, error {found['integration_error']:.2g} nats{failures})"
         )
-    restarts = []
-    heights = [h for h in found["log_evidence_per_restart"] if not math.isnan(h)]
-    if len(found["log_evidence_per_restart"]) > 1 and heights:
-        agreed = sum(h > max(heights) - SAME_MODE for h in heights)
-        restarts.append(f"{len(found['log_evidence_per_restart'])} starts, {agreed} of which ended in the best mode")
-    if heights and max(heights) - min(heights) > SAME_MODE:
-        levels = sorted({round(h, 3) for h in heights}, reverse=True)
-        restarts.append(f"restarts reached different modes: log evidences {levels}")
-    curvature = found["curvature"]
-    return [
-        *said,
-        _evidence(found),
-        *integration,
-        *_doubts(found),
-        *restarts,
-        *(
-            [f"curvature: {curvature}, not the exact Hessian{OTHERWISE.get(curvature, '')}"]
-            if curvature != "exact_hessian"
-            else []
-        ),
-        f"status: {found['status']}",
-        *found["failed_restarts"],
-        *found.get("notes", ()),
-    ]
+    search, starts, curvature = [], found["log_evidence_per_restart"], found["curvature"]
+    heights = sorted((h for h in starts if not math.isnan(h)), reverse=True)
+    if len(starts) > 1 and heights:
+        agreed = sum(h > heights[0] - SAME_MODE for h in heights)
+        search.append(f"{len(starts)} starts, {agreed} of which ended in the best mode")
+    if heights and heights[0] - heights[-1] > SAME_MODE:
+        levels = list(dict.fromkeys(round(h, 3) for h in heights))
+        search.append(f"restarts reached different modes: log evidences {levels}")
+    if curvature != "exact_hessian":
+        search.append(f"curvature: {curvature}, not the exact Hessian{OTHERWISE.get(curvature, '')}")
+    more = [*search, f"status: {found['status']}", *found["failed_restarts"], *found.get("notes", ())]
+    return [*said, _evidence(found), *integration, *_doubts(found), *more]
 
 
 def _evidence(found: Mapping[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """The table of a formula's model by kind: fixed effects, effects of groups, standard deviations and the like."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from pyro_evidence.display import Table
@@ -27,16 +26,13 @@ def of_formula(posterior: Any) -> Any:
     return model
 
 
-def _rows(every: Table, sites: Iterable[str]) -> Table:
-    """The rows of a table that are of some sites."""
-    chosen = set(sites)
-    return Table({label: row for label, row in every.rows.items() if _site(label) in chosen}, every.columns)
-
-
-def fixed_effects(posterior: Any) -> Table:
-    """The fixed effects, of formulas for parameters too."""
-    dims = of_formula(posterior).dims
-    return _rows(posterior.table(), (site for site, along in dims.items() if along[0].startswith("coefficient")))
+def effects_of(posterior: Any, *, fixed: bool) -> Table:
+    """The rows of a table that are fixed effects, of formulas for parameters too; or no effects, fixed or of groups."""
+    dims, every = of_formula(posterior).dims, posterior.table()
+    coefficients = {site for site, along in dims.items() if along[0].startswith("coefficient")}
+    effects = coefficients | {site for site in dims if site.startswith("u_")}
+    chosen = {n: r for n, r in every.rows.items() if (_site(n) in coefficients if fixed else _site(n) not in effects)}
+    return Table(chosen, every.columns)
 
 
 def group_effects(posterior: Any, group: str) -> Table:
@@ -50,17 +46,12 @@ def group_effects(posterior: Any, group: str) -> Table:
         known = sorted({along[0] for site, along in model.dims.items() if site.startswith("u_")})
         raise BadInput(f"effects({group!r}): expected one of {known}, the groupings of {model.formula!r}.")
     rows: dict[str, dict[str, float]] = {}
-    for label, row in _rows(posterior.table(), sites).rows.items():
+    for label, row in posterior.table().rows.items():
+        if _site(label) not in sites:
+            continue
         inside = label.partition("[")[2].removesuffix("]")
         several = len(model.dims[_site(label)]) > 1
         level, _, coefficient = inside.rpartition(", ") if several else (inside, "", "Intercept")
         rows.setdefault(level, {}).update({coefficient: row["value"], f"{coefficient}, sd": row["sd"]})
     columns = {column: "" for row in rows.values() for column in row}
     return Table(rows, columns, corner=group, digits=4)
-
-
-def variances(posterior: Any) -> Table:
-    """Standard deviations of groups, their correlations, and the parameters of the family."""
-    dims, every = of_formula(posterior).dims, posterior.table()
-    others = {site for site, along in dims.items() if site.startswith("u_") or along[0].startswith("coefficient")}
-    return _rows(every, {_site(label) for label in every.rows} - others)

@@ -27,8 +27,8 @@ from pyro_evidence.nested.inside import InsideCorrection, LaplaceNodes, inside_c
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
-from pyro_evidence.posterior import archive, diagnostics, predict
-from pyro_evidence.posterior.base import NUM_DRAWS, Values, white_noise
+from pyro_evidence.posterior import archive, diagnostics
+from pyro_evidence.posterior.base import Values, white_noise
 from pyro_evidence.posterior.diagnostics import MANY, NUM_WEIGHTED, Blocks, check_weighted
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.predict import PredictivePosterior
@@ -37,7 +37,7 @@ from pyro_evidence.posterior.reweighted import ConditionalApproximations, Correc
 from pyro_evidence.posterior.sensitivity import Sensitivity, at_mode, sensitivity
 from pyro_evidence.posterior.summary import Rows, TableLayout, Tabulated, hyper_rows
 from pyro_evidence.precision.choices import exact_hessian
-from pyro_evidence.precision.dense import Dense, Diagonal
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -223,10 +223,6 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """The Gaussian that draws, quantiles and predictions are of."""
         return self._shifted or self.state
 
-    def median(self, *args: Any, **kwargs: Any) -> Values:
-        """Median of each site, as ``AutoGuide.median``; the arguments are not looked at."""
-        return self.quantiles(0.5)
-
     def plot(self, axes: Axes | None = None, *, prob: float = PROB) -> Axes:
         """The table as a picture, or the curve of a Gaussian process of one input; see :class:`Tabulated`."""
         check_probability(prob)
@@ -249,13 +245,6 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """
         shapes = {part.name: part.shape for part in self._joint.latents}
         return NewLevels(shapes)(self._joint.substituted(self.state.theta))
-
-    def probability(self, *args: Any, site: str | None = None, num_samples: int = NUM_DRAWS, **kwargs: Any) -> Tensor:
-        """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
-
-        :raises UnsupportedModel: for a site that is not Bernoulli, Categorical or OneHotCategorical.
-        """
-        return predict.probability(self, self._with(args, kwargs), site=site, num_samples=num_samples)
 
     def _latent_draws(
         self, joint: LogJoint, new: Arguments, num_samples: int, seed: int, by_quadrature: bool
@@ -542,8 +531,6 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
             return math.inf
         if isinstance(precision, Dense | LatentPrecision):
             variances = torch.linalg.eigvalsh(precision.adjoint[0][active][:, active])
-        elif isinstance(precision, Diagonal):
-            variances = precision.variance[0][active]
         else:
             variances = precision.least_precise_direction(active)[0].square().sum()
         return float(1.0 / variances.max())

@@ -223,6 +223,19 @@ class PredictivePosterior(PredictionMixin, Posterior):
         linear = link and self._is_normal and not kept
         return prediction(self, joint, None, num_samples, seed, num_samples if kept else 0, linear)
 
+    def probability(self, *args: Any, site: str | None = None, num_samples: int = NUM_DRAWS, **kwargs: Any) -> Tensor:
+        """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
+
+        :raises UnsupportedModel: for a site that is not Bernoulli, Categorical or OneHotCategorical.
+        """
+        found = prediction(self, self._with(args, kwargs), site, num_samples, 0, kept=0)
+        if not found.classes:
+            raise UnsupportedModel(
+                f"probability(...) is for a site of classes (Bernoulli, Categorical, OneHotCategorical); "
+                f"{'the observed site' if site is None else repr(site)} has none. Use predict(...) for its mean."
+            )
+        return found.moments.mean
+
     def forecast(
         self,
         steps: int,
@@ -290,20 +303,6 @@ def longer(joint: LogJoint, u: Tensor, theta: Tensor, steps: int) -> Arguments:
         return torch.cat([value, torch.full_like(value[:1], math.nan).expand(steps, *value.shape[1:])])
 
     return tuple(grown(i, x) for i, x in enumerate(joint.args)), {n: grown(n, x) for n, x in joint.kwargs.items()}
-
-
-def probability(posterior: Posterior, joint: LogJoint, *, site: str | None, num_samples: int) -> Tensor:
-    """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
-
-    :raises UnsupportedModel: for a site that has no classes.
-    """
-    found = prediction(posterior, joint, site, num_samples, 0, kept=0)
-    if not found.classes:
-        raise UnsupportedModel(
-            f"probability(...) is for a site of classes (Bernoulli, Categorical, OneHotCategorical); "
-            f"{'the observed site' if site is None else repr(site)} has none. Use predict(...) for its mean."
-        )
-    return found.moments.mean
 
 
 def prediction(

@@ -316,19 +316,14 @@ def _labels(joint: LogJoint, places: ConditionalApproximations, by: str | Tensor
             frame, event_dims = frames[by], max(nodes[n]["fn"].event_dim for n in joint.observed)
             after = -frame.dim - 1 if len(shape) >= -frame.dim else event_dims
             found = torch.arange(frame.size).reshape(-1, *[1] * after).expand(shape)
-        if not isinstance(found, Tensor) or found.numel() != shape.numel():
-            raise BadInput(
-                f"by={by!r} is an argument of the model, but not one label for each of the {shape.numel()} data; "
-                "expected a tensor of labels. Pass one: loo(by=group)."
-            )
-    if not isinstance(found, Tensor):
-        raise BadInput(f"by={by!r}; expected a plate's or argument's name, or a tensor of labels: loo(by=group).")
-    if found.numel() != shape.numel():
+    if not isinstance(found, Tensor) or found.numel() != shape.numel():
+        given = "by" if isinstance(by, Tensor) else f"by={by!r}"
+        given += f" holds {found.numel()} labels" if isinstance(found, Tensor) else ""
         raise BadInput(
-            f"by holds {found.numel()} labels, the observed data are {shape.numel()}; expected one for each datum."
+            f"{given}; expected a plate's or argument's name, or a tensor, with one label for each of the "
+            f"{shape.numel()} data: loo(by=group)."
         )
-    labels, inverse = found.reshape(-1).unique(return_inverse=True)
-    return labels, inverse
+    return found.reshape(-1).unique(return_inverse=True)
 
 
 @dataclass(frozen=True)

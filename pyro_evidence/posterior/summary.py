@@ -163,7 +163,7 @@ class Tabulated(Protocol):
 
         :raises BadInput: for a model that no formula made.
         """
-        return effects.fixed_effects(self)
+        return effects.effects_of(self, fixed=True)
 
     def effects(self, group: str) -> Table:
         """The effects of each level of a grouping of a formula's model, as lme4's ``ranef``: values and deviations.
@@ -178,7 +178,7 @@ class Tabulated(Protocol):
 
         :raises BadInput: for a model that no formula made.
         """
-        return effects.variances(self)
+        return effects.effects_of(self, fixed=False)
 
     def means(
         self,

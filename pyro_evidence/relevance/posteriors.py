@@ -22,7 +22,7 @@ from pyro_evidence.numerics.derivatives import generic_directions, jacobian
 from pyro_evidence.numerics.evidence import log_evidence, well_determined
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
-from pyro_evidence.posterior import archive, predict
+from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.posterior.guide import LaplaceGuide
@@ -330,9 +330,7 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         :raises UnsupportedModel: for a site that has no classes.
         """
         found = self._class_probabilities(args, kwargs, integral, num_samples, 0) if site is None else None
-        if found is not None:
-            return found
-        return predict.probability(self, self._with(args, kwargs), site=site, num_samples=num_samples)
+        return super().probability(*args, site=site, num_samples=num_samples, **kwargs) if found is None else found
 
     def _class_probabilities(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], integral: Integral, num_samples: int, seed: int
