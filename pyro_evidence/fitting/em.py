@@ -180,17 +180,6 @@ def leap(start: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return start + 2.0 * length * r + length.square() * v
 
 
-def require_any(batch: Restarts, remedy: str) -> None:
-    """Complain where no restart is left.
-
-    :param remedy: an update that may help.
-    :raises NotConverged: with what each of them says.
-    """
-    if batch.stop_reason is Status.FAILED:
-        messages = "\n".join(batch.reasons)
-        raise NotConverged(f"EvidenceEM: every restart failed. Pass update={remedy}.\n{messages}")
-
-
 def repeated(batch: Batch, num_rounds: int, step: Step[Batch] = advance) -> Batch:
     """A fixed number of rounds."""
     for _ in range(num_rounds):
@@ -510,7 +499,9 @@ def choose(task: ComponentFit[Any], fit: Fit[Any], deletion: GreedyDeletion | No
 
     :raises NotConverged: when every restart has failed, with all reasons.
     """
-    require_any(fit.state, "BoundedInflation(rho=0.05)")
+    if fit.state.stop_reason is Status.FAILED:
+        said = "\n".join(fit.state.reasons)
+        raise NotConverged(f"EvidenceEM: every restart failed. Pass update=BoundedInflation(rho=0.05).\n{said}")
     if fit.status is Status.INTERRUPTED:
         return task.chosen(fit, None)
     chosen = unless_interrupted(lambda: task.chosen(fit, deletion), None)

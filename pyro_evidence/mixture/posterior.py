@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -85,8 +86,31 @@ def gain(residuals: Tensor, weight: Tensor) -> float:
     return float(-0.5 * weight.sum() * torch.linalg.slogdet(S / torch.outer(scale, scale)).logabsdet)
 
 
+class ComponentPosterior(LaplacePosterior):
+    """A Laplace posterior of a model with components, of which some may be pruned; subclasses are frozen dataclasses.
+
+    :ivar recognised: the model's structure.
+    :ivar active: components that are not pruned, shape ``(K,)`` bool.
+    :ivar limit: what ended the search for the number of components before the evidence did; empty if nothing.
+    """
+
+    _maximises_evidence: ClassVar[bool] = False
+    _mirrors: ClassVar[Any] = ()  # of labels and of turns it has its own count
+    recognised: Any
+    active: Any
+    limit: str
+
+    @property
+    def num_components(self) -> int:
+        """Number of components that are left."""
+        return int(self.active.sum())
+
+    _num_components = property(attrgetter("num_components"))
+    _num_maximised = property(attrgetter("recognised.joint.hypers.size"))
+
+
 @dataclass(frozen=True, repr=False)
-class MixturePosterior(LaplacePosterior):
+class MixturePosterior(ComponentPosterior):
     """A Laplace posterior over the weights of a mixture, with what the mixture says about data.
 
     Pruned components keep their place, with mixing 0 and their weights at the prior, so that shapes are the model's.
@@ -114,8 +138,6 @@ class MixturePosterior(LaplacePosterior):
         "limit": str,
     }
     _in_blocks: ClassVar[bool] = False
-    _maximises_evidence: ClassVar[bool] = False
-    _mirrors: ClassVar[Any] = ()  # of labels and of turns it has its own count
 
     _: KW_ONLY
     recognised: MixtureStructure
@@ -149,19 +171,6 @@ class MixturePosterior(LaplacePosterior):
     def active(self) -> Tensor:
         """Components that are not pruned, shape ``(K,)`` bool."""
         return self.mixture.active[0]
-
-    @property
-    def num_components(self) -> int:
-        """Number of components that are left."""
-        return int(self.active.sum())
-
-    @property
-    def _num_components(self) -> int | None:
-        return None if self.mixture is None else self.num_components
-
-    @property
-    def _num_maximised(self) -> int:
-        return super()._num_maximised if self.recognised is None else self.recognised.joint.hypers.size
 
     @property
     def gamma(self) -> dict[str, Tensor]:

@@ -13,13 +13,13 @@ from pyro_evidence.errors import BadInput, NotAMode, TooLarge
 from pyro_evidence.files import Array, Double
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.mixture.posterior import ComponentPosterior
 from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import curvature, expectation, orbit
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.recognise import MPPCAStructure, latents_integrated, recognise_mppca
 from pyro_evidence.posterior import archive, diagnostics
-from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.checks import require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -111,7 +111,7 @@ OWN = BY_NAME | {
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MPPCAPosterior(LaplacePosterior):
+class MPPCAPosterior(ComponentPosterior):
     """A Laplace posterior over the loadings of a mixture of probabilistic PCA, and what the mixture says about data.
 
     Pruned components keep their place, with mixing 0; pruned columns are zero, with an infinite precision.  Entries of
@@ -134,8 +134,6 @@ class MPPCAPosterior(LaplacePosterior):
     """
 
     schema: ClassVar[Mapping[str, Any]] = archive.LAPLACE | OWN
-    _maximises_evidence: ClassVar[bool] = False
-    _mirrors: ClassVar[Any] = ()  # of labels and of turns it has its own count
     _has_orbits: ClassVar[bool] = True
 
     _: KW_ONLY
@@ -173,19 +171,6 @@ class MPPCAPosterior(LaplacePosterior):
     def active(self) -> Tensor:
         """Components that are not pruned, shape ``(K,)`` bool."""
         return self.analysers.active[0]
-
-    @property
-    def num_components(self) -> int:
-        """Number of components that are left."""
-        return int(self.active.sum())
-
-    @property
-    def _num_components(self) -> int:
-        return self.num_components
-
-    @property
-    def _num_maximised(self) -> int:
-        return self.recognised.joint.hypers.size
 
     @property
     def num_latents(self) -> Tensor:

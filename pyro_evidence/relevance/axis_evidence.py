@@ -132,7 +132,7 @@ STIFF = 1.15  # below this z the best a exceeds 3, where the closed form of the 
 NUM_NODES = 96  # of Gauss-Laguerre: exact to rounding for a >= 2.5
 
 
-def gaussian_alpha(h: Tensor, u: Tensor, block: Tensor | None = None) -> Tensor:
+def gaussian_alpha(h: Tensor, u: Tensor, size: int = 1) -> Tensor:
     r"""The prior precision of highest evidence, :math:`h / (h u^2 - 1)`; ``inf`` iff :math:`h u^2 \le 1`.
 
     Kropotov and Vetrov (2007), eq. 11.  Where the axes of a block share one scaled prior variance,
@@ -140,53 +140,36 @@ def gaussian_alpha(h: Tensor, u: Tensor, block: Tensor | None = None) -> Tensor:
     1; otherwise the whole block is pruned.  A block of ``b`` axes of noise survives with probability
     :math:`P(\chi^2_b > b)`, which rises with ``b``, from 0.32 towards 0.5.
 
-    :param block: index of each axis' block, int64, shape ``(M,)`` as ``h`` and ``u``; None for axes of their own.
+    :param size: axes in a block, neighbours in ``h`` and ``u`` ``(M,)``; the last block may have fewer.
     """
-    mean = _block_mean(h * u.square(), block)
+    mean = _block_mean(h * u.square(), size)
     kept = mean > 1.0
     return torch.where(kept, h / torch.where(kept, mean - 1.0, 1.0), torch.inf)
 
 
-def gaussian_log_gain(wald: Tensor, block: Tensor | None = None) -> Tensor:
+def gaussian_log_gain(wald: Tensor, size: int = 1) -> Tensor:
     r"""Gain of the best ``alpha`` over ``inf``, nats, by axis; with ``m`` the block's mean of ``z^2``.
 
     :math:`(z^2 (1 - 1/m) - \log m)/2` where :math:`m > 1`, 0 in pruned blocks; a single axis' share may be negative,
     that of a block is not.
 
     :param wald: :math:`z^2 = h u^2`.
-    :param block: as for :func:`gaussian_alpha`.
+    :param size: as for :func:`gaussian_alpha`.
     """
-    mean = _block_mean(wald, block).clamp(min=1.0)  # a mean below 1 is pruned and gains nothing
+    mean = _block_mean(wald, size).clamp(min=1.0)  # a mean below 1 is pruned and gains nothing
     return 0.5 * (wald * (1.0 - 1.0 / mean) - mean.log())
 
 
-def _block_mean(wald: Tensor, block: Tensor | None) -> Tensor:
+def _block_mean(wald: Tensor, size: int) -> Tensor:
     """Mean over each axis' block, ``(M,)``."""
-    if block is None or not len(block):
-        return wald
-    sums = torch.zeros(int(block.max()) + 1, dtype=wald.dtype, device=wald.device).index_add(0, block, wald)
-    return (sums / torch.bincount(block).to(wald))[block]
-
-
-def log_laplace_integral(a: Tensor, z: Tensor) -> Tensor:
-    r""":math:`\log \int \exp(-\tfrac12 (s - z)^2 - a|s|)\, ds`, ``(...)``, without over- or underflow.
-
-    Each half line is an ``erfcx`` where its mode lies at 0 and an ``erfc`` where it lies inside.  Kropotov
-    and Vetrov (2007), eq. 13 and appendix A.
-
-    :param a: rate of the Laplace prior in units of the likelihood's width, non-negative.
-    :param z: centre, non-negative.
-    """
-    near, far = (a - z) / math.sqrt(2.0), (a + z) / math.sqrt(2.0)
-    at_zero = -0.5 * z.square()
-    beside = at_zero + torch.special.erfcx(near.clamp(min=0.0)).log()  # only where near >= 0
-    inside = -a * (z - 0.5 * a) + torch.special.erfc(near.clamp(max=0.0)).log()
-    halves = torch.logaddexp(torch.where(near >= 0, beside, inside), at_zero + torch.special.erfcx(far).log())
-    return halves + 0.5 * math.log(math.pi / 2.0)
+    block = torch.arange(len(wald), device=wald.device) // size
+    return (torch.zeros_like(wald).index_add(0, block, wald) / torch.bincount(block, minlength=len(wald)))[block]
 
 
 def laplace_log_gain(wald: Tensor) -> Tensor:
-    """Gain of the best Laplace ``alpha`` over ``inf``, nats; 0 for pruned axes, ``(...)``.
+    r"""Gain of the best Laplace ``alpha`` over ``inf``, nats; 0 for pruned axes, ``(...)``.
+
+    :math:`\log \tfrac a2 \int e^{-s^2/2 + zs - a|s|} ds`.  Kropotov and Vetrov (2007), eq. 13 and appendix A.
 
     :param wald: :math:`z^2 = h u^2`.
     """
@@ -194,7 +177,8 @@ def laplace_log_gain(wald: Tensor) -> Tensor:
     a = scaled_laplace_alpha(z)
     kept = torch.isfinite(a)
     a = torch.where(kept, a, 1.0)
-    return torch.where(kept, (0.5 * a).log() + log_laplace_integral(a, z) + 0.5 * wald, 0.0)
+    log_integral = torch.logaddexp(half_line(a - z).log_mass, half_line(a + z).log_mass)
+    return torch.where(kept, (0.5 * a).log() + log_integral, 0.0)
 
 
 def laplace_alpha(h: Tensor, u: Tensor) -> Tensor:
@@ -280,7 +264,7 @@ def laplace_moments(a: Tensor, z: Tensor) -> AxisMoments:
 
     :param z: centre, non-negative (the mean of a negative centre is minus this one).
     """
-    near, far = _half_line(a - z), _half_line(a + z)
+    near, far = half_line(a - z), half_line(a + z)
     log_share = near.log_mass - torch.logaddexp(near.log_mass, far.log_mass)
     share = log_share.exp()
     other = -torch.expm1(log_share)
@@ -296,7 +280,8 @@ class _Half(NamedTuple):
     second: Tensor
 
 
-def _half_line(x: Tensor) -> _Half:
+def half_line(x: Tensor) -> _Half:
+    """That of rate ``x``, ``(...)``: an ``erfcx`` where its mode lies at 0, a distribution function where inside."""
     inside = x < 0
     right, left = x.clamp(min=0.0), (-x).clamp(min=0.0)  # the two sides of x = 0
     scaled = 0.5 * math.log(math.pi / 2.0) + torch.special.erfcx(right / math.sqrt(2.0)).log()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyro
 import pyro.distributions as dist
@@ -63,16 +63,14 @@ class GaussianPrior:
     True
     """
 
+    size: ClassVar[int] = 1  # axes that share a hyperparameter
+
     def alpha(self, h: Tensor, u: Tensor) -> Tensor:
         """Kropotov and Vetrov (2007), eq. 11."""
-        return axis_evidence.gaussian_alpha(h, u, self._block(h))
+        return axis_evidence.gaussian_alpha(h, u, self.size)
 
     def log_gain(self, wald: Tensor) -> Tensor:
-        return axis_evidence.gaussian_log_gain(wald, self._block(wald))
-
-    def _block(self, like: Tensor) -> Tensor | None:
-        """Which axes share a hyperparameter; None where each has its own."""
-        return None
+        return axis_evidence.gaussian_log_gain(wald, self.size)
 
     def mode(self, target: Target, alpha: Tensor, start: Tensor) -> Tensor:
         return climbed(target, alpha, start)
@@ -102,14 +100,11 @@ class GroupPrior(GaussianPrior):
     True
     """
 
-    size: int = 4
+    size: int = 4  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         """Requires a size of at least one."""
         check_count("size", self.size, advice="It is the number of axes in a group.")
-
-    def _block(self, like: Tensor) -> Tensor:
-        return torch.arange(len(like), device=like.device) // self.size
 
 
 @dataclass(frozen=True)

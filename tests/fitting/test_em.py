@@ -12,13 +12,13 @@ from pyro_evidence.fitting.em import (
     Phase,
     Restarts,
     advance,
+    choose,
     leap,
     repeated,
-    require_any,
     run_em,
     warmed,
 )
-from pyro_evidence.fitting.iterate import Status, Stop
+from pyro_evidence.fitting.iterate import Fit, Status, Stop
 from pyro_evidence.numerics.batched import Batched
 
 
@@ -92,9 +92,8 @@ def test_a_row_that_fails_stays_and_says_why_while_the_others_go_on(limit: str) 
 
 def test_where_none_is_left_the_error_holds_all_reasons() -> None:
     failed = repeated(begun(4.0, 1.0, goal=10.0, edge=6.0), 2)
-    with pytest.raises(NotConverged, match=r"update=other\(\)\.\nrestart 0: .*7 is too far\nrestart 1: .*7.75"):
-        require_any(failed, "other()")
-    require_any(begun(1.0), "nothing")
+    with pytest.raises(NotConverged, match=r"rho=0.05\)\.\nrestart 0: .*7 is too far\nrestart 1: .*7.75"):
+        choose(None, Fit(failed, Status.FAILED, ()), None, Stop())  # type: ignore[arg-type]
 
 
 def test_a_warm_up_is_counted_and_what_follows_stops_by_itself() -> None:

@@ -17,9 +17,9 @@ def number(x: float) -> torch.Tensor:
 
 
 def exact_log_integral(a: float, z: float) -> float:
-    """Oracle: Mills ratios in 40 digits, z^2/2 kept apart."""
+    """Oracle: Mills ratios in 40 digits, of both half lines."""
     a, z = mp.mpf(a), mp.mpf(z)
-    halves = [mp.exp(x * x / 2 - z * z / 2) * mp.erfc(x / mp.sqrt(2)) for x in (a - z, a + z)]
+    halves = [mp.exp(x * x / 2) * mp.erfc(x / mp.sqrt(2)) for x in (a - z, a + z)]
     return mp.log(mp.sqrt(mp.pi / 2) * sum(halves))
 
 
@@ -30,7 +30,8 @@ GRID = [(10.0**p, z) for p in range(-8, 8) for z in (0.0, 1e-3, 0.5, 1.0, 1.01, 
 def test_log_integral_is_exact_over_fifteen_orders_of_magnitude(a: float, z: float) -> None:
     with mp.workdps(60):
         expected = exact_log_integral(a, z)
-    actual = float(axis_evidence.log_laplace_integral(number(a), number(z)))
+    near, far = (axis_evidence.half_line(number(x)).log_mass for x in (a - z, a + z))
+    actual = float(torch.logaddexp(near, far))
     assert abs(actual - expected) <= 1e-13 * max(1, abs(expected))
 
 
@@ -43,10 +44,10 @@ def test_gaussian_optimum_of_hand_computed_axes() -> None:
 def test_gain_of_wald_nine() -> None:
     gain = axis_evidence.gaussian_log_gain(torch.tensor([9.0, 1.0, 0.3]))
     torch.testing.assert_close(gain, torch.tensor([2.90139, 0.0, 0.0]), rtol=0, atol=5e-6)
-    h, u = number(2.25), number(2.0)
+    h, u = torch.tensor([2.25]), torch.tensor([2.0])
     best = gaussian_log_evidence(axis_evidence.gaussian_alpha(h, u), h, u)
     never = gaussian_log_evidence(number(math.inf), h, u)
-    torch.testing.assert_close(best - never, gain[0])
+    torch.testing.assert_close(best - never, gain[:1])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_optimum_is_infinite_exactly_where_the_wald_statistic_is_at_most_one() -
 @pytest.mark.parametrize(("h", "u"), [(4.0, 1.0), (0.3, -5.0), (25.0, 0.25)])
 def test_no_alpha_on_a_grid_beats_the_optimum(evidence: object, h: float, u: float) -> None:
     optimum = axis_evidence.gaussian_alpha if evidence is gaussian_log_evidence else axis_evidence.laplace_alpha
-    best = optimum(number(h), number(u))
+    best = optimum(torch.tensor([h]), torch.tensor([u]))
     grid = best * torch.logspace(-3, 3, 4001, dtype=torch.float64)
     assert callable(evidence)
     assert float(evidence(grid, number(h), number(u)).max()) <= float(evidence(best, number(h), number(u))) + 1e-14
@@ -124,7 +125,7 @@ def test_laplace_gain_is_the_difference_of_the_evidences() -> None:
 
 def test_group_threshold_is_on_the_mean_wald_statistic() -> None:
     h, u = torch.tensor([4.0, 1.0, 1.0, 4.0]), torch.tensor([1.0, 0.1, 1.2, 0.1])
-    alpha = axis_evidence.gaussian_alpha(h, u, torch.tensor([0, 0, 1, 1]))
+    alpha = axis_evidence.gaussian_alpha(h, u, 2)
     scale = (4.0 + 0.01) / 2.0 - 1.0
     torch.testing.assert_close(alpha, torch.tensor([4.0 / scale, 1.0 / scale, math.inf, math.inf]))
 
@@ -132,7 +133,7 @@ def test_group_threshold_is_on_the_mean_wald_statistic() -> None:
 def test_no_other_scale_of_a_groups_variances_has_more_evidence() -> None:
     h, u = torch.tensor([9.0, 5.0, 2.0, 1.0]), torch.tensor([0.1, 0.9, -0.8, 0.3])
     block = torch.tensor([0, 0, 1, 1])
-    gain = axis_evidence.gaussian_log_gain(h * u.square(), block)
+    gain = axis_evidence.gaussian_log_gain(h * u.square(), 2)
     at_zero = -0.5 * h * u.square()
     for b in (0, 1):
         scales = torch.logspace(-6, 3, 20_001)
@@ -141,9 +142,11 @@ def test_no_other_scale_of_a_groups_variances_has_more_evidence() -> None:
         assert float(gain[block == b].sum()) == pytest.approx(best, abs=1e-5)
 
 
-def test_groups_of_one_are_the_axes_themselves() -> None:
+def test_the_last_group_may_be_smaller() -> None:
     h, u = torch.rand(9) * 5.0, torch.randn(9)
-    torch.testing.assert_close(axis_evidence.gaussian_alpha(h, u, torch.arange(9)), axis_evidence.gaussian_alpha(h, u))
+    whole, last = axis_evidence.gaussian_alpha(h, u, 4), axis_evidence.gaussian_alpha(h[8:], u[8:])
+    torch.testing.assert_close(whole[8:], last)
+    assert len(axis_evidence.gaussian_alpha(h[:0], u[:0], 4)) == 0
 
 
 def test_no_prior_covariance_beats_the_rank_one_optimum() -> None:
