@@ -143,7 +143,6 @@ class RVM(LinearEngine):
         if self._noise is not None:
             return fast_marginal.empty(self._noise)
         target = self._of.target
-        assert isinstance(target, LinearTarget)
         return fast_marginal.empty(target if target.is_resident else summarised(target))
 
     def step(self, *args: Any, **kwargs: Any) -> float:
@@ -248,7 +247,6 @@ def require_search(weights: Weights, noise: str | None) -> None:
     if noise is not None and joint.constant is not None:
         raise constant_targets(joint.constant)
     refuse_offsets(weights)
-    assert isinstance(weights.target, LinearTarget)
     size = torch.stack([part.J.abs().amax((0, 1)) for part in weights.target.parts]).amax(0)
     unit = weights.flat(torch.where(size > 0.0, size, 1.0).reciprocal())  # that moves some predictor by one
     certify_sites(joint, joint.initial_u, joint.initial_theta, joint.observed, unit)

@@ -12,7 +12,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import entry_point, generator_of
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.program.checks import Arguments, as_tensors, new_data, require_targets
+from pyro_evidence.program.checks import Arguments, as_tensors, new_data, require_kept, require_targets
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.simulate import NewLevels, largest_row, rows_at_once
@@ -82,7 +82,8 @@ class Posterior:
         raise NotImplementedError
 
     def _needs_data(self, what: str) -> None:
-        """Refuse what looks at data of the fit where they were not kept."""
+        """Refuse what looks at the data of the fit, where they were not kept."""
+        require_kept(self._joint, what)
 
     @property
     def marginalised_sites(self) -> tuple[str, ...]:

@@ -258,10 +258,6 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     def _tangent(self) -> Values | None:
         return None if self.state.problem.structure.network is None else self.mode
 
-    def _needs_data(self, what: str) -> None:
-        """Refuse what looks at the data of the fit, where they were not kept."""
-        require_kept(self._joint, what)
-
     def log_weights(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to Laplace's Gaussian, that at the mode, at draws from it, nats, ``(S,)``."""
         return self._weighed(check_count("num_samples", num_samples), seed, kept=False)[1]

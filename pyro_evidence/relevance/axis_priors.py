@@ -20,7 +20,7 @@ from pyro_evidence.numerics import newton
 from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance import mode as relevance_mode
 from pyro_evidence.relevance.mode import MOST_STEPS
-from pyro_evidence.relevance.targets import LinearTarget, Penalised, Target
+from pyro_evidence.relevance.targets import LinearTarget, Penalised, QuadraticTarget, Target
 from pyro_evidence.settings import check_count
 
 
@@ -164,7 +164,7 @@ class L1Prior:
         return dist.Laplace(torch.zeros_like(alpha), 2.0 / alpha)
 
 
-def climbed(target: Target, alpha: Tensor, start: Tensor) -> Tensor:
+def climbed(target: Target | QuadraticTarget, alpha: Tensor, start: Tensor) -> Tensor:
     """Mode of the target under ``N(0, 1/alpha)`` on its first coordinates, shape ``(D,)``.
 
     :raises NotAMode: when Newton does not arrive.

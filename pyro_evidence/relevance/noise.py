@@ -11,7 +11,7 @@ from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics.linalg import relative_rounding
-from pyro_evidence.numerics.linear_predictor import Part, part_of
+from pyro_evidence.numerics.linear_predictor import part_of
 from pyro_evidence.program.parameters import transform_of
 from pyro_evidence.relevance.targets import (
     AWAY,
@@ -47,10 +47,9 @@ class Noise:
         The last one is kept.
         """
         if log_scale not in self._last:
-            found = self.rescaled(log_scale).target if self.added_up is None else self.added_up
-            assert isinstance(found, LinearTarget | QuadraticTarget)
             self._last.clear()
-            self._last[log_scale] = found if self.added_up is None else replace(self.added_up, log_scale=log_scale)
+            added_up = self.added_up and replace(self.added_up, log_scale=log_scale)
+            self._last[log_scale] = added_up or self.rescaled(log_scale).target
         return self._last[log_scale]
 
     def weights_at(self, log_scale: float) -> Weights:
@@ -96,7 +95,6 @@ class Noise:
         transform = transform_of(joint.param_constraints[self.name])
         value = transform(torch.full(old.shape, unconstrained, dtype=torch.float64)).to(old)
         joint.held = joint.held | {self.name: value}
-        assert isinstance(weights.target, LinearTarget)
         trace = joint.trace(joint.initial_u, joint.initial_theta)
         parts = tuple(
             part_of(slot.log_likelihood(trace), slot.layout, (p.J, p.c), joint.dtype)
@@ -106,7 +104,7 @@ class Noise:
 
     def rise(self, unconstrained: float) -> float:
         """Log of the noise precision there over that at the start."""
-        parts = (_only_part(weights) for weights in (self.moved(unconstrained), self.weights))
+        parts = (weights.target.parts[0] for weights in (self.moved(unconstrained), self.weights))
         new, old = (part.curvature(torch.zeros_like(part.c).unsqueeze(0)).sum() for part in parts)
         return float((new / old).log())
 
@@ -133,9 +131,9 @@ def noise_of(weights: Weights, name: str) -> Noise:
             f"expected one Gaussian observed site, one number per datum, whose precision the param '{name}' sets and "
             "nothing else; this likelihood is another. Leave noise out, or use LaplaceEvidence."
         )
-    ratio, zero = found.rise(found.start + STEP), torch.zeros(1, weights.num_weights).to(_only_part(weights).J)
+    ratio, zero = found.rise(found.start + STEP), torch.zeros(1, weights.num_weights).to(weights.target.parts[0].J)
     rise = float(moved.target.value(zero) - weights.target.value(zero))
-    part = _only_part(weights)
+    part = weights.target.parts[0]
     residual = float(squares(*part.derivatives(part.eta(zero))))
     return replace(found, num_data=2.0 * (rise + 0.5 * math.expm1(ratio) * residual) / ratio)
 
@@ -157,10 +155,10 @@ def noise_of_rows(rows: Rows[Weights], name: str) -> Noise:
     noise = noise_of(rows.example, name)
     if isinstance(rows.pieces, tuple):
         return noise
-    zero = torch.zeros_like(_only_part(rows.example).J[0, 0])
+    zero = torch.zeros_like(rows.example.target.parts[0].J[0, 0])
 
     def of_chunk(weights: Weights) -> _Quadratic:
-        here, part = noise_of(weights, name), _only_part(weights)
+        here, part = noise_of(weights, name), weights.target.parts[0]
         residual = squares(*part.derivatives(part.eta(zero.unsqueeze(0))))
         return _Quadratic(sums_of(zero, exact_derivatives, (part,)), residual, zero.new_tensor(here.num_data))
 
@@ -169,14 +167,9 @@ def noise_of_rows(rows: Rows[Weights], name: str) -> Noise:
     return replace(noise, num_data=float(found.num_data), added_up=added_up)
 
 
-def _only_part(weights: Weights) -> Part:
-    assert isinstance(weights.target, LinearTarget)
-    return weights.target.parts[0]
-
-
 def _only_noise(old: Weights, new: Weights) -> bool:
     """Whether the log likelihood is quadratic, and all precisions move in proportion about the same data."""
-    part, other = _only_part(old), _only_part(new)
+    part, other = old.target.parts[0], new.target.parts[0]
     if len(old.slots) != 1 or part.c.shape[1] != 1:
         return False
     eta, close = torch.zeros_like(part.c).unsqueeze(0), 1e5 * torch.finfo(old.joint.dtype).eps

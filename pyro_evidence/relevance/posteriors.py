@@ -283,14 +283,6 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         shapes = {n: tuple(v.shape) for n, v in self.weights.items()}
         return OnAxes(user, self.state.directions.to(joint.dtype), prior, shapes)
 
-    def _needs_data(self, what: str) -> None:
-        """Refuse what looks at the training data as a whole, where they came in chunks."""
-        if not self.of.target.is_resident:
-            raise BadInput(
-                f"{what} needs the training data, which came in chunks and were not kept; pass the model's arguments "
-                "for some rows to predictor, probability or log_prob, or run NUTS on posterior.model with data."
-            )
-
     def predictor(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Posterior mean and variance of the first observed site's predictor, each of its shape.
 

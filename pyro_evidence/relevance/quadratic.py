@@ -15,7 +15,7 @@ from pyro_evidence.errors import NotConverged, UnsupportedModel
 from pyro_evidence.numerics.derivatives import hessian, pullback
 from pyro_evidence.numerics.linear_predictor import LogisticPart, Part, gram
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
-from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Local, Target, exact_derivatives
+from pyro_evidence.relevance.targets import LinearTarget, Local, Target, exact_derivatives
 
 MOST_STEPS = 500  # of a fixed point
 SETTLED = 1e-8  # change of its numbers in one step that counts as none
@@ -75,7 +75,7 @@ def _quadratic(target: Target, y: Tensor, local: Local) -> Quadratic:
     if isinstance(target, LinearTarget) and not target.is_resident:
         sums = target.sums(y, local)
         return Quadratic(y, (), (), (), sums.precision, sums.gradient)
-    parts = _linearised(target, y)
+    parts = target.linearise(y)
     found = [local(p, p.eta(y.unsqueeze(0))) for p in parts]
     slopes, curvatures = (tuple(x[0] for x in xs) for xs in zip(*found, strict=True))
     quadratic = Quadratic(y, parts, curvatures, slopes, None)
@@ -84,12 +84,6 @@ def _quadratic(target: Target, y: Tensor, local: Local) -> Quadratic:
     log_prior, point = target.rest, y.unsqueeze(0)  # of the other coordinates
     prior = hessian(lambda v, _: log_prior(v), point, point)[0]
     return replace(quadratic, precision=quadratic.gram - prior)
-
-
-def _linearised(target: Target, y: Tensor) -> tuple[Part, ...]:
-    """Parts whose predictor is the tangent at ``y`` ``(D,)``."""
-    assert isinstance(target, LinearTarget | AutogradTarget)
-    return target.parts if isinstance(target, LinearTarget) else target.linearise(y)
 
 
 def _weights_alone(target: Target, name: str) -> None:
@@ -133,7 +127,7 @@ class JaakkolaJordan:
             there are latent sites besides the weights.
         """
         _weights_alone(target, "the Jaakkola-Jordan bound")
-        part = logistic_part(_linearised(target, y))
+        part = logistic_part(target.linearise(y))
         J, trials, half = part.J[:, 0], part.trials[:, 0], part.half[:, 0]
         xi = part.eta(y.unsqueeze(0))[0, :, 0].abs()
         for _ in range(self.num_steps):
@@ -209,7 +203,7 @@ class LeastKL:
         :raises UnsupportedModel: for another predictor, or latent sites besides the weights.
         """
         _weights_alone(target, "LeastKL")
-        parts = _linearised(target, y)
+        parts = target.linearise(y)
         if len(parts) != 1 or parts[0].c.shape[1] != 1:
             raise UnsupportedModel(
                 "LeastKL needs one observed site whose predictor has one element per datum. Use "

@@ -101,6 +101,10 @@ class LinearTarget(SummedTarget):
         """All observed sites of rows in memory, or those of the first few rows."""
         return self.rows.example
 
+    def linearise(self, y: Tensor) -> Parts:
+        """Parts whose predictor is the tangent at ``y`` ``(D,)``."""
+        return self.parts
+
     def value(self, y: Tensor) -> Tensor:
         """Nats, shape ``(R,)``, at rows ``(R, D)``."""
         known = [self._known(row) for row in y]
@@ -226,14 +230,14 @@ def summarised(target: LinearTarget) -> LinearTarget | QuadraticTarget:
     return found
 
 
-Target = LinearTarget | AutogradTarget | QuadraticTarget
+Target = LinearTarget | AutogradTarget
 
 
 @dataclass(frozen=True)
 class Penalised:
     """A target with an independent Gaussian prior: the density that Newton climbs."""
 
-    target: Target
+    target: Target | QuadraticTarget
     alpha: Tensor  # (D,) prior precisions, 0 for none
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from pyro_evidence.numerics.linalg import cholesky, require_memory
 from pyro_evidence.numerics.linear_predictor import Part
 from pyro_evidence.relevance.noise import vanishes
 from pyro_evidence.relevance.quadratic import bound_curvature, logistic_part
-from pyro_evidence.relevance.targets import AWAY, LinearTarget, Target
+from pyro_evidence.relevance.targets import AWAY, LinearTarget
 from pyro_evidence.relevance.weights import Weights
 
 UNFELT = 1e-4  # curvature of the data beside a unit precision, below which weights would never leave their prior
@@ -68,13 +68,12 @@ LocalBound = LogisticBound | GaussianBound  # quadratic and below the likelihood
 Piece = tuple[Part, LocalBound]  # some rows and what their likelihood allows
 
 
-def local_bound(target: Target) -> Piece:
+def local_bound(target: LinearTarget) -> Piece:
     """Local bound that the observed site's likelihood allows.
 
     :raises UnsupportedModel: unless it is Gaussian, or Bernoulli in log odds, of one predictor element per
         datum.
     """
-    assert isinstance(target, LinearTarget)
     part = target.parts[0]
     if len(target.parts) != 1 or part.c.shape[1] != 1:
         raise UnsupportedModel("VRVM needs one observed site with one predictor element per datum. RVM takes softmax.")

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from pyro_evidence.program.checks import check_offset
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.program.sites import log_prob_sum
-from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Parts, Target
+from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Target
 from pyro_evidence.structure.density import LinearDensity
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.structure.streamed import first_joint, linear_rows
@@ -37,7 +38,7 @@ class Weights:
     sites: tuple[str, ...]
     order: Tensor  # (D,) flat coordinate of each element of y
     num_weights: int
-    target: Target
+    target: Any  # a Target; one of linear predictors wherever an engine asks for that
     slots: tuple[LikelihoodTerm, ...]  # where the observed sites see them
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -122,13 +123,8 @@ def weights_in_chunks(
 
 def of_all_rows(rows: Rows[Weights]) -> Weights:
     """The weights with a target that is a sum over all rows."""
-
-    def parts_of(weights: Weights) -> Parts:
-        assert isinstance(weights.target, LinearTarget)
-        return weights.target.parts
-
-    first = rows.example
-    return replace(first, target=LinearTarget(rows.mapped(parts_of), eps=first.target.eps))
+    target = LinearTarget(rows.mapped(attrgetter("target.parts")), eps=rows.example.target.eps)
+    return replace(rows.example, target=target)
 
 
 def _chosen(joint: LogJoint, site: str | Sequence[str] | None) -> tuple[str, ...]:
