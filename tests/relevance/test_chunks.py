@@ -184,7 +184,7 @@ def test_what_needs_the_training_data_says_so() -> None:
     assert posterior.get_samples(5, seed=0)["w"].shape == (5, 6)
     assert posterior.log_prob(Phi[:7], t[:7]).shape == (7,)
     for use in (lambda: posterior.guide, posterior.predictor, posterior.log_prob, lambda: posterior.save("p")):
-        with pytest.raises(BadInput, match="training data, which came in chunks"):
+        with pytest.raises(BadInput, match="data of the fit, which came in chunks"):
             use()
 
 
