@@ -177,18 +177,15 @@ def _of_the_same_data(
 
     :raises BadInput: when that is the reference.
     """
-    hashes, joints, marked = {}, {}, {}
-    own = _joint(model, data)
+    own, joints, marked = _joint(model, data), Joints(), dict(done)
     for n, each in done.items():
         joint = own if each.failure else _joint(each.model, data)
-        if isinstance(joint, LogJoint) and not each.failure:
-            joints[n], hashes[n] = joint, joint.data_hash(joint.initial_theta)
-        marked[n] = each
-        if not isinstance(joint, LogJoint):
-            unread = (
-                f"its model cannot be read ({error_line(joint)}), so its data, labels and predictions are not compared."
-            )
-            marked[n] = replace(each, notes=(*each.notes, unread))
+        if isinstance(joint, Exception):
+            unread = f"its model cannot be read ({error_line(joint)}), so its data, labels and predictions are"
+            marked[n] = each.noted(f"{unread} not compared.")
+        elif not each.failure:
+            joints[n] = joint
+    hashes = {n: joint.data_hash(joint.initial_theta) for n, joint in joints.items()}
     wanted = own.data_hash(own.initial_theta) if isinstance(own, LogJoint) else next(iter(hashes.values()), "")
     for n in [n for n, value in hashes.items() if value != wanted]:
         message = f"BadInput: its model observes other data than the model compared: {list(joints[n].observed)}."
@@ -216,8 +213,7 @@ def _relabelled(done: dict[str, EngineRun], name: str, joints: Joints) -> dict[s
             draws, _, switches = matched(joints[other], done[other].draws, owners)
             found[other] = replace(done[other], draws=draws, label_switches=switches)
         except (KeyError, RuntimeError, ValueError) as error:
-            note = f"its components could not be matched ({error_line(error)})."
-            found[other] = replace(done[other], notes=(*done[other].notes, note))
+            found[other] = done[other].noted(f"its components could not be matched ({error_line(error)}).")
     return found
 
 
@@ -235,13 +231,10 @@ def _predicted(
         try:
             found[n] = held_out(done[n], on, loss, seed)
         except Exception as error:  # whatever the model may raise on these arguments
-            note = f"held-out data: {error_line(error)}"
-            done[n] = replace(done[n], notes=(*done[n].notes, note))
+            done[n] = done[n].noted(f"held-out data: {error_line(error)}")
             continue
-        bad = int(found[n].log_density.isnan().sum())
-        if bad:
-            note = f"the log predictive density of {bad} of the held-out data is nan at some draws."
-            done[n] = replace(done[n], notes=(*done[n].notes, note))
+        if bad := int(found[n].log_density.isnan().sum()):
+            done[n] = done[n].noted(f"the log predictive density of {bad} of the held-out data is nan at some draws.")
     return found
 
 
@@ -273,7 +266,7 @@ def _compared(done: dict[str, EngineRun], name: str, predicted: dict[str, HeldOu
             several = len(shared) > 1
             sites[n] = {s: _distances(each, done[name], [s], seed) if several else total for s in shared}
             numbers |= total
-        done[n] = replace(each, notes=(*each.notes, *(notes if each.num_draws else ())))
+        done[n] = each.noted(*(notes if each.num_draws else ()))
         rows[n] = dict.fromkeys(COLUMNS, math.nan) | numbers
     return Comparison(done, name, rows, sites, predicted)
 

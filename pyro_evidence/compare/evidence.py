@@ -22,7 +22,7 @@ from pyro_evidence.posterior.sensitivity import log_evidence_after
 from pyro_evidence.program.constants import PriorConstant
 
 Estimates = Mapping[str, EvidenceEstimate]
-NESTED_DRAWS = 2_000  # of a posterior whose marginalised sites were integrated
+NESTED_DRAWS = 2_000  # of a posterior whose marginalised sites were integrated: each is an inner mode, few are needed
 
 
 @dataclass(frozen=True)
@@ -286,16 +286,12 @@ def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, Any]) -
 def _estimate(posterior: Posterior) -> EvidenceEstimate:
     if not posterior._num_directions:
         return estimated("nothing left to integrate", posterior.log_evidence, 0.0, {})
-    if posterior._in_blocks and int(posterior._laplace.state.problem.active.sum()) > MANY:
-        return by_blocks(posterior._laplace) or _sampled(posterior)
-    found = _sampled(posterior)
-    return found if found.reliable or not posterior._in_blocks else by_blocks(posterior._laplace) or found
-
-
-def _sampled(posterior: Posterior) -> EvidenceEstimate:
-    if posterior.marginalised_sites:  # every draw is an inner mode, and few are needed
-        return importance_sampling(posterior, num_samples=NESTED_DRAWS)
-    return importance_sampling(posterior)
+    of_many = posterior._in_blocks and int(posterior._laplace.state.problem.active.sum()) > MANY
+    if of_many and (found := by_blocks(posterior._laplace)) is not None:
+        return found
+    found = importance_sampling(posterior, num_samples=NESTED_DRAWS if posterior.marginalised_sites else None)
+    looked = of_many or found.reliable or not posterior._in_blocks
+    return found if looked else by_blocks(posterior._laplace) or found
 
 
 def different_data(posteriors: Mapping[str, Posterior]) -> list[str]:

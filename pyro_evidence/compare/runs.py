@@ -67,6 +67,10 @@ class EngineRun:
             f"EngineRun({self.name!r}, sites={list(self.draws)}, seconds={self.seconds:.3g}, failure={self.failure!r})"
         )
 
+    def noted(self, *notes: str) -> "EngineRun":
+        """This run with more notes."""
+        return replace(self, notes=(*self.notes, *notes))
+
     @property
     def num_draws(self) -> int:
         """Draws in all chains together."""

@@ -62,8 +62,7 @@ def overlaid(axes: Axes, comparison: Comparison, site: str, element: int = 0) ->
             axes.fill_between(grid.tolist(), height, alpha=SHADE, label=f"{name} (reference)")
         else:
             axes.plot(grid.tolist(), height, next(dashes), label=name)
-    names = element_labels(site, draws[comparison.reference][0, 0])
-    return with_labels(axes, names[element], "density")
+    return with_labels(axes, element_labels(site, draws[comparison.reference][0, 0])[element], "density")
 
 
 def worst_pair(axes: Axes, comparison: Comparison, engine: str) -> Axes:

@@ -74,19 +74,17 @@ def beyond(num: int) -> float:
 
 @dataclass(frozen=True)
 class Shifts:
-    """Corrections of an approximation's moments by the exact density, each ``(K,)``.
+    """Corrections of an approximation's moments by the exact density.
 
-    :ivar mean: change of the mean in standard deviations, and ``log_sd`` the log ratio of standard deviations, each
-        with its standard error.
+    :ivar value: change of each mean in standard deviations, and log ratio of standard deviations, ``(2, K)``, and
+        ``error`` the standard errors of these.
     :ivar noise: samples of the errors of the means, ``(M, K)``: elements whose errors go together are worth fewer.
     :ivar method: how it was found, and ``remedy`` what to do where they are off.
     """
 
     names: tuple[tuple[str, tuple[int, ...]], ...]
-    mean: Tensor
-    mean_error: Tensor
-    log_sd: Tensor
-    log_sd_error: Tensor
+    value: Tensor
+    error: Tensor
     noise: Tensor
     method: str
     remedy: str
@@ -97,21 +95,21 @@ class Shifts:
         return beyond(4 * len(self.names))
 
     @property
-    def scaled(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Means, and ratios of deviations as if shifts of means, beside their errors."""
-        away = self.log_sd.abs()
-        return (self.mean.abs(), self.mean_error), (away.expm1(), self.log_sd_error * away.exp())
+    def scaled(self) -> tuple[Tensor, Tensor]:
+        """Sizes of shifts of means, and of ratios of deviations as if they were such, and their errors, ``(2, K)``."""
+        mean, away = self.value.abs()
+        return torch.stack([mean, away.expm1()]), self.error * torch.stack([torch.ones_like(away), away.exp()])
 
     @property
-    def alarms(self) -> tuple[Tensor, Tensor]:
-        """Which means, and which standard deviations, are off for certain, bool ``(K,)``."""
-        mean, sd = ((value > NOTABLE) & (value - self.reach * error > HARMLESS) for value, error in self.scaled)
-        return mean, sd
+    def alarms(self) -> Tensor:
+        """Which means, and which standard deviations, are off for certain, bool ``(2, K)``."""
+        value, error = self.scaled
+        return (value > NOTABLE) & (value - self.reach * error > HARMLESS)
 
-    def unknown(self, most: float = HARMFUL) -> tuple[Tensor, Tensor]:
-        """Which may be off by more than that, bool ``(K,)``."""
-        mean, sd = (~(value + self.reach * error < most) for value, error in self.pooled.scaled)
-        return mean, sd
+    def unknown(self, most: float = HARMFUL) -> Tensor:
+        """Which may be off by more than that, bool ``(2, K)``."""
+        value, error = self.pooled.scaled
+        return ~(value + self.reach * error < most)
 
     @property
     def pooled(self) -> "Shifts":
@@ -120,7 +118,7 @@ class Shifts:
         Its variance is the highest that the elements leave possible, but for :data:`LEVEL`.  Efron and Morris (1975);
         what stands out from its site stays as it is.
         """
-        numbers = [torch.clone(x) for x in (self.mean, self.mean_error, self.log_sd, self.log_sd_error)]
+        value, error = self.value.clone(), self.error.clone()
         unit = self.noise - self.noise.mean(0)
         sd = unit.square().mean(0).sqrt()
         unit = unit / sd.where(sd > 0.0, 1.0)  # errors that are all zero go together with none
@@ -131,19 +129,17 @@ class Shifts:
             size, part = len(index), unit[:, index]
             squares = float((part @ part.mT).square().sum()) / len(part) ** 2 - size**2 / len(part)  # of correlations
             spread = (2.0 * max(squares, size)) ** 0.5 / size  # of a mean of squares of such errors
-            for value, error in (numbers[:2], numbers[2:]):
-                v, e = value[index], error[index]
-                most = (v.square() - e.square()).mean() + above * spread * e.square().mean()
-                variance = most.clamp(min=0.0)  # less than errors alone make is no shift
-                total = variance + e.square()
-                share = torch.where((v.abs() > self.reach * total.sqrt()) | (e == 0.0), 1.0, variance / total)
-                value[index], error[index] = share * v, share.sqrt() * e
-        mean, mean_error, log_sd, log_sd_error = numbers
-        return replace(self, mean=mean, mean_error=mean_error, log_sd=log_sd, log_sd_error=log_sd_error)
+            v, e = value[:, index], error[:, index]
+            most = (v.square() + (above * spread - 1.0) * e.square()).mean(1, keepdim=True)
+            variance = most.clamp(min=0.0)  # less than errors alone make is no shift
+            total = variance + e.square()
+            share = torch.where((v.abs() > self.reach * total.sqrt()) | (e == 0.0), 1.0, variance / total)
+            value[:, index], error[:, index] = share * v, share.sqrt() * e
+        return replace(self, value=value, error=error)
 
     def is_settled(self, most: float = HARMFUL) -> bool:
         """Whether something is off for certain, or nothing by more than that."""
-        return bool(torch.stack(self.alarms).any()) or not bool(torch.stack(self.unknown(most)).any())
+        return bool(self.alarms.any()) or not bool(self.unknown(most).any())
 
 
 def by_weights(
@@ -159,10 +155,10 @@ def by_weights(
     away = (z - mean).square()
     variance = weights @ away
     noise = weight * (z - mean) - own * beside
-    mean_error = noise.square().sum(0).sqrt()
-    log_sd_error = 0.5 * (weight * (away / variance - 1.0) - own * (beside.square() - 1.0)).square().sum(0).sqrt()
-    numbers, method = (mean, mean_error, 0.5 * variance.log(), log_sd_error), f"importance weights of {len(z):,} draws"
-    return Shifts(elements.names, *numbers, noise[:MOST_NOISE], method, WEIGHED)
+    noise_of_sd = 0.5 * (weight * (away / variance - 1.0) - own * (beside.square() - 1.0))
+    value, error = torch.stack([mean, 0.5 * variance.log()]), torch.stack([noise, noise_of_sd]).square().sum(1).sqrt()
+    method = f"importance weights of {len(z):,} draws"
+    return Shifts(elements.names, value, error, noise[:MOST_NOISE], method, WEIGHED)
 
 
 def by_chains(elements: Elements, sums: Tensor, count: int) -> Shifts:
@@ -175,15 +171,11 @@ def by_chains(elements: Elements, sums: Tensor, count: int) -> Shifts:
     middle = means.mean(1, keepdim=True)
     spreads = squares - 2.0 * middle * means + middle.square()
     variance = spreads.mean(1, keepdim=True)
-    root = (sums.shape[1] * variance[1, 0]).sqrt()
-    numbers = (
-        (middle[0] - middle[1])[0] / variance[1, 0].sqrt(),
-        (means[0] - means[1]).std(0) / root,
-        0.5 * (variance[0] / variance[1])[0].log(),
-        0.5 * (spreads / variance).diff(dim=0)[0].std(0) / sums.shape[1] ** 0.5,
-    )
+    apart, sd = means[0] - means[1], variance[1, 0].sqrt()
+    value = torch.stack([apart.mean(0) / sd, 0.5 * (variance[0] / variance[1])[0].log()])
+    error = torch.stack([apart / sd, 0.5 * (spreads / variance).diff(dim=0)[0]]).std(1) / sums.shape[1] ** 0.5
     method = f"{sums.shape[1] * count:,} draws of Hamiltonian Monte Carlo"
-    return Shifts(elements.names, *numbers, means[0] - means[1], method, "run NUTS on posterior.model")
+    return Shifts(elements.names, value, error, apart, method, "run NUTS on posterior.model")
 
 
 def moments(found: Shifts | None, label: Callable[[str, tuple[int, ...]], str], num: int) -> tuple[bool, list[str]]:
@@ -194,11 +186,9 @@ def moments(found: Shifts | None, label: Callable[[str, tuple[int, ...]], str], 
     if found is None:
         said = f"importance weights of {num:,} draws degenerate, and there was no time for Hamiltonian Monte Carlo"
         return False, [f"{said}: whether means and standard deviations are right is not known"]
-    columns = zip(found.scaled, found.pooled.scaled, found.alarms, found.unknown(), strict=True)
+    rows = zip(*found.scaled, *found.pooled.scaled, found.alarms, found.unknown(), strict=True)
     off, doubtful = list[str](), list[str]()
-    for ((value, error), (shrunk, rest), alarms, unknown), what in zip(
-        columns, ("mean", "standard deviation"), strict=True
-    ):
+    for (value, error, shrunk, rest, alarms, unknown), what in zip(rows, ("mean", "standard deviation"), strict=True):
         low, high = value - found.reach * error, shrunk + found.reach * rest
         unit = "standard deviations" if what == "mean" else "of it"
         if bool(alarms.any()):
@@ -272,11 +262,10 @@ def shifts(draws: Draws, smoothed: Smoothed) -> dict[str, float | str]:
     :param draws: those that were weighed and what is judged, constrained, each ``(S,) + site shape``.
     """
     found = by_weights(Elements.of(draws[1]), *draws, smoothed) if draws[1] else None
-    if found is None or not found.names:
-        numbers, sites = [0.0, 0.0], ["", ""]
-    else:
-        worst = [x.abs().max(0) for x in (found.mean, found.log_sd)]
-        numbers, sites = [float(x.values) for x in worst], [found.names[int(x.indices)][0] for x in worst]
+    numbers, sites = [0.0, 0.0], ["", ""]
+    if found is not None and found.names:
+        numbers, places = (x.tolist() for x in found.value.abs().max(1))
+        sites = [found.names[place][0] for place in places]
     return {
         "largest_mean_shift": numbers[0],
         "largest_mean_shift_site": sites[0],
@@ -411,8 +400,8 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
         moved = by_weights(elements, *draws, importance.checked(log_weights))
         is_reliable = found["pareto_k"] <= importance.threshold(num)
         is_known = moved.is_settled(NOTABLE) and found["log_evidence_importance_se"] < PRECISE
-        errors = torch.stack([error for _, error in moved.pooled.scaled])  # of means, and of standard deviations
-        is_hopeless = not is_reliable or bool((moved.reach * errors * (num / most) ** 0.5 > HARMFUL).any())
+        error = moved.pooled.scaled[1]
+        is_hopeless = not is_reliable or bool((moved.reach * error * (num / most) ** 0.5 > HARMFUL).any())
         if found["pareto_k"] == -math.inf or (num >= ENOUGH and (is_known or is_hopeless)):
             break
     best: Shifts | None = moved if is_reliable else None
@@ -474,7 +463,6 @@ def _by_chains_until(posterior: Any, elements: Elements, u: Tensor, until: float
 
 
 MOST = 2**27  # of log densities of a check
-NUMBERS = 2**23  # of a tensor of log densities that is held at a time
 
 
 @dataclass(frozen=True)
@@ -594,5 +582,5 @@ def log_weights_of(terms: Terms, here: Place, num_samples: int, seed: int) -> Te
 def _valued(terms: Terms, rows: Tensor, here: Place) -> Tensor:
     """The log joint density of each block at many rows, ``(Q, G)``, a few rows at a time."""
     data = sum(len(owner) for owner in terms.density.partition.owner.values())
-    size = max(1, NUMBERS // max(1, data))
+    size = max(1, HELD_NUMBERS // max(1, data))
     return torch.cat([terms(part, here.shared)[:, :-1] for part in rows.split(size)])

@@ -433,16 +433,17 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     @cached_property
     def _left_out(self) -> InsideCorrection | None:
-        """Error of Laplace in what blocks share where these are integrated by default; None where it is not known."""
-        marginal = self.state.problem.marginal
-        if marginal is None or not (self.state.problem.structure.multipliers or any(marginal.partition.curved)):
-            return None
+        """Error of Laplace inside the log evidence; None where it costs too much, or data were not kept."""
+        places = self._inside_places
         with own_random_numbers():
-            return inside_correction(self._inside_places)
+            return None if places is None else inside_correction(places)
 
     @property
-    def _inside_places(self) -> LaplaceNodes:
-        """Where Laplace stands for an integral."""
+    def _inside_places(self) -> LaplaceNodes | None:
+        """Where Laplace stands for an integral over what blocks share, these integrated by default; None elsewhere."""
+        problem, marginal = self.state.problem, self.state.problem.marginal
+        if marginal is None or not (problem.structure.multipliers or any(marginal.partition.curved)):
+            return None
         return LaplaceNodes.of_state(self.state, self._turned)
 
     @cached_property

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit, Status, Stop
-from pyro_evidence.fitting.process_state import generator_of, own_random_numbers
+from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
 from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimodality, has_arrived, maximised
 from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, log_priors, marginalised_problem
-from pyro_evidence.nested.inside import InsideCorrection, LaplaceNodes, inside_correction
+from pyro_evidence.nested.inside import LaplaceNodes
 from pyro_evidence.nested.integration import Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.nested.marginal import Marginal
@@ -78,12 +78,6 @@ class NestedPosterior(LaplacePosterior):
     def _inside(self) -> LaplaceState:
         return self.integral.outer_mode.state
 
-    @cached_property
-    def _left_out(self) -> InsideCorrection | None:
-        """Error of Laplace inside the log evidence; None where it costs too much, or data were not kept."""
-        with own_random_numbers():
-            return inside_correction(self._inside_places)
-
     @property
     def _inside_places(self) -> LaplaceNodes:
         return LaplaceNodes.of_integral(self.integral, self._turned)
@@ -93,10 +87,9 @@ class NestedPosterior(LaplacePosterior):
         return joint_posterior.index_map(self._joint, self.integral.outer_mode)
 
     @cached_property
-    def _latest(self) -> list[Tensor]:
-        """White rows, the draws that were made of them last, and log densities: tables and checks ask for the same."""
-        none = self.state.u.expand(0, -1)
-        return [none, none.double(), none[:, 0].double()]
+    def _latest(self) -> dict[bytes, tuple[Tensor, Tensor]]:
+        """The last draws and their log densities, by their white noise: tables and checks ask for the same."""
+        return {}
 
     @property
     def _rows(self) -> int:
@@ -122,21 +115,16 @@ class NestedPosterior(LaplacePosterior):
         return torch.cat([self._with_density(part)[0] for part in white.split(self._rows)])
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        known = self._latest
-        begin = max((known[0] == white[:1]).all(-1).nonzero().flatten().tolist(), default=0)
-        before = known[0][begin : begin + len(white)]
-        num = int((before == white[: len(before)]).all(-1).byte().cumprod(0).sum())
-        found = [x[begin : begin + num] for x in known[1:]]
-        if num < len(white):
-            begun, rest = time.process_time(), white[num:]
-            found = [torch.cat(pair) for pair in zip(found, self.proposal.drawn(rest), strict=True)]
-            vars(self)["_price"] = (time.process_time() - begun) / len(rest)
-            # what follows another row there is kept with those before it
-            new = num if begin + num == len(known[0]) else 0
-            parts = zip(known, (white[new:], *(x[new:] for x in found)), strict=True)
-            most = max(len(white), KEPT // white.shape[-1])
-            known[:] = [torch.cat(pair)[-most:] for pair in parts]
-        return found[0], found[1]
+        known, keys = self._latest, [row.tobytes() for row in white.cpu().numpy()]
+        if new := [k for k, key in enumerate(keys) if key not in known]:
+            begun = time.process_time()
+            made = zip(*self.proposal.drawn(white[new]), strict=True)
+            known.update(zip((keys[k] for k in new), made, strict=True))
+            vars(self)["_price"] = (time.process_time() - begun) / len(new)
+        u, log_density = (torch.stack(rows) for rows in zip(*(known[key] for key in keys), strict=True))
+        for key in list(known)[: -max(len(white), KEPT // white.shape[-1])]:
+            del known[key]
+        return u, log_density
 
     @property
     def candidate_hyperparameters(self) -> tuple[str, ...]:

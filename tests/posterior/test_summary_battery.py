@@ -111,8 +111,8 @@ def test_the_largest_of_a_thousand_shifts_has_an_error() -> None:
     own, chains = torch.randn(2, 8, 32, 2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sums = torch.stack([chains.sum(0), chains.square().sum(0), own.sum(0), own.square().sum(0)])
     found = by_chains(Elements.of({"x": own.flatten(0, 1)}), sums, 8)
-    assert float(found.mean.abs().max()) > 0.2
-    assert not any(alarm.any() for alarm in found.alarms)
+    assert float(found.value[0].abs().max()) > 0.2
+    assert not found.alarms.any()
     assert "is off by" not in "".join(moments(found, lambda site, place: site, 300)[1])
 
 
@@ -137,7 +137,7 @@ def test_elements_of_a_site_tell_of_one_another() -> None:
     """
     right, wide, one = torch.zeros(1000), 0.3 * torch.randn(1000, generator=torch.Generator().manual_seed(1)), 700
     found = shifted_chains(right.double(), 1.0)
-    assert found.reach * float(found.mean_error.median()) > 0.3 and found.is_settled() and not moments_of(found)
+    assert found.reach * float(found.error[0].median()) > 0.3 and found.is_settled() and not moments_of(found)
     assert not shifted_chains(right.double(), 0.1).is_settled()
     assert moments_of(shifted_chains(wide.double(), 1.0))
     outlier = right.double().index_fill(0, torch.tensor(one), 0.5)
@@ -157,9 +157,9 @@ def test_errors_of_weighted_moments_are_how_they_spread() -> None:
         target, draws = dist.Normal(0.3, 0.9), {"x": x}
         log_weights = (target.log_prob(x) - dist.Normal(0.0, 1.0).log_prob(x)).sum(-1)
         found.append(by_weights(Elements.of(draws), draws, draws, checked(log_weights)))
-    for value, error, truth in (("mean", "mean_error", 0.3), ("log_sd", "log_sd_error", math.log(0.9))):
-        values = torch.cat([getattr(each, value) for each in found])
-        errors = torch.cat([getattr(each, error) for each in found])
+    for row, truth in enumerate((0.3, math.log(0.9))):
+        values = torch.cat([each.value[row] for each in found])
+        errors = torch.cat([each.error[row] for each in found])
         assert float(values.mean()) == pytest.approx(truth, abs=0.01)
         assert 0.8 < float(errors.mean() / values.std()) < 1.6  # what smoothing takes off is left in
 
