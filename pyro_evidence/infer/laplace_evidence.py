@@ -31,6 +31,8 @@ from pyro_evidence.laplace.approximation import (
     laplace_state,
     problem_of,
     require_proper,
+    require_slopes,
+    warn_of_jumps,
 )
 from pyro_evidence.laplace.evidence_error import numbers_of_nodes, refined, with_nodes
 from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
@@ -40,7 +42,6 @@ from pyro_evidence.laplace.restarts import (
     NO_MAXIMUM,
     Restarts,
     can_tour,
-    is_unseen,
     rescaled_start,
     same_height,
     search,
@@ -170,7 +171,9 @@ class LaplaceEvidence(Resumable):
             fits = results.StructureFits(replace(self), (args, kwargs))
             self._over = results.over_structures(self.model, (args, kwargs), fits, self.start, self.stop)
             return self._over
-        return posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
+        posterior = posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
+        warn_of_jumps(posterior.state)
+        return posterior
 
     def _all_or_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaplacePosterior:
         """The fit of all latents by the modes of their joint density, or around marginalised sites.
@@ -401,8 +404,8 @@ class LaplaceEvidence(Resumable):
             pairs = zip(self._fits, self._begun, strict=True)
             self._fits = tuple(refined(fit, begun, self._num_nodes, self.stop) for fit, begun in pairs)
         posterior = self.posterior
-        if self._full is None and self.start.tour != 0 and is_unseen(best.state.laplace):
-            results.warn_where_off(posterior)
+        if self._full is not None:  # no search has climbed slopes in what is integrated numerically
+            require_slopes(posterior.state)
         reached = {n: v.reshape(-1)[:SHOWN].tolist() for n, v in list(posterior.hyperparameters.items())[:SHOWN]}
         detail = f". Hyperparameters reached, at most {SHOWN} elements of each: {reached}"
         require_convergence("LaplaceEvidence", Status(posterior.status), posterior, self.stop, detail)

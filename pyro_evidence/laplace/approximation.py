@@ -1,5 +1,6 @@
 """Laplace's approximation of one log joint: at one setting of its hyperparameters, and at many as a batch of rows."""
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -13,11 +14,13 @@ from pyro_evidence.laplace import mode_checks
 from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
 from pyro_evidence.numerics.batched import Batched
+from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.line_search import Watch, no_callback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Dense, Precision, factorise
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.settings import stacklevel
 from pyro_evidence.structure.density import AutogradDensity, LinearDensity, climbing
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_mode import StructuredProblem
@@ -30,6 +33,7 @@ from pyro_evidence.structure.symmetries import has_hidden_units
 PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
 NEARLY = 1e-3  # nats, twice what a step promises to a row that is nearly there
 LIGHT = 2**13  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
+NEAR = 1e-3  # of a coordinate: how far from where a search has stopped a jump is looked for
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
 
 
@@ -326,7 +330,9 @@ def state_at(
         if bool(newton.rounding(mode.u, mode.precision, eps)[row] > newton.ROUNDED):
             raise newton.rounded_away()
         place, slope = (problem.joint, problem.density, u, theta), mode.gradient[row]
-        said = mode_checks.jump_message(*place, slope) or mode_checks.cut_message(*place)
+        way = NEAR * (1.0 + u.abs()) * generic_directions(1, len(u), u)[0]
+        said = mode_checks.jump_message(*place, way, "where the search for the posterior mode stopped")
+        said = said or mode_checks.cut_message(*place)
         said = said or mode_checks.nondifferentiable_message(*place, slope)
         if said is not None:
             raise NotSmooth(said)
@@ -388,6 +394,28 @@ def is_rounding(state: LaplaceState) -> bool:
     """Whether rounding moves the log joint at a mode by more than counts: noise goes to nothing, the data are met."""
     eps, variance = torch.finfo(state.problem.joint.dtype).eps, state.precision.variance
     return bool(newton.rounding(state.u.unsqueeze(0), variance.reciprocal(), eps) > newton.ROUNDED)
+
+
+def require_slopes(state: LaplaceState) -> None:
+    """Refuse a density whose slope in some site is not its own.
+
+    :raises NotSmooth: naming the site.
+    """
+    said = mode_checks.cut_message(state.problem.joint, state.problem.density, state.u, state.theta)
+    if said is not None:
+        raise NotSmooth(said)
+
+
+def warn_of_jumps(state: LaplaceState) -> None:
+    """Warn where a model that runs on one set of values at a time has a density that jumps near the mode."""
+    joint, u = state.problem.joint, state.u
+    if joint.has_data and len(u) and joint.row_bytes is None:
+        way = 2.0 * state.precision.unwhiten(generic_directions(1, len(u), u))[0]
+        where = "within four posterior standard deviations of its mode"
+        said = mode_checks.jump_message(joint, state.problem.density, u, state.theta, way, where)
+        if said is not None:
+            off = "The log evidence and draws may be off: importance_sampling(posterior) has the log evidence."
+            warnings.warn(f"{said} {off}", stacklevel=stacklevel())
 
 
 def around(state: LaplaceState) -> mode_checks.ModeNeighbourhood:

@@ -115,21 +115,12 @@ def has_one_mode(state: LaplaceState) -> bool:
 
 
 def can_tour(state: LaplaceState) -> bool:
-    """Whether other modes can be looked for: a small density in rows, and not known to have one mode."""
-    return _may_be_off(state) and _are_cheap(state.problem.joint)
-
-
-def is_unseen(state: LaplaceState) -> bool:
-    """Whether other modes cannot be looked for because the model runs on one row at a time."""
-    return _may_be_off(state) and state.problem.joint.row_bytes is None
-
-
-def _may_be_off(state: LaplaceState) -> bool:
-    """Whether a density is small, by the exact Hessian, and not known to have one mode."""
+    """Whether other modes can be looked for: a small density by the exact Hessian, and not known to have one mode."""
     problem = state.problem
     small = 0 < len(state.u) <= MOST_COORDINATES and bool(problem.active.all()) and problem.joint.has_data
     plain = problem.form is None and problem.structure.network is None
-    return small and plain and problem.curvature is exact_hessian and not has_one_mode(state)
+    exact = problem.curvature is exact_hessian
+    return small and plain and exact and not has_one_mode(state) and _are_cheap(problem.joint)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from pyro_evidence.lazy_import import import_on_demand
 
 if TYPE_CHECKING:  # at run time each is imported when it is first asked for
-    from pyro_evidence.posterior.diagnostics import warn_where_off as warn_where_off
     from pyro_evidence.posterior.groups import with_groups as with_groups
     from pyro_evidence.posterior.laplace import LaplacePosterior
     from pyro_evidence.posterior.multimodal import over_labels as over_labels

@@ -3,7 +3,6 @@
 import itertools
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.importance import Smoothed, pareto_shapes
 from pyro_evidence.posterior.base import NUM_DRAWS, SHARED, varies
 from pyro_evidence.program.checks import require_kept
-from pyro_evidence.settings import check_count, check_seed, seeded, stacklevel
+from pyro_evidence.settings import check_count, check_seed, seeded
 from pyro_evidence.structure.names import names_of
 
 # Shifts of a mean, in standard deviations, and ratios of two standard deviations: what nobody need hear of, what is
@@ -359,20 +358,6 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
                 f"sampling ({error:.2g} is its standard error): compare models by importance_sampling(posterior)."
             )
     return said + (found["moments"][1] if "moments" in found else [])
-
-
-def warn_where_off(posterior: Any) -> None:
-    """Warn where a few importance weights doubt the log evidence of a model that runs on one row at a time."""
-    check = importance_check(posterior.log_weights(FEWEST_WEIGHTED))
-    if not posterior.log_evidence.isfinite() or check["pareto_k"] > TRUSTED:
-        return  # of which the summary says more
-    if said := _doubts(check | {"log_evidence": float(posterior.log_evidence)}):
-        warnings.warn(
-            f"{said[0]} Other modes were not looked for, because the model runs on one set of values at a time. Where "
-            "it makes plain numbers of latents (int(w), round(w), if w > 0), the density jumps, which no slope shows: "
-            "write it with tensors (torch.where), sum a Categorical out, or take a smooth step, torch.sigmoid.",
-            stacklevel=stacklevel(),
-        )
 
 
 def check_until(posterior: Any, until: float) -> dict[str, Any]:

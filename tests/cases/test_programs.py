@@ -524,12 +524,42 @@ def test_a_latent_half_of_which_no_derivative_follows_is_refused_by_that_reason(
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # once a process
 @pytest.mark.parametrize("f", [lambda w: w + int(w), lambda w: w + round(w.item()), lambda w: w + 0.5 * (w > 1.2)])
-def test_a_density_that_jumps_as_a_latent_becomes_a_plain_number_is_said_to_be_off(f: Any) -> None:
-    """Off by .37, .39 and .14 nats, in silence: draws were weighed in models alone that run on many rows at once."""
+def test_a_density_that_jumps_as_a_latent_becomes_a_plain_number_is_said_to_jump(f: Any) -> None:
+    """Off by .37, .39 and .14 nats, in silence."""
     plain = around(lambda w: (f(w), float(w))[0])
-    with pytest.warns(UserWarning, match=r"nats too high by importance sampling .* if w > 0\), the density jumps"):
+    with pytest.warns(UserWarning, match=r"density jumps by .* along site 'w', within four"):
         fit(plain, torch.tensor(2.6, dtype=torch.float64))
     fit(around(lambda w: (w, float(w))[0]), torch.tensor(2.6, dtype=torch.float64))  # right, and nothing is said
+
+
+def in_groups(scale: Any, mean: Any) -> Any:
+    """A mean around a function of a latent, and a scale by a function of another, which is integrated numerically."""
+
+    def model(t: Tensor) -> None:
+        s = pyro.sample("s", dist.HalfNormal(torch.ones((), dtype=torch.float64)))
+        w = pyro.sample("w", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0))
+        with pyro.plate("groups", len(t)):
+            a = pyro.sample("a", dist.Normal(0.0, scale(s)))
+            pyro.sample("t", dist.Normal(a + mean(w), 0.5), obs=t)
+
+    return model
+
+
+SIX = torch.tensor([1.1, 0.4, 2.0, 1.3, -0.2, 0.9], dtype=torch.float64)
+
+
+def test_plain_numbers_of_latents_are_said_where_scales_are_integrated() -> None:
+    """Nothing was said: jumps were looked for in models alone whose latents are all inside, and slopes by searches."""
+    with pytest.warns(UserWarning, match=r"density jumps by .* along site 's', within four"):
+        fit(in_groups(lambda s: 0.9 * s + 0.1 * int(4.0 * s) / 4.0, lambda w: w), SIX)
+    half = in_groups(lambda s: 0.5 * s + 0.5 * s.detach(), lambda w: w)
+    says(refusal(lambda: fit(half, SIX)), "along site 's', and by its slope by", "s.detach()")
+
+
+def test_a_twentieth_of_a_mean_that_no_derivative_follows_is_refused_by_that_reason() -> None:
+    """It was told to standardise its data."""
+    with_item = in_groups(lambda s: s, lambda w: w + 0.05 * w.item())
+    says(refusal(lambda: fit(with_item, SIX)), "along site 'w', and by its slope by", "w.item()")
 
 
 def test_zeros_under_sampled_noise_are_refused_soon() -> None:
