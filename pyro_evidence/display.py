@@ -3,7 +3,8 @@
 import html
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,15 +36,16 @@ class Table:
     notes: Sequence[str] = ()
     corner: str = ""
     digits: int = 3
-    cells: list[list[str]] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def cells(self) -> list[list[str]]:
+        """The texts that are shown, headings first."""
         used = [c for c in self.columns if any(not math.isnan(row.get(c, math.nan)) for row in self.rows.values())]
         cells = [[self.corner, *used]]
         for label, row in self.rows.items():
             numbers = [row.get(c, math.nan) for c in used]
             cells.append([label, *("" if math.isnan(v) else f"{v:.{self.digits}g}" for v in numbers)])
-        object.__setattr__(self, "cells", cells)
+        return cells
 
     def __str__(self) -> str:
         widths = [max(len(row[i]) for row in self.cells) for i in range(len(self.cells[0]))]
@@ -72,6 +74,12 @@ class Table:
         pandas = import_extra("pandas", "to_pandas() needs pandas: pip install pandas.")
         found = pandas.DataFrame.from_dict({n: dict(row) for n, row in self.rows.items()}, orient="index")
         return found[[c for c in self.columns if c in found] + [c for c in found if c not in self.columns]]
+
+
+def by_label(labels: Sequence[str], columns: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """Rows of a table, one for each label, from columns of as many numbers."""
+    values = {c: v.tolist() for c, v in columns.items()}
+    return {label: {c: float(v[k]) for c, v in values.items()} for k, label in enumerate(labels)}
 
 
 class Shown:
@@ -185,8 +193,12 @@ class Panel:
     positive: bool = False
 
 
-def stacked(panels: Sequence[Panel], x: str) -> Axes:
-    """A figure of panels below each other; the first one's Axes."""
+def on_panels(axes: Axes | None, panels: Sequence[Panel], x: str) -> Axes:
+    """Panels below each other on a figure of their own, whose first Axes come back; or their rows on Axes that are."""
+    if axes is not None or not panels:
+        axes, every_row = axes_or_own(axes), [row for panel in panels for row in panel.rows]
+        intervals(axes, *zip(*every_row, strict=True) if every_row else ((), (), (), ()))
+        return with_labels(axes, x, legend=False)
     heights = [len(panel.rows) + TITLE for panel in panels]
     size = 6.4, ROW * (sum(heights) + TITLE + x.count("\n"))
     figure = matplotlib("pyplot").figure(figsize=size, layout="constrained")

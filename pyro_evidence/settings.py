@@ -227,13 +227,10 @@ def quantile_levels(q: Any) -> Tensor:
 
     :raises BadInput: for anything else.
     """
-    try:
+    levels = torch.tensor(math.nan)
+    with suppress(TypeError, ValueError, RuntimeError):
         levels = torch.as_tensor(q, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        levels = torch.tensor(math.nan)
-    if levels.is_meta or levels.dim() > 1:
-        levels = torch.tensor(math.nan)
-    if not bool(((levels >= 0.0) & (levels <= 1.0)).all()):
+    if levels.is_meta or levels.dim() > 1 or not bool(((levels >= 0.0) & (levels <= 1.0)).all()):
         raise BadInput(f"quantiles({q!r}): expected probabilities between 0 and 1.")
     return levels
 
@@ -273,12 +270,12 @@ def check_path(name: str, value: Any) -> None:
 
     :raises BadInput: naming the setting.
     """
+    what = f"={value!r} is empty or holds a null byte"
     if not isinstance(value, str | os.PathLike):
-        raise BadInput(f"{name} is a {type(value).__name__}; expected the name of a file, such as 'fit.pt'.")
-    if not value or "\0" in os.fsdecode(value):
-        raise BadInput(
-            f"{name}={value!r} is empty or holds a null byte; expected the name of a file, such as 'fit.pt'."
-        )
+        what = f" is a {type(value).__name__}"
+    elif value and "\0" not in os.fsdecode(value):
+        return
+    raise BadInput(f"{name}{what}; expected the name of a file, such as 'fit.pt'.")
 
 
 def check_positive(name: str, value: Any) -> None:

@@ -122,15 +122,11 @@ class EvidenceComparison(Shown):
         behind = [(0.0, 0.0), *(self.log_bayes_factor(row.name, self.rows[0].name) for row in self.rows[1:])]
         found = [(row.name, v, v - 2.0 * e, v + 2.0 * e) for row, (v, e) in zip(self.rows, behind, strict=True)]
         what = f"log Bayes factor against {self.rows[0].name}, nats, two standard errors"
-        if axes is None:
-            axes = display.stacked([display.Panel("beside each: log evidence, nats, and probability", found)], what)
-        else:
-            display.check_axes(axes)
-            display.intervals(axes, *zip(*found, strict=True))
+        axes = display.on_panels(axes, [display.Panel("beside each: log evidence, nats, and probability", found)], what)
         for place, row in enumerate(self.rows):
             text = f" {row.log_evidence:.2f} ± {row.standard_error:.1g}, {row.probability:.2g}"
             axes.text(1.0, place, text, transform=axes.get_yaxis_transform(), va="center")
-        return display.with_labels(axes, what, legend=False)
+        return axes
 
 
 COLUMNS = {

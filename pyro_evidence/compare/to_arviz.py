@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -97,7 +96,7 @@ def to_datatree(
     dims: Dims | None = None,
     **kwargs: Any,
 ) -> Any:
-    """An ``xarray.DataTree`` as ArviZ 1.x uses it; needs ``arviz-base`` (or ``arviz`` 1.x).
+    """An ``xarray.DataTree`` as ArviZ 1.x uses it; needs ``arviz-base``, which ``arviz`` 1.x brings.
 
     See :func:`arviz_groups` for the groups and the other parameters.  The log evidence and the hyperparameters of a
     posterior are attributes of its group ``posterior``.
@@ -106,15 +105,8 @@ def to_datatree(
         the columns of a data frame, are known without them.
     :raises ImportError: when ``arviz-base`` is missing.
     """
-    for name in ("arviz_base", "arviz"):
-        try:
-            arviz = import_module(name)
-        except ImportError:
-            continue
-        if not (name == "arviz" and str(getattr(arviz, "__version__", "?")).startswith(("0.", "?"))):
-            break
-    else:
-        raise ImportError("arviz-base is missing: pip install arviz-base. For ArviZ 0.x use to_inference_data(...).")
+    missing = "arviz-base is missing: pip install arviz-base. For ArviZ 0.x use to_inference_data(...)."
+    arviz = import_extra("arviz_base", missing)
     seed = seed_of(seed)
     chains = _chains(fit, args, kwargs, num_samples, seed)
     return _described(arviz.from_dict(_groups(chains, num_samples, seed), **_named(chains, coords, dims)), fit)

@@ -22,7 +22,6 @@ from pyro_evidence.evidence_check.target import (
 )
 from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.numerics import importance
-from pyro_evidence.numerics.coordinates import Coordinate
 from pyro_evidence.posterior.base import Posterior
 from pyro_evidence.settings import seeded
 from pyro_evidence.structure.symmetries import relabelled
@@ -62,14 +61,14 @@ def thames(
     first, second = check_halves(target, target.coordinates(draws))
     region = truncation_set(space, first.flatten(0, 1))
     u = second.flatten(0, 1)
-    distance, log_density = region.squared_distance(space.images(u)), space.log_density(u)
-    inside = (log_density > region.cut) & (distance <= region.squared_radius).any(0)
+    log_joint, distance = target.log_joint(u), region.squared_distance(space.images(u))
+    inside = (log_joint - space.log_slope(u) > region.cut) & (distance <= region.squared_radius).any(0)
     if not bool(inside.any()):
         raise BadInput(
             "none of the draws of the second halves is where the first halves were: the chains have not "
             "converged. Run them longer."
         )
-    terms = torch.where(inside, -log_density, -math.inf)
+    terms = torch.where(inside, -log_joint, -math.inf)
     error, effective = chain_error(terms.reshape(second.shape[:2]))
     log_volume, volume_error = region.log_volume(num_volume, seed)
     label = distance.argmin(0).reshape(second.shape[:2])
@@ -94,51 +93,36 @@ def thames(
 
 @dataclass(frozen=True)
 class Labellings:
-    """Coordinates in which relabelling keeps volumes: the unconstrained ones, but of simplices all entries but one."""
+    """All relabellings of unconstrained rows, and the volumes of what they make of a set."""
 
     target: Target
     axes: Axes
     orders: Sequence[tuple[int, ...]]
 
-    @property
-    def simplices(self) -> list[Coordinate]:
-        """Relabelled sites whose coordinates are not the unconstrained ones."""
-        return [p for p in self.target.joint.latents if isinstance(p.transform, SIMPLEX) and p.name in self.axes]
-
     def images(self, u: Tensor) -> Tensor:
-        """Coordinates of unconstrained rows ``(S, D)`` under all relabellings, identity first, ``(K!, S, D)``."""
-        return self.coordinates(relabelled(self.target.joint, u, self.axes, self.orders))[0]
+        """Rows ``(S, D)`` under all relabellings, identity first, ``(K!, S, D)``."""
+        return relabelled(self.target.joint, u, self.axes, self.orders)
 
-    def coordinates(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Coordinates ``(..., D)`` and ``log |d coordinates / d u|`` ``(...)``."""
-        latents, log_det = self.target.joint.latents, u.new_zeros(u.shape[:-1])
-        parts = latents.unconstrained(u)
-        for part in self.simplices:
-            value = part.transform(parts[part.name])
-            slope = part.transform.log_abs_det_jacobian(parts[part.name], value)
-            log_det = log_det + slope.reshape(*u.shape[:-1], -1).sum(-1)
-            parts[part.name] = value[..., :-1]
-        return torch.cat([parts[p.name].reshape(*u.shape[:-1], -1) for p in latents], -1), log_det
+    def log_slope(self, u: Tensor) -> Tensor:
+        """Log of the volume, ``(...)``, per volume at rows ``(..., D)``, of coordinates in which relabelling keeps it.
 
-    def unconstrained(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The way back, and which rows are inside the support, ``(...)`` bool."""
-        latents, inside = self.target.joint.latents, torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
-        parts = latents.unconstrained(y)
-        for part in self.simplices:
-            value = torch.cat([parts[part.name], 1.0 - parts[part.name].sum(-1, keepdim=True)], -1)
-            inside &= (value > 0).reshape(*y.shape[:-1], -1).all(-1)
-            safe = torch.where(value > 0, value, 1.0)
-            parts[part.name] = part.transform.inv(safe / safe.sum(-1, keepdim=True))
-        return torch.cat([parts[p.name].reshape(*y.shape[:-1], -1) for p in latents], -1), inside
+        They are the unconstrained ones, but of relabelled simplices all entries but one.
+        """
+        latents, found = self.target.joint.latents, u.new_zeros(u.shape[:-1])
+        for part in (p for p in latents if isinstance(p.transform, SIMPLEX) and p.name in self.axes):
+            value = latents.unconstrained(u)[part.name]
+            slope = part.transform.log_abs_det_jacobian(value, part.transform(value))
+            found = found + slope.reshape(*u.shape[:-1], -1).sum(-1)
+        return found
 
     def log_density(self, u: Tensor) -> Tensor:
-        """Log joint density per volume of these coordinates, nats, shape ``(S,)``."""
-        return self.target.log_joint(u) - self.coordinates(u)[1]
+        """Log joint density per volume of those coordinates, nats, shape ``(S,)``: the same of all images."""
+        return self.target.log_joint(u) - self.log_slope(u)
 
 
 @dataclass(frozen=True)
 class TruncationSet:
-    """An ellipsoid and its images under relabelling, where the log density exceeds ``cut``."""
+    """An ellipsoid of unconstrained rows and its images under relabelling, where the log density exceeds ``cut``."""
 
     space: Labellings
     mean: Tensor
@@ -163,13 +147,15 @@ class TruncationSet:
         uniform = torch.rand(num, generator=generator, dtype=torch.float64).to(self.mean)
         length = math.sqrt(self.squared_radius) * (uniform ** (1.0 / d)).unsqueeze(-1)
         away = length * white / white.norm(dim=-1, keepdim=True)
-        u, inside = self.space.unconstrained(self.mean + away @ self.tril.mT)
-        inside &= self.space.log_density(u) > self.cut
-        hits = (self.squared_distance(self.space.images(u)) <= self.squared_radius).sum(0)
-        shares = torch.where(inside, 1.0 / hits.clamp(min=1), 0.0)  # rounding aside, each is in its own ellipsoid
+        u = self.mean + away @ self.tril.mT
+        images = self.space.images(u)
+        hits = (self.squared_distance(images) <= self.squared_radius).sum(0)
+        volumes = (self.space.log_slope(u) - self.space.log_slope(images)).exp().sum(0)  # of all images, by its own
+        inside = self.space.log_density(u) > self.cut
+        shares = torch.where(inside, volumes / hits.clamp(min=1), 0.0)  # rounding aside, each is in its own ellipsoid
         log_ball = 0.5 * d * math.log(math.pi * self.squared_radius) - math.lgamma(0.5 * d + 1.0)
-        ellipsoids = log_ball + float(self.tril.diagonal().log().sum()) + math.log(len(self.space.orders))
-        return ellipsoids + math.log(float(shares.mean())), float(importance.standard_error(shares.log()))
+        ellipsoid = log_ball + float(self.tril.diagonal().log().sum())
+        return ellipsoid + math.log(float(shares.mean())), float(importance.standard_error(shares.log()))
 
 
 def truncation_set(space: Labellings, u: Tensor) -> TruncationSet:
@@ -177,8 +163,8 @@ def truncation_set(space: Labellings, u: Tensor) -> TruncationSet:
 
     :raises BadInput: when the density of a relabelled row is another one.
     """
-    images = relabelled(space.target.joint, u, space.axes, space.orders)
-    some = torch.stack([space.log_density(image[:10]) for image in images])
+    y = space.images(u)
+    some = torch.stack([space.log_density(image[:10]) for image in y])
     if not bool(space.target.joint.are_level(some, some[0]).all()):
         gap = float((some - some[0]).abs().max())
         raise BadInput(
@@ -187,7 +173,6 @@ def truncation_set(space: Labellings, u: Tensor) -> TruncationSet:
             "importance_sampling(find_modes(posterior)), or pass labels={}."
         )
     log_density = space.log_density(u)
-    y = space.coordinates(images)[0]
     pivot = y[0, log_density.argmax()]
     scale = y[0].std(0)
     for _ in range(5):

@@ -220,11 +220,10 @@ def record_model(joint: LogJoint) -> dict[str, Any]:
     :raises BadInput: when the arguments hold what a file cannot.
     """
     encoded_arguments(joint.args, joint.kwargs)
-    held = {n: v.detach() for n, v in joint.held.items()}
     return {
         "args": list(joint.args),
         "kwargs": dict(joint.kwargs),
-        "held": held,
+        "held": {n: v.detach() for n, v in joint.held.items()},
         "shapes": _shapes(joint),
         "plates": joint.plates,
         "dtype": joint.dtype,
@@ -276,25 +275,19 @@ def record(state: LaplaceState) -> dict[str, Any]:
     """
     joint, problem, precision = state.problem.joint, state.problem, state.precision
     require_kept(joint, "save(...)")
-    cholesky_or_diagonal = None  # of the other kinds, which mode and hyperparameters imply
-    if isinstance(precision, Dense):
-        cholesky_or_diagonal = precision.tril
-    elif isinstance(precision, Diagonal):
-        cholesky_or_diagonal = precision.diagonal
-    return (
-        record_model(joint)
-        | {name: getattr(state, name) for name in STATE}
-        | {
-            "maximised": list(joint.maximised_sites),
-            "free": [n for n in joint.hypers.names if n not in joint.maximised_sites],
-            "curvature": _settings(problem.curvature),
-            "active": problem.active,
-            "nodes": problem.nodes,
-            "precision": cholesky_or_diagonal,
-            "beside": beside(state),
-            "log_joint_beside": _log_joint(state, state.u + beside(state)),
-        }
-    )
+    diagonal = precision.diagonal if isinstance(precision, Diagonal) else None
+    return {
+        **record_model(joint),
+        **{name: getattr(state, name) for name in STATE},
+        "maximised": list(joint.maximised_sites),
+        "free": [n for n in joint.hypers.names if n not in joint.maximised_sites],
+        "curvature": _settings(problem.curvature),
+        "active": problem.active,
+        "nodes": problem.nodes,
+        "precision": precision.tril if isinstance(precision, Dense) else diagonal,  # others follow from the mode
+        "beside": beside(state),
+        "log_joint_beside": _log_joint(state, state.u + beside(state)),
+    }
 
 
 def beside(state: LaplaceState) -> Tensor:

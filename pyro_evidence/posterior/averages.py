@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.display import Table, percent
+from pyro_evidence.display import Table, by_label, percent
 from pyro_evidence.errors import BadInput
 from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.effects import of_formula
@@ -114,21 +114,17 @@ def answered(
     joint = posterior._with(model.arguments(copies, groups=kind != "population"), {})
     joint.model = model.seen(asked)
     ends = 0.5 - 0.5 * prob, 0.5 + 0.5 * prob
-    by_delta = posterior._is_normal
-    if by_delta:
-        found = delta(posterior, joint, ends)
+    if posterior._is_normal:
+        found, how = delta(posterior, joint, ends), "the delta method"
     else:
-        drawn = prediction(posterior, joint, None, NUM_DRAWS, 0, NUM_DRAWS)
+        drawn, how = prediction(posterior, joint, None, NUM_DRAWS, 0, NUM_DRAWS), f"{NUM_DRAWS} draws"
         found = [drawn.moments.mean, drawn.moments.variance.sqrt(), *drawn.quantiles(torch.tensor(ends).double())]
     classes = [f", {c}" for c in model.classes] if found[0].dim() == 3 else [""]
     labels = [f"{label}{group}{c}" for label in asked_for for group in names for c in classes]
-    columns = ["value", "sd", *(f"{percent(end)}%" for end in ends)]
-    rows = zip(labels, zip(*(part.flatten().tolist() for part in found), strict=True), strict=True)
-    how = "delta method" if by_delta else f"{NUM_DRAWS} draws"
-    note = f"averages over {num} rows, {kind}; standard deviations by {'the ' * by_delta}{how}"
-    return Table(
-        {label: dict(zip(columns, row, strict=True)) for label, row in rows}, dict.fromkeys(columns, ""), [note]
-    )
+    headings = ["value", "sd", *(f"{percent(end)}%" for end in ends)]
+    rows = by_label(labels, dict(zip(headings, (part.flatten() for part in found), strict=True)))
+    note = f"averages over {num} rows, {kind}; standard deviations by {how}"
+    return Table(rows, dict.fromkeys(headings, ""), [note])
 
 
 def delta(posterior: Any, joint: Any, ends: tuple[float, float]) -> list[Tensor]:

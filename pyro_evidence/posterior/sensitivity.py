@@ -15,10 +15,9 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.iterate import Status, Stop, iterate
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace import type2
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, modes_of_rows, state_of_row
-from pyro_evidence.laplace.gradient import evidence_slope, slope, slopes
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.gradient import evidence_slope, slope
 from pyro_evidence.laplace.metric import inverted, measures, natural_metric, response
-from pyro_evidence.nested.inner import is_batched
 from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.program.constants import STEPS, MovedConstants, PriorConstant, Stepped, prior_constants
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -252,16 +251,8 @@ def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
     theta = _hypers(problem, integral.outer_mode.state.problem, integral.nodes.theta[kept])
     steps = problem.joint.hypers.slices[STEPS]
     ways = torch.eye(theta.shape[-1]).to(theta)[steps]
-    if is_batched(problem):
-        active = problem.active.expand(len(theta), -1)
-        mode = modes_of_rows(problem, theta, active, u)
-        states = [state_of_row(problem, t, u[row], mode, row) for row, t in enumerate(theta)]
-        rows = theta.detach().requires_grad_()
-        prior = [pullback(problem.joint.log_hyperprior(row), rows)[k] for k, row in enumerate(rows)]
-        found = slopes(problem, states).total + torch.stack(prior)
-    else:
-        states = [laplace_state(problem, t, place) for t, place in zip(theta, u, strict=True)]
-        found = torch.stack([slope(state).total for state in states])
+    states = [laplace_state(problem, t, place) for t, place in zip(theta, u, strict=True)]
+    found = torch.stack([slope(state).total for state in states])
     moves = torch.stack([torch.cat([response(state, way) for way in ways]) for state in states])
     places, phi = posterior._places, integral.phi[kept]
     follow = [places.whole(torch.zeros_like(phi), move) for move in moves.unbind(1)]

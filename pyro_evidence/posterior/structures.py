@@ -1,5 +1,6 @@
 """The posterior over structures of a model: their probabilities, and averages over them."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +42,8 @@ from pyro_evidence.settings import Start, check_count, seed_of, seeded
 
 SEARCHED, SEARCHED_APART = 2**14, 2**9  # structures looked at where there are more: together, or a fit for each
 CLOSE = 5.0  # nats below the best structure, within which a structure's own error counts
-SHOWN, SHOWN_NESTED = 10, 6  # structures in a summary, and in the tree beside the bars
+SHOWN = 10  # structures in a summary
+NESTED = 8  # in a tree
 AVERAGED = 50  # structures whose own shares count in an average, and as many that stand for the rest
 NEGLIGIBLE = 1e-3  # share of the mass whose structures a prediction may leave out
 
@@ -348,11 +350,11 @@ class StructurePosterior(Saved, PredictionMixin):
         """
         if axes is None:
             figure = matplotlib("pyplot").figure(layout="constrained")
-            nested = any(parent is not None for parent in self._parents(SHOWN_NESTED).values())
+            nested = any(parent is not None for parent in self._parents(NESTED).values())
             axes = figure.add_subplot(1, 1 + nested, 1)
             if nested:
                 figure.set_size_inches(12.0, 5.0)
-                self.plot_nested(figure.add_subplot(1, 2, 2), most=SHOWN_NESTED)
+                self.plot_nested(figure.add_subplot(1, 2, 2))
         check_axes(axes)
         bars: dict[str, float] = {}
         for site in self.found.values:
@@ -364,7 +366,7 @@ class StructurePosterior(Saved, PredictionMixin):
         axes.set(xlim=(0.0, 1.15), xlabel="probability that it is in the model")
         return axes
 
-    def plot_nested(self, axes: Axes | None = None, *, most: int = 8) -> Axes:
+    def plot_nested(self, axes: Axes | None = None, *, most: int = NESTED) -> Axes:
         """A tree of structures, each below the best that it has one element more than; nats gained on the edges.
 
         Shown are the most probable structures, with their probabilities, and the way to each from the smallest.  From
@@ -574,17 +576,13 @@ def label_of(values: Mapping[str, Tensor], labels: Mapping[str, Sequence[str]] =
 
 def _across(parents: dict[int, int | None]) -> dict[int, float]:
     """Horizontal places of a tree's nodes: leaves side by side, others above the middle of what is below them."""
-    children = {place: [child for child, parent in parents.items() if parent == place] for place in parents}
     across: dict[int, float] = {}
-    num_leaves = 0
+    leaves = itertools.count()
 
-    def put(place: int) -> None:
-        nonlocal num_leaves
-        for child in children[place]:
-            put(child)
-        below = [across[child] for child in children[place]]
-        across[place] = sum(below) / len(below) if below else float(num_leaves)
-        num_leaves += not below
+    def put(place: int) -> float:
+        below = [put(child) for child, parent in parents.items() if parent == place]
+        across[place] = sum(below) / len(below) if below else float(next(leaves))
+        return across[place]
 
     for place, parent in parents.items():
         if parent is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import CorrCholeskyTransform
 
 from pyro_evidence import display
-from pyro_evidence.display import PROB, Axes, Table
+from pyro_evidence.display import PROB, Axes, Table, by_label
 from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
@@ -78,12 +78,6 @@ class TableLayout:
         size = part.shape[-1]
         pairs = [self.names.words(part.name, pair) for pair in torch.tril_indices(size, size, -1).T.tolist()]
         return by_label([f"cor({b}, {a}) of {part.name.removeprefix('L_')}" for a, b in pairs], columns)
-
-
-def by_label(labels: Sequence[str], columns: Mapping[str, Tensor]) -> Rows:
-    """A row for each label, from columns of as many numbers."""
-    values = {c: v.tolist() for c, v in columns.items()}
-    return {label: {c: float(v[k]) for c, v in values.items()} for k, label in enumerate(labels)}
 
 
 def is_correlation(part: Coordinate) -> bool:
@@ -284,16 +278,14 @@ class Tabulated(Protocol):
         found, what = self.table(prob, most=most), f"value, {display.percent(prob)} % interval"
         _, _, _, *ends, _ = found.columns
         rows = [(label, *(row.get(c, math.nan) for c in ("value", *ends))) for label, row in found.rows.items()]
-        if axes is None and rows:
-            dims = getattr(as_written(self._joint.model), "dims", {})
-            fixed = {site for site, along in dims.items() if along[0].startswith("coefficient")}
-            parts = (*self._joint.latents, *self._joint.hypers)
-            notes = [note for note in found.notes if not note.startswith("gamma:")]
-            panels = _panels(rows, fixed, {part.name for part in parts if not is_identity(part.transform)})
-            return display.stacked(panels, "\n".join([what, *notes]))
-        axes = display.axes_or_own(axes)
-        display.intervals(axes, *zip(*rows, strict=True) if rows else ((), (), (), ()))
-        return display.with_labels(axes, what, legend=False)
+        if axes is not None:
+            return display.on_panels(axes, [display.Panel("", rows)], what)
+        dims = getattr(as_written(self._joint.model), "dims", {})
+        fixed = {site for site, along in dims.items() if along[0].startswith("coefficient")}
+        parts = (*self._joint.latents, *self._joint.hypers)
+        notes = [note for note in found.notes if not note.startswith("gamma:")]
+        panels = _panels(rows, fixed, {part.name for part in parts if not is_identity(part.transform)})
+        return display.on_panels(axes, panels, "\n".join([what, *notes]))
 
     def _repr_html_(self) -> str:
         found = self._table(PROB, names_of(self._joint), LISTED, errors=False)  # which may be expensive

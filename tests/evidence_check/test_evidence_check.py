@@ -179,6 +179,22 @@ def test_volume_of_a_region_that_is_its_own_image() -> None:
     assert error == 0.0
 
 
+def proportions(k: Tensor) -> None:
+    """Three proportions that can be exchanged, each seen ``k`` times."""
+    p = pyro.sample("p", dist.Dirichlet(torch.full((3,), 2.0)))
+    pyro.factor("seen", k * p.log().sum())
+
+
+def test_thames_of_proportions_is_the_closed_form() -> None:
+    """Relabelling changes volumes of unconstrained coordinates.  Oracle: the ratio of two Dirichlet constants."""
+    k = torch.tensor(0.5)
+    posterior = LaplaceEvidence(proportions, maximise=(), marginalise=()).run(k)
+    torch.manual_seed(0)
+    found = thames(posterior, {"p": dist.Dirichlet(torch.full((3,), 2.0) + k).sample((4, 2000))}, labels={"p": 0})
+    log_constants = [3.0 * math.lgamma(a) - math.lgamma(3.0 * a) for a in (2.5, 2.0)]
+    assert abs(found.log_evidence - (log_constants[0] - log_constants[1])) < 3.0 * found.standard_error < 0.1
+
+
 def mixed(x: Tensor) -> None:
     """Three components whose proportions are latent as well."""
     mixing = pyro.sample("mixing", dist.Dirichlet(2.0 * torch.ones(3)))
