@@ -162,7 +162,7 @@ class Family:
                 x = torch.cat([found[n] if rows is None else found[n][:, rows] for n, rows, _ in self.parts], -1)
             else:
                 x = predictors(self.density, self.slot, u, theta)
-            along = self.second.firsts(x, u)
+            along = [*self.second.firsts(x, u)]
             every = [x, *along, *self.second.seconds(along, u, create_graph)]
         return every if create_graph else [x.detach() for x in every]
 

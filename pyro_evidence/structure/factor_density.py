@@ -1,6 +1,6 @@
 """One log joint density whose curvature is a sum of small matrices: the second derivatives of each factor."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress, groupby
@@ -68,13 +68,8 @@ class Second:
         """Second derivatives of every factor along each pair of colours, in the order of :attr:`pairs`."""
         with torch.enable_grad():
             u = u if u.requires_grad else u.detach().requires_grad_()
-            every = torch.cat(values(u), -1)
-            first = Forward(every, u, create_graph=True)
-            for a, partners in groupby(self.pairs, itemgetter(0)):
-                slope = first.along(self._mask(a, u))[0]
-                second = Forward(slope, u, create_graph=create_graph)
-                for _, b in partners:
-                    yield second.along(self._mask(b, u))[0].split([len(index) for index in self.index], -1)
+            for found in self.seconds(self.firsts(torch.cat(values(u), -1), u), u, create_graph):
+                yield found.split([len(index) for index in self.index], -1)
 
     def elements(self, values: Values, u: Tensor) -> tuple[Tensor, ...]:
         """Minus the second derivatives, ``(F, k, k)`` for each family; ``(R, F, k, k)`` at rows ``(R, D)``."""
@@ -90,15 +85,15 @@ class Second:
         """Number of colours, one more than the highest."""
         return int(self.colours.max()) + 1 if len(self.colours) else 0
 
-    def firsts(self, values: Tensor, u: Tensor) -> list[Tensor]:
-        """Derivatives of all factors ``(R, F)`` at rows ``(R, D)`` along each colour, with a graph."""
+    def firsts(self, values: Tensor, u: Tensor) -> Iterator[Tensor]:
+        """Derivatives of all factors ``(..., F)`` at rows ``(..., D)`` along each colour, with a graph."""
         first = Forward(values, u, create_graph=True)
-        return [first.along(self._mask(colour, u))[0] for colour in range(self.num_colours)]
+        return (first.along(self._mask(colour, u))[0] for colour in range(self.num_colours))
 
-    def seconds(self, firsts: Sequence[Tensor], u: Tensor, create_graph: bool) -> Iterator[Tensor]:
-        """Derivatives of these along each pair of colours, ``(R, F)`` in the order of :attr:`pairs`."""
-        for a, partners in groupby(self.pairs, itemgetter(0)):
-            second = Forward(firsts[a], u, create_graph=create_graph)
+    def seconds(self, firsts: Iterable[Tensor], u: Tensor, create_graph: bool) -> Iterator[Tensor]:
+        """Derivatives of these along each pair of colours, ``(..., F)`` in the order of :attr:`pairs`."""
+        for first, (_, partners) in zip(firsts, groupby(self.pairs, itemgetter(0)), strict=True):
+            second = Forward(first, u, create_graph=create_graph)
             for _, b in partners:
                 yield second.along(self._mask(b, u))[0]
 
