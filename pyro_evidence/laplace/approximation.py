@@ -266,7 +266,7 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
     def climb(u: Tensor, curvature: Curvature, before: newton.Mode | None = None) -> newton.Mode:
         of = climbing(density)
         method = trust_region.climb if network else newton.climb
-        mode = method(of, lambda v: curvature(of, v, theta), u, theta, limits)
+        mode = method(of, partial(curvature, of), u, theta, limits)
         return mode if before is None else replace(mode, left_saddle=before.left_saddle | mode.left_saddle)
 
     if cold and problem.structure.linear is None:

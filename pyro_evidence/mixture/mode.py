@@ -58,7 +58,7 @@ class LogJointOfWeights:
         slope = pull + mixture.alpha * (mixture.loc - mixture.w)
         return stats.log_likelihood + mixture_evidence.log_prior(mixture), pad(slope.flatten(1), (0, 1))
 
-    def precision(self, u: Tensor) -> Tensor:
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         rows = u[:, -1].long()
         if self.last is None or self.age >= RENEWED:
             data, mixture, stats = self.unpacked(u)

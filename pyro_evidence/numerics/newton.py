@@ -23,7 +23,7 @@ from pyro_evidence.numerics.line_search import (
 SEARCH = Backtracking(clear_rise)
 RESTING = 100.0  # units of rounding, below which twice the rise that a step promises is none
 SLACK = 45.0  # units of rounding that a log joint, a sum over data, may have lost: 1e-14 in double precision
-CurvatureAt = Callable[..., Tensor]  # points (R, D), and their hyperparameters if each has its own, to precisions
+CurvatureAt = Callable[[Tensor, Tensor], Tensor]  # points (R, D), and hyperparameters of all or each, to precisions
 
 
 class Sloped(Protocol):
@@ -157,24 +157,24 @@ def climb(density: Sloped, curvature: CurvatureAt, u: Tensor, theta: Tensor, lim
     promises, is far below ``tolerance``, or is below it and has stopped falling for rounding.  A row that has come to
     rest on a saddle leaves along its downward curvature; a row that cannot rise is given up.
 
-    :param curvature: maps points ``(R, D)`` to precisions; of points and ``theta`` where rows have their own.
+    :param curvature: maps points ``(R, D)`` and their hyperparameters to precisions.
     :param theta: hyperparameters of all rows ``(T,)``, or of each ``(R, T)``.
     """
 
     def direction(u: Tensor, rows: Tensor, gradient: Tensor) -> Direction:
-        return by_absolute_value(curvature(u, *own(theta, rows)).detach(), gradient)
+        return by_absolute_value(curvature(u, own(theta, rows)).detach(), gradient)
 
     return search(gradient_of(density, theta), direction, u, limits)
 
 
-def own(theta: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-    """The hyperparameters of ``rows`` where rows have their own; else none."""
-    return (theta[rows],) if theta.dim() == 2 else ()
+def own(theta: Tensor, rows: Tensor) -> Tensor:
+    """The hyperparameters of ``rows`` where rows have their own; else those of all."""
+    return theta[rows] if theta.dim() == 2 else theta
 
 
 def gradient_of(density: Sloped, theta: Tensor) -> Gradient:
     """Log joint and gradient at points of some rows."""
-    return lambda u, rows: density.gradient(u, *(own(theta, rows) or (theta,)))
+    return lambda u, rows: density.gradient(u, own(theta, rows))
 
 
 def by_absolute_value(A: Tensor, slope: Tensor) -> Direction:

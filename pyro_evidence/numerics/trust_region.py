@@ -36,11 +36,8 @@ def climb(density: Density, curvature: CurvatureAt, u: Tensor, theta: Tensor, li
 
     :param curvature: what the mode is judged by, dense.
     """
-
-    def gauss_newton(v: Tensor, *own: Tensor) -> Tensor:
-        return density.gauss_newton(v, own[0] if own else theta)
-
-    near = ascend(density, gauss_newton, u, theta, replace(limits, tolerance=1e-2, num_steps=min(50, limits.num_steps)))
+    fewer = replace(limits, tolerance=1e-2, num_steps=min(50, limits.num_steps))
+    near = ascend(density, density.gauss_newton, u, theta, fewer)
     if limits.num_steps <= FOLLOWED and bool((near.decrement > LOST).all()):
         return replace(near, converged=torch.zeros_like(near.converged))
     return ascend(density, curvature, near.u, theta, limits, _scale(near.precision))
@@ -66,7 +63,7 @@ def ascend(
     """
 
     def direction(u: Tensor, rows: Tensor, gradient: Tensor) -> Direction:
-        A = curvature(u, *own(theta, rows)).detach()
+        A = curvature(u, own(theta, rows)).detach()
         expect_square(A)
         tril, info = torch.linalg.cholesky_ex(A)
         definite = (info == 0) & torch.isfinite(tril).all(-1).all(-1)

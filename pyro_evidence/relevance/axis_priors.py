@@ -6,7 +6,7 @@ Each says how its hyperparameter ``alpha`` is chosen, where its mode is, and whi
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import pyro
@@ -177,7 +177,7 @@ def climbed(target: Target | QuadraticTarget, alpha: Tensor, start: Tensor) -> T
     density, theta = Penalised(target, padded), start.new_zeros(0)
     found = newton.climb(
         density,
-        partial(density.precision, theta=theta),
+        density.precision,
         start.unsqueeze(0),
         theta,
         newton.Limits(newton.RESTING * target.eps, MOST_STEPS, slack=newton.SLACK * target.eps),

@@ -233,7 +233,7 @@ class Valley:
 def test_trust_region_follows_a_curved_valley(search) -> None:
     start = torch.tensor([[-1.2, 1.0], [2.0, 2.0], [0.0, 3.0]])
     density = Valley()
-    mode = search(density, lambda v: density.precision(v, v), start, torch.zeros(0), newton.Limits(1e-14, 100))
+    mode = search(density, density.precision, start, torch.zeros(0), newton.Limits(1e-14, 100))
     assert bool(mode.converged.all())
     torch.testing.assert_close(mode.u, torch.ones(3, 2))
 
@@ -248,11 +248,11 @@ def test_trust_region_leaves_a_saddle_from_rest() -> None:
 
     density = Saddle()
     limits = newton.Limits(1e-14, 50)
-    mode = trust_region.ascend(density, lambda v: density.precision(v, v), torch.zeros(1, 2), torch.zeros(0), limits)
+    mode = trust_region.ascend(density, density.precision, torch.zeros(1, 2), torch.zeros(0), limits)
     assert bool(mode.converged.all()) and float(mode.u[0, 1].abs()) == pytest.approx(1.0)
     assert mode.left_saddle.tolist() == [True]
     near = torch.tensor([[0.1, 0.9]])
-    mode = trust_region.ascend(density, lambda v: density.precision(v, v), near, torch.zeros(0), limits)
+    mode = trust_region.ascend(density, density.precision, near, torch.zeros(0), limits)
     assert mode.left_saddle.tolist() == [False]
 
 

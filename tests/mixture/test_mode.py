@@ -97,10 +97,10 @@ def test_a_search_knows_slope_and_curvature_of_its_rows(separate: bool) -> None:
         mixture_evidence.full(data, x, e_step(data, x)).squeeze(1) + x.alpha.flatten(1).diag_embed()
         for x in (at, there)
     )
-    assert_exact(density.precision(u)[:, :-1, :-1], here)
+    assert_exact(density.precision(u, u)[:, :-1, :-1], here)
     for _ in range(mixture_mode.RENEWED - 1):
-        assert_exact(density.precision(moved[1:])[:, :-1, :-1], here[1:])
-    assert_exact(density.precision(moved[1:])[:, :-1, :-1], later[1:])
+        assert_exact(density.precision(moved[1:], u)[:, :-1, :-1], here[1:])
+    assert_exact(density.precision(moved[1:], u)[:, :-1, :-1], later[1:])
 
 
 @pytest.mark.parametrize("kind", [mixture_evidence.block, mixture_evidence.coordinate, mixture_evidence.full])

@@ -25,7 +25,7 @@ def gorge(u: Tensor, theta: Tensor) -> Tensor:
 def search(f, u: Tensor, *, num_steps: int = 200, seen: list[Tensor] | None = None) -> Mode:
     density = Toy(f)
     watch = (lambda v: None) if seen is None else lambda v: seen.append(v.clone())
-    return trust_region.ascend(density, lambda v: density.precision(v, NONE), u, NONE, Limits(1e-14, num_steps, watch))
+    return trust_region.ascend(density, density.precision, u, NONE, Limits(1e-14, num_steps, watch))
 
 
 def number(*shape: int, seed: int = 0) -> Tensor:
@@ -145,9 +145,9 @@ class Known(Toy):
 def test_a_mode_that_is_far_is_not_followed_further(away: float, looked: bool) -> None:
     density, calls = Known(gaussian), []
 
-    def exact(u: Tensor) -> Tensor:
+    def exact(u: Tensor, theta: Tensor) -> Tensor:
         calls.append(u)
-        return density.precision(u, NONE)
+        return density.precision(u, theta)
 
     for num_steps, expected in ((trust_region.FOLLOWED, looked), (200, True)):
         calls.clear()
@@ -161,9 +161,9 @@ def test_only_a_search_that_follows_gives_up(followed: int, given_up: bool, monk
     monkeypatch.setattr(trust_region, "FOLLOWED", followed)
     density, calls = Known(gaussian), []
 
-    def exact(u: Tensor) -> Tensor:
+    def exact(u: Tensor, theta: Tensor) -> Tensor:
         calls.append(u)
-        return density.precision(u, NONE)
+        return density.precision(u, theta)
 
     trust_region.climb(density, exact, torch.full((1, 3), 1e7, dtype=torch.float64), NONE, Limits(1e-14, 5))
     assert bool(calls) is not given_up
