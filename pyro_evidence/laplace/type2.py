@@ -393,7 +393,7 @@ def _direction(state: TypeII, logs: Tensor) -> Tensor:
     """
     laplace, structure, newton = state.laplace, state.laplace.problem.structure, state.metric @ state.slope.total
     capped = torch.where(logs, newton.clamp(-LARGEST_STEP, LARGEST_STEP), newton)
-    shorter = newton * (LARGEST_STEP / (newton * logs).abs().max().clamp(min=LARGEST_STEP))
+    shorter = newton * (LARGEST_STEP / (newton * logs).abs().max().clamp(min=LARGEST_STEP))  # direction kept
     newton = capped if float(capped @ state.slope.total) > 0.0 else shorter
     on = (logs & (state.metric.diagonal() > 0)).nonzero().flatten()
     real = torch.where(logs, 0.0, newton)
