@@ -381,8 +381,6 @@ def _locked(handle: int, *, wait: bool) -> bool:
 
 def _room(folder: Path) -> str:
     """Number of free bytes, in words."""
-    try:
-        found = os.statvfs(folder)
-    except (OSError, AttributeError):
-        return f"{folder} cannot be looked at"
-    return f"{folder} has {found.f_bavail * found.f_frsize:,} bytes free"
+    with suppress(OSError):
+        return f"{folder} has {shutil.disk_usage(folder).free:,} bytes free"
+    return f"{folder} cannot be looked at"

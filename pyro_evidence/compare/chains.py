@@ -2,7 +2,7 @@
 
 import multiprocessing
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +15,13 @@ from torch import Tensor
 from pyro_evidence.infer.laplace_nuts import LaplaceNUTS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.log_joint import Model
-from pyro_evidence.settings import check_count
 
 Draws = dict[str, Tensor]
 Data = tuple[tuple[Any, ...], dict[str, Any]]
+Length = tuple[int, int]  # of a chain: draws, and warm-up steps before them
 MOST_SAID = 300  # characters of another's error message
 FEWEST = 4  # draws of a chain, below which Pyro computes no diagnostics at all
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
-
-
-@dataclass(frozen=True)
-class ChainSettings:
-    """Length of each chain: warm-up and draws."""
-
-    num_samples: int
-    warmup_steps: int
-    num_chains: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -55,32 +45,30 @@ class Chains:
         return kept if group_by_chain else {n: v.flatten(0, 1) for n, v in kept.items()}
 
 
-def run_chains(model: Model, data: Data, settings: ChainSettings, posterior: LaplacePosterior | None = None) -> Chains:
-    """Chains of NUTS, seeds counting up from ``settings.seed``, whatever process they run in.
+def run_chains(
+    model: Model, data: Data, length: Length, seeds: Sequence[int], posterior: LaplacePosterior | None = None
+) -> Chains:
+    """Chains of NUTS, one for each seed, whatever process they run in.
 
     Several chains run in spawned processes, one thread each.  These have no param store and do not inherit the
     default dtype: the model must hold its hyperparameters, and the dtype is handed over.  A model that cannot be
     pickled (a lambda, a function typed into a notebook) runs here, chain after chain, and a note says so.
 
     :param posterior: whose model and data these are, to run in its own coordinates, chain after chain in this process.
-    :raises BadInput: for fewer than one chain, draw or warmup step.
     """
-    for name in ("num_samples", "warmup_steps", "num_chains"):
-        check_count(name, getattr(settings, name))
-    seeds = [settings.seed + c for c in range(settings.num_chains)]
     note, parts = "", None
     if posterior is not None:
-        parts = [_one_chain(LaplaceNUTS(posterior), settings, seed, ((), {})) for seed in seeds]
+        parts = [_one_chain(LaplaceNUTS(posterior), length, seed, ((), {})) for seed in seeds]
     elif len(seeds) > 1:
-        parts, note = _elsewhere(model, data, settings, seeds)
-    parts = parts or [_one_chain(NUTS(model), settings, seed, data) for seed in seeds]
+        parts, note = _elsewhere(model, data, length, seeds)
+    parts = parts or [_one_chain(NUTS(model), length, seed, data) for seed in seeds]
     draws = {n: torch.stack([part[n] for part, _ in parts]) for n in parts[0][0]}
     return Chains(draws, torch.stack([diverging for _, diverging in parts]), model, note)
 
 
-def _one_chain(kernel: MCMCKernel, settings: ChainSettings, seed: int, data: Data) -> tuple[Draws, Tensor]:
+def _one_chain(kernel: MCMCKernel, length: Length, seed: int, data: Data) -> tuple[Draws, Tensor]:
     """Draws ``(T,) + site shape`` and which transitions diverged, ``(T,)``."""
-    mcmc = MCMC(kernel, settings.num_samples, settings.warmup_steps, disable_progbar=True)
+    mcmc = MCMC(kernel, *length, disable_progbar=True)
     torch.manual_seed(seed)
     mcmc.run(*data[0], **data[1])
     return dict(mcmc.get_samples()), divergences(mcmc)[0]
@@ -97,7 +85,7 @@ def divergences(mcmc: MCMC) -> Tensor:
 
 
 def _elsewhere(
-    model: Model, data: Data, settings: ChainSettings, seeds: list[int]
+    model: Model, data: Data, length: Length, seeds: Sequence[int]
 ) -> tuple[list[tuple[Draws, Tensor]] | None, str]:
     """The chains from other processes; nothing, and the reason, where that is not possible.
 
@@ -106,7 +94,7 @@ def _elsewhere(
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit("put the script's statements under if __name__ == '__main__': to run chains in processes.")
     try:
-        content = pickle.dumps((model, data, settings))
+        content = pickle.dumps((model, data, length))
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(len(seeds), multiprocessing.cpu_count()), mp_context=context) as pool:
             tasks = [(torch.get_default_dtype(), content, seed) for seed in seeds]
@@ -128,5 +116,5 @@ def _in_a_process(task: tuple[torch.dtype, bytes, int]) -> bytes:
     dtype, content, seed = task
     torch.set_num_threads(1)
     torch.set_default_dtype(dtype)  # before the model's module is imported
-    model, data, settings = pickle.loads(content)
-    return pickle.dumps(_one_chain(NUTS(model), settings, seed, data))
+    model, data, length = pickle.loads(content)
+    return pickle.dumps(_one_chain(NUTS(model), length, seed, data))

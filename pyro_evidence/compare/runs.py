@@ -19,7 +19,6 @@ from torch import Tensor
 from pyro_evidence.compare.chains import (
     FEWEST,
     Chains,
-    ChainSettings,
     Data,
     Draws,
     divergences,
@@ -34,7 +33,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.simulate import recorded_rows
 from pyro_evidence.program.sites import is_discrete, sample_nodes
 from pyro_evidence.relevance.posteriors import AxesPosterior
-from pyro_evidence.settings import seed_of
+from pyro_evidence.settings import check_count, seed_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,15 +132,18 @@ class NUTSRun:
                 "the name of an engine that is LaplaceEvidence: NUTSRun(posterior='laplace', metric='laplace')."
             )
 
-    @property
-    def settings(self) -> ChainSettings:
-        """Length of each chain: warm-up and draws."""
-        return ChainSettings(self.num_samples, self.warmup_steps, self.num_chains, seed_of(self.seed))
+    def run_on(
+        self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any], fit: LaplacePosterior | None = None
+    ) -> Chains:
+        """Sample the model, given these data, to the end of all chains.
 
-    def run_on(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Chains:
-        """Sample the model, given these data, to the end of all chains."""
+        :param fit: of the model to these data, in whose coordinates chains are to run.
+        :raises BadInput: for fewer than one chain, draw or warmup step.
+        """
+        length = check_count("num_samples", self.num_samples), check_count("warmup_steps", self.warmup_steps)
+        first, num = seed_of(self.seed), check_count("num_chains", self.num_chains)
         lifted = poutine.lift(model, prior=dict(self.hyperpriors)) if self.hyperpriors else model
-        return run_chains(lifted, (args, kwargs), self.settings)
+        return run_chains(lifted, (args, kwargs), length, range(first, first + num), fit)
 
 
 @dataclass(frozen=True)
@@ -278,16 +280,13 @@ def _nuts(name: str, engine: NUTSRun, model: Model, data: Data, done: Mapping[st
         base = base if lifted or not joint.held else joint.substituted(joint.initial_theta)
     else:
         base = _fitted(held, done)
-    if engine.metric:
-        fit = done[held].fit if held is not None and held in done else None
-        if not isinstance(fit, LaplacePosterior):
-            raise BadInput(
-                f"metric='laplace' takes the precision of {held!r}, which is a {type(fit).__name__}; expected the "
-                "name of a LaplaceEvidence among the engines. Leave metric out for Pyro's own NUTS."
-            )
-        chains = run_chains(fit.model, data, engine.settings, fit)
-    else:
-        chains = engine.run_on(base, *data)
+    fit = done[held].fit if engine.metric and held is not None and held in done else None
+    if engine.metric and not isinstance(fit, LaplacePosterior):
+        raise BadInput(
+            f"metric='laplace' takes the precision of {held!r}, which is a {type(fit).__name__}; expected the "
+            "name of a LaplaceEvidence among the engines. Leave metric out for Pyro's own NUTS."
+        )
+    chains = engine.run_on(base, *data, fit)
     lacking = set() if held is None else set(done[held].draws) - set(chains.draws)
     draws = dict(chains.draws)
     if lacking:  # pyro.deterministic sites: what a model on other axes calls weights

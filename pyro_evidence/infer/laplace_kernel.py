@@ -94,9 +94,8 @@ class LaplaceKernel(MCMCKernel):
 
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """One independent draw, unconstrained, from torch's generator as every MCMC kernel."""
-        state = self._fitted.state
-        white = torch.randn(1, len(state.u), dtype=state.u.dtype, device="cpu").to(state.u.device)
-        return self._unconstrained(self._fitted._unwhitened(white * state.problem.active)[0])
+        white = torch.randn(1, self._fitted._num_directions, dtype=self._fitted.state.u.dtype, device="cpu")
+        return self._unconstrained(self._fitted._draws(white)[0])
 
     def _unconstrained(self, u: Tensor) -> dict[str, Tensor]:
         joint = self._fitted.state.problem.joint

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,27 +43,16 @@ from pyro_evidence.structure.factors import SMALL
 from pyro_evidence.structure.recognise import Structure
 
 
-@dataclass(frozen=True)
-class ReplicateIntegrals:
-    """The integrals of many data sets.
-
-    :ivar where: their charts, rows in front.
-    :ivar settled: by how many nodes they have settled, around the one mode that counts.
-    """
-
-    where: Standardisation
-    settled: Settled
-
-
 def replicate_integrals(
     problem: Problem, modes: Maxima, drawn: Tensor, tolerance: float, known: Quadratics | None
-) -> ReplicateIntegrals:
-    """The integrals around the modes of the marginalised sites, which are all that is outside.
+) -> tuple[Standardisation, Settled]:
+    """The integrals of many data sets around the modes of the marginalised sites, which are all that is outside.
 
     :param problem: of replicates.
     :param known: their log joints, where these are quadratic in the latents.
     :param drawn: places at which other modes are looked for, ``(S, d)``, those of the prior.
     :param tolerance: of the log evidence, nats.
+    :return: their charts, rows in front; and by how many nodes they have settled, around the one mode that counts.
     """
     theta, d, joint = modes.rows.theta, modes.precision.shape[-1], problem.joint
     assert isinstance(joint, Replicates)
@@ -104,7 +93,7 @@ def replicate_integrals(
         log_ratio = (log_mass - rule.log_weights - log_evidence.unsqueeze(-1)).reshape(-1, *[num] * d)
         return NodeProducts(log_evidence, mean, sd, log_ratio)
 
-    return ReplicateIntegrals(where, settled(product, sound, d, tolerance))
+    return where, settled(product, sound, d, tolerance)
 
 
 REFUSALS = (ArithmeticError, ValueError, RuntimeError, TypeError, IndexError, NotImplementedError)  # of a batch
@@ -230,7 +219,7 @@ def _in_chunks(
         if isinstance(reference, NestedPosterior):
             drawn = all_prior_draws(reference.integral.outer_mode)
             outside = replicate_integrals(problem, chunk, drawn, tolerance, known)
-            certain, values = outside.settled.found, outside.settled.log_evidence
+            certain, values = outside[1].found, outside[1].log_evidence
             make = partial(make, outside=outside)
         for row, k in enumerate(numbers.tolist()):
             if bool(certain[row] & valid[k]):
@@ -249,7 +238,7 @@ def _posterior(
     replicates: Replicates,
     chunk: Maxima,
     row: int,
-    outside: ReplicateIntegrals | None = None,
+    outside: tuple[Standardisation, Settled] | None = None,
 ) -> LaplacePosterior:
     """The posterior of one row of a batch, with its own data; marginalised sites by the nodes of the batch."""
     rows = chunk.rows[torch.tensor([row])]
@@ -262,8 +251,9 @@ def _posterior(
     if outside is None or not isinstance(reference, NestedPosterior):
         return LaplacePosterior(state, *known)
     found = OuterMode(state, reference.integral.outer_mode.marginalised, chunk.precision[row], chunk.follows[row])
-    integral = by_product(found, outside.where.row(row), int(outside.settled.num_nodes[row]))
-    integral = replace(integral, error=float(outside.settled.error[row]))
+    where, nodes = outside
+    integral = by_product(found, where.row(row), int(nodes.num_nodes[row]))
+    integral = replace(integral, error=float(nodes.error[row]))
     full, own = reference.state.problem, copy.copy(reference.state.problem.joint)
     own.args = joint.args
     return NestedPosterior(whole_state(_with_data(full, own), integral), *known, integral=integral)

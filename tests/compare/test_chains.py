@@ -14,7 +14,7 @@ from torch.distributions import constraints
 
 from pyro_evidence import BadInput, LaplaceEvidence, Stop, compare
 from pyro_evidence.compare import NUTSRun, arviz_groups
-from pyro_evidence.compare.chains import ChainSettings, run_chains
+from pyro_evidence.compare.chains import run_chains
 from tests.models_for_tests.exact_models import straight_data
 
 
@@ -45,10 +45,10 @@ def test_other_processes_know_the_hyperparameters_and_the_dtype() -> None:
 def test_a_model_that_cannot_be_pickled_runs_here_and_says_so() -> None:
     x = torch.zeros(3)
     before = torch.random.get_rng_state()
-    found = run_chains(lambda x: location(x), ((x,), {}), ChainSettings(15, 10, 2, 0))
+    found = run_chains(lambda x: location(x), ((x,), {}), (15, 10), [0, 1])
     assert "ran one after the other" in found.note
     assert found.draws["mean"].shape == (2, 15)
-    alone = [run_chains(location, ((x,), {}), ChainSettings(15, 10, 1, seed)) for seed in (0, 1)]
+    alone = [run_chains(location, ((x,), {}), (15, 10), [seed]) for seed in (0, 1)]
     torch.testing.assert_close(found.draws["mean"], torch.cat([a.draws["mean"] for a in alone]))
     assert found.get_samples()["mean"].shape == (30,)
     assert found.get_samples(4, group_by_chain=True)["mean"].shape == (2, 4)
@@ -63,9 +63,9 @@ def location(x: Tensor) -> None:
 
 SCRIPT = """
 import torch
-from pyro_evidence.compare.chains import ChainSettings, run_chains
+from pyro_evidence.compare.chains import run_chains
 from tests.compare.test_chains import location
-found = run_chains(location, ((torch.zeros(3),), {}), ChainSettings(5, 5, 2, 0))
+found = run_chains(location, ((torch.zeros(3),), {}), (5, 5), [0, 1])
 print("END", tuple(found.draws["mean"].shape), "after the other" in found.note)
 """
 
@@ -82,7 +82,7 @@ def test_a_script_without_a_guard_does_not_run_again(tmp_path: Path) -> None:
 
 def test_arviz_takes_the_chains() -> None:
     x = torch.zeros(3)
-    found = run_chains(location, ((x,), {}), ChainSettings(15, 10, 1, 0))
+    found = run_chains(location, ((x,), {}), (15, 10), [0])
     found.diverging[0, 4] = True
     groups = arviz_groups(found, x, num_samples=4)
     assert groups["posterior"]["mean"].shape == (1, 15)
@@ -92,13 +92,13 @@ def test_arviz_takes_the_chains() -> None:
 
 @pytest.mark.parametrize("num", [1, 3])
 def test_fewer_draws_than_pyro_can_diagnose(num: int) -> None:
-    found = run_chains(location, ((torch.zeros(3),), {}), ChainSettings(num, 5, 1, 0))
+    found = run_chains(location, ((torch.zeros(3),), {}), (num, 5), [0])
     assert found.draws["mean"].shape == found.diverging.shape == (1, num)
 
 
 def test_letters() -> None:
     with pytest.raises(BadInput, match="num_samples=0"):
-        run_chains(location, ((torch.zeros(3),), {}), ChainSettings(0, 10, 1, 0))
+        NUTSRun(num_samples=0).run_on(location, (torch.zeros(3),), {})
 
 
 def test_nuts_in_the_coordinates_of_a_fit() -> None:

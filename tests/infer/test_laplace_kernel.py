@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import MCMC, Predictive
@@ -60,6 +61,18 @@ def test_draws_are_shaped_and_constrained_as_those_of_the_posterior(model, data)
     ours, expected = mcmc.get_samples(), mcmc.kernel.posterior.get_samples(14)
     assert {n: (v.shape, v.dtype) for n, v in ours.items()} == {n: (v.shape, v.dtype) for n, v in expected.items()}
     assert {n: v.shape[:2] for n, v in mcmc.get_samples(group_by_chain=True).items()} == dict.fromkeys(ours, (2, 7))
+
+
+def test_draws_are_of_all_modes() -> None:
+    def sign_unknown(t: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 3.0))
+        pyro.sample("t", dist.Normal(a**2, 0.5), obs=t)
+
+    mcmc = MCMC(LaplaceKernel(sign_unknown), num_samples=100, warmup_steps=0, disable_progbar=True)
+    torch.manual_seed(0)
+    mcmc.run(torch.tensor(4.0))
+    a = mcmc.get_samples()["a"]
+    assert 30 < int((a > 1.0).sum()) < 70 and bool((a.abs() > 1.0).all())
 
 
 def test_draws_lie_in_the_support_and_around_the_mode() -> None:
