@@ -231,6 +231,19 @@ def test_names_of_the_caller_are_not_seen(frame: Any) -> None:
         mixed("y ~ C(x, re)", frame)
 
 
+def test_columns_of_times_and_objects_are_named_with_what_they_hold(frame: Any) -> None:
+    """formulae says "Variable is of an unrecognized type (<class 'pandas.Series'>)", and there it stopped."""
+    times = frame.assign(u=pandas.date_range("2020-01-01", periods=ROWS, tz="Europe/Berlin"), v=frame.x.astype(object))
+    for name, held, right in (
+        ("u", "times", (times.u - times.u.min()) / pandas.Timedelta("1D")),
+        ("v", "float", times.v.astype(float)),
+    ):
+        with pytest.raises(BadInput, match=f"Column '{name}' holds {held}: expected numbers, by frame"):
+            mixed(f"t ~ {name}", times)
+        mixed(f"t ~ {name}", times.assign(**{name: right}))
+    mixed("t ~ C(u) + C(v)", times.iloc[:3])
+
+
 @pytest.mark.parametrize("call", ["log(t)", "np.log(t)", "`np.savetxt`", "np.savetxt + x", "C(h, Sum)", "{x + t}"])
 def test_what_is_listed_or_a_column_is_taken(frame: Any, call: str) -> None:
     model, data = mixed(f"y ~ {call}", frame.assign(**{"np.savetxt": frame.x}))

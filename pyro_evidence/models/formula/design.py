@@ -472,9 +472,18 @@ def _design_matrices(text: str, frame: Frame) -> Any:
     except BadInput:
         raise
     except Exception as error:  # whatever the formula's functions raise
+        kinds = {n: {type(x).__name__ for x in frame[n]} for n, d in frame.dtypes.items() if str(d) == "object"}
+        kinds |= {n: {"times"} for n, dtype in frame.dtypes.items() if dtype.kind in "mM"}
+        held = "".join(
+            f" Column '{n}' holds {', '.join(sorted(kind))}: expected numbers, by "
+            f"frame['{n}'].astype(float), of times (frame['{n}'] - frame['{n}'].min()) / pandas.Timedelta('1D'); or "
+            f"words; or levels, C({n})."
+            for n, kind in kinds.items()
+            if kind != {"str"}
+        )
         raise BadInput(
             f"'{text}' cannot be made into columns ({type(error).__name__}: {error}); expected columns of the frame, "
-            f"{list(frame.columns)}, with + : * and functions of them such as scale(x), C(x), np.log(x)."
+            f"{list(frame.columns)}, with + : * and functions of them such as scale(x), C(x), np.log(x).{held}"
         ) from error
 
 
