@@ -244,27 +244,16 @@ def cut_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor) -> 
 
 @dataclass(frozen=True)
 class GradientMismatch:
-    """One site's slope along a step, and what its second derivatives promise of it.
+    """By how much one site's slope changes along a step otherwise than its second derivatives promise.
 
-    :ivar change: of the slope from one end of the step to the other.
-    :ivar promised: the same by the second derivative.
     :ivar kind: the name of the site's distribution.
+    :ivar size: absolute difference of the two changes.
+    :ivar error: the same relative to the larger.
     """
 
-    change: float
-    promised: float
     kind: str
-
-    @property
-    def size(self) -> float:
-        """Absolute difference of the two."""
-        return abs(self.change - self.promised)
-
-    @property
-    def error(self) -> float:
-        """Difference of the two, relative to the larger."""
-        largest = max(abs(self.change), abs(self.promised))
-        return self.size / largest if largest > 0.0 else 0.0
+    size: float
+    error: float
 
 
 def _message(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor, where: str, what: str) -> str:
@@ -292,8 +281,10 @@ def _site_gaps(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor) -> dict[
     gaps = {}
     for name, node in here.items():
         curvature = pullback(_slope(node, point, create_graph=True), point, step) @ step
+        change, promised = float(sides[0][name] - sides[1][name]), 2.0 * float(curvature)
+        size, largest = abs(change - promised), max(abs(change), abs(promised))
         kind = type(unwrapped(node["fn"]).base).__name__.strip("_")
-        gaps[name] = GradientMismatch(float(sides[0][name] - sides[1][name]), 2.0 * float(curvature), kind)
+        gaps[name] = GradientMismatch(kind, size, size / largest if largest > 0.0 else 0.0)
     return gaps
 
 

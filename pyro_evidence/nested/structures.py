@@ -1,7 +1,6 @@
 """The log evidence of many structures of one model: of columns switched off in one batch, or fit by fit."""
 
 import heapq
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pyro_evidence.program.branching import IndependentChoices, Model, Structure
 from pyro_evidence.program.checks import Arguments
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import seeded
-from pyro_evidence.structure.density import LinearDensity, with_prior
+from pyro_evidence.structure.density import LinearDensity, NormalPrior, with_prior
 
 TESTED = 3  # structures at which a switched density is compared with the model's own
 SPREAD = 0.4  # about one, of the numbers that stand for an element's value to see what it multiplies
@@ -52,25 +51,22 @@ class Switched:
         return torch.cat([elements, ones], -1)[:, self.owner]
 
     @property
-    def _prior(self) -> tuple[Tensor, Tensor]:
-        """Mean and precision of each coordinate, ``(D,)``."""
-        prior = self.density.parts(self._theta).prior
-        assert prior is not None  # as :func:`switched` asks for
-        return prior[0].detach(), prior[1].detach()
+    def _prior(self) -> NormalPrior:
+        """That of all coordinates."""
+        normal = self.density.parts(self._theta).normal
+        assert normal is not None  # as :func:`switched` asks for
+        return normal.detached
 
     def gradient(self, u: Tensor, switches: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``, detached."""
-        loc, precision = self._prior
-        slope = -precision * (u - loc)
-        log_prior = 0.5 * ((precision / math.tau).log() + slope * (u - loc)).sum(-1)
         likelihood, rise = self.density.likelihood_gradient(u * switches, self._theta)
-        return log_prior + likelihood, slope + rise * switches
+        return self._prior.log_prob(u) + likelihood, self._prior.slope(u) + rise * switches
 
     def precision(self, u: Tensor, switches: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, ``(R, D, D)``."""
         A = self.density.likelihood_precision(u * switches, self._theta)
         A = A * switches.unsqueeze(-1) * switches.unsqueeze(-2)
-        return with_prior(A, self._prior[1])
+        return with_prior(A, self._prior.precision)
 
     def log_evidences(self, structures: Structures) -> Tensor:
         """Laplace's log evidence of each structure, nats, nan where no mode was found, ``(S,)``."""

@@ -263,10 +263,14 @@ def _over(name: str, *dims: int, keepdim: bool = False) -> Rule:
     """What depends on all elements along the same dims of every argument, of all dims where none is named."""
 
     def rule(follow: Follow, args: Any, kwargs: Any) -> Groups:
-        pairs = [(g, x) for x in _tensors(args) for g in follow.of(x)]
-        return united(tuple(follow.gathered(g, x.shape, dims or range(x.dim()), keepdim, name) for g, x in pairs))
+        return _united_over(follow, name, *((x, dims or range(x.dim()), keepdim) for x in _tensors(args)))
 
     return rule
+
+
+def _united_over(follow: Follow, name: str, *parts: tuple[Tensor, Sequence[int], bool]) -> Groups:
+    """What depends on all elements of some tensors along dims of each, which are kept or not."""
+    return united(tuple(follow.gathered(g, x.shape, dims, keep, name) for x, dims, keep in parts for g in follow.of(x)))
 
 
 _total, _matrix = _over("a sum"), _over("a function of a whole matrix", -2, -1, keepdim=True)
@@ -291,10 +295,8 @@ def _mm(follow: Follow, args: Any, kwargs: Any) -> Groups:
             gone = (chosen < 0).reshape(*chosen.shape, *(1,) * right.dim())
             rows = [g.expand(*right.shape, g.shape[-1])[chosen] for g in follow.of(right)]
             return tuple(torch.where(gone, -1, part).movedim(1, -2).flatten(-2) for part in rows)
-    found = [follow.gathered(g, left.shape, [-1], right.dim() > 1, MATRIX) for g in follow.of(left)]
     dim, keepdim = (-2, True) if right.dim() > 1 else (0, left.dim() > 1)
-    found += [follow.gathered(g, right.shape, [dim], keepdim, MATRIX) for g in follow.of(right)]
-    return united(tuple(found))
+    return _united_over(follow, MATRIX, (left, [-1], right.dim() > 1), (right, [dim], keepdim))
 
 
 def _addmm(follow: Follow, args: Any, kwargs: Any) -> Groups:
@@ -303,11 +305,8 @@ def _addmm(follow: Follow, args: Any, kwargs: Any) -> Groups:
 
 def _triangular(follow: Follow, args: Any, kwargs: Any) -> Groups:
     """``A^-1 B``: each column of ``B`` for itself."""
-    A, B = args[:2]
     dim = -2 if kwargs.get("left", True) else -1
-    found = [follow.gathered(g, A.shape, [-2, -1], True, "a triangular solve") for g in follow.of(A)]
-    found += [follow.gathered(g, B.shape, [dim], True, "a triangular solve") for g in follow.of(B)]
-    return united(tuple(found))
+    return _united_over(follow, "a triangular solve", (args[0], [-2, -1], True), (args[1], [dim], True))
 
 
 _determinant = _over("a determinant", -2, -1)

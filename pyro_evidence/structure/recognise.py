@@ -274,7 +274,7 @@ def _linear(
     if len(sites.slots) > MANY_SITES and not _gaussian(origin, [typical, *(p for pair in far for p in pair)]):
         return None
     base = probes.point_at(origin.joint, origin.joint.initial_u, typical.theta) if len(typical.theta) else origin
-    parts = [None if base is None else _linear_part(slot, origin, base, typical, followed) for slot in sites.slots]
+    parts = [None if base is None else _linear_part(slot, found, base, followed) for slot in sites.slots]
     if not parts or None in parts:
         return None
     runs = [*far, (base, typical)] if base is not None else far
@@ -319,17 +319,13 @@ def _deviations(origin: TestPoint, runs: list[Pair]) -> Tensor | None:
 
 
 def _linear_part(
-    slot: LikelihoodTerm,
-    origin: TestPoint,
-    base: TestPoint,
-    typical: TestPoint,
-    followed: Followed | FollowedSums | None,
+    slot: LikelihoodTerm, found: NearbyPoints, base: TestPoint, followed: Followed | FollowedSums | None
 ) -> DenseLinear | SparseLinear | None:
     """``eta = J u + c`` under the first link for which that holds from ``base`` to ``typical``.
 
     None where it holds under none, or where ``J`` would be too large.
     """
-    num_coupled = slot.layout.num_coupled
+    origin, typical, num_coupled = found.origin, found.typical, slot.layout.num_coupled
     for link in predictors.links_of(slot, origin.trace):
         part = replace(slot, link=link)
         slope = Forward(part.blocks(origin.trace).reshape(-1), origin.u, at_once=origin.kept.passes_at_once)
