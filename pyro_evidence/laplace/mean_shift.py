@@ -64,10 +64,8 @@ def mean_shift(problem: Problem, theta: Tensor, u: Tensor, precision: Precision)
     :return: None where the series says nothing (modes that merge, weights that are hardly identified), where the
         curvature is not the exact one or blocks are integrated by quadrature, and where groups came in chunks.
     """
-    structure = problem.structure
-    is_at_hand = (
-        problem.joint.has_data or structure.linear is not None
-    )  # the rows of a linear predictor may be streamed
+    # the rows of a linear predictor may be streamed
+    is_at_hand = problem.joint.has_data or problem.structure.linear is not None
     if not is_at_hand or problem.curvature is not exact_hessian or problem.marginal is not None:
         return None
     sd = precision.variance[0].sqrt()

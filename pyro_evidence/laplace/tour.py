@@ -427,10 +427,6 @@ class Exchange:
         ]
         return torch.cat([torch.zeros(self.size, 0, dtype=torch.long), *parts], -1)
 
-    def is_ordered(self, u: Tensor) -> Tensor:
-        """Which rows ``(S, D)`` are in order, bool ``(S,)``."""
-        return (self.elements(u)[..., self.key].diff(dim=1) >= 0).all(1)
-
     def in_order(self, u: Tensor) -> Tensor:
         """Rows ``(S, D)`` with their elements in order."""
         return reordered(self.joint, u, self.axes, self.elements(u)[..., self.key].argsort(1))
@@ -674,7 +670,8 @@ def integral_over(
         value = density.log_joint_or_nan(x)
         if exchange is None:
             return value, value
-        return value, value.where(exchange.is_ordered(density.embedded(x)), -math.inf)
+        keys = exchange.elements(density.embedded(x))[..., exchange.key]
+        return value, value.where((keys.diff(dim=1) >= 0).all(1), -math.inf)
 
     piece = max(1, num // PARTS)
     for turn in range(TURNS + 3):

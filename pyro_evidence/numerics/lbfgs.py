@@ -18,9 +18,8 @@ from pyro_evidence.numerics.line_search import (
 
 ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 MEMORY = 10  # pairs of steps and changes of the gradient that are kept
-SEARCH = Backtracking(
-    shorter=to_peak, num_trials=20, shortest=1e-12
-)  # of a step of about one: what is left is rounding
+# Of a step of about one: what is left at the end is rounding.
+SEARCH = Backtracking(shorter=to_peak, num_trials=20, shortest=1e-12)
 FAR_STEPS = 300  # of a search from far away
 STUCK = 1e-8  # nats a step of such a search, below which Newton's method gets further
 STEPS_ON = 1000  # of one that goes on where Newton's method cannot

@@ -122,9 +122,9 @@ class RootFactor(Factor):
         share = 1.0 - self._inverse.diagonal()
         found = share / self.S[:, 0, 0].square()
         lost = (~(share > LEAST_SHARE)).nonzero().flatten()
-        return (
-            found.index_copy(0, lost, K.diagonal()[lost] - self.explained_diagonal(K[:, lost])) if len(lost) else found
-        )
+        if len(lost):
+            found[lost] = K.diagonal()[lost] - self.explained_diagonal(K[:, lost])
+        return found
 
 
 @dataclass(frozen=True)

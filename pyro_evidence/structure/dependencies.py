@@ -181,11 +181,9 @@ class Follow(DispatchMode):
             def move(x: Tensor) -> Any:
                 if func.overloadpacket in RESHAPES:
                     return x.reshape(args[1])
-                return (
-                    func(x, args[1], -1)
-                    if func.overloadpacket is aten.constant_pad_nd
-                    else func(x, *args[1:], **kwargs)
-                )
+                if func.overloadpacket is aten.constant_pad_nd:
+                    return func(x, args[1], -1)
+                return func(x, *args[1:], **kwargs)
 
             return self._moved(args[0], move)
         # cat and stack: the k-th coordinates of each part side by side

@@ -153,9 +153,8 @@ class StructuredProblem:
             u = lbfgs.from_far(slope, u.unsqueeze(0), limits.slack, limits.watch)[0]
         mode = self._climb(u, theta, limits)
         if not bool(mode.converged):
-            mode = self._climb(
-                lbfgs.onwards(slope, mode.u, limits.tolerance, limits.slack, limits.watch)[0], theta, limits
-            )
+            u = lbfgs.onwards(slope, mode.u, limits.tolerance, limits.slack, limits.watch)[0]
+            mode = self._climb(u, theta, limits)
         return mode
 
     def _climb(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, shifted: bool = True) -> newton.Mode:

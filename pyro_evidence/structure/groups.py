@@ -37,9 +37,7 @@ class PrecisionGroups:
     loc: Tensor  # (D,) prior mean of the members, nan where hyperparameters or other latents move it
     offset: Tensor  # (D,) log precision of each member minus power * theta
     follows: Tensor  # (D,) bool, whether other latents move the prior mean
-    num_noise: Tensor | None = (
-        None  # (T,) elements of noise in each group, where the rows at hand are not all there are
-    )
+    num_noise: Tensor | None = None  # (T,) elements of noise in each group, where rows at hand are not all there are
 
     @cached_property
     def is_weight(self) -> Tensor:
@@ -276,7 +274,7 @@ def settle(guess: Guess, found: NearbyPoints, far: Sequence[tuple[TestPoint, Tes
         change = base.log_joint.detach() - origin.log_joint.detach()
         terms = (base.cells.log_density.detach() - origin.cells.log_density.detach())[owned]
         size = 1.0 + origin.log_joint.detach().abs() + terms.abs().sum()
-        if base.finite and not bool((change - terms.sum()).abs() <= origin.joint.rounding * size):
+        if bool(base.log_joint.isfinite()) and not bool((change - terms.sum()).abs() <= origin.joint.rounding * size):
             return None
     loc, precision, _ = (x.detach() for x in origin.prior)
     runs = [found.typical, *(p for pair in far for p in pair)]

@@ -77,11 +77,6 @@ class TestPoint:
         """Residuals and log precisions of each observed site that is plain Gaussian noise."""
         return {n: predictors.gaussian_noise(self.joint, self.trace, n) for n in self.joint.observed}
 
-    @property
-    def finite(self) -> bool:
-        """Whether the density is a number here."""
-        return bool(torch.isfinite(self.log_joint))
-
 
 class Unreadable(Exception):
     """The model cannot be run at a probe; so nothing can be said about its structure."""
@@ -118,15 +113,12 @@ def near(joint: LogJoint) -> NearbyPoints | None:
     origin = point_at(joint, joint.initial_u, joint.initial_theta, graph=True)
     if origin is None:
         return None
-    direction, turn = (
-        generic_directions(1, joint.latents.size, origin.u)[0],
-        generic_directions(1, joint.hypers.size, origin.theta)[0],
-    )
+    direction, turn = (generic_directions(1, len(x), x)[0] for x in (origin.u, origin.theta))
     centre, spread = origin.centre_and_spread
     step = TYPICAL * direction * spread.clamp(max=1.0)  # at most TYPICAL units
     for shrink in (1.0, 0.1, 0.01):
         typical = point_at(joint, centre + shrink * step, joint.initial_theta + 0.2 * turn, graph=True)
-        if typical is not None and typical.finite:
+        if typical is not None and bool(typical.log_joint.isfinite()):
             return NearbyPoints(origin, typical)
     return None
 
