@@ -196,12 +196,15 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return len(self.state.u)
 
     def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Standard normal in the coordinates that are not pruned, ``(S, D)``; the same on every device."""
-        u = self.state.u
-        return white_noise(num_samples, len(u), generator, u.dtype).to(u.device) * self.state.problem.active
+        """Standard normal in the directions that are not pruned, ``(S, num_directions)``; the same on every device."""
+        return self._of_active(white_noise(num_samples, self._num_directions, generator, self.state.u.dtype))
 
     def _draws(self, white: Tensor) -> Tensor:
-        return self._unwhitened(white.to(self.state.u) * self.state.problem.active)
+        return self._unwhitened(self._of_active(white))
+
+    def _of_active(self, white: Tensor) -> Tensor:
+        """White noise, zero in pruned coordinates."""
+        return white.to(self.state.u).index_fill(1, (~self.state.problem.active).nonzero().flatten(), 0.0)
 
     def _away(self, z: Tensor) -> Tensor:
         sd = self.state.precision.variance[0].sqrt()

@@ -28,7 +28,6 @@ from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.posterior import archive
-from pyro_evidence.posterior.base import white_noise
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
@@ -252,13 +251,6 @@ class MultimodalPosterior(ImportancePosterior):
         with own_random_numbers(), without_validation():
             about = [at_mean(state) or state for state in self.states]
         return replace(tour.proposal(about), log_mixing=self.integral.log_shares)
-
-    def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        u = self.state.u
-        return white_noise(num_samples, self._num_directions, generator, u.dtype).to(u.device)
-
-    def _draws(self, white: Tensor) -> Tensor:
-        return self._unwhitened(white.to(self.state.u))
 
     def _unwhitened(self, white: Tensor) -> Tensor:
         ends = self.integral.log_shares.exp().cumsum(0)
