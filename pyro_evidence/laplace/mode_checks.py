@@ -28,7 +28,7 @@ ONE_AND_HUNDREDTH = (1.0, 0.01)  # of a reach: a smooth slope changes by a hundr
 # is little at thirty and a thousand times the step, an eighth of a standard deviation, where a corner still shows.
 STEPS = (1.0, 0.1, 30.0, 1000.0)
 SQUARED = 0.1  # of a gap, left at a tenth of the step: a smooth slope leaves a hundredth, a corner all of it or more
-CUT = 1e-3  # of the change along a site, which its slope leaves out: third derivatives leave out 1e-4 in float32
+CUT = 1e-3  # of the change along a site, which its slope leaves out
 JUMP = 1e-3  # nats: a smaller one moves no log evidence by more
 PIECES = 64  # of a way, in which what a slope does not show is 4e-6 of what it is on the whole, but for jumps
 ROUNDS = 12  # each taking a quarter of a way
@@ -218,10 +218,10 @@ def cut_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor) -> 
     """
     ways = torch.zeros(len(joint.latents.names), len(u), dtype=u.dtype, device=u.device)
     for way, block in zip(ways, joint.latents.slices.values(), strict=True):
-        way[block] = generic_directions(1, len(u), u)[0, block]
+        way[block] = ((1.0 + u.abs()) * generic_directions(1, len(u), u)[0])[block]
     beside = u + 0.01 * (1.0 + u.abs()) * generic_directions(2, len(u), u)[1]
     eps = torch.finfo(joint.dtype).eps
-    step = eps ** (1.0 / 3.0) * (1.0 + float(u.abs().amax()))
+    step = eps ** (1.0 / 3.0)
     with without_validation():
         slope = density.gradient(beside.unsqueeze(0), theta)[1][0]
         with torch.no_grad():
@@ -231,7 +231,7 @@ def cut_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor) -> 
     rounding = 100.0 * eps * (1.0 + ends.abs().amax()) / step
     gaps = ((found - promised).abs() - rounding) / (torch.maximum(promised.abs(), found.abs()) + rounding)
     worst = int(gaps.nan_to_num().argmax())
-    if not float(gaps[worst]) > CUT:
+    if not float(gaps[worst]) > max(CUT, 400.0 * step**2):  # a third derivative is up to thousands of the slope
         return None
     name = joint.latents.names[worst]
     return (

@@ -562,6 +562,19 @@ def test_a_twentieth_of_a_mean_that_no_derivative_follows_is_refused_by_that_rea
     says(refusal(lambda: fit(with_item, SIX)), "along site 'w', and by its slope by", "w.item()")
 
 
+def test_single_precision_far_from_zero_is_no_plain_number() -> None:
+    """Differences of one length for all latents were ten of a log scale's units beside a mean of 1,000."""
+
+    def model(t: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(t.new_zeros(2), 10.0).to_event(1))
+        s = pyro.sample("s", dist.HalfNormal(t.new_ones(())))
+        with pyro.plate("data", len(t)):
+            pyro.sample("t", dist.Normal(w[0] + w[1] * t.new_tensor(DESIGN[: len(t), 0].tolist()), s), obs=t)
+
+    data = 1000.0 + torch.linspace(-1.0, 1.0, 24, dtype=torch.float64).sin()
+    assert float(fit(model, data.float()).log_evidence) == pytest.approx(float(fit(model, data).log_evidence), rel=1e-5)
+
+
 def test_zeros_under_sampled_noise_are_refused_soon() -> None:
     """A scale and what it multiplies shrink together: the search rose by 1e-10 nats a step, in 5,100 runs."""
     runs: list[None] = []

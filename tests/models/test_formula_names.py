@@ -231,6 +231,13 @@ def test_names_of_the_caller_are_not_seen(frame: Any) -> None:
         mixed("y ~ C(x, re)", frame)
 
 
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_a_constant_response_has_no_unit_for_priors(frame: Any, value: float) -> None:
+    """ZeroDivisionError: float division by zero."""
+    with pytest.raises(BadInput, match=f"the response, which is one constant, {value:g}; expected data that vary"):
+        mixed("t ~ x + (1 | g)", frame.assign(t=value), priors="weak")
+
+
 def test_columns_of_times_and_objects_are_named_with_what_they_hold(frame: Any) -> None:
     """formulae says "Variable is of an unrecognized type (<class 'pandas.Series'>)", and there it stopped."""
     times = frame.assign(u=pandas.date_range("2020-01-01", periods=ROWS, tz="Europe/Berlin"), v=frame.x.astype(object))

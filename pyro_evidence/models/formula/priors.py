@@ -115,6 +115,11 @@ def weak_priors(X: Tensor, names: tuple[str, ...], family: GLMFamily, response: 
     times.  Exponential priors, one standard deviation on average, hold spreads down.
     """
     centre, unit = family.moments(response)
+    if not unit > 0.0:
+        raise BadInput(
+            f"priors='weak' are in units of the response, which is one constant, {float(response[0]):g}; expected data "
+            "that vary. Or write priors of your own, a dict in place of 'weak'."
+        )
     hazard = "growth" in family.parameters
     if family.response == "times":
         centre = float(response.mean().log()) * (-1.0 if hazard else 1.0)  # of a hazard: per time
