@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributions.transforms import LowerCholeskyTransform, PositiveDefiniteTransform
 
 from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums, share
 from pyro_evidence.data.rows import PLACES, Rows, scattered
@@ -233,6 +234,9 @@ class StreamedData(MixtureData):
 
 
 AXES = {"Y": -2, "G": -2, "weight": -1, "observed": 0, "features": -2, "floor": 0}  # along which the rows lie
+OF_ALL = {"Y": 2, "G": 2, "features": 2, "weight": 1}  # dims of data that rows of a batch share, one more where not
+LOG_DIAGONAL = LowerCholeskyTransform()  # to a lower Cholesky factor, from one with the logs of its diagonal
+PRECISION = PositiveDefiniteTransform()  # to the matrix, from the same
 
 
 @dataclass(frozen=True)
@@ -257,20 +261,13 @@ class Mixture(Batched):
     @property
     def coordinates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weights, noise precisions, prior precisions and shares without bounds, rows in front."""
-        if not self.has_full_noise:
-            noise = self.noise.log()
-        else:
-            tril = torch.linalg.cholesky_ex(self.noise)[0]
-            noise = tril.diagonal_scatter(tril.diagonal(dim1=-2, dim2=-1).log(), dim1=-2, dim2=-1)
+        full = self.has_full_noise
+        noise = LOG_DIAGONAL.inv(torch.linalg.cholesky_ex(self.noise)[0]) if full else self.noise.log()
         return self.w, noise, self.alpha.log(), torch.where(self.active, self.log_mixing, 0.0)
 
     def placed(self, w: Tensor, noise: Tensor, log_alpha: Tensor, shares: Tensor) -> "Mixture":
         """The mixture at these :attr:`coordinates`, with the components of this one that are not pruned."""
-        if not self.has_full_noise:
-            noise = noise.exp()
-        else:
-            tril = noise.diagonal_scatter(noise.diagonal(dim1=-2, dim2=-1).exp(), dim1=-2, dim2=-1)
-            noise = tril @ tril.mT
+        noise = PRECISION(noise) if self.has_full_noise else noise.exp()
         log_mixing = torch.where(self.active, shares, -torch.inf).log_softmax(-1)
         return replace(self, w=w, noise=noise, alpha=log_alpha.exp(), log_mixing=log_mixing)
 
@@ -315,11 +312,8 @@ def some(data: MixtureData, index: Tensor) -> MixtureData:
 
 def rows_of(data: MixtureData, rows: Tensor) -> MixtureData:
     """The data of some rows of a batch, where each row has its own."""
-    if data.Y.dim() == 2 and data.G.dim() == 2 and data.weight.dim() == 1:
-        return data
-    own = {n: v for n in ("Y", "G", "features") if (v := getattr(data, n)) is not None and v.dim() > 2}
-    weight = data.weight[rows] if data.weight.dim() == 2 else data.weight
-    return replace(data, weight=weight, **{n: v[rows] for n, v in own.items()})
+    own = {n: v[rows] for n, dims in OF_ALL.items() if (v := getattr(data, n)) is not None and v.dim() > dims}
+    return replace(data, **own) if own else data
 
 
 def mixture_data(

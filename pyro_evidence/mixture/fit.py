@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -297,19 +297,16 @@ def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture
     return steps.reshape(DIRECTIONS, *mixture.w.shape[2:])
 
 
-Entry = TypeVar("Entry")
-
-
 @dataclass
-class Journal(Generic[Entry]):
+class Journal:
     """Rounds that write down what is seen of each, from the start on.
 
     :ivar look: what is written of the restarts as they stand.
     :ivar entries: one before the first round, and one for each.
     """
 
-    look: Callable[[MixtureRestarts], Entry]
-    entries: list[Entry]
+    look: Callable[[MixtureRestarts], Any]
+    entries: list[Any]
     step: Step[MixtureRestarts] = advance
 
     def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
@@ -405,7 +402,7 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
     units: Units
     data: MixtureData
     ties: SharedParameters
-    journal: Journal[tuple[Tensor, ...]]
+    journal: Journal
 
     def is_closed(self, settings: EMSettings) -> bool:
         """Whether rounds are formulas of ours on data in memory, which ask nothing of autograd."""
@@ -416,7 +413,7 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
         """Restarts are compared at their modes, settled or not."""
         return replace(stop, num_steps=min(stop.num_steps, deletion.after))
 
-    def watched(self, step: Step[MixtureRestarts]) -> Journal[tuple[Tensor, ...]]:
+    def watched(self, step: Step[MixtureRestarts]) -> Journal:
         """A round after which the errors are written down."""
         self.journal.step = step
         return self.journal

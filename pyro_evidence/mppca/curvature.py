@@ -88,10 +88,10 @@ def loading_precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
     Rows and columns of pruned components and columns hold the prior's precision alone.
     """
     if Y.has_gaps:
-        return _masked(Y.total(lambda rows: _of_gaps(rows, analysers)), analysers)
+        return _masked(Y.rows.total(lambda rows: _of_gaps(rows, analysers)), analysers)
     B, size = analysers.whitener[0], analysers.W[0].numel()
     P = analysers.beta[0].diag_embed() - B.mT @ B  # C_k^-1, (K, m, m)
-    found = Y.total(lambda rows: _spread(rows, analysers, P))
+    found = Y.rows.total(lambda rows: _spread(rows, analysers, P))
     held = found.held
     for k in range(len(P)):
         held[k, :, k] += _held(analysers.W[0, k], P[k], found.scatter[k], found.counts[k])

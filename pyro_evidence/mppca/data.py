@@ -1,13 +1,11 @@
 """Data of a mixture of probabilistic PCA: in memory, in chunks or on several processes, nan where missing."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.ranks import Sums
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.mixture.data import Units
 
@@ -51,10 +49,6 @@ class Observations:
         """``(N, m)``."""
         return torch.Size((len(self), self.rows.example.shape[1]))
 
-    def total(self, of: Callable[[Tensor], Sums]) -> Sums:
-        """One pass: the sum of ``of`` over the data of all processes."""
-        return self.rows.total(of)
-
     @property
     def filled(self) -> "Observations":
         """The data with zeros where they are missing."""
@@ -66,15 +60,15 @@ class Observations:
 
         One unit for all outputs leaves isotropic noise isotropic.
         """
-        num = self.total(lambda y: (~y.isnan()).sum(0).double()).clamp(min=1.0)  # a column without data has mean 0
-        origin = self.total(lambda y: y.nan_to_num(0.0).sum(0)) / num
-        squares = self.total(lambda y: (y - origin).nan_to_num_(0.0).square_().sum(0))
+        num = self.rows.total(lambda y: (~y.isnan()).sum(0).double()).clamp(min=1.0)  # a column without data has mean 0
+        origin = self.rows.total(lambda y: y.nan_to_num(0.0).sum(0)) / num
+        squares = self.rows.total(lambda y: (y - origin).nan_to_num_(0.0).square_().sum(0))
         unit, size = (squares / num).mean().sqrt(), origin.abs().max()
         return Units(origin, torch.where(unit > 1e-12 * torch.maximum(size, unit), unit, 1.0), origin)
 
     def log_jacobian(self, unit: Tensor) -> float:
         """Log Jacobian of all data from standard units to ``unit`` ``()``, which the log density loses, nats."""
-        num = int(self.total(lambda y: (~y.isnan()).sum())) if self.has_gaps else self.shape.numel()
+        num = int(self.rows.total(lambda y: (~y.isnan()).sum())) if self.has_gaps else self.shape.numel()
         return num * math.log(float(unit))
 
     def sampled(self, most: int) -> Tensor:

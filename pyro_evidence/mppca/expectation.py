@@ -151,7 +151,7 @@ def rows_at_once(analysers: FactorAnalysers) -> int:
 
 def e_step_of_all(Y: Observations, analysers: FactorAnalysers) -> FactorStatistics:
     """:func:`e_step` of all data, in one pass."""
-    return Y.total(lambda rows: e_step(rows, analysers))
+    return Y.rows.total(lambda rows: e_step(rows, analysers))
 
 
 def e_step(Y: Tensor, analysers: FactorAnalysers) -> FactorStatistics:

@@ -57,7 +57,7 @@ from pyro_evidence.mppca.updates import (
 )
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.numerics.linalg import fix_signs
-from pyro_evidence.program.checks import bad_entries
+from pyro_evidence.program.checks import bad_entries, describe
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import Start, seeded
 
@@ -295,12 +295,9 @@ def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) 
     """
     Y = args[0] if len(args) == 1 and not kwargs else kwargs.get("Y") if not args and len(kwargs) == 1 else None
     if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.dtype not in (torch.float32, torch.float64) or not Y.numel():
-        named = [("", a) for a in args] + [(f"{n}=", a) for n, a in kwargs.items()]
-        kinds = ", ".join(f"{n}a {type(a).__name__}" for n, a in named) or "no argument"
-        got = f"shape {tuple(Y.shape)}, {Y.dtype}" if isinstance(Y, Tensor) else kinds
         raise BadInput(
-            f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, m >= 1, float32 or float64; got {got}. "
-            f"Write run(torch.as_tensor(Y).double())."
+            f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, m >= 1, float32 or float64; got "
+            f"{describe(args, kwargs)}. Write run(torch.as_tensor(Y).double())."
         )
     require_dense("Y", Y)
     if has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory
@@ -444,8 +441,8 @@ def _noise_scale(Y: Observations, ties: SharedParameters, analysers: FactorAnaly
     rest = torch.maximum(rest, rest.new_tensor(LEAST_NOISE))  # data of low rank leave nothing over
     if not bool((ties.beta_group != ties.beta_group[:, :1]).any()):
         return rest.expand(m)
-    mean = Y.total(lambda y: y.sum(0)) / len(Y)
-    variances = Y.total(lambda y: (y - mean).square_().sum(0)) / len(Y)
+    mean = Y.rows.total(lambda y: y.sum(0)) / len(Y)
+    variances = Y.rows.total(lambda y: (y - mean).square_().sum(0)) / len(Y)
     return rest * variances.clamp(min=1e-3)  # a constant output has no scale
 
 

@@ -94,7 +94,7 @@ def log_weights(Y: Tensor, analysers: FactorAnalysers, precision: Dense, num_sam
     generator = seeded(seed)
     white = torch.randn(num_samples, K * m * q, generator=generator, dtype=torch.float64).to(analysers.W)
     d = torch.linalg.solve_triangular(tril.mT, white.mT, upper=True).mT
-    d = d - (d @ V) @ V.mT
+    d = across(d, analysers)
     on = analysers.on[0].unsqueeze(-2).expand(K, m, q).reshape(-1)
     d = torch.where(on, d, 0.0)
     quadratic = (d @ tril).square().sum(-1)

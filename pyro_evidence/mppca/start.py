@@ -105,7 +105,7 @@ def _times_covariance(
     :param basis: ``(R, K, m, q)``; None for the covariances themselves.
     """
     R, K, m, _ = analysers.W.shape
-    found = Y.total(lambda rows: _image(rows, analysers, basis))
+    found = Y.rows.total(lambda rows: _image(rows, analysers, basis))
     counts, sums = found.counts.reshape(R, K), found.sums.reshape(R, K, m)
     seen, weight = (counts > 0).unsqueeze(-1), counts.clamp(min=SMALLEST)  # no data: zero
     mean = torch.where(seen, sums / weight.unsqueeze(-1), analysers.mu)

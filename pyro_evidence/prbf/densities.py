@@ -64,10 +64,6 @@ class ClassData:
         """Whether the responsibilities of a point are kept beside the data."""
         return isinstance(self.source.pieces, tuple)
 
-    def total(self, here: Tensor) -> Tensor:
-        """The sum over the data of all processes of what was added up over the blocks that are here."""
-        return self.source.communicator.total(here)
-
     def sized(self, num_kernels: int, num_rows: int) -> "ClassData":
         """These data, cut so that the responsibilities of one block fit the cache."""
         return replace(self, size=max(SMALLEST_BLOCK, BLOCK // (num_kernels * num_rows)))
@@ -301,7 +297,7 @@ def evaluate(data: ClassData, net: Network, alpha: Tensor, lag: Tensor | None = 
         log_likelihood += log_norm.sum(-1) if part.weight is None else (log_norm * part.weight).sum(-1)
         if data.keeps:
             kept.append(resp)
-    moments, log_likelihood = data.total(moments), data.total(log_likelihood)
+    moments, log_likelihood = map(data.source.communicator.total, (moments, log_likelihood))
     return Point(data, net, alpha, moments, log_likelihood, tuple(kept), lag)
 
 
@@ -340,7 +336,7 @@ def tilted(point: Point) -> Tensor:
             total -= sums.reshape(total.shape)
         else:
             total[:, k] -= sums
-    return point.data.total(total)
+    return point.data.source.communicator.total(total)
 
 
 def between_classes(point: Point) -> Tensor:

@@ -81,8 +81,6 @@ class FastState:
         alpha, x = self.alpha[self.index], self.start[self.index]
         for _ in range(12):
             found = self._at(alpha, x)
-            if not len(x):
-                return found
             slope = found.local.gradient - alpha * x
             move = torch.cholesky_solve(slope.unsqueeze(-1), found.tril).squeeze(-1)
             if float(slope @ move) <= 1e-15:
@@ -99,7 +97,7 @@ class FastState:
         else:
             local = by_sums(self.target, self.index, torch.zeros_like(self.start).index_copy(0, self.index, x))
         A = local.precision + alpha.diag()
-        return ActiveMode(x, local, cholesky(A, "the posterior precision of the relevant weights") if len(x) else A)
+        return ActiveMode(x, local, cholesky(A, "the posterior precision of the relevant weights"))
 
     @property
     def whole(self) -> Tensor:
