@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 
 MOST = 2**53  # of anything that is counted
+FINITE, ABOVE_ZERO, BELOW_ONE = sys.float_info.max, math.ulp(0.0), math.nextafter(1.0, 0.0)  # bounds, included
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 PACKAGE = __name__.split(".", maxsplit=1)[0]
 
@@ -143,24 +144,31 @@ def check_ridge(value: Any) -> None:
     :raises BadInput: with the value.
     """
     check_object("ridge", value)
-    number = math.nan
+    expected = "a precision of at least 0 and finite, such as 1e-2, or a function such as isotropic_evidence"
+    if not callable(value):
+        check_number("ridge", value, expected, 0.0, FINITE)
+
+
+def real_number(value: Any) -> float:
+    """A number, or a tensor of one, as a float; nan for anything else, bools among it."""
     if isinstance(value, Real | Tensor) and getattr(value, "dtype", type(value)) not in (bool, torch.bool):
-        with suppress(ValueError, RuntimeError):  # of several numbers, or of none
-            number = float(value)
-    if not callable(value) and not 0.0 <= number < math.inf:
-        raise BadInput(
-            f"ridge={value!r}; expected a precision of at least 0 and finite, such as 1e-2, or a function such as "
-            "isotropic_evidence."
-        )
+        with suppress(ValueError, RuntimeError, OverflowError):  # of several numbers, of none, of digits without end
+            return float(value)
+    return math.nan
 
 
-def check_number(name: str, value: Any) -> None:
-    """Refuse what is no number: a string, a bool, nan, several numbers.
+def check_number(
+    name: str, value: Any, expected: str = "a number", low: float = -math.inf, high: float = math.inf
+) -> float:
+    """A real number between two bounds, these included, as a float.
 
-    :raises BadInput: naming the setting.
+    :param expected: what it is to be, in words.
+    :raises BadInput: for anything else, nan among it, naming the setting.
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
-        raise BadInput(f"{name}={value!r}; expected a number.")
+    number = real_number(value)
+    if not low <= number <= high:
+        raise BadInput(f"{name}={value!r}; expected {expected}.")
+    return number
 
 
 def check_seed(value: Any) -> None:
@@ -218,8 +226,7 @@ def check_probability(prob: Any) -> None:
 
     :raises BadInput: saying what it is.
     """
-    if isinstance(prob, bool) or not isinstance(prob, int | float) or not 0.0 < prob < 1.0:
-        raise BadInput(f"prob={prob!r}; expected a probability between 0 and 1, such as 0.9.")
+    check_number("prob", prob, "a probability between 0 and 1, such as 0.9", ABOVE_ZERO, BELOW_ONE)
 
 
 def quantile_levels(q: Any) -> Tensor:
@@ -283,8 +290,7 @@ def check_positive(name: str, value: Any) -> None:
 
     :raises BadInput: naming the setting.
     """
-    if not isinstance(value, int | float) or not 0.0 < value < math.inf:
-        raise BadInput(f"{name}={value!r}; expected a positive number.")
+    check_number(name, value, "a positive number", ABOVE_ZERO, FINITE)
 
 
 def check_model(model: Any, goes_to: str = "run(...)") -> None:

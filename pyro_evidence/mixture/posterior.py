@@ -132,11 +132,7 @@ class MixturePosterior(ComponentPosterior):
     (2, (60, 4), (60,))
     """
 
-    schema: ClassVar[Mapping[str, Any]] = archive.LAPLACE | {
-        "paths": [Array("S")],
-        "num_components": int,
-        "limit": str,
-    }
+    schema: ClassVar[Mapping[str, Any]] = archive.LAPLACE | {"paths": [Array("S")], "num_components": int, "limit": str}
     _in_blocks: ClassVar[bool] = False
 
     _: KW_ONLY

@@ -12,7 +12,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput
 from pyro_evidence.mixture import evidence
 from pyro_evidence.mixture.evidence import MixtureCurvature, WellDetermined, log_prior, well_determined
 from pyro_evidence.mixture.expectation import (
@@ -25,6 +24,7 @@ from pyro_evidence.mixture.expectation import (
     solve_weights,
 )
 from pyro_evidence.numerics.evidence import log_evidence as laplace
+from pyro_evidence.settings import check_number
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Pool:
 SMALLEST = torch.finfo(torch.float64).tiny  # in the place of zero where a component has no data: ratios stay finite
 LEAST_LEFT = 1e-6  # data that a component has beyond its well-determined parameters
 LARGEST_NOISE = 1e12  # precision in units of the data's: one point, or ties, make the likelihood unbounded
+NOT_NEGATIVE = "a number of at least 0"
 ALPHA_RANGE = (1e-8, 1e12)  # in units of the data's variance; beyond, the prior is flat or a point
 
 
@@ -222,12 +223,6 @@ def stationary(expected: EStep) -> Mixture:
     return _next(expected, w, noise, alpha, expected.gamma, expected.stats.counts - 0.5 * slopes.logits)
 
 
-def _check(name: str, value: float, lowest: float, hint: str = "") -> None:
-    """Refuse a setting that is below ``lowest``, or nan."""
-    if not value >= lowest:
-        raise BadInput(f"{name}={value!r}; expected a number of at least {lowest:g}{hint}.")
-
-
 @dataclass(frozen=True)
 class BoundedInflation:
     r"""The default: the paper's inflation of variances, bounded; norm centred; a gamma prior on beta.
@@ -261,8 +256,9 @@ class BoundedInflation:
     num_other_outputs: float = 3.0
 
     def __post_init__(self) -> None:
-        _check("BoundedInflation: rho", self.rho, 0.0)
-        _check("BoundedInflation: num_other_outputs", self.num_other_outputs, 0.0, ", math.inf for all")
+        check_number("BoundedInflation: rho", self.rho, NOT_NEGATIVE, 0.0)
+        name, expected = "BoundedInflation: num_other_outputs", f"{NOT_NEGATIVE}, math.inf for all"
+        check_number(name, self.num_other_outputs, expected, 0.0)
 
     def __call__(self, expected: EStep) -> Mixture:
         w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
@@ -295,8 +291,8 @@ class Unregularised:
     cutoff: float = 1e-6  # relative; Husmeier (2000), footnote 12
 
     def __post_init__(self) -> None:
-        _check("Unregularised: rho", self.rho, 0.0)
-        _check("Unregularised: cutoff", self.cutoff, 0.0)
+        check_number("Unregularised: rho", self.rho, NOT_NEGATIVE, 0.0)
+        check_number("Unregularised: cutoff", self.cutoff, NOT_NEGATIVE, 0.0)
 
     def __call__(self, expected: EStep) -> Mixture:
         """One round; alpha stays."""
@@ -334,8 +330,9 @@ class WeightDecay:
     rho: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("WeightDecay: alpha", self.alpha, ALPHA_RANGE[0], "; for none take Unregularised()")
-        _check("WeightDecay: rho", self.rho, 0.0)
+        least = f"a number of at least {ALPHA_RANGE[0]:g}; for none take Unregularised()"
+        check_number("WeightDecay: alpha", self.alpha, least, ALPHA_RANGE[0])
+        check_number("WeightDecay: rho", self.rho, NOT_NEGATIVE, 0.0)
 
     def __call__(self, expected: EStep) -> Mixture:
         """One round; gamma is not looked at."""

@@ -23,7 +23,7 @@ from pyro_evidence.models.basis import LEARNED, Learned, OneEntryCache, TensorVa
 from pyro_evidence.models.kernels import Kernel, Setting, check_inputs
 from pyro_evidence.models.likelihoods import Counts, Output, Regression, classes, observe
 from pyro_evidence.models.regression import check_precision, precision_value, start_of
-from pyro_evidence.settings import check_count
+from pyro_evidence.settings import FINITE, check_count, check_number
 
 JITTER = 1e-6  # variance, in units of f squared: keeps the covariance of inputs close together positive definite
 
@@ -173,9 +173,8 @@ class GaussianProcess(TensorValue):
 def _function(kernel: Kernel, mean: Setting, jitter: float) -> LatentFunction:
     if not isinstance(kernel, Kernel):
         raise BadInput(f"kernel is a {type(kernel).__name__}; expected one, such as RBF(lengthscale=Learned(0.5)).")
-    if not (isinstance(jitter, int | float) and 0.0 <= jitter < float("inf")):
-        raise BadInput(f"jitter={jitter!r}; expected a variance of at least 0 in units of f squared, such as {JITTER}.")
-    return LatentFunction(kernel, mean, float(jitter))
+    expected = f"a variance of at least 0 in units of f squared, such as {JITTER}"
+    return LatentFunction(kernel, mean, check_number("jitter", jitter, expected, 0.0, FINITE))
 
 
 def gp_regression(

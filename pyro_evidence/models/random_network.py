@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.arrays import require_matrix
-from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import LEARNED
 from pyro_evidence.models.kernels import Kernel, Read, Setting, per_input, root, value_of
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
-from pyro_evidence.settings import check_count, seeded
+from pyro_evidence.settings import FINITE, check_count, check_number, seeded
 from pyro_evidence.structure import network
 from pyro_evidence.structure.network import Activation
 
@@ -141,8 +140,7 @@ class PriorScales:
         :raises BadInput: unless all are finite and not negative.
         """
         for name, value in vars(self).items():
-            if not (math.isfinite(value) and value >= 0):
-                raise BadInput(f"{name} is {value}; expected a finite standard deviation, at least 0.")
+            check_number(name, value, "a finite standard deviation, at least 0", 0.0, FINITE)
 
     def kernel(self, num_units: int, activation: Activation = torch.tanh) -> RandomNetwork:
         """The functions' covariance, for any number of units; their whole law as that goes to infinity."""

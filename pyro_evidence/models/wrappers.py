@@ -14,6 +14,7 @@ from pyro_evidence.models.basis import TensorValue
 from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.distributions import Background, WithBackground, WithGaps
 from pyro_evidence.program.log_joint import Model
+from pyro_evidence.settings import BELOW_ONE, check_number
 
 
 class _Observing(poutine.messenger.Messenger):
@@ -184,15 +185,14 @@ def with_background(
     :raises BadInput: on a share or a box that cannot be meant; when run on data that are constant in a column, or that
         are no floats.
     """
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 <= share < 1.0:
-        raise BadInput(f"share={share!r}; expected a number of at least 0 and below 1.")
+    share = check_number("share", share, "a number of at least 0 and below 1", 0.0, BELOW_ONE)
     if (low is None) != (high is None):
         raise BadInput("with_background: one of low and high is given; expected both, or none.")
     if low is not None and high is not None:
         shaped = low.shape == high.shape and low.dim() == 1
         if not (shaped and bool((low < high).all() and low.isfinite().all() and high.isfinite().all())):
             raise BadInput(f"with_background: low={low!r}, high={high!r}; expected finite low < high, shape (m,) each.")
-    return UniformOutliers(model, float(share), low, high)
+    return UniformOutliers(model, share, low, high)
 
 
 @dataclass(frozen=True, eq=False)

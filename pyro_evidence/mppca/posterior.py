@@ -92,11 +92,7 @@ class LatentCoordinates:
         return self.responsibilities.argmax(-1)
 
 
-BY_NAME = {
-    "refusal": str,
-    "log_evidence_occam": float,
-    "limit": str,
-}  # as in the posterior
+BY_NAME = {"refusal": str, "log_evidence_occam": float, "limit": str}  # as in the posterior
 OWN = BY_NAME | {
     "log_evidence": Double("", finite=False),
     "analysers": {

@@ -17,7 +17,7 @@ from pyro_evidence.prbf.densities import Network, Point, column_variance, log_de
 from pyro_evidence.prbf.fit import AlphaPerKernel, first, require_survivors, rounds
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.start import StartFrom, Training
-from pyro_evidence.settings import check_count, check_function, seeded
+from pyro_evidence.settings import check_count, check_function, real_number, seeded
 
 MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)  # of the penalty: none, and those of the source
 MOST_ROUNDS = 100  # of the source; every network of a batch goes as far
@@ -119,11 +119,8 @@ def _checked(multiples: Sequence[float]) -> tuple[float, ...]:
 
     :raises BadInput: unless they are numbers that can weigh a penalty.
     """
-    try:
-        found = tuple(float(c) for c in multiples)
-    except (TypeError, ValueError):
-        found = ()
-    if not found or not all(math.isfinite(c) and c >= 0 for c in found):
+    found = tuple(map(real_number, multiples if hasattr(multiples, "__iter__") else ()))
+    if not found or not all(0.0 <= c < math.inf for c in found):
         raise BadInput(
             f"multiples={multiples!r}; expected one or more finite numbers of at least 0, such as (0.0, 5.0, 20.0)."
         )

@@ -20,7 +20,7 @@ from pyro_evidence.prbf.data import DataTotals, Labelled, training_of
 from pyro_evidence.prbf.densities import ClassData, Network, Piece, Point, by_class, evaluate, moved
 from pyro_evidence.prbf.posterior import ClassWithoutKernels, DeadKernel, PRBFPosterior, Rejection
 from pyro_evidence.prbf.updates import Update, em, numerators
-from pyro_evidence.settings import check_object, check_result
+from pyro_evidence.settings import check_object, check_result, real_number
 
 LOST = 1e-6  # share of the data below which a kernel counts as lost
 REJECTED = 1e-8  # mixing below which a class counts as gone from a kernel
@@ -178,11 +178,8 @@ def alpha_of(alpha: Alpha, num_data: float, model: PRBF) -> float:
     """
     check_object("alpha", alpha)
     value = alpha(num_data, model.num_classes, model.num_kernels) if callable(alpha) else alpha
-    try:
-        number = math.nan if isinstance(value, str | bool) else float(value)
-    except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    if not (math.isfinite(number) and number >= 0.0):
+    number = real_number(value)
+    if not 0.0 <= number < math.inf:
         raise BadInput(
             f"alpha={alpha!r} is {value!r} nats; expected a finite number of at least 0, or AlphaPerKernel(c) with "
             f"c >= 0. It weighs a penalty: 0 is plain EM."

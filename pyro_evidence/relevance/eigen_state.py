@@ -1,6 +1,5 @@
 """One fitted relevance eigenvector machine: ridge mode, axes, hyperparameters, mode; what makes it meaningless."""
 
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -18,7 +17,7 @@ from pyro_evidence.relevance.axis_evidence import EigenAxes
 from pyro_evidence.relevance.axis_priors import AxisPrior, SearchStopped, SparseState, climbed
 from pyro_evidence.relevance.quadratic import Approximation, Quadratic, bare
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Penalised, Target
-from pyro_evidence.settings import check_result, stacklevel
+from pyro_evidence.settings import check_result, check_ridge, stacklevel
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
 WIDE = 2.0  # weights for each predictor, from which the rows' span is worth its QR decomposition
@@ -96,8 +95,7 @@ def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) ->
     :raises BadInput: for a ridge that is negative, infinite or nan.
     :raises ImproperPosterior: for ridge 0 where the likelihood has no maximum.
     """
-    if not 0.0 <= ridge < math.inf:
-        raise BadInput(f"ridge={ridge}; expected a precision of at least 0 and finite, such as 1e-2.")
+    check_ridge(ridge)
     alpha = torch.full_like(start[:num_weights], ridge)
     try:
         if isinstance(target, AutogradTarget):  # L-BFGS first, where the likelihood is not concave in the weights

@@ -36,7 +36,7 @@ from tests.models_for_tests.mppca_cases import QUIET, SHORT, fit, my_model, plan
         (torch.tensor([[1.0, math.inf, 0.0], [0.0, 1.0, 2.0]]), r"1 inf \(first at \[0, 1\]\)"),
         (torch.tensor([[1.0, 1e120, 0.0], [0.0, 1.0, 2.0]]), r"1e\+120.*Rescale: Y / Y.std\(\)"),
         (planes(8).half(), r"float16.*double\(\)"),
-        (planes(8).numpy(), r"a ndarray. Write run\(torch.as_tensor"),
+        (planes(8).numpy(), r"ndarray, no tensor. Write run\(torch.as_tensor"),
         (torch.zeros(3), r"shape \(3,\)"),
         (torch.zeros(0, 3), "N >= 1"),
         (torch.zeros(4, 3).long(), "int64"),
