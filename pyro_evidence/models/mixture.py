@@ -24,6 +24,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.models.basis import Basis, TensorValue, design_matrix
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value, start_of
+from pyro_evidence.models.wrappers import check_weights
 from pyro_evidence.numerics.batched import COPIED_ROWS
 from pyro_evidence.settings import check_count, check_function, check_tensors
 
@@ -138,7 +139,7 @@ def _component(num_components: int, like: Tensor) -> Tensor:
 
 def _weighted(components: Any, num_components: int, Y: Tensor | None, weight: Tensor) -> Tensor:
     """The data with their weights, components summed out: ``weight_n log p(y_n)`` each."""
-    _check_weight(weight, Y)
+    check_weights(weight, None if Y is None else len(Y))
     start = weight.new_full((num_components,), 1.0 / num_components)
     mixing = pyro.param("mixing", start, constraint=constraints.simplex)
     with without_validation():
@@ -150,22 +151,21 @@ def _weighted(components: Any, num_components: int, Y: Tensor | None, weight: Te
 def _weights(weight: Tensor | None, Y: Tensor) -> Tensor:
     if weight is None:
         return Y.new_ones(1).expand(len(Y))
-    _check_weight(weight, Y)
+    check_weights(weight, len(Y))
     return weight
-
-
-def _check_weight(weight: Tensor, Y: Tensor | None) -> None:
-    good = weight.dim() == 1 and bool((weight >= 0).all()) and bool(weight.isfinite().all()) and float(weight.sum()) > 0
-    if not good or (Y is not None and len(weight) != len(Y)):
-        raise BadInput(
-            f"weight has shape {tuple(weight.shape)} and sum {float(weight.sum()):g}; expected one finite number >= 0 "
-            f"for each datum, not all 0."
-        )
 
 
 class _Mixture(TensorValue):
     alpha: Precision
     noise: Noise
+
+    def settled_over(self, rows: Rows[Responses]) -> Any:
+        """The model that :meth:`settled` returns, by rows that come in chunks and may be shared out among processes."""
+        return self
+
+    def settled(self, *args: Any, **kwargs: Any) -> Any:
+        """This model with what it takes from all data held as numbers; as it is where it takes nothing from them."""
+        return self
 
     def with_components(self, num_components: int) -> Any:
         """This model with another number of components; None where a setting of its own belongs to each."""
@@ -268,14 +268,6 @@ class LinearMixture(_Mixture):
             z = _component(self.num_components, Phi)
             loc = (Vindex(w)[..., z, :, :] @ Phi.unsqueeze(-1)).squeeze(-1)
             return pyro.sample("y", noise(loc, z), obs=Y)
-
-    def settled_over(self, rows: Rows[Responses]) -> "LinearMixture":
-        """This model as it is: it takes nothing from its data."""
-        return self
-
-    def settled(self, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> "LinearMixture":
-        """This model as it is: it takes nothing from its data."""
-        return self
 
     def rows(self, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> Responses:
         """The data as they are observed, checked.

@@ -233,7 +233,17 @@ def weighted(model: Model, weight: Tensor) -> Weighted:
     >>> bool(torch.isclose(once.log_evidence, again.log_evidence))
     True
     """
-    good = isinstance(weight, Tensor) and weight.dim() == 1 and bool((weight.isfinite() & (weight >= 0.0)).all())
-    if not good or not float(weight.sum()) > 0.0:
-        raise BadInput(f"weight={weight!r}; expected a tensor (N,) of finite numbers of at least 0, not all 0.")
+    check_weights(weight)
     return Weighted(model, weight)
+
+
+def check_weights(weight: Any, num_data: int | None = None) -> None:
+    """Refuse what cannot say how often each datum counts.
+
+    :param num_data: None where that is not known yet.
+    :raises BadInput: with the weights.
+    """
+    good = isinstance(weight, Tensor) and weight.dim() == 1 and bool((weight.isfinite() & (weight >= 0.0)).all())
+    if not good or not float(weight.sum()) > 0.0 or num_data not in (None, len(weight)):
+        num = "N" if num_data is None else num_data
+        raise BadInput(f"weight={weight!r}; expected a tensor ({num},) of finite numbers of at least 0, not all 0.")

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.covariances import Covariance
 from pyro_evidence.prbf.densities import Network, column_variance
-from pyro_evidence.settings import Start, seeded
+from pyro_evidence.settings import Start, check_tensor, seeded
 
 AUTOMATIC = 1  # restarts of a network
 
@@ -261,10 +261,7 @@ class StartFrom:
 
     def _part(self, name: str, value: Tensor, training: Training, shape: tuple[int, ...]) -> Tensor:
         """One of the three, of the right shape at its end, finite, like the inputs."""
-        if not isinstance(value, Tensor):
-            raise BadInput(
-                f"StartFrom({name}=...) is a {type(value).__name__}; expected a tensor ending in shape {shape}."
-            )
+        check_tensor(f"StartFrom({name}=...)", value, f"shape {shape} at its end")
         if tuple(value.shape[-len(shape) :]) != shape:
             raise BadInput(f"StartFrom({name}=...) has shape {tuple(value.shape)}; expected {shape} at its end.")
         if not bool(value.isfinite().all()):

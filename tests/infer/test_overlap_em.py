@@ -287,7 +287,7 @@ def test_bad_data_are_refused(change: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        (lambda X: StartFrom(X[:5].tolist()), r"loc=.*is a list; expected a tensor ending in shape \(5, 3\)"),
+        (lambda X: StartFrom(X[:5].tolist()), r"loc=.*is a list; expected a tensor of shape \(5, 3\)"),
         (lambda X: StartFrom(blank(X)[:5]), r"loc=.*not finite"),
         (lambda X: StartFrom(X[:5], -torch.ones(5, 1)), r"covariance=.*not positive"),
         (lambda X: StartFrom(X[:5], torch.ones(5, 3)), r"covariance=.*\(5, 3\); expected \(5, 1\)"),

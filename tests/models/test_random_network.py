@@ -53,7 +53,7 @@ def test_draws_are_those_of_the_seed_in_the_dtype_of_the_inputs() -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(BadInput, match="sigma_in is -1"):
+    with pytest.raises(BadInput, match="sigma_in=-1"):
         PriorScales(-1.0, 1.0, 1.0)
     with pytest.raises(BadInput, match="num_units=0"):
         random_functions(X, 0, SCALES)

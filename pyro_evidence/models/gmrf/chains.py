@@ -68,12 +68,16 @@ def _walk(size: int | Tensor, order: int, cyclic: bool, device: torch.device) ->
     if cyclic:
         raise BadInput("RandomWalk(cyclic=True) at locations; expected their number: a circle has equal distances.")
     t = size.detach().double()
-    if t.dim() != 1 or not bool((t.diff() > 0).all()):
-        raise BadInput(
-            f"locations of shape {tuple(t.shape)} that do not increase everywhere; expected distinct numbers in "
-            f"ascending order: locations, place = torch.unique(x, return_inverse=True), and walk[place] in the model."
-        )
+    _check_increase(t)
     return _open_walk(t, order)
+
+
+def _check_increase(locations: Tensor) -> None:
+    if locations.dim() != 1 or len(locations) < 2 or not bool((locations.diff() > 0).all()):
+        raise BadInput(
+            f"locations of shape {tuple(locations.shape)} that do not increase; expected two or more in ascending "
+            f"order: locations, place = torch.unique(x, return_inverse=True), and field[place] in the model."
+        )
 
 
 @lru_cache(maxsize=32)
@@ -249,10 +253,7 @@ class OrnsteinUhlenbeck(GaussianField):
     in_order = True
 
     def __init__(self, scale: Any, range: Any, locations: Tensor, validate_args: bool | None = None) -> None:
-        if locations.dim() != 1 or len(locations) < 2 or not bool((locations.diff() > 0).all()):
-            raise BadInput(
-                f"locations of shape {tuple(locations.shape)}; expected two or more numbers in ascending order."
-            )
+        _check_increase(locations)
         self.scale, self.range = broadcast_all(scale, range)
         size, step = len(locations), locations.diff().to(self.scale) / self.range.unsqueeze(-1)
         log_variance = torch.cat([torch.zeros_like(step[..., :1]), (-torch.expm1(-2.0 * step)).log()], -1)
