@@ -15,9 +15,10 @@ from timing import seconds
 
 from pyro_evidence import Start
 from pyro_evidence.models.covariances import Covariance, Diagonal, Spherical
+from pyro_evidence.prbf.data import Training
 from pyro_evidence.prbf.densities import Network, Point, class_data, parts_of
 from pyro_evidence.prbf.fit import first, rounds
-from pyro_evidence.prbf.start import RandomPoints, Training
+from pyro_evidence.prbf.start import RandomPoints
 from pyro_evidence.prbf.updates import Update, climb_penalised, em, exact_m_step, prbf2001_update
 
 

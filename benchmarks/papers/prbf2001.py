@@ -25,9 +25,10 @@ from tqdm.auto import tqdm
 from pyro_evidence import Start, datasets
 from pyro_evidence.models.covariances import Spherical
 from pyro_evidence.prbf import Ascent, DataCovariance, KMeans, RandomPoints
+from pyro_evidence.prbf.data import Training
 from pyro_evidence.prbf.densities import Network, log_density, parts_of, stacked_data
 from pyro_evidence.prbf.fit import first, rounds
-from pyro_evidence.prbf.start import Initial, Training
+from pyro_evidence.prbf.start import Initial
 from pyro_evidence.prbf.updates import Update, exact_m_step, prbf2001_update
 
 FOLDS, STEPS = 5, 100

@@ -32,9 +32,9 @@ from tqdm.auto import tqdm
 from pyro_evidence import OverlapEM, Start, Stop
 from pyro_evidence.models.prbf import prbf
 from pyro_evidence.prbf import AlphaPerKernel, add_kernels, average_networks, choose_alpha, log_loss
+from pyro_evidence.prbf.data import Training
 from pyro_evidence.prbf.densities import Point, class_data
 from pyro_evidence.prbf.fit import first, rounds
-from pyro_evidence.prbf.start import Training
 from pyro_evidence.prbf.updates import prbf2001_update
 
 GRID = (0.03, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0, 15.0, 20.0, 50.0)

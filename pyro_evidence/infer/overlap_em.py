@@ -58,7 +58,7 @@ class OverlapEM(Resumable):
         or one's own function of a :class:`~pyro_evidence.prbf.densities.Point`.
     :param start: number of restarts, run as one batch of which the best by eq. 22 is kept, None: one; and their seed.
     :param initial: what a restart begins with: ``RandomPoints()``, ``KMeans()`` or ``StartFrom(loc)``, or one's own
-        function of a :class:`~pyro_evidence.prbf.start.Training` and ``start=``.
+        function of a :class:`~pyro_evidence.prbf.data.Training` and ``start=``.
     :param lost: what becomes of a kernel without data: ``keep_dead_kernels``, or one's own function of the
         point, the lost kernels ``(B, M)`` and the round.
     :param stop: tolerances, the most rounds, whether to raise and to show a progress bar.  The source's 100 rounds,

@@ -12,11 +12,11 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.models.prbf import PRBF, Labels, Shared
 from pyro_evidence.posterior.base import ClassProbabilities
-from pyro_evidence.prbf.data import DataTotals, Labelled, rows_in_memory
+from pyro_evidence.prbf.data import DataTotals, Labelled, Training, rows_in_memory
 from pyro_evidence.prbf.densities import Network, Point, column_variance, log_density, parts_of, stacked_data
 from pyro_evidence.prbf.fit import AlphaPerKernel, first, require_survivors, rounds
 from pyro_evidence.prbf.posterior import PRBFPosterior
-from pyro_evidence.prbf.start import StartFrom, Training
+from pyro_evidence.prbf.start import StartFrom
 from pyro_evidence.settings import check_count, check_function, real_number, seeded
 
 MULTIPLES = (0.0, 5.0, 10.0, 15.0, 20.0)  # of the penalty: none, and those of the source

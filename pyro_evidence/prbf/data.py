@@ -1,6 +1,7 @@
 """The network's data, in memory or in chunks, of this process and of others; and starts that see a sample."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.data.rows import PLACES, Rows, scattered
 from pyro_evidence.errors import BadInput
+from pyro_evidence.models.covariances import Covariance
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
-from pyro_evidence.prbf.densities import ROUNDED, varied
-from pyro_evidence.prbf.start import Training, Whole
+from pyro_evidence.prbf.densities import ROUNDED, Network, varied
 
 SAMPLE = 2**14  # data that a start sees where there are more, as many of each class
 
@@ -43,19 +44,6 @@ def rows_of_chunks(model: PRBF, chunks: Chunks, communicator: Communicator) -> R
     return Rows.of_chunks(
         model, chunks, lambda number, args: labelled(model, args), check=check, communicator=communicator
     )
-
-
-def training_of(model: PRBF, rows: Rows[Labelled], totals: "DataTotals") -> Training:
-    """Data for a start: all, or where they are many about as many of each class, chosen by their numbers."""
-    num_present = int((totals.per_class > 0).sum())
-    each = float(PLACES) * SAMPLE / (num_present * totals.per_class.clamp(min=1.0))  # no matter in absent classes
-    below = (torch.full_like(each, PLACES) if len(rows) <= SAMPLE else each.clamp(max=PLACES)).long()
-    X, y = rows.selected(lambda piece: piece, lambda numbers, columns: scattered(numbers) < below[columns[1] + 1])
-    allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
-    if len(rows) <= SAMPLE:
-        return Training(X, y, model.kernels, allowed)
-    known, covariance = totals.per_class[1:], totals.scatter.diagonal_scatter(totals.variance)
-    return Training(X, y, model.kernels, allowed, Whole(known / known.sum(), covariance))
 
 
 @dataclass(frozen=True)
@@ -93,6 +81,60 @@ class DataTotals:
         """Variance of each input; a constant input gets the mean of the others."""
         variance = self.scatter.diagonal()
         return varied(variance, variance + self.mean.square())
+
+
+@dataclass(frozen=True)
+class Training:
+    """Inputs, labels and the sizes of a network; of many data a sample of each class."""
+
+    X: Tensor  # (N, D)
+    labels: Tensor  # (N,) int64, -1 where unknown
+    kind: Covariance
+    allowed: Tensor  # (K, M) bool
+    whole: DataTotals | None = None  # totals over all data; None where these are all
+
+    @cached_property
+    def totals(self) -> DataTotals:
+        """Totals over all data."""
+        return self.whole or DataTotals.of(Rows.resident((self.X, self.labels), len(self.X)), len(self.allowed))
+
+    @property
+    def class_prior(self) -> Tensor:
+        """Shares of the labelled data, eq. 20, shape ``(K,)``."""
+        known = self.totals.per_class[1:]
+        return known / known.sum()
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """Covariance of all data, in the shape of the kind; a constant input counts as the mean of the others."""
+        matrix = self.totals.scatter.diagonal_scatter(self.totals.variance)
+        return self.kind.floored(self.kind.restricted(matrix), self.kind.floor * matrix.diagonal())
+
+    def network(self, loc: Tensor, covariance: Tensor) -> Network:
+        """Networks at some centres ``(R, M, D)``, with equal mixing."""
+        mixing, prior = (x.expand(len(loc), *x.shape).contiguous() for x in (self.mixing, self.class_prior))
+        return Network(mixing, loc, covariance.contiguous(), prior)
+
+    @property
+    def mixing(self) -> Tensor:
+        """Equal shares of the kernels that a class may use, shape ``(K, M)``."""
+        return self.allowed.to(self.X) / self.allowed.sum(-1, keepdim=True)
+
+    @property
+    def usable(self) -> Tensor:
+        """Whether a datum may belong to a kernel, shape ``(N, M)``."""
+        table = torch.cat([self.allowed, self.allowed.any(0, keepdim=True)])  # the last row is for unlabelled data
+        return table[self.labels]
+
+
+def training_of(model: PRBF, rows: Rows[Labelled], totals: DataTotals) -> Training:
+    """Data for a start: all, or where they are many about as many of each class, chosen by their numbers."""
+    num_present = int((totals.per_class > 0).sum())
+    each = float(PLACES) * SAMPLE / (num_present * totals.per_class.clamp(min=1.0))  # no matter in absent classes
+    below = (torch.full_like(each, PLACES) if len(rows) <= SAMPLE else each.clamp(max=PLACES)).long()
+    X, y = rows.selected(lambda piece: piece, lambda numbers, columns: scattered(numbers) < below[columns[1] + 1])
+    allowed = model.sharing.allowed(model.num_classes, model.num_kernels).to(X.device)
+    return Training(X, y, model.kernels, allowed, totals)
 
 
 def labelled(model: PRBF, args: tuple[Any, ...]) -> Labelled:

@@ -2,70 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.covariances import Covariance
+from pyro_evidence.prbf.data import Training
 from pyro_evidence.prbf.densities import Network, column_variance
 from pyro_evidence.settings import Start, check_tensor, seeded
 
 AUTOMATIC = 1  # restarts of a network
-
-
-class Whole(NamedTuple):
-    """Totals over all data where a start sees a sample of them."""
-
-    class_prior: Tensor  # (K,)
-    covariance: Tensor  # (D, D), a constant input with the variance of the others
-
-
-@dataclass(frozen=True)
-class Training:
-    """Inputs, labels and the sizes of a network; of many data a sample of each class."""
-
-    X: Tensor  # (N, D)
-    labels: Tensor  # (N,) int64, -1 where unknown
-    kind: Covariance
-    allowed: Tensor  # (K, M) bool
-    whole: Whole | None = None  # None where these are all data
-
-    @property
-    def class_prior(self) -> Tensor:
-        """Shares of the labelled data, eq. 20, shape ``(K,)``."""
-        if self.whole is not None:
-            return self.whole.class_prior
-        counts = torch.bincount(self.labels[self.labels >= 0], minlength=len(self.allowed)).to(self.X)
-        return counts / counts.sum()
-
-    @cached_property
-    def covariance(self) -> Tensor:
-        """Covariance of all data, in the shape of the kind; a constant input counts as the mean of the others."""
-        if self.whole is not None:
-            matrix = self.whole.covariance
-        else:
-            centred = self.X - self.X.mean(0)
-            matrix = (centred.mT @ centred / len(centred)).diagonal_scatter(column_variance(self.X))
-        return self.kind.floored(self.kind.restricted(matrix), self.kind.floor * matrix.diagonal())
-
-    def network(self, loc: Tensor, covariance: Tensor) -> Network:
-        """Networks at some centres ``(R, M, D)``, with equal mixing."""
-        mixing, prior = (x.expand(len(loc), *x.shape).contiguous() for x in (self.mixing, self.class_prior))
-        return Network(mixing, loc, covariance.contiguous(), prior)
-
-    @property
-    def mixing(self) -> Tensor:
-        """Equal shares of the kernels that a class may use, shape ``(K, M)``."""
-        return self.allowed.to(self.X) / self.allowed.sum(-1, keepdim=True)
-
-    @property
-    def usable(self) -> Tensor:
-        """Whether a datum may belong to a kernel, shape ``(N, M)``."""
-        table = torch.cat([self.allowed, self.allowed.any(0, keepdim=True)])  # the last row is for unlabelled data
-        return table[self.labels]
 
 
 # a network for each restart, as one batch: of the training data, as many as start= says, random numbers from its seed
