@@ -312,11 +312,7 @@ def _check(num_components: int, alpha: Precision, noise: Noise) -> None:
     num_components = check_count("num_components", num_components)
     check_function("noise", noise, "DiagonalNoise()")
     check_precision("beta", getattr(noise, "beta", 1.0), largest_dim=2)
-    check_precision("alpha", alpha, largest_dim=1)
-    if start_of(alpha).shape not in (Size(), Size([num_components])):
-        raise BadInput(
-            f"alpha has shape {tuple(start_of(alpha).shape)}; expected () or ({num_components},), one per component."
-        )
+    check_precision("alpha", alpha, 1, Size([num_components]), "one per component")
 
 
 def gaussian_mixture(

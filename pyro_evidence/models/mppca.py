@@ -77,10 +77,7 @@ def _noise(beta: Precision, shape: Size, variance: Tensor, meaning: str) -> Tens
 
     :raises BadInput: when it is none, or does not fit the model.
     """
-    check_precision("beta", beta, largest_dim=len(shape))
-    own = torch.as_tensor(getattr(beta, "start", beta)).shape
-    if own not in (Size(), shape):
-        raise BadInput(f"beta has shape {tuple(own)}; expected () or {tuple(shape)}, {meaning}.")
+    check_precision("beta", beta, len(shape), shape, meaning)
     if beta is not LEARNED:
         return precision_value("beta", beta, shape, variance)
     start = torch.where(variance > 0, variance, 1.0).reciprocal().expand(shape)

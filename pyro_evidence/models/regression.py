@@ -82,14 +82,10 @@ def weight_prior(basis: Basis, alpha: Precision, alpha_bias: Precision | None, g
                 f"groups has shape {tuple(groups.shape)} and dtype {groups.dtype}; expected whole numbers, one "
                 f"per weight, shape (M,)."
             )
-        used, own = groups.unique(), start_of(alpha).shape
+        used = groups.unique()
         if not torch.equal(used, torch.arange(len(used), dtype=used.dtype, device=used.device)) or len(used) == 0:
             raise BadInput(f"groups uses the numbers {used.tolist()}; expected all of 0, 1, ..., G - 1.")
-        if own not in (Size(), Size([len(used)])):
-            raise BadInput(
-                f"alpha has shape {tuple(own)}, but groups names {len(used)} groups; expected a number for each, or "
-                f"one for all."
-            )
+        check_precision("alpha", alpha, 1, Size([len(used)]), "one per group")
     if alpha_bias is not None:
         check_precision("alpha_bias", alpha_bias)
     if not has_bias(basis):
@@ -99,13 +95,18 @@ def weight_prior(basis: Basis, alpha: Precision, alpha_bias: Precision | None, g
     return WeightPrior(alpha, alpha_bias, groups)
 
 
-def check_precision(name: str, setting: Precision, largest_dim: int = 0) -> None:
+def check_precision(
+    name: str, setting: Precision, largest_dim: int = 0, shape: Size | None = None, meaning: str = ""
+) -> None:
     """Refuse what cannot be a precision or the start of one.
 
-    :raises BadInput: unless all values are finite and greater than 0, in a tensor of at most ``largest_dim``
-        dimensions.
+    :param shape: of several; None for any of at most ``largest_dim`` dimensions.
+    :param meaning: of their number, in words.
+    :raises BadInput: unless all values are finite and greater than 0, in a tensor of such a shape.
     """
     value = start_of(setting)
+    if shape is not None and value.shape not in (Size(), shape):
+        raise BadInput(f"{name} has shape {tuple(value.shape)}; expected () or {tuple(shape)}, {meaning}.")
     if value.dim() > largest_dim:
         expected = "one number" if largest_dim == 0 else "one number, or one per weight or group"
         raise BadInput(f"{name} has shape {tuple(value.shape)}; expected {expected}.")
