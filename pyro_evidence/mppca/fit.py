@@ -294,12 +294,13 @@ def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) 
     :raises BadInput: where they are not.
     """
     Y = args[0] if len(args) == 1 and not kwargs else kwargs.get("Y") if not args and len(kwargs) == 1 else None
+    if isinstance(Y, Tensor):
+        require_dense("Y", Y)
     if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.dtype not in (torch.float32, torch.float64) or not Y.numel():
         raise BadInput(
             f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, m >= 1, float32 or float64; got "
             f"{describe(args, kwargs)}. Write run(torch.as_tensor(Y).double())."
         )
-    require_dense("Y", Y)
     if has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory
         bad = Y.isinf() if gappy else ~Y.isfinite()
         if bool(bad.any()):
