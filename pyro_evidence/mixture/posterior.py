@@ -36,31 +36,25 @@ NOTABLE_GAIN = 10.0  # nats beyond half the added parameters times log N
 
 
 @dataclass(frozen=True)
-class CorrelationGain:
-    """A rise of the log likelihood, and what it costs.
+class NoiseGain:
+    """A rise of the log likelihood by other noise.
 
     :ivar nats: that is gained at the responsibilities as they are; the whole rise is larger.
-    :ivar num_parameters: that are added.
-    :ivar num_data: from which they are estimated.
+    :ivar chance: nats that may be gained by chance.
+    :ivar advice: a sentence with the remedy.
     """
 
     nats: float
-    num_parameters: int
-    num_data: int
+    chance: float
+    advice: str
 
     @property
     def notes(self) -> list[str]:
-        """A sentence with the remedy where the gain is far beyond what as many parameters gain by chance."""
-        if self.nats - 0.5 * self.num_parameters * math.log(self.num_data) <= NOTABLE_GAIN:
-            return []
-        return [
-            f"correlated noise would gain at least {self.nats:.0f} nats by {self.num_parameters} more parameters "
-            f"(chance alone gives {0.5 * self.num_parameters:.0f}): fit the model with noise=FullNoise() and compare "
-            f"the log evidences."
-        ]
+        """The advice where the gain is beyond chance."""
+        return [self.advice] if self.nats > self.chance else []
 
 
-def correlation_gain(structure: MixtureStructure, mixture: Mixture, resp: Tensor) -> CorrelationGain | None:
+def correlation_gain(structure: MixtureStructure, mixture: Mixture, resp: Tensor) -> NoiseGain | None:
     r"""Gain of one round of EM by correlated noise; None where noise is correlated, or values are missing.
 
     .. math:: -\tfrac12 \sum_k N_k \log |R_k|
@@ -76,7 +70,12 @@ def correlation_gain(structure: MixtureStructure, mixture: Mixture, resp: Tensor
     means = [w[:, 0] if G is None else G @ w.mT for w in mixture.w[0, active]]
     weights = resp.mT[active] * structure.weight
     nats = sum(gain(Y - mean, weight) for mean, weight in zip(means, weights, strict=True))
-    return CorrelationGain(nats, len(means) * Y.shape[1] * (Y.shape[1] - 1) // 2, len(Y))
+    num = len(means) * Y.shape[1] * (Y.shape[1] - 1) // 2
+    advice = (
+        f"correlated noise would gain at least {nats:.0f} nats by {num} more parameters (chance alone gives "
+        f"{0.5 * num:.0f}): fit the model with noise=FullNoise() and compare the log evidences."
+    )
+    return NoiseGain(nats, NOTABLE_GAIN + 0.5 * num * math.log(len(Y)), advice)
 
 
 def gain(residuals: Tensor, weight: Tensor) -> float:
@@ -334,7 +333,7 @@ class MixturePosterior(ComponentPosterior):
         return self._joint.has_data
 
     @property
-    def correlation_gain(self) -> CorrelationGain | None:
+    def correlation_gain(self) -> NoiseGain | None:
         """Gain that correlated noise would bring; None where it is correlated, or data were not kept or have gaps."""
         if not self._joint.has_data:
             return None

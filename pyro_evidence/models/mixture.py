@@ -7,7 +7,6 @@ Husmeier (2000), eqs. 1.1 to 1.3 and 2.1.  Every model here is an ordinary Pyro 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pyro
@@ -126,8 +125,10 @@ class FullNoise(TensorValue):
 
 def _in_units(beta: Precision, shape: Size, scale: Tensor) -> Tensor:
     """A precision per output whose start is 1 in the model's units."""
-    begin = partial(scale.pow(-2).expand, shape) if beta is LEARNED else None
-    return precision_value("beta", beta, shape, scale, begin=begin)
+    if beta is LEARNED:  # data of other columns have a better word for it later
+        start = scale.pow(-2).expand(shape)
+        return torch.as_tensor(pyro.param("beta", start.clone(), constraint=constraints.positive))
+    return precision_value("beta", beta, shape, scale)
 
 
 def _component(num_components: int, like: Tensor) -> Tensor:

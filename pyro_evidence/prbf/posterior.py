@@ -16,12 +16,13 @@ from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array, Double
 from pyro_evidence.fitting.process_state import entry_point
+from pyro_evidence.mixture.posterior import NoiseGain
 from pyro_evidence.models.prbf import PRBF, Labels, check_network_inputs, class_labels
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import ClassProbabilities
 from pyro_evidence.prbf.densities import Network, log_density, parts_of
-from pyro_evidence.prbf.updates import CovarianceGain, covariance_gain
+from pyro_evidence.prbf.updates import covariance_gain
 
 THICK = 0.1  # nats of overlap at which a kernel's line is thickest
 
@@ -238,7 +239,7 @@ class PRBFPosterior(ClassProbabilities, archive.Saved):
         return posterior
 
     @property
-    def covariance_gain(self) -> CovarianceGain | None:
+    def covariance_gain(self) -> NoiseGain | None:
         """Gain by full covariances, by rows held out; None where they are full, or for a loaded network."""
         if self.training is None or self.model.kernels.event_dim == 2 or self.loc.shape[-1] == 1:
             return None

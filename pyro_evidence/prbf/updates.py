@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from pyro_evidence.mixture.posterior import NOTABLE_GAIN
+from pyro_evidence.mixture.posterior import NOTABLE_GAIN, NoiseGain
 from pyro_evidence.models.covariances import SLOWEST, Covariance, Full, mahalanobis
 from pyro_evidence.numerics.batched import Batched, along
 from pyro_evidence.numerics.line_search import Backtracking, Line, any_rise
@@ -303,29 +303,7 @@ FOLDS = 3  # the fewest in which a covariance is estimated from most of the data
 ERRORS = 3.0  # standard errors that it must exceed as well
 
 
-@dataclass(frozen=True)
-class CovarianceGain:
-    """Log density of rows by full covariances less that by the network's own, each estimated without these rows.
-
-    :ivar nats: over all rows, at the responsibilities as they are; the whole gain is larger.
-    :ivar error: its standard error, nats.
-    """
-
-    nats: float
-    error: float
-
-    @property
-    def notes(self) -> list[str]:
-        """A sentence with the remedy where the gain is beyond chance."""
-        if self.nats <= max(NOTABLE_GAIN, ERRORS * self.error):
-            return []
-        return [
-            f"by rows held out, kernels with full covariances would be about {self.nats:.0f} nats likelier (standard "
-            f"error {self.error:.0f}): fit prbf(..., kernels=Full()) and compare errors on rows of your own."
-        ]
-
-
-def covariance_gain(X: Tensor, resp: Tensor, kind: Covariance) -> CovarianceGain:
+def covariance_gain(X: Tensor, resp: Tensor, kind: Covariance) -> NoiseGain:
     r"""Log likelihood of every row under covariances estimated from the other folds, full less restricted.
 
     .. math:: \sum_{nj} r_{nj} \bigl[\log N(x_n | m_j, S_j) - \log N(x_n | m_j, S'_j)\bigr]
@@ -349,4 +327,9 @@ def covariance_gain(X: Tensor, resp: Tensor, kind: Covariance) -> CovarianceGain
                 own = kind.matrix(kind.floored(kind.restricted(S), unit), X.shape[-1])
                 full, restricted = (MultivariateNormal(0.0 * X[0], A) for A in (Full().floored(S, unit), own))
                 gains[held] += weight[held] * (full.log_prob(centred[held]) - restricted.log_prob(centred[held]))
-    return CovarianceGain(float(gains.sum()), float(gains.std(correction=0)) * len(X) ** 0.5)
+    nats, error = float(gains.sum()), float(gains.std(correction=0)) * len(X) ** 0.5
+    advice = (
+        f"by rows held out, kernels with full covariances would be about {nats:.0f} nats likelier (standard error "
+        f"{error:.0f}): fit prbf(..., kernels=Full()) and compare errors on rows of your own."
+    )
+    return NoiseGain(nats, max(NOTABLE_GAIN, ERRORS * error), advice)

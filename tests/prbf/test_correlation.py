@@ -40,7 +40,9 @@ def test_the_gain_by_hand(kind: Covariance) -> None:
             each[n] += resp[n, j] * (both[0] - both[1])
     found = covariance_gain(X, resp, kind)
     assert found.nats == pytest.approx(float(each.sum()), rel=1e-9)
-    assert found.error == pytest.approx(float(each.std(correction=0)) * 60**0.5, rel=1e-9)
+    error = float(each.std(correction=0)) * 60**0.5
+    assert found.chance == pytest.approx(max(10.0, 3.0 * error), rel=1e-9)
+    assert f"(standard error {error:.0f})" in found.advice
 
 
 def test_correlated_classes_are_told_of_full_kernels(capsys: pytest.CaptureFixture[str]) -> None:
