@@ -430,6 +430,11 @@ class Chosen(Generic[Mixtures]):
     reasons: tuple[str, ...]
     limit: str = ""
 
+    def history(self, jacobian: Any) -> tuple[Any, ...]:
+        """Status, log evidences of the rounds and of the restarts, in the model's units, and reasons of failures."""
+        objectives = tuple(v - float(jacobian) for v in self.fit.objectives)
+        return self.fit.status.value, objectives, self.heights - jacobian, self.reasons
+
 
 EMSettings = Any  # an engine for EM, of which start, initial, update, curvature, deletion and stop are read
 

@@ -450,10 +450,7 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
         state, mixture = mode.laplace_state(structure, self.units, self.data, replace(at_mode, loc=at_mode.loc.clone()))
         found = MixturePosterior(
             state,
-            fit.status.value,
-            tuple(v - float(self.jacobian) for v in fit.objectives),
-            chosen.heights - self.jacobian,
-            chosen.reasons,
+            *chosen.history(self.jacobian),
             recognised=structure,
             mixture=mixture,
             num_clipped=int(fit.state.expected.well_determined.num_clipped.max()),

@@ -345,15 +345,12 @@ class MPPCAFit(ComponentFit[MPPCARestarts]):
 
     def posterior(self, chosen: Chosen[MPPCARestarts]) -> MPPCAPosterior:
         """The chosen restart at its mode, in the model's units."""
-        fit, batch = chosen.fit, chosen.fit.state
+        batch = chosen.fit.state
         structure = enlarged(self.structure, batch.parameters.W.shape[1])
         state, analysers, refusal = laplace_state(structure, self.units, batch.data, batch.it)
         return MPPCAPosterior(
             state,
-            fit.status.value,
-            tuple(v - self.jacobian for v in fit.objectives),
-            chosen.heights - self.jacobian,
-            chosen.reasons,
+            *chosen.history(self.jacobian),
             recognised=structure,
             analysers=analysers,
             refusal=refusal,
