@@ -41,11 +41,6 @@ class FeatureLayout:
         return bool((self.square >= 0).all())
 
     @cached_property
-    def is_plain(self) -> bool:
-        """Whether the only basis function is 1 and nothing is missing."""
-        return self.gram.shape[-1] == 1 and not bool(self.gram.any())
-
-    @cached_property
     def num_diagonal(self) -> int:
         """Number of columns that a diagonal noise needs; they come first."""
         return int(self.square[-1, -1]) + 1
@@ -57,8 +52,6 @@ class FeatureLayout:
 
     def gram_of(self, sums: Tensor) -> Tensor:
         """From sums of features ``(..., P)`` those of ``g_b g_c``, shape ``(..., m, B, B)``."""
-        if self.is_plain:
-            return sums[..., :1, None, None].expand(*sums.shape[:-1], len(self.present), 1, 1)
         return sums[..., self.gram]
 
     def cross_of(self, sums: Tensor) -> Tensor:
@@ -76,8 +69,6 @@ class FeatureLayout:
 
     def presence_of(self, sums: Tensor) -> Tensor:
         """Sums over the data in which an output was observed, shape ``(..., m)``."""
-        if self.is_plain:
-            return sums[..., :1].expand(*sums.shape[:-1], len(self.present))
         return sums[..., self.present]
 
 

@@ -58,9 +58,6 @@ def natural_parameters(mixture: Mixture, layout: Layout) -> Tensor:
         weighted, num = noise.unsqueeze(-1) * w, layout.num_diagonal
         log_norm = 0.5 * (noise / math.tau).log()
     square = -0.5 * noise
-    if layout.is_plain and not full:
-        constant = (log_norm - 0.5 * (w * weighted).squeeze(-1)).sum(-1) + mixture.log_mixing
-        return torch.cat([constant.unsqueeze(-1), weighted.squeeze(-1), square], -1)
     gram = -0.5 * w.unsqueeze(-1) * weighted.unsqueeze(-2)
     place = layout.square if full else layout.square.diagonal()
     parts = [(layout.present, log_norm), (layout.gram, gram), (layout.cross, weighted), (place, square)]

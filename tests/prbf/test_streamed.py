@@ -73,7 +73,7 @@ def test_a_start_sees_a_sample_of_many_rows_in_either_way(monkeypatch: pytest.Mo
     assert 60 < len(first.X) < 140 and torch.equal(first.X, second.X) and torch.equal(first.labels, second.labels)
     known = torch.bincount(labels[labels >= 0]).double()
     assert_close(first.class_prior, known / known.sum())
-    assert_close(first.whole.covariance, torch.cov(X.mT, correction=0))
+    assert_close(first.totals.scatter, torch.cov(X.mT, correction=0))
 
 
 def test_to_convergence_without_rows_that_are_kept() -> None:
