@@ -212,7 +212,8 @@ def reactivated(laplace: LaplaceState, flat: Tensor, most: int, least: float) ->
     for t in gone if len(gone) <= most else ():
         member = groups.member == t
         back = replace(problem, active=problem.active | member)
-        unit = torch.zeros_like(laplace.theta).index_fill(0, torch.tensor(t), 1.0 / float(groups.power[t]))
+        unit = torch.zeros_like(laplace.theta)
+        unit[t] = 1.0 / float(groups.power[t])
         with suppress(ArithmeticError):
             away, felt = _of_the_data(laplace, back, member, unit)
             places = laplace.theta + (away - torch.tensor(SHARES).to(unit)).unsqueeze(-1) * unit

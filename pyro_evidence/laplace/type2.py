@@ -334,7 +334,8 @@ def _off_plateaus(state: TypeII) -> TypeII:
     moves = torch.tensor(PLATEAU, dtype=torch.float64).to(laplace.theta)
     for t in flat.nonzero().flatten().tolist():
         for move in moves[predicted_gain(laplace, t, moves, 0.5 * WORTH)]:
-            unit = torch.zeros_like(laplace.theta).index_fill(0, torch.tensor([t]).to(flat.device), 1.0)
+            unit = torch.zeros_like(laplace.theta)
+            unit[t] = 1.0
             places.append((laplace.problem, laplace.theta + move * unit))
     if can_compare(laplace.problem) and len(places) > 1:  # of a batch the highest, and those where it found no mode
         theta, active = torch.stack([t for _, t in places]), torch.stack([p.active for p, _ in places])

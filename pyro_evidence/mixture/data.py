@@ -65,7 +65,7 @@ class FeatureLayout:
 
     def products_of(self, sums: Tensor) -> Tensor:
         """Sums of ``y_i y_j``, shape ``(..., m, m)``."""
-        return sums.index_select(-1, self.square.flatten()).unflatten(-1, self.square.shape)
+        return sums.index_select(-1, self.square.flatten().to(sums.device)).unflatten(-1, self.square.shape)
 
     def presence_of(self, sums: Tensor) -> Tensor:
         """Sums over the data in which an output was observed, shape ``(..., m)``."""

@@ -63,7 +63,7 @@ def natural_parameters(mixture: Mixture, layout: Layout) -> Tensor:
     parts = [(layout.present, log_norm), (layout.gram, gram), (layout.cross, weighted), (place, square)]
     index = torch.cat([index.flatten() for index, _ in parts])
     coefficients = w.new_zeros(*w.shape[:2], num)
-    coefficients.index_add_(-1, index, torch.cat([value.flatten(2) for _, value in parts], -1))
+    coefficients.index_add_(-1, index.to(w.device), torch.cat([value.flatten(2) for _, value in parts], -1))
     coefficients[..., 0] += mixture.log_mixing
     return coefficients
 

@@ -207,7 +207,7 @@ def laplace_state(
     gradient = structure.flat(slopes)
     evidence = laplace(log_joint, precision.log_det[0], len(u))
     density = Structure(None, None, None, AutogradDensity(joint, None))
-    problem = Problem(joint, density, exact_hessian, torch.ones(len(u), dtype=torch.bool))
+    problem = Problem(joint, density, exact_hessian, torch.ones_like(u, dtype=torch.bool))
     decrement = float(gradient @ precision.solve(gradient.unsqueeze(0))[0])
     parts = (log_joint, precision, decrement, evidence, torch.zeros_like(evidence))
     return LaplaceState(problem, joint.initial_theta, u, *parts), mixture

@@ -88,7 +88,7 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     if not event:
         loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
     loc, scale = _laid_out(loc, position, 1), _laid_out(scale, position, 1 + full)
-    weight = torch.as_tensor(node["scale"]).to(value.dtype).expand(len(value))
+    weight = torch.as_tensor(node["scale"]).to(value).expand(len(value))
     if joint.discrete and bool((weight != 1).any()):
         raise NotRecognised(
             "poutine.scale around an enumerated site is not a weight of the data; write it as MixtureSameFamily"

@@ -162,7 +162,7 @@ def _around_mode(places: LaplaceNodes, marginal: Marginal | None) -> NormalMixtu
     """A normal and a t distribution, in the coordinates in which Laplace's Gaussian of what is shared is standard."""
     size = places.u.shape[-1] if marginal is None else len(marginal.partition.shared)
     kinds = torch.tensor([1.0 - HEAVY, HEAVY], dtype=torch.float64, device=places.u.device)
-    one, every = Diagonal(torch.ones(1, size).to(kinds)), torch.ones(size, dtype=torch.bool)
+    one, every = Diagonal(torch.ones(1, size).to(kinds)), torch.ones(size).to(kinds).bool()
     return NormalMixture(kinds.log(), kinds.new_zeros(KINDS, size), (one, one), every, (False, True))
 
 

@@ -353,7 +353,7 @@ def settled(
         done = left[taken]
         if len(done):
             table = now.log_ratio[taken]
-            found[done] = Interpolated(rules.gauss_hermite(num), table[0]).mass_errors(table) <= BETWEEN
+            found[done] = Interpolated(rules.gauss_hermite(num, table.device), table[0]).mass_errors(table) <= BETWEEN
             log_evidence[done], num_nodes[done] = now.log_evidence[taken], num
         on = finite & ~late if num_dims == 1 else finite & ~good
         left, before = left[on], now[on]
@@ -460,7 +460,7 @@ def by_product(found: OuterMode, where: Standardisation, num: int, searched: Ten
 def _product(
     found: OuterMode, where: Standardisation, num: int, modes: Callable[[Tensor], Tensor] | None = None
 ) -> Integral:
-    rule = rules.product(rules.gauss_hermite(num), where.num_dims)
+    rule = rules.product(rules.gauss_hermite(num, where.centre.device), where.num_dims)
     nodes, log_mass = _at(found, where, rule.nodes, log_volume_of(rule), modes, searches=_searches(rule))
     return _of_product(found, where, num, nodes, _filled(rule, log_mass - rule.log_weights))
 
@@ -469,7 +469,7 @@ def _of_product(
     found: OuterMode, where: Standardisation, num: int, nodes: ConditionalModes, log_ratio: Tensor
 ) -> Integral:
     """The integral of a log density over standard normal, nats, at so many nodes on each axis, ``(K,)``."""
-    axis, d = rules.gauss_hermite(num), where.num_dims
+    axis, d = rules.gauss_hermite(num, log_ratio.device), where.num_dims
     rule = rules.product(axis, d)
     log_evidence = rule.log_mean(log_ratio)
     density = Interpolated(axis, (log_ratio - log_evidence).reshape([num] * d))
@@ -532,7 +532,7 @@ class Searched:
 
     def integral(self, found: OuterMode, where: Standardisation, num: int) -> Integral:
         """By a product of nodes that follow from these; its error is not known."""
-        rule = rules.product(rules.gauss_hermite(num), where.num_dims)
+        rule = rules.product(rules.gauss_hermite(num, where.centre.device), where.num_dims)
         log_density = self.log_ratio - where.log_slope(self.z) - 0.5 * (self.z.square() + math.log(math.tau)).sum(-1)
         nodes = ConditionalModes(found.theta(where.forward(self.z)), self.u, Separate(self.precisions), log_density)
         whole = _of_product(found, where, num, nodes, self.curve(rule.nodes).squeeze(-1))
@@ -575,14 +575,14 @@ def _by_kriging(found: OuterMode, where: Standardisation, tolerance: float) -> I
     itself between the nodes that are searched: Bayesian quadrature (O'Hagan, 1991).  The next are those that take off
     most of that error, none of them near another.
     """
-    first = rules.product(rules.gauss_hermite(NODES[0]), where.num_dims)
+    first = rules.product(rules.gauss_hermite(NODES[0], where.centre.device), where.num_dims)
     off_axes = (first.nodes.abs() > first.nodes.abs().amin()).sum(-1) > 1
     surrounding = first.nodes[off_axes & (first.log_weights > FIRST)]
     searched = _searched(found, where, surrounding, _along_axes(found, where))
     while searched is not None:
         curve, before = searched.curve, None
         for num in (num for num in NODES if num**where.num_dims <= MOST_FOLLOWED):
-            rule = rules.product(rules.gauss_hermite(num), where.num_dims)
+            rule = rules.product(rules.gauss_hermite(num, where.centre.device), where.num_dims)
             log_mass, phi = rule.log_weights + curve(rule.nodes).squeeze(-1), where.forward(rule.nodes)
             log_evidence, (mean, sd) = log_mass.logsumexp(0), weighted_moments(phi, log_mass.log_softmax(0))
             moved = math.inf if before is None else float((log_evidence - before[0]).abs())
@@ -636,7 +636,7 @@ def _at(
 
 def by_design(found: OuterMode, where: Standardisation) -> Integral:
     """A central composite design; its error is what its centre and axes alone would say otherwise."""
-    rule = rules.central_composite(where.num_dims)
+    rule = rules.central_composite(where.num_dims, where.centre.device)
     nodes, log_mass = _at(found, where, rule.nodes, log_volume_of(rule), searches=_searches(rule))
     log_evidence = log_mass.logsumexp(0)
     log_ratio = log_mass - rule.log_weights

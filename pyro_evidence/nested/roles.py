@@ -221,7 +221,7 @@ def multiplying(joint: LogJoint, candidates: Sequence[Coordinate], theta: Tensor
         return found
     nodes = joint.trace(u[0], theta).nodes
     for part in real:
-        if _is_symmetric(part, nodes[part.name]["fn"]):
+        if _is_symmetric(part, nodes[part.name]["fn"], theta):
             at_zero[:, joint.latents.slices[part.name]] = 0.0
     slope = _slopes(joint, at_zero, theta, _every_state).abs()
     moving = (slope > EXACT * slope.max()).any(0)
@@ -269,9 +269,9 @@ def _scaling(joint: LogJoint, site: Coordinate, u: Tensor, slope: Tensor) -> Ten
     return (move.reshape(len(u), -1) * slope[:, block]).sum(-1)
 
 
-def _is_symmetric(site: Coordinate, fn: Any) -> bool:
+def _is_symmetric(site: Coordinate, fn: Any, like: Tensor) -> bool:
     """Whether a prior has one density at ``x`` and ``-x``, both in its support."""
-    free = generic_directions(2, site.size, torch.ones((), dtype=torch.float64))
+    free = generic_directions(2, site.size, like)
     x = site.transform(free.reshape(2, *site.unconstrained_shape))
     if not bool(fn.support.check(-x).all()):
         return False

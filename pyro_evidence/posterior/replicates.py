@@ -84,7 +84,7 @@ def replicate_integrals(
     where = gaussian.skewed(profile)
 
     def product(rows: Tensor, num: int) -> NodeProducts:
-        rule, here = rules.product(rules.gauss_hermite(num), d), where.rows(rows)
+        rule, here = rules.product(rules.gauss_hermite(num, rows.device), d), where.rows(rows)
         phi = here.forward(rule.nodes)
         log_mass = log_density(rows, phi) + here.log_slope(rule.nodes) + log_volume_of(rule)
         log_evidence, weights = log_mass.logsumexp(-1), log_mass.softmax(-1).unsqueeze(-1)

@@ -490,7 +490,9 @@ def over(
             fit_each(set(range(len(some))) - known.keys() - told)
         return torch.tensor(heights[first:], dtype=torch.float64)
 
-    evaluate = batch or by_fits
+    def evaluate(some: Structures) -> Tensor:
+        return (batch or by_fits)(some).cpu()
+
     num = math.prod(structures.sizes) if isinstance(structures, IndependentChoices) else len(structures)
     most = start.structures or (num if num <= MOST else SEARCHED if batch else SEARCHED_APART)
     if isinstance(structures, IndependentChoices) and num > most:

@@ -84,7 +84,7 @@ class IndependentChoices:
             name: self.supports[name][part].reshape(-1, *shape)
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
-        log_prior = torch.stack([self.log_probs[name](value).double() for name, value in values.items()]).sum(0)
+        log_prior = torch.stack([self.log_probs[name](value).double() for name, value in values.items()]).sum(0).cpu()
         return Structures(values, {n: torch.ones(len(choice), dtype=torch.bool) for n in values}, log_prior)
 
     def with_elements(self, elements: Tensor) -> Values:

@@ -232,7 +232,7 @@ class LogJoint:
         self.device: torch.device = like.device
         origin = {n: t(like.new_zeros(unconstrained_shape(t, shape))) for n, (t, shape) in outer.items()}
         origin |= {n: continuous[n]["value"].detach() for n in outer if n in self.values}
-        flat = self.hypers.flat({n: d.value for n, d in free.items()} | origin)
+        flat = self.hypers.flat({n: d.value.to(self.device) for n, d in free.items()} | origin)
         self.initial_theta: Tensor = flat.detach().to(self.device, torch.float64)
 
     def _check_density(self, continuous: Mapping[str, Node], has_covariances: bool) -> None:

@@ -54,9 +54,9 @@ def map_of(params: Tensor) -> AxisMap:
     return AxisMap(loc, log_scale.exp(), skew, log_tail.exp())
 
 
-def identity(num_dims: int) -> AxisMap:
+def identity(num_dims: int, device: torch.device | None = None) -> AxisMap:
     """The map that changes nothing."""
-    return map_of(torch.zeros(num_dims, NUM_PARAMS, dtype=torch.float64))
+    return map_of(torch.zeros(num_dims, NUM_PARAMS, dtype=torch.float64, device=device))
 
 
 def fitted(t: Tensor, log_density: Tensor) -> AxisMap:
@@ -186,4 +186,4 @@ class Standardisation:
 def chart(centre: Tensor, precision: Tensor) -> Standardisation:
     """Straight axes along the eigenvectors of a precision ``(..., d, d)``, the widest first."""
     values, vectors = torch.linalg.eigh(precision)
-    return Standardisation(centre, vectors * values.rsqrt().unsqueeze(-2), identity(centre.shape[-1]))
+    return Standardisation(centre, vectors * values.rsqrt().unsqueeze(-2), identity(centre.shape[-1], centre.device))

@@ -43,7 +43,7 @@ def growing(first: int, last: int, ratio: float) -> tuple[int, ...]:
     return tuple(found)
 
 
-def gauss_hermite(num: int) -> Rule:
+def gauss_hermite(num: int, device: torch.device | None = None) -> Rule:
     """Gauss's rule of ``num`` nodes on one axis, exact for polynomials of degree ``2 num - 1``.
 
     The nodes are the eigenvalues of the Jacobi matrix of the Hermite polynomials (Golub and Welsch, 1969); a weight is
@@ -54,7 +54,7 @@ def gauss_hermite(num: int) -> Rule:
     >>> float((rule.log_weights.exp() * rule.nodes[:, 0] ** 4).sum().round(decimals=12))
     3.0
     """
-    beside = torch.arange(1.0, num, dtype=torch.float64).sqrt()
+    beside = torch.arange(1.0, num, dtype=torch.float64, device=device).sqrt()
     nodes = torch.linalg.eigvalsh(torch.diag(beside, 1) + torch.diag(beside, -1))
     nodes = 0.5 * (nodes - nodes.flip(0))  # exactly symmetric
     before, here = torch.zeros_like(nodes), (-0.25 * nodes.square()).exp()
@@ -67,8 +67,8 @@ def gauss_hermite(num: int) -> Rule:
 
 def nodes_and_weights(num: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes ``(Q,)`` and weights of :func:`gauss_hermite`, on the device of ``like``."""
-    rule = gauss_hermite(num)
-    return rule.nodes[:, 0].to(like.device), rule.log_weights.exp().to(like.device)
+    rule = gauss_hermite(num, like.device)
+    return rule.nodes[:, 0], rule.log_weights.exp()
 
 
 def quasi_normal(num: int, num_dims: int, seed: int = 0) -> Tensor:
@@ -89,7 +89,7 @@ def product(rule: Rule, num_dims: int) -> Rule:
     return Rule(nodes, torch.cartesian_prod(*[log_weights] * num_dims).reshape(-1, num_dims).sum(-1))
 
 
-def central_composite(num_dims: int) -> Rule:
+def central_composite(num_dims: int, device: torch.device | None = None) -> Rule:
     """A centre, two points on each axis and a fraction of the corners: exact for polynomials of degree four.
 
     All points but the centre lie at radius ``sqrt(d + 2)``.  With all corners this is Stroud's (1971) formula of degree
@@ -97,8 +97,8 @@ def central_composite(num_dims: int) -> Rule:
 
     :param num_dims: 1 to 8.
     """
-    directions, share = _sphere(factorial_corners(num_dims))
-    centre, d = torch.zeros(1, num_dims, dtype=torch.float64), num_dims
+    directions, share = _sphere(factorial_corners(num_dims).to(device))
+    centre, d = directions.new_zeros(1, num_dims), num_dims
     mass = torch.cat([share.new_full((1,), 2.0 / (d + 2.0)), d / (d + 2.0) * share])
     return Rule(torch.cat([centre, (d + 2.0) ** 0.5 * directions]), mass.log())
 
@@ -122,10 +122,8 @@ def factorial_corners(num_dims: int) -> Tensor:
 def axes_of(design: Rule) -> Rule:
     """Centre and axes of a central composite design alone, exact for polynomials of degree three."""
     d = design.nodes.shape[-1]
-    each = torch.full((2 * d,), 0.5 / (d + 2.0), dtype=torch.float64)
-    return Rule(
-        design.nodes[: 2 * d + 1], torch.cat([torch.full((1,), 2.0 / (d + 2.0), dtype=torch.float64), each]).log()
-    )
+    share = torch.tensor([2.0] + [0.5] * (2 * d)).to(design.nodes) / (d + 2.0)
+    return Rule(design.nodes[: 2 * d + 1], share.log())
 
 
 STRETCH = 0.3  # the log density of the log of a gamma variable of shape .2 to 5: least error of 7 and of 15 nodes
