@@ -30,8 +30,8 @@ from pyro_evidence.laplace.approximation import (
     laplace_problem,
     laplace_state,
     problem_of,
+    require_own_slopes,
     require_proper,
-    require_slopes,
     warn_of_jumps,
 )
 from pyro_evidence.laplace.evidence_error import numbers_of_nodes, refined, with_nodes
@@ -405,7 +405,7 @@ class LaplaceEvidence(Resumable):
             self._fits = tuple(refined(fit, begun, self._num_nodes, self.stop) for fit, begun in pairs)
         posterior = self.posterior
         if self._full is not None:  # no search has climbed slopes in what is integrated numerically
-            require_slopes(posterior.state)
+            require_own_slopes(posterior.state)
         reached = {n: v.reshape(-1)[:SHOWN].tolist() for n, v in list(posterior.hyperparameters.items())[:SHOWN]}
         detail = f". Hyperparameters reached, at most {SHOWN} elements of each: {reached}"
         require_convergence("LaplaceEvidence", Status(posterior.status), posterior, self.stop, detail)

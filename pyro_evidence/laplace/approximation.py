@@ -396,7 +396,7 @@ def is_rounding(state: LaplaceState) -> bool:
     return bool(newton.rounding(state.u.unsqueeze(0), variance.reciprocal(), eps) > newton.ROUNDED)
 
 
-def require_slopes(state: LaplaceState) -> None:
+def require_own_slopes(state: LaplaceState) -> None:
     """Refuse a density whose slope in some site is not its own.
 
     :raises NotSmooth: naming the site.

@@ -193,7 +193,7 @@ CHECKS: dict[str, Remedy] = {
     ),
     "data of chunks that are gone": Remedy(
         BadInput,
-        "pass the model's arguments for some rows to predictor",
+        "pass the model's arguments for some rows to predict",
         lambda: RVM(BASIS).run_chunks(CHUNKS).predictor(),
         lambda: RVM(BASIS).run_chunks(CHUNKS).predictor(X, Y)[0],
     ),

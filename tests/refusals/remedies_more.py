@@ -127,7 +127,10 @@ MORE: dict[str, Remedy] = {
         lambda: fit(correlated, GROUPS, Y).get_samples(10)["L"],
     ),
     "leaving out by another argument": Remedy(
-        BadInput, r"Pass one: loo\(by=group\)", lambda: beside(sized=False), lambda: beside(sized=True)
+        BadInput,
+        r"with one label for each of the 40 data: loo\(by=group\)",
+        lambda: beside(sized=False),
+        lambda: beside(sized=True),
     ),
     "one probability of three functions": Remedy(
         BadInput,
