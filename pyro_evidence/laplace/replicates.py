@@ -194,7 +194,9 @@ class Replicates(LogJoint):
     def of_number(self, number: Tensor) -> LogJoint:
         """The log joint of the data set of a number ``(1,)``."""
         number, found = number.detach().long(), copy.copy(self.joint)
-        found.args = tuple(x.index_select(0, number.to(x.device)).squeeze(0) if is_own else x for x, is_own in self.stacked)
+        found.args = tuple(
+            x.index_select(0, number.to(x.device)).squeeze(0) if is_own else x for x, is_own in self.stacked
+        )
         return found
 
     def at_settings(self, u: Tensor, theta: Tensor, numbers: Tensor) -> Tensor:
