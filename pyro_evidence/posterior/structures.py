@@ -50,16 +50,29 @@ NEGLIGIBLE = 1e-3  # share of the mass whose structures a prediction may leave o
 
 @dataclass(frozen=True)
 class StructureFits:
-    """Fits of an engine's model, a structure of it fixed, to one data set."""
+    """Fits of an engine's model, a structure of it fixed, to one data set.
+
+    :ivar outside: sites that were marginalised in the fits so far.
+    """
 
     engine: Any
     data: Arguments
+    outside: set[str] = field(default_factory=set)
 
     def __call__(self, values: Values) -> LaplacePosterior:
-        """The posterior given a structure."""
+        """The posterior given a structure, with those sites marginalised that were so in others.
+
+        A structure that leaves the data no say in a scale would have it inside, under its prior alone, where Laplace is
+        of another quality than in the structures that it is compared with.
+        """
         of, (args, kwargs) = self.engine, self.data
         fitted = replace(of, model=fixed(of.model, values), stop=replace(of.stop, progress=False))
         found: LaplacePosterior = fitted.run(*args, **kwargs)
+        self.outside.update(found.marginalised_sites)
+        inside = {p.name for p in found._inside.problem.joint.latents} - set(found.marginalised_sites)
+        if self.outside & inside and of.marginalise is None and found.marginalised_sites:
+            sites = sorted(self.outside & {*inside, *found.marginalised_sites})
+            found = replace(fitted, marginalise=sites).run(*args, **kwargs)
         return found
 
 
@@ -313,6 +326,7 @@ class StructurePosterior(Saved, PredictionMixin):
         "num_maximised": int,
         "labels": {str: [str]},
         "notes": [str],
+        "outside": [str],
     }
 
     def _record(self) -> dict[str, Any]:
@@ -324,6 +338,7 @@ class StructurePosterior(Saved, PredictionMixin):
         encoded_arguments(*self.fit.data)
         names = ("failures", "num_maximised", "labels")
         known = vars(self.found) | vars(self.search) | {n: getattr(self, n) for n in names} | {"notes": self._notes}
+        known |= {"outside": sorted(self.fit.outside)}
         known |= dict(zip(("args", "kwargs"), self.fit.data, strict=True))
         plain = {n: list(x) if isinstance(x, tuple) else x for n, x in known.items() if n in self.schema}
         return plain | {"labels": {n: list(x) for n, x in self.labels.items()}}
@@ -334,7 +349,7 @@ class StructurePosterior(Saved, PredictionMixin):
             raise BadInput(f"expected the engine, LaplaceEvidence(model), in place of {type(model).__name__} model")
         structures = Structures(*(content[n] for n in ("values", "present", "log_prior")))
         numbers = (content[n] for n in ("log_evidences", "log_weights", "error", "unvisited"))
-        fits = StructureFits(model, (tuple(content["args"]), dict(content["kwargs"])))
+        fits = StructureFits(model, (tuple(content["args"]), dict(content["kwargs"])), set(content["outside"]))
         said = (tuple(content["failures"]), content["num_maximised"], content["labels"], tuple(content["notes"]))
         found = cls(Search(structures, *numbers), fits, *said)
         best = found.log_evidences[found.order[0]]
@@ -481,7 +496,7 @@ def over(
                         failures.append(f"with {label_of(some.of(row))}: {str(error.__cause__).splitlines()[0]}")
                     bar.update()
 
-            fit_each(told)
+            fit_each(sorted(told, reverse=True))  # of choices, the one with all elements first
             alone = {row: members[first + row] for row in told if first + row in members}
             known = {} if alike is None else alike(some, alone)
             for row in known.keys() - told:
@@ -517,7 +532,7 @@ def over(
             "pyro.sample in place of pyro.param."
         )
     found, num_maximised = replace(found, log_weights=log_weights), max(maximised, default=0)
-    return StructurePosterior(found, fit, tuple(failures), num_maximised, _members=members)
+    return StructurePosterior(found, fit, tuple(failures), num_maximised, _members=dict(sorted(members.items())))
 
 
 def _unlike(members: Mapping[str, LaplacePosterior]) -> Iterator[str]:

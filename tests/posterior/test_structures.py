@@ -27,7 +27,7 @@ from pyro_evidence import (
     explore,
 )
 from pyro_evidence.posterior import structures
-from pyro_evidence.posterior.structures import over_structures
+from pyro_evidence.posterior.structures import StructureFits, over_structures
 from pyro_evidence.program.branching import IndependentChoices, fixed, structures_of
 
 BRANCHING = {"branching": True}
@@ -186,6 +186,30 @@ def test_a_batch_of_linear_models_searches_no_modes_at_nodes(monkeypatch: pytest
         assert found == pytest.approx(float(noise + (of_g + prior).logsumexp(0)), abs=2e-3)
     alone = LaplaceEvidence(fixed(zellner_siow, posterior.found.of(5)), stop=QUIET).run(X, y)
     assert float(posterior.log_evidences[5]) == pytest.approx(float(alone.log_evidence), abs=1e-7)
+
+
+def noisy(X: Tensor, y: Tensor, with_columns: bool = True) -> None:
+    """Coefficients whose scale relative to the noise is sampled, under a heavy tail; the noise is sampled too."""
+    sigma = pyro.sample("sigma", dist.LogNormal(0.0, 1.0))
+    mean = torch.zeros(len(X))
+    if with_columns:
+        keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer=BRANCHING)
+        g = pyro.sample("g", dist.InverseGamma(0.5, 10.0))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+        mean = sigma * g.sqrt() * (X @ (w * keep))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(mean, sigma), obs=y)
+
+
+def test_a_scale_is_integrated_in_structures_that_do_not_meet_it() -> None:
+    """Its prior integrates to one there: the log evidence is that of the model without columns."""
+    X, y = data(size=3)
+    fits, alone = StructureFits(LaplaceEvidence(noisy, stop=QUIET), ((X, y), {})), LaplaceEvidence(noisy, stop=QUIET)
+    with_all, without = fits({"keep": torch.ones(3)}), fits({"keep": torch.zeros(3)})
+    assert with_all.marginalised_sites == without.marginalised_sites == ("g", "sigma")
+    assert float(without.log_evidence) == pytest.approx(
+        float(alone.run(X, y, with_columns=False).log_evidence), abs=0.01
+    )
 
 
 def test_structures_with_a_singular_matrix_are_left_out() -> None:
