@@ -42,6 +42,15 @@ def tail_size(num_samples: int) -> int:
     return math.ceil(min(0.2 * num_samples, 3.0 * math.sqrt(num_samples)))
 
 
+def tail_words(pareto_k: float) -> str:
+    """The words of a summary for the shape of the weights' tail, ``-inf`` where there is none.
+
+    >>> tail_words(0.4), tail_words(-math.inf)
+    ('k-hat 0.40', 'no weight stands out')
+    """
+    return "no weight stands out" if pareto_k == -math.inf else f"k-hat {pareto_k:.2f}"
+
+
 def is_beyond(pareto_k: float, num_samples: int) -> bool:
     """Whether k-hat is above its threshold by more than its standard deviation, ``(1 + k) / sqrt(tail size)``.
 

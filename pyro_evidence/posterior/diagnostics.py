@@ -319,9 +319,7 @@ def _evidence(found: Mapping[str, Any]) -> str:
     if _unchecked(found):
         return f"{said}   (no importance sampling: the data were not kept, or there is no curvature of all weights)"
     check = f"{found['log_evidence_importance']:.4f} +- {found['log_evidence_importance_se']:.4f}"
-    k = found["pareto_k"]
-    tail = "no weight stands out" if k == -math.inf else f"k-hat {k:.2f}"
-    return f"{said}   (importance sampling {check}, {tail})"
+    return f"{said}   (importance sampling {check}, {importance.tail_words(found['pareto_k'])})"
 
 
 def _unchecked(found: Mapping[str, Any]) -> bool:

@@ -467,7 +467,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
             return laplace.beside(self.integration_error)
         signed, shared = (0.0, 0.0) if found.is_trusted else (found.gain, laplace.shared)
         of = f" of {found.num_shared} shared coordinates" if laplace.num_blocks else ""
-        method = f"importance sampling{of} by {found.num_draws} draws, k-hat {found.pareto_k:.2f}"
+        method = f"importance sampling{of} by {found.num_draws} draws, {importance.tail_words(found.pareto_k)}"
         error = EvidenceError.of(signed, laplace.block, laplace.of_block, shared, method)
         error.num_blocks, error.num_shared = laplace.num_blocks, laplace.num_shared
         return error.beside(self.integration_error + found.error)
@@ -630,8 +630,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
             return []
         added = "are added" if found.is_trusted else "are not added, for these cannot be trusted"
         return [
-            f"importance sampling has {found.gain:+.2g} nats beside Laplace inside (+- {found.error:.2g}, k-hat "
-            f"{found.pareto_k:.2f}), which {added} to the log evidence"
+            f"importance sampling has {found.gain:+.2g} nats beside Laplace inside (+- {found.error:.2g}, "
+            f"{importance.tail_words(found.pareto_k)}), which {added} to the log evidence"
         ]
 
     def update_param_store(self) -> None:

@@ -174,7 +174,8 @@ class ImportancePosterior(LaplacePosterior):
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:
         k, error = self.integral.weighed.pareto_k, self.integral.error
         by = (
-            f"+- {error:.2g}, by importance sampling from normals and t distributions at the modes, k-hat {k:.2f}"
+            f"+- {error:.2g}, by importance sampling from normals and t distributions at the modes, "
+            f"{importance.tail_words(k)}"
             if self.integral.is_trusted
             else "the sum of Laplace's at each mode, and no number to compare models by: the k-hat of importance "
             f"sampling over the modes is {k:.2f}; run NUTS or tempered_smc(posterior)"

@@ -149,7 +149,8 @@ class CorrectedPosterior(Tabulated):
 
     def _notes(self, until: float) -> list[str]:
         said = [
-            f"{self.num_samples} draws, weighted: worth {self.effective_sample_size:.0f} (k-hat {self.pareto_k:.2f})",
+            f"{self.num_samples} draws, weighted: worth {self.effective_sample_size:.0f} "
+            f"({importance.tail_words(self.pareto_k)})",
             f"log evidence = {float(self.log_evidence):.4f} +- {self.log_evidence_error:.4f} nats",
         ]
         if self.pareto_k > importance.threshold(self.num_samples):
