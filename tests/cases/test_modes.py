@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ class Found:
     """What a fit says of its evidence.
 
     :ivar error: that the fit states, in nats.
-    :ivar doubts: lines of the summary that warn.
+    :ivar doubts: warnings, and lines of the summary that warn.
     """
 
     log_evidence: float
@@ -37,10 +38,14 @@ class Found:
 def found(name: str) -> Found:
     """The default fit of one of the models."""
     case = KNOWN[name]
-    posterior = LaplaceEvidence(case.model, stop=STOP, **case.settings).run(*case.args)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        posterior = LaplaceEvidence(case.model, stop=STOP, **case.settings).run(*case.args)
     lines = summary_of(posterior).splitlines()
     error = max(float(posterior.log_evidence_error), 1.5 * (posterior.diagnostics().get("integration_error") or 0.0))
-    return Found(float(posterior.log_evidence), error, [x for x in lines if any(d in x for d in DOUBTS)])
+    return Found(
+        float(posterior.log_evidence), error, [*map(str, said), *(x for x in lines if any(d in x for d in DOUBTS))]
+    )
 
 
 @pytest.mark.parametrize("name", KNOWN)
