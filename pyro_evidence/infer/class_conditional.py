@@ -169,7 +169,7 @@ def class_conditional(
     :raises BadInput: when labels and data do not match, or a class has fewer than two data.
     """
     check_tensor("X", X, "rows, shape (N, m)")
-    names = "For names of classes numpy.unique(labels, return_inverse=True)[1]."
+    names = "Write torch.as_tensor(...) for numbers, around numpy.unique(labels, return_inverse=True)[1] for names."
     check_tensor("labels", labels, "whole numbers, shape (N,)", names)
     if labels.shape != X.shape[:1]:
         raise BadInput(f"labels has shape {tuple(labels.shape)}; expected ({len(X)},), one for each row of X.")

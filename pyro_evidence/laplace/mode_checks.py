@@ -214,7 +214,8 @@ def jump_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, wa
 def cut_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor) -> str | None:
     """The error message for slopes that are not those of the log density; None where they are.
 
-    Along each site, beside the point, where corners are not, the slope is compared with a difference of the density.
+    Along each site, beside the point, where corners are not, the slope is compared with a difference of the density;
+    what that is itself off by, rounding of a nearly singular matrix among it, shows where the step is doubled.
     """
     ways = torch.zeros(len(joint.latents.names), len(u), dtype=u.dtype, device=u.device)
     for way, block in zip(ways, joint.latents.slices.values(), strict=True):
@@ -225,10 +226,13 @@ def cut_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor) -> 
     with without_validation():
         slope = density.gradient(beside.unsqueeze(0), theta)[1][0]
         with torch.no_grad():
-            ends = density.log_joint(torch.cat([beside + step * ways, beside - step * ways]), theta)
-    ahead, behind = ends.chunk(2)
+            ends = density.log_joint(
+                torch.cat([beside + times * step * ways for times in (1.0, -1.0, 2.0, -2.0)]), theta
+            )
+    ahead, behind, farther_ahead, farther_behind = ends.chunk(4)
     promised, found = ways @ slope, (ahead - behind) / (2.0 * step)
-    rounding = 100.0 * eps * (1.0 + ends.abs().amax()) / step
+    unsure = (found - (farther_ahead - farther_behind) / (4.0 * step)).abs()
+    rounding = 100.0 * eps * (1.0 + ends.abs().amax()) / step + 10.0 * unsure
     gaps = ((found - promised).abs() - rounding) / (torch.maximum(promised.abs(), found.abs()) + rounding)
     worst = int(gaps.nan_to_num().argmax())
     if not float(gaps[worst]) > max(CUT, 400.0 * step**2):  # a third derivative is up to thousands of the slope

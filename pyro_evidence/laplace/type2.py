@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -180,14 +180,22 @@ def _stepped(state: TypeII) -> Asking[TypeII]:
     if network and not state.trusted and near_fold(state.laplace):
         return _at_higher_mode(state)
     logs = state.laplace.problem.log_units
-    direction = _direction(state, logs)
-    if not state.trusted and not _goes_far(state, direction, logs):
+    natural = _directions(state, logs)
+    first = next(natural)
+    far = _goes_far(state, first, logs)
+    if not state.trusted and not far:
         state = yield from _with_refreshed_curvature(state)
     if state.learned is not None:
-        direction = _direction(state, logs)
+        first, natural = _capped(state, logs), iter(())
         if state.promised <= _rounding(state):
-            return (yield from _with_refined_gradient(state, direction))
-    found = yield from _line_search(state, direction)
+            return (yield from _with_refined_gradient(state, first))
+    direction, found = first, None  # the first that keeps a tenth of its promise, or the one that rises most
+    for tried in itertools.chain([first], natural):
+        there = yield from _line_search(state, tried)
+        if there is not None and (found is None or there.objective > found.objective):
+            direction, found = tried, there
+        if found is not None and found.objective - state.objective > 0.05 * float(direction @ state.slope.total):
+            break
     if found is None:
         return _stuck(state, float(direction @ state.slope.total))
     share = float((found.theta - state.laplace.theta) @ direction / (direction @ direction))
@@ -256,7 +264,7 @@ def _at_higher_mode(state: TypeII) -> TypeII:
     if state.promised <= LEAP:
         return gone
     logs = laplace.problem.log_units
-    move = torch.where(logs, _direction(replace(state, learned=None), logs).clamp(-NEAR, NEAR), 0.0)
+    move = torch.where(logs, next(_directions(replace(state, learned=None), logs)).clamp(-NEAR, NEAR), 0.0)
     try:
         found = laplace_state(laplace.problem, laplace.theta + move, laplace.u, cold=True)
     except ArithmeticError:
@@ -360,7 +368,8 @@ def _restarted(state: TypeII) -> TypeII:
     new = type2_state(laplace_state(whole, problem.joint.initial_theta, problem.joint.initial_u, cold=True))
     logs = problem.log_units
     for _ in range(SCALES_FIRST):
-        found = alone(_line_search(new, torch.where(logs, _direction(new, logs), 0.0)), answer)
+        move = torch.where(logs, _rounds(new, logs, torch.zeros_like(new.laplace.theta)), 0.0)
+        found = alone(_line_search(new, move), answer)
         if found is None:
             break
         new = type2_state(found)
@@ -387,23 +396,40 @@ def _arriving(state: TypeII, found: LaplaceState, move: Tensor | None = None) ->
     return replace(new, stop_reason=Status.SINGULAR) if is_singular(new.laplace) else new
 
 
-def _direction(state: TypeII, logs: Tensor) -> Tensor:
-    """Newton's step of the real numbers with MacKay's rounds of the others; or that of a metric that was learned.
+def _capped(state: TypeII, logs: Tensor) -> Tensor:
+    """The step that the metric suggests, no longer than LARGEST_STEP in any log unit."""
+    direction = state.metric @ state.slope.total
+    capped = torch.where(logs, direction.clamp(-LARGEST_STEP, LARGEST_STEP), direction)
+    if float(capped @ state.slope.total) > 0.0:
+        return capped
+    return direction * (LARGEST_STEP / (direction * logs).abs().max().clamp(min=LARGEST_STEP))  # direction kept
 
-    No longer than LARGEST_STEP in any log unit.  Rounds of precisions that are recognised are MacKay's own.
-    """
-    laplace, structure, newton = state.laplace, state.laplace.problem.structure, state.metric @ state.slope.total
-    capped = torch.where(logs, newton.clamp(-LARGEST_STEP, LARGEST_STEP), newton)
-    shorter = newton * (LARGEST_STEP / (newton * logs).abs().max().clamp(min=LARGEST_STEP))  # direction kept
-    newton = capped if float(capped @ state.slope.total) > 0.0 else shorter
-    on = (logs & (state.metric.diagonal() > 0)).nonzero().flatten()
-    real = torch.where(logs, 0.0, newton)
-    known = structure.groups is not None and bool((structure.groups.power[on] != 0).all()) and not bool(real.any())
-    dear = laplace.problem.latent or structure.eliminated
-    if known or dear or state.learned is not None or not len(on):
-        return newton
-    together = real.index_add(0, on, round_of_all(laplace, state.slope, on, real, LARGEST_STEP))
-    return together if float(together @ state.slope.total) > 0.0 else newton
+
+def _directions(state: TypeII, logs: Tensor) -> Iterator[Tensor]:
+    """Steps to try: Newton's of the real numbers with MacKay's rounds of the others; then either alone."""
+    natural = _capped(state, logs)
+    if state.learned is not None:
+        yield natural
+        return
+    real = torch.where(logs, 0.0, natural)
+    others = _rounds(state, logs, real)
+    yield real + others
+    if bool(real.any()) and bool(others.any()):
+        yield _rounds(state, logs, torch.zeros_like(real))
+        yield real
+
+
+def _rounds(state: TypeII, logs: Tensor, real: Tensor) -> Tensor:
+    """The step of what is in log units after a step of the real numbers; MacKay's own where all are recognised."""
+    natural = torch.where(logs, _capped(state, logs), 0.0)
+    on, structure = (logs & (state.metric.diagonal() > 0)).nonzero().flatten(), state.laplace.problem.structure
+    known = structure.groups is not None and bool((structure.groups.power[on] != 0).all())
+    dear = state.laplace.problem.latent or structure.eliminated
+    if (known and not bool(real.any())) or dear or not len(on):
+        return natural
+    move = round_of_all(state.laplace, state.slope, on, real, LARGEST_STEP)
+    together = torch.zeros_like(real).index_add(0, on, move)
+    return together if float((together + real) @ state.slope.total) > 0.0 else natural
 
 
 def _with_refreshed_curvature(state: TypeII) -> Asking[TypeII]:
