@@ -91,7 +91,7 @@ def estimate(method: str, case: str, posterior: Any, seed: int) -> EvidenceEstim
     return thames(posterior, exact_draws(case, seed), num_volume=2000, seed=seed)
 
 
-@pytest.mark.parametrize("case", ["straight", "coin", pytest.param("location", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", ["straight", *(pytest.param(c, marks=pytest.mark.slow) for c in ("coin", "location"))])
 @pytest.mark.parametrize(
     "method",
     ["importance", "modes", "bridge", "smc", "thames", pytest.param("thermodynamic", marks=pytest.mark.slow)],
