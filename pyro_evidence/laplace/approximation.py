@@ -409,8 +409,7 @@ def require_own_slopes(state: LaplaceState) -> None:
 def warn_of_jumps(state: LaplaceState) -> None:
     """Warn where a model that runs on one set of values at a time has a density that jumps near the mode."""
     joint, u = state.problem.joint, state.u
-    unlike = state.problem.structure.known is None  # no form that was verified at places far from one another
-    if unlike and joint.has_data and len(u) and joint.row_bytes is None:
+    if joint.has_data and len(u) and joint.row_bytes is None:
         way = 2.0 * state.precision.unwhiten(generic_directions(1, len(u), u))[0]
         where = "within four posterior standard deviations of its mode"
         said = mode_checks.jump_message(joint, state.problem.density, u, state.theta, way, where)
