@@ -173,7 +173,7 @@ class LaplaceEvidence(Resumable):
             return self._over
         posterior = posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
         verified = posterior.state.problem.structure.known is not None  # a form of all, at places far from one another
-        if posterior.marginalised_sites or not verified:
+        if self._full is not None or not verified:
             warn_of_jumps(posterior.state)
         return posterior
 
