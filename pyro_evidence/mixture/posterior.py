@@ -179,6 +179,20 @@ class MixturePosterior(ComponentPosterior):
         each = well_determined(A[None, None], self.mixture.alpha).gamma[0]
         return self.recognised.alpha.totals(self.recognised.joint.hypers, each)
 
+    @property
+    def pruned(self) -> dict[str, Tensor]:
+        """Which elements of weights and hyperparameters are of pruned components alone, bool masks of their shapes."""
+        of, off, hypers = self.recognised, ~self.active, self.recognised.joint.hypers
+        w = torch.zeros(of.joint.latents.size, dtype=torch.bool, device=off.device)
+        w[of.index[off].flatten()] = True
+        found = of.joint.latents.unconstrained(w)
+        for scaling in (of.alpha, of.beta):
+            on = self.active.reshape(-1, *[1] * (scaling.index.dim() - 1)).expand(scaling.index.shape).double()
+            found |= {name: total == 0.0 for name, total in scaling.totals(hypers, on).items()}
+        found |= {} if of.mixing is None else {of.mixing: off}
+        size = of.Y.shape[1]
+        return found | ({} if of.correlation is None else {of.correlation: off[:, None, None].expand(-1, size, size)})
+
     def density(self, *args: Any, **kwargs: Any) -> MixtureDensity:
         """The fitted density at the mode; for a conditional model one for each row of the inputs given.
 

@@ -296,7 +296,8 @@ def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
             f"integrated numerically around Laplace: {', '.join(found['marginalised_sites'])}   "
             f"({found['integration']}, error {found['integration_error']:.2g} nats{failures})"
         )
-    search, starts, curvature = [], found["log_evidence_per_restart"], found["curvature"]
+    search, starts = list[str](), found.get("log_evidence_per_restart", ())
+    curvature = found.get("curvature", "exact_hessian")
     heights = sorted((h for h in starts if not math.isnan(h)), reverse=True)
     if len(starts) > 1 and heights:
         agreed = sum(h > heights[0] - SAME_MODE for h in heights)
@@ -306,7 +307,7 @@ def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
         search.append(f"restarts reached different modes: log evidences {levels}")
     if curvature != "exact_hessian":
         search.append(f"curvature: {curvature}, not the exact Hessian{OTHERWISE.get(curvature, '')}")
-    more = [*search, f"status: {found['status']}", *found["failed_restarts"], *found.get("notes", ())]
+    more = [*search, f"status: {found['status']}", *found.get("failed_restarts", ()), *found.get("notes", ())]
     return [*said, _evidence(found), *integration, *_doubts(found), *more]
 
 

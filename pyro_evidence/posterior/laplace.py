@@ -594,7 +594,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     def _hyper_rows(self, layout: TableLayout, errors: bool) -> tuple[Rows, list[str]]:
         spread = self._spread if errors else None
-        return hyper_rows(self.state, self.hyperparameters, self.gamma, spread, layout)
+        return hyper_rows(self.state, self.hyperparameters, self.gamma, spread, layout, self.pruned)
 
     def _notes(self, until: float) -> list[str]:
         """Lines below the table of ``summary()``; one tells of an error of the log evidence above one nat.

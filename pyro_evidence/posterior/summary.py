@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributions import CorrCholeskyTransform
+from torch.distributions import CorrCholeskyTransform, constraints
 
 from pyro_evidence import display
 from pyro_evidence.display import PROB, Axes, Table, by_label
@@ -34,6 +34,9 @@ COLUMNS = {
     "sd": "standard deviation",
     "median": "",
     "gamma": "how many parameters of that prior precision the data determine",
+    "alpha": "the prior precision of the weight; under a Laplace prior twice its rate",
+    "h": "curvature of the log likelihood along the axis",
+    "z^2": "Wald statistic of the axis, kept above 1",
 }
 
 
@@ -73,11 +76,11 @@ class TableLayout:
         said = [f"{name}: {pruned} of {alive.numel()} elements are pruned"] if pruned else []
         return places, labels, [*said, *([f"{name}: {more} more, in table()"] if more else [])]
 
-    def correlation_rows(self, part: Coordinate, columns: Mapping[str, Tensor]) -> Rows:
-        """Rows of correlations: which two, and their numbers."""
-        size = part.shape[-1]
-        pairs = [self.names.words(part.name, pair) for pair in torch.tril_indices(size, size, -1).T.tolist()]
-        return by_label([f"cor({b}, {a}) of {part.name.removeprefix('L_')}" for a, b in pairs], columns)
+    def correlation_rows(self, name: str, size: int, columns: Mapping[str, Tensor], of: Sequence[int] = ()) -> Rows:
+        """Rows of correlations: which two, and their numbers; of one of a batch of matrices, at the place ``of``."""
+        pairs = [self.names.words(name, (*of, *pair)) for pair in torch.tril_indices(size, size, -1).T.tolist()]
+        where = name.removeprefix("L_") + (f"[{', '.join(map(str, of))}]" if len(of) else "")
+        return by_label([f"cor({b}, {a}) of {where}" for *_, a, b in pairs], columns)
 
 
 def is_correlation(part: Coordinate) -> bool:
@@ -329,7 +332,7 @@ def site_rows(posterior: Tabulated, layout: TableLayout, until: float) -> tuple[
     for part in parts:
         name = part.name
         if is_correlation(part):
-            rows |= layout.correlation_rows(part, of_draws(correlations(draws[name]), layout))
+            rows |= layout.correlation_rows(name, part.shape[-1], of_draws(correlations(draws[name]), layout))
             continue
         alive = torch.ones(part.shape, dtype=torch.bool)
         if name in pruned and part.shape == part.unconstrained_shape:
@@ -346,20 +349,26 @@ def site_rows(posterior: Tabulated, layout: TableLayout, until: float) -> tuple[
 
 
 def hyper_rows(
-    state: LaplaceState, values: Values, gamma: Values, spread: HyperparameterCovariance | None, layout: TableLayout
+    state: LaplaceState,
+    values: Values,
+    gamma: Values,
+    spread: HyperparameterCovariance | None,
+    layout: TableLayout,
+    pruned: Values,
 ) -> tuple[Rows, list[str]]:
     """A row for each element of each hyperparameter that is not pruned, and what is to be said of the others.
 
     :param values: constrained, a pruned precision inf; those that were not maximised come last.
     :param gamma: of those that are precisions.
     :param spread: how well they are determined, where it is known.
+    :param pruned: which elements of those that were not maximised are pruned, by name.
     """
     hypers = state.problem.joint.hypers
     rows: Rows = {}
     said: list[str] = []
     for part in layout.in_order(hypers):
         if is_correlation(part):
-            rows |= layout.correlation_rows(part, _correlations(state, part, spread, layout))
+            rows |= layout.correlation_rows(part.name, part.shape[-1], _correlations(state, part, spread, layout))
             continue
         value = values[part.name]
         columns = {"value": value, **_spreads(state, part, value, spread, layout)}
@@ -369,8 +378,16 @@ def hyper_rows(
         rows |= by_label(labels, {c: v.reshape(-1)[places] for c, v in columns.items()})
         said += more
     for name in (n for n in values if n not in hypers.slices):
-        places, labels, more = layout.listed(name, torch.ones(values[name].shape, dtype=torch.bool))
-        rows |= by_label(labels, {"value": values[name].reshape(-1)[places]})
+        value, alive = values[name], torch.ones(values[name].shape, dtype=torch.bool)
+        if name in pruned:
+            alive = ~pruned[name].cpu()
+        if state.problem.joint.param_constraints.get(name) is constraints.corr_cholesky:
+            matrices = alive[..., 0, 0].nonzero().tolist()
+            for of in matrices[: layout.most]:
+                rows |= layout.correlation_rows(name, value.shape[-1], {"value": correlations(value[tuple(of)])}, of)
+            continue
+        places, labels, more = layout.listed(name, alive)
+        rows |= by_label(labels, {"value": value.reshape(-1)[places]})
         said += more
     return rows, said
 

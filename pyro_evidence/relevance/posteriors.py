@@ -1,6 +1,7 @@
 """Posteriors on a few axes of weight space: of relevance vector machines, fast or variational, and of eigenvectors."""
 
 import html
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -24,12 +25,12 @@ from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import NUM_DRAWS
-from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
+from pyro_evidence.posterior.diagnostics import NOT_CHECKED, NUM_WEIGHTED, lines
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.predict import Integral, PredictivePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
-from pyro_evidence.posterior.summary import LISTED
+from pyro_evidence.posterior.summary import COLUMNS, LISTED, TableLayout, of_normal
 from pyro_evidence.program.checks import new_data
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import LOGISTIC, SOFTMAX, moderated_output, softmax_average, unwrapped
@@ -50,6 +51,7 @@ from pyro_evidence.relevance.quadratic import bare, laplace_at_base
 from pyro_evidence.relevance.targets import LinearTarget, Penalised
 from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count, check_probability
+from pyro_evidence.structure.names import names_of
 
 OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Prior)}  # priors that a file may name
 AXES_POSTERIOR = archive.MODEL | {"prior": list, "sites": [str], "log_evidence": archive.NUMBER}
@@ -64,7 +66,7 @@ EIGEN_STATE = {  # entries that are called as in REVMState
 COARSE = 60  # points along each side of a plane, whose lines the eye sees as smooth
 NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
 CHECKS = (
-    "gradient_norm smallest_eigenvalue pareto_k log_evidence_importance log_evidence_importance_se "
+    "gradient_norm smallest_eigenvalue pareto_k exact log_evidence_importance log_evidence_importance_se "
     "effective_sample_size largest_mean_shift largest_sd_ratio"
 ).split()
 
@@ -149,7 +151,7 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
     @property
     def weights(self) -> dict[str, Tensor]:
         """The weights at the mode, by site."""
-        return {n: v for n, v in self.mode.items() if n in self.of.sites}
+        return {n: self.mode[n] for n in self.of.sites}
 
     @property
     def hyperparameters(self) -> dict[str, Tensor]:
@@ -202,23 +204,40 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         state = laplace_state(laplace_problem(joint), joint.initial_theta, u)
         return AboutMode(state, "converged", (float(state.log_evidence),), state.log_evidence.reshape(1))
 
-    def columns(self) -> dict[str, Tensor]:
-        """Columns of :meth:`table`, one number per active axis."""
-        return {"alpha": self.alpha[self.active], "u": self.state.x[: self.num_active]}
+    @property
+    def _labels(self) -> list[str]:
+        """Names of the axes."""
+        return [f"axis {i}" for i in range(len(self.active))]
 
-    def table(self) -> Table:
-        """The axes that are kept, a row each, and how many are pruned; ``.to_pandas()`` has the numbers."""
-        columns, index = self.columns(), torch.nonzero(self.active).flatten().tolist()
-        rows = {f"axis {i}": {n: float(c[k]) for n, c in columns.items()} for k, i in enumerate(index)}
-        pruned = len(self.active) - len(index)
+    @property
+    def _columns(self) -> dict[str, Tensor]:
+        """Columns of :meth:`table` behind value and interval, one number per active axis."""
+        return {"alpha": self.alpha[self.active], **({"gamma": self.gamma["alpha"]} if self.gamma else {})}
+
+    def table(self, prob: float = PROB) -> Table:
+        """The axes that are kept, a row each, and how many are pruned; ``.to_pandas()`` has the numbers.
+
+        :param prob: in the intervals, which leave out as much on both sides.
+        """
+        check_probability(prob)
+        layout = TableLayout(names_of(self._joint), (0.5 - 0.5 * prob, 0.5 + 0.5 * prob), None)
+        sd = self._whitened(torch.eye(len(self.state.x)).to(self.state.x)).square().sum(0).sqrt()[: self.num_active]
+        more = self._columns
+        columns = of_normal(self.state.x[: self.num_active], sd, layout) | more
+        rows = display.by_label(list(itertools.compress(self._labels, self.active.tolist())), columns)
+        pruned = len(self.active) - len(rows)
         said = [f"{pruned} of {len(self.active)} axes are pruned"] if pruned else []
-        return Table(rows, dict.fromkeys(columns, ""), said, digits=4)
+        said += [f"{c}: {COLUMNS[c]}" for c in more]
+        return Table(rows, {c: COLUMNS.get(c, "") for c in columns}, said, digits=4)
 
-    def summary(self) -> None:
-        """Print the axes that are kept, then the log evidence and how far to trust it."""
-        lines = [str(self.table()), *(f"{k} = {v}" for k, v in self.diagnostics().items())]
-        lines.append(f"the log evidence is {self.evidence_note}")
-        print("\n".join(lines))  # noqa: T201 - printing is what summary() is for, as in MCMC
+    def summary(self, prob: float = PROB, *, check: bool = True) -> None:
+        """Print the axes that are kept, then the log evidence and how far to trust it.
+
+        :param prob: in the intervals.
+        :param check: False prints the table alone.
+        """
+        note = f"the log evidence is {self.evidence_note}"
+        print("\n".join([str(self.table(prob)), *([*lines(self.diagnostics()), note] if check else [])]))  # noqa: T201
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{self.table()._repr_html_()}"
@@ -233,16 +252,13 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         :raises BadInput: where every axis was pruned.
         :raises ImportError: without matplotlib.
         """
-        axes = display.axes_or_own(axes)
-        check_probability(prob)
-        if not self.num_active:
+        axes, rows = display.axes_or_own(axes), self.table(prob).rows
+        if not rows:
             raise BadInput(NO_AXIS.format("there is nothing to draw"))
-        sd = self._whitened(torch.eye(len(self.state.x)).to(self.state.x)).square().sum(0).sqrt()[: self.num_active]
-        middle = self.state.x[: self.num_active]
-        order = (middle.abs() / sd).argsort(descending=True)[:LISTED].sort().values
-        reach = float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * prob, dtype=torch.float64))) * sd
-        names = [f"axis {int(i)}" for i in torch.nonzero(self.active).flatten()[order]]
-        display.intervals(axes, names, *((middle + k * reach)[order].tolist() for k in (0, -1, 1)))
+        furthest = sorted(rows, key=lambda name: -abs(rows[name]["value"]) / rows[name]["sd"])[:LISTED]
+        names = [name for name in rows if name in furthest]
+        value, _, _, *ends = (c for c in next(iter(rows.values())))
+        display.intervals(axes, names, *([rows[name][c] for name in names] for c in (value, *ends[:2])))
         return display.with_labels(axes, f"weight, {display.percent(prob)} % interval", legend=False)
 
     def importance_resampled(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> CorrectedPosterior:
@@ -351,10 +367,9 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         Above .2 and 1.2 for the largest shift of a mean and ratio of deviations take :meth:`importance_resampled`.
         """
         found = {"status": self.status, "log_evidence": float(self.log_evidence), "num_active": self.num_active}
-        if not len(self.state.x) or not self.of.target.is_resident:
-            return found
-        laplace = self._laplace.diagnostics()
-        return found | {k: laplace[k] for k in CHECKS}
+        weighed = len(self.state.x) and self.of.target.is_resident
+        laplace = self._laplace.diagnostics() if weighed else NOT_CHECKED
+        return found | {k: laplace[k] for k in CHECKS if k in laplace}
 
     @property
     def status(self) -> str:
@@ -479,6 +494,12 @@ class RVMPosterior(AxesPosterior):
         return math.nan, (bound,)
 
     @property
+    def _labels(self) -> list[str]:
+        """Names of the weights."""
+        names = names_of(self._joint).label
+        return [names(n, place) for n, v in self.weights.items() for place in itertools.product(*map(range, v.shape))]
+
+    @property
     def relevant(self) -> Tensor:
         """Positions of the relevant weights, shape ``(num_active,)``: for kernels, the relevance vectors."""
         return torch.nonzero(self.active).flatten()
@@ -599,9 +620,9 @@ class REVMPosterior(AxesPosterior):
         """``alpha`` of every axis, the ``ridge`` under which the axes were found, and the model's params."""
         return super().hyperparameters | {"ridge": torch.tensor(self.state.ridge, dtype=torch.float64)}
 
-    def columns(self) -> dict[str, Tensor]:
-        """Eigenvalue, Wald statistic, ``alpha`` and mode of the active axes."""
-        return {"h": self.eigenvalues[self.active], "z^2": self.wald[self.active]} | super().columns()
+    @property
+    def _columns(self) -> dict[str, Tensor]:
+        return {"h": self.eigenvalues[self.active], "z^2": self.wald[self.active]} | super()._columns
 
     def diagnostics(self) -> dict[str, Any]:
         """Diagnostics by name; ``misfit`` and the log likelihoods are in nats.
@@ -610,10 +631,15 @@ class REVMPosterior(AxesPosterior):
         at 0; where it is large the Wald statistics are not to be believed.  The rest is as in
         :class:`LaplacePosterior`.
         """
-        state = self.state
+        state, misfit = self.state, float(self.state.misfit)
+        no_end = separable(self.of.target, state.quadratic.y, self.of.num_weights)
         return super().diagnostics() | {
-            "separable": separable(self.of.target, state.quadratic.y, self.of.num_weights),
-            "misfit": float(state.misfit),
+            "notes": [
+                f"z^2 is of a quadratic about the ridge mode, {misfit:.3g} nats off where all weights are 0",
+                *["the likelihood grows along the weights without end: the ridge alone holds them"] * no_end,
+            ],
+            "separable": no_end,
+            "misfit": misfit,
             "wald_sum": float(self.wald.sum()),
             "base_log_likelihood": float(state.base_log_likelihood),
             "null_log_likelihood": float(state.null_log_likelihood),

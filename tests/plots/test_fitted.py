@@ -139,7 +139,7 @@ def test_weights_that_are_kept_have_intervals(axes: Axes) -> None:  # oracle: on
     (low, high), middle = axes.collections[0].get_segments()[0][:, 0], axes.lines[-1].get_xdata()[0]
     assert (high - low) / 2.0 == pytest.approx(1.959964 / precision**0.5)
     assert middle == pytest.approx((low + high) / 2.0) == pytest.approx(float(found.weights["w"]))
-    assert labels(axes) == ["axis 0"] and axes.get_xlabel() == "weight, 95 % interval"
+    assert labels(axes) == ["w[0]"] and axes.get_xlabel() == "weight, 95 % interval"
 
 
 def test_nothing_is_drawn_of_axes_that_are_pruned() -> None:

@@ -10,7 +10,8 @@ from pyro.infer.mcmc.util import summary as pyro_summary
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence import BadInput, EvidenceEM, LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
 from pyro_evidence.posterior.diagnostics import FEWEST_WEIGHTED
 from tests.models_for_tests.posterior_models import (
     ard,
@@ -155,3 +156,18 @@ def test_of_a_model_without_latents() -> None:
     found.summary()
     size = found.diagnostics()["effective_sample_size"]
     assert size == pytest.approx(FEWEST_WEIGHTED)  # all weights are one, at whatever price
+
+
+def test_components_that_are_pruned_are_not_listed() -> None:
+    Y = torch.cat([torch.randn(80, 2), torch.randn(60, 2) + 8.0])
+    found = EvidenceEM(gaussian_mixture(4, noise=FullNoise()), stop=Stop(progress=False)).run(Y)
+    table, alive = found.table(), found.active.nonzero().flatten().tolist()
+    assert len(alive) == 2
+    for name in ("mixing[{}]", "beta[{}, 1]", "w[{}, 0]", "cor(0, 1) of correlation_tril[{}]"):
+        assert [k for k in range(4) if name.format(k) in table.rows] == alive
+    k = alive[0]
+    factor = found.hyperparameters["correlation_tril"][k]
+    assert table.rows[f"cor(0, 1) of correlation_tril[{k}]"]["value"] == pytest.approx(
+        float((factor @ factor.mT)[1, 0])
+    )
+    assert "mixing: 2 of 4 elements are pruned" in table.notes
