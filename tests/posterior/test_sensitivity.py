@@ -239,7 +239,7 @@ def test_slopes_over_two_modes_are_those_of_quadrature() -> None:
     a = torch.linspace(-6.0, 6.0, 20001, dtype=torch.float64)
     log_density = dist.Normal(0.0, 3.0).log_prob(a) + dist.Normal(a.square(), 0.5).log_prob(double(4.0))
     rise = math.log(2.0) * (a.square() / 9.0 - 1.0)  # of the log prior density, a doubling of its scale
-    assert found.log_evidence["a.scale"] == pytest.approx(float(log_density.softmax(0) @ rise), abs=2e-3)
+    assert found.log_evidence["a.scale"] == pytest.approx(float(log_density.softmax(0) @ rise), abs=1e-5)
     assert found.log_evidence["a.loc"] == pytest.approx(0.0, abs=2e-3)  # as likely on both sides
 
 
@@ -255,7 +255,7 @@ def test_slopes_by_importance_sampling_of_one_mode_are_those_of_quadrature() -> 
 
     found = LaplaceEvidence(heavy).run(double(1.0)).sensitivity()
     expected = float(log_evidence(2.0**STEP) - log_evidence(2.0**-STEP)) / (2.0 * STEP)
-    assert found.log_evidence["a.scale"] == pytest.approx(expected, abs=5e-3)
+    assert found.log_evidence["a.scale"] == pytest.approx(expected, abs=2.5e-4)
     assert {"a.df", "a.loc", "a.scale"} == set(found.constants)
 
 
