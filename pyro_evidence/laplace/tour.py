@@ -491,12 +491,17 @@ class ModeIntegral:
         return float(importance.standard_error(self.weighed.log_weights))
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether there are more modes than are integrated over: what others hold is not known."""
+        return len(self.log_shares) > MOST_MODES
+
+    @property
     def is_trusted(self) -> bool:
         """Whether the weights say that the integral is a number."""
         log_weights, k = self.weighed.log_weights, self.weighed.pareto_k
         share = float(importance.effective_sample_size(log_weights)) / len(log_weights)
         enough = k <= importance.threshold(len(log_weights)) or (k < 1.0 and share > NEARLY_ALL)
-        return enough and bool(self.log_evidence.isfinite())
+        return enough and bool(self.log_evidence.isfinite()) and not self.is_crowded
 
 
 def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0, density: ActiveDensity | None = None) -> NormalMixture:

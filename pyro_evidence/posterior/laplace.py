@@ -117,7 +117,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         added by importance sampling, of what independent blocks share, these by quadrature, as far as its k-hat is
         below 0.7 and its error below what it adds.
         """
-        found, log_images = self._left_out, math.log1p(len(self._turned))
+        found, log_images = self._left_out, len(self._mirrors) * math.log(2.0)
         if found is not None and found.is_trusted:
             return self.state.log_evidence + found.gain + log_images
         return self.state.log_evidence + log_images + (self._log_nearest if log_images else 0.0)
@@ -422,9 +422,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """Log weights of draws ``(S, D)``, nats, zero where one is nearer to an image of the mode, for all images."""
         if not self._mirrors:
             return log_weights
-        state, turned = self.state, images(self._joint, self._mirrors)
-        near = are_nearest(u, state.u, state.precision.variance[0], turned)
-        return (log_weights + math.log1p(len(turned))).where(near, -math.inf)
+        near = are_nearest(u, self.state.u, self.state.precision.variance[0], images(self._joint, self._mirrors))
+        return (log_weights + len(self._mirrors) * math.log(2.0)).where(near, -math.inf)
 
     @cached_property
     def _log_nearest(self) -> float:
@@ -614,9 +613,9 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     @property
     def _about_mirrors(self) -> list[str]:
         """Which signs can be turned, and that draws are of one of the images."""
-        if not len(self._turned):
+        if not self._mirrors:
             return []
-        turns, num = ", of ".join(map(described, self._mirrors)), len(self._turned) + 1
+        turns, num = ", of ".join(dict.fromkeys(map(described, self._mirrors))), 2 ** len(self._mirrors)
         return [
             f"the density stays the same when the signs of {turns} change: {num} mirror images are in the log "
             "evidence, and draws are of one"

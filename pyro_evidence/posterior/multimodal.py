@@ -173,12 +173,14 @@ class ImportancePosterior(LaplacePosterior):
 
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:
         k, error = self.integral.weighed.pareto_k, self.integral.error
+        many = f"there are more than {tour.MOST_MODES} of these"
+        why = many if self.integral.is_crowded else f"the k-hat of importance sampling over the modes is {k:.2f}"
         by = (
             f"+- {error:.2g}, by importance sampling from normals and t distributions at the modes, "
             f"{importance.tail_words(k)}"
             if self.integral.is_trusted
-            else "the sum of Laplace's at each mode, and no number to compare models by: the k-hat of importance "
-            f"sampling over the modes is {k:.2f}; run NUTS or tempered_smc(posterior)"
+            else f"the sum of Laplace's at each mode, and no number to compare models by: {why}; run NUTS or "
+            "tempered_smc(posterior)"
         )
         return super()._described(check) | {"log_evidence_by": by}
 
@@ -310,7 +312,8 @@ def of_modes(
         trusted or elements can be exchanged: draws where some are unused hide by good weights that a mode is missing.
     """
     price = tour.PRICE if len(states) > 1 or exchange is not None else 2.0 * tour.LITTLE
-    integral = tour.integral_over(states, SEED, exchange=exchange, price=price)
+    num = None if len(states) <= tour.MOST_MODES else FEW  # of what is no number
+    integral = tour.integral_over(states, SEED, num, exchange=exchange, price=price)
     if rounds and (exchange is not None or not integral.is_trusted):
         more = tour.in_ranks(found := tour.climbed(states, integral.heaviest, exchange))
         gain = max((float(mode.log_evidence) for mode in found[len(states) :]), default=-math.inf)
@@ -333,7 +336,9 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
     num_draws = tour.within(tour.LITTLE, posterior._joint, tour.DRAWS) if num_draws is None else num_draws
     states, exchange = tour.tour(posterior.state, num_draws, seed)
     single = len(states) == 1 and exchange is None
-    if len(states) > tour.MOST_MODES or (single and len(posterior.state.theta)):
+    many = len(states) > tour.MOST_MODES
+    mirrored = many and posterior._mirrors and float(states[0].log_evidence - states[-1].log_evidence) < SAME_HEIGHT
+    if mirrored or (single and len(posterior.state.theta)):
         return posterior
     if single:
         if tour.within(tour.LITTLE, posterior._joint, FEW) < FEW:  # too dear to be asked
@@ -348,7 +353,7 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
         found = of_modes(states, posterior, exchange, ROUNDS)
         off = float(found.integral.log_evidence - posterior.log_evidence)
         return posterior if found.integral.is_trusted and abs(off) < GOOD_ENOUGH else found
-    return of_modes(states, posterior, exchange, ROUNDS)
+    return of_modes(states[: tour.MOST_MODES + 1], posterior, exchange, 0 if many else ROUNDS)
 
 
 def over_labels(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> LaplacePosterior:

@@ -25,9 +25,9 @@ from pyro_evidence.structure.recognise import Structure
 
 # Sites that turn together; of each all, or what an index says.
 Turn = tuple[tuple[str, Any], ...]
-LARGEST = 64  # latent dimensions
-MOST_PARTS = 16  # elements of an axis that are turned one by one, and sites that are turned in pairs
-MOST_MIRRORS = 8  # whose 256 images are told apart
+LARGEST = 64  # latent dimensions, and elements of an axis that change their signs one by one
+MOST_PARTS = 16  # elements of an axis that are rotated one by one, and sites that are turned in pairs
+MOST_MIRRORS = 8  # whose 256 images are told apart from a mode in all combinations
 LOOKS, END = 8, 24.0  # rows; and a logit, 4e-11 of an interval, by which no density with a slope changes by more than
 CLOSED = 1e-8  # of its log
 APART = 0.5  # standard deviations, of another order from a mode
@@ -69,7 +69,7 @@ def mirrors(joint: LogJoint, theta: Tensor) -> tuple[Turn, ...]:
     """
     if sum(is_identity(p.transform) for p in joint.latents) > MOST_PARTS:  # as of a recursion, whose steps are sites
         return ()
-    turns = sign_turns(joint, MOST_PARTS)
+    turns = sorted(sign_turns(joint, LARGEST), key=lambda turn: int(turned_by(joint, turn).sum()))  # parts first
     u = normal_draws(joint.latents.size)
     height = _heights(joint, torch.stack([u, *(_scaled(joint, turn, u, -1.0) for turn in turns)]), theta)
     level = joint.are_level(height, height[0])
@@ -100,9 +100,14 @@ def turned_by(joint: LogJoint, turn: Turn) -> Tensor:
 
 
 def images(joint: LogJoint, turns: Sequence[Turn]) -> Tensor:
-    """The coordinates that turn in each combination of the first turns, but the one in which none does, ``(I, D)``."""
+    """The coordinates that turn in each combination of turns but the one in which none does; of many in each turn.
+
+    Bool ``(I, D)``.
+    """
+    if len(turns) > MOST_MIRRORS:  # what is nearest of these is so of all that do not overlap
+        return torch.stack([turned_by(joint, turn) for turn in turns]).to(joint.device)
     found = torch.zeros(1, joint.latents.size, dtype=torch.bool)
-    for turn in turns[:MOST_MIRRORS]:
+    for turn in turns:
         found = torch.cat([found, found ^ turned_by(joint, turn)])
     return found[1:].to(joint.device)
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, Start, Stop, UnsupportedModel, importance_sampling
+from pyro_evidence import LaplaceEvidence, MultimodalPosterior, Start, Stop, UnsupportedModel, importance_sampling
+from pyro_evidence.laplace.tour import MOST_MODES
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.symmetries import has_labels_beside, images, mirrors, off_orbits, other_orders
 
@@ -224,10 +225,31 @@ def test_columns_of_loadings_turn_with_their_factors_each_by_itself() -> None:
             pyro.sample("Y", dist.Normal(z @ loadings.tril().mT, 0.5).to_event(1), obs=Y)
 
     joint = LogJoint(two_factors, (torch.randn(9, 4, generator=torch.Generator().manual_seed(0)),), {})
-    whole, column = mirrors(joint, joint.initial_theta)
-    assert [name for name, _ in whole] == [name for name, _ in column] == ["loadings", "z"]
-    assert whole[0][1] is None and column[0][1] is not None
-    assert images(joint, (whole, column)).sum(1).tolist() == [26, 13, 13]
+    turns = mirrors(joint, joint.initial_theta)
+    assert [[name for name, _ in turn] for turn in turns] == [["loadings", "z"]] * 2
+    assert images(joint, turns).sum(1).tolist() == [13, 13, 26]
+
+
+def squares(t: Tensor, about: Tensor) -> None:
+    with pyro.plate("elements", len(t)):
+        a = pyro.sample("a", dist.Normal(about, 2.0))
+        pyro.sample("t", dist.Normal(a.square(), 0.2), obs=t)
+
+
+def test_signs_of_many_elements_count_however_many_images_they_make() -> None:
+    """Of 512 images 256 were counted, and of elements beyond sixteen none."""
+    t, a = torch.linspace(4.0, 9.0, 9), torch.linspace(-12.0, 12.0, 24_001, dtype=torch.float64)
+    each = dist.Normal(0.0, 2.0).log_prob(a) + dist.Normal(a.square(), 0.2).log_prob(t.unsqueeze(-1))
+    expected = float((each.logsumexp(-1) + math.log(0.001)).sum())
+    found = LaplaceEvidence(squares, stop=Stop(progress=False)).run(t, torch.tensor(0.0))
+    assert float(found.log_evidence) == pytest.approx(expected, abs=0.02)
+
+
+def test_modes_that_are_too_many_and_no_images_are_no_evidence() -> None:
+    """Laplace's log evidence of one of 128 stood for all."""
+    found = LaplaceEvidence(squares, stop=Stop(progress=False)).run(torch.linspace(4.0, 9.0, 7), torch.tensor(0.5))
+    assert isinstance(found, MultimodalPosterior) and len(found.states) > MOST_MODES
+    assert "there are more than 120 of these" in found.diagnostics(64)["log_evidence_by"]
 
 
 # --- labels of any kind, written by hand ---
