@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -143,6 +143,7 @@ class LaplaceEvidence(Resumable):
         self._groups: GroupRows | None = None
         self._integrated: dict[int, LaplacePosterior] = {}
         self._over: Any = None  # of a model with structure sites
+        self._outside: Set[str] = frozenset()  # sites that other structures of a model have outside
         self._more: tuple[str, ...] = ()  # sites outside because few draws of the inside would be kept otherwise
         self._num_nodes: int | str = 1 if self.nodes is None else self.nodes
         self._seeks_all_modes: bool | None = False  # all latents at once; None: where modes have images
@@ -306,7 +307,9 @@ class LaplaceEvidence(Resumable):
         own = () if none or inside else self._bounded_blocks(problem)
         sites = () if none else marginalised_sites(joint, self.marginalise, inside, own)
         inside = inside or own
-        marginalise = tuple(sorted((*sites, *self._more)))
+        latents, others = joint.latents.slices.keys(), {*sites, *self._more}
+        shared = others | (latents & self._outside)
+        marginalise = tuple(sorted(shared if self.marginalise is None and latents - shared else others))
         self._is_small = joint.latents.size <= MOST_COORDINATES
         sought = self._seeks_all_modes
         together = self._is_small and (bool(sought) if inside else sought is not False and bool(marginalise))

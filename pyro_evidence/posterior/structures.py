@@ -67,12 +67,9 @@ class StructureFits:
         """
         of, (args, kwargs) = self.engine, self.data
         fitted = replace(of, model=fixed(of.model, values), stop=replace(of.stop, progress=False))
+        fitted._outside = self.outside
         found: LaplacePosterior = fitted.run(*args, **kwargs)
         self.outside.update(found.marginalised_sites)
-        inside = {p.name for p in found._inside.problem.joint.latents} - set(found.marginalised_sites)
-        if self.outside & inside and of.marginalise is None and found.marginalised_sites:
-            sites = sorted(self.outside & {*inside, *found.marginalised_sites})
-            found = replace(fitted, marginalise=sites).run(*args, **kwargs)
         return found
 
 

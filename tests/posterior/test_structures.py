@@ -212,6 +212,17 @@ def test_a_scale_is_integrated_in_structures_that_do_not_meet_it() -> None:
     )
 
 
+def test_the_only_scale_is_integrated_in_a_structure_that_does_not_meet_it() -> None:
+    """Nothing else is outside there: closed form, the density of white noise."""
+    X, y = data(size=3)
+    model = poutine.condition(noisy, data={"sigma": torch.tensor(1.0)})
+    fits = StructureFits(LaplaceEvidence(model, stop=QUIET), ((X, y), {}))
+    with_all, without = fits({"keep": torch.ones(3)}), fits({"keep": torch.zeros(3)})
+    assert with_all.marginalised_sites == without.marginalised_sites == ("g",)
+    exact = dist.Normal(0.0, 1.0).log_prob(y).sum() + dist.LogNormal(0.0, 1.0).log_prob(torch.tensor(1.0))
+    assert float(without.log_evidence) == pytest.approx(float(exact), abs=0.005)
+
+
 def test_structures_with_a_singular_matrix_are_left_out() -> None:
     """A column of zeros, under a prior that divides by its size, has no posterior; without it there are others."""
     X, y = data(size=3)
