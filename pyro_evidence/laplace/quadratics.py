@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from pyro_evidence.laplace.approximation import LaplaceRows
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
-from pyro_evidence.numerics.derivatives import normal_draws, passes, pullback
+from pyro_evidence.numerics.derivatives import normal_draws, passes_to, pullback
 
 POWERS = torch.arange(-4.0, 5.0) / 2.0  # of positive numbers: roots and squares of spreads and of precisions
 MOST_HYPERS = 3  # each with nine powers
@@ -145,7 +145,8 @@ class LogJoints:
         places = u.expand(len(numbers), len(theta), -1).clone().requires_grad_()
         slope = pullback(self.f(places, theta, numbers).sum(), places, create_graph=True)
         units = torch.eye(len(u)).to(u)[:, None, None].expand(-1, *places.shape)
-        return slope.detach(), -passes(slope, places, units, False).movedim(0, 2)
+        A = passes_to(slope, [places], units, len(units), False)[0]  # one by one: together each has a copy of the data
+        return slope.detach(), -A.movedim(0, 2)
 
 
 @dataclass(frozen=True)
