@@ -55,8 +55,8 @@ def several_terms() -> Axes:
 def relevance() -> Axes:
     X = torch.randn(150, 8)
     t = torch.bernoulli((2.0 * X[:, 0] - X[:, 3]).sigmoid())
-    posterior = LaplaceEvidence(classifier(Linear(), groups=torch.arange(8)), stop=QUIET).run(X, t)
-    return posterior.plot()
+    frame = pandas.DataFrame(X.numpy(), columns="age bmi iron sugar salt fat zinc lead".split())
+    return LaplaceEvidence(classifier(Linear(), groups=torch.arange(8)), stop=QUIET).run(frame, t).plot()
 
 
 def process() -> Axes:

@@ -39,7 +39,7 @@ MODULES = tuple(
 )
 MODULES += (
     "datasets",
-    *(f"plots.{p}" for p in "comparison fitted mixture posterior structures".split()),
+    *(f"plots.{path.stem}" for path in sorted((PACKAGE / "plots").glob("[a-z]*.py"))),
 )  # a page each
 
 

@@ -133,7 +133,7 @@ def _explore_formulas(
     **settings: Any,
 ) -> StructurePosterior:
     """The posterior over the formulas within a formula, on the rows that the whole formula has."""
-    kept = complete_rows(parsed(formula).values(), frame, [] if weights is None else [weights])
+    kept = complete_rows(parsed(formula, frame).values(), frame, [] if weights is None else [weights])
     terms, within = formulas_within(formula, kept)
     columns = torch.tensor(list(within.values()), dtype=torch.float64).unbind(-1)
     values = dict(zip(terms, columns, strict=True))

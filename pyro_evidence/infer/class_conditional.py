@@ -106,7 +106,9 @@ class ClassConditional(ClassProbabilities):
             )
             name = f"{label:g}" if isinstance(label, float) else label
             axes.plot([], [], **(points | line), label=f"class {name}")
-        return display.with_labels(axes, f"input {inputs[0]}", f"input {inputs[1]}")
+        display.with_labels(axes, f"input {inputs[0]}", f"input {inputs[1]}", legend=False)
+        axes.legend(title=f"lines hold {display.percent(display.PROB)} % of each component")
+        return axes
 
     def _by_class(self, X: Tensor | None, labels: Tensor | None) -> list[Tensor]:
         """The rows of each class; none where there are no data."""

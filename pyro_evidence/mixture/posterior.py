@@ -267,7 +267,7 @@ class MixturePosterior(ComponentPosterior):
 
     def _one_output(self, axes: display.Axes, density: MixtureDensity, Y: Tensor) -> display.Axes:
         """A histogram of the data ``(N,)``, the density and the part of each component."""
-        axes.hist(Y.tolist(), bins="auto", density=True, color="lightgrey", label="the data")
+        axes.hist(Y.tolist(), bins="sqrt", density=True, color="lightgrey", label="the data")
         grid = torch.linspace(float(Y.min()), float(Y.max()), display.NUM_GRID).to(density.loc).unsqueeze(-1)
         parts, x = density.component_log_prob(grid).exp(), grid[:, 0].tolist()
         axes.plot(x, density.log_prob(grid).exp().tolist(), color="black", label="density")

@@ -6,7 +6,7 @@ has the dtype and the device of ``X``; tensors among the settings are cast to th
 says that its last column is a bias by an attribute ``bias = True``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,10 @@ class Linear(TensorValue):
 
     bias: bool = True
     last: OneEntryCache = field(default_factory=OneEntryCache, repr=False)
+
+    def names(self, inputs: Sequence[str]) -> list[str]:
+        """Names of the columns of ``Phi``, from those of ``X``."""
+        return [*inputs, *["bias"] * self.bias]
 
     def __call__(self, X: Tensor) -> Tensor:
         """``Phi``, shape ``(..., N, D + bias)``."""

@@ -7,6 +7,7 @@ uncertainty of maximised hyperparameters included; means and standard deviations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import torch
@@ -22,39 +23,46 @@ from pyro_evidence.settings import check_probability
 STEP = 1e-4  # of a column's range, as in marginaleffects; central differences of a smooth function are off by 1e-9
 
 
-# of one column: values that it is given, each in a copy of all rows; weights of averages over these, by what is asked
-Question = tuple[Sequence[Any], Mapping[str, Sequence[float]]]
+# what columns are set to, each in a copy of all rows; weights of averages over these, by what is asked
+Question = tuple[Sequence[Mapping[str, Any]], Mapping[str, Sequence[float]]]
+Levels = Mapping[str, Sequence[Any]]  # of each column that is asked for, none of numbers
 
 
-def level_means(values: Sequence[Any], name: str, _: Any, levels: Sequence[Any]) -> Question:
-    """The average at each of some values, of a factor by default at each level.
+def level_means(values: Sequence[Any] | Levels, _: Any, levels: Levels) -> Question:
+    """The average at each of some values, of factors by default at each level; of several columns at all combinations.
 
-    :raises BadInput: where there are none.
+    :raises BadInput: for a column without any.
     """
-    levels = list(values) or levels
-    if not levels:
-        raise BadInput(f"means({name!r}) of a column of numbers; expected values to set it to, values=[...].")
-    return levels, dict(zip((f"{name}[{v}]" for v in levels), torch.eye(len(levels)).tolist(), strict=True))
+    given = values if isinstance(values, Mapping) else dict.fromkeys(levels, values) if len(levels) == 1 else {}
+    chosen = {name: list(given.get(name, ())) or own for name, own in levels.items()}
+    if numbers := [name for name, found in chosen.items() if not found]:
+        how = "values=[...]" if len(levels) == 1 else f"values={{{numbers[0]!r}: [...]}}"
+        raise BadInput(f"means({numbers[0]!r}) of a column of numbers; expected values to set it to, {how}.")
+    settings = [dict(zip(chosen, each, strict=True)) for each in product(*chosen.values())]
+    labels = [", ".join(f"{name}[{value}]" for name, value in setting.items()) for setting in settings]
+    return settings, dict(zip(labels, torch.eye(len(labels)).tolist(), strict=True))
 
 
-def contrasts(step: float, name: str, column: Any, levels: Sequence[Any]) -> Question:
+def contrasts(step: float, frame: Any, levels: Levels) -> Question:
     """Each level less the first, or without levels a number that is a step higher less the number itself."""
-    if not levels:
-        return [column, column + step], {f"{name} + {step:g}": (-1.0, 1.0)}
-    unit = torch.eye(len(levels))
-    labels = [f"{name}[{level}] - {name}[{levels[0]}]" for level in levels]
-    return levels, dict(zip(labels[1:], (unit[1:] - unit[0]).tolist(), strict=True))
+    ((name, own),) = levels.items()
+    if not own:
+        return [{}, {name: frame[name] + step}], {f"{name} + {step:g}": (-1.0, 1.0)}
+    unit = torch.eye(len(own))
+    labels = [f"{name}[{level}] - {name}[{own[0]}]" for level in own]
+    return [{name: level} for level in own], dict(zip(labels[1:], (unit[1:] - unit[0]).tolist(), strict=True))
 
 
-def derivative(name: str, column: Any, levels: Sequence[Any]) -> Question:
+def derivative(frame: Any, levels: Levels) -> Question:
     """The derivative, by central differences.
 
     :raises BadInput: for a factor.
     """
-    if levels:
+    ((name, own),) = levels.items()
+    if own:
         raise BadInput(f"slopes({name!r}) of a column with levels; expected numbers. Ask for comparisons({name!r}).")
-    step = STEP * float(column.max() - column.min())
-    return [column - step, column + step], {f"d/d {name}": (-0.5 / step, 0.5 / step)}
+    step = STEP * float(frame[name].max() - frame[name].min())
+    return [{name: frame[name] + k * step} for k in (-1, 1)], {f"d/d {name}": (-0.5 / step, 0.5 / step)}
 
 
 def frame_of(posterior: Any, frame: Any, *columns: str | None) -> Any:
@@ -81,8 +89,8 @@ def levels_of(posterior: Any, name: str) -> list[Any]:
 
 def answered(
     posterior: Any,
-    name: str,
-    ask: Callable[[str, Any, Sequence[Any]], Question],
+    columns: Sequence[Any],
+    ask: Callable[[Any, Levels], Question],
     by: str | None,
     frame: Any,
     kind: str,
@@ -90,12 +98,12 @@ def answered(
 ) -> Table:
     """The answer as a table, a row for each thing asked, level of ``by`` and class.
 
-    :param ask: of the column's name, values and levels.
+    :param ask: of the rows, and of the columns' levels.
     :param frame: the rows over which predictions are averaged, None for those of the fit.
     :raises BadInput: where the formula, or the frame, has the columns not.
     """
-    model, frame = of_formula(posterior), frame_of(posterior, frame, name, by)
-    values, asked_for = ask(name, frame[name], levels_of(posterior, name))
+    model, frame = of_formula(posterior), frame_of(posterior, frame, *columns, by)
+    settings, asked_for = ask(frame, {name: levels_of(posterior, name) for name in columns})
     check_probability(prob)
     if kind not in KINDS:
         raise BadInput(f"kind={kind!r}; expected one of {KINDS}.")
@@ -110,7 +118,7 @@ def answered(
         value = eta if kind == "link" else likelihood_moments(fn, eta if eta.dim() == 1 else eta[..., 0])[0]
         return torch.einsum("af,gn,fn...->ag...", weights.to(value), member.to(value), value.unflatten(0, (-1, num)))
 
-    copies = import_module("pandas").concat([frame.assign(**{name: value}) for value in values])
+    copies = import_module("pandas").concat([frame.assign(**setting) for setting in settings])
     joint = posterior._with(model.arguments(copies, groups=kind != "population"), {})
     joint.model = model.seen(asked)
     ends = 0.5 - 0.5 * prob, 0.5 + 0.5 * prob

@@ -179,28 +179,30 @@ class Tabulated(Protocol):
 
     def means(
         self,
-        column: str,
+        column: str | Sequence[str],
         *,
-        values: Sequence[Any] = (),
+        values: Sequence[Any] | Mapping[str, Sequence[Any]] = (),
         by: str | None = None,
         frame: Any = None,
         kind: str = "response",
         prob: float = PROB,
     ) -> Table:
-        """Average predictions of a formula's model with one column set to each of its levels, in every row.
+        """Average predictions of a formula's model with a column set to each of its levels, in every row.
 
         Values are plug-ins at the mode, their standard deviations by the delta method, maximised fixed effects
         included, where the posterior is one Gaussian; averages over draws elsewhere.
 
-        :param values: of the column; by default the levels of a factor.
+        :param column: or several, set to every combination of their levels.
+        :param values: of the column, or of several by name; by default the levels of a factor.
         :param by: a column within whose levels rows are averaged; None for all rows.
         :param frame: the rows, those of the fit by default.
         :param kind: of the predictions, as :meth:`predict` has it.
         :raises BadInput: for a model that no formula made, and for a column that it has not.
 
-        >>> posterior.means("treatment")  # doctest: +SKIP
+        >>> posterior.means(["treatment", "dose"], values={"dose": [1.0, 2.0]})  # doctest: +SKIP
         """
-        return averages.answered(self, column, partial(averages.level_means, values), by, frame, kind, prob)
+        columns = list(column) if isinstance(column, list | tuple) else [column]
+        return averages.answered(self, columns, partial(averages.level_means, values), by, frame, kind, prob)
 
     def comparisons(
         self,
@@ -218,7 +220,7 @@ class Tabulated(Protocol):
 
         >>> posterior.comparisons("treatment", by="sex")  # doctest: +SKIP
         """
-        return averages.answered(self, column, partial(averages.contrasts, step), by, frame, kind, prob)
+        return averages.answered(self, [column], partial(averages.contrasts, step), by, frame, kind, prob)
 
     def slopes(
         self, column: str, *, by: str | None = None, frame: Any = None, kind: str = "response", prob: float = PROB
@@ -229,7 +231,7 @@ class Tabulated(Protocol):
 
         >>> posterior.slopes("dose")  # doctest: +SKIP
         """
-        return averages.answered(self, column, averages.derivative, by, frame, kind, prob)
+        return averages.answered(self, [column], averages.derivative, by, frame, kind, prob)
 
     def _table(
         self, prob: float, names: Names, most: int | None, errors: bool = True, until: float = math.inf
@@ -296,19 +298,26 @@ class Tabulated(Protocol):
 
 
 def _panels(rows: Sequence[Sequence[Any]], fixed: set[str], positive: set[str]) -> list[display.Panel]:
-    """Rows by site, those of named coefficients of groups by coefficient; single ones together, positive ones first.
+    """Rows by site, of groups by coefficient, correlations by group; single ones together, positive ones first.
 
     :param fixed: sites of fixed effects, whose intercepts are of another size than the slopes.
     :param positive: sites that may be on a logarithmic axis.
     """
     panels: dict[str, list[tuple[str, Sequence[Any]]]] = {}
     for label, *numbers in rows:
+        pair, _, of = label.removeprefix("cor(").partition(") of ")
+        if of:
+            panels.setdefault(f"correlations, {of}", []).append((pair, (label, *numbers)))
+            continue
         site, _, inside = label.removesuffix("]").partition("[")
         element, _, effect = inside.rpartition(", ")
         named = bool(element) and not effect.isdigit()
         panel = label if inside == "Intercept" and site in fixed else f"{site}, {effect}" if named else site
         panels.setdefault(panel, []).append((element if named else inside or site, (label, *numbers)))
-    apart = {n: found for n, found in panels.items() if len(found) > 1 or n.partition("[")[0] in fixed}
+    alone = {
+        n for n, found in panels.items() if len(found) == 1 and n.partition("[")[0] not in fixed and n[:4] != "corr"
+    }
+    apart = {n: found for n, found in panels.items() if n not in alone}
     single = [found[0][1] for n, found in panels.items() if n not in apart]
     several = [
         display.Panel(n, [(short, *row[1:]) for short, row in found], n in positive) for n, found in apart.items()

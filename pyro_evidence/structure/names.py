@@ -39,7 +39,8 @@ class Names:
 def names_of(joint: LogJoint, coords: Coords | None = None, dims: Dims | None = None) -> Names:
     """The known names: the caller's first, then the model's own ``coords`` and ``dims``, then columns of a table.
 
-    A site is given a table's columns where its last dimension has as many and no other table has.
+    A site is given a table's columns, or those that a linear basis makes of them, a bias last, where its dimension has
+    as many and no other table has.
 
     :raises BadInput: for a dimension without names, and for names that do not fit.
     """
@@ -49,6 +50,9 @@ def names_of(joint: LogJoint, coords: Coords | None = None, dims: Dims | None = 
     own = as_written(joint.model)
     tables = dict(getattr(joint, "columns", {}))
     columns = {"column" if len(tables) == 1 else f"column of {n}": c for n, c in tables.items()}
+    of_basis = getattr(getattr(own, "basis", None), "names", None)
+    if of_basis is not None:
+        columns |= {f"{d} of the basis": made for d, c in columns.items() if len(made := of_basis(c)) != len(c)}
     sizes = [len(c) for c in columns.values()]
     unique = {len(c): n for n, c in columns.items() if sizes.count(len(c)) == 1}
     by_columns = {n: [unique[s[0]]] for n, s in shapes.items() if len(s) == 1 and s[0] in unique}

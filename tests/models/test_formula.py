@@ -2,7 +2,6 @@
 
 import math
 import pickle
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -303,13 +302,43 @@ def test_factors_of_r_are_categories(data_dir: Path, factor: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "here"), [("ns(x, 3)", "cr(x, df=3)"), ("te(x, z)", "t2(x, z)"), ("hsgp(x)", "gp(x, k=20)")]
+    ("there", "said", "here"),
+    [
+        ("y ~ ns(x, 3)", "cr(x, df=3)", "y ~ cr(x, df=3)"),
+        ("y ~ te(x, z)", "t2(x, z)", "y ~ t2(x, z)"),
+        ("y ~ hsgp(x)", "gp(x, k=20)", "y ~ gp(x, k=20)"),
+        ("y ~ mo(z)", "C(x)", "y ~ C(z)"),
+        ("y | se(se) ~ x", "sigma ~ 0 + offset(log(se))", "y ~ x; sigma ~ 0 + offset(log(se))"),
+        ("y | rate(z) ~ x", "offset(log(n))", "y ~ x + offset(log(z + 1))"),
+        ("y ~ x + ar(time=z, gr=x)", "ar1(time | g)", "y ~ x + ar1(z | x)"),
+        ("y ~ x + (1 | gr(z, by=x))", "(0 + f || g)", "y ~ x + (0 + C(x) || z)"),
+        ("bf(y ~ x, sigma ~ z)", "y ~ x; sigma ~ x", "y ~ x; sigma ~ z"),
+    ],
 )
-def test_functions_of_others_are_told_what_stands_for_them(there: str, here: str) -> None:
+def test_functions_of_others_are_told_what_stands_for_them(there: str, said: str, here: str) -> None:
     rows = pandas.DataFrame({"y": np.sin(np.arange(40.0)), "x": np.arange(40.0) % 7, "z": np.arange(40.0) % 11})
-    with pytest.raises(BadInput, match=re.escape(f"expected {here} in its place")):
-        mixed(f"y ~ {there}", rows)
-    mixed(f"y ~ {here}", rows)
+    rows["se"] = 0.1 + rows.x
+    with pytest.raises(BadInput) as refused:
+        mixed(there, rows)
+    message = str(refused.value)
+    assert said in message.partition("expected ")[2] and len(message) < 300
+    mixed(here, rows)
+
+
+def test_standard_errors_that_are_known_are_no_params() -> None:  # oracle: weighted least squares
+    rows = pandas.DataFrame({"y": [1.0, 3.0, 2.0, 5.0], "x": [0.0, 1.0, 2.0, 3.0], "se": [0.5, 1.0, 2.0, 1.0]})
+    found = fit(*mixed("y ~ x; sigma ~ 0 + offset(log(se))", rows))
+    slope, intercept = np.polyfit(rows.x, rows.y, 1, w=1.0 / rows.se)
+    assert found.hyperparameters["b"].tolist() == pytest.approx([intercept, slope], rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["zero_inflated_poisson", "hurdle_negbinomial"])
+def test_a_family_of_zeros_is_told_its_formula(family: str) -> None:
+    base, zeros = family.rpartition("_")[2], "zi ~ 1" if "inflated" in family else "hurdle ~ 1"
+    rows = pandas.DataFrame({"y": [0, 0, 3, 1, 2, 0], "x": np.arange(6.0)})
+    with pytest.raises(BadInput, match=f"expected family='{base}' and a formula of the zeros, 'y ~ x; {zeros}'"):
+        mixed("y ~ x", rows, family=family)
+    mixed(f"y ~ x; {zeros}", rows, family=base)
 
 
 def test_a_natural_spline_is_that_of_r(data_dir: Path) -> None:

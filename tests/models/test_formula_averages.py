@@ -65,6 +65,17 @@ def test_means_of_a_linear_model_are_its_coefficients(frame: Any) -> None:
     )
 
 
+def test_means_of_two_columns_are_of_each_pair(frame: Any) -> None:
+    posterior = fit("y ~ x * g", frame)
+    rows = posterior.means(["g", "x"], values={"x": [0.25, 0.75]}).rows
+    assert len(rows) == 3 * 2
+    for level, value in (("a", 0.25), ("c", 0.75)):
+        expected = float(posterior.predict(frame.assign(g=level, x=value)).mean())
+        assert rows[f"g[{level}], x[{value}]"]["value"] == pytest.approx(expected, rel=1e-9)
+    with pytest.raises(BadInput, match=r"expected values to set it to, values=\{'x': \[...\]\}"):
+        posterior.means(["g", "x"])
+
+
 def test_standard_deviations_are_those_of_draws(frame: Any) -> None:
     """Of effects and coefficients together, where both are latent, the spread held."""
     posterior = fit("k ~ x + (0 + x | h)", frame, family="poisson", priors={"b": "flat"})

@@ -221,7 +221,7 @@ def test_the_package_executes_no_text() -> None:
 def test_a_formula_calls_what_is_listed(frame: Any, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for formula in (f"y ~ {call}", f"{call} ~ x", f"y ~ x + ({call} | g)"):
-        with pytest.raises(BadInput, match=r"np\.log1p"):
+        with pytest.raises(BadInput, match="log1p"):
             mixed(formula, frame)
     assert not list(tmp_path.iterdir())
 

@@ -61,6 +61,13 @@ def test_structures_give_the_values_of_glmm_tmb(
         )
 
 
+def test_levels_of_a_factor_follow_one_another(frame: Any) -> None:
+    gaps = frame[frame.t != 3].assign(step=lambda d: d.t - (d.t > 3))
+    found = fit("y ~ x + ar1(factor(t) + 0 | g)", gaps)  # as glmmTMB has it, which leaves out levels without rows
+    assert float(found.log_evidence) == float(fit("y ~ x + ar1(step | g)", gaps).log_evidence)
+    assert abs(float(found.log_evidence - fit("y ~ x + ar1(t | g)", gaps).log_evidence)) > 0.1
+
+
 def test_a_series_with_gaps_has_the_normal_density_of_its_lags(frame: Any) -> None:
     gaps = frame[frame.t.isin([0, 1, 4, 5])]
     found = fit("y ~ x + ar1(t | g)", gaps)

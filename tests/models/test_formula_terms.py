@@ -52,3 +52,11 @@ NO_FORMULAS = ["y", "y ~ x ~ z", " ~ x", "y ~ ", "y ~ (x", "y ~ x | g", "y ~ (1 
 def test_what_is_no_formula_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadInput, match="expected"):
         parsed(text)
+
+
+def test_a_point_is_every_other_column() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(0.0, index=range(2), columns=["y", "x 1", "z", "g", "n"])
+    found = parsed("log(y) ~ . - z + offset(n) + (1 | g); sigma ~ .", frame)
+    assert found[""].fixed == "`x 1` - z + offset(n)"
+    assert found["sigma"].fixed == "`x 1` + `z` + `g` + `n`"

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import BadInput, EvidenceEM, LaplaceEvidence, LaplacePosterior, Stop
+from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture
+from pyro_evidence.models.regression import regression
 from pyro_evidence.posterior.diagnostics import FEWEST_WEIGHTED
 from tests.models_for_tests.posterior_models import (
     ard,
@@ -134,6 +136,9 @@ def test_columns_of_a_frame_name_the_weights() -> None:
     frame = pandas.DataFrame(torch.randn(30, 3).numpy(), columns=["age", "dose", "weight"])
     found = LaplaceEvidence(ard, maximise=(), stop=Stop(progress=False)).run(frame, torch.randn(30))
     assert {"w[age]", "w[dose]", "w[weight]"} <= set(found.table().rows)
+    biased = LaplaceEvidence(regression(Linear(), groups=torch.arange(3)), stop=Stop(progress=False))
+    rows = biased.run(frame, 2.0 * torch.tensor(frame.dose.tolist()) + 3.0 + torch.randn(30)).table().rows
+    assert {"alpha[dose]", "w[dose]", "w[bias]"} <= set(rows)
 
 
 def test_a_table_can_be_kept_and_shown() -> None:

@@ -18,7 +18,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import global_lock
 from pyro_evidence.lazy_import import import_extra
 from pyro_evidence.models.formula.smooths import HELD, SmoothColumns
-from pyro_evidence.models.formula.terms import SMOOTHS, Formula, Smooth, Varying, parsed, with_fixed
+from pyro_evidence.models.formula.terms import FACTOR_OF, INSTEAD, SMOOTHS, Formula, Smooth, Varying, parsed, with_fixed
 from pyro_evidence.models.gmrf import Neighbours
 
 Frame = Any  # a pandas.DataFrame
@@ -37,13 +37,6 @@ FORMULAE = (
     *("proportion", "scale", "standardize", "tp"),
 )
 FUNCTIONS = (*FORMULAE, *NUMPY, *(f"np.{name}" for name in NUMPY))  # all that a formula can call
-INSTEAD = {  # of functions of R's packages, brms and bambi
-    "ns": "cr(x, df=3)",
-    "te": "t2(x, z)",
-    "ti": "t2(x, z)",
-    "hsgp": "gp(x, k=20)",
-    "weights": "mixed(..., weights='column')",
-}
 
 COUNTED = re.compile(  # numbers of columns, of a polynomial or spline, or of terms that are multiplied
     r"\b(?:poly|bs|cc|cr|tp)\((?:[^()]|\([^()]*\))*?,\s*(\d+)\s*[,)]|\b(?:df|degree)\s*=\s*(\d+)|\*\*\s*(\d+)"
@@ -210,18 +203,18 @@ class FrameDesign:
         if varying.structure != "ar1":
             return self.matrix(varying.terms, frame)
         places = {time: place for place, time in enumerate(self._every_time(varying))}
-        found = (self.frame if frame is None else frame)[varying.terms.strip("`")].tolist()
+        found = (self.frame if frame is None else frame)[_column_of(varying)].tolist()
         if unknown := [time for time in found if time not in places]:
             raise BadInput(f"{varying.text}: time {unknown[0]!r} is new; expected one of {list(places)}.")
         return torch.nn.functional.one_hot(torch.tensor([places[time] for time in found]), len(places)).double()
 
     def _every_time(self, varying: Varying) -> Sequence[Any]:
-        """Every time in order, those too that lack between whole numbers.
+        """Every time in order, those too that lack between whole numbers; of a factor its levels, as in glmmTMB.
 
         :raises BadInput: for what is no column, times that are neither whole numbers nor equally far apart, and more
             times than a matrix is held of.
         """
-        name = varying.terms.strip("`")
+        name = _column_of(varying)
         if name not in self.frame.columns:
             raise BadInput(f"{varying.text}; expected one column before the bar, of {list(self.frame.columns)}.")
         times = self.frame[name]
@@ -229,7 +222,9 @@ class FrameDesign:
             return list(times.cat.categories)
         with _of_one_kind(varying.text):
             found: Sequence[Any] = sorted(set(times.tolist()))
-        if all(isinstance(time, int | float) and float(time).is_integer() for time in found):
+        if FACTOR_OF.match(varying.terms):
+            pass
+        elif all(isinstance(time, int | float) and float(time).is_integer() for time in found):
             steps = [int(later - earlier) for earlier, later in pairwise(found)]
             found = range(int(found[0]), int(found[-1]) + 1, math.gcd(*steps) or 1)
         elif not all(isinstance(time, str | bool) for time in found):
@@ -361,7 +356,7 @@ def formulas_within(formula: str, frame: Frame) -> tuple[tuple[str, ...], dict[s
     >>> list(formulas_within("y ~ a * b", frame)[1])
     ['y ~ 1', 'y ~ 1 + b', 'y ~ 1 + a', 'y ~ 1 + a + b', 'y ~ 1 + a + b + a:b']
     """
-    common = _design_matrices(parsed(formula)[""].fixed, frame).common
+    common = _design_matrices(parsed(formula, frame)[""].fixed, frame).common
     named = {} if common is None else common.terms
     offsets = [name for name, term in named.items() if term.kind == "offset"]
     always = ["1" if "Intercept" in named else "0", *offsets]
@@ -452,12 +447,12 @@ def _design_matrices(text: str, frame: Frame) -> Any:
             if token.kind == "PYTHON_LITERAL" and name in frame.columns:
                 raise BadInput(f"'{text}' has {name}, which is no name in a formula; expected `{name}` for the column.")
             if token.kind == "IDENTIFIER" and name not in FUNCTIONS and not column:
-                instead = f"{INSTEAD[name]} in its place, or " if name in INSTEAD else ""
-                raise BadInput(
-                    f"'{text}' has '{name}'; expected {instead}columns of the frame, and of functions "
-                    f"{', '.join(FUNCTIONS)}. What is computed otherwise goes into a column of the frame first. "
-                    f"Smooths stand between plus signs: {SMOOTHS}."
+                known = (
+                    f"columns of the frame, and of functions {', '.join((*FORMULAE, *NUMPY))}, those of NumPy as "
+                    f"np.log too. What is computed otherwise goes into a column of the frame first. Smooths stand "
+                    f"between plus signs: {SMOOTHS}"
                 )
+                raise BadInput(f"'{text}' has '{name}'; expected {INSTEAD.get(name, known)}.")
         reader = parser.Parser(tokens)
         reader.parse()
         if not reader.at_end():  # formulae would leave the rest out
@@ -496,6 +491,11 @@ def _evaluated(common: Any, frame: Frame) -> Any:
             f"the fixed part of the formula cannot be evaluated on the new rows ({error}); expected the fit's columns, "
             f"with levels that the fit has seen. Only groups may be new."
         ) from error
+
+
+def _column_of(varying: Varying) -> str:
+    """The column with the times of an ``ar1``."""
+    return FACTOR_OF.sub(r"\1", varying.terms).strip("`")
 
 
 def _terms(built: Any) -> list[tuple[str, Any]]:

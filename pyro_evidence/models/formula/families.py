@@ -155,13 +155,10 @@ FAMILIES: Mapping[str, GLMFamily] = MappingProxyType(
 )
 OTHER_NAMES = {
     "normal": "gaussian",
-    "cumulative": "ordinal",
-    "t": "student",
-    "t family": "student",
-    "beta family": "beta",
-    "studentt": "student",
-    "nbinom2": "negative binomial",
-    "negbinomial": "negative binomial",
+    **dict.fromkeys(("cumulative", "ocat"), "ordinal"),
+    **dict.fromkeys(("t", "t family", "studentt", "scat"), "student"),
+    **dict.fromkeys(("beta family", "betar"), "beta"),
+    **dict.fromkeys(("nbinom2", "negbinomial", "negativebinomial", "nb"), "negative binomial"),
     "nbinom1": "negative binomial 1",
     "betabinomial": "beta binomial",
     "truncated nbinom2": "truncated negative binomial",
@@ -208,7 +205,12 @@ def chosen_family(name: Family, link: str | None = None) -> tuple[str, GLMFamily
     own = name[0].__name__ if isinstance(name, tuple) else " ".join(str(name).lower().replace("_", " ").split())
     own = OTHER_NAMES.get(own, own)
     if not isinstance(name, tuple) and own not in FAMILIES:
-        raise BadInput(f"family={name!r}; expected one of {list(FAMILIES)}, or {EXAMPLE}.")
+        kind, _, base = own.removeprefix("zero ").partition(" ")
+        zeros = (
+            {"inflated": "zi ~ 1", "hurdle": "hurdle ~ 1"}.get(kind, "") if base in {*FAMILIES, *OTHER_NAMES} else ""
+        )
+        said = f"family={base!r} and a formula of the zeros, 'y ~ x; {zeros}', or " if zeros else ""
+        raise BadInput(f"family={name!r}; expected {said}one of {list(FAMILIES)}, or {EXAMPLE}.")
     found = of_location(*name) if isinstance(name, tuple) else FAMILIES[own]
     if link is not None and link not in found.links:
         raise BadInput(f"link={link!r} of family={name!r}; expected one of {list(found.links)}.")

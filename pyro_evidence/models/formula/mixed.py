@@ -150,8 +150,8 @@ def mixed(
 
     The formula is that of lme4 and brms: ``(days | subject)`` are correlated effects, ``(days || subject)`` independent
     ones, ``(1 | a / b)`` nested groups, ``ar1(time | g)``, ``cs(x | g)``, ``diag`` and ``us`` what they are in glmmTMB,
-    ``x * z`` interactions, ``offset(x)`` a term with coefficient one.  Smooths are
-    those of mgcv: ``s(x)``, a curve, ``s(x, k=20)`` of more functions, ``s(x, by=g)`` one a level, ``s(x, z)`` and
+    ``x * z`` interactions, ``offset(x)`` a term with coefficient one, ``.`` every other column.  Smooths are those of
+    mgcv: ``s(x)``, a curve, ``s(x, k=20)`` of more functions, ``s(x, by=g)`` one a level, ``s(x, z)`` and
     ``t2(x, z)`` surfaces, ``s(day, bs="cc", knots=[0, 365])`` of a period, ``s(g, bs="mrf")`` over a graph; ``gp(x)``
     is a Gaussian process by sines (Riutort-Mayol et al. 2023).  Behind
     semicolons stand formulas of other parameters, groups in them too: ``"y ~ x; sigma ~ x"`` (its logarithm, as of
@@ -191,7 +191,7 @@ def mixed(
     >>> round(slope, 4)
     2.1667
     """
-    formulas = parsed(formula)
+    formulas = parsed(formula, frame)
     named, chosen = chosen_family(family, link)
     zeros = ZEROS if chosen.response == "counts" else ()
     allowed = (*(p for p in chosen.parameters if p not in ("growth", CUTPOINTS)), *zeros)

@@ -2,13 +2,17 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.formula.structures import STRUCTURES
 
-EXAMPLE = '"response ~ fixed terms + (varying terms | group)", such as "reaction ~ days + (days | subject)"'
+EXAMPLE = (
+    '"response ~ fixed terms + (varying terms | group)", such as "reaction ~ days + (days | subject)", '
+    'formulas of other parameters behind semicolons: "y ~ x; sigma ~ x"'
+)
 WORD = re.compile(r"`[^`]+`|[^\W\d]\w*(?:\.\w+)*")
 SMOOTH = re.compile(r"\+?\s*(s|t2|gp)\((.*)\)", re.DOTALL)
 GROUP = re.compile(r"\+?\s*(\w*)\s*\((.*)\)", re.DOTALL)
@@ -18,6 +22,25 @@ SMOOTHS = (
     "t2(x, z), gp(x)"
 )
 FACTOR = re.compile(r"(?<![\w.])(as\.)?factor\(")  # as R has it
+FACTOR_OF = re.compile(r"^C\((.*)\)$")
+INSTEAD = {  # what is expected in place of functions of R's packages, brms and bambi
+    "ns": "cr(x, df=3)",
+    **dict.fromkeys(("te", "ti"), "t2(x, z)"),
+    "hsgp": "gp(x, k=20)",
+    **dict.fromkeys(("mo", "monotonic"), "C(x), a coefficient for each level"),
+    **dict.fromkeys(("me", "mi"), "the column itself, or a program of your own that samples it, dist.Normal(x, se)"),
+    **dict.fromkeys(("ar", "arma"), "ar1(time | g)"),
+    "car": "s(g, bs='mrf') with mixed(..., neighbours=...)",
+    "se": "a formula of the standard deviation, 'y ~ x; sigma ~ 0 + offset(log(se))'",
+    "weights": "mixed(..., weights='column')",
+    "rate": "offset(log(n)) among the terms",
+    **dict.fromkeys(("cens", "censored"), "surv(time, event) and a family of times, such as 'weibull' or 'lognormal'"),
+    "mvbind": "a formula for each response, a fit each",
+    "gr": "(0 + f || g), a spread for each level of f as by=f has it",
+    "mm": "a program of your own that adds 0.5 * (u[g] + u[h]) with dist.Normal effects u",
+}
+ZERO = re.compile(r"^0\s*\+\s*|\s*\+\s*0$|\s*-\s*1$")  # no intercept
+EVERY = re.compile(r"\+?\s*\.")  # every other column
 OPEN, CLOSE = "([{", ")]}"
 
 
@@ -87,17 +110,20 @@ class Formula:
         return {w.strip("`") for w in WORD.findall(text)} | {c for v in self.varying for c in v.columns}
 
 
-def parsed(text: str) -> dict[str, Formula]:
+def parsed(text: str, frame: Any = None) -> dict[str, Formula]:
     """The formulas in their parts: of the response, under no name, and of each ``; parameter ~ terms`` behind it.
 
+    :param frame: whose columns a term ``.`` stands for, those that the formula does not name elsewhere.
     :raises BadInput: where it is not one.
     """
     if not isinstance(text, str):
         raise BadInput(f"formula={text!r}; expected {EXAMPLE}.")
+    columns = [str(name) for name in getattr(frame, "columns", ())]
     first, *others = text.split(";")
-    found = {"": _parsed(first)}
+    found = {"": _parsed(first, columns)}
+    columns = [name for name in columns if name not in Formula(found[""].response, "", ()).words]
     for other in others:
-        part = _parsed(other)
+        part = _parsed(other, columns)
         name = part.response
         if not name.isidentifier() or name in found:
             raise BadInput(
@@ -120,7 +146,7 @@ def with_fixed(text: str, fixed: str) -> str:
     return ";".join([f"{response.strip()} ~ {' + '.join([fixed, *kept])}", *others])
 
 
-def _parsed(text: str) -> Formula:
+def _parsed(text: str, columns: Sequence[str]) -> Formula:
     if text.count("~") != 1:
         raise BadInput(f"formula={text!r}; expected {EXAMPLE}.")
     response, right = (side.strip() for side in text.split("~"))
@@ -138,6 +164,11 @@ def _parsed(text: str) -> Formula:
             varying += _varying(*group, text)
         else:
             fixed.append(part)
+    every = [part for part in fixed if EVERY.fullmatch(part)]
+    fixed = [part for part in fixed if part not in every]
+    if every:
+        named = Formula(response, " ".join(fixed), tuple(varying), tuple(smooths)).words
+        fixed = [*(f"+ `{name}`" for name in columns if name not in named), *fixed]
     terms = " ".join(fixed).strip().removeprefix("+").strip() or "1"
     if "|" in terms:
         raise BadInput(f"formula={text!r} has a bar outside of brackets of their own; expected {EXAMPLE}.")
@@ -204,6 +235,8 @@ def _group(part: str) -> tuple[str, str] | None:
 def _varying(name: str, inside: str, text: str) -> Iterator[Varying]:
     """What varies by each of the groupings that ``a + b``, ``a / b``, ``a : b`` and ``a * b`` stand for."""
     terms, _, group = inside.partition("|")
+    if name == "ar1":
+        terms = ZERO.sub("", terms.strip())  # as glmmTMB has it, ar1(factor(t) + 0 | g)
     structure = name or ("diag" if group.startswith("|") else "us")
     group = group if name else group.removeprefix("|")
     if not terms.strip() or not group.strip() or "|" in group or structure not in STRUCTURES:
@@ -225,10 +258,9 @@ def _varying(name: str, inside: str, text: str) -> Iterator[Varying]:
 
 def _columns(text: str, formula: str) -> tuple[str, ...]:
     names = tuple(part.removeprefix(":").strip() for part in _split(text, ":"))
-    plain = tuple(re.sub(r"^C\((.*)\)$", r"\1", n).strip().strip("`") for n in names)
+    plain = tuple(FACTOR_OF.sub(r"\1", n).strip().strip("`") for n in names)
     if not all(re.fullmatch(r"[\w. ]+", n) for n in plain):
-        raise BadInput(
-            f"groups '{text}' in formula={formula!r}; expected names of columns joined by :, /, * or +. Put what is to "
-            f"be computed into a column of the frame first."
-        )
+        known = "names of columns joined by :, /, * or +. Put what is to be computed into a column of the frame first"
+        expected = INSTEAD.get(text.partition("(")[0], known)
+        raise BadInput(f"groups '{text}' in formula={formula!r}; expected {expected}.")
     return plain
