@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.test_architecture import ORDER, PACKAGE, imported_parts, part, sources
+from tests.test_architecture import ORDER, PACKAGE, imported_parts, nodes, part, sources
 
 PAGE = PACKAGE.parent / "docs/architecture.md"
 MARK = "<!-- {}: written by make picture -->"
@@ -51,8 +51,8 @@ def arrows(wanted: dict[str, set[str]]) -> list[tuple[str, str]]:
 def said(root: Path, name: str) -> str:
     """The first line of the docstring of a part."""
     path = root / f"{name}.py"
-    tree = ast.parse((path if path.exists() else root / name / "__init__.py").read_text(encoding="utf-8"))
-    return (ast.get_docstring(tree) or "").split("\n")[0].replace("``", "`")
+    module = nodes(path if path.exists() else root / name / "__init__.py")[0]
+    return (ast.get_docstring(module) or "").split("\n")[0].replace("``", "`")
 
 
 def is_folder(root: Path, name: str) -> bool:
@@ -83,7 +83,7 @@ def walk(fit: str) -> list[str]:
 
 def numbered(root: Path, files: list[str]) -> str:
     """Each file with the first line of its docstring."""
-    docs = [ast.get_docstring(ast.parse((root / name).read_text(encoding="utf-8"))) or "" for name in files]
+    docs = [ast.get_docstring(nodes(root / name)[0]) or "" for name in files]
     firsts = [doc.split("\n")[0].replace("``", "`") for doc in docs]
     return "\n".join(f"{i}. `{name}`: {first}" for i, (name, first) in enumerate(zip(files, firsts, strict=True), 1))
 

@@ -10,7 +10,7 @@ import itertools
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -166,7 +166,8 @@ def file_imports(root: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, path in names.items():
         wanted = imported_names(path)
-        found[name] = {m for m in names if m != name and any(w == m or w.startswith(m + ".") for w in wanted)}
+        above = {".".join(w.split(".")[: i + 1]) for w in wanted for i in range(w.count(".") + 1)}
+        found[name] = (names.keys() & above) - {name}
     return found
 
 
@@ -219,7 +220,8 @@ def thresholds_without_a_reason(root: Path) -> list[str]:
     """Numbers in capitals that neither a comment on their lines or the one before nor a docstring after explains."""
     found = []
     for path in sources(root):
-        tree, lines = ast.parse(path.read_text(encoding="utf-8")), code_and_comments(path)
+        tree, lines = nodes(path)[0], code_and_comments(path)
+        assert isinstance(tree, ast.Module)
         documented = {
             before.end_lineno
             for before, after in itertools.pairwise(tree.body)
@@ -257,18 +259,11 @@ def drawers_for_everything(root: Path) -> list[str]:
 def values_called_at(root: Path) -> list[str]:
     """Values, fields and functions with the name of a preposition, which does not say what they are."""
     return [
-        f"{path.relative_to(root)}:{line} calls something 'at'; say what it is: a place, a point, a problem"
+        f"{path.relative_to(root)}:{node.lineno} calls something 'at'; say what it is: a place, a point, a problem"
         for path in sources(root)
-        for line, name in _words(path)
-        if name == "at"
+        for node in nodes(path)
+        if "at" in vars(node).values() and not isinstance(node, ast.Constant)
     ]
-
-
-def _words(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open("rb") as file:
-        for token in tokenize.tokenize(file.readline):
-            if token.type == tokenize.NAME:
-                yield token.start[0], token.string
 
 
 BROKEN: list[tuple[Rule, str, str]] = [

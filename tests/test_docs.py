@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_architecture import nodes
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/when_not_to_trust.md"
 HOLE = "\0"  # where a message has a number or a name put in
@@ -16,7 +18,7 @@ HOLE = "\0"  # where a message has a number or a name put in
 @cache
 def sources() -> list[ast.AST]:
     paths = sorted((ROOT / "pyro_evidence").rglob("*.py"))
-    return [node for path in paths for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    return [node for path in paths for node in nodes(path)]
 
 
 def text(node: ast.AST) -> str:
@@ -124,7 +126,7 @@ def doubts() -> list[str]:
     """The error messages that estimators of the evidence return: pairs of a condition and a text."""
     found = []
     for path in sorted((ROOT / "pyro_evidence/evidence_check").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if (
                 isinstance(node, ast.Tuple)
                 and len(node.elts) == 2

@@ -5,6 +5,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from tests.test_architecture import nodes, sources
+
 PACKAGE = Path(__file__).resolve().parents[1] / "pyro_evidence"
 LEANS = re.compile(r"(The same( of| as| with|:|\.|$)|Itself|As above|Both\.|One round\.|Its \w+\.)")
 
@@ -15,10 +17,9 @@ Found = tuple[str, ast.FunctionDef | ast.ClassDef, bool]  # where, what, whether
 def definitions(root: Path) -> list[Found]:
     """Every class and function of the package, methods too."""
     found = []
-    for path in sorted(root.rglob("*.py")):
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        methods = {inner for n in nodes if isinstance(n, ast.ClassDef) for inner in n.body}
-        for node in nodes:
+    for path in sources(root):
+        methods = {inner for n in nodes(path) if isinstance(n, ast.ClassDef) for inner in n.body}
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.append((f"{path.relative_to(root)}:{node.lineno} {node.name}", node, node in methods))
     return found

@@ -4,7 +4,6 @@ import ast
 import importlib
 import subprocess
 import sys
-from pathlib import Path
 from types import FunctionType, ModuleType
 
 import pytest
@@ -23,43 +22,26 @@ def test_every_name_is_what_its_module_has(package) -> None:
         assert getattr(package, name) is getattr(module, name, module)
 
 
-def fresh(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_one_engine_does_not_import_the_others_nor_a_first_fit_computer_algebra() -> None:
+def test_one_engine_imports_no_other_a_first_fit_no_algebra_and_folders_are_there_unasked() -> None:
+    """Of the lines of the README tests/test_wheel.py says the same; no module hides the function of its name."""
     others = ("mixture", "mppca", "prbf", "relevance", "compare", "evidence_check")
     code = (
-        "import sys, torch; from pyro_evidence import LaplaceEvidence; print(list(sys.modules)); "
+        "import sys, torch, pyro_evidence; from pyro_evidence import LaplaceEvidence; print(list(sys.modules)); "
+        "print(pyro_evidence.models.basis.Linear, pyro_evidence.prbf.choose_alpha); "
         "from pyro_evidence.models.basis import Linear; from pyro_evidence.models.classifier import classifier; "
         "X = torch.linspace(-1.0, 1.0, 20)[:, None]; "
-        "LaplaceEvidence(classifier(Linear())).run(X, (X[:, 0].sin() > 0.1).float()); print('sympy' in sys.modules)"
-    )
-    imported, algebra = fresh(code).splitlines()
-    found = set(ast.literal_eval(imported))
-    assert "pyro_evidence.infer.laplace_evidence" in found
-    assert not found & {f"pyro_evidence.{other}" for other in others}
-    assert algebra == "False"  # torch does, which takes half a second, where it is given a cotangent
-
-
-def test_nor_do_the_lines_of_the_readme_with_more_passes_a_summary_and_a_prediction(
-    readme_blocks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(pyro_evidence.__file__).parents[1]))
-    monkeypatch.chdir(tmp_path)
-    assert fresh("\n".join([*readme_blocks, "import sys; print('sympy' in sys.modules)"])).splitlines()[-1] == "False"
-
-
-def test_folders_are_there_unasked_and_no_module_hides_the_function_of_its_name() -> None:
-    code = (
-        "import pyro_evidence; print(pyro_evidence.models.basis.Linear, pyro_evidence.prbf.choose_alpha); "
+        "LaplaceEvidence(classifier(Linear())).run(X, (X[:, 0].sin() > 0.1).float()); print('sympy' in sys.modules); "
         "import pyro_evidence.compare.sbc, pyro_evidence.infer.class_conditional as module; "
         "from pyro_evidence import compare, sbc; from pyro_evidence.infer import class_conditional; "
         "print(type(compare).__name__, type(sbc).__name__, type(class_conditional).__name__)"
     )
-    folders, kinds = fresh(code).splitlines()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    imported, folders, algebra, kinds = done.stdout.splitlines()
+    found = set(ast.literal_eval(imported))
+    assert "pyro_evidence.infer.laplace_evidence" in found
+    assert not found & {f"pyro_evidence.{other}" for other in others}
+    assert algebra == "False"  # torch does, which takes half a second, where it is given a cotangent
     assert "models.basis.Linear" in folders
     assert kinds == " ".join([FunctionType.__name__] * 3)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "pyro_evidence"
 PAGE = ROOT / "docs" / "equations.md"
+YEAR = re.compile(r"\(\d{4}\)")
 NAME = r"(?:(?:van|de|del|Del|Le)\s)?[A-Z][\w'-]+"
 SOURCE = re.compile(rf"((?:{NAME}(?:, | and ))*{NAME}(?: et al\.)?) \((\d{{4}})\)")
 PLACE = re.compile(
@@ -43,7 +44,8 @@ def entries(package: Path) -> list[tuple[str, str, str]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 name = module if isinstance(node, ast.Module) else f"{module}: {node.name}"
-                found |= {(source, place, name) for source, place in citations(ast.get_docstring(node) or "")}
+                text = ast.get_docstring(node, clean=False) or ""
+                found |= {(source, place, name) for source, place in citations(text)} if YEAR.search(text) else set()
     return sorted(found, key=lambda entry: (entry[0], [int(n) for n in re.findall(r"\d+", entry[1])], entry[1:]))
 
 

@@ -23,6 +23,7 @@ import pandas
 from pyro_evidence.models.formula import FAMILIES, MixedModel, mixed
 from pyro_evidence.models.formula.design import FUNCTIONS
 from pyro_evidence.models.formula.priors import DISTRIBUTIONS
+from tests.test_architecture import nodes
 
 ROWS = 24
 CODE = "a\n    open('executed','w')#", '"""\nopen(\'executed\',\'w\')\n"""', "'+str(open('executed','w'))+'\\"
@@ -197,7 +198,7 @@ def test_nothing_in_a_frame_is_executed(
 def test_the_package_executes_no_text() -> None:
     folder = Path(pyro_evidence.__file__).parent
     for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
             imported = [a.name for a in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             assert called not in ("exec", "eval", "compile") and "linecache" not in imported, path
