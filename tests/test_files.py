@@ -243,31 +243,27 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 WRITES = textwrap.dedent(
     """
-    import sys, torch
+    import os, sys, torch
     from pyro_evidence import files
-    number, path = float(sys.argv[1]), sys.argv[2]
+    number, path = 1.0 + bool(os.fork()), sys.argv[1]
     while True:
         files.write({"a": torch.full((200_000,), number)}, path)
     """
 )
 
 
-def writer(number: int, path: Path) -> subprocess.Popen[bytes]:
-    """A process that does nothing but save."""
-    return subprocess.Popen([sys.executable, "-c", WRITES, str(number), str(path)], cwd=Path(__file__).parents[1])
-
-
 @LINUX
 def test_two_writers_and_a_reader_meet_whole_files_only(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    writers = [writer(k, path) for k in (1, 2)]
+    command = [sys.executable, "-c", WRITES, str(path)]
+    place = Path(__file__).parents[1]
+    writers = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, start_new_session=True)
     try:
         wait_for(path.exists)
-        seen = {files.read(path)["a"].unique().tolist().__repr__() for _ in range(300)}
+        seen = {files.read(path)["a"].unique().tolist().__repr__() for _ in range(200)}
     finally:
-        for process in writers:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        os.killpg(writers.pid, signal.SIGKILL)
+        writers.communicate()  # until neither has the pipe
     assert seen <= {"[1.0]", "[2.0]"} and len(seen) >= 1
     files.write({"a": 3}, path)  # what they left half done goes
     assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -31,13 +31,19 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Problem:
     return Problem("small", classifier(Linear(), alpha_bias=0.01), train, test)
 
 
-def test_every_engine_has_its_line(problem: Problem) -> None:
+def test_every_engine_has_its_line_and_the_picture_has_units(problem: Problem) -> None:
     posterior = LaplaceEvidence(problem.model).run(problem.train.X, problem.train.t)
-    lines = list(demo.table(problem, demo.fit_all(problem)))
+    fits = demo.fit_all(problem)
+    lines = list(demo.table(problem, fits))
     assert [text[15:42].rstrip() for text in lines] == list(demo.ENGINES)
     assert not any("failed" in text for text in lines)
     evidences = [text[-31:-19].strip() for text in lines]
     assert evidences == [f"{float(posterior.log_evidence):.2f}", "-", "-", "-"]
+    figure = demo.picture(problem, fits)
+    assert all(axes.get_xlabel() for axes in figure.axes)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b", "bias"]
+    assert math.isclose(figure.axes[2].lines[1].get_ydata()[-1], figure.axes[2].lines[1].get_ydata().max())
+    plt.close(figure)
 
 
 def test_svi_leaves_its_hyperparameters_in_its_model(problem: Problem) -> None:
@@ -100,14 +106,6 @@ def test_main_prints_the_table_and_writes_the_picture(
     height, width, _ = plt.imread(tmp_path / "demo.png").shape
     assert height > 500 and width > 1000
     plt.close("all")
-
-
-def test_the_picture_has_units(problem: Problem) -> None:
-    figure = demo.picture(problem, demo.fit_all(problem))
-    assert all(axes.get_xlabel() for axes in figure.axes)
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b", "bias"]
-    assert math.isclose(figure.axes[2].lines[1].get_ydata()[-1], figure.axes[2].lines[1].get_ydata().max())
-    plt.close(figure)
 
 
 def test_problems_depend_on_the_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Data frames and formulas of other people: names and levels that look like code, that collide, or that are new."""
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,6 +30,11 @@ def table(**columns: object) -> pd.DataFrame:
 def evidence(formula: str, frame: pd.DataFrame, **settings: object) -> float:
     model, args = mixed(formula, frame, **settings)  # type: ignore[arg-type]
     return float(LaplaceEvidence(model, stop=QUIET).run(*args).log_evidence)
+
+
+@cache
+def usual() -> float:
+    return evidence("y ~ x + (1 | g)", table())
 
 
 # --- what looks like code ---
@@ -124,13 +131,13 @@ def test_levels_may_hold_a_colon() -> None:
 )
 def test_a_response_may_have_any_name(name: str) -> None:
     found = evidence(f"{name} ~ x + (1 | g)", table().rename(columns={"y": name}))
-    assert found == pytest.approx(evidence("y ~ x + (1 | g)", table()), abs=1e-8)
+    assert found == pytest.approx(usual(), abs=1e-8)
 
 
 @pytest.mark.parametrize("name", ["u", "len", "scale"])
 def test_a_group_may_have_any_name(name: str) -> None:
     found = evidence(f"y ~ x + (1 | {name})", table().rename(columns={"g": name}))
-    assert found == pytest.approx(evidence("y ~ x + (1 | g)", table()), abs=1e-8)
+    assert found == pytest.approx(usual(), abs=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +161,7 @@ def test_a_group_leaves_the_names_of_others_alone(name: str, formula: str) -> No
 def test_a_column_called_true_is_no_constant() -> None:
     frame = table().rename(columns={"x": "True"})
     says(refusal(lambda: mixed("y ~ True + (1 | g)", frame)), "no name in a formula", "`True`")
-    assert evidence("y ~ `True` + (1 | g)", frame) == pytest.approx(evidence("y ~ x + (1 | g)", table()), abs=1e-8)
+    assert evidence("y ~ `True` + (1 | g)", frame) == pytest.approx(usual(), abs=1e-8)
 
 
 def test_groups_are_known_where_a_gap_has_made_their_numbers_floats() -> None:
@@ -220,13 +227,18 @@ def test_quantiles_of_a_new_group_are_those_of_the_normal(sleep) -> None:
     torch.testing.assert_close((high - low) / 2, 1.6449 * variance.sqrt(), rtol=0.05, atol=0.0)
 
 
+@cache
+def of_few_steps(random: str) -> tuple[Any, Any]:
+    model, args = mixed(f"y ~ x + {random}", table())
+    return model, LaplaceEvidence(model, stop=Stop(num_steps=5, throw=False, progress=False)).run(*args)
+
+
 @pytest.mark.filterwarnings("ignore:LaplaceEvidence. ran out of steps:UserWarning")
 @pytest.mark.parametrize("random", ["(1 | g)", "(x || g)", "(x | g)"])
 @pytest.mark.parametrize("num_samples", [1, 999, 1000])
 def test_means_of_known_and_new_groups_in_one_table(random: str, num_samples: int) -> None:
     """Linear predictors: whatever is drawn for the new groups, the means are those of the fixed effects."""
-    model, args = mixed(f"y ~ x + {random}", table())
-    posterior = LaplaceEvidence(model, stop=Stop(num_steps=5, throw=False, progress=False)).run(*args)
+    model, posterior = of_few_steps(random)
     new = model.arguments(pd.DataFrame({"x": [0.0, 1.0, 2.0], "g": ["g0", "new", "newer"]}))
     b, sigma = posterior.hyperparameters["b"], posterior.hyperparameters["sigma"]
     mean, sd = posterior.predict(*new, num_samples=num_samples, return_std=True)

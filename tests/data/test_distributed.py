@@ -21,9 +21,22 @@ from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.mixture import gaussian_mixture
 from tests.mixture.test_number import clusters
 
-SCRIPT = """
-import json, sys, torch, warnings
+FORKED = """
+import json, os, sys, torch, warnings
+import pyro_evidence.infer.evidence_em, pyro_evidence.infer.laplace_evidence
 warnings.simplefilter("ignore")
+for rank in range(int(os.environ["WORLD_SIZE"])):  # what is imported is imported once
+    if not os.fork():
+        os.environ["RANK"], sys.stdout = str(rank), open(f"{rank}.json", "w")
+        break
+else:
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            sys.exit()
+"""
+SCRIPT = """
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)
 from pyro_evidence import EvidenceEM, Start, Stop, BadInput
@@ -57,24 +70,22 @@ def port() -> int:
         return int(found.getsockname()[1])
 
 
+def run_ranks(path: Path, script: str, size: int, *arguments: str) -> list[str]:
+    """What each rank says."""
+    (path / "fit.py").write_text(FORKED + script)
+    own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    own["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(path / "fit.py"), *arguments]
+    subprocess.run(command, env=os.environ | own, cwd=path, check=True, timeout=600)
+    return [(path / f"{rank}.json").read_text() for rank in range(size)]
+
+
 def run(path: Path, cut: list[int], what: str = "", each: int = 1) -> list[Any]:
     """What each rank says.
 
     :param each: ranks that have the same rows.
     """
-    (path / "fit.py").write_text(SCRIPT)
-    own = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port()),
-        "WORLD_SIZE": str(each * len(cut)),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, str(path / "fit.py"), json.dumps(cut), what]
-    ranks = [
-        subprocess.Popen(command, env=os.environ | own | {"RANK": str(i)}, stdout=subprocess.PIPE, text=True)
-        for i in range(each * len(cut))
-    ]
-    return [json.loads(rank.communicate(timeout=600)[0]) for rank in ranks]
+    return [json.loads(said) for said in run_ranks(path, SCRIPT, each * len(cut), json.dumps(cut), what)]
 
 
 def test_shares_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pyro
@@ -87,9 +88,14 @@ KINDS: dict[str, Fitted] = {
 EXACT = {"process by formula", "process by hand", "pruned", "columns", "axes"}
 
 
+@cache
+def fitted(kind: str) -> Any:
+    return KINDS[kind]()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_checks_agree(kind: str) -> None:  # law
-    posterior = KINDS[kind]()
+    posterior = fitted(kind)
     found = posterior.diagnostics()
     sampled = importance_sampling(posterior, num_samples=4_000, seed=1)
     error = math.hypot(sampled.standard_error, found["log_evidence_importance_se"])
@@ -104,7 +110,7 @@ def test_checks_agree(kind: str) -> None:  # law
 
 @pytest.mark.parametrize("kind", sorted(EXACT))
 def test_an_exact_evidence_is_that_of_every_check(kind: str) -> None:  # oracle: the evidence itself
-    posterior = KINDS[kind]()
+    posterior = fitted(kind)
     exact = float(posterior.log_evidence)
     assert importance_sampling(posterior).log_evidence == pytest.approx(exact, abs=1e-6)
     assert posterior.diagnostics()["log_evidence_importance"] == pytest.approx(exact, abs=1e-6)
@@ -117,7 +123,7 @@ def precisions() -> dict[str, Precision]:
     B = torch.randn(5, 5, generator=torch.Generator().manual_seed(2))
     A = B @ B.T + torch.eye(5)
     dense = Dense(torch.linalg.cholesky(A).unsqueeze(0))
-    process = KINDS["process by hand"]().state.precision
+    process = fitted("process by hand").state.precision
     return {"dense": dense, "diagonal": Diagonal(A.diagonal().unsqueeze(0)), "process": process}
 
 

@@ -73,7 +73,7 @@ def test_jackknife_of_a_mean_and_of_its_square() -> None:
     assert torch.allclose(jackknife(x.mean().square(), without.square())[0], x.mean().square() - x.var() / 16.0)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["straight", *(pytest.param(c, marks=pytest.mark.slow) for c in ("coin", "location"))])
 def test_thermodynamic_integration_is_within_its_error(case: str) -> None:
     posterior, exact = CASES[case]()
     found = estimate("thermodynamic", case, posterior, seed=1)

@@ -1,4 +1,4 @@
-"""Six models as users write them: Laplace runs, restarts agree or say so, importance sampling agrees with itself."""
+"""Five models as users write them: Laplace runs, restarts agree or say so, importance sampling agrees with itself."""
 
 import math
 from collections.abc import Callable
@@ -30,20 +30,6 @@ def gaussian_mixture(x: Tensor) -> None:
     with pyro.plate("data", len(x)):
         z = pyro.sample("z", dist.Categorical(weights))
         pyro.sample("x", dist.Normal(locs[z], scale), obs=x)
-
-
-def capture_recapture(seen: Tensor) -> None:
-    """Survival and recapture probability; alive or not is a chain of enumerated sites."""
-    phi = pyro.sample("phi", dist.Uniform(0.0, 1.0))
-    rho = pyro.sample("rho", dist.Uniform(0.0, 1.0))
-    with pyro.plate("animals", len(seen), dim=-1):
-        alive: Any = torch.ones(len(seen))
-        marked = torch.zeros(len(seen), dtype=torch.bool)
-        for year in pyro.markov(range(seen.shape[1])):
-            with pyro.poutine.mask(mask=marked):
-                alive = pyro.sample(f"alive_{year}", dist.Bernoulli(torch.where(marked, phi * alive, 1.0)))
-                pyro.sample(f"seen_{year}", dist.Bernoulli(rho * alive), obs=seen[:, year])
-            marked = marked | seen[:, year].bool()
 
 
 def covariance(Y: Tensor) -> None:
@@ -85,15 +71,6 @@ def _clusters() -> tuple[Tensor]:
     return (torch.cat([torch.randn(40) - 3.0, torch.randn(60) + 2.0]),)
 
 
-def _captures() -> tuple[Tensor]:
-    torch.manual_seed(0)
-    alive, seen = torch.ones(150), torch.zeros(150, 6)
-    for year in range(6):
-        alive = alive * torch.bernoulli(torch.full((150,), 0.85 if year else 1.0))
-        seen[:, year] = alive * torch.bernoulli(torch.full((150,), 0.6))
-    return (seen,)
-
-
 def _normals() -> tuple[Tensor]:
     torch.manual_seed(0)
     return (torch.randn(200, 3) @ torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.3], [0.0, 0.0, 2.0]]),)
@@ -115,7 +92,6 @@ def _sine() -> tuple[Tensor, Tensor]:
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int]] = {
     "eight schools": (eight_schools, _schools(), 8),
     "mixture": (gaussian_mixture, _clusters(), 8),
-    "capture-recapture": (capture_recapture, _captures(), 4),
     "LKJ covariance": (covariance, _normals(), 4),
     "gamma-Poisson": (counts, _counts(), 4),
     "network": (Network(), _sine(), 8),
@@ -146,7 +122,10 @@ def wider_importance_estimate(posterior: LaplacePosterior, num_samples: int) -> 
     return float(weights.mean().log() + ratio.max()), float(weights.std() / weights.mean() / num_samples**0.5)
 
 
-@pytest.mark.parametrize("name", CASES)
+LARGER = ("mixture", "network")  # tests/gallery/test_gallery.py fits the like
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGER)) for n in CASES])
 def test_laplace_runs_and_its_check_can_be_believed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     restarts, (posterior, found) = CASES[name][2], checked(name)
     assert posterior.restarts.shape == (restarts,) and not posterior.failures

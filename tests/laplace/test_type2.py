@@ -285,7 +285,7 @@ def singular_slopes(seed: int) -> tuple[pd.DataFrame, float]:
     return frame, max(-float(minimize(cost, x, jac=True, method="BFGS").fun) for x in begun)
 
 
-@pytest.mark.parametrize("seed", [3, pytest.param(0, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("seed", [*(pytest.param(s, marks=pytest.mark.slow) for s in (3, 0)), 7])
 def test_a_singular_covariance_of_slopes_ends_at_the_highest_likelihood(seed: int) -> None:
     """Fifteen hyperparameters, some of them at infinity: as many steps that gain a thousandth of a nat are the last.
 

@@ -87,10 +87,9 @@ def test_a_batch_takes_the_steps_of_single_loops() -> None:
 
 def test_a_mode_that_the_batch_has_not_found_is_searched_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     fits, found = two_fits(), type2.modes_of_rows
-    whole, searched = type2.climb(fits, LOOSE), []
-
+    searched: list[int] = []
     monkeypatch.setattr(type2, "modes_of_rows", lambda *given: searched.append(1) or found(*given))
-    type2.climb(fits, LOOSE)
+    whole = type2.climb(fits, LOOSE)
     assert searched  # it is the batch that found them
     monkeypatch.setattr(type2, "modes_of_rows", lambda *given: replace(found(*given), converged=torch.zeros(2) > 0))
     for one, other in zip(whole, type2.climb(fits, LOOSE), strict=True):

@@ -94,7 +94,7 @@ def log_evidence_slopes(data: MixtureData, mixture: Mixture) -> mixture_evidence
     return mixture_evidence.LogDetSlopes(*(a - 0.5 * b for a, b in zip(partly, whole, strict=True)))
 
 
-@pytest.mark.parametrize(("label", "expected"), [(0, -19.5917), (1, 3.9619)])
+@pytest.mark.parametrize(("label", "expected"), [pytest.param(0, -19.5917, marks=pytest.mark.slow), (1, 3.9619)])
 def test_exact_ends_where_the_evidence_is_stationary(label: int, expected: float, data_dir: Path) -> None:
     data, start, ties = ripley(label, 2, 1)
     at = run(data, start, ties, [(Unregularised(rho=0.02), 20), (corrected, 100), (stationary, 400)])

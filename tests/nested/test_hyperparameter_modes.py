@@ -90,7 +90,7 @@ def level_log_evidence(y: Tensor) -> tuple[float, float]:
     return float(log_mass.logsumexp((0, 1))), float((log_mass.flatten().softmax(0) * log_r.flatten()).sum())
 
 
-@pytest.mark.parametrize("seed", [1, 5])
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_far_places_on_the_same_hill_are_no_other_mode(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     walk, noise = torch.randn(2, 30, generator=generator, dtype=torch.float64)

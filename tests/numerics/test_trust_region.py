@@ -91,7 +91,10 @@ def test_what_the_model_promised_is_the_slope_after_its_own_step() -> None:
     assert seen and all(float(move.abs().max()) < 1e-9 for move in seen)
 
 
-@pytest.mark.parametrize("start", [[-1.2, 1.0], [2.0, 2.0], [-2.0, 4.0]])
+@pytest.mark.parametrize(
+    "start",
+    [[-1.2, 1.0], pytest.param([2.0, 2.0], marks=pytest.mark.slow), pytest.param([-2.0, 4.0], marks=pytest.mark.slow)],
+)
 def test_the_floor_is_followed_in_a_fraction_of_the_steps(start: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     for corrections in (trust_region.CORRECTIONS, 0):

@@ -199,6 +199,23 @@ def test_the_guide_of_every_support_survives_pickling() -> None:
     assert draws[0].log_prob_sum() == draws[1].log_prob_sum()
 
 
+def test_a_model_in_another_process_has_the_fitted_hyperparameters() -> None:
+    """As it is sent there; tests/compare/test_chains.py sends one."""
+    pyro.param("alpha", torch.tensor(1e4), constraint=constraints.positive)  # the model itself says 0.5
+    model, given = (
+        LaplaceEvidence(linear, maximise=()).run(*regression_data()).model,
+        {"w": torch.tensor([0.01, -0.02])},
+    )
+    sent = pickle.dumps(model)
+    pyro.clear_param_store()
+    models = pickle.loads(sent), model, linear
+    found, here, other = (
+        poutine.trace(poutine.condition(m, given)).get_trace(*regression_data()).log_prob_sum().detach() for m in models
+    )
+    assert torch.equal(found, here) and abs(float(found - other)) > 1.0
+
+
+@pytest.mark.slow
 def test_spawned_chains_of_nuts_see_the_fitted_hyperparameters(monkeypatch) -> None:
     monkeypatch.setattr("pyro.infer.mcmc.api.mp.cpu_count", lambda: 3)  # two chains at once, however few cores
     pyro.param("alpha", torch.tensor(1e4), constraint=constraints.positive)  # the model itself says 0.5

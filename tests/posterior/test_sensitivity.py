@@ -199,12 +199,13 @@ RIGHT = torch.tensor([1.0, 3.0, 2.0, 3.0, 4.0, 2.0, 3.0, 1.0], dtype=torch.float
 def over_groups() -> tuple[Tensor, Tensor, Tensor]:
     """Level, log spread, and log likelihood of both by quadrature over each group."""
     level, x, z = (
-        torch.linspace(*ends, dtype=torch.float64) for ends in ((-7.0, 7.0, 141), (-9.0, 3.0, 241), (-6.0, 6.0, 121))
+        torch.linspace(*ends, dtype=torch.float64) for ends in ((-7.0, 7.0, 71), (-9.0, 3.0, 121), (-6.0, 6.0, 61))
     )
     eta = level[:, None, None] + x.exp()[:, None] * z
     known = dist.Binomial(5, logits=eta)
     normal = dist.Normal(double(0.0), double(1.0)).log_prob(z) + (z[1] - z[0]).log()
-    return level, x, sum((known.log_prob(k) + normal).logsumexp(-1) for k in RIGHT)
+    right = zip(*RIGHT.unique(return_counts=True), strict=True)
+    return level, x, sum(num * (known.log_prob(k) + normal).logsumexp(-1) for k, num in right)
 
 
 def answers_evidence(concentration: float, scale: float) -> float:

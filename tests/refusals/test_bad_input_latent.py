@@ -65,7 +65,7 @@ def test_a_network_on_one_datum_is_near_the_average_over_its_prior(output: Any, 
     assert abs(float(fit(net, ONE, t).log_evidence) - math.log(float(likelihood.mean()))) < 0.05
 
 
-@pytest.mark.parametrize("output", [Binary(), Softmax(3)])
+@pytest.mark.parametrize("output", [Binary(), pytest.param(Softmax(3), marks=pytest.mark.slow)])
 def test_labels_of_one_class_take_the_evidence_of_a_constant(output: Any) -> None:
     """Hyperparameters are maximised, so at least as good as the bias alone, and no better than certainty."""
     posterior = fit(MLP(1, 2, output=output), X, torch.ones(6), curvature=gauss_newton)

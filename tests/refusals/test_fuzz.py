@@ -11,7 +11,7 @@ from tests import fuzz
 SLOW = ("network", "process", "formula of", "MPPCA", "planes", "VRVM", "REVM in", "RVMClassifier", "EvidenceEM full")
 QUICK = [name for name in fuzz.ENGINES if not any(slow in name for slow in SLOW)]
 CASES = 300
-PARTS, BRIEF = 10, 5  # parts, and how many of them are not left to the slow run
+PARTS, BRIEF = 10, 3  # parts, and how many of them are not left to the slow run
 
 
 @pytest.mark.parametrize("part", [pytest.param(k, marks=[pytest.mark.slow] * (k >= BRIEF)) for k in range(PARTS)])

@@ -127,6 +127,9 @@ def test_rounds_that_run_out_are_told() -> None:
 def test_an_engine_for_points_refuses_orbits(model: MPPCA) -> None:
     with pytest.raises(UnsupportedModel, match=r"can be turned.*EvidenceEM\(model\)"):
         LaplaceEvidence(model).run(planes(30))
+
+
+def test_an_engine_for_points_takes_one_axis() -> None:
     assert math.isfinite(float(LaplaceEvidence(mppca(1, 1)).run(planes(30)).log_evidence))
 
 

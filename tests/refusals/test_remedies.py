@@ -17,7 +17,7 @@ from tests.refusals.remedies_posteriors import POSTERIORS
 from tests.refusals.remedies_programs import PROGRAMS
 from tests.refusals.remedies_rare import RARE
 
-SLOW = {  # chains by NUTS, and seconds of compilation
+SLOW = {  # chains by NUTS, seconds of compilation, and what another test sees
     "chains that have not run",
     "a marginal of a simplex",
     "draws of another model",
@@ -26,6 +26,7 @@ SLOW = {  # chains by NUTS, and seconds of compilation
     "a metric of nobody",
     "a kernel with a prior",
     "too many scales",
+    "a latent space that turns",  # the same advice is followed in tests/structure/test_symmetries.py
     "leaving out by a name that is none",
 }
 ROWS = [

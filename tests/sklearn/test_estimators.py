@@ -159,7 +159,7 @@ def test_a_classifier_is_the_engines_own() -> None:
     np.testing.assert_array_equal(found.predict_proba(X)[:, 1], posterior.predict(torch.as_tensor(X)).numpy())
 
 
-@pytest.mark.parametrize("hidden", [3, 10])
+@pytest.mark.parametrize("hidden", [pytest.param(3, marks=pytest.mark.slow), 10])
 def test_a_network_predicts_what_it_has_learned(hidden: int) -> None:
     """Also where it has many more weights than the data determine, whose draws are wild."""
     X, y = make_moons(200, noise=0.15, random_state=0)
@@ -212,7 +212,7 @@ def test_pipelines_searches_clones_and_pickles() -> None:
     X, y = make_moons(80, noise=0.2, random_state=0)
     words = np.array(["lower", "upper"])[y]
     pipeline = make_pipeline(StandardScaler(), estimators.PRBFClassifier())
-    search = GridSearchCV(pipeline, {"prbfclassifier__n_kernels": [2, 6]}, cv=2, n_jobs=2).fit(X, words)
+    search = GridSearchCV(pipeline, {"prbfclassifier__n_kernels": [2, 6]}, cv=2).fit(X, words)
     assert search.best_score_ > 0.75 and set(search.predict(X)) == {"lower", "upper"}
     again = pickle.loads(pickle.dumps(search.best_estimator_))
     np.testing.assert_array_equal(again.predict_proba(X), search.predict_proba(X))

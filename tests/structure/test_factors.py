@@ -55,7 +55,7 @@ def dense(state: LaplaceState) -> LaplaceState:
     share=st.floats(0.3, 1.0),
     seed=st.integers(0, 2**20),
 )
-@settings(max_examples=24, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=16, deadline=None, derandomize=True, phases=[Phase.generate])
 def test_evidence_and_slope_are_those_of_the_dense_hessian(
     case: Any, likelihood: str, with_global: bool, share: float, seed: int
 ) -> None:

@@ -103,9 +103,8 @@ def test_what_multiplies_another_plate(model: Any, expected: tuple[str, ...]) ->
     assert structure.multipliers == expected
 
 
-@pytest.mark.parametrize(
-    "model", [two_parameters, *(pytest.param(m, marks=pytest.mark.slow) for m in (guessed, graded))]
-)
+@pytest.mark.slow  # tests/cases/test_hierarchies.py has ten items by default against quadrature
+@pytest.mark.parametrize("model", [two_parameters, guessed, graded])
 def test_persons_are_integrated_by_default(model: Any) -> None:
     """As by seven nodes that are asked for; of these two more change little."""
     stop = Stop(progress=False)

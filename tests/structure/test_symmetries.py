@@ -91,8 +91,8 @@ def test_what_turns_at_equal_scales_alone_begins_at_unequal_ones() -> None:
     Y = rows @ torch.tensor([[2.0, -1.0, 0.5], [0.3, 0.4, -0.6]], dtype=torch.float64)
     begun = off_orbits(LogJoint(of_own_scales, (Y,)))
     assert abs(float(begun[0] - begun[1])) > 0.1
-    fit = LaplaceEvidence(of_own_scales).run(Y)
-    elsewhere = LaplaceEvidence(of_own_scales, start=Start(values={"scale": torch.tensor([3.0, 0.5])})).run(Y)
+    starts = Start(tour=0), Start(values={"scale": torch.tensor([3.0, 0.5])}, tour=0)
+    fit, elsewhere = (LaplaceEvidence(of_own_scales, start=start).run(Y) for start in starts)
     assert float(fit.log_evidence) == pytest.approx(float(elsewhere.log_evidence), abs=0.02)
     assert float(fit.hyperparameters["scale"].max() / fit.hyperparameters["scale"].min()) > 1.5
 
@@ -284,7 +284,7 @@ def grid(*ranges: tuple[float, float, int]) -> tuple[list[Tensor], float]:
 
 def by_all_paths(y: Tensor) -> float:
     """The evidence of ``two_states`` by the sum over all paths at the places of a grid."""
-    (a, b, *m), cell = grid((0.0, 1.0, 24), (0.0, 1.0, 24), (-4.0, 4.0, 40), (-4.0, 4.0, 40))
+    (a, b, *m), cell = grid((0.0, 1.0, 18), (0.0, 1.0, 18), (-4.0, 4.0, 32), (-4.0, 4.0, 32))
     move = [[a, 1.0 - a], [1.0 - b, b]]
     emitted = [[dist.Normal(level, 0.5).log_prob(each).exp() for level in m] for each in y]
     total = torch.zeros_like(a)
@@ -298,7 +298,7 @@ def by_all_paths(y: Tensor) -> float:
 
 
 def by_both_clusters(y: Tensor) -> float:
-    (share, sd, left, right), cell = grid((0.0, 1.0, 24), (0.0, 4.0, 60), (-5.0, 5.0, 50), (-5.0, 5.0, 50))
+    (share, sd, left, right), cell = grid((0.0, 1.0, 12), (0.0, 4.0, 60), (-5.0, 5.0, 50), (-5.0, 5.0, 50))
     total = torch.ones_like(share)
     for each in y:
         one, other = (dist.Normal(loc, sd).log_prob(each).exp() for loc in (left, right))

@@ -103,7 +103,7 @@ def test_derivatives_along_the_path_are_those_of_differences(kind: str, monkeypa
     torch.testing.assert_close(with_derivatives(terms, nodes, w, along).curvature, found.curvature)
 
 
-@pytest.mark.parametrize("kind", ["plain", SKEWED, "curved"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), SKEWED, "curved"])
 def test_the_slope_in_hyperparameters_is_that_of_differences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few nodes, whose own moves count."""
     problem, marginal, u = set_up(kind, 3)
