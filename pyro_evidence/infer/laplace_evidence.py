@@ -222,7 +222,8 @@ class LaplaceEvidence(Resumable):
         if isinstance(found, Exception):
             return (self._in_blocks and automatic) or self._has_labels(None)
         left_out = found._left_out if self._in_blocks and self.nodes is None else None
-        return automatic and (self._has_labels(found.state) or (left_out is not None and left_out.is_doubtful))
+        doubtful = left_out is not None and (left_out.is_doubtful or left_out.together)
+        return automatic and (self._has_labels(found.state) or doubtful)
 
     def _has_labels(self, state: LaplaceState | None) -> bool:
         """Whether what looks alike has other orders, half a standard deviation or more from the mode.

@@ -96,6 +96,7 @@ class InsideCorrection:
     :ivar num_draws: how many there are.
     :ivar num_shared: coordinates that were drawn; the others were integrated block by block.
     :ivar trend: of the gain over the nodes, less a constant, nats, ``(K,)``: Laplace inside errs more at some.
+    :ivar together: whether draws are of all latents together, for those at the nodes said nothing.
     """
 
     gain: float
@@ -105,6 +106,7 @@ class InsideCorrection:
     num_draws: int
     num_shared: int
     trend: Tensor
+    together: bool = False
 
     @property
     def error(self) -> float:
@@ -137,6 +139,8 @@ def inside_correction(places: LaplaceNodes) -> InsideCorrection | None:
     marginal = problem.by_quadrature(max(NODES, problem.nodes)) if problem.curvature is exact_hessian else None
     if marginal is not None and marginal.partition.width > PRODUCT_DIMS:
         marginal = replace(marginal, num=NODES_OF_WIDE)
+        if FEWEST * row_bytes * marginal.nodes_of_each > PRICE:  # all are drawn: few of those of quadrature can be paid
+            marginal = None
     found, num, mixture = None, FEWEST, _around_mode(places, marginal)
     with without_validation(), suppress(RuntimeError):  # a model that takes no batch of rows
         shared = torch.arange(places.u.shape[-1]) if marginal is None else marginal.partition.shared

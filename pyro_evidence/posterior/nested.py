@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -11,13 +12,15 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit, Status, Stop
-from pyro_evidence.fitting.process_state import generator_of
+from pyro_evidence.fitting.process_state import generator_of, own_random_numbers, without_validation
+from pyro_evidence.laplace import tour
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.restarts import MOST_COORDINATES
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
 from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimodality, has_arrived, maximised
 from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, log_priors, marginalised_problem
-from pyro_evidence.nested.inside import LaplaceNodes
+from pyro_evidence.nested.inside import InsideCorrection, LaplaceNodes
 from pyro_evidence.nested.integration import Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.nested.marginal import Marginal
@@ -201,6 +204,19 @@ class NestedPosterior(LaplacePosterior):
         inner = integral.outer_mode.inner(phi)
         log_weight = log_priors(problem, inner.theta) + integral.chart.log_slope(z) - integral.density.log_prob(z)
         return ConditionalApproximations(problem, inner.theta, inner.u, log_weight)
+
+    @cached_property
+    def _left_out(self) -> InsideCorrection | None:
+        """Of few latents, where weights at the nodes say nothing, by importance sampling of all latents together."""
+        found, size = super()._left_out, len(self.state.u)
+        if found is None or not found.is_doubtful or size > MOST_COORDINATES or self._mirrors:
+            return found
+        with own_random_numbers(), without_validation(), suppress(ArithmeticError, BadInput):
+            whole = tour.integral_over([self.state], seed=0)
+            if whole.is_trusted:
+                gain, k = float(whole.log_evidence - self.state.log_evidence), whole.weighed.pareto_k
+                return InsideCorrection(gain, whole.error, 0.0, k, len(whole.draws), size, 0.0 * found.trend, True)
+        return found
 
     _points_along = at_nodes
 
