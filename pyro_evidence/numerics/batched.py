@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -207,10 +208,11 @@ def apply(
 
 
 SUMS = (torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp)
+HIGHER = (torch.maximum, Tensor.maximum, torch.max, Tensor.max)  # of two
 
 
 class OneSummand(TorchFunctionMode):
-    """Of every log sum of exponentials that depends on what requires a gradient, one summand alone.
+    """Of every log sum of exponentials, and higher one of two, that depends on what requires a gradient, one alone.
 
     :param number: of the summand; of several sums it counts through the first ones fastest.
     :param most: results of a sum; one that has more is left as it is.
@@ -223,12 +225,15 @@ class OneSummand(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in SUMS or not args[0].requires_grad:
-            return func(*args, **kwargs)
+        whole = partial(func, *args, **kwargs)
+        if func in HIGHER and len(args) == 2 and isinstance(args[1], Tensor):
+            args = torch.stack(torch.broadcast_tensors(*args)), 0
+        elif func not in SUMS:
+            return whole()
         x, dim, keepdim = (*args, *kwargs.values(), False)[:3]
         axes = dim if isinstance(dim, tuple | list) else (dim,)
-        if x.numel() > self.most * math.prod(x.shape[axis] for axis in axes):
-            return func(*args, **kwargs)
+        if not x.requires_grad or x.numel() > self.most * math.prod(x.shape[axis] for axis in axes):
+            return whole()
         for axis in axes:
             size, self.count = x.shape[axis], self.count * x.shape[axis]
             x, self.left = x.narrow(axis, self.left % size, 1), self.left // size

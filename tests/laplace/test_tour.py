@@ -86,6 +86,17 @@ def test_a_mode_that_is_narrow_beside_another_is_found(model: object, num: int, 
     assert float(posterior.log_evidence) == pytest.approx(truth, abs=0.02)
 
 
+def higher_of_two(far: Tensor) -> None:
+    x = pyro.sample("x", dist.Uniform(-10.0, 10.0).expand([5]).to_event(1))
+    first, second = (dist.Normal(*ends).expand([5]).to_event(1).log_prob(x) for ends in ((far, 0.3), (-far, 1.0)))
+    pyro.factor("blobs", torch.maximum(first, second))
+
+
+def test_both_of_a_maximum_are_found() -> None:
+    posterior = fitted(higher_of_two, torch.tensor(4.0))
+    assert float(posterior.log_evidence) == pytest.approx(math.log(2.0) - 5.0 * math.log(20.0), abs=0.02)
+
+
 @pytest.mark.parametrize("far", [0.0, -5_000.0])
 def test_three_hills_have_their_integral_shares_and_moments(far: float) -> None:
     posterior = fitted(hills, torch.tensor(far))
