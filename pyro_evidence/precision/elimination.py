@@ -20,8 +20,10 @@ from pyro_evidence.precision.dense import Pattern
 LARGEST_REST = 5000  # coordinates that may be left for one dense matrix
 MOST_PAIRS = 100_000_000  # of neighbours, over all blocks: what is left is then dense, if it fits
 # Seconds of one thread, for choices between ways of the same result: an entry scattered, a multiplication in a product,
-# the cube of a dense matrix' size with a share of its inverse, a batch of blocks.
-SCATTER, MULTIPLY, CUBE, BATCH = 4e-9, 3.5e-11, 2e-11, 1e-4
+# the cube of a dense matrix' size with a share of its inverse, a batch of blocks, a block of several coordinates, a
+# multiplication in its panel.
+SCATTER, MULTIPLY, CUBE, BATCH, BLOCK, PANEL = 4e-9, 3.5e-11, 2e-11, 1e-4, 3e-6, 1.5e-10
+VISIT, TIMES = 2e-6, 30  # the same of an edge in a search for stretches; how often a plan is used at least
 PORTION = BATCH_NUMBERS  # entries that are held, or looked up, at a time
 KEY = 2**62  # beyond it numbers of rows and random keys would run over
 
@@ -68,20 +70,29 @@ class Graph:
 
 def elimination_order(pattern: Pattern) -> Order:
     """Levels of independent blocks, and the coordinates that are left for a dense matrix."""
-    graph, levels, spent = merged(graph_of(pattern)), [], 0
+    graph, levels, pairs, seconds = merged(graph_of(pattern)), list[tuple[Fronts, ...]](), 0, 0.0
     columns = [column for index in pattern.index if index.shape[-1] > 1 for column in index.unbind(-1)]
+    before = list[tuple[float, Graph]]()  # each level
     while len(graph.weight):
+        before.append((seconds, graph))
         choices = [_Choice(graph, chosen) for chosen in (independent(graph), *plates(graph, columns))]
         best = min(choices, key=attrgetter("seconds"))
         if graph.size <= LARGEST_REST and CUBE * graph.size**3 <= best.seconds:
             break
-        spent += best.pairs
-        if spent > MOST_PAIRS and best.left > LARGEST_REST:
+        pairs, seconds = pairs + best.pairs, seconds + best.seconds - CUBE * float(best.left) ** 3
+        if pairs > MOST_PAIRS and best.left > LARGEST_REST:
             break
         levels.append(fronts_of(graph, best.chosen))
         graph = merged(without(graph, best.chosen))
         columns = columns if len(choices) > 1 else []
-    return Order(tuple(levels), torch.nonzero(graph.node >= 0).squeeze(-1))
+    least, found = seconds + CUBE * float(graph.size) ** 3, levels
+    for level, (spent, whole) in enumerate(before):  # perhaps stretches there, and what stays is dense
+        if VISIT * whole.edges.shape[-1] <= TIMES * (least - spent):
+            last = min(stretches(whole), key=attrgetter("seconds"), default=None)
+            if last is not None and spent + last.seconds < least:
+                least, found = spent + last.seconds, [*levels[:level], fronts_of(last.graph, last.chosen)]
+                graph = without(last.graph, last.chosen)
+    return Order(tuple(found), torch.nonzero(graph.node >= 0).squeeze(-1))
 
 
 @dataclass(frozen=True)
@@ -104,9 +115,63 @@ class _Choice:
     @property
     def seconds(self) -> float:
         """Seconds for this level, updates scattered or made by one product, and for a dense matrix of what stays."""
+        own, border = self.graph.weight[self.chosen].double(), self.graph.degree[self.chosen]
+        panels = BLOCK * int((own > 1).sum()) + PANEL * float((own.square() * (own / 3.0 + border)).sum())
         product = MULTIPLY * (self.graph.size - self.left) * float(self.left) ** 2
         batches = 2 + len(torch.unique(self.graph.weight[self.chosen]))
-        return BATCH * batches + min(SCATTER * self.pairs, product) + CUBE * float(self.left) ** 3
+        return BATCH * batches + panels + min(SCATTER * self.pairs, product) + CUBE * float(self.left) ** 3
+
+
+def stretches(graph: Graph) -> list[_Choice]:
+    """Blocks of nodes at successive distances from a far end, apart by nodes of one distance, which stay.
+
+    Each of the choices has blocks about twice as large as the one before.  Nodes that touch most others stay.
+    """
+    hub, found = 2 * graph.degree > graph.size, list[_Choice]()
+    here, there = edges = graph.edges[:, ~hub[graph.edges].any(0)]
+    far = distances(len(hub), edges)
+    leads_on = torch.zeros_like(hub).index_fill(0, here[far[there] > far[here]], True)
+    sizes = torch.bincount(far, graph.weight * ~hub).tolist()
+    length, alone = max(sizes), len(hub) + torch.arange(len(hub), device=far.device)
+    while 2.0 * length < graph.size:
+        held, block, gap = 0.0, list[int](), list[bool]()  # of each distance
+        for size in sizes:
+            block.append(block[-1] + gap[-1] if block else 0)
+            gap.append(held >= length)
+            held = 0.0 if gap[-1] else held + size
+        within = ~hub & ~(torch.tensor(gap, device=far.device)[far] & leads_on)
+        name = torch.where(within, torch.tensor(block, device=far.device)[far], alone)
+        name = torch.unique(name, return_inverse=True)[1]
+        joined = contracted(graph, name, int(name.max()) + 1)
+        chosen = torch.zeros_like(joined.weight, dtype=torch.bool).index_fill(0, name[within], True)
+        found.append(_Choice(joined, chosen))
+        length *= 2
+    return found
+
+
+def distances(size: int, edges: Tensor) -> Tensor:
+    """The distance of each of ``size`` nodes from one that is far from the others, in edges, ``(n,)``.
+
+    That is where a search by breadth from any node ends.  Parts that are not connected follow each other.
+
+    :param edges: both ways, sorted by the first, ``(2, E)``.
+    """
+    starts, others = [0, *torch.bincount(edges[0], minlength=size).cumsum(0).tolist()], edges[1].tolist()
+    far, end = [-1] * size, -1
+    for root in range(size):
+        ahead = [root] if far[root] < 0 else []
+        for _ in range(2 * len(ahead)):  # the second time from where the first has ended
+            for node in ahead:
+                far[node] = -1
+            ahead = ahead[-1:]
+            far[ahead[0]] = end + 1
+            for node in ahead:
+                for other in others[starts[node] : starts[node + 1]]:
+                    if far[other] < 0:
+                        far[other] = far[node] + 1
+                        ahead.append(other)
+        end = far[ahead[-1]] if ahead else end
+    return torch.tensor(far, device=edges.device)
 
 
 def plates(graph: Graph, columns: Sequence[Tensor]) -> list[Tensor]:
@@ -175,12 +240,16 @@ def merged(graph: Graph) -> Graph:
     if len(first) == count:
         return graph
     rank = torch.empty_like(first).scatter_(0, first.argsort(), torch.arange(len(first), device=first.device))
-    name = rank[number]  # nodes keep the order of their first members
-    weight = torch.zeros_like(first).index_add_(0, name, graph.weight)
-    here, there = name[here], name[there]
-    key = torch.unique((here * len(first) + there)[here != there])
+    return contracted(graph, rank[number], len(first))  # nodes keep the order of their first members
+
+
+def contracted(graph: Graph, name: Tensor, count: int) -> Graph:
+    """The graph with all nodes of one name ``(n,)``, from 0 to ``count``, made one."""
+    weight = graph.weight.new_zeros(count).index_add_(0, name, graph.weight)
+    here, there = name[graph.edges]
+    key = torch.unique((here * count + there)[here != there])
     node = torch.where(graph.node >= 0, name[graph.node.clamp(min=0)], -1)  # clamp: those eliminated have no node
-    return Graph(node, weight, _edges(key, len(first)))
+    return Graph(node, weight, _edges(key, count))
 
 
 def independent(graph: Graph) -> Tensor:

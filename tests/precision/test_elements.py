@@ -175,8 +175,21 @@ def test_factors_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_long_chain_is_halved_and_halved_again() -> None:
-    plan = elimination(with_elements(chain(3000))[0])
-    assert plan.sentence.startswith("1501 blocks of 1")
+    plan = elimination(with_elements(chain(30_000))[0])
+    assert plan.sentence.startswith("15001 blocks of 1")
+
+
+@pytest.mark.parametrize("sizes", [(500,), (200, 1, 250)])
+def test_a_band_is_cut_into_blocks_that_wait_for_no_other(sizes: tuple[int, ...]) -> None:
+    size, shuffled = sum(sizes) + 1, torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(0))
+    starts = [torch.arange(max(0, n - 11)) + sum(sizes[:i]) for i, n in enumerate(sizes)]
+    windows = shuffled[torch.cat(starts).unsqueeze(-1) + torch.arange(12)]
+    level = torch.stack([shuffled, torch.full_like(shuffled, size - 1)], -1)  # that all see
+    order = elimination_order(Pattern(size, (windows, level)))
+    assert len(order.levels) == 1
+    assert len(order.rest) < 130
+    precision, A, *_ = case(Pattern(size, (windows, level)), elimination)
+    assert worst(precision.variance, np.linalg.inv(A).diagonal().reshape(1, -1)) < 1e-12
 
 
 def test_the_larger_plate_goes_first_and_as_a_whole() -> None:
