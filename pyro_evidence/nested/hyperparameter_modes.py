@@ -150,7 +150,7 @@ def secondary_modes(found: OuterMode, tolerance: float) -> Tensor:
     several, places from which an ascent ends at another mode, with more mass than a tenth of the tolerance.
     """
     drawn = prior_draws(found)
-    height = found.inner(drawn, searches=1).log_density
+    height = found.inner(drawn, searches=1, rough=True).log_density
     chosen = other_places(found.gaussian, found.profile, drawn, height)
     order = torch.cat([found.profile, height])[chosen].argsort(descending=True)
     places = torch.cat([found.gaussian.probes(), drawn])[chosen][order]  # the highest first

@@ -31,6 +31,7 @@ from pyro_evidence.structure.factors import SMALL
 MOST_BYTES = 2**29  # that reverse passes for the shapes of inner marginals may write: half a second, a summary has one
 FEW_VALUES = 32  # of a process: a search at each node takes half as long again for 25, a quarter of the time for 60
 MOST_TOGETHER = 64  # rows whose factors are made together: overhead is then small beside what each row costs
+ROUGH = 1e-4  # nats that steps may promise before the last, where a thousandth of a nat is enough
 MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
 
 
@@ -116,18 +117,25 @@ class ConditionalModes:
 
 
 def solve_inner(
-    problem: Problem, theta: Tensor, start: Tensor, *, searches: Tensor | int = 2, light: bool = False
+    problem: Problem,
+    theta: Tensor,
+    start: Tensor,
+    *,
+    searches: Tensor | int = 2,
+    light: bool = False,
+    rough: bool = False,
 ) -> ConditionalModes:
     """The inner mode and its curvature at each row of ``theta`` ``(R, T)``, searched from ``start`` ``(R, D)``.
 
     :param searches: for a row where those for all together find no mode, of all rows or each, ``(R,)``: the first by
         itself, a second from further away.
     :param light: whether sparse factors are let go, and made again when they are asked for.
+    :param rough: whether a thousandth of a nat is enough, where searches are dear.
     """
     if not len(theta):
         nothing = theta.new_zeros(0)
         return ConditionalModes(theta, start, Dense(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing)
-    search = _together if is_batched(problem) else partial(_one_by_one, light=light)
+    search = _together if is_batched(problem) else partial(_one_by_one, light=light, rough=rough)
     with torch.enable_grad():  # whoever asks for draws may have switched it off
         again = torch.as_tensor(searches).expand(len(theta)).tolist()
         u, precision, log_evidence = search(problem, theta.detach(), start.detach(), again)
@@ -176,13 +184,13 @@ def _in_double(problem: Problem) -> Problem:
 
 
 def _one_by_one(
-    problem: Problem, theta: Tensor, start: Tensor, again: list[int], *, light: bool = False
+    problem: Problem, theta: Tensor, start: Tensor, again: list[int], *, light: bool, rough: bool
 ) -> tuple[Tensor, Precision, Tensor]:
     u, values, missing = start.clone(), [-torch.inf] * len(start), Diagonal(torch.ones_like(start[:1]))
     members, factors = list[Precision]([missing]) * len(start), problem.factors if problem.nodes == 1 else None
     held = 1 if factors is None else factors.density.plan.num_bytes  # for each of the rows that are searched together
     for rows in torch.arange(len(start)).split(max(1, min(MOST_TOGETHER, FLOAT * batched.BATCH_NUMBERS // held))):
-        together = _near(problem, theta[rows], start[rows], light)
+        together = _near(problem, theta[rows], start[rows], light, rough)
         for row, near in zip(rows.tolist(), together or [None] * len(rows), strict=True):
             state = near or _state(problem, theta[row], start[row], again[row] if together else max(1, again[row]))
             if state is not None:
@@ -193,10 +201,10 @@ def _one_by_one(
     return u, Separate(tuple(members)), torch.tensor(values, dtype=torch.float64, device=theta.device)
 
 
-def _near(problem: Problem, theta: Tensor, start: Tensor, light: bool) -> list[LaplaceState | None] | None:
+def _near(problem: Problem, theta: Tensor, start: Tensor, light: bool, rough: bool) -> list[LaplaceState | None] | None:
     """The states to which a few steps lead that all rows take together; None where they cannot be taken together.
 
-    :param light: as for :func:`solve_inner`.
+    :param light, rough: as for :func:`solve_inner`.
     """
     found: list[LaplaceState | None] = [None] * len(theta)
     if problem.marginal is not None:
@@ -207,6 +215,7 @@ def _near(problem: Problem, theta: Tensor, start: Tensor, light: bool) -> list[L
                     found[row] = state_of_blocks(problem, theta[row], place, prior[row])
     elif problem.factors is not None and problem.nodes == 1 and problem.factors.takes_rows:
         prior, limits = log_priors(problem, theta), replace(problem.limits, slack=problem.slack)
+        limits = replace(limits, tolerance=ROUGH) if rough else limits
         size = max(1, batched.BATCH_BYTES // (problem.joint.row_bytes or batched.BATCH_BYTES))
         parts = zip(start.split(size), theta.split(size), strict=True)
         modes = [mode for part in parts for mode in problem.factors.near_modes(*part, limits)]

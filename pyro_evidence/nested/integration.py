@@ -76,16 +76,16 @@ class OuterMode:
         return self.state.theta[self.marginalised]
 
     def inner(
-        self, phi: Tensor, start: Tensor | None = None, *, searches: Tensor | int = 2, light: bool = False
+        self, phi: Tensor, start: Tensor | None = None, *, searches: Tensor | int = 2, **how: bool
     ) -> ConditionalModes:
         """Laplace inside at marginalised coordinates ``(R, d)``.
 
         :param start: of the searches, ``(R, D)``; by default where the mode is expected to first order.
-        :param searches, light: as for :func:`solve_inner`.
+        :param searches, how: as for :func:`solve_inner`.
         """
         if start is None:
             start = followed(self.state.u, self.follows, phi - self.centre)
-        return solve_inner(self.state.problem, self.theta(phi), start, searches=searches, light=light)
+        return solve_inner(self.state.problem, self.theta(phi), start, searches=searches, **how)
 
     @property
     def names(self) -> list[str]:

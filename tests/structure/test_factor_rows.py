@@ -133,6 +133,20 @@ def test_gaussian_data_take_one_factorisation_and_light_factors_are_made_again(m
     assert torch.allclose(light.precision.solve(start + 1.0), kept.precision.solve(start + 1.0), rtol=1e-10)
 
 
+def test_heights_to_a_thousandth_of_a_nat_take_fewer_factorisations(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = MarginalisedJoint(counts, (data(),), marginalise=["scale"])
+    problem, made = laplace_problem(joint, None), list[int]()
+    assert problem.factors is not None
+    kind = type(problem.factors.density.plan)
+    whole = kind.factorise_rows
+    monkeypatch.setattr(kind, "factorise_rows", lambda *args: made.append(len(args[1])) or whole(*args))
+    theta, start = torch.tensor([[-1.0], [0.5]]).double(), joint.initial_u.expand(2, -1)
+    exact, num = solve_inner(problem, theta, start).log_density, sum(made)
+    found = solve_inner(problem, theta, start, rough=True).log_density
+    assert found.tolist() == pytest.approx(exact.tolist(), abs=1e-3)
+    assert sum(made) < 2 * num
+
+
 def test_rows_that_may_be_missing_are_searched_together_only(monkeypatch: pytest.MonkeyPatch) -> None:
     joint = MarginalisedJoint(counts, (data(),), marginalise=["scale"])
     problem, alone = laplace_problem(joint, None), list[float]()
