@@ -31,6 +31,7 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, check_count, seeded
 
 CHOICE, KERNEL = "program", "kernel"  # the structure sites
+LEVEL = 1e-3  # nats, a slope that is nothing beside the nat that a setting costs: one that runs to zero goes on long
 DRAWN = 32  # starts of a kernel's settings, of which the highest is climbed from: a tenth of the climb
 
 
@@ -217,7 +218,7 @@ def _explore_kernels(
             for text, (each, values) in level.items():
                 bar.update()
                 sizes[text], one = _num_learned(each.kernel), engine(model(each.kernel))
-                one.stop = replace(one.stop, progress=False)
+                one.stop = replace(one.stop, progress=False, gradient_tolerance=max(LEVEL, one.stop.gradient_tolerance))
                 try:
                     one.start = replace(one.start, values=_highest(one, args, kwargs, values))
                     ends[text] = posterior = one.run(*args, **kwargs)
