@@ -104,10 +104,12 @@ class Quadratics:
 
     def along_axes(self) -> "Quadratics":
         """These with ``axes``, where all data sets have them."""
-        tril, info = torch.linalg.cholesky_ex(self.A.sum(1))
+        sound = self.A.isfinite().flatten(1).all(-1)
+        every = torch.where(sound[:, None, None, None], self.A, torch.eye(self.A.shape[-1]).to(self.A))
+        tril, info = torch.linalg.cholesky_ex(every.sum(1))
         if bool((info != 0).any()):
             return self
-        whitened = torch.linalg.solve_triangular(tril.unsqueeze(1), self.A, upper=False)
+        whitened = torch.linalg.solve_triangular(tril.unsqueeze(1), every, upper=False)
         whitened = torch.linalg.solve_triangular(tril.unsqueeze(1), whitened.mT, upper=False)
         mixed = (normal_draws(len(self.powers)).to(self.A)[:, None, None] * whitened).sum(1)
         vectors = torch.linalg.eigh(0.5 * (mixed + mixed.mT)).eigenvectors.unsqueeze(1)

@@ -147,6 +147,21 @@ def _doubled(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.dtype is torch.float32 else value
 
 
+FACTORS: dict[Any, Any] = {torch.linalg.cholesky: torch.linalg.cholesky_ex, torch.linalg.solve: torch.linalg.solve_ex}
+FACTORS |= dict.fromkeys((torch.linalg.inv, torch.inverse, Tensor.inverse), torch.linalg.inv_ex)
+
+
+class SingularIsNan(TorchFunctionMode):
+    """What is made of a singular matrix is nan, where torch refuses all rows of a batch because of one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result, nan for matrices without one."""
+        if func not in FACTORS:
+            return func(*args, **(kwargs or {}))
+        made, info = FACTORS[func](*args, **(kwargs or {}))
+        return torch.where(info.reshape(*info.shape, *[1] * (made.dim() - info.dim())) == 0, made, torch.nan)
+
+
 ROW_BY_ROW = ".*not yet implemented the batching rule"  # derivatives then take memory by the square of the rows
 BATCH_BYTES = 2**28  # what autograd may keep for the rows that are evaluated together
 BATCH_NUMBERS = 2**22  # of the largest tensors of what is worked on at a time where autograd does not keep it

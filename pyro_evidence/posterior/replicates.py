@@ -27,7 +27,7 @@ from pyro_evidence.nested.integration import (
     settled,
 )
 from pyro_evidence.nested.joint_posterior import whole_state
-from pyro_evidence.numerics.batched import BATCH_BYTES
+from pyro_evidence.numerics.batched import BATCH_BYTES, SingularIsNan
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.quadrature import rules
@@ -132,7 +132,8 @@ def together(
     if len(sets) < FEWEST or len(agreeing) < 2:
         return {}
     try:
-        found = _in_chunks(next(iter(agreeing.values())), sets, tolerance, program)
+        with SingularIsNan():
+            found = _in_chunks(agreeing, sets, tolerance, program)
     except REFUSALS:
         return {}  # a model need not bear that its data are rows of a batch
     for k, posterior in agreeing.items():
@@ -190,9 +191,10 @@ def _alike(one: LaplacePosterior, other: LaplacePosterior) -> bool:
 
 
 def _in_chunks(
-    reference: LaplacePosterior, sets: Sequence[tuple[Any, ...]], tolerance: float, program: Model | None
+    alone: Mapping[int, LaplacePosterior], sets: Sequence[tuple[Any, ...]], tolerance: float, program: Model | None
 ) -> dict[int, Made]:
     """Fits whose result is certain, as many data sets at a time as derivatives of their densities leave room for."""
+    reference = next(iter(alone.values()))
 
     def of_sets(model: Model) -> Model:
         return program or model
@@ -206,7 +208,7 @@ def _in_chunks(
     num = BATCH_BYTES // (joint.row_bytes * joint.latents.size)
     if num < FEWEST_AT_ONCE:
         return {}
-    origin, told = torch.zeros_like(joint.initial_u), torch.tensor(sorted(examples(len(sets))))
+    origin, told = torch.zeros_like(joint.initial_u), torch.tensor(sorted(alone))
     made_of = None
     with suppress(*REFUSALS):  # a model need not bear that settings are rows beside those of data
         made_of = power_sums(LogJoints(joint.at_settings, num), reference._inside.theta, told, origin)
