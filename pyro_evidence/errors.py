@@ -103,6 +103,10 @@ class ImproperPosterior(ArithmeticError):
     """
 
 
+class Unbounded(ImproperPosterior):
+    """The log density rises without end, as where noise may vanish and data are met exactly."""
+
+
 class TooLarge(MemoryError):
     """A dense matrix would not fit into memory.
 

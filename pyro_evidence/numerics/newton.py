@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import ImproperPosterior, NotAMode
+from pyro_evidence.errors import NotAMode, Unbounded
 from pyro_evidence.numerics.linalg import Label, expect_square, floored
 from pyro_evidence.numerics.line_search import (
     Backtracking,
@@ -267,9 +267,7 @@ FAR_OFF = 30.0  # of a log scale, 1e-13 of it: rounding of what is met exactly
 RISING = 0.1  # nats a unit of a log scale, a fifth of what one datum that is met exactly gives to that of a variance
 
 
-def rises_without_end(
-    u: Tensor, slope: Tensor, curved: Tensor, label: Label, far: float = FAR_OFF
-) -> ImproperPosterior | None:
+def rises_without_end(u: Tensor, slope: Tensor, curved: Tensor, label: Label, far: float = FAR_OFF) -> Unbounded | None:
     """The error message about a search that ran far off and found the density still rising; None where it did not.
 
     :param u: unconstrained place ``(D,)``, and ``slope`` there.
@@ -281,7 +279,7 @@ def rises_without_end(
     worst = int(outward.argmax())
     if not (float(u[worst].abs()) > far and float(outward[worst]) > RISING):
         return None
-    return ImproperPosterior(
+    return Unbounded(
         f"the log density still rises by {float(slope[worst].abs()):.3g} nats a unit at {label(worst)}, "
         f"{float(u[worst]):.3g}; expected a maximum. Its integral is infinite, so there is no evidence, as where noise "
         "may be zero and data are met exactly, or where differences of latents have a density each, more of them than "
@@ -291,9 +289,9 @@ def rises_without_end(
     )
 
 
-def rounded_away() -> ImproperPosterior:
+def rounded_away() -> Unbounded:
     """The error message about a search that ended where the log joint is rounding."""
-    return ImproperPosterior(
+    return Unbounded(
         "the data are met to their last digits: noise runs to zero, and the log density rises until it is rounding. "
         "There is no evidence, or none that can be computed. Look for targets that are a function of the inputs; or "
         "hold the noise at a number, or give it a prior that vanishes at zero, such as InverseGamma on a scale."

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from operator import add
+from operator import add, itemgetter
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.display import Axes, Table, axes_or_own, check_axes, matplotlib
-from pyro_evidence.errors import BadInput, NotAMode, NotConverged, UnsupportedModel
+from pyro_evidence.errors import BadInput, NotAMode, NotConverged, Unbounded, UnsupportedModel
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.codec import encoded_arguments
-from pyro_evidence.fitting.iterate import Stop, bar_of
+from pyro_evidence.fitting.iterate import Status, Stop, bar_of
 from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.nested.structures import Evaluate, Search, search, switched
@@ -473,6 +473,7 @@ def over(
     heights: list[float] = []  # of all structures that were fitted, nan where a fit failed
     members: dict[int, LaplacePosterior] = {}
     failures: list[str] = []
+    reached: list[tuple[float, str, Exception]] = []  # what log evidences of fits that failed are at least
 
     def by_fits(some: Structures) -> Tensor:
         first = len(heights)
@@ -486,6 +487,7 @@ def over(
                         members[first + row] = found = fit(some.of(row))
                         heights[first + row] = float(found.log_evidence)
                     except (ArithmeticError, NotConverged, OutsideSupport) as error:
+                        reached.append((_reached(error), label_of(some.of(row)), error))
                         failures.append(f"{type(error).__name__}: {error}")
                     except (BadInput, UnsupportedModel) as error:
                         if not has_singular_matrix(error):
@@ -521,6 +523,12 @@ def over(
             f"none of the {len(log_weights):,} structures has a posterior; expected one that has. The first ended with "
             f"{said} Look at it alone: fit poutine.condition(model, data=...) with a structure fixed."
         )
+    beyond, label, error = max(reached, key=itemgetter(0), default=(-math.inf, "", None))
+    if error is not None and beyond > (best := float(found.log_evidences.nan_to_num(nan=-math.inf).max())):
+        raise type(error)(
+            f"with {label} the log evidence is {beyond:.4g} nats or more, {best:.4g} "
+            f"in the best of the other structures, which count for nothing beside it; expected a posterior. {error}"
+        ) from error
     maximised = set() if penalised else {member._num_maximised for member in members.values()}
     if len(maximised) > 1:
         raise UnsupportedModel(
@@ -530,6 +538,15 @@ def over(
         )
     found, num_maximised = replace(found, log_weights=log_weights), max(maximised, default=0)
     return StructurePosterior(found, fit, tuple(failures), num_maximised, _members=dict(sorted(members.items())))
+
+
+def _reached(error: Exception) -> float:
+    """What the log evidence of a fit that failed is at least, nats: infinite where its density rises without end."""
+    if isinstance(error, Unbounded):
+        return math.inf
+    end: Any = getattr(error, "posterior", None)
+    runs_away = (Status.UNBOUNDED.value, Status.INTERPOLATING.value)
+    return float(end.log_evidence) if end is not None and end.status in runs_away else -math.inf
 
 
 def _unlike(members: Mapping[str, LaplacePosterior]) -> Iterator[str]:

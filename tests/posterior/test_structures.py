@@ -20,12 +20,14 @@ from pyro_evidence import (
     ImproperPosterior,
     LaplaceEvidence,
     NotAMode,
+    NotConverged,
     Start,
     Stop,
     StructurePosterior,
     UnsupportedModel,
     explore,
 )
+from pyro_evidence.errors import Unbounded
 from pyro_evidence.posterior import structures
 from pyro_evidence.posterior.structures import StructureFits, over_structures
 from pyro_evidence.program.branching import IndependentChoices, fixed, structures_of
@@ -230,7 +232,29 @@ def test_structures_with_a_singular_matrix_are_left_out() -> None:
     posterior = LaplaceEvidence(zellner_siow, stop=QUIET).run(X, y)
     assert posterior.log_evidences.isnan().equal(posterior.found.values["keep"][:, 2] == 1)
     assert len(posterior.failures) == 4 and "with keep 0, 1, 2: linalg.cholesky" in posterior.failures[0]
+    assert len(posterior._members) == 2  # those without are one batch all the same: two say how
     assert float(posterior.inclusion("keep")[2]) == 0.0 and float(posterior.inclusion("keep")[0]) > 0.99
+
+
+@pytest.mark.parametrize(("noise", "error"), [(None, NotConverged), (dist.HalfCauchy(1.0), Unbounded)])
+def test_a_structure_that_meets_the_data_exactly_is_not_left_out(noise: Any, error: type[Exception]) -> None:
+    """Its log evidence grows without bound: probabilities of the others would be those of what is ruled out."""
+
+    def model(x: Tensor, y: Tensor) -> None:
+        keep = pyro.sample("keep", dist.Bernoulli(0.5), infer=BRANCHING)
+        if noise is None:
+            sigma = pyro.param("sigma", torch.tensor(1.0), constraint=dist.constraints.positive)
+        else:
+            sigma = pyro.sample("sigma", noise)
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x * w * keep, sigma), obs=y)
+
+    x = torch.linspace(-1.0, 1.0, 20)
+    with pytest.raises(error, match=r"with keep=1 the log evidence is .* nats or more, -"):
+        LaplaceEvidence(model, stop=QUIET).run(x, 2.0 * x)
+    noise = dist.InverseGamma(1.0, 0.1)  # as the message advises
+    assert float(LaplaceEvidence(model, stop=QUIET).run(x, 2.0 * x).inclusion("keep")) > 0.999
 
 
 def by_a_list(X: Tensor, y: Tensor) -> None:
