@@ -124,14 +124,14 @@ def inverted(curvature: Tensor, gradient: Tensor) -> Tensor:
     return (vectors / positive) @ vectors.mT * unit * unit.unsqueeze(-1)
 
 
-def response(laplace: LaplaceState, move: Tensor) -> Tensor:
-    """Move of the mode that follows one of the hyperparameters ``(T,)``, to first order, shape ``(1, D)``."""
-    if not bool(move.any()):
-        return torch.zeros_like(laplace.u).unsqueeze(0)
+def response(laplace: LaplaceState, moves: Tensor) -> Tensor:
+    """Moves of the mode that follow those of the hyperparameters ``(W, T)``, to first order, shape ``(W, D)``."""
+    if not bool(moves.any()):
+        return torch.zeros_like(laplace.u).expand(len(moves), -1)
     theta, u = laplace.theta.clone().requires_grad_(), laplace.u.unsqueeze(0).requires_grad_()
     log_joint = laplace.problem.density.log_joint(u, theta).sum()
-    along = pullback(log_joint, theta, create_graph=True) @ move
-    return laplace.precision.solve(pullback(along, u).to(laplace.u))
+    along = moves @ pullback(log_joint, theta, create_graph=True)
+    return laplace.precision.solve(torch.cat([pullback(each, u) for each in along]).to(laplace.u))
 
 
 def round_of_all(laplace: LaplaceState, found: Slope, index: Tensor, others: Tensor, farthest: float) -> Tensor:
@@ -144,7 +144,7 @@ def round_of_all(laplace: LaplaceState, found: Slope, index: Tensor, others: Ten
     :param others: a move of all ``(T,)`` that comes before, and that the mode follows.
     :param farthest: the longest move of one of them.
     """
-    u, rest = laplace.u.unsqueeze(0) + response(laplace, others), (found.total - found.joint)[index]
+    u, rest = laplace.u + response(laplace, others.unsqueeze(0)), (found.total - found.joint)[index]
     density, origin = laplace.problem.density, laplace.theta + others
 
     def surrogate(move: Tensor) -> Tensor:

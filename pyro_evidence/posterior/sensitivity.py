@@ -210,7 +210,7 @@ def at_mode(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoint
     state, problem = posterior.state, _problem_around(posterior, partial(Stepped, constants=constants))
     here = laplace_state(problem, _hypers(problem, state.problem, state.theta), state.u)
     ways = _ways(here)
-    moves = torch.cat([response(here, way.to(here.u)) for way in ways]).unsqueeze(0)
+    moves = response(here, ways.to(here.u)).unsqueeze(0)
     found = evidence_slope(here)[0].double() @ ways.mT
     return WeightedPoints(found.new_ones(1), found.unsqueeze(0), here.u.unsqueeze(0), moves * problem.active)
 
@@ -254,7 +254,7 @@ def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
     ways = torch.eye(theta.shape[-1]).to(theta)[steps]
     states = [laplace_state(problem, t, place) for t, place in zip(theta, u, strict=True)]
     found = torch.stack([slope(state).total for state in states])
-    moves = torch.stack([torch.cat([response(state, way) for way in ways]) for state in states])
+    moves = torch.stack([response(state, ways) for state in states])
     places, phi = posterior._places, integral.phi[kept]
     follow = [places.whole(torch.zeros_like(phi), move) for move in moves.unbind(1)]
     return WeightedPoints(weights, found[:, steps].double(), places.whole(phi, u), torch.stack(follow, 1))
