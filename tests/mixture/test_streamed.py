@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -38,12 +38,17 @@ def run(engine: EvidenceEM, *args: Tensor) -> MixturePosterior:
     return found
 
 
+@cache
+def of_all_rows(noise: DiagonalNoise) -> tuple[EvidenceEM, MixturePosterior]:
+    engine = EvidenceEM(gaussian_mixture(6, noise=noise), start=Start(restarts=2), stop=QUIET)
+    return engine, run(engine, clusters(600, 4, 3))
+
+
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("noise", [DiagonalNoise(), FullNoise(), SharedNoise()])
 def test_any_cut_gives_the_fit_of_all_rows(noise: DiagonalNoise, cut: list[int]) -> None:
-    Y = clusters(600, 4, 3)
-    engine = EvidenceEM(gaussian_mixture(6, noise=noise), start=Start(restarts=2), stop=QUIET)
-    same(engine.run_chunks([(y,) for y in Y.split(cut)]), run(engine, Y), Y)
+    Y, (engine, whole) = clusters(600, 4, 3), of_all_rows(noise)
+    same(engine.run_chunks([(y,) for y in Y.split(cut)]), whole, Y)
 
 
 def test_samples_splits_and_weights_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
