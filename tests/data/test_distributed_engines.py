@@ -125,7 +125,7 @@ def said(path: Path, cut: list[int], names: list[str], what: str = "") -> list[A
     return [json.loads(text) if text else None for text in found]
 
 
-TOLD_BY_SUMS = ["groups", "LaplaceEvidence", "RVM"]  # what each family adds up, once; EM by test_distributed.py
+TOLD_BY_SUMS = ["groups", "LaplaceEvidence"]  # what each family adds up, once; EM by test_distributed.py
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,10 @@ def test_there_are_enough() -> None:
     assert len(FITTED) + len(REFUSED) >= 40
 
 
-@pytest.mark.parametrize("name", FITTED)
+LARGER = ("capture and recapture",)  # as test_gallery.py fits it
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGER)) for n in FITTED])
 def test_an_idiom_is_fitted_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     idiom = FITTED[name]
     with warnings.catch_warnings():

@@ -57,7 +57,7 @@ def test_draws_have_the_closed_forms_moments(num_chains) -> None:  # 4 standard 
 
 @pytest.mark.parametrize(("model", "data"), [(many_supports, supports_data()), (mixture, mixture_data())])
 def test_draws_are_shaped_and_constrained_as_those_of_the_posterior(model, data) -> None:
-    mcmc = run(LaplaceKernel(model), *data, num_samples=7, num_chains=2)
+    mcmc = run(LaplaceKernel(LaplaceEvidence(model, marginalise=())), *data, num_samples=7, num_chains=2)
     ours, expected = mcmc.get_samples(), mcmc.kernel.posterior.get_samples(14)
     assert {n: (v.shape, v.dtype) for n, v in ours.items()} == {n: (v.shape, v.dtype) for n, v in expected.items()}
     assert {n: v.shape[:2] for n, v in mcmc.get_samples(group_by_chain=True).items()} == dict.fromkeys(ours, (2, 7))

@@ -39,7 +39,9 @@ def of_two() -> MPPCAPosterior:
 
 
 @pytest.mark.parametrize(
-    ("settings", "num_latents"), [({}, 2), ({"alpha": PerColumn()}, 2), ({"noise": DiagonalNoise()}, 1)], ids=str
+    ("settings", "num_latents"),
+    [({}, 2), ({"alpha": PerColumn()}, 2), pytest.param({"noise": DiagonalNoise()}, 1, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_few_that_are_offered_become_as_many_as_many(settings: dict[str, Any], num_latents: int) -> None:
     """Within a tenth of a nat a datum of what nine components are reduced to."""

@@ -630,7 +630,7 @@ def test_what_a_wide_prior_costs_stands_beside_the_table() -> None:
     assert "in the first, -2.1 nats as w.scale is doubled" in str(found.structures(2))
 
 
-@pytest.mark.parametrize("model", [linear, with_scales])
+@pytest.mark.parametrize("model", [linear, pytest.param(with_scales, marks=pytest.mark.slow)])
 def test_a_saved_posterior_is_the_same_over_its_engine(model: Callable[..., Any], tmp_path: Path) -> None:
     X, y = data(size=3)
     engine = LaplaceEvidence(model, stop=QUIET)

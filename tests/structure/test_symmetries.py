@@ -206,7 +206,7 @@ def by_quadrature_over_loadings(Y: Tensor, noise: float) -> float:
     return float((given + log_prior).logsumexp(0)) + 2.0 * math.log(float(axis[1] - axis[0]))
 
 
-@pytest.mark.parametrize(("num", "noise"), [(4, 0.5), (4, 1.5), (70, 0.5)])
+@pytest.mark.parametrize(("num", "noise"), [(4, 0.5), (4, 1.5), pytest.param(70, 0.5, marks=pytest.mark.slow)])
 def test_a_product_of_two_vectors_has_the_evidence_of_quadrature(num: int, noise: float) -> None:
     """Also where its images overlap.  Laplace about one of them was 1.4 and .8 nats lower."""
     Y = rank_one(2, num, noise)
