@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from pyro_evidence.evidence_check.bridge import bridge, bridge_terms, effective_draws
+from pyro_evidence.evidence_check.bridge import bridge, bridge_terms, chain_error, effective_draws
 
 LOG_EVIDENCE = -3.7
 
@@ -46,3 +46,4 @@ def test_a_sticky_chain_is_worth_few_draws() -> None:
     assert effective_draws(white) > 250
     assert effective_draws(white.repeat_interleave(10, 1)) == pytest.approx(effective_draws(white), rel=0.3)
     assert effective_draws(torch.full((2, 50), 3.0)) == 100
+    assert chain_error(white.repeat_interleave(10, 1))[0] == pytest.approx(chain_error(white)[0], rel=0.2)

@@ -152,15 +152,15 @@ def test_one_mode_misses_log_two_and_thames_does_not() -> None:
     assert switched.diagnostics["label_switches"] == 299.0
 
 
-@pytest.mark.parametrize("estimator", [bridge_sampling, thames])
-def test_errors_know_of_autocorrelation(estimator: Any) -> None:
+def test_errors_know_of_autocorrelation() -> None:
+    """Of ``bridge_sampling``, for which all ratios of this posterior are one, test_bridge.py says it."""
     posterior, exact = location_case()
     mean, sd = location_posterior(observations())
     z = []
     for seed in range(20):
         generator = torch.Generator().manual_seed(20_000 + seed)
         chain = sticky(torch.tensor([mean]), torch.tensor([[sd**2]]), 2000, 0.95, generator)[:, 0]
-        found = estimator(posterior, {"mean": chain}, seed=seed)
+        found = thames(posterior, {"mean": chain}, seed=seed)
         z.append((found.log_evidence - exact) / found.standard_error)
     assert 0.6 < float(torch.tensor(z).square().mean().sqrt()) < 1.5
 
