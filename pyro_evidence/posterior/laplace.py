@@ -563,7 +563,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         the mode's and the curvature's dependence included: nats for each doubling of the constant, or for a move of a
         location by its prior's scale.  Params that were maximised follow; beside marginalised sites, and where the log
         evidence is by importance sampling, they are held.  There slopes are sums over nodes, Laplace inside, or over
-        its draws.
+        its draws.  Refits have other nodes and draws: their differences are further off than these slopes.
 
         :raises UnsupportedModel: without a constant that can be moved, and where importance weights cannot be trusted.
         :raises BadInput: where the data of the fit were not kept.
