@@ -19,7 +19,7 @@ from pyro_evidence.laplace.approximation import (
     state_at,
     state_of_blocks,
 )
-from pyro_evidence.nested.skewness import Profiles
+from pyro_evidence.nested.skewness import LARGEST, POINTS, Profiles
 from pyro_evidence.numerics import batched
 from pyro_evidence.precision.choices import Curvature, exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import FLOAT, Dense, Diagonal, Precision, Remade, Separate, precision_tril
@@ -244,6 +244,19 @@ def is_affordable(problem: Problem, num_hessians: int) -> bool:
     if size > SMALL or problem.curvature not in (exact_hessian, gauss_newton) or not bool(problem.active.all()):
         return False
     return num_hessians <= MOST_ROWS if row_bytes is None else num_hessians * size * row_bytes <= MOST_BYTES
+
+
+def profile_at(state: LaplaceState) -> Profiles | None:
+    """The shape of the density of all latents about their mode; None where it is not affordable, or no exact Hessian.
+
+    :raises NotPositiveDefinite: where the density has no curvature nearby.
+    """
+    problem, size = state.problem, len(state.u)
+    if size > LARGEST or problem.curvature is not exact_hessian or not is_affordable(problem, 2 * len(POINTS) * size):
+        return None
+    rows = torch.cat([state.theta, problem.active.to(state.theta)]).unsqueeze(0)
+    root = state.precision.unwhiten(torch.eye(size).to(state.u)).mT.unsqueeze(0)
+    return Profiles(problem.density_by_rows, rows, state.u.unsqueeze(0), root)
 
 
 def profiles(problem: Problem, inner: ConditionalModes) -> Profiles | None:

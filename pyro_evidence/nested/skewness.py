@@ -1,5 +1,6 @@
 """Skewness of nearly normal densities: third-order maps of white noise, smooth in the marginalised sites."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +12,7 @@ from pyro_evidence.numerics.newton import Density
 from pyro_evidence.numerics.quadrature.densities import beyond_valleys
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, fitted, map_of
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
+from pyro_evidence.precision.dense import Precision
 
 
 @dataclass(frozen=True)
@@ -272,3 +274,53 @@ def margins(profiles: Profiles, z: Tensor) -> Margins | None:
     axes = fitted(points.expand(log_density[..., 0].numel(), -1), log_density.flatten(0, 1))
     params = axes.params.unflatten(0, log_density.shape[:2])
     return Margins(torch.linalg.solve(follow(z, len(z)), params.flatten(1)).reshape(params.shape))
+
+
+@dataclass(frozen=True)
+class SkewedNormal:
+    """The normal distribution at a mode, its noise skewed and its coordinates' marginals mapped by their own sections.
+
+    :ivar u: the mode, ``(D,)``.
+    :ivar margins: of each coordinate by itself.
+    """
+
+    u: Tensor
+    precision: Precision
+    skewness: SkewnessCorrection
+    margins: Margins
+
+    @property
+    def loc(self) -> Tensor:
+        """The mode, ``(1, D)``."""
+        return self.u.unsqueeze(0)
+
+    @property
+    def mean(self) -> Tensor:
+        """Of quasi-random points, ``(D,)``."""
+        return self.drawn(quasi_normal(NUM_POINTS, len(self.u)).to(self.u))[0].mean(0)
+
+    def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws ``(S, D)`` from white rows, and their log density, nats, ``(S,)``."""
+        skewed, log_growth = self.skewness.forward(white[:, :0], white)
+        return self.u + self.precision.unwhiten(skewed), self._log_normal(white) - log_growth
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """Log density of coordinates ``(S, D)``, nats, ``(S,)``."""
+        white = self.skewness.inverse(u[:, :0], self.precision.whiten(u - self.u))
+        return self._log_normal(white) - self.skewness.forward(white[:, :0], white)[1]
+
+    def away(self, z: Tensor) -> Tensor:
+        """Each coordinate at the quantile that ``z`` is of the standard normal, ``z.shape + (D,)``."""
+        rows = z.reshape(-1, 1)
+        away = self.margins.axes(rows[:, :0]).forward(rows) * self.precision.variance[0].sqrt()
+        return self.u + away.reshape(*z.shape, -1)
+
+    def _log_normal(self, white: Tensor) -> Tensor:
+        return 0.5 * self.precision.log_det - 0.5 * (white.square() + math.log(math.tau)).sum(-1)
+
+
+def skewed_normal(profile: Profiles, precision: Precision) -> SkewedNormal | None:
+    """The density about one mode with its skewness; None where it is normal, or a normal is nearer to it."""
+    nowhere = profile.u[:, :0]
+    found, own = skewness_correction(profile, nowhere, NUM_POINTS), margins(profile, nowhere)
+    return None if found is None or own is None else SkewedNormal(profile.u[0], precision, found, own)

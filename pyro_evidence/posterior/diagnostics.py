@@ -335,7 +335,7 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
     if "log_evidence_by" in found:
         pass  # the weights are of the draws alone, of which their moments say more
     elif found.get("num_blocks"):
-        if found["blocks_above"]:
+        if found["blocks_above"] and found.get("moments") != (False, []):  # else draws are known to be right
             said.append(
                 f"k-hat of {found['blocks_above']:,} of {found['num_blocks']:,} blocks is above 0.7: their draws "
                 "are not to be trusted, nor a log evidence by nodes=1; posterior.blocks(site) has means by quadrature."

@@ -17,6 +17,7 @@ from pyro_evidence.fitting.process_state import own_random_numbers, without_vali
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.tour import NormalMixture
 from pyro_evidence.nested.joint_posterior import Proposal
+from pyro_evidence.nested.skewness import SkewedNormal
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.precision.dense import Dense, Diagonal
 from pyro_evidence.precision.gaussian_process import LatentPrecision
@@ -149,7 +150,7 @@ class CoordinateDistribution(TorchDistribution):
     support = constraints.real_vector
     has_rsample = False
 
-    def __init__(self, density: NormalMixture | Proposal, batch_shape: torch.Size = SCALAR) -> None:
+    def __init__(self, density: NormalMixture | Proposal | SkewedNormal, batch_shape: torch.Size = SCALAR) -> None:
         self.density = density
         super().__init__(batch_shape, density.loc.shape[1:], validate_args=False)
 

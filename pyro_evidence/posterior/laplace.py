@@ -23,14 +23,17 @@ from pyro_evidence.laplace.mean_shift import at_mean
 from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.laplace.type2 import FEW, TypeII
 from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
+from pyro_evidence.nested.inner import profile_at
 from pyro_evidence.nested.inside import InsideCorrection, LaplaceNodes, inside_correction
 from pyro_evidence.nested.joint_posterior import Proposal
+from pyro_evidence.nested.skewness import SkewedNormal, skewed_normal
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
+from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.posterior.base import Values, white_noise
 from pyro_evidence.posterior.diagnostics import MANY, NUM_WEIGHTED, Blocks, check_weighted
-from pyro_evidence.posterior.guide import LaplaceGuide
+from pyro_evidence.posterior.guide import CoordinateDistribution, LaplaceGuide
 from pyro_evidence.posterior.predict import PredictivePosterior
 from pyro_evidence.posterior.process import ProcessGuide, draw_curve, latents_at
 from pyro_evidence.posterior.reweighted import ConditionalApproximations, CorrectedPosterior, LOOResult, left_out
@@ -53,9 +56,10 @@ MOST_NUMBERS = 2**26  # in the draws that a check keeps
 class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
-    Evidence, ``mode`` and covariance are Laplace's.  Draws, quantiles, the table, predictions and the guide are about
-    the posterior mean, which the next order of Laplace's series has elsewhere where the log density is skewed, as of
-    sparse counts: see :mod:`pyro_evidence.laplace.mean_shift`.  Standard deviations are not corrected, nor what
+    Evidence, ``mode`` and covariance are Laplace's.  Draws, quantiles, the table, predictions and the guide are of
+    that Gaussian skewed by its third derivatives, with moments matched by importance weights, up to a hundred
+    coordinates (:mod:`pyro_evidence.nested.skewness`); beyond, about the posterior mean by the next order of Laplace's
+    series (:mod:`pyro_evidence.laplace.mean_shift`), with Laplace's standard deviations.  Not corrected is what
     ``predict`` says of a Gaussian process at new inputs, which is that of ``predict_latent``.
 
     :ivar state: the last iterate; every number below is of this one.
@@ -207,13 +211,35 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return white.to(self.state.u).index_fill(1, (~self.state.problem.active).nonzero().flatten(), 0.0)
 
     def _away(self, z: Tensor) -> Tensor:
+        if self._skewed is not None:
+            return self._skewed.away(z.to(self.state.u))
         sd = self.state.precision.variance[0].sqrt()
         away = torch.where(self.state.problem.active, z.to(self.state.u).unsqueeze(-1) * sd, 0.0)
         return self._about_mean.u + away
 
     def _unwhitened(self, white: Tensor) -> Tensor:
         """Unconstrained draws ``(S, D)`` from white noise."""
+        if self._skewed is not None:
+            return self._skewed.drawn(white)[0]
         return self._about_mean.u + self.state.precision.unwhiten(white)
+
+    def _draws_until(self, until: float) -> Values:
+        if self._skewed is None:
+            return super()._draws_until(until)
+        return self._constrained(
+            self._unwhitened(quasi_normal(self._num_tabulated, len(self.state.u)).to(self.state.u))
+        )
+
+    @cached_property
+    def _skewed(self) -> SkewedNormal | None:
+        """The density with its skewness, which draws and quantiles are of; None where that is not known, or none."""
+        problem = self.state.problem
+        if not self._maximises_evidence or self._about_mode or not problem.joint.has_data or problem.latent is not None:
+            return None
+        with own_random_numbers(), without_validation(), torch.enable_grad(), suppress(ArithmeticError):
+            profile = profile_at(self.state)
+            return None if profile is None else skewed_normal(profile, self.state.precision)
+        return None
 
     @cached_property
     def _shifted(self) -> LaplaceState | None:
@@ -223,7 +249,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     @property
     def _about_mean(self) -> LaplaceState:
-        """The Gaussian that draws, quantiles and predictions are of."""
+        """The Gaussian that draws, quantiles and predictions are of, where they are not skewed."""
         return self._shifted or self.state
 
     def plot(self, axes: Axes | None = None, *, prob: float = PROB) -> Axes:
@@ -235,8 +261,9 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     @property
     def guide(self) -> LaplaceGuide:
         """The posterior as a Pyro guide; where a latent is a Gaussian process, one that predicts it at new inputs."""
-        kind = ProcessGuide if isinstance(self.state.precision, LatentPrecision) else LaplaceGuide
-        return kind(self._about_mean)
+        if isinstance(self.state.precision, LatentPrecision):
+            return ProcessGuide(self._about_mean)
+        return LaplaceGuide(self._about_mean, None if self._skewed is None else CoordinateDistribution(self._skewed))
 
     @property
     def model(self) -> Model:
@@ -291,8 +318,11 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return draws, torch.where(found.isnan(), -math.inf, found)  # beyond the largest float: density 0
 
     def _reported(self, drawn: Tensor) -> Values:
-        """Values that :meth:`get_samples` returns where ``drawn`` ``(S, D)`` are weighed: the same about the mean."""
-        return self._constrained(drawn + (self._about_mean.u - self.state.u))
+        """Values that :meth:`get_samples` returns of the noise of which ``drawn`` ``(S, D)``, that are weighed, are."""
+        away = drawn - self.state.u
+        if self._skewed is None:
+            return self._constrained(self._about_mean.u + away)
+        return self._constrained(self._unwhitened(self.state.precision.whiten(away)))
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Unconstrained draws to be weighed, from white noise, and their log density, nats, ``(S,)``."""
@@ -344,7 +374,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:
         """Entries of :meth:`diagnostics` besides those of a check."""
         curvature, flat, u = self.state.problem.curvature, ", ".join(self.flat_sites), self.state.u
-        shift = math.nan if self._shifted is None else self._shifted.u - u
+        mean = math.nan if self._shifted is None else self._shifted.u
+        shift = (mean if self._skewed is None else self._skewed.mean) - u
         units = "the log evidence is the integral in the units of these sites, and no evidence to weigh models by"
         return {
             "status": self.status,

@@ -117,6 +117,7 @@ class Tabulated(Protocol):
     """A posterior over named sites as a table, a printed summary, a picture, and what a notebook displays."""
 
     _normal: ClassVar[bool] = False  # sites on the whole real line are: by their quantiles, without draws
+    _skewed: Any = None  # a density that is not normal, which sites on the real line are draws of too
     _num_tabulated: ClassVar[int] = NUM_WEIGHTED  # draws, where there are other sites
     get_samples: Callable[..., Values]  # of every site
     quantiles: Callable[..., Values]  # marginal, of every site
@@ -330,7 +331,8 @@ def _panels(rows: Sequence[Sequence[Any]], fixed: set[str], positive: set[str]) 
 def site_rows(posterior: Tabulated, layout: TableLayout, until: float) -> tuple[Rows, list[str]]:
     """Rows of latent sites; draws are taken once, where a site is not normal."""
     parts = layout.in_order(p for p in posterior._joint.latents if p.name != NOTHING)
-    normal = [p.name for p in parts if posterior._normal and is_identity(p.transform)]
+    straight = posterior._normal and posterior._skewed is None
+    normal = [p.name for p in parts if straight and is_identity(p.transform)]
     levels = torch.special.ndtr(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
     known = posterior.quantiles(levels) if normal else {}
     draws = posterior._draws_until(until) if len(normal) < len(parts) else {}

@@ -11,14 +11,7 @@ pytestmark = pytest.mark.slow  # two minutes together; run by ARGS="-m slow test
 QUICK = ("dugongs", "dyes", "leuk", "seeds", "stacks", "stacks_dexp", "surgical")  # the others: benchmarks/bugs.py
 
 
-def entries() -> list[object]:
-    marks = {
-        n: [pytest.mark.xfail(strict=True, reason=EXAMPLES[n].pending)] if EXAMPLES[n].pending else [] for n in QUICK
-    }
-    return [pytest.param(name, id=name, marks=marks[name]) for name in QUICK]
-
-
-@pytest.mark.parametrize("name", entries())
+@pytest.mark.parametrize("name", QUICK)
 def test_an_example_of_bugs(name: str) -> None:
     example = EXAMPLES[name]
     fit = LaplaceEvidence(example.model, stop=Stop(progress=False))

@@ -1,5 +1,6 @@
 """Ordinary Pyro models, and their posteriors on small data, shared by the tests of what a fit returns."""
 
+import copy
 from functools import cache, partial
 
 import pyro
@@ -158,6 +159,13 @@ def fitted_logistic() -> LaplacePosterior:
 @cache
 def fitted_supports() -> LaplacePosterior:
     return fit(LaplaceEvidence(many_supports, marginalise=()), *supports_data())
+
+
+def unskewed(posterior: LaplacePosterior) -> LaplacePosterior:
+    """A copy whose draws are of the Gaussian about the mean."""
+    found = copy.copy(posterior)
+    vars(found)["_skewed"] = None
+    return found
 
 
 @cache

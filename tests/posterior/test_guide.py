@@ -31,6 +31,7 @@ from tests.models_for_tests.posterior_models import (
     regression_data,
     supports_data,
     two_sites,
+    unskewed,
 )
 
 
@@ -48,7 +49,7 @@ def log_ratio(posterior: LaplacePosterior, u: Tensor) -> Tensor:
 
 
 def test_density_of_a_draw_counts_every_jacobian() -> None:
-    posterior = fitted_supports()
+    posterior = unskewed(fitted_supports())
     for _ in range(3):
         guide, model = traced(posterior, *supports_data())
         u = guide.nodes["_laplace_latent"]["value"]
@@ -167,7 +168,7 @@ def test_vectorised_particles_are_independent_draws() -> None:
 
 
 def test_vectorised_weights_are_those_of_each_draw() -> None:
-    posterior = fitted_supports()
+    posterior = unskewed(fitted_supports())
     weights, _, guide = vectorized_importance_weights(
         posterior.model, posterior.guide, *supports_data(), num_samples=5, max_plate_nesting=2
     )

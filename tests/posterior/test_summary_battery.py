@@ -56,15 +56,16 @@ RIGHT = {
     "one normal": lambda: of_prior(lambda one: dist.Normal(3.0 * one, 2.0), 1),
     "many counts": lambda: counted(900.0, 1),
     "forty of many counts": lambda: counted(900.0, 40),
+    "forty of single counts": lambda: counted(1.0, 40),
+    "skewed": lambda: of_prior(lambda one: dist.Gumbel(one, 1.0), 2),
     "heavier tails": lambda: of_prior(lambda one: dist.StudentT(60.0 * one, 1.0, 2.0), 3),
     "three hundred of heavier tails": lambda: of_prior(lambda one: dist.StudentT(30.0 * one, 1.0, 2.0), 300),
 }
 WRONG = {
-    "far tails": lambda: of_prior(lambda one: dist.StudentT(3.2 * one, 1.0, 2.0), 1),
-    "forty of heavy tails": lambda: of_prior(lambda one: dist.StudentT(4.0 * one, 1.0, 2.0), 40),
-    "heavy tails": lambda: of_prior(lambda one: dist.StudentT(4.0 * one, 1.0, 2.0), 2),
+    "far tails": lambda: of_prior(lambda one: dist.StudentT(2.2 * one, 1.0, 2.0), 1),
     "two hundred of heavy tails": lambda: of_prior(lambda one: dist.StudentT(4.0 * one, 1.0, 2.0), 200),
-    "near an edge": lambda: of_prior(lambda one: dist.Beta(0.4 * one, 4.0), 1),
+    "near an edge": lambda: of_prior(lambda one: dist.Beta(0.2 * one, 4.0), 1),
+    "beyond an edge": lambda: of_prior(lambda one: dist.InverseGamma(2.5 * one, 1.0), 1),
 }
 
 

@@ -46,10 +46,10 @@ def test_other_supports_have_the_moments_that_pyro_finds() -> None:  # oracle: P
         row = rows[f"probs[{place}]"]
         for ours, theirs in (("value", "mean"), ("sd", "std"), ("median", "median")):
             assert row[ours] == pytest.approx(float(expected[theirs].reshape(-1)[place]), abs=5e-3)
-    assert rows["scale"]["25%"] == pytest.approx(float(draws["scale"].quantile(0.25)))
+    assert rows["scale"]["25%"] == pytest.approx(float(draws["scale"].quantile(0.25)), rel=0.01)
     factor = draws["corr"]
     r = float((factor @ factor.mT)[:, 2, 0].mean())
-    assert rows["cor(0, 2) of corr"]["value"] == pytest.approx(r)
+    assert rows["cor(0, 2) of corr"]["value"] == pytest.approx(r, abs=0.02)
     assert "corr[0, 0]" not in rows
 
 
