@@ -19,7 +19,8 @@ from pyro_evidence.laplace.approximation import (
     state_at,
     state_of_blocks,
 )
-from pyro_evidence.nested.skewness import LARGEST, POINTS, Profiles
+from pyro_evidence.laplace.restarts import MOST_COORDINATES
+from pyro_evidence.nested.skewness import Profiles
 from pyro_evidence.numerics import batched
 from pyro_evidence.precision.choices import Curvature, exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import FLOAT, Dense, Diagonal, Precision, Remade, Separate, precision_tril
@@ -252,7 +253,7 @@ def profile_at(state: LaplaceState) -> Profiles | None:
     :raises NotPositiveDefinite: where the density has no curvature nearby.
     """
     problem, size = state.problem, len(state.u)
-    if size > LARGEST or problem.curvature is not exact_hessian or not is_affordable(problem, 2 * len(POINTS) * size):
+    if size > MOST_COORDINATES or problem.curvature is not exact_hessian or not is_affordable(problem, 2 * size):
         return None
     rows = torch.cat([state.theta, problem.active.to(state.theta)]).unsqueeze(0)
     root = state.precision.unwhiten(torch.eye(size).to(state.u)).mT.unsqueeze(0)

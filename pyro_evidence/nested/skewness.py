@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -121,6 +122,7 @@ POINTS = tuple(range(-3, 4))  # standard deviations
 STEP = 1.0  # of differences of curvatures, in standard deviations
 LARGEST = 100  # coordinates
 NUM_POINTS = 512  # quasi-random points at which means and standard deviations are matched
+TABULATED = 4096  # quasi-random points of tables and quantiles, which are then known to a hundredth of a deviation
 FEW_POINTS = 128  # where rows are evaluated one by one
 WORTH = 0.05  # share of the points that weights must leave to be believed
 
@@ -278,26 +280,24 @@ def margins(profiles: Profiles, z: Tensor) -> Margins | None:
 
 @dataclass(frozen=True)
 class SkewedNormal:
-    """The normal distribution at a mode, its noise skewed and its coordinates' marginals mapped by their own sections.
+    """The normal distribution at a mode, its noise skewed.
 
     :ivar u: the mode, ``(D,)``.
-    :ivar margins: of each coordinate by itself.
     """
 
     u: Tensor
     precision: Precision
     skewness: SkewnessCorrection
-    margins: Margins
 
     @property
     def loc(self) -> Tensor:
         """The mode, ``(1, D)``."""
         return self.u.unsqueeze(0)
 
-    @property
-    def mean(self) -> Tensor:
-        """Of quasi-random points, ``(D,)``."""
-        return self.drawn(quasi_normal(NUM_POINTS, len(self.u)).to(self.u))[0].mean(0)
+    @cached_property
+    def points(self) -> Tensor:
+        """Quasi-random draws, of which moments and quantiles are taken, ``(S, D)``."""
+        return self.drawn(quasi_normal(TABULATED, len(self.u)).to(self.u))[0]
 
     def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Draws ``(S, D)`` from white rows, and their log density, nats, ``(S,)``."""
@@ -309,18 +309,11 @@ class SkewedNormal:
         white = self.skewness.inverse(u[:, :0], self.precision.whiten(u - self.u))
         return self._log_normal(white) - self.skewness.forward(white[:, :0], white)[1]
 
-    def away(self, z: Tensor) -> Tensor:
-        """Each coordinate at the quantile that ``z`` is of the standard normal, ``z.shape + (D,)``."""
-        rows = z.reshape(-1, 1)
-        away = self.margins.axes(rows[:, :0]).forward(rows) * self.precision.variance[0].sqrt()
-        return self.u + away.reshape(*z.shape, -1)
-
     def _log_normal(self, white: Tensor) -> Tensor:
         return 0.5 * self.precision.log_det - 0.5 * (white.square() + math.log(math.tau)).sum(-1)
 
 
 def skewed_normal(profile: Profiles, precision: Precision) -> SkewedNormal | None:
     """The density about one mode with its skewness; None where it is normal, or a normal is nearer to it."""
-    nowhere = profile.u[:, :0]
-    found, own = skewness_correction(profile, nowhere, NUM_POINTS), margins(profile, nowhere)
-    return None if found is None or own is None else SkewedNormal(profile.u[0], precision, found, own)
+    found = skewness_correction(profile, profile.u[:, :0], NUM_POINTS)
+    return None if found is None else SkewedNormal(profile.u[0], precision, found)

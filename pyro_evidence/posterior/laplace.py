@@ -29,7 +29,6 @@ from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.nested.skewness import SkewedNormal, skewed_normal
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
-from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.posterior.base import Values, white_noise
 from pyro_evidence.posterior.diagnostics import MANY, NUM_WEIGHTED, Blocks, check_weighted
@@ -57,7 +56,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     Evidence, ``mode`` and covariance are Laplace's.  Draws, quantiles, the table, predictions and the guide are of
-    that Gaussian skewed by its third derivatives, with moments matched by importance weights, up to a hundred
+    that Gaussian skewed by its third derivatives, with moments matched by importance weights, up to fifty
     coordinates (:mod:`pyro_evidence.nested.skewness`); beyond, about the posterior mean by the next order of Laplace's
     series (:mod:`pyro_evidence.laplace.mean_shift`), with Laplace's standard deviations.  Not corrected is what
     ``predict`` says of a Gaussian process at new inputs, which is that of ``predict_latent``.
@@ -212,7 +211,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     def _away(self, z: Tensor) -> Tensor:
         if self._skewed is not None:
-            return self._skewed.away(z.to(self.state.u))
+            levels = torch.special.ndtr(z).to(self.state.u)
+            return self._skewed.points.quantile(levels.flatten(), dim=0).reshape(*z.shape, -1)
         sd = self.state.precision.variance[0].sqrt()
         away = torch.where(self.state.problem.active, z.to(self.state.u).unsqueeze(-1) * sd, 0.0)
         return self._about_mean.u + away
@@ -224,11 +224,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return self._about_mean.u + self.state.precision.unwhiten(white)
 
     def _draws_until(self, until: float) -> Values:
-        if self._skewed is None:
-            return super()._draws_until(until)
-        return self._constrained(
-            self._unwhitened(quasi_normal(self._num_tabulated, len(self.state.u)).to(self.state.u))
-        )
+        return super()._draws_until(until) if self._skewed is None else self._constrained(self._skewed.points)
 
     @cached_property
     def _skewed(self) -> SkewedNormal | None:
@@ -375,7 +371,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """Entries of :meth:`diagnostics` besides those of a check."""
         curvature, flat, u = self.state.problem.curvature, ", ".join(self.flat_sites), self.state.u
         mean = math.nan if self._shifted is None else self._shifted.u
-        shift = (mean if self._skewed is None else self._skewed.mean) - u
+        shift = (mean if self._skewed is None else self._skewed.points.mean(0)) - u
         units = "the log evidence is the integral in the units of these sites, and no evidence to weigh models by"
         return {
             "status": self.status,

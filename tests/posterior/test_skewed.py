@@ -59,7 +59,7 @@ def test_the_table_and_quantiles_are_those_of_the_draws(counted: LaplacePosterio
         assert abs(row["value"] - float(draws[:, k].mean())) < 0.05 * spread
         assert abs(row["median"] - float(draws[:, k].median())) < 0.05 * spread
     inside = [(draws <= q).double().mean(0) for q in counted.quantiles(levels.tolist())["rate"]]
-    assert bool((torch.stack(inside) - levels.unsqueeze(-1)).abs().amax() < 0.03)
+    assert bool((torch.stack(inside) - levels.unsqueeze(-1)).abs().amax() < 0.02)
 
 
 def test_nothing_is_said_against_draws_that_are_right(
@@ -95,7 +95,7 @@ def many_rates(y: Tensor) -> None:
         pyro.sample("y", dist.Poisson(log_rate.exp()), obs=y)
 
 
-@pytest.mark.parametrize(("model", "y"), [(normal_mean, torch.zeros(3)), (many_rates, torch.ones(150))])
+@pytest.mark.parametrize(("model", "y"), [(normal_mean, torch.zeros(3)), (many_rates, torch.ones(60))])
 def test_where_there_is_no_skewness_or_too_much_to_look_at(model: Callable[..., None], y: Tensor) -> None:
     found = LaplaceEvidence(model).run(y)
     assert found._skewed is None
