@@ -336,8 +336,8 @@ def _own_folder(target: Path) -> Iterator[Path]:
 
     A writer whose folder is gone when it has locked it was taken for a killed one: it begins anew.
     """
-    if target.exists() and not target.is_file():  # a device or a pipe would be gone
-        raise OSError("it is a folder" if target.is_dir() else "it is no regular file")
+    if os.path.lexists(target) and not target.is_file():  # a device or a pipe would be gone
+        raise OSError("it is a folder" if target.is_dir() else "it is no regular file, or links that lead nowhere")
     stem = f"{target.name[:50]}."  # names have a limit
     for entry in os.scandir(target.parent):
         if re.fullmatch(re.escape(stem) + "[0-9a-f]{16}[.]part", entry.name):

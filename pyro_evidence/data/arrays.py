@@ -51,8 +51,8 @@ def is_fake(value: Tensor) -> bool:
 def require_dense(name: str, value: Tensor) -> None:
     """Refuse a tensor without a number for each of its elements.
 
-    :raises BadInput: for sparse tensors, quantised and nested ones, those on the device ``meta``, and floats of eight
-        bits, with which torch cannot compute.
+    :raises BadInput: for sparse tensors, quantised and nested ones, those whose axes have names, those on the device
+        ``meta``, and floats of eight bits, with which torch cannot compute.
     """
     if value.is_nested:
         raise BadInput(f"{name} is a nested tensor, with rows of several lengths; expected a dense one: pad it.")
@@ -60,6 +60,8 @@ def require_dense(name: str, value: Tensor) -> None:
         what, advice = "fake or on the device meta, where tensors have a shape and no numbers", "load its data first"
     elif value.layout is not torch.strided:
         what, advice = f"sparse ({value.layout})", f"pass {name}.to_dense()"
+    elif any(getattr(value, "names", ())):  # of older releases of torch
+        what, advice = f"one whose axes have names ({value.names})", f"pass {name}.rename(None)"
     elif value.is_quantized:
         what, advice = f"quantised ({value.dtype})", f"pass {name}.dequantize()"
     elif value.is_floating_point() and value.itemsize == 1:

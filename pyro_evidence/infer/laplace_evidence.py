@@ -30,6 +30,7 @@ from pyro_evidence.laplace.approximation import (
     laplace_problem,
     laplace_state,
     problem_of,
+    require_no_jump,
     require_own_slopes,
     require_proper,
     warn_of_jumps,
@@ -51,6 +52,7 @@ from pyro_evidence.laplace.restarts import (
 )
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
+from pyro_evidence.nested.joint_posterior import whole_place
 from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.coordinates import is_affine
@@ -174,7 +176,7 @@ class LaplaceEvidence(Resumable):
             return self._over
         posterior = posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
         verified = posterior.state.problem.structure.known is not None  # a form of all, at places far from one another
-        if self._full is not None or not verified:
+        if self._full is None and not verified:
             warn_of_jumps(posterior.state)
         return posterior
 
@@ -406,6 +408,8 @@ class LaplaceEvidence(Resumable):
             endless = type2.endless(best.state, self._full.joint.latents.names)
             if endless is not None:
                 raise endless
+        if best.status is Status.STUCK and self._full is not None:
+            require_no_jump(self._full, *whole_place(self._full.joint, best.state.laplace))
         if self._num_nodes != 1 and not (self._in_blocks and isinstance(self._num_nodes, int)):
             pairs = zip(self._fits, self._begun, strict=True)
             self._fits = tuple(refined(fit, begun, self._num_nodes, self.stop) for fit, begun in pairs)

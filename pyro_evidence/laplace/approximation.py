@@ -330,9 +330,8 @@ def state_at(
         if bool(newton.rounding(mode.u, mode.precision, eps)[row] > newton.ROUNDED):
             raise newton.rounded_away()
         place, slope = (problem.joint, problem.density, u, theta), mode.gradient[row]
-        way = NEAR * (1.0 + u.abs()) * generic_directions(1, len(u), u)[0]
-        said = mode_checks.jump_message(*place, way, "where the search for the posterior mode stopped")
-        said = said or mode_checks.cut_message(*place)
+        require_no_jump(problem, u, theta)
+        said = mode_checks.cut_message(*place)
         said = said or mode_checks.nondifferentiable_message(*place, slope)
         if said is not None:
             raise NotSmooth(said)
@@ -406,10 +405,22 @@ def require_own_slopes(state: LaplaceState) -> None:
         raise NotSmooth(said)
 
 
+def require_no_jump(problem: Problem, u: Tensor, theta: Tensor) -> None:
+    """Refuse a density that jumps near where a search has stopped.
+
+    :raises NotSmooth: naming the site.
+    """
+    way = NEAR * (1.0 + u.abs()) * generic_directions(1, len(u), u)[0]
+    where = "where the search for the posterior mode stopped"
+    said = mode_checks.jump_message(problem.joint, problem.density, u, theta, way, where)
+    if said is not None:
+        raise NotSmooth(said)
+
+
 def warn_of_jumps(state: LaplaceState) -> None:
-    """Warn where a model that runs on one set of values at a time has a density that jumps near the mode."""
+    """Warn where the density jumps near the mode."""
     joint, u = state.problem.joint, state.u
-    if joint.has_data and len(u) and joint.row_bytes is None:
+    if joint.has_data and len(u):
         way = 2.0 * state.precision.unwhiten(generic_directions(1, len(u), u))[0]
         where = "within four posterior standard deviations of its mode"
         said = mode_checks.jump_message(joint, state.problem.density, u, state.theta, way, where)

@@ -191,12 +191,12 @@ def jump_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, wa
         with without_validation():
             value, slope = (x.detach() for x in density.gradient(rows, theta))
         along = 0.5 / num * (slope @ (ends[1] - ends[0]))
-        gaps = (value.diff() - along[:-1] - along[1:]).abs().nan_to_num(posinf=0.0)
-        worst = int(gaps.argmax())
+        gaps, rounding = (value.diff() - along[:-1] - along[1:]).abs(), 1e3 * torch.finfo(joint.dtype).eps * value.abs()
+        gaps = torch.where(gaps > torch.maximum(rounding[:-1], rounding[1:]) + JUMP, gaps, 0.0)
+        worst, size = int(gaps.argmax()), float(gaps.max())
+        if not size:
+            return None
         ends, num = (rows[worst], rows[worst + 1]), 4
-    size = float(gaps.max())
-    if not size > max(JUMP, 1e3 * torch.finfo(joint.dtype).eps * (1.0 + float(value.abs().max()))):
-        return None
     moved = torch.stack([ends[0]] * (1 + len(joint.latents.parts)))
     for row, block in zip(moved[1:], joint.latents.slices.values(), strict=True):
         row[block] = ends[1][block]

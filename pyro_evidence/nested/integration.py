@@ -8,6 +8,7 @@ from functools import cached_property, partial
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState
@@ -283,7 +284,10 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
 def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
     """By as many nodes as settle; None where they do not."""
     if not _is_whole(found):
-        return _by_kriging(found, where, tolerance)
+        try:
+            return _by_kriging(found, where, tolerance)
+        except LinAlgError:  # of values that jump no curve can be told
+            return None
     made: dict[int, Integral] = {}
 
     def product(_: Tensor, num: int) -> NodeProducts:

@@ -27,27 +27,32 @@ class IndexMap:
         return found
 
 
-def index_map(full: LogJoint, found: OuterMode) -> IndexMap:
-    """The places in ``full``, whose latents are all of these sites."""
-    joint = found.state.problem.joint
+def index_map(full: LogJoint, joint: LogJoint) -> IndexMap:
+    """The places in ``full``, whose latents are the latents of ``joint`` and some of its hyperparameters."""
     label = torch.arange(full.latents.size, device=full.device)
     marginalised = [label[full.latents.slices[p.name]] for p in joint.hypers if p.name in full.latents.slices]
     inner = [label[full.latents.slices[name]] for name in joint.latents.names]
     return IndexMap(torch.cat(marginalised), torch.cat(inner))
 
 
-def whole_state(full: Problem, integral: Integral) -> LaplaceState:
+def whole_state(full: Problem, found: OuterMode, log_evidence: Tensor) -> LaplaceState:
     """The mode of the marginalised sites with the inner mode given it, a Gaussian there, the integrated evidence."""
-    found, joint = integral.outer_mode, full.joint
-    parts = found.state.problem.joint.hypers.unconstrained(found.state.theta)  # of which some are marginalised
-    theta = torch.cat([found.state.theta[:0], *(parts[name].reshape(-1) for name in joint.hypers.names)])
-    place = index_map(joint, found)
-    u = place.whole(found.centre, found.state.u)
+    joint, place = full.joint, index_map(full.joint, found.state.problem.joint)
+    u, theta = whole_place(joint, found.state)
     with torch.no_grad():
         log_joint = full.density.log_joint(u.unsqueeze(0), theta)[0]
     log_hyperprior = joint.log_hyperprior(theta).detach()
-    numbers = (log_joint, joint_precision(found, place), 0.0, integral.log_evidence, log_hyperprior)
+    numbers = (log_joint, joint_precision(found, place), 0.0, log_evidence, log_hyperprior)
     return LaplaceState(full, theta, u, *numbers, left_saddle=found.state.left_saddle)
+
+
+def whole_place(full: LogJoint, state: LaplaceState) -> tuple[Tensor, Tensor]:
+    """All latents ``(D,)`` and the other hyperparameters ``(T,)`` where the marginalised sites are hyperparameters."""
+    joint = state.problem.joint
+    parts = joint.hypers.unconstrained(state.theta)
+    outside = [parts[p.name].reshape(-1) for p in joint.hypers if p.name in full.latents.slices]
+    u = index_map(full, joint).whole(torch.cat(outside), state.u)
+    return u, torch.cat([state.theta[:0], *(parts[name].reshape(-1) for name in full.hypers.names)])
 
 
 DENSE = 1000  # coordinates up to which the precision over all sites is a matrix

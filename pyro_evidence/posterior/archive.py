@@ -20,7 +20,7 @@ from pyro_evidence.fitting.process_state import empty_store, entry_point, withou
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.nested.integration import NODES, Integral, OuterMode, by_design, by_draws, by_lattice, by_product
-from pyro_evidence.nested.joint_posterior import index_map
+from pyro_evidence.nested.joint_posterior import whole_place
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.newton import Density
@@ -403,7 +403,7 @@ def restore_integral(content: Mapping[str, Any], whole: LaplaceState, model: Mod
     if not bool(axes.params.isfinite().all()):
         raise BadInput(f"axes have scales and tails that are not above 0; expected those of a fit. {files.OTHER}")
     where = Standardisation(found.centre, content["basis"], axes)
-    require_equal("u", index_map(full, found).whole(found.centre, state.u), whole.u, full.dtype)
+    require_equal("u", whole_place(full, state)[0], whole.u, full.dtype)
     require_equal("beside", beside(state), content["beside"], full.dtype)
     require_equal("basis", found.precision.inverse(), where.basis @ where.basis.mT, full.dtype)
 

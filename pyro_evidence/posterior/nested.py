@@ -14,7 +14,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit, Status, Stop
 from pyro_evidence.fitting.process_state import generator_of, own_random_numbers, without_validation
 from pyro_evidence.laplace import tour
-from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, warn_of_jumps
 from pyro_evidence.laplace.restarts import MOST_COORDINATES
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
@@ -87,7 +87,7 @@ class NestedPosterior(LaplacePosterior):
 
     @cached_property
     def _places(self) -> IndexMap:
-        return joint_posterior.index_map(self._joint, self.integral.outer_mode)
+        return joint_posterior.index_map(self._joint, self._inside.problem.joint)
 
     @cached_property
     def _latest(self) -> dict[bytes, tuple[Tensor, Tensor]]:
@@ -254,19 +254,24 @@ def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: Lap
     :param tolerance: of the log evidence, nats.
     :param posterior: what is known of the fit beside its last state.
     """
-    integral, status = _integral_around(fit, tolerance)
-    state = joint_posterior.whole_state(full, integral)
+    integral, status = _integral_around(fit, tolerance, full)
+    state = joint_posterior.whole_state(full, integral.outer_mode, integral.log_evidence)
     known = (posterior.status if status is None else status, posterior.log_evidences, posterior.restarts)
     return NestedPosterior(state, *known, posterior.failures, integral=integral)
 
 
-def _integral_around(fit: Fit[TypeII], tolerance: float) -> tuple[Integral, str | None]:
-    """The integral over the marginalised sites around a fit; and its status, where that is another than the fit's."""
+def _integral_around(fit: Fit[TypeII], tolerance: float, full: Problem | None = None) -> tuple[Integral, str | None]:
+    """The integral over the marginalised sites around a fit; and its status, where that is another than the fit's.
+
+    :param full: the problem of all sites, to be looked at for jumps before what takes long.
+    """
     joint = fit.state.laplace.problem.joint
     assert isinstance(joint, MarginalisedJoint)
     found = maximised(fit.state.laplace, torch.nonzero(joint.is_marginalised).flatten())
     if fit.status is Status.STEP_LIMIT:
         found = best_mode(found)
+    if full is not None:
+        warn_of_jumps(joint_posterior.whole_state(full, found, found.state.log_evidence))
     found, elsewhere = check_multimodality(found, tolerance)
     integral = integrate(found, tolerance, elsewhere)
     arrived = fit.status is Status.STEP_LIMIT and len(found.marginalised) == len(found.state.theta)

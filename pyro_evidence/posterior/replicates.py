@@ -259,4 +259,5 @@ def _posterior(
     integral = replace(integral, error=float(nodes.error[row]))
     full, own = reference.state.problem, copy.copy(reference.state.problem.joint)
     own.args = joint.args
-    return NestedPosterior(whole_state(_with_data(full, own), integral), *known, integral=integral)
+    whole = whole_state(_with_data(full, own), found, integral.log_evidence)
+    return NestedPosterior(whole, *known, integral=integral)

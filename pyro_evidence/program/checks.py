@@ -466,6 +466,15 @@ def check_reads(before: Mapping[str, Node], after: Mapping[str, Node], observed:
         )
 
 
+def out_of_range(error: ArithmeticError) -> UnsupportedModel:
+    """The error message for plain numbers that the model makes of latents, and that are out of range at some value."""
+    return UnsupportedModel(
+        f"the model computes with plain numbers, which are out of range where a latent is far from the data ({error}). "
+        f"Expected latents to be computed with as tensors, whose slopes are known: look for int(...), float(...), "
+        f"round(...) and .item() of a latent, in the line of the model's that the error above comes from."
+    )
+
+
 Constant = tuple[str, float, int]  # the first observed site, its one number, and how many times it is observed
 
 

@@ -459,7 +459,10 @@ class LogJoint:
         params = self.held | {n: v for n, v in hypers.items() if n not in self.maximised_sites}
         own = batched.WithOwnConstants(sites | params) if self._writes else nullcontext()
         with without_validation_or_params(), in_place(params, self.homes), Given(sites, params), own:
-            trace = poutine.trace(self._enumerated).get_trace(*self.args, **self.kwargs)
+            try:
+                trace = poutine.trace(self._enumerated).get_trace(*self.args, **self.kwargs)
+            except (OverflowError, ZeroDivisionError) as error:  # of plain numbers alone: tensors have inf
+                raise checks.out_of_range(error) from error
         checks.check_structure(trace, sites, self._known)
         for name in self._inexact:
             trace.nodes[name]["fn"] = exact(trace.nodes[name]["fn"])

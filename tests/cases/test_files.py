@@ -208,6 +208,13 @@ def test_a_pipe_is_not_replaced_by_a_posterior(tmp_path: Path) -> None:
     assert path.is_fifo()
 
 
+def test_a_link_to_itself_is_not_replaced_by_a_posterior(tmp_path: Path) -> None:
+    (path := tmp_path / "loop").symlink_to(tmp_path / "other")
+    (tmp_path / "other").symlink_to(path)
+    says(refusal(lambda: logistic().save(path)), str(path), "links that lead nowhere")
+    assert path.is_symlink()
+
+
 def test_a_link_to_itself_is_refused_as_a_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "loop"
     path.symlink_to(path)

@@ -556,6 +556,57 @@ def test_plain_numbers_of_latents_are_said_where_scales_are_integrated() -> None
     says(refusal(lambda: fit(half, SIX)), "along site 's', and by its slope by", "s.detach()")
 
 
+def with_noise(scale: Any) -> Any:
+    """A mean, and its noise by a function of a latent, which is integrated numerically."""
+
+    def model(t: Tensor) -> None:
+        s = pyro.sample("s", dist.HalfNormal(torch.ones((), dtype=torch.float64)))
+        w = pyro.sample("w", dist.Normal(torch.zeros((), dtype=torch.float64), 1.0))
+        with pyro.plate("data", len(t)):
+            pyro.sample("t", dist.Normal(w, scale(s)), obs=t)
+
+    return model
+
+
+def test_jumps_are_told_before_an_integral_that_takes_long() -> None:
+    """The warning came after 50 s, when the log density had been integrated over a lattice."""
+    with within(8.0), pytest.raises(UserWarning, match=r"density jumps by .* along site 'w', within four"):
+        fit(in_groups(lambda s: s, lambda w: w + int(10.0 * w) / 10.0), SIX)
+
+
+def test_jumps_of_models_that_take_rows_are_told_where_scales_are_integrated() -> None:
+    """Off by .06 nats, in silence."""
+    with pytest.raises(UserWarning, match=r"density jumps by .* along site 'w', within four"):
+        fit(in_groups(lambda s: s, lambda w: w + (10.0 * w).floor() / 10.0), SIX)
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
+def test_a_search_that_ends_at_a_jump_in_a_scale_names_it() -> None:
+    """It was told that no step uphill raises the log evidence."""
+    says(refusal(lambda: fit(with_noise(lambda s: s + round(float(s), 1)), SIX)), "jumps by", "along site 's'")
+
+
+def test_plain_numbers_that_are_out_of_range_far_from_the_data_are_told() -> None:
+    """A bare OverflowError."""
+    said = refusal(lambda: fit(in_groups(lambda s: (1 + int(10.0 * s)) / 10.0, lambda w: w), SIX))
+    says(said, "plain numbers", "int(...)")
+
+
+def test_no_curve_through_values_that_jump_is_no_fault_of_the_model() -> None:
+    """It was told that its matrix has no factor, where it has no matrix."""
+
+    def model(t: Tensor) -> None:
+        s = pyro.sample("s", dist.HalfNormal(torch.ones((), dtype=torch.float64)))
+        w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=torch.float64), s + int(s)).to_event(1))
+        n = pyro.sample("n", dist.HalfNormal(torch.ones((), dtype=torch.float64)))
+        with pyro.plate("data", len(t)):
+            pyro.sample("t", dist.Normal(DESIGN @ w, n), obs=t)
+
+    noise = torch.randn(24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with pytest.warns(UserWarning, match=r"density jumps by .* along site 's', within four"):
+        fit(model, DESIGN @ T([1.0, -0.5]).double() + 0.3 * noise)
+
+
 def test_a_twentieth_of_a_mean_that_no_derivative_follows_is_refused_by_that_reason() -> None:
     """It was told to standardise its data."""
     with_item = in_groups(lambda s: s, lambda w: w + 0.05 * w.item())

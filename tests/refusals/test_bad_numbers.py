@@ -54,6 +54,20 @@ def test_half_precision_that_the_model_makes_double_is_not() -> None:
     torch.testing.assert_close(found, LaplaceEvidence(linear).run(X.double(), t.double()).log_evidence)
 
 
+class WithNames(torch.Tensor):
+    """A tensor as ``refine_names`` of older releases of torch makes it."""
+
+    names = ("rows", "columns")
+
+
+@pytest.mark.parametrize("name", list(RUNS))
+def test_tensors_whose_axes_have_names_are_refused(name) -> None:
+    """torch refuses most functions of them, in words of its own."""
+    X, t = data()
+    with pytest.raises(BadInput, match=r"axes have names .*rename\(None\)"):
+        RUNS[name](X.as_subclass(WithNames), t)
+
+
 def test_complex_numbers_are_refused() -> None:
     X, t = data()
     says(refused(BadInput, linear, X, t + 1j), "complex128", "an imaginary part", ".real", "site 't'")
