@@ -43,6 +43,20 @@ def as_tensor(value: Any, floats: torch.dtype | None = None) -> Any:
     return torch.as_tensor(native, dtype=wanted)
 
 
+def exactly(value: Tensor, dtype: torch.dtype, what: str) -> Tensor:
+    """Numbers in another dtype.
+
+    :raises BadInput: for whole numbers that it would round.
+    """
+    found = value.to(dtype)
+    if not value.is_floating_point() and not torch.equal(found.to(value.dtype), value):
+        raise BadInput(
+            f"{what} holds whole numbers, the largest {int(value.max())}, which {dtype} would round; expected some "
+            f"that it holds. Subtract an offset from them; where they name levels, pass .astype(str)."
+        )
+    return found
+
+
 def is_fake(value: Tensor) -> bool:
     """Whether a tensor has a shape, and no numbers."""
     return value.is_meta or type(value).__name__ == "FakeTensor"
@@ -60,8 +74,8 @@ def require_dense(name: str, value: Tensor) -> None:
         what, advice = "fake or on the device meta, where tensors have a shape and no numbers", "load its data first"
     elif value.layout is not torch.strided:
         what, advice = f"sparse ({value.layout})", f"pass {name}.to_dense()"
-    elif any(getattr(value, "names", ())):  # of older releases of torch
-        what, advice = f"one whose axes have names ({value.names})", f"pass {name}.rename(None)"
+    elif any(names := getattr(value, "names", ())):  # of older releases of torch
+        what, advice = f"one whose axes have names {names}", f"pass {name}.rename(None)"
     elif value.is_quantized:
         what, advice = f"quantised ({value.dtype})", f"pass {name}.dequantize()"
     elif value.is_floating_point() and value.itemsize == 1:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import files
-from pyro_evidence.data.arrays import as_tensor, require_dense, require_rows
+from pyro_evidence.data.arrays import as_tensor, exactly, require_dense, require_rows
 from pyro_evidence.data.ranks import COMMUNICATOR, SINGLE_PROCESS, Communicator
 from pyro_evidence.errors import BadInput
 from pyro_evidence.lazy_import import import_extra
@@ -354,4 +354,4 @@ def _argument(columns: Mapping[str, Tensor], names: str | Sequence[str]) -> Tens
         return columns[names]
     parts = [columns[n] for n in names]
     common = max((p.dtype for p in parts), key=lambda d: (d.is_floating_point, d.itemsize))
-    return torch.stack([p.to(common) for p in parts], -1)
+    return torch.stack([exactly(p, common, f"column {n}") for p, n in zip(parts, names, strict=True)], -1)

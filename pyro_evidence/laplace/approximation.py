@@ -324,7 +324,7 @@ def state_at(
     :raises NotSmooth: when the search stopped on a corner or a jump of the density, with the site.
     :raises NotPositiveDefinite, NotAMode: when the search ends at no maximum for another reason.
     """
-    latents, u = problem.joint.latents, mode.u[row]
+    latents, u = problem.joint.latents, mode.u[row].detach()  # data of the caller's may have a graph
     if not bool(mode.converged[row]):
         eps = torch.finfo(problem.joint.dtype).eps
         if bool(newton.rounding(mode.u, mode.precision, eps)[row] > newton.ROUNDED):
@@ -353,7 +353,7 @@ def state_at(
     log_evidence = log_evidence + problem.eliminated(mode.u[row : row + 1].detach(), theta.detach())
     log_hyperprior = problem.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
     numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
-    return LaplaceState(problem, theta.detach(), u.detach(), *numbers, bool(mode.left_saddle[row]))
+    return LaplaceState(problem, theta.detach(), u, *numbers, bool(mode.left_saddle[row]))
 
 
 def is_certified(state: LaplaceState) -> bool:

@@ -171,6 +171,13 @@ def test_groups_are_known_where_a_gap_has_made_their_numbers_floats() -> None:
     assert num == 6 and here.tolist() == [i % 6 for i in range(60)]
 
 
+def test_whole_numbers_that_doubles_would_round_are_refused_but_as_labels() -> None:
+    """They were rounded, in silence."""
+    frame = table(x=2**53 + np.arange(1, 61))
+    says(refusal(lambda: mixed("y ~ x", frame)), "column 'x'", "would round", "astype(str)")
+    assert len(mixed("y ~ 1 + (1 | x)", frame)[0].coords["x"]) == 60
+
+
 def test_a_response_called_u_with_a_group_for_each_row() -> None:
     """Effects and response have one shape, so that the collision is no error of shapes; the density is another."""
     frame = table(g=[str(i) for i in range(60)])

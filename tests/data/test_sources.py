@@ -130,6 +130,13 @@ def test_numbers_that_a_tensor_would_round_are_refused(column: Any, dtype: Any, 
         list(Parquet(path, ["id"], dtype=dtype))
 
 
+def test_numbers_that_the_common_dtype_of_columns_would_round_are_refused(tmp_path: Path) -> None:
+    """They were rounded, in silence."""
+    path = written(tmp_path / "rows.parquet", {"id": [LARGE], "x": [0.5]})
+    with pytest.raises(BadInput, match=r"column id holds .* 9007199254740993, which torch.float64 would round"):
+        list(Parquet(path, [("id", "x")], dtype=None))
+
+
 @pytest.mark.parametrize(
     ("column", "dtype"),
     [

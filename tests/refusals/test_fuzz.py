@@ -79,6 +79,7 @@ def test_a_bare_error_is_seen(raised: Exception, said: str, monkeypatch: pytest.
         ("EvidenceMixture", "backwards", "good"),
         ("chunks as they are", "buffer", "good"),
         ("RVMRegressor", "good", "conjugate"),
+        ("LaplaceEvidence network", "with a graph", "good"),
     ],
 )
 def test_cases_that_were_found(engine: str, inputs: str, targets: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.arrays import as_tensor, exactly
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import global_lock
 from pyro_evidence.lazy_import import import_extra
@@ -386,9 +387,13 @@ def complete_rows(formulas: Collection[Formula], frame: Frame, others: Sequence[
     """
     words = set(others).union(*(f.words for f in formulas))
     plain = [*others, *(f.response for f in formulas if f.response.isidentifier())]
-    kept = columns_of(frame, words, [*plain, *(c for f in formulas for v in f.varying for c in v.columns)]).dropna()
+    labels = [c for f in formulas for v in f.varying for c in v.columns]
+    kept = columns_of(frame, words, [*plain, *labels]).dropna()
     if not len(kept):
         raise BadInput(f"frame has {len(frame)} rows, each with a missing value; expected some without. Fill gaps in.")
+    for name in kept.columns:
+        if kept[name].dtype.kind in "iu" and name not in labels:
+            exactly(as_tensor(kept[name]), torch.float64, f"column '{name}'")
     return kept
 
 
