@@ -56,8 +56,9 @@ print(model.source)
 # ## Who stands out
 
 # %%
-figure, axes = plt.subplots(figsize=(7.0, 5.0))
-_ = fitted.caterpillar(axes, posterior, site="u_Subject", most=18)
+figure, axes = plt.subplots(1, 2, figsize=(9.0, 5.0), layout="constrained")
+for place, effect in zip(axes, ("Intercept", "Days"), strict=True):
+    fitted.caterpillar(place, posterior, site="u_Subject", effect=effect)
 print(posterior.effects("Subject"))
 
 # %% [markdown]

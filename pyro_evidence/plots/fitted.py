@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pyro_evidence import display
 from pyro_evidence.display import PROB, Axes, check_axes, intervals, with_labels
@@ -13,26 +12,41 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.checks import as_tensors
 from pyro_evidence.program.simulate import from_predictive
 from pyro_evidence.settings import check_count
+from pyro_evidence.structure.names import as_written
 
 BINS = 30  # of a histogram: about the root of a thousand data
 POINTS = 40  # along a curve, each of them an average over all rows
 
 
-def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: float = PROB, most: int = 60) -> Axes:
+def caterpillar(
+    axes: Axes,
+    posterior: LaplacePosterior,
+    *,
+    site: str,
+    effect: str | None = None,
+    prob: float = PROB,
+    most: int = 60,
+) -> Axes:
     """The elements of a site in order of their means, each with its interval: which groups stand out.
 
     Of more than ``most`` the lowest and the highest are drawn.  Names are those of the table.
 
-    >>> caterpillar(plt.gca(), posterior, site="u_subject")  # doctest: +SKIP
+    >>> caterpillar(plt.gca(), posterior, site="u_subject", effect="days")  # doctest: +SKIP
 
     :param site: a latent site.
+    :param effect: of groups that have several, ``"Intercept"`` or a slope; None for all on one axis.
     :param prob: in the intervals.
-    :raises BadInput: for a name that is no latent site.
+    :raises BadInput: for a name that is no latent site, and for an effect that it has not.
     """
     check_axes(axes)
     found = {n: r for n, r in posterior.table(prob).rows.items() if n == site or n.startswith(f"{site}[")}
     if not found:
         raise BadInput(f"site={site!r}; expected a latent site with an element alive, one of {list(posterior.mode)}.")
+    if effect is not None:
+        known = sorted({n.removesuffix("]").rpartition(", ")[2] for n in found})
+        found = {n: r for n, r in found.items() if n.endswith(f", {effect}]")}
+        if not found:
+            raise BadInput(f"effect={effect!r} of {site!r}; expected one of {known}.")
     ends = [c for c in next(iter(found.values())) if c.endswith("%")]
     order = sorted(found, key=lambda n: found[n]["value"])
     if len(order) > most:
@@ -44,7 +58,7 @@ def caterpillar(axes: Axes, posterior: LaplacePosterior, *, site: str, prob: flo
 
 
 def partial_dependence(
-    axes: Axes, posterior: Any, X: Tensor, *, column: int | str, num_points: int = POINTS, quantile: float = 0.1
+    axes: Axes, posterior: Any, X: Any, *, column: int | str, num_points: int = POINTS, quantile: float = 0.1
 ) -> Axes:
     """The mean prediction as one input moves and the others stay as they are, averaged over the rows of ``X``.
 
@@ -52,7 +66,7 @@ def partial_dependence(
     Friedman (2001).
 
     :param posterior: whatever has ``predict(X)``; for classes the probability of label 1 is drawn.
-    :param X: rows ``(N, D)``, a tensor or a data frame.
+    :param X: rows ``(N, D)``, a tensor or a data frame; a frame where a formula has made the model.
     :param column: number of the input, or its name in a data frame.
     :param quantile: of the rows below the band, and above it.
     :raises BadInput: for a column that is not there.
@@ -60,16 +74,16 @@ def partial_dependence(
     check_axes(axes)
     check_count("num_points", num_points, at_least=2)
     names = [str(c) for c in getattr(X, "columns", [])]
-    (rows,), _ = as_tensors((X,), {})
-    place = names.index(column) if column in names else column
+    by_formula = hasattr(as_written(getattr(getattr(posterior, "_joint", None), "model", None)), "formula")
+    (rows,), _ = as_tensors((X[[column]].astype(float) if by_formula and column in names else X,), {})
+    place = 0 if by_formula and column in names else names.index(column) if column in names else column
     if not isinstance(place, int) or not 0 <= place < rows.shape[-1]:
         raise BadInput(f"column={column!r}; expected one of {names or list(range(rows.shape[-1]))}.")
     grid = torch.linspace(float(rows[:, place].min()), float(rows[:, place].max()), num_points).to(rows)
     predicted = []
     for value in grid:
-        moved = rows.clone()
-        moved[:, place] = value
-        mean = posterior.predict(moved)
+        moved = rows.index_fill(1, torch.tensor(place), float(value))
+        mean = posterior.predict(X.assign(**{str(column): float(value)}) if by_formula else moved)
         predicted.append(mean if mean.dim() == 1 else mean[:, 1])
     found = torch.stack(predicted)
     low, high = found.quantile(quantile, -1), found.quantile(1.0 - quantile, -1)
@@ -77,7 +91,7 @@ def partial_dependence(
         grid.tolist(), low.tolist(), high.tolist(), alpha=display.SHADE, label=f"rows, {1 - 2 * quantile:.0%}"
     )
     axes.plot(grid.tolist(), found.mean(-1).tolist(), label="mean of the rows")
-    return with_labels(axes, names[place] if names else f"input {place}", "prediction")
+    return with_labels(axes, str(column) if column in names else f"input {place}", "prediction")
 
 
 def average_predictions(

@@ -12,7 +12,9 @@ from pyro_evidence.display import CENTRAL, DASHES, MARKERS, SHADE, SMALL, Axes, 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.nested import NestedPosterior
+from pyro_evidence.structure.names import Names, names_of
 
+NUMBERED = Names({}, {})
 SHOWN = 0.001  # of the mass beyond each end of a density's line
 
 
@@ -31,7 +33,8 @@ def well_determined(axes: Axes, posterior: LaplacePosterior) -> Axes:
             f"There is no gamma to draw: none of the hyperparameters {list(posterior.hyperparameters)} is recognised "
             "as the precision of Gaussian latents, as alpha is in Normal(0, alpha**-0.5). Write the prior so."
         )
-    names = [label for name in gamma for label in element_labels(name, gamma[name])]
+    known = names_of(posterior._joint)
+    names = [label for name in gamma for label in element_labels(name, gamma[name], known)]
     values = [v for name in gamma for v in posterior.hyperparameters[name].reshape(-1).tolist()]
     axes.barh(range(len(names)), [v for part in gamma.values() for v in part.reshape(-1).tolist()])
     rows(axes, [f"{name} = {value:.3g}" for name, value in zip(names, values, strict=True)])
@@ -96,7 +99,7 @@ def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
     density, mean = found.density.reshape(values.shape), found.mean.reshape(-1)
     levels = found.quantiles([SHOWN, *CENTRAL, 1.0 - SHOWN])
     levels = levels.reshape(len(levels), -1)
-    for number, label in enumerate(element_labels(site, found.mean)):
+    for number, label in enumerate(element_labels(site, found.mean, names_of(posterior._joint))):
         x, y = values[:, number], density[:, number]
         first, low, high, last = levels[:, number]
         shown = (x >= first) & (x <= last)
@@ -108,9 +111,9 @@ def marginal(axes: Axes, posterior: NestedPosterior, *, site: str) -> Axes:
     return with_labels(axes, f"{site}, mean and 90 %", "posterior density")
 
 
-def element_labels(name: str, value: Tensor) -> list[str]:
-    """``name`` for a scalar, otherwise ``name[i, j]`` for each element."""
-    return [f"{name}{index or ''}" for index in torch.ones(value.shape).nonzero().tolist()]
+def element_labels(name: str, value: Tensor, known: Names = NUMBERED) -> list[str]:
+    """``name`` for a scalar, otherwise ``name[i, j]`` for each element, by words where these are known."""
+    return [known.label(name, index) for index in torch.ones(value.shape).nonzero().tolist()]
 
 
 def evidence_by_size(

@@ -132,7 +132,7 @@ def answered(
     headings = ["value", "sd", *(f"{percent(end)}%" for end in ends)]
     rows = by_label(labels, dict(zip(headings, (part.flatten() for part in found), strict=True)))
     note = f"averages over {num} rows, {kind}; standard deviations by {how}"
-    return Table(rows, dict.fromkeys(headings, ""), [note])
+    return Table(rows, dict.fromkeys(headings, ""), [note], digits=4)
 
 
 def delta(posterior: Any, joint: Any, ends: tuple[float, float]) -> list[Tensor]:

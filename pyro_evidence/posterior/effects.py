@@ -32,7 +32,7 @@ def effects_of(posterior: Any, *, fixed: bool) -> Table:
     coefficients = {site for site, along in dims.items() if along[0].startswith("coefficient")}
     effects = coefficients | {site for site in dims if site.startswith("u_")}
     chosen = {n: r for n, r in every.rows.items() if (_site(n) in coefficients if fixed else _site(n) not in effects)}
-    return Table(chosen, every.columns)
+    return Table(chosen, every.columns, digits=every.digits)
 
 
 def group_effects(posterior: Any, group: str) -> Table:

@@ -393,9 +393,12 @@ def hyper_rows(
         if name in pruned:
             alive = ~pruned[name].cpu()
         if state.problem.joint.param_constraints.get(name) is constraints.corr_cholesky:
-            matrices = alive[..., 0, 0].nonzero().tolist()
-            for of in matrices[: layout.most]:
-                rows |= layout.correlation_rows(name, value.shape[-1], {"value": correlations(value[tuple(of)])}, of)
+            found: Rows = {}
+            for of in alive[..., 0, 0].nonzero().tolist():
+                found |= layout.correlation_rows(name, value.shape[-1], {"value": correlations(value[tuple(of)])}, of)
+            rows |= dict(list(found.items())[: layout.most])
+            left = len(found) - len(list(found)[: layout.most])
+            said += [f"{name}: {left} more, in table()"] if left else []
             continue
         places, labels, more = layout.listed(name, alive)
         rows |= by_label(labels, {"value": value.reshape(-1)[places]})

@@ -77,6 +77,23 @@ def test_a_site_that_is_none_is_named(axes: Axes, grouped: LaplacePosterior) -> 
         fitted.predictive_check(axes, grouped, site="b")
 
 
+def test_pictures_of_a_formula_know_its_columns_and_effects(axes: Axes) -> None:
+    x, g = np.tile(np.arange(4.0), 6), np.repeat(np.arange(6), 4)
+    frame = pandas.DataFrame(
+        {"x": x, "g": g, "y": 1.0 + 2.0 * x + np.sin(7.0 * g) * x + np.cos(5.0 * g) + np.sin(9.0 * x * g)}
+    )
+    model, data = mixed("y ~ x + (x | g)", frame)
+    posterior = LaplaceEvidence(model, stop=QUIET).run(*data)
+    fitted.partial_dependence(axes, posterior, frame, column="x", num_points=2)
+    ends = [float(posterior.predict(frame.assign(x=end)).mean()) for end in (0.0, 3.0)]
+    assert list(axes.lines[-1].get_ydata()) == pytest.approx(ends) and axes.get_xlabel() == "x"
+    fitted.caterpillar(axes, posterior, site="u_g", effect="x")
+    order = posterior.mode["u_g"][:, 1].argsort().tolist()
+    assert labels(axes) == [f"u_g[{group}, x]" for group in order]
+    with pytest.raises(BadInput, match=r"effect='z' of 'u_g'; expected one of \['Intercept', 'x'\]"):
+        fitted.caterpillar(axes, posterior, site="u_g", effect="z")
+
+
 def test_partial_dependence_is_the_formula_averaged_over_rows(axes: Axes) -> None:
     X = torch.stack([torch.linspace(-1.0, 1.0, 30), torch.cos(torch.arange(30.0))], -1)
     w = torch.tensor([1.0, -2.0])

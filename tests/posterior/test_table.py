@@ -176,3 +176,6 @@ def test_components_that_are_pruned_are_not_listed() -> None:
         float((factor @ factor.mT)[1, 0])
     )
     assert "mixing: 2 of 4 elements are pruned" in table.notes
+    few = found.table(most=1)
+    assert sum(name.startswith("cor(") for name in few.rows) == 1
+    assert "correlation_tril: 1 more, in table()" in few.notes
