@@ -99,7 +99,7 @@ def zellner_siow(X: torch.Tensor, y: torch.Tensor) -> None:
     """A g prior with the scale sampled; wide priors, the same in all structures, on intercept and noise."""
     keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer=BRANCHING)
     g = pyro.sample("g", dist.InverseGamma(0.5, 0.5 * len(X)))
-    sigma = pyro.sample("sigma", dist.LogNormal(y.std().log(), 50.0))
+    sigma = pyro.sample("sigma", dist.LogNormal(y.std().log(), 20.0))
     b = pyro.sample("b", dist.Normal(y.mean(), 10.0))
     kept = X * keep
     tril = torch.linalg.cholesky(kept.T @ kept + torch.diag(1.0 - keep))
