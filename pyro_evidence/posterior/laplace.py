@@ -56,10 +56,10 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     Evidence, ``mode`` and covariance are Laplace's.  Draws, quantiles, the table, predictions and the guide are of
-    that Gaussian skewed by its third derivatives, with moments matched by importance weights, up to fifty
-    coordinates (:mod:`pyro_evidence.nested.skewness`); beyond, about the posterior mean by the next order of Laplace's
-    series (:mod:`pyro_evidence.laplace.mean_shift`), with Laplace's standard deviations.  Not corrected is what
-    ``predict`` says of a Gaussian process at new inputs, which is that of ``predict_latent``.
+    that Gaussian skewed by its third derivatives, with moments matched by importance weights, up to fifty coordinates
+    and where nothing is maximised (:mod:`pyro_evidence.nested.skewness`); else about the posterior mean by the next
+    order of Laplace's series (:mod:`pyro_evidence.laplace.mean_shift`), with Laplace's standard deviations.  Not
+    corrected is what ``predict`` says of a Gaussian process at new inputs, which is that of ``predict_latent``.
 
     :ivar state: the last iterate; every number below is of this one.
     :ivar status: why the fit stopped, as a sentence.
@@ -109,7 +109,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     @property
     def _is_normal(self) -> bool:
-        return self._normal and not isinstance(self.state.precision, LatentPrecision)
+        return self._normal and not isinstance(self.state.precision, LatentPrecision) and self._skewed is None
 
     @property
     def log_evidence(self) -> Tensor:
@@ -228,9 +228,12 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     @cached_property
     def _skewed(self) -> SkewedNormal | None:
-        """The density with its skewness, which draws and quantiles are of; None where that is not known, or none."""
-        problem = self.state.problem
-        if not self._maximises_evidence or self._about_mode or not problem.joint.has_data or problem.latent is not None:
+        """The density with its skewness, which draws and quantiles are of; None where that is not known, or none.
+
+        Beside hyperparameters that were maximised, draws stay those of the Gaussian that standard errors are of.
+        """
+        problem, is_whole = self.state.problem, self._maximises_evidence and not len(self.state.theta)
+        if not is_whole or self._about_mode or not problem.joint.has_data or problem.latent is not None:
             return None
         with own_random_numbers(), without_validation(), torch.enable_grad(), suppress(ArithmeticError):
             profile = profile_at(self.state)

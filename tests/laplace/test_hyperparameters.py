@@ -66,7 +66,7 @@ def test_the_natural_step_of_fixed_effects_is_their_estimate() -> None:
     V = covariance(torch.tensor(0.7), torch.tensor(0.6))
     expected = torch.linalg.solve(X.T @ torch.linalg.solve(V, X), X.T @ torch.linalg.solve(V, y))
     torch.testing.assert_close(step, expected, rtol=1e-9, atol=1e-9)
-    follows = response(state, torch.cat([step, torch.zeros(2)]))[0]
+    follows = response(state, torch.cat([step, torch.zeros(2)]).unsqueeze(0))[0]
     residual = (y - X @ expected).reshape(-1, 8).sum(0)  # 5 data in each group
     torch.testing.assert_close(state.u + follows, residual / (5.0 + 0.36 / 0.49), rtol=1e-8, atol=1e-8)
 

@@ -95,8 +95,20 @@ def many_rates(y: Tensor) -> None:
         pyro.sample("y", dist.Poisson(log_rate.exp()), obs=y)
 
 
-@pytest.mark.parametrize(("model", "y"), [(normal_mean, torch.zeros(3)), (many_rates, torch.ones(60))])
-def test_where_there_is_no_skewness_or_too_much_to_look_at(model: Callable[..., None], y: Tensor) -> None:
+def rates_of_a_learned_size(y: Tensor) -> None:
+    loc = pyro.param("loc", torch.zeros(()))
+    with pyro.plate("places", len(y)):
+        log_rate = pyro.sample("log_rate", dist.Normal(loc, 1.0))
+        pyro.sample("y", dist.Poisson(log_rate.exp()), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "y"),
+    [(normal_mean, torch.zeros(3)), (many_rates, torch.ones(60)), (rates_of_a_learned_size, COUNTS)],
+)
+def test_without_skewness_beside_maximised_params_and_of_many_coordinates_draws_are_normal(
+    model: Callable[..., None], y: Tensor
+) -> None:
     found = LaplaceEvidence(model).run(y)
     assert found._skewed is None
     white = torch.randn(5, len(found.state.u))
