@@ -420,10 +420,11 @@ def require_no_jump(problem: Problem, u: Tensor, theta: Tensor) -> None:
 def warn_of_jumps(state: LaplaceState) -> None:
     """Warn where the density jumps near the mode."""
     joint, u = state.problem.joint, state.u
-    if joint.has_data and len(u):
-        way = 2.0 * state.precision.unwhiten(generic_directions(1, len(u), u))[0]
+    if joint.has_data and len(u) and not is_rounding(state):
+        white = 2.0 * generic_directions(1, len(u), u)
+        way, reach = state.precision.unwhiten(white)[0], float(white.abs().mean())
         where = "within four posterior standard deviations of its mode"
-        said = mode_checks.jump_message(joint, state.problem.density, u, state.theta, way, where)
+        said = mode_checks.jump_message(joint, state.problem.density, u, state.theta, way, where, reach)
         if said is not None:
             off = "The log evidence and draws may be off: importance_sampling(posterior) has the log evidence."
             warnings.warn(f"{said} {off}", stacklevel=stacklevel())

@@ -179,11 +179,15 @@ def nondifferentiable_message(
     return _message(joint, u, theta, ways[worst], "where the search for the posterior mode stopped", jump)
 
 
-def jump_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, way: Tensor, where: str) -> str | None:
+def jump_message(
+    joint: LogJoint, density: Density, u: Tensor, theta: Tensor, way: Tensor, where: str, reach: float = 0.0
+) -> str | None:
     """The error message for a jump of the log density from ``u - way`` to ``u + way``; None where it is continuous.
 
     Across ever smaller parts of the way, that part is taken in which the density changes most by what its slope does
     not show: nothing of that is left in the end but at a jump.
+
+    :param reach: posterior standard deviations from ``u`` to either end: a jump counts by the mass that lies beyond.
     """
     ends, num = (u - way, u + way), PIECES
     for _ in range(ROUNDS):
@@ -192,7 +196,9 @@ def jump_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, wa
             value, slope = (x.detach() for x in density.gradient(rows, theta))
         along = 0.5 / num * (slope @ (ends[1] - ends[0]))
         gaps, rounding = (value.diff() - along[:-1] - along[1:]).abs(), 1e3 * torch.finfo(joint.dtype).eps * value.abs()
-        gaps = torch.where(gaps > torch.maximum(rounding[:-1], rounding[1:]) + JUMP, gaps, 0.0)
+        away = reach * (rows[1:] - u).norm(dim=-1) / way.norm()
+        least = JUMP / (2.0 * torch.special.ndtr(-away))
+        gaps = torch.where(gaps > torch.maximum(rounding[:-1], rounding[1:]) + least, gaps, 0.0)
         worst, size = int(gaps.argmax()), float(gaps.max())
         if not size:
             return None

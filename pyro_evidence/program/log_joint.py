@@ -461,7 +461,7 @@ class LogJoint:
         with without_validation_or_params(), in_place(params, self.homes), Given(sites, params), own:
             try:
                 trace = poutine.trace(self._enumerated).get_trace(*self.args, **self.kwargs)
-            except (OverflowError, ZeroDivisionError) as error:  # of plain numbers alone: tensors have inf
+            except OverflowError as error:  # of plain numbers alone: tensors have inf
                 raise checks.out_of_range(error) from error
         checks.check_structure(trace, sites, self._known)
         for name in self._inexact:
