@@ -255,7 +255,8 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         axes, rows = display.axes_or_own(axes), self.table(prob).rows
         if not rows:
             raise BadInput(NO_AXIS.format("there is nothing to draw"))
-        furthest = sorted(rows, key=lambda name: -abs(rows[name]["value"]) / rows[name]["sd"])[:LISTED]
+        away = {name: abs(row["value"]) / row["sd"] for name, row in rows.items()}
+        furthest = sorted(away, key=away.__getitem__, reverse=True)[:LISTED]
         names = [name for name in rows if name in furthest]
         value, _, _, *ends = (c for c in next(iter(rows.values())))
         display.intervals(axes, names, *([rows[name][c] for name in names] for c in (value, *ends[:2])))
