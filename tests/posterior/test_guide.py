@@ -92,8 +92,9 @@ def test_a_diagonal_posterior_makes_a_diagonal_guide() -> None:
 
 
 def test_masked_out_it_costs_no_density() -> None:
+    guide = fitted_supports().guide
     with poutine.mask(mask=False):
-        trace = poutine.trace(fitted_supports().guide).get_trace()
+        trace = poutine.trace(guide).get_trace()
     assert float(trace.nodes["probs"]["fn"].log_density) == 0.0
     assert float(trace.log_prob_sum()) == 0.0
 
