@@ -27,6 +27,7 @@ from pyro_evidence.structure.names import Coords, Dims, Names, as_written, names
 
 Rows = dict[str, dict[str, float]]
 Values = dict[str, Tensor]
+CORRELATIONS = "correlations, "  # how the names of their panels begin, as no site's does
 LISTED = 12  # elements of a site that summary() lists
 LEAST_SECONDS = 1.0  # that a summary may take of the processor, however short the fit was: nobody waits long for it
 COLUMNS = {
@@ -308,17 +309,15 @@ def _panels(rows: Sequence[Sequence[Any]], fixed: set[str], positive: set[str]) 
     for label, *numbers in rows:
         pair, _, of = label.removeprefix("cor(").partition(") of ")
         if of:
-            panels.setdefault(f"correlations, {of}", []).append((pair, (label, *numbers)))
+            panels.setdefault(CORRELATIONS + of, []).append((pair, (label, *numbers)))
             continue
         site, _, inside = label.removesuffix("]").partition("[")
         element, _, effect = inside.rpartition(", ")
         named = bool(element) and not effect.isdigit()
         panel = label if inside == "Intercept" and site in fixed else f"{site}, {effect}" if named else site
         panels.setdefault(panel, []).append((element if named else inside or site, (label, *numbers)))
-    alone = {
-        n for n, found in panels.items() if len(found) == 1 and n.partition("[")[0] not in fixed and n[:4] != "corr"
-    }
-    apart = {n: found for n, found in panels.items() if n not in alone}
+    together = {n for n in panels if n.partition("[")[0] in fixed or n.startswith(CORRELATIONS)}
+    apart = {n: found for n, found in panels.items() if len(found) > 1 or n in together}
     single = [found[0][1] for n, found in panels.items() if n not in apart]
     several = [
         display.Panel(n, [(short, *row[1:]) for short, row in found], n in positive) for n, found in apart.items()
