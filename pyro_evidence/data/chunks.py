@@ -296,6 +296,8 @@ class Parquet:
         try:
             if path.exists() and not path.is_file():  # a pipe would be waited for
                 raise BadInput(f"{path} cannot be read as a Parquet file: it is no regular file; expected one on disk.")
+            if path.exists() and (size := _size_of_footer(path)) > files.LONGEST_HEADER:
+                raise OSError(f"it says that it describes itself in {size:,} bytes")
             with parquet.ParquetFile(path, page_checksum_verification=True) as file:
                 there = file.schema_arrow.names
                 for name in self._names:
@@ -346,6 +348,14 @@ class Parquet:
                 f"rows that hold null."
             ) from error
         return given.to(dtype)
+
+
+def _size_of_footer(path: Path) -> int:
+    """Bytes of the description at the end of a Parquet file, which is read whole before anything else."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 8))
+        size, magic = file.read(4), file.read(4)
+    return int.from_bytes(size, "little") if magic in (b"PAR1", b"PARE") else 0
 
 
 def _argument(columns: Mapping[str, Tensor], names: str | Sequence[str]) -> Tensor:

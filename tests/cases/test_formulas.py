@@ -176,6 +176,10 @@ def test_whole_numbers_that_doubles_would_round_are_refused_but_as_labels() -> N
     frame = table(x=2**53 + np.arange(1, 61))
     says(refusal(lambda: mixed("y ~ x", frame)), "column 'x'", "would round", "astype(str)")
     assert len(mixed("y ~ 1 + (1 | x)", frame)[0].coords["x"]) == 60
+    long = np.arange(1.0, 61.0).astype(np.longdouble)
+    assert mixed("y ~ x", table(x=long))[0] is not None
+    if np.longdouble(1) / 3 != np.float64(1) / 3:  # where it is longer than a double
+        says(refusal(lambda: mixed("y ~ x", table(x=long / 3))), "float64 would change")
 
 
 def test_a_response_called_u_with_a_group_for_each_row() -> None:

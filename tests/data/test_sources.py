@@ -4,6 +4,7 @@ import math
 import os
 import random
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,14 @@ def test_what_is_no_parquet_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "text", Path("/dev/zero"), tmp_path / ("x" * 5_000)):
         with pytest.raises(BadInput, match=rf"{path} cannot be read as a Parquet file"):
             Parquet(path, ["a"])
+    with open(tmp_path / "sparse", "wb") as file:  # two gigabytes that say they are all footer
+        file.write(b"PAR1")
+        file.seek(2_000_000_000)
+        file.write((2_000_000_000 - 4).to_bytes(4, "little") + b"PAR1")
+    begin = time.process_time()
+    with pytest.raises(BadInput, match="describes itself in 1,999,999,996 bytes"):
+        Parquet(tmp_path / "sparse", ["a"])
+    assert time.process_time() - begin < 0.5, "it was read"
     with pytest.raises(BadInput, match="surrogates not allowed"):
         Parquet(tmp_path / "\udcff", ["a"])
     with pytest.raises(FileNotFoundError, match="nowhere"):

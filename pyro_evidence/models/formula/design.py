@@ -392,7 +392,7 @@ def complete_rows(formulas: Collection[Formula], frame: Frame, others: Sequence[
     if not len(kept):
         raise BadInput(f"frame has {len(frame)} rows, each with a missing value; expected some without. Fill gaps in.")
     for name in kept.columns:
-        if kept[name].dtype.kind in "iu" and name not in labels:
+        if (kept[name].dtype.kind in "iu" or kept[name].dtype == np.longdouble) and name not in labels:
             exactly(as_tensor(kept[name]), torch.float64, f"column '{name}'")
     return kept
 
