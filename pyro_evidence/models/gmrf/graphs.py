@@ -10,13 +10,12 @@ from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.gmrf.constrained import ConstrainedPrecision, OneByOne, Structure, squares
+from pyro_evidence.models.gmrf.constrained import Structure, log_det, squares
 from pyro_evidence.models.gmrf.field import Between, GaussianField, Unit, parameters
 from pyro_evidence.precision.elimination import components
 
 SPECTRUM = 1000  # nodes up to which eigenvalues, .2 s once for a graph, cost less than a factorisation at each run
 Built = tuple[Structure, tuple[Tensor, Tensor], Tensor, torch.Size]  # structure, factors, log determinant, event shape
-KNOWN = 256  # log determinants and their derivatives that are kept: a batch of rows comes back to each a few times
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,46 +170,10 @@ class Operator:
 
     def log_det(self, b: Tensor, c: Tensor) -> Tensor:
         """``log |K|``, of the shape of ``b``."""
-        ratio = (c / b).double()
         if self.size > SPECTRUM:
-            rest = torch.stack([_AtRatio.apply(r, self, 0) for r in ratio.flatten()]).view(ratio.shape)
-        else:
-            rest = torch.log1p(ratio.unsqueeze(-1) * self.eigenvalues).sum(-1) + self.mass.log().sum()
+            return log_det(squares(*self.factors(b, c)), self.by_edges).to(b)
+        rest = torch.log1p((c / b).double().unsqueeze(-1) * self.eigenvalues).sum(-1) + self.mass.log().sum()
         return (self.size * b.double().log() + rest).to(b)
-
-    def at_ratio(self, ratio: float, order: int) -> float:
-        """``log |diag(mass) + ratio L|``, or its first or second derivative in the ratio; known ones are kept."""
-        known, last = self._kept
-        if (ratio, order) not in known:
-            zero, one, number = torch.tensor([0.0, 1.0, ratio]).to(self.mass)
-            if not last or last[0][0] != ratio:
-                last[:] = [(ratio, self.by_edges.on_constraint(squares(*self.factors(one, number))))]
-            Q, L = last[0][1], squares(*self.factors(zero, one))
-            slope = Q.covariance if order == 1 else -Q.sandwich(L) if order else None
-            if len(known) >= KNOWN:
-                known.clear()
-            known[ratio, order] = float(Q.log_det if slope is None else (slope * L).sum())
-        return known[ratio, order]
-
-    @cached_property
-    def _kept(self) -> tuple[dict[tuple[float, int], float], list[tuple[float, ConstrainedPrecision]]]:
-        return {}, []
-
-
-class _AtRatio(OneByOne):
-    """:meth:`Operator.at_ratio` with its derivatives."""
-
-    @staticmethod
-    def forward(ratio: Tensor, operator: Operator, order: int) -> Tensor:
-        return ratio.new_tensor(operator.at_ratio(float(ratio), order))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient * _AtRatio.apply(ctx.saved_tensors[0], ctx.given[0], ctx.given[1] + 1), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return tangent * _AtRatio.apply(ctx.saved_tensors[0], ctx.given[0], ctx.given[1] + 1)
 
 
 def _graph(edges: Tensor | Neighbours) -> Neighbours:
