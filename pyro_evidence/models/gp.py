@@ -110,7 +110,8 @@ class LatentFunction(TensorValue):
         X = X.double()
         K = kernel(X)
         if self.jitter:
-            K = _Jittered.apply(K, self.jitter)
+            K = K.clone()  # what the kernel made, it may need for derivatives
+            K.diagonal(dim1=-2, dim2=-1).add_(self.jitter)
         try:  # symmetric by its making, and if it is not positive definite, that is said below
             return dist.MultivariateNormal(mean.expand(len(X)), covariance_matrix=K, validate_args=False)
         except (LinAlgError, ValueError) as error:
@@ -124,26 +125,6 @@ class LatentFunction(TensorValue):
                 f"positive definite. Inputs {first} and {second} are {float(distance[first, second]):.3g} apart. Give "
                 f"it more jitter (jitter={JITTER:g} is the default), or leave out inputs that occur twice."
             ) from error
-
-
-class _Jittered(torch.autograd.Function):
-    """A square matrix plus a multiple of the unit matrix, without a second matrix for that."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(K: Tensor, jitter: float) -> Tensor:
-        found = K.clone()
-        found.diagonal(dim1=-2, dim2=-1).add_(jitter)
-        return found
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        """Nothing is kept."""
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        return cotangents[0], None
 
 
 @dataclass(frozen=True, eq=False)
