@@ -117,7 +117,7 @@ def revm_at(weights: Weights, ridge: float) -> list[tuple[str, Found]]:
         for name, prior in zip(names, (GaussianPrior(), L1Prior()), strict=False):
             start = time.process_time()
             settings = REVMSettings(prior, centre, laplace_at_base)
-            state = on_axes(target, settings, ridge, (quadratic, axes))
+            state = on_axes(target, settings, ridge, quadratic.y, axes)
             found.append((name, (state.y, state.num_active, before + time.process_time() - start)))
     return found
 

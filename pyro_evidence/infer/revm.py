@@ -165,7 +165,7 @@ class REVM(Engine):
         state = eigen_state(weights.target, weights.num_weights, start, self._ridge(weights), self.settings)
         if not callable(self.ridge):  # one that the evidence has chosen may say that there is nothing
             refuse_if_outweighed(state)
-        warn_if_meaningless(state)
+        warn_if_meaningless(state, weights.target)
         self._posterior = REVMPosterior(weights, state)
         return self._posterior
 

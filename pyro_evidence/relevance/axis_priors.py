@@ -201,11 +201,7 @@ class SparseState:
     alpha: Tensor  # (K,) of every axis, inf where pruned
     active: Tensor  # (K,) bool
     x: Tensor  # (K_active + V,) the mode: active axes, then the other coordinates
-
-    @property
-    def prior(self) -> AxisPrior:
-        """The prior, the same for each axis."""
-        return GaussianPrior()
+    prior: AxisPrior  # the same for each axis
 
     @cached_property
     def directions(self) -> Tensor:

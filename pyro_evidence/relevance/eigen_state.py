@@ -2,9 +2,8 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from pyro_evidence.numerics import lbfgs
 from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance.axis_evidence import EigenAxes
 from pyro_evidence.relevance.axis_priors import AxisPrior, SearchStopped, SparseState, climbed
-from pyro_evidence.relevance.quadratic import Approximation, Quadratic, bare
+from pyro_evidence.relevance.quadratic import Approximation, Quadratic
 from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Penalised, Target
 from pyro_evidence.settings import check_result, check_ridge, stacklevel
 
@@ -50,9 +49,9 @@ class REVMSettings:
 class REVMState(SparseState):
     """Built only by :func:`eigen_state`, so its parts always agree."""
 
-    settings: REVMSettings
+    prior: AxisPrior
     ridge: float
-    quadratic: Quadratic
+    base: Tensor  # (D,) where the quadratic was taken: the ridge mode, or the mean of another approximation
     axes: EigenAxes
     alpha: Tensor  # (K,) of every axis, inf where pruned
     active: Tensor  # (K,) bool: neither pruned nor zero at the mode
@@ -62,18 +61,9 @@ class REVMState(SparseState):
     reason: Status = Status.CONVERGED  # why the search for the mode stopped
 
     @property
-    def prior(self) -> AxisPrior:
-        """The prior, the same for each axis."""
-        return self.settings.prior
-
-    @property
     def directions(self) -> Tensor:
         """Active axes, shape ``(M, K_active)``."""
         return self.axes.directions[:, self.active]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the local quadratic, which holds functions; its place is kept, as by a file."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"quadratic": bare(self.quadratic.y)}
 
     @property
     def misfit(self) -> Tensor:
@@ -86,7 +76,7 @@ class REVMState(SparseState):
 
         Not for comparing models: the axes come from the data, and it errs high where the quadratic does.
         """
-        return self.base_log_likelihood + (self.settings.prior.log_gain(self.axes.wald) - 0.5 * self.axes.wald).sum()
+        return self.base_log_likelihood + (self.prior.log_gain(self.axes.wald) - 0.5 * self.axes.wald).sum()
 
 
 def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) -> Tensor:
@@ -197,8 +187,8 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, s
         if WIDE * sum(p.c.numel() for p in target.parts) <= num_weights:  # mode and axes lie in the span of the rows
             Q, _ = torch.linalg.qr(torch.cat([p.J.flatten(0, 1) for p in target.parts]).mT)  # (M, N C)
             found = eigen_state(target.along(Q), Q.shape[1], Q.mT @ start, ridge, settings)
-            whole = replace(found.quadratic, y=Q @ found.quadratic.y, parts=target.parts)
-            return replace(found, quadratic=whole, axes=found.axes._replace(directions=Q @ found.axes.directions))
+            axes = found.axes._replace(directions=Q @ found.axes.directions)
+            return replace(found, base=Q @ found.base, axes=axes)
     reason = Status.CONVERGED
     with bar_of("REVM", settings.stop.progress, total=3) as bar:
         try:
@@ -209,7 +199,7 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, s
         quadratic = check_result("approximation", settings.approximation(target, ridge, base), Quadratic)
         axes = axes_of_quadratic(quadratic, num_weights, settings)
         bar.update()
-        state = on_axes(target, settings, ridge, (quadratic, axes))
+        state = on_axes(target, settings, ridge, quadratic.y, axes)
         bar.update()
     return state if reason is Status.CONVERGED else replace(state, reason=reason)
 
@@ -225,13 +215,12 @@ def point_reached(error: SearchStopped, stop: Stop) -> Tensor:
     return error.reached
 
 
-def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Quadratic, EigenAxes]) -> REVMState:
+def on_axes(target: Target, settings: REVMSettings, ridge: float, base: Tensor, axes: EigenAxes) -> REVMState:
     """Hyperparameters and mode along given axes: algorithm 1 or 2 from step 4 on."""
-    quadratic, axes = found
     num_weights = len(axes.directions)
     alpha = settings.prior.alpha(axes.h, axes.u)
     kept = torch.isfinite(alpha)
-    reason, others = Status.CONVERGED, quadratic.y[num_weights:]
+    reason, others = Status.CONVERGED, base[num_weights:]
     start, T = (
         torch.cat([axes.u[kept], others]),
         torch.block_diag(axes.directions[:, kept], torch.eye(len(others)).to(alpha)),
@@ -244,9 +233,14 @@ def on_axes(target: Target, settings: REVMSettings, ridge: float, found: tuple[Q
     active = kept.clone()
     active[kept] = nonzero
     x = torch.cat([u[: len(nonzero)][nonzero], u[len(nonzero) :]])
-    null = torch.cat([torch.zeros_like(quadratic.y[:num_weights]), others])
-    values = target.value(torch.stack([quadratic.y, null]))
-    return REVMState(settings, ridge, quadratic, axes, alpha, active, x, values[0], values[1], reason)
+    return REVMState(settings.prior, ridge, base, axes, alpha, active, x, *log_likelihoods(target, base, axes), reason)
+
+
+def log_likelihoods(target: Target, base: Tensor, axes: EigenAxes) -> tuple[Tensor, Tensor]:
+    """At the base point, and where its weights are 0 instead, nats, ``()`` each."""
+    null = torch.cat([torch.zeros_like(axes.directions[:, 0]), base[len(axes.directions) :]])
+    at_base, at_null = target.value(torch.stack([base, null]))
+    return at_base, at_null
 
 
 def refuse_if_outweighed(state: REVMState) -> None:
@@ -270,11 +264,11 @@ OUTWEIGHED = 1e-3  # curvature of the likelihood over the ridge, below which the
 SATURATED = 25.0  # log odds beyond which a likelihood no longer feels its weights
 
 
-def warn_if_meaningless(state: REVMState) -> None:
+def warn_if_meaningless(state: REVMState, target: Target) -> None:
     """Say whether every axis was pruned against the data, or the mode lies where the likelihood is flat."""
     explained = float(state.base_log_likelihood - state.null_log_likelihood)
     if not state.num_active and explained > 1.0:
-        w, statistics = state.quadratic.y[: len(state.axes.directions)], float(state.axes.wald.sum())
+        w, statistics = state.base[: len(state.axes.directions)], float(state.axes.wald.sum())
         if state.ridge * float(w @ w) > statistics:
             why = "The ridge outweighs the likelihood's curvature: lower it, or pass centre=score_centre."
         else:
@@ -286,8 +280,8 @@ def warn_if_meaningless(state: REVMState) -> None:
             stacklevel=stacklevel(),
         )
         return
-    y, parts = state.quadratic.y.unsqueeze(0), state.quadratic.parts
-    largest = max((float(p.eta(y).abs().max()) for p in parts), default=0.0)
+    parts = target.linearise(state.base) if target.is_resident else ()
+    largest = max((float(p.eta(state.base.unsqueeze(0)).abs().max()) for p in parts), default=0.0)
     far_away = abs(float(state.misfit)) / (1.0 + abs(float(state.base_log_likelihood)))
     if largest > SATURATED and far_away > 0.01:  # else the quadratic is the likelihood
         warnings.warn(

@@ -46,8 +46,7 @@ from pyro_evidence.relevance.axis_priors import (
     SparseState,
     WithWeights,
 )
-from pyro_evidence.relevance.eigen_state import REVMSettings, REVMState, base_centre, separable
-from pyro_evidence.relevance.quadratic import bare, laplace_at_base
+from pyro_evidence.relevance.eigen_state import REVMState, log_likelihoods, separable
 from pyro_evidence.relevance.targets import LinearTarget, Penalised
 from pyro_evidence.relevance.weights import Weights, weights_of
 from pyro_evidence.settings import check_count, check_probability
@@ -57,11 +56,9 @@ OURS: dict[str, Any] = {p.__name__: p for p in (GaussianPrior, GroupPrior, L1Pri
 AXES_POSTERIOR = archive.MODEL | {"prior": list, "sites": [str], "log_evidence": archive.NUMBER}
 EIGEN_STATE = {  # entries that are called as in REVMState
     "ridge": float,
-    "alpha": Array("K", torch.float64, finite=False),
+    "base": Array("Y"),
     "active": Array("K", torch.bool),
     "x": Array("A", torch.float64),
-    "base_log_likelihood": archive.NUMBER,
-    "null_log_likelihood": archive.NUMBER,
 }
 COARSE = 60  # points along each side of a plane, whose lines the eye sees as smooth
 NO_AXIS = "every axis was pruned, so {}; use get_samples(...), whose weights are 0."
@@ -85,7 +82,7 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
     :ivar state: the fit; every number below is of this one.
     """
 
-    _restored_state: ClassVar[Any]  # from the content of a file and a prior
+    _restored_state: ClassVar[Any]  # from the content of a file, a prior, and the weights that it is of
 
     of: Weights
     state: SparseState
@@ -411,7 +408,7 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         name, *settings = content["prior"]
         if name not in OURS:
             raise BadInput(f"its prior is {name!r:.60}; expected one of {sorted(OURS)}.")
-        posterior = cls(of, cls._restored_state(content, OURS[name](*settings)))
+        posterior = cls(of, cls._restored_state(content, OURS[name](*settings), of))
         posterior._require_agreement(content)
         return posterior
 
@@ -436,6 +433,7 @@ class RVMState(SparseState):
     alpha: Tensor  # (M,) prior precision of every weight, inf where pruned
     x: Tensor  # (K,) the active weights at the mode
     fit: GaussianFit | None = None  # another Gaussian than Laplace's, where there is one
+    prior: ClassVar[AxisPrior] = GaussianPrior()  # type: ignore[misc]
 
     @cached_property
     def active(self) -> Tensor:  # type: ignore[override]
@@ -551,7 +549,7 @@ class RVMPosterior(AxesPosterior):
         return super()._record() | {"alpha": self.alpha, "x": self.state.x, "fit": fit}
 
     @staticmethod
-    def _restored_state(content: Mapping[str, Any], prior: AxisPrior) -> RVMState:
+    def _restored_state(content: Mapping[str, Any], prior: AxisPrior, of: Weights) -> RVMState:
         if not bool((content["alpha"] > 0.0).all()):
             raise BadInput("alpha holds numbers that are not above 0; expected precisions, inf of what is pruned.")
         fit = None if content["fit"] is None else GaussianFit(*content["fit"])
@@ -574,27 +572,9 @@ class REVMPosterior(AxesPosterior):
     """
 
     schema: ClassVar[Mapping[str, Any]] = (
-        AXES_POSTERIOR
-        | EIGEN_STATE
-        | {"axes": [Array("K"), Array("W K"), Array("K")], "base": Array("Y"), "reason": str}
+        AXES_POSTERIOR | EIGEN_STATE | {"axes": [Array("K"), Array("W K"), Array("K")], "reason": str}
     )
     state: REVMState
-
-    def _require_agreement(self, record: Mapping[str, Any]) -> None:
-        super()._require_agreement(record)
-        state, of = self.state, self.of
-        if len(state.quadratic.y) != len(of.order):
-            raise BadInput(
-                f"the ridge mode has {len(state.quadratic.y)} elements; expected {len(of.order)}, as the model."
-            )
-        if not torch.allclose(state.prior.alpha(state.axes.h, state.axes.u), state.alpha):
-            raise BadInput("alpha is another; expected that of the axes' curvatures and centres.")
-        if not 0.0 <= state.ridge < torch.inf:
-            raise BadInput(f"ridge is {state.ridge}; expected a precision of at least 0.")
-        null = state.quadratic.y.index_fill(0, torch.arange(of.num_weights).to(of.order.device), 0.0)
-        found = of.target.value(torch.stack([state.quadratic.y, null]))
-        saved = torch.stack([state.base_log_likelihood, state.null_log_likelihood])
-        archive.require_equal("log_likelihoods", found, saved, torch.float64)
 
     @property
     def _as_laplace(self) -> tuple[float, tuple[str, ...]]:
@@ -633,7 +613,7 @@ class REVMPosterior(AxesPosterior):
         :class:`LaplacePosterior`.
         """
         state, misfit = self.state, float(self.state.misfit)
-        no_end = separable(self.of.target, state.quadratic.y, self.of.num_weights)
+        no_end = separable(self.of.target, state.base, self.of.num_weights)
         return super().diagnostics() | {
             "notes": [
                 f"z^2 is of a quadratic about the ridge mode, {misfit:.3g} nats off where all weights are 0",
@@ -651,16 +631,15 @@ class REVMPosterior(AxesPosterior):
     def _record(self) -> dict[str, Any]:
         state = self.state
         own = {name: getattr(state, name) for name in EIGEN_STATE}
-        others = {"axes": list(state.axes), "base": state.quadratic.y, "reason": state.reason.name}
-        return super()._record() | own | others
+        return super()._record() | own | {"axes": list(state.axes), "reason": state.reason.name}
 
     @staticmethod
-    def _restored_state(content: Mapping[str, Any], prior: AxisPrior) -> REVMState:
-        settings = REVMSettings(prior, base_centre, laplace_at_base)
-        return REVMState(
-            settings,
-            quadratic=bare(content["base"]),  # the local quadratic itself is not kept
-            axes=EigenAxes(*content["axes"]),
-            reason=Status[content["reason"]],
-            **{name: content[name] for name in EIGEN_STATE},
-        )
+    def _restored_state(content: Mapping[str, Any], prior: AxisPrior, of: Weights) -> REVMState:
+        ridge, base, active, x = (content[name] for name in EIGEN_STATE)
+        axes, reason = EigenAxes(*content["axes"]), Status[content["reason"]]
+        if len(base) != len(of.order) or len(axes.directions) != of.num_weights:
+            raise BadInput(f"the ridge mode has {len(base)} elements; expected {len(of.order)}, as the model.")
+        if not 0.0 <= ridge < torch.inf:
+            raise BadInput(f"ridge is {ridge}; expected a precision of at least 0.")
+        values = log_likelihoods(of.target, base, axes)
+        return REVMState(prior, ridge, base, axes, prior.alpha(axes.h, axes.u), active, x, *values, reason)

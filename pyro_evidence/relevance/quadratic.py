@@ -48,11 +48,6 @@ class Quadratic:
         return torch.stack(each).sum(0)
 
 
-def bare(y: Tensor) -> Quadratic:
-    """The place of a local quadratic alone, which is what files and other processes get to know of it."""
-    return Quadratic(y, (), (), (), None)
-
-
 Approximation = Callable[[Target, float, Tensor], Quadratic]
 
 

@@ -21,7 +21,7 @@ from pyro_evidence.relevance import mode as relevance_mode
 from pyro_evidence.relevance.axis_priors import GaussianPrior, GroupPrior, L1Prior, climbed
 from pyro_evidence.relevance.eigen_state import score_centre
 from pyro_evidence.relevance.posteriors import REVMPosterior
-from pyro_evidence.relevance.quadratic import JaakkolaJordan, LeastKL, empirical_fisher
+from pyro_evidence.relevance.quadratic import JaakkolaJordan, LeastKL, empirical_fisher, laplace_at_base
 from tests.models_for_tests import weight_models as models
 from tests.models_for_tests.weight_models import kernel, labels, problem
 
@@ -51,7 +51,7 @@ def test_ripleys_problem_with_three_columns_and_no_ridge(prior: Any, weights: li
     X, t, X_test, t_test = ripley(data_dir)
     posterior = REVM(models.logistic, prior=prior, ridge=0.0).run(with_one(X), t)
     base = torch.tensor([2.071918263, 11.997331661, -6.074622918])
-    torch.testing.assert_close(posterior.state.quadratic.y, base, rtol=0, atol=1e-9)
+    torch.testing.assert_close(posterior.state.base, base, rtol=0, atol=1e-9)
     h = torch.tensor([32.268200750, 4.717466492, 0.319140033])
     torch.testing.assert_close(posterior.eigenvalues, h, rtol=0, atol=1e-9)
     torch.testing.assert_close(posterior.weights["w"], torch.tensor(weights), rtol=0, atol=5e-8)
@@ -211,7 +211,7 @@ def test_many_more_weights_than_data_live_in_the_rows(
     few = REVM(models.logistic, ridge=0.1, **settings).run(Phi, t)
     monkeypatch.setattr("pyro_evidence.relevance.eigen_state.WIDE", math.inf)
     whole = REVM(models.logistic, ridge=0.1, **settings).run(Phi, t)
-    torch.testing.assert_close(few.state.quadratic.y, whole.state.quadratic.y, rtol=0, atol=1e-7)
+    torch.testing.assert_close(few.state.base, whole.state.base, rtol=0, atol=1e-7)
     torch.testing.assert_close(few.weights["w"], whole.weights["w"], rtol=0, atol=1e-6)
     torch.testing.assert_close(few.log_evidence, whole.log_evidence)
     assert torch.equal(few.eigenvalues[few.active] > 0, whole.eigenvalues[whole.active] > 0)
@@ -231,7 +231,7 @@ def test_above_the_limit_only_axes_that_can_be_kept(monkeypatch: pytest.MonkeyPa
 def test_the_score_centre_is_where_the_quadratic_has_its_maximum() -> None:
     Phi, t = problem()
     posterior = REVM(models.logistic, centre=score_centre, ridge=3.0).run(Phi, t)
-    quadratic = posterior.state.quadratic
+    quadratic = laplace_at_base(posterior.of.target, 3.0, posterior.state.base)
     expected = quadratic.y + torch.linalg.solve(quadratic.gram, quadratic.score)
     actual = posterior.state.axes.directions @ posterior.state.axes.u
     torch.testing.assert_close(actual, expected)
@@ -269,7 +269,7 @@ def test_other_latents_stay_at_their_mode() -> None:
     Phi, t = problem()
     fixed = REVM(models.with_offset, site="w").run(Phi, t)
     assert set(fixed.mode) == {"b", "w"}
-    s = torch.sigmoid(Phi @ fixed.state.quadratic.y[:6] + fixed.state.quadratic.y[6])
+    s = torch.sigmoid(Phi @ fixed.state.base[:6] + fixed.state.base[6])
     B = (s * (1 - s))[:, None]
     torch.testing.assert_close(fixed.eigenvalues, torch.linalg.eigvalsh(Phi.T @ (B * Phi)).flip(0))
     assert fixed.diagnostics()["gradient_norm"] < 1e-7

@@ -90,7 +90,7 @@ def test_several_sites_are_one_weight_vector(engine: Any) -> None:
 def test_the_misfit_is_what_the_quadratic_gets_wrong_at_zero() -> None:
     Phi, t = problem()
     found = REVM(models.logistic).run(Phi, t)
-    y, h = found.state.quadratic.y, found.eigenvalues
+    y, h = found.state.base, found.eigenvalues
     s = torch.sigmoid(Phi @ y)
     A = Phi.T @ ((s * (1.0 - s))[:, None] * Phi)
     quadratic = dist.Bernoulli(logits=Phi @ y).log_prob(t).sum() - 0.5 * y @ A @ y
