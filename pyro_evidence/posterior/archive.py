@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from pyro_evidence import files
 from pyro_evidence.blocks.marginal import check_nodes
@@ -293,7 +294,7 @@ def record(state: LaplaceState) -> dict[str, Any]:
 def beside(state: LaplaceState) -> Tensor:
     """Away from the mode by one posterior standard deviation, in a direction without symmetry, ``(D,)``."""
     white = generic_directions(1, len(state.u), state.u) * state.problem.active
-    return state.precision.unwhiten(white / white.norm())[0]
+    return state.precision.unwhiten(normalize(white, dim=-1))[0]  # zero where no coordinate is active
 
 
 def _log_joint(state: LaplaceState, u: Tensor) -> Tensor:

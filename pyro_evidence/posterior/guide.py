@@ -123,6 +123,8 @@ def _gaussian(state: LaplaceState) -> Any:
     """The approximation over the coordinates that are not pruned."""
     precision, active = state.precision, state.problem.active
     loc = state.u[active]
+    if not len(loc):  # all are pruned
+        return dist.Normal(loc, 1.0).to_event(1)
     if isinstance(precision, LatentPrecision):  # its covariance may be too close to singular
         return dist.MultivariateNormal(loc, scale_tril=precision.scale_tril)
     if isinstance(precision, Dense):

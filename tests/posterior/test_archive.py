@@ -58,6 +58,7 @@ FITS: dict[str, Callable[[], tuple[Any, LaplaceEvidence, tuple[Tensor, ...]]]] =
     "site": lambda: (precision_prior, LaplaceEvidence(precision_prior, maximise=["alpha"]), regression_data()),
     "chosen": lambda: (precision_prior, LaplaceEvidence(precision_prior, maximise=["alpha"]), regression_data()),
     "pruned": lambda: (ard, LaplaceEvidence(ard), pruned_data()),
+    "all pruned": lambda: (ard, LaplaceEvidence(ard), (inputs(), inputs().sum(-1))),  # the means of the prior fit best
     "diagonal": lambda: (linear, LaplaceEvidence(linear, maximise=(), curvature=diagonal), regression_data()),
     "damped": lambda: (
         linear,
