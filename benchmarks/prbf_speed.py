@@ -14,10 +14,11 @@ from sklearn.mixture import GaussianMixture
 from timing import seconds
 
 from pyro_evidence import Start
+from pyro_evidence.fitting.em import repeated
 from pyro_evidence.models.covariances import Covariance, Diagonal, Spherical
 from pyro_evidence.prbf.data import Training
 from pyro_evidence.prbf.densities import Network, Point, class_data, parts_of
-from pyro_evidence.prbf.fit import first, rounds
+from pyro_evidence.prbf.fit import first, keep_dead_kernels, next_round, warmed_up
 from pyro_evidence.prbf.start import RandomPoints
 from pyro_evidence.prbf.updates import Update, climb_penalised, em, exact_m_step, prbf2001_update
 
@@ -33,6 +34,10 @@ def begun(X: torch.Tensor, y: torch.Tensor, M: int, kind: Covariance, rows: int 
     allowed = torch.ones(K, M, dtype=torch.bool)
     net = RandomPoints()(Training(X, y, kind, allowed), Start(restarts=rows))
     return first(class_data(X, y, K, kind), net, 20.0 * len(X) / (K * M))
+
+
+def rounds(point: Point, update: Update, num: int) -> object:
+    return repeated(warmed_up(point, update, keep_dead_kernels), num, next_round)
 
 
 def per_round(point: Point, update: Update, num: int) -> float:

@@ -23,11 +23,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_evidence import Start, datasets
+from pyro_evidence.fitting.em import repeated
 from pyro_evidence.models.covariances import Spherical
 from pyro_evidence.prbf import Ascent, DataCovariance, KMeans, RandomPoints
 from pyro_evidence.prbf.data import Training
-from pyro_evidence.prbf.densities import Network, log_density, parts_of, stacked_data
-from pyro_evidence.prbf.fit import first, rounds
+from pyro_evidence.prbf.densities import Point, class_data, log_density
+from pyro_evidence.prbf.fit import first, keep_dead_kernels, next_round, warmed_up
 from pyro_evidence.prbf.start import Initial
 from pyro_evidence.prbf.updates import Update, exact_m_step, prbf2001_update
 
@@ -112,21 +113,25 @@ def batch(table: Table, M: int, seed: int, methods: list[tuple[float, Update]]) 
         table.initial(Training(*train, KIND, allowed), Start(seed=1000 * seed + f))
         for f, (train, _) in enumerate(folds)
     ]
-    net = Network(*(torch.cat(p) for p in zip(*(parts_of(s) for s in starts), strict=True)))
-    test = torch.nn.utils.rnn.pad_sequence([x for _, (x, _) in folds], batch_first=True)
     errors, losses = [], []
     for multiples, update in grouped(methods):
-        rows = torch.arange(FOLDS).repeat(len(multiples))
-        data = stacked_data([folds[f][0][0] for f in rows], [folds[f][0][1] for f in rows], K, KIND)
-        alpha = torch.tensor(multiples).repeat_interleave(FOLDS) * data.num_data / (K * M)
-        point = rounds(first(data, net[rows], alpha), update, STEPS).point
-        log_proba = log_density(point.net, KIND, KIND.features(test)[rows]) + point.net.class_prior.log().unsqueeze(1)
-        scores = [score(lp[: len(folds[f][1][1])].log_softmax(-1), folds[f][1][1])
-                  for lp, f in zip(log_proba, rows, strict=True)]  # fmt: skip
-        for i in range(len(multiples)):
-            errors.append([s[0] for s in scores[FOLDS * i : FOLDS * (i + 1)]])
-            losses.append([s[1] for s in scores[FOLDS * i : FOLDS * (i + 1)]])
+        scores = []
+        for net, (train, (x, t)) in zip(starts, folds, strict=True):
+            alpha = torch.tensor(multiples) * len(train[0]) / (K * M)
+            many = net[torch.zeros(len(multiples), dtype=torch.long)]
+            point = rounds(first(class_data(*train, K, KIND), many, alpha), update, STEPS)
+            log_density_of_classes = log_density(point.net, KIND, KIND.features(x))
+            log_proba = (log_density_of_classes + point.net.class_prior.log().unsqueeze(1)).log_softmax(-1)
+            scores.append([score(each, t) for each in log_proba])
+        for each in zip(*scores, strict=True):
+            errors.append([s[0] for s in each])
+            losses.append([s[1] for s in each])
     return {"error": errors, "nll": losses}
+
+
+def rounds(point: Point, update: Update, num: int) -> Point:
+    """So many rounds from ``point``, after the warm-up that ``update`` asks for."""
+    return repeated(warmed_up(point, update, keep_dead_kernels), num, next_round).point
 
 
 def grouped(methods: list[tuple[float, Update]]) -> list[tuple[list[float], Update]]:

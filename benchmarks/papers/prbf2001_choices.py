@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from prbf2001 import KIND, TABLES, Record, Table, load, row, score, splits
+from prbf2001 import KIND, TABLES, Record, Table, load, rounds, row, score, splits
 from results import Results
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -34,7 +34,7 @@ from pyro_evidence.models.prbf import prbf
 from pyro_evidence.prbf import AlphaPerKernel, add_kernels, average_networks, choose_alpha, log_loss
 from pyro_evidence.prbf.data import Training
 from pyro_evidence.prbf.densities import Point, class_data
-from pyro_evidence.prbf.fit import first, rounds
+from pyro_evidence.prbf.fit import first
 from pyro_evidence.prbf.updates import prbf2001_update
 
 GRID = (0.03, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0, 15.0, 20.0, 50.0)
@@ -69,7 +69,7 @@ def readings(name: str, M: int) -> Record:
 
     def fitted(multiples: tuple[float, ...]) -> Point:
         many = net[torch.zeros(len(multiples), dtype=torch.long)]
-        return rounds(first(data, many, unit * torch.tensor(multiples)), prbf2001_update, 100).point
+        return rounds(first(data, many, unit * torch.tensor(multiples)), prbf2001_update, 100)
 
     point = fitted(GRID)
     found_a, found_b = [], []

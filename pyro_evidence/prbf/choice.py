@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
+from pyro_evidence.fitting.em import repeated
 from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.models.prbf import PRBF, Labels, Shared
 from pyro_evidence.posterior.base import ClassProbabilities
-from pyro_evidence.prbf.data import DataTotals, Labelled, Training, rows_in_memory
-from pyro_evidence.prbf.densities import Network, Point, column_variance, log_density, parts_of, stacked_data
-from pyro_evidence.prbf.fit import AlphaPerKernel, first, require_survivors, rounds
+from pyro_evidence.prbf.data import DataTotals, Labelled, rows_in_memory
+from pyro_evidence.prbf.densities import column_variance, log_density
+from pyro_evidence.prbf.fit import AlphaPerKernel, begin, next_round
 from pyro_evidence.prbf.posterior import PRBFPosterior
 from pyro_evidence.prbf.start import StartFrom
 from pyro_evidence.settings import check_count, check_function, real_number, seeded
@@ -78,7 +80,7 @@ def choose_alpha(
     num_folds: int = 3,
     seed: int | None = 0,
 ) -> AlphaChoice:
-    """Inner cross-validation over ``alpha``; all folds, penalties and restarts are one batch, from the same starts.
+    """Inner cross-validation over ``alpha``; in each fold all penalties and restarts are one batch of the same starts.
 
     There is no evidence for ``alpha``, as the penalty is not a prior.  The penalty lowers the error and spoils the
     probabilities, so :func:`error_rate` asks for much of it and :func:`log_loss` for little or none.
@@ -94,18 +96,17 @@ def choose_alpha(
     X, y = _labelled(engine.model, X, labels)
     X, y = X[y >= 0], y[y >= 0]
     fold = _folds(y, num_folds, seed)
-    trains = [(X[fold != f], y[fold != f]) for f in range(num_folds)]
-    point = _batch(engine, trains, multiples)
-    require_survivors(point)
-    found = rounds(point, engine.update, min(engine.stop.num_steps, MOST_ROUNDS), engine.lost).point
-    best = found.objective.reshape(len(multiples), num_folds, -1).argmax(-1)  # of the restarts
-    rows = torch.arange(len(found.alpha), device=X.device).reshape(len(multiples), num_folds, -1)
-    rows = rows.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     table = torch.zeros(len(multiples), num_folds, dtype=torch.float64)
-    for i, f in torch.cartesian_prod(torch.arange(len(multiples)), torch.arange(num_folds)).tolist():
-        net, held = found.net[rows[i, f : f + 1]], fold == f
-        log_density_of_classes = log_density(net, found.kind, found.kind.features(X[held] - X.mean(0)))[0]
-        table[i, f] = float(score((log_density_of_classes + net.class_prior.log()).log_softmax(-1), y[held]))
+    for f in range(num_folds):
+        train, held = (X[fold != f], y[fold != f]), fold == f
+        task = begin(engine, Rows.resident(train, len(train[0])), *map(AlphaPerKernel, multiples))
+        found = repeated(task.batch, min(engine.stop.num_steps, MOST_ROUNDS), next_round).point
+        best = found.objective.reshape(len(multiples), -1).argmax(-1)  # of the restarts
+        rows = torch.arange(len(found.alpha), device=X.device).reshape(len(multiples), -1)
+        net = found.net[rows.gather(-1, best.unsqueeze(-1)).squeeze(-1)]
+        each = log_density(net, found.kind, found.kind.features(X[held] - task.shift))
+        for i, joint in enumerate(each + net.class_prior.log().unsqueeze(1)):
+            table[i, f] = float(score(joint.log_softmax(-1), y[held]))
     return AlphaChoice(multiples, table, replace(engine, alpha=_best(multiples, table)).run(*given))
 
 
@@ -147,22 +148,6 @@ def _folds(y: Tensor, num_folds: int, seed: int | None) -> Tensor:
     order = torch.randperm(len(y), generator=seeded(seed)).to(y.device)
     order = order[y[order].argsort(stable=True)]
     return torch.empty_like(y).index_copy_(0, order, torch.arange(len(y), device=y.device) % num_folds)
-
-
-def _batch(engine: Any, trains: list[tuple[Tensor, Tensor]], multiples: Sequence[float]) -> Point:
-    """Penalties, folds and restarts as rows, in this order."""
-    model, kind = engine.model, engine.model.kernels
-    K, M = model.num_classes, model.num_kernels
-    allowed = model.sharing.allowed(K, M).to(trains[0][0].device)
-    starts = [engine.initial(Training(X, y, kind, allowed), start=engine.start) for X, y in trains]
-    net = Network(*(torch.cat(p) for p in zip(*map(parts_of, starts), strict=True)))
-    owner = [f for f, start in enumerate(starts) for _ in range(len(start.loc))]
-    shift = torch.cat([X for X, _ in trains]).mean(0)  # every datum is in all training sets but one
-    net = replace(net, loc=net.loc - shift)
-    index = torch.arange(len(owner)).repeat(len(multiples))
-    data = stacked_data([trains[owner[r]][0] - shift for r in index], [trains[owner[r]][1] for r in index], K, kind)
-    alpha = torch.as_tensor(multiples).to(net.loc).repeat_interleave(len(owner)) * data.num_data / (K * M)
-    return first(data, net[index.to(net.loc.device)], alpha)
 
 
 @entry_point

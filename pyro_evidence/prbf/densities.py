@@ -6,9 +6,10 @@ All classes share the kernels.  Data are laid out class by class, so that each d
 alone; rows without a label meet all of them.  Constantinopoulos, Titsias and Likas (2001), eqs. 2 to 5, 11 to 16, 22.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,28 +26,7 @@ ROUNDED = 1e-20  # of a mean square: the variance that rounding leaves of a cons
 TINY = 1e-290  # a count below it is a sum of subnormal numbers, and a mean over it means nothing
 
 
-@dataclass(frozen=True)
-class ClassBlock:
-    """The data of one class, or those without a label."""
-
-    features: Tensor  # (n, P) or (B, n, P)
-    weight: Tensor | None  # (n,) or (B, n); None for 1
-
-    def split(self, size: int) -> "list[ClassBlock]":
-        """Pieces of at most ``size`` data."""
-        if self.features.shape[-2] <= size:
-            return [self]
-        parts = self.features.split(size, -2)
-        weights = [None] * len(parts) if self.weight is None else self.weight.split(size, -1)
-        return [ClassBlock(f, w) for f, w in zip(parts, weights, strict=True)]
-
-    def rows(self, index: Tensor) -> "ClassBlock":
-        """Some rows of the batch."""
-        weight = self.weight if self.weight is None or self.weight.dim() == 1 else self.weight[index]
-        return ClassBlock(self.features if self.features.dim() == 2 else self.features[index], weight)
-
-
-Piece = tuple[tuple[int, ClassBlock], ...]  # data with their class; -1 without a label
+Piece = tuple[tuple[int, Tensor], ...]  # features (n, P) of data with their class; -1 without a label
 
 
 @dataclass(frozen=True)
@@ -55,8 +35,8 @@ class ClassData:
 
     source: Rows[Piece]
     kind: Covariance
-    unit: Tensor  # (D,) or (B, 1, D)  smallest variance of each input
-    per_class: Tensor  # (1 + K,) or (B, 1 + K)  number of data without a label, then of each class
+    unit: Tensor  # (D,)  smallest variance of each input
+    per_class: Tensor  # (1 + K,)  number of data without a label, then of each class
     size: int = 4096  # most data in one block
 
     @property
@@ -69,12 +49,12 @@ class ClassData:
         return replace(self, size=max(SMALLEST_BLOCK, BLOCK // (num_kernels * num_rows)))
 
     @property
-    def blocks(self) -> Iterator[tuple[int, ClassBlock]]:
-        """The data that are here with their class, -1 without a label, a block at a time."""
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """Features of the data that are here with their class, -1 without a label, a block at a time."""
         hidden = max(SMALLEST_BLOCK, self.size // self.num_classes)  # which meet the mixing of every class
         for piece in self.source.pieces:
-            for k, block in piece:
-                yield from ((k, part) for part in block.split(self.size if k >= 0 else hidden))
+            for k, features in piece:
+                yield from ((k, part) for part in features.split(self.size if k >= 0 else hidden))
 
     @property
     def num_classes(self) -> int:
@@ -83,28 +63,18 @@ class ClassData:
 
     @cached_property
     def num_data(self) -> Tensor:
-        """All data, labelled or not, shape ``()`` or ``(B,)``."""
-        return self.per_class.sum(-1)
+        """All data, labelled or not, shape ``()``."""
+        return self.per_class.sum()
 
     @cached_property
     def is_labelled(self) -> bool:
         """Whether every datum has a label."""
-        return not bool((self.per_class[..., 0] > 0).any())
+        return not bool(self.per_class[0] > 0)
 
     @property
     def dim(self) -> int:
         """Number of inputs ``D``."""
         return self.unit.shape[-1]
-
-    def __getitem__(self, index: Tensor) -> "ClassData":
-        """Some rows of the batch."""
-        if self.per_class.dim() == 1 and self.unit.dim() == 1:
-            return self  # all rows have the same data
-        source = self.source.mapped(lambda piece: tuple((k, block.rows(index)) for k, block in piece))
-        unit, per_class = self.unit, self.per_class
-        unit = unit if unit.dim() == 1 else unit[index]
-        per_class = per_class if per_class.dim() == 1 else per_class[index]
-        return replace(self, source=source, unit=unit, per_class=per_class)
 
 
 def class_data(X: Tensor, labels: Tensor, num_classes: int, kind: Covariance) -> ClassData:
@@ -121,24 +91,7 @@ def class_data(X: Tensor, labels: Tensor, num_classes: int, kind: Covariance) ->
 def by_class(features: Tensor, labels: Tensor, num_classes: int) -> Piece:
     """The data of each class, and those without a label where there are any."""
     there = [*range(num_classes), *([-1] if bool((labels == -1).any()) else [])]
-    return tuple((k, ClassBlock(features[labels == k], None)) for k in there)
-
-
-def stacked_data(Xs: Sequence[Tensor], labels: Sequence[Tensor], num_classes: int, kind: Covariance) -> ClassData:
-    """Other data in each row, of different numbers: shorter classes are filled up with data of weight 0.
-
-    :param Xs: inputs, shape ``(N_b, D)`` each.
-    :param labels: shape ``(N_b,)`` each, all known.
-    """
-    blocks, counts = [], [torch.zeros(len(Xs)).to(Xs[0])]
-    for k in range(num_classes):
-        parts = [X[t == k] for X, t in zip(Xs, labels, strict=True)]
-        weight = torch.nn.utils.rnn.pad_sequence([p.new_ones(len(p)) for p in parts], batch_first=True)
-        X = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-        blocks.append((k, ClassBlock(kind.features(X), None if bool((weight == 1).all()) else weight)))
-        counts.append(weight.sum(-1))
-    unit = kind.floor * torch.stack([column_variance(X) for X in Xs]).unsqueeze(-2)
-    return ClassData(Rows.resident(tuple(blocks), max(map(len, Xs))), kind, unit, torch.stack(counts, -1))
+    return tuple((k, features[labels == k]) for k in there)
 
 
 def column_variance(X: Tensor) -> Tensor:
@@ -186,8 +139,10 @@ def log_density(net: Network, kind: Covariance, features: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Batched):
     """A network on data, with its E-step.  Built only by :func:`evaluate`, so its parts always agree."""
+
+    common: ClassVar[frozenset[str]] = frozenset({"data"})
 
     data: ClassData
     net: Network
@@ -195,8 +150,8 @@ class Point:
     moments: Tensor  # (B, K, M, P)  sum over the class of r_nj F_n
     log_likelihood: Tensor  # (B,)  of the inputs given their labels
     resp: tuple[Tensor, ...]  # of each piece of the data: (B, M, n), or (B, K M, n) without labels
-    lag: Tensor | None = None  # (B, K, M)  distances that the literal update carries from one round to the next
-    gone: Tensor | None = None  # (B, M)  kernels that the round which led here left without data
+    lag: Tensor  # (B, K, M)  distances that the literal update carries from one round to the next, or 0
+    gone: Tensor  # (B, M) bool, kernels that the round which led here left without data
 
     @property
     def kind(self) -> Covariance:
@@ -239,11 +194,11 @@ class Point:
         """Eq. 22, nats, shape ``(B,)``; with unlabelled rows plus ``sum_k N_k log P(C_k)``."""
         total = self.log_likelihood
         if not self.data.is_labelled:
-            total = total + torch.xlogy(self.data.per_class[..., 1:], self.net.class_prior).sum(-1)
+            total = total + torch.xlogy(self.data.per_class[1:], self.net.class_prior).sum(-1)
         return total - self.alpha * self.overlap.sum(-1)
 
     @property
-    def shared_out(self) -> Iterator[tuple[int, ClassBlock, Tensor]]:
+    def shared_out(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """The data piece by piece with their class and responsibilities, which are found anew where none are kept."""
         if self.data.keeps:
             for (k, part), resp in zip(self.data.blocks, self.resp, strict=True):
@@ -252,27 +207,7 @@ class Point:
         base, log_mixing = self.kind.natural(self.net.loc, self.net.covariance), self.net.mixing.log()
         for k, part in self.data.blocks:
             joint = _joint(base, log_mixing, self.net.class_prior, k)
-            yield k, part, responsibilities(part.features, joint)[0]
-
-    def __getitem__(self, index: Tensor) -> "Point":
-        lag = None if self.lag is None else self.lag[index]
-        parts = (self.alpha[index], self.moments[index], self.log_likelihood[index], tuple(r[index] for r in self.resp))
-        return Point(self.data[index], self.net[index], *parts, lag)
-
-    def with_rows(self, rows: Tensor, new: "Point") -> "Point":
-        """This point with ``rows`` replaced by those of ``new``; ``alpha`` and ``lag`` stay."""
-
-        def both(a: Tensor, b: Tensor) -> Tensor:
-            return a.index_copy(0, rows, b)
-
-        resp = tuple(both(a, b) for a, b in zip(self.resp, new.resp, strict=True))
-        parts = (both(self.moments, new.moments), both(self.log_likelihood, new.log_likelihood), resp)
-        return Point(self.data, self.net.with_rows(rows, new.net), self.alpha, *parts, self.lag, self.gone)
-
-    def where(self, take: Tensor, other: "Point") -> "Point":
-        """Rows of this point where ``take`` ``(B,)`` is True, else of the other."""
-        rows = (~take).nonzero().squeeze(-1)
-        return self.with_rows(rows, other[rows]) if len(rows) else self
+            yield k, part, responsibilities(part, joint)[0]
 
 
 def parts_of(net: Network) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -287,18 +222,19 @@ def evaluate(data: ClassData, net: Network, alpha: Tensor, lag: Tensor | None = 
     moments = base.new_zeros(B, K, *base.shape[1:])
     log_likelihood, kept = base.new_zeros(B), []
     for k, part in data.blocks:
-        resp, log_norm = responsibilities(part.features, _joint(base, log_mixing, net.class_prior, k))
-        weighted = resp if part.weight is None else resp * part.weight.unsqueeze(-2)
-        sums = weighted @ part.features
+        resp, log_norm = responsibilities(part, _joint(base, log_mixing, net.class_prior, k))
+        sums = resp @ part
         if k < 0:
             moments += sums.reshape(moments.shape)
         else:
             moments[:, k] += sums
-        log_likelihood += log_norm.sum(-1) if part.weight is None else (log_norm * part.weight).sum(-1)
+        log_likelihood += log_norm.sum(-1)
         if data.keeps:
             kept.append(resp)
     moments, log_likelihood = map(data.source.communicator.total, (moments, log_likelihood))
-    return Point(data, net, alpha, moments, log_likelihood, tuple(kept), lag)
+    lag = torch.zeros_like(net.mixing) if lag is None else lag
+    gone = torch.zeros_like(net.mixing[:, 0], dtype=torch.bool)
+    return Point(data, net, alpha, moments, log_likelihood, tuple(kept), lag, gone)
 
 
 def _joint(base: Tensor, log_mixing: Tensor, class_prior: Tensor, k: int) -> Tensor:
@@ -327,11 +263,10 @@ def tilted(point: Point) -> Tensor:
     total = torch.zeros_like(point.moments)
     for k, part, resp in point.shared_out:
         coefficients = plane.flatten(1, 2) if k < 0 else plane[:, k]
-        w = coefficients @ part.features[..., : dim + 1].mT
+        w = coefficients @ part[:, : dim + 1].mT
         mean = (resp * w).sum(-2, keepdim=True)
         tilt = w.sub_(mean + 1.0).mul_(resp)  # with the other sign
-        tilt = tilt if part.weight is None else tilt * part.weight.unsqueeze(-2)
-        sums = tilt @ part.features
+        sums = tilt @ part
         if k < 0:
             total -= sums.reshape(total.shape)
         else:

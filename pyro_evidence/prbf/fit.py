@@ -12,7 +12,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.em import Restarts, advance, repeated
+from pyro_evidence.fitting.em import Restarts, advance
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.models.prbf import PRBF
 from pyro_evidence.numerics.batched import first_highest
@@ -44,7 +44,6 @@ class PRBFRestarts(Restarts):
     lost: Lost
     paths: tuple[Tensor, ...]  # eq. 22 of each row after each round, (B,) each
     since: Tensor  # (B, K, M)  round after which a class is gone from a kernel; -1 where it is not
-    gone: Tensor  # (B, M)  kernels that the last round left without data
     losses: Events = ()  # (round, row, kernel)
     held: Events = ()  # (round, row, class) whose every kernel rejected it
 
@@ -59,23 +58,21 @@ class PRBFRestarts(Restarts):
         if bool(plain.any()) and not bool(plain.all()):
             rows = plain.nonzero().squeeze(-1)
             new = new.with_rows(rows, _tried(em, old[rows]))
-        few = new.counts.sum(1) < LOST * new.data.num_data.reshape(-1, 1)  # data belong to the kernel now
+        few = new.counts.sum(1) < LOST * new.data.num_data  # data belong to the kernel now
         gone = few & (old.net.mixing > 0).any(1)
         new = self.lost(new, gone, self.num_rounds + 1) if bool(gone.any()) else new
         return replace(new, gone=gone)
 
     def reached(self, parameters: Point) -> "PRBFRestarts":
         old, new, step = self.point, parameters, self.num_rounds + 1
-        gone = self.gone if new.gone is None else new.gone
         low = new.net.mixing <= REJECTED
         return replace(
             self,
             point=new,
             paths=(*self.paths, new.objective),
             since=torch.where(low, torch.where(self.since < 0, step, self.since), -1),
-            gone=gone,
-            losses=self.losses + events(step, gone & ~self.gone),
-            held=self.held if old.lag is None else self.held + events(step, vanishing_classes(old, old.lag)),
+            losses=self.losses + events(step, new.gone & ~old.gone),
+            held=self.held + events(step, vanishing_classes(old, old.lag)),
         )
 
     def change_to(self, parameters: Point) -> Tensor:
@@ -92,7 +89,7 @@ def warmed_up(point: Point, update: Update, lost: Lost) -> PRBFRestarts:
         for _ in range(getattr(update, "warm_up", 0)):
             point = _tried(em, point)
     since = torch.full_like(point.net.mixing, -1, dtype=torch.long)
-    seen = {"paths": (point.objective,), "since": since, "gone": torch.zeros_like(since[:, 0]).bool()}
+    seen = {"paths": (point.objective,), "since": since}
     return PRBFRestarts.begun(point.alpha, point=point, lost=lost, update=update, **seen)
 
 
@@ -121,11 +118,6 @@ def _tried(update: Update, point: Point) -> Point:
         return check_result("update", update(point), Point, "the next Point, such as Ascent() gives")
     except LinAlgError as error:
         raise ArithmeticError(f"a covariance became singular; pass a larger floor, as Full(1e-6). {error}") from error
-
-
-def rounds(point: Point, update: Update, num_steps: int, lost: Lost = keep_dead_kernels) -> PRBFRestarts:
-    """A fixed number of rounds from ``point``, after the warm-up."""
-    return repeated(warmed_up(point, update, lost), num_steps, next_round)
 
 
 def effective(alpha: Tensor, net: Network) -> Tensor:
@@ -211,15 +203,16 @@ def require_survivors(point: Point) -> None:
         row, k = gone.nonzero()[0].tolist()
         raise BadInput(
             f"alpha={float(point.alpha[row]):.4g} is so large that class {k} would vanish: every kernel would reject "
-            f"it (eq. 29). There are {float(point.data.num_data.max()):g} data; expected an alpha of at most "
+            f"it (eq. 29). There are {float(point.data.num_data):g} data; expected an alpha of at most "
             f"{HEAVY:g} times as much, such as AlphaPerKernel(20.0)."
         )
 
 
-def begin(engine: Any, rows: Rows[Labelled]) -> PRBFFit:
+def begin(engine: Any, rows: Rows[Labelled], *alphas: Alpha) -> PRBFFit:
     """All restarts after the warm-up.
 
     :param engine: whose model, alpha, start, initial, update and lost are used.
+    :param alphas: for each of which there are all restarts, in the place of the engine's.
     :raises BadInput: see :class:`~pyro_evidence.prbf.data.DataTotals` and the start; where eq. 22 is no number; when
         ``alpha`` outweighs the data and leaves a class no kernel.
     """
@@ -232,8 +225,9 @@ def begin(engine: Any, rows: Rows[Labelled]) -> PRBFFit:
     data = ClassData(rows.mapped(by_classes), kind, kind.floor * totals.variance, totals.per_class)
     net = engine.initial(training_of(engine.model, rows, totals), start=engine.start)
     net = check_result("initial", net, Network, "a Network, such as RandomPoints() gives")
-    net = replace(net, loc=net.loc - shift)
-    point = first(data, net, alpha_of(engine.alpha, float(data.num_data), engine.model))
+    num, weights = len(net.loc), [alpha_of(x, float(data.num_data), engine.model) for x in alphas or (engine.alpha,)]
+    net = replace(net, loc=net.loc - shift)[torch.arange(num).repeat(len(weights)).to(shift.device)]
+    point = first(data, net, net.loc.new_tensor(weights).repeat_interleave(num))
     if len(bad := (~point.objective.isfinite()).nonzero()):
         raise BadInput(
             f"eq. 22 is {float(point.objective[bad[0]])} at start {int(bad[0])}; expected a finite number. Standardise "

@@ -17,6 +17,7 @@ from pyro_evidence.numerics.batched import Batched, along
 from pyro_evidence.numerics.line_search import Backtracking, Line, any_rise
 from pyro_evidence.prbf.densities import (
     BHATTACHARYYA,
+    ClassData,
     Network,
     Point,
     between_classes,
@@ -68,7 +69,7 @@ def uphill(point: Point) -> Slopes:
         prior_step = _shifted(net.class_prior, prior, point.counts.sum((-1, -2)))
     gradient = Network(rate, kind.solve(net.covariance, pull), kind.slope(net.covariance, excess, dim), prior)
     mass = point.counts.sum(1)
-    full = mass > EMPTY * point.data.num_data.reshape(-1, 1)  # a kernel without data makes no step
+    full = mass > EMPTY * point.data.num_data  # a kernel without data makes no step
     damped = torch.where(full, 1.0 / (mass + weight.unsqueeze(-1)).where(full, 1.0), 0.0)
     loc, covariance = damped.unsqueeze(-1) * pull, damped.reshape(*damped.shape, *[1] * kind.event_dim) * excess
     return Slopes(gradient, Network(_shifted(net.mixing, rate, point.counts.sum(-1)), loc, covariance, prior_step))
@@ -80,12 +81,11 @@ def _shifted(share: Tensor, rate: Tensor, total: Tensor) -> Tensor:
     return target / target.sum(-1, keepdim=True) - share
 
 
-def stepped(point: Point, step: Network, size: Tensor) -> Network:
+def stepped(net: Network, data: ClassData, step: Network, size: Tensor) -> Network:
     """The network ``size`` of the way along a step, covariances about the new centres and above the floor."""
-    net, kind = point.net, point.kind
-    t = size[:, None, None]
+    kind, t = data.kind, size[:, None, None]
     covariance = net.covariance + t.reshape(-1, 1, *[1] * kind.event_dim) * step.covariance - kind.outer(t * step.loc)
-    covariance = kind.floored(kind.guarded(covariance, net.covariance), point.data.unit)
+    covariance = kind.floored(kind.guarded(covariance, net.covariance), data.unit)
     return Network(
         net.mixing + t * step.mixing,
         net.loc + t * step.loc,
@@ -99,9 +99,7 @@ def climb_penalised(point: Point) -> Point:
     found = uphill(point)
 
     def trial(rows: Tensor, scale: Tensor) -> Point:
-        whole = len(rows) == len(point.alpha)
-        here, step = (point, found.step) if whole else (point[rows], found.step[rows])
-        return evaluate(here.data, stepped(here, step, scale), here.alpha)
+        return evaluate(point.data, stepped(point.net[rows], point.data, found.step[rows], scale), point.alpha[rows])
 
     rising = found.gain > ROUNDING * (1.0 + point.objective.abs())
     line = Line(found.gain, torch.zeros_like(found.gain))
@@ -149,7 +147,7 @@ def _estimated(point: Point, alpha: Tensor, between: Tensor | None = None) -> Ne
     :param between: weight of the scatter of the held subkernels about the new centre, ``(B,)``; None for none.
     """
     net, kind, mass, weight = point.net, point.kind, point.counts.sum(1), 2.0 * BHATTACHARYYA * alpha.unsqueeze(-1)
-    full = mass > EMPTY * point.data.num_data.reshape(-1, 1)
+    full = mass > EMPTY * point.data.num_data
     target = (net.ownership.unsqueeze(-1) * point.centres).sum(1)
     sums = point.moments[..., 1 : point.data.dim + 1].sum(1) + weight.unsqueeze(-1) * target
     mean = sums / torch.where(full, mass + weight, 1.0).unsqueeze(-1)
@@ -207,9 +205,8 @@ def prbf2001_update(point: Point) -> Point:
     and makes most of the gain in error; probabilities become too sure.  The mixing looks at the distances of one
     round before, which there are none of in the first round.
     """
-    lag = torch.zeros_like(point.counts) if point.lag is None else point.lag
     net = _estimated(point, point.alpha)
-    mixing = clamped_mixing(numerators(point, lag), point.net.mixing)
+    mixing = clamped_mixing(numerators(point, point.lag), point.net.mixing)
     return evaluate(point.data, replace(net, mixing=mixing), point.alpha, _from_subkernels(point, net))
 
 

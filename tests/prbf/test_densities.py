@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyro_evidence.models.covariances import Covariance, Diagonal, Full, Spherical
-from pyro_evidence.prbf.densities import Network, Point, class_data, evaluate, log_density, stacked_data
+from pyro_evidence.prbf.densities import Network, Point, class_data, evaluate, log_density
 from tests.models_for_tests.prbf_cases import random_network, three_classes
 from tests.oracles import prbf as naive
 
@@ -45,16 +45,11 @@ def test_log_density_of_a_class_that_is_far_from_the_nearest_kernel_is_finite() 
 
 
 @each_kind
-def test_padding_and_pieces_change_nothing(kind: Covariance) -> None:
+def test_pieces_change_nothing(kind: Covariance) -> None:
     X, y = three_classes()
-    part = torch.arange(len(X)) % 3 != 0
-    net, alpha = random_network(kind), torch.tensor([3.0, 6.0])
-    stacked = stacked_data([X[part], X[~part]], [y[part], y[~part]], 3, kind)
-    single = [class_data(X[rows], y[rows], 3, kind) for rows in (part, ~part)]
-    expected = torch.cat([evaluate(d, net[torch.tensor([b])], alpha[b : b + 1]).objective
-                          for b, d in enumerate(single)])  # fmt: skip
-    for data in (stacked, stacked.sized(4, 1000)):
-        torch.testing.assert_close(evaluate(data, net, alpha).objective, expected, rtol=1e-12, atol=1e-10)
+    net, alpha, data = random_network(kind), torch.tensor([3.0, 6.0]), class_data(X, y, 3, kind)
+    expected = evaluate(data, net, alpha).objective
+    torch.testing.assert_close(evaluate(data.sized(4, 1000), net, alpha).objective, expected, rtol=1e-12, atol=1e-10)
 
 
 def test_rows_without_label_enter_through_the_mixture_over_classes() -> None:
