@@ -52,7 +52,7 @@ def blobs(shape: Shape) -> torch.Tensor:
 
 
 def ours(Y: torch.Tensor, K: int, *, full: bool, repeats: int) -> float:
-    data = mixture_data(Y, products=full)
+    data = mixture_data(Y)
     batch = [start(data, Y[:K], full=full)]
 
     def iteration() -> float:
@@ -106,7 +106,7 @@ def roofline(shape: Shape, *, full: bool) -> float:
 def restarts() -> str:
     """24 restarts of Ripley's size as a batch and one by one."""
     Y = blobs((125, 10, 2))
-    data = mixture_data(Y, products=True)
+    data = mixture_data(Y)
     one = start(data, Y[:10], full=False)
 
     def rows(num: int) -> MixtureRestarts:

@@ -51,7 +51,7 @@ class Restarts:
         return torch.where(self.failed | ~heights.isfinite(), -torch.inf, heights)
 
     def warm_up(self, num_rounds: int, step: "Step[Any]") -> "Sequence[Phase]":
-        """The phases of a warm-up of so many rounds."""
+        """The phases of a warm-up of so many rounds: an update, a round, and the number of these."""
         return ()
 
     def ahead(self, before: Any, after: Any) -> Any:
@@ -102,15 +102,7 @@ class Restarts:
 
 
 Step = Callable[[Batch], Batch]
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Some rounds of a warm-up."""
-
-    update: Any
-    step: Step[Any]
-    num_rounds: int
+Phase = tuple[Any, Step[Any], int]
 
 
 def advance(batch: Batch) -> Batch:
@@ -195,17 +187,17 @@ def ready(batch: Batch) -> Batch:
 def warmed(batch: Batch, num_rounds: int, step: Step[Batch] = advance) -> Batch:
     """After all rounds of the warm-up, ready for the first one of its own update."""
     after = batch
-    for phase in batch.warm_up(num_rounds, step):
-        after = repeated(replace(after, update=phase.update), phase.num_rounds, phase.step)
+    for update, each, num in batch.warm_up(num_rounds, step):
+        after = repeated(replace(after, update=update), num, each)
     return ready(replace(after, update=batch.update))
 
 
 def run_em(batch: Batch, num_warm: int, stop: Stop, step: Step[Batch] = advance) -> Fit[Batch]:
     """The warm-up, then rounds until ``stop``."""
     after = batch
-    for phase in (p for p in batch.warm_up(num_warm, step) if p.num_rounds):
-        exactly = replace(stop, tolerance=-1.0, num_steps=phase.num_rounds)
-        warm = iterate(phase.step, ready(replace(after, update=phase.update)), exactly, "EvidenceEM, warm-up")
+    for update, each, num in (phase for phase in batch.warm_up(num_warm, step) if phase[-1]):
+        exactly = replace(stop, tolerance=-1.0, num_steps=num)
+        warm = iterate(each, ready(replace(after, update=update)), exactly, "EvidenceEM, warm-up")
         after = warm.state
         if warm.status is not Status.STEP_LIMIT:
             return Fit(ready(replace(after, update=batch.update)), warm.status, warm.objectives[-1:])
@@ -463,10 +455,6 @@ class ComponentFit(Generic[Mixtures]):
         """Number of all data per datum that the restarts see."""
         return float(self.data.num_data / self.batch.data.num_data)
 
-    def is_closed(self, settings: EMSettings) -> bool:
-        """Whether rounds are known to ask nothing of autograd."""
-        return False
-
     def watched(self, step: Step[Any]) -> Step[Any]:
         """A round that writes down what is seen of it, if anything is."""
         return step
@@ -491,7 +479,7 @@ def fit_mixture(task: ComponentFit[Any], settings: EMSettings) -> Any:
     step: Step[Any] = advance if stop.counted else slowly_converging
     if deletion is not None:
         together, step = task.together(stop, deletion), advance
-    with torch.inference_mode(task.is_closed(settings)):
+    with torch.no_grad():
         fit = run_em(task.batch, settings.initial.warm_up, together, task.watched(step))
         chosen = choose(task, fit, deletion, stop)
     posterior = task.posterior(chosen)

@@ -32,13 +32,8 @@ class FeatureLayout:
     present: Tensor  # (m,)      whether output i was observed
     gram: Tensor  # (m, B, B)    g_b g_c, where output i was observed
     cross: Tensor  # (m, B)      y_i g_b, contiguous
-    square: Tensor  # (m, m)     y_i y_j, the diagonal contiguous and first; -1 where there are no such columns
+    square: Tensor  # (m, m)     y_i y_j, the diagonal contiguous and first
     num_features: int
-
-    @cached_property
-    def has_products(self) -> bool:
-        """Whether products of different outputs are among the features."""
-        return bool((self.square >= 0).all())
 
     @cached_property
     def num_diagonal(self) -> int:
@@ -97,11 +92,6 @@ class MixtureData:
         return self.Y.shape[-2]
 
     @cached_property
-    def is_unweighted(self) -> bool:
-        """Whether every datum counts once."""
-        return bool((self.weight == 1).all())
-
-    @cached_property
     def is_constant(self) -> bool:
         """Whether the only basis function is 1: an unconditional density."""
         return self.layout.gram.shape[-1] == 1 and bool((self.layout.gram.flatten() == self.layout.present).all())
@@ -111,7 +101,7 @@ class MixtureData:
         if self.features is not None:
             return self.features[..., :num]
         G = None if self.is_constant else self.G
-        return _features(self.Y, G, self.observed, products=num > self.layout.num_diagonal)[..., :num]
+        return _features(self.Y, G, self.observed)[..., :num]
 
     def along_rows(self, change: Callable[..., Tensor], *args: Any) -> "MixtureData":
         """The data with ``change(tensor, axis, *args)`` in the place of every tensor, along the axis of its rows."""
@@ -125,9 +115,7 @@ class MixtureData:
             yield self
             return
         for start in range(0, self.Y.shape[-2], size):
-            part = self.along_rows(Tensor.narrow, start, min(size, self.Y.shape[-2] - start))
-            part.__dict__["is_unweighted"] = self.is_unweighted
-            yield part
+            yield self.along_rows(Tensor.narrow, start, min(size, self.Y.shape[-2] - start))
 
     def total(self, size: int, of_part: Callable[["MixtureData"], Sums]) -> Sums:
         """One pass: the sum of ``of_part`` over all data, ``size`` rows at a time."""
@@ -307,29 +295,25 @@ def rows_of(data: MixtureData, rows: Tensor) -> MixtureData:
     return replace(data, **own) if own else data
 
 
-def mixture_data(
-    Y: Tensor, G: Tensor | None = None, *, weight: Tensor | None = None, products: bool = False
-) -> MixtureData:
+def mixture_data(Y: Tensor, G: Tensor | None = None, *, weight: Tensor | None = None) -> MixtureData:
     """The data of a mixture and their features.
 
     :param Y: responses, shape ``(..., N, m)``; nan where missing.
     :param G: basis functions, shape ``(..., N, B)``; None for the constant 1.
     :param weight: of each datum, shape ``(N,)``; None for 1.
-    :param products: whether products of different outputs are needed: for full noise covariances, and for curvature
-        between the outputs of a component.
     """
     missing = Y.isnan()
     observed = ~missing if bool(missing.any()) else None
     Y = torch.where(missing, 0.0, Y) if observed is not None else Y
     weight = Y.new_ones(1).expand(Y.shape[-2]) if weight is None else weight
-    layout = _layout((Y.shape[-1], 1 if G is None else G.shape[-1]), G is None, observed is not None, products)
+    layout = _layout((Y.shape[-1], 1 if G is None else G.shape[-1]), G is None, observed is not None)
     few = Y[..., 0].numel() * layout.num_features <= KEPT
-    features = _features(Y, G, observed, products=products) if few else None
+    features = _features(Y, G, observed) if few else None
     ones = Y.new_ones(1).expand(*Y.shape[:-1], 1)
     return MixtureData(Y, ones if G is None else G, weight, observed, features, layout)
 
 
-def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None, *, products: bool) -> Tensor:
+def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None) -> Tensor:
     """All columns, shape ``(..., N, P)``; one column after the other in memory."""
     blocks = [Y.new_ones(*Y.shape[:-1], 1)]
     mask = None if observed is None else observed.to(Y)
@@ -340,11 +324,11 @@ def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None, *, products:
         blocks.append(pairs if mask is None else (mask.unsqueeze(-1) * pairs.unsqueeze(-2)).flatten(-2))
     cross = Y if G is None else (Y.unsqueeze(-1) * G.unsqueeze(-2)).flatten(-2)
     blocks += [cross, Y.square()]
-    blocks += [Y[..., i : i + 1] * Y[..., i + 1 :] for i in range(Y.shape[-1] - 1)] if products else []
+    blocks += [Y[..., i : i + 1] * Y[..., i + 1 :] for i in range(Y.shape[-1] - 1)]
     return torch.cat([x.mT for x in blocks], -2).mT
 
 
-def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: bool) -> FeatureLayout:
+def _layout(shape: tuple[int, int], constant: bool, missing: bool) -> FeatureLayout:
     """The columns that :func:`mixture_data` lays out; shape is ``(m, B)``."""
     m, B = shape
     present = 1 + torch.arange(m) if missing else torch.zeros(m, dtype=torch.long)
@@ -357,8 +341,7 @@ def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: boo
         start += size * (m if missing else 1)
     cross = start + torch.arange(m * B).reshape(m, B)
     start += m * B
-    square = start + m + place_in_triangle(m, 1) if products else torch.full((m, m), -1)
-    square = square.diagonal_scatter(start + torch.arange(m))
+    square = (start + m + place_in_triangle(m, 1)).diagonal_scatter(start + torch.arange(m))
     return FeatureLayout(present, gram, cross, square, int(square.max()) + 1)
 
 

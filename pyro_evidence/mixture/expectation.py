@@ -83,31 +83,25 @@ def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> Mixt
 
 
 def _block(part: MixtureData, natural: Tensor, spread: bool) -> MixtureStatistics:
-    F = part.columns(natural.shape[-1])
+    F, weight = part.columns(natural.shape[-1]), part.weight.unsqueeze(-1)
     resp, log_norm = responsibilities(F, natural, part.floor)
-    if part.is_unweighted:
-        weighted, height = resp, log_norm.sum(-1)
-    else:
-        weighted = resp * (part.weight if part.weight.dim() == 1 else part.weight.unsqueeze(-2))
-        height = (log_norm * part.weight).sum(-1)
-    height = height + part.num_data * part.log_share if part.log_share else height
-    return MixtureStatistics(weighted @ F, _around(part, resp, weighted) if spread else torch.zeros(()).to(F), height)
+    height = (log_norm * part.weight).sum(-1) + part.num_data * part.log_share
+    return MixtureStatistics(resp @ (F * weight), _around(part, resp) if spread else torch.zeros(()).to(F), height)
 
 
-def _around(part: MixtureData, resp: Tensor, weighted: Tensor) -> Tensor:
+def _around(part: MixtureData, resp: Tensor) -> Tensor:
     """``sum r (1 - r) F`` of one block, from the data that are not certain of their component, ``(R, K, P)``."""
-    varied = (1.0 - resp).mul_(weighted)
-    num, least = part.layout.num_features, CERTAIN * (1.0 if part.is_unweighted else part.weight.amax())
+    varied = (1.0 - resp).mul_(resp)
     if part.features is None or resp.shape[-1] > BLOCK // 256:  # else looking for them takes longer
-        some_of_them = 2 * SPARSE * len(_above(varied[..., ::SPARSE], least)) < resp.shape[-1]
-        if some_of_them and 2 * len(index := _above(varied, least)) < resp.shape[-1]:
-            return varied[..., index] @ some(part, index).columns(num)
-    return varied @ part.columns(num)
+        some_of_them = 2 * SPARSE * len(_above(varied[..., ::SPARSE])) < resp.shape[-1]
+        if some_of_them and 2 * len(index := _above(varied)) < resp.shape[-1]:
+            part, varied = some(part, index), varied[..., index]
+    return varied @ (part.columns(part.layout.num_features) * part.weight.unsqueeze(-1))
 
 
-def _above(varied: Tensor, least: Tensor | float) -> Tensor:
+def _above(varied: Tensor) -> Tensor:
     """The data that are not certain of their component."""
-    return (varied.amax((0, 1)) > least).nonzero().flatten()
+    return (varied.amax((0, 1)) > CERTAIN).nonzero().flatten()
 
 
 def responsibilities(F: Tensor, natural: Tensor, floor: Tensor | None = None) -> tuple[Tensor, Tensor]:

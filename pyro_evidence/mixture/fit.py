@@ -61,10 +61,7 @@ from pyro_evidence.mixture.updates import (
     SharedParameters,
     Unregularised,
     Update,
-    WeightDecay,
-    corrected,
     estep,
-    husmeier2000_update,
     padded,
     pruned,
 )
@@ -158,9 +155,9 @@ class MixtureRestarts(ComponentRestarts):
         return torch.where(self.failed, -torch.inf, mode.modes(self.expected, exact).occam)
 
     def proposed(self) -> Mixture:
-        return check_result(
-            "update", self.update(self.expected), Mixture, "a Mixture, such as husmeier2000_update gives"
-        )
+        with torch.enable_grad():  # for an update that differentiates
+            new = self.update(self.expected)
+        return check_result("update", new, Mixture, "a Mixture, such as husmeier2000_update gives")
 
     def reached(self, parameters: Mixture) -> "MixtureRestarts":
         """With an E-step there, without the components that are pruned in every restart."""
@@ -184,7 +181,7 @@ class MixtureRestarts(ComponentRestarts):
 
     def warm_up(self, num_rounds: int, step: Step["MixtureRestarts"]) -> list[Phase]:
         """Unregularised rounds, with the gamma prior of the update if it has one."""
-        return [Phase(Unregularised(rho=getattr(self.update, "rho", 0.0)), step, num_rounds)]
+        return [(Unregularised(rho=getattr(self.update, "rho", 0.0)), step, num_rounds)]
 
     def selected(self, index: Tensor) -> "MixtureRestarts":
         old = self.expected
@@ -404,11 +401,6 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
     ties: SharedParameters
     journal: Journal
 
-    def is_closed(self, settings: EMSettings) -> bool:
-        """Whether rounds are formulas of ours on data in memory, which ask nothing of autograd."""
-        given = settings.update, settings.deletion, settings.curvature
-        return self.data.in_one_piece and all(x in FORMULAS or type(x) in KINDS for x in given)
-
     def together(self, stop: Stop, deletion: GreedyDeletion) -> Stop:
         """Restarts are compared at their modes, settled or not."""
         return replace(stop, num_steps=min(stop.num_steps, deletion.after))
@@ -441,13 +433,11 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
     def posterior(self, chosen: Chosen[MixtureRestarts]) -> MixturePosterior:
         """One mixture in the model's units; without data where these came in chunks."""
         structure, fit = enlarged(self.structure, chosen.fit.state.parameters.w.shape[1]), chosen.fit
-        with torch.inference_mode(self.data.in_one_piece):
-            at_mode = mode.find_mode(self.data, fit.state.parameters)
-        at_mode = at_mode.rebuilt(lambda _, x: x.clone())  # inference mode may have made it: no derivatives then
+        at_mode = mode.find_mode(self.data, fit.state.parameters)
         by_hand = fit.status is Status.BY_HAND  # rounds that nobody watched: their end alone is known
         entries = [self.journal.look(fit.state)] if by_hand else self.journal.entries
         rounds = zip(*([x[min(chosen.number, len(x) - 1)] for x in entry] for entry in entries), strict=True)
-        state, mixture = mode.laplace_state(structure, self.units, self.data, replace(at_mode, loc=at_mode.loc.clone()))
+        state, mixture = mode.laplace_state(structure, self.units, self.data, at_mode)
         found = MixturePosterior(
             state,
             *chosen.history(self.jacobian),
@@ -476,11 +466,7 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
         )
         if ours != theirs:
             raise BadInput(f"the unseen data have {theirs}, the fitted ones {ours}: expected the same.")
-        return found.data(self.units, self.structure.background, products=self.data.layout.has_products)
-
-
-FORMULAS = (husmeier2000_update, corrected, evidence.full, evidence.coordinate, evidence.block)
-KINDS = (BoundedInflation, Unregularised, WeightDecay, GreedyDeletion, type(None))
+        return found.data(self.units, self.structure.background)
 
 
 def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> MixtureFit:
@@ -496,8 +482,7 @@ def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> Mi
     pieces = tuple(map(Responses, Y, G, weight))
     ties = structure.ties
     units = response_units(Rows(pieces, pieces[0], (len(structure.Y),)), ties.beta_group, ties.beta_free)
-    products = settings.curvature is not evidence.block or structure.correlation is not None
-    return _begun(structure, units, structure.data(units, structure.background, products=products), settings, sampled)
+    return _begun(structure, units, structure.data(units, structure.background), settings, sampled)
 
 
 def _begun(
@@ -510,7 +495,6 @@ def _begun(
     few = data.sampled(max(SAMPLE, SAMPLE_EACH * len(own.loc))) if sampled else data
     start = settings.initial(settings.start, few, own, ties)
     batch = first(few, start, ties, settings.curvature, settings.update)
-    _ = data.num_data  # is kept with the data, where autograd may use it later
     errors = Errors(units)
     return MixtureFit(structure, units, data, batch, ties, Journal(errors, [errors(batch)]))
 
@@ -551,10 +535,9 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit
     first = settled_model.few(1, *first_few(first_rows(chunks, communicator)))
     structure = recognise_mixture(LogJoint(settled_model, first))
     units = response_units(rows, structure.ties.beta_group, structure.ties.beta_free)
-    products = settings.curvature is not evidence.block or structure.correlation is not None
 
     def standard(found: Responses) -> MixtureData:
         here = replace(structure, Y=found.Y, G=found.G, weight=found.weight, offset=structure.offset[:1])
-        return here.data(units, structure.background, products=products)
+        return here.data(units, structure.background)
 
     return _begun(structure, units, StreamedData.of(rows.mapped(standard)), settings, sampled=True)

@@ -358,10 +358,8 @@ def _noise(expected: EStep, w: Tensor, subtracted: Tensor, rho: float) -> Tensor
         ridge = 2.0 * rho * torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
         return _inverse((scatter + ridge) / left[..., :1].unsqueeze(-1))
     ratio, pool = expected.ties.beta_ratio, expected.ties.beta_pool
-    squares = ratio * (residual_squares(expected.stats, expected.data.layout, w) + 2.0 * rho)
-    if not (pool.axes == () or expected.mixture.all_active):
-        left, squares = left * expected.mixture.on.squeeze(-1), squares * expected.mixture.on.squeeze(-1)
-    return (pool(left) / pool(squares)).clamp(max=LARGEST_NOISE) * ratio
+    squares, on = residual_squares(expected.stats, expected.data.layout, w) + 2.0 * rho, expected.mixture.on.squeeze(-1)
+    return (pool(left * on) / pool(ratio * squares * on)).clamp(max=LARGEST_NOISE) * ratio
 
 
 def _inverse(covariance: Tensor) -> Tensor:
@@ -374,17 +372,10 @@ def _next(
     """The next mixture: what is held fixed put back, components that have died put out."""
     old, ties = expected.mixture, expected.ties
     counts = expected.stats.counts if shares is None else shares
-    if not (old.has_full_noise or ties.all_free[1]):
-        noise = torch.where(ties.beta_free, noise, old.noise)
-    is_one_group = len(ties.alpha_pool.axes or ()) == ties.alpha_group.dim()
-    if not (ties.all_free[0] and (old.all_active or is_one_group)):
-        alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
-    alpha = alpha if alpha.shape == old.alpha.shape else alpha.expand_as(old.alpha)
-    noise = noise if noise.shape == old.noise.shape else noise.expand_as(old.noise)
+    noise = noise if old.has_full_noise else torch.where(ties.beta_free, noise, old.noise)
+    alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
     log_mixing = (counts / counts.sum(-1, keepdim=True)).log() if ties.mixing_free else old.log_mixing
     new, margin = Mixture(w, noise, log_mixing, alpha, old.loc), expected.stats.counts - subtracted.amax(-1)
-    if old.all_active and float((margin - LEAST_LEFT).amin()) > 0.0:
-        return new
     return pruned(new, survivors(old.active, margin))
 
 

@@ -145,7 +145,7 @@ class MPPCARestarts(ComponentRestarts):
         free = self.it.ties.all_free[1] and not self.data.has_gaps  # whose covariances are not known
         num_direct = min(DIRECT, num_rounds) if free else 0
         plain = MPPCAUpdate(no_gamma, alpha=0.0, rho=self.update.rho)
-        return [Phase(self.update, directly, num_direct), Phase(plain, step, num_rounds - num_direct)]
+        return [(self.update, directly, num_direct), (plain, step, num_rounds - num_direct)]
 
     def selected(self, index: Tensor) -> "MPPCARestarts":
         stats = FactorStatistics(*(x[index] for x in vars(self.it.stats).values()))

@@ -97,7 +97,7 @@ def test_where_none_is_left_the_error_holds_all_reasons() -> None:
 
 
 def test_a_warm_up_is_counted_and_what_follows_stops_by_itself() -> None:
-    phases = Phase(8.0, advance, 2), Phase(-8.0, advance, 0)
+    phases = (8.0, advance, 2), (-8.0, advance, 0)
     stop = Stop(tolerance=1e-3, gradient_tolerance=1e-3, num_steps=50)
     fit = run_em(begun(0.0, phases=phases), 2, stop)
     assert fit.objectives[0] == -36.0  # two halvings towards 8 lead to 6
@@ -107,7 +107,7 @@ def test_a_warm_up_is_counted_and_what_follows_stops_by_itself() -> None:
 
 
 def test_a_warm_up_in_which_all_fail_is_the_end() -> None:
-    fit = run_em(begun(4.0, goal=10.0, phases=(Phase(10.0, advance, 3),), edge=6.0), 3, Stop())
+    fit = run_em(begun(4.0, goal=10.0, phases=((10.0, advance, 3),), edge=6.0), 3, Stop())
     assert fit.status is Status.FAILED and fit.state.num_rounds == 1 and len(fit.objectives) == 1
 
 

@@ -32,7 +32,7 @@ def problem(shape: tuple[int, int, int], *, full: bool = False, constant: bool =
         torch.rand(1, *shape),
         torch.randn(shape),
     )
-    return mixture_data(Y, None if constant else G, products=True, weight=torch.rand(40)), at
+    return mixture_data(Y, None if constant else G, weight=torch.rand(40)), at
 
 
 def minus_log_joint(data: MixtureData, at: Mixture, flat: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def test_full_hessian_is_autograds(shape: tuple[int, int, int], full: bool) -> N
 def test_hessian_from_sums_is_the_hessian_from_data(K: int, full: bool) -> None:
     """For a constant basis the E-step's sums are enough; oracle: the general way, with ones as its basis."""
     data, at = problem((K, 3, 1), full=full, constant=True)
-    general = mixture_data(data.Y, torch.ones(40, 1), weight=data.weight, products=True)
+    general = mixture_data(data.Y, torch.ones(40, 1), weight=data.weight)
     stats = mixture_expectation.e_step(data, at, spread=True)
     for curvature in (mixture_evidence.coordinate, mixture_evidence.block):
         assert data.is_constant and not general.is_constant
@@ -84,7 +84,7 @@ def test_hessian_with_missing_values_is_autograds(curvature: mixture_evidence.Mi
     data, at = problem((3, 2, 1), constant=True)
     holes = data.Y.clone()
     holes[::3, 0] = torch.nan
-    data = mixture_data(holes, products=True)
+    data = mixture_data(holes)
 
     def objective(flat: Tensor) -> Tensor:
         cells = Normal(flat.reshape(3, 2), at.noise[0].rsqrt()).log_prob(data.Y[:, None])

@@ -52,7 +52,7 @@ def test_responsibilities_are_those_of_torch_distributions(full: bool, num_basis
     Y = blobs(50)
     G = torch.cat([torch.ones(50, 1), torch.randn(50, num_basis - 1)], -1)
     one = start((1, 5, 3, num_basis), full=full)
-    data = mixture_data(Y, None if num_basis == 1 else G, products=full)
+    data = mixture_data(Y, None if num_basis == 1 else G)
     resp, log_density = mixture_expectation.responsibilities(
         data.features, mixture_expectation.natural_parameters(one, data.layout)
     )
@@ -87,7 +87,7 @@ def test_plain_em_is_scikit_learns(kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that 30 iterations may not be enough
         theirs.fit(Y.numpy())
-    data = mixture_data(Y, products=kind == "full")
+    data = mixture_data(Y)
     for _ in range(30):
         at = em(data, at)
     assert_exact(at.w[0, ..., 0], torch.as_tensor(theirs.means_))
@@ -130,7 +130,7 @@ def test_solved_weights_are_stationary(full: bool, num_basis: int) -> None:
     """Oracle: autograd of the expected complete log joint, written with torch's distributions."""
     Y, at = blobs(40), start((1, 4, 3, num_basis), full=full)
     G = torch.ones(40, 1) if num_basis == 1 else torch.randn(40, num_basis)
-    data = mixture_data(Y, None if num_basis == 1 else G, products=full)
+    data = mixture_data(Y, None if num_basis == 1 else G)
     stats = mixture_expectation.e_step(data, at)
     w = mixture_expectation.solve_weights(stats, data.layout, at).requires_grad_()
     resp = log_joint(Y, G, at).softmax(-1)
@@ -144,7 +144,7 @@ def test_solved_weights_are_stationary(full: bool, num_basis: int) -> None:
 def test_residual_sums_are_the_sums_written_out(num_basis: int) -> None:
     Y, at = blobs(40), start((1, 4, 3, num_basis))
     G = torch.ones(40, 1) if num_basis == 1 else torch.randn(40, num_basis)
-    data = mixture_data(Y, None if num_basis == 1 else G, products=True)
+    data = mixture_data(Y, None if num_basis == 1 else G)
     stats = mixture_expectation.e_step(data, replace(at, noise=at.noise_matrix), spread=True)
     resp = log_joint(Y, G, at).softmax(-1)
     e = Y[:, None] - torch.einsum("kib,nb->nki", at.w[0], G)

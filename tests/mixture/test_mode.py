@@ -35,7 +35,7 @@ def case(shape: tuple[int, int, int], *, full: bool = False, separate: bool = Fa
     log_mixing = torch.randn(NUM_RESTARTS, K, generator=generator).log_softmax(-1)
     alpha = (torch.rand(NUM_RESTARTS, K, 1, 1, generator=generator) + 0.05).expand(w.shape)
     at = Mixture(w, noise, log_mixing, alpha, torch.zeros(shape))
-    return mixture_data(Y, G, weight=weight, products=True), at
+    return mixture_data(Y, G, weight=weight), at
 
 
 def log_joint(data: MixtureData, at: Mixture, w: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def test_pools_add_up_groups(group: Tensor) -> None:
 @pytest.mark.parametrize("num_outputs", [1, 2, 4])
 def test_diagonal_noise_needs_the_first_columns_only(num_outputs: int) -> None:
     Y, shape = torch.randn(9, num_outputs), (2, num_outputs, 1)
-    data = mixture_data(Y, products=True)
+    data = mixture_data(Y)
     noise = torch.rand(1, 2, num_outputs) + 0.5
     at = Mixture(torch.randn(1, *shape), noise, torch.zeros(1, 2), torch.ones(1, *shape), torch.zeros(shape))
     natural = natural_parameters(at, data.layout)

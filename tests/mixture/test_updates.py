@@ -54,7 +54,7 @@ def ripley(label: int, num_components: int, num_restarts: int) -> tuple[MixtureD
     w = loc + torch.randn(num_restarts, *shape)
     log_mixing = torch.full((num_restarts, num_components), -math.log(num_components))
     start = Mixture(w, torch.ones_like(w[..., 0]), log_mixing, torch.full_like(w, 0.01), loc)
-    return mixture_data(Y, products=True), start, per_kernel(shape)
+    return mixture_data(Y), start, per_kernel(shape)
 
 
 def run(data: MixtureData, at: Mixture, ties: SharedParameters, schedule: list[tuple[Update, int]]) -> Mixture:
@@ -117,7 +117,7 @@ def test_slopes_are_those_of_the_evidence() -> None:
         torch.full_like(w, 0.5),
         loc,
     )
-    data = mixture_data(Y, products=True)
+    data = mixture_data(Y)
     at = mixture_mode.find_mode(data, at)
     slopes = log_evidence_slopes(data, at)
     for name, of in (
@@ -177,7 +177,7 @@ def test_one_kernel_climbs_to_the_maximum_of_the_exact_evidence() -> None:
 def test_permuting_kernels_changes_nothing(update: Update) -> None:
     torch.manual_seed(0)
     shape = (3, 2, 1)
-    data = mixture_data(torch.randn(50, 2), products=True)
+    data = mixture_data(torch.randn(50, 2))
     at = Mixture(
         torch.randn(1, *shape),
         torch.rand(1, 3, 2) + 0.5,
@@ -207,7 +207,7 @@ def one_gaussian(Y: Tensor, full: bool = False) -> EStep:
     w, noise = Y.mean(1)[:, None, :, None], Y.var(1, correction=0).reciprocal()[:, None]
     at = Mixture(w, noise, torch.zeros(R, 1), torch.full_like(w, 1e-7), torch.zeros(1, m, 1))
     at = replace(at, noise=noise.diag_embed()) if full else at
-    return estep(mixture_data(Y, products=True), at, per_kernel((1, m, 1)), mixture_evidence.coordinate)
+    return estep(mixture_data(Y), at, per_kernel((1, m, 1)), mixture_evidence.coordinate)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def two_clusters(separation: float) -> tuple[MixtureData, Mixture]:
     w = torch.tensor([0.0, separation]).reshape(1, 2, 1, 1)
     log_mixing = torch.full((1, 2), -math.log(2.0))
     at = Mixture(w, torch.ones(1, 2, 1), log_mixing, torch.full((1, 2, 1, 1), 0.1), y.mean().expand(2, 1, 1))
-    return mixture_data(y[:, None], products=True), at
+    return mixture_data(y[:, None]), at
 
 
 def evidence_by_quadrature(data: MixtureData, at: Mixture) -> float:
@@ -334,7 +334,7 @@ def test_the_last_component_is_never_pruned() -> None:
         torch.full_like(w, 0.01),
         torch.zeros(4, 4, 1),
     )
-    at = run(mixture_data(Y, products=True), start, per_kernel((4, 4, 1)), [(BoundedInflation(), 50)])
+    at = run(mixture_data(Y), start, per_kernel((4, 4, 1)), [(BoundedInflation(), 50)])
     assert at.active.sum(-1).tolist() == [1, 1, 1]
     assert bool(mixture_fit.change(at, at).isfinite().all())
 
