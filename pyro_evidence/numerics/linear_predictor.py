@@ -300,22 +300,45 @@ class LogisticPart(Part):
         return self.half + 0.5 * self.trials
 
 
+Formula = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def normal(eta: Tensor, targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log density of targets about ``eta`` but for a constant, and two derivatives in ``eta``."""
+    slope = precision * (targets - eta)
+    return 0.5 * slope * (eta - targets), slope, -precision.expand_as(eta)
+
+
+def counts(eta: Tensor, numbers: Tensor, unit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of Poisson numbers, of rate ``unit exp(eta)``."""
+    rate = unit * eta.exp()
+    return numbers * eta - rate, numbers - rate, -rate
+
+
+def successes(eta: Tensor, numbers: Tensor, trials: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of numbers of successes, of log odds ``eta``."""
+    expected = trials * eta.sigmoid()
+    value = numbers * eta + trials * torch.nn.functional.logsigmoid(-eta)
+    return value, numbers - expected, -expected * (-eta).sigmoid()
+
+
 @dataclass(frozen=True)
-class NormalNoise:
-    """Independent normal noise about predictors, ``(N, 1)`` each; derivatives in closed form, with their graph."""
+class ClosedForm:
+    """The log likelihood of independent data behind one predictor each by a formula, with the graph of its arguments.
 
+    :ivar targets: its second argument, ``(N, 1)``, and ``size`` its third, with the weights of data.
+    :ivar constant: of all data, nats, ``()``.
+    """
+
+    formula: Formula
     targets: Tensor
-    precision: Tensor
+    size: Tensor
+    constant: Tensor
 
-    def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        """Log likelihood ``(R,)`` and its derivative in ``eta``, blocks ``(R, N, 1)``."""
-        away = self.targets - eta
-        slope = self.precision * away
-        return 0.5 * ((self.precision / math.tau).log() - slope * away).sum((-2, -1)), slope
-
-    def curvature(self, eta: Tensor) -> Tensor:
-        """The precision, whatever the predictor, ``(R, N, 1, 1)``."""
-        return self.precision.expand_as(eta).unsqueeze(-1)
+    def __call__(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log likelihood ``(R,)`` of blocks ``(R, N, 1)``, slope ``(R, N, 1)`` and curvature ``(R, N, 1, 1)``."""
+        value, slope, second = self.formula(eta, self.targets, self.size)
+        return self.constant + value.sum((-2, -1)), slope, -second.unsqueeze(-1)
 
 
 def logistic(part: Part) -> Part:

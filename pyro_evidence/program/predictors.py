@@ -5,7 +5,7 @@ Below: probabilities averaged over a normal predictor.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,13 +25,22 @@ from pyro.distributions import (
     Unit,
 )
 from pyro.distributions.torch_distribution import ExpandedDistribution
+from pyro.ops.special import log_binomial
 from torch import Tensor
 from torch.distributions import Independent, MixtureSameFamily, MultivariateNormal, Normal, constraints
 
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.derivatives import pullback
-from pyro_evidence.numerics.linear_predictor import Layout, LogLikelihood, NormalNoise
+from pyro_evidence.numerics.linear_predictor import (
+    ClosedForm,
+    Formula,
+    Layout,
+    LogLikelihood,
+    counts,
+    normal,
+    successes,
+)
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.program.enumeration import log_sum_exp
 from pyro_evidence.program.exact import SUCCESSES_OR_NOT, exact
@@ -201,7 +210,6 @@ class LikelihoodTerm:
     link: Link
     layout: Layout  # of eta; dims along which a plate or ``expand`` only repeats it have size one
     mixture: str | None  # the discrete site, "" for MixtureSameFamily, None for neither
-    _factorials: list[tuple[Tensor, int, Tensor]] = field(init=False, repr=False, compare=False, default_factory=list)
 
     def value(self, trace: Trace) -> Tensor:
         """The parameter in a trace, without the copies that ``expand`` made along batch dims."""
@@ -241,7 +249,8 @@ class LikelihoodTerm:
 
         def cells_at(eta: Tensor) -> Tensor:
             if type(parts.base) is Poisson and self.link is LOG and not parts.base.is_sparse:
-                return self._of_counts(_in_dtype(value, eta), eta)
+                numbers = _in_dtype(value, eta)
+                return numbers * eta - eta.exp() - (numbers + 1.0).lgamma()
             given = {k: _in_dtype(v, eta) for k, v in fixed.items()} | {self.parameter: self.link.forward(eta)}
             with without_validation():
                 return exact(type(parts.base)(**given, validate_args=False)).log_prob(_in_dtype(value, eta))
@@ -264,17 +273,15 @@ class LikelihoodTerm:
     def orders(self, trace: Trace, dtype: torch.dtype) -> Callable[[Tensor, bool], tuple[Tensor, Tensor]]:
         """First and second derivatives of each datum's log likelihood in its one predictor, ``(R, N)`` both.
 
-        In closed form for counts of successes in log odds, counts in log rates and normal means; else by reverse mode.
-
         :param dtype: in which the model is run.
         :return: a function of predictors ``(R, N)``, and of whether derivatives have a graph.
         """
-        each = self.log_likelihoods(trace)
+        each, closed = self.log_likelihoods(trace), self.closed(trace)
 
         def orders(eta: Tensor, create_graph: bool) -> tuple[Tensor, Tensor]:
-            closed = self._closed_orders(trace, self.layout.natural(eta.unsqueeze(-1)))
             if closed is not None:
-                return closed
+                _, first, second = closed.formula(eta, closed.targets.squeeze(-1), closed.size.squeeze(-1))
+                return first, second
             with torch.enable_grad():
                 eta = eta if create_graph else eta.detach().requires_grad_()
                 value = each(self.layout.natural(eta.unsqueeze(-1).to(dtype))).double()
@@ -284,44 +291,31 @@ class LikelihoodTerm:
 
         return orders
 
-    def _closed_orders(self, trace: Trace, eta: Tensor) -> tuple[Tensor, Tensor] | None:
-        """:meth:`orders` of predictors ``(R,) + shape`` where they have a closed form."""
-        node = trace.nodes[self.site]
+    def closed(self, trace: Trace) -> ClosedForm | None:
+        """The site in closed form: counts of successes in log odds, counts in log rates, normal means; else None."""
+        node, seen, shape = trace.nodes[self.site], (self.parameter, self.link), self.layout.shape
         parts, y = unwrapped(node["fn"]), node["value"]
-        base, seen, plain = parts.base, (self.parameter, self.link), (parts.mixing, parts.inner, self.mixture)
-        if plain != (None, 0, None) or broadcast(y.shape, base.batch_shape) != tuple(self.layout.shape):
+        base, alone = parts.base, parts.mixing is None and self.mixture is None and (not parts.inner or is_plain(node))
+        if not alone or broadcast(y.shape, base.batch_shape) != tuple(shape):
             return None
+        formula: Formula
         if seen in (("logits", IDENTITY), ("probs", LOGIT)) and type(base) in SUCCESSES_OR_NOT:
-            expected = getattr(base, "total_count", 1.0) * eta.sigmoid()
-            first, second = y - expected, -expected * (-eta).sigmoid()
+            formula, size = successes, torch.as_tensor(getattr(base, "total_count", 1.0)).to(y)
+            of_values = log_binomial(size, y) if hasattr(base, "total_count") else torch.zeros_like(y)
         elif seen == ("rate", LOG) and type(base) is Poisson and not base.is_sparse:
-            second = -eta.exp()
-            first = y + second
+            formula, size, of_values = counts, torch.ones_like(y), -(y + 1.0).lgamma()
         elif seen == ("loc", IDENTITY) and type(base).log_prob is Normal.log_prob:
-            precision = base.scale.pow(-2)
-            first, second = precision * (y - eta), -precision.expand_as(eta)
+            formula, size = normal, base.scale.pow(-2)
+            of_values = 0.5 * (size / math.tau).log()
         else:
             return None
-        mask = None if node["mask"] is None else torch.as_tensor(node["mask"])
-        counted = (x if mask is None else torch.where(mask, x, 0.0) for x in (first, second))
-        first, second = ((x * node["scale"]).double().reshape(len(eta), -1) for x in counted)
-        return first, second
-
-    def _of_counts(self, value: Tensor, eta: Tensor) -> Tensor:
-        """Poisson log probabilities of log rates; factorials of the same tensor are computed once."""
-        known = self._factorials[0] if self._factorials else None
-        if known is None or known[0] is not value or known[1] != value._version:
-            known = (value, value._version, (value + 1.0).lgamma())
-            self._factorials[:] = [known]
-        return value * eta - eta.exp() - known[2]
-
-    def noise(self, trace: Trace) -> NormalNoise | None:
-        """The noise of a plain Normal observation with a mean for each of its elements; None for any other."""
-        node, shape = trace.nodes[self.site], self.layout.shape
-        base = _plain_normal(node) if (self.parameter, self.link, self.mixture) == ("loc", IDENTITY, None) else None
-        if base is None or broadcast(node["value"].shape, base.batch_shape) != shape:
-            return None
-        return NormalNoise(*(x.double().expand(shape).reshape(-1, 1) for x in (node["value"], base.scale.pow(-2))))
+        targets, size, of_values = (x.double().expand(shape).reshape(-1, 1) for x in (y, size, of_values))
+        if not is_plain(node):
+            mask, scale = (torch.as_tensor(x) for x in (True if node["mask"] is None else node["mask"], node["scale"]))
+            weight = torch.where(mask, scale.double(), 0.0).expand(shape).reshape(-1, 1)
+            size, of_values = weight * size, weight * of_values
+            targets = targets if formula is normal else weight * targets
+        return ClosedForm(formula, targets, size, of_values.sum())
 
     def others(self, trace: Trace) -> list[Any]:
         """Everything but ``eta`` that the log likelihood is made of."""
@@ -505,17 +499,12 @@ def _is_one(scale: Any) -> bool:
     return bool((scale == 1).all()) if isinstance(scale, Tensor) else bool(scale == 1)
 
 
-def _plain_normal(node: Node) -> Any:
-    """The Normal of a plain observation; None for any other."""
-    base = unwrapped(node["fn"]).base
-    return base if is_plain(node) and is_like(base, Normal, base.batch_shape) else None
-
-
 def gaussian_noise(joint: LogJoint, trace: Trace, name: str) -> tuple[Tensor, Tensor] | None:
     """Residual and log precision of each element of a plain Normal observation, both ``(n,)``, or None."""
     node = trace.nodes[name]
-    base = _plain_normal(node)
-    if base is None or _discrete_parents(joint, trace, name):
+    base = unwrapped(node["fn"]).base
+    plain = is_plain(node) and is_like(base, Normal, base.batch_shape)
+    if not plain or _discrete_parents(joint, trace, name):
         return None
     residual = node["value"] - base.loc
     scale = base.scale.expand(residual.shape)

@@ -18,15 +18,11 @@ from pyro_evidence.numerics.derivatives import Orders
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import (
     CHUNK,
+    ClosedForm,
     Gram,
-    LogisticPart,
-    NormalNoise,
-    Part,
     curvature_graph,
     gram,
     gram_diagonal,
-    in_blocks,
-    logistic,
     slope_and_curvature,
 )
 from pyro_evidence.numerics.newton import Density
@@ -155,15 +151,12 @@ def climbing(density: Density) -> Density:
     return Climbing(density.joint, density.slots, density.terms) if isinstance(density, AutogradDensity) else density
 
 
-Formula = LogisticPart | NormalNoise
-
-
 @dataclass(frozen=True)
 class Derivatives:
-    """Derivatives of a site's log likelihood in its predictor; what is read off holds while the rest is the same."""
+    """Derivatives of a site's log likelihood in its predictor; of the last trace the closed form is kept."""
 
     slot: LikelihoodTerm
-    _last: list[tuple[Any, list[Any], Formula | None]] = field(default_factory=list, repr=False, compare=False)
+    _last: list[tuple[Any, ClosedForm | None]] = field(default_factory=list, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
         return vars(self) | {"_last": []}
@@ -174,41 +167,25 @@ class Derivatives:
         :param trace: where the rest of the site is read.
         :param eta: blocks ``(R, N, C)``.
         """
-        part, eta = self._formula(trace, eta), eta.detach()
-        if part is None:
+        closed, eta = self._closed(trace, eta), eta.detach()
+        if closed is None:
             return slope_and_curvature(self.slot.log_likelihood(trace), self.slot.layout, eta)
-        return *part.slope(eta), partial(part.curvature, eta)
+        value, slope, curvature = (x.detach() for x in closed(eta))
+        return value, slope, partial(torch.positive, curvature)
 
     def in_graph(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log likelihoods, slopes and curvatures as in :meth:`of`, in one graph."""
-        part = self._formula(trace, eta)
-        part = self.slot.noise(trace) if isinstance(part, NormalNoise) else part
-        rest = self._last[0][1] if part is not None and self._last else []
-        if part is None or any(isinstance(x, Tensor) and x.requires_grad for x in rest):  # of which no formula knows
+        closed = self._closed(trace, eta)
+        if closed is None:
             return curvature_graph(self.slot.log_likelihood(trace), self.slot.layout, eta)
-        return *part.slope(eta), part.curvature(eta)
+        return closed(eta)
 
-    def _formula(self, trace: Any, eta: Tensor) -> Formula | None:
-        """That of the site, if there is one, for the values of the rest of it."""
-        if eta.dtype != torch.float64 or eta.shape[-1] > 1 or self.slot.mixture is not None:
+    def _closed(self, trace: Any, eta: Tensor) -> ClosedForm | None:
+        if eta.dtype != torch.float64:
             return None
-        known = self._last[0] if self._last else None
-        if known is not None and known[0] is trace:
-            return known[2]
-        noise, others = self.slot.noise(trace), list[Any]()
-        found: Formula | None = None
-        if noise is not None:
-            found = NormalNoise(noise.targets.detach(), noise.precision.detach())
-        else:
-            others = self.slot.others(trace)
-            if known is not None and are_equal(known[1], others):
-                found = known[2]
-            elif others[2] == [self.slot.parameter]:  # the predictor is the only parameter
-                blocks = in_blocks(self.slot.log_likelihood(trace), self.slot.layout, eta.dtype)
-                part = logistic(Part(blocks, torch.empty(0), torch.zeros_like(eta[0])))
-                found = part if isinstance(part, LogisticPart) else None
-        self._last[:] = [(trace, others, found)]
-        return found
+        if not self._last or self._last[0][0] is not trace:
+            self._last[:] = [(trace, self.slot.closed(trace))]
+        return self._last[0][1]
 
 
 def are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float = 0.0) -> bool:
