@@ -1,6 +1,5 @@
 """Likelihoods that see the weights only through predictors: their derivatives as dense linear algebra."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -274,32 +273,6 @@ class Part:
         return replace(self, J=self.J @ T)
 
 
-@dataclass(frozen=True)
-class LogisticPart(Part):
-    """A datum's log likelihood is ``half eta - trials log(2 cosh(eta/2))``; derivatives in closed form."""
-
-    half: Tensor  # (N, 1) t - 1/2, times the datum's weight
-    trials: Tensor  # (N, 1) the datum's weight
-    is_closed: ClassVar[bool] = True
-
-    def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        """Log likelihood ``(R,)`` and its derivative in ``eta``."""
-        return self.log_likelihood(eta), self.half - 0.5 * self.trials * (0.5 * eta).tanh()
-
-    def curvature(self, eta: Tensor) -> Tensor:
-        """``trials s (1 - s)``, without cancellation."""
-        return (self.trials * eta.sigmoid() * (-eta).sigmoid()).unsqueeze(-1)
-
-    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        s = self.trials * eta.sigmoid()
-        return self.top - s, s.mul_((-eta).sigmoid_()).unsqueeze(-1)
-
-    @cached_property
-    def top(self) -> Tensor:
-        """The slope far to the left, ``(N, 1)``."""
-        return self.half + 0.5 * self.trials
-
-
 Formula = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -340,41 +313,56 @@ class ClosedForm:
         value, slope, second = self.formula(eta, self.targets, self.size)
         return self.constant + value.sum((-2, -1)), slope, -second.unsqueeze(-1)
 
-
-def logistic(part: Part) -> Part:
-    """The part in closed form when its derivatives say that it is Bernoulli in log odds; else itself."""
-    if part.c.shape[1] != 1:
-        return part
-    places = part.c.new_tensor(PLACES).reshape(-1, 1, 1).expand(-1, *part.c.shape)
-    layout = Layout(part.c.shape, ())
-    value, slope, blocks = slope_and_curvature(part.log_likelihood, layout, places[:2])
-    half, trials = slope[0], 4.0 * blocks()[0, ..., 0]
-    constant = value[0] + math.log(2.0) * trials.sum()
-
-    def log_likelihood(eta: Tensor) -> Tensor:
-        log_cosh = torch.logaddexp(0.5 * eta, -0.5 * eta)  # log 2 cosh(eta/2)
-        return constant + (half * eta - trials * log_cosh).sum((-2, -1))
-
-    close = partial(torch.allclose, rtol=CLOSE, atol=CLOSE)
-    closed = LogisticPart(log_likelihood, part.J, part.c, half, trials)
-    if not close(closed.slope(places[1:2])[1], slope[1:]):  # a million counts are told by two places
-        return part
-    value, slope, blocks = slope_and_curvature(part.log_likelihood, layout, places[1:])
-    pairs = zip((*closed.slope(places[1:]), closed.curvature(places[1:])), (value, slope, blocks()), strict=True)
-    return closed if all(map(close, *zip(*pairs, strict=True))) else part
+    def log_likelihood(self, eta: Tensor) -> Tensor:
+        """The first of these."""
+        return self(eta)[0]
 
 
-def part_of(log_likelihood: Function, layout: Layout, predictor: tuple[Tensor, Tensor], dtype: torch.dtype) -> Part:
+@dataclass(frozen=True)
+class LogisticPart(Part):
+    """A datum's log likelihood is ``half eta - trials log(2 cosh(eta/2))``; derivatives in closed form."""
+
+    closed: ClosedForm  # of successes
+    is_closed: ClassVar[bool] = True
+
+    @property
+    def trials(self) -> Tensor:
+        """The datum's weight, ``(N, 1)``."""
+        return self.closed.size
+
+    @property
+    def half(self) -> Tensor:
+        """``t - 1/2`` times the datum's weight, ``(N, 1)``."""
+        return self.closed.targets - 0.5 * self.trials
+
+    def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        return self.closed(eta)[:2]
+
+    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        s = self.trials * eta.sigmoid()
+        return self.closed.targets - s, s.mul_((-eta).sigmoid_()).unsqueeze(-1)
+
+
+def part_of(
+    log_likelihood: Function,
+    layout: Layout,
+    predictor: tuple[Tensor, Tensor],
+    dtype: torch.dtype,
+    closed: ClosedForm | None,
+) -> Part:
     """One observed site behind ``eta = J y + c``, in closed form where it is Bernoulli.
 
     :param log_likelihood: of predictors of the layout's shape.
     :param predictor: ``J`` and ``c``.
     :param dtype: in which the model is run.  The likelihood takes predictors in double precision wherever it can.
+    :param closed: its closed form, if it has one.
     """
     J, c = predictor
+    if closed is not None and closed.formula is successes:
+        return LogisticPart(closed.log_likelihood, J, c, closed)
     own, double = (in_blocks(log_likelihood, layout, d) for d in (dtype, torch.float64))
     if dtype == torch.float64 or _agree(double, own, c):
-        return logistic(Part(double, J, c))
+        return Part(double, J, c)
     return Part(own, J, c, eps=torch.finfo(dtype).eps)
 
 

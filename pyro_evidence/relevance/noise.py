@@ -97,7 +97,7 @@ class Noise:
         joint.held = joint.held | {self.name: value}
         trace = joint.trace(joint.initial_u, joint.initial_theta)
         parts = tuple(
-            part_of(slot.log_likelihood(trace), slot.layout, (p.J, p.c), joint.dtype)
+            part_of(slot.log_likelihood(trace), slot.layout, (p.J, p.c), joint.dtype, slot.closed(trace))
             for slot, p in zip(weights.slots, weights.target.parts, strict=True)
         )
         return replace(weights, joint=joint, target=LinearTarget.resident(parts, eps=weights.target.eps))

@@ -191,7 +191,8 @@ def linear_parts(density: LinearDensity, order: Tensor) -> tuple[Part, ...]:
     found = []
     for p, offset in zip(density.linear, parts.offsets, strict=True):
         J = p.J if same else p.J[..., order]
-        found.append(part_of(p.slot.log_likelihood(parts.trace), p.slot.layout, (J, offset), joint.dtype))
+        slot, trace = p.slot, parts.trace
+        found.append(part_of(slot.log_likelihood(trace), slot.layout, (J, offset), joint.dtype, slot.closed(trace)))
     return tuple(found)
 
 
