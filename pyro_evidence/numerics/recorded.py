@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 from torch.utils.weak import WeakTensorKeyDictionary
 
 aten = torch.ops.aten
@@ -48,40 +49,13 @@ class Made:
     number: int  # which of its results
 
 
-@dataclass(frozen=True)
-class Form:
-    """The arguments of an operation as leaves: each argument is one, or a list of some."""
-
-    sizes: tuple[int, ...]  # of each list, -1 for a leaf
-    names: tuple[str, ...]  # of the last ones, which are passed by name
-
-    @staticmethod
-    def taken(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], "Form"]:
-        """The leaves of arguments, and their form; a list without tensors is a leaf."""
-        leaves, sizes = list[Any](), list[int]()
-        for x in (*args, *kwargs.values()):
-            many = isinstance(x, list | tuple) and any(isinstance(y, Tensor) for y in x)
-            sizes.append(len(x) if many else -1)
-            leaves.extend(x if many else [x])
-        return leaves, Form(tuple(sizes), tuple(kwargs))
-
-    def arguments(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments that such leaves make."""
-        found, place = list[Any](), 0
-        for size in self.sizes:
-            found.append(leaves[place] if size < 0 else list(leaves[place : place + size]))
-            place += abs(size)
-        num = len(found) - len(self.names)
-        return found[:num], dict(zip(self.names, found[num:], strict=True))
-
-
 @dataclass(frozen=True, eq=False)
 class Operation:
     """One operation on what came before it."""
 
     func: Any
     leaves: tuple[Any, ...]  # Picked, Made, constant tensors and other values
-    form: Form  # of its arguments
+    form: TreeSpec  # of its arguments
     results: tuple[Any, ...] = field(repr=False)  # shape and dtype of each
 
 
@@ -129,13 +103,13 @@ class Tape(DispatchMode):
         """Carry out an operation, and write it down if it is on what is made of the arguments."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given, form = Form.taken(args, kwargs)
+        given, form = tree_flatten((args, kwargs))
         num_known = sum(isinstance(x, Tensor) and x in self.known for x in given)
         if num_known:
             self._write(func, (given, form), result, alone=num_known == 1)
         return result
 
-    def _write(self, func: Any, taken: tuple[list[Any], Form], result: Any, *, alone: bool) -> None:
+    def _write(self, func: Any, taken: tuple[list[Any], TreeSpec], result: Any, *, alone: bool) -> None:
         given, form = taken
         made = listed(result)
         if func.overloadpacket in VALUES or torch.Tag.data_dependent_output in func.tags:
@@ -147,7 +121,7 @@ class Tape(DispatchMode):
             raise Unrecordable("as many elements as there are")
         leaves = tuple(self.value(x) for x in given)
         if alone and func.overloadpacket in PICKS and isinstance(leaves[0], Picked):
-            args, kwargs = form.arguments([leaves[0].index, *given[1:]])
+            args, kwargs = tree_unflatten([leaves[0].index, *given[1:]], form)
             self.known[result] = Picked(leaves[0].argument, func(*args, **kwargs))
             return
         signs = tuple((x.shape, x.dtype) for x in made)
@@ -217,7 +191,7 @@ class OperationBatch:
     """Operations that differ in their numbers only."""
 
     func: Any
-    form: Form
+    form: TreeSpec
     leaves: tuple[Leaf, ...]
     count: int
     dim: int  # of the result of one
@@ -246,16 +220,18 @@ class OperationBatch:
         leaves = list(given)
         for i, x in zip(self._many, own, strict=True):
             leaves[i] = x
-        args, kwargs = self.form.arguments(leaves)
+        args, kwargs = tree_unflatten(leaves, self.form)
         return self.func(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         func = self.func
-        return vars(self) | {"func": (func.namespace, func.overloadpacket.__name__, func._overloadname)}
+        name = func.namespace, func.overloadpacket.__name__, func._overloadname
+        return vars(self) | {"func": name, "form": treespec_dumps(self.form)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         namespace, packet, overload = state["func"]
-        self.__dict__.update(state, func=getattr(getattr(getattr(torch.ops, namespace), packet), overload))
+        func = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        self.__dict__.update(state, func=func, form=treespec_loads(state["form"]))
 
 
 def listed(value: Any) -> list[Any]:
