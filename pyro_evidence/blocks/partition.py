@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.quadrature.rules import GENERATORS, PRODUCT_DIMS
 from pyro_evidence.precision.dense import Pattern
-from pyro_evidence.precision.elimination import graph_of
+from pyro_evidence.precision.elimination import components, graph_of
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.factor_cells import by_width, coordinate_table
 from pyro_evidence.structure.factors import NotSparse, followed_terms
@@ -195,15 +195,9 @@ def _is_shared(edges: Tensor, label: Tensor, shared: Tensor) -> bool:
 
 def _components(edges: Tensor, local: Tensor, most: int) -> Tensor | None:
     """For each local coordinate the lowest one that it is joined to, -1 for the others; None for larger sets."""
-    here, there = edges[:, local[edges[0]] & local[edges[1]]] if edges.numel() else edges.new_zeros(2, 0)
-    label = torch.arange(len(local), device=local.device)
-    for _ in range(most):
-        lower = label.scatter_reduce(0, here, label[there], "amin")
-        if torch.equal(lower, label):
-            counts = torch.bincount(label[local], minlength=1)
-            return torch.where(local, label, -1) if int(counts.max()) <= most else None
-        label = lower
-    return None
+    label = components(len(local), edges[:, local[edges[0]] & local[edges[1]]].mT)
+    counts = torch.bincount(label[local], minlength=1)
+    return torch.where(local, label, -1) if int(counts.max()) <= most else None
 
 
 def _partition(touched: Mapping[str, Tensor], label: Tensor, shared: Tensor, held: Tensor, curved: Tensor) -> Partition:

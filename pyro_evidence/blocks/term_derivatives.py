@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.blocks.terms import BlockDensity, Terms
@@ -242,8 +243,7 @@ class TermDerivatives:
     within: Tensor
 
 
-@dataclass(frozen=True)
-class _Sums:
+class _Sums(NamedTuple):
     """What is added up over nodes.  Second derivatives of affine predictors wait for the moments of all of them.
 
     :ivar mean: as in :class:`TermDerivatives`, and so is ``square``.
@@ -255,17 +255,6 @@ class _Sums:
     square: Tensor
     totals: list[Tensor]
     moments: list[list[Tensor]]
-
-    @property
-    def every(self) -> list[Tensor]:
-        """All of them."""
-        return [self.mean, self.square, *self.totals, *chain(*self.moments)]
-
-    def add_(self, other: "_Sums") -> "_Sums":
-        """These sums and those over other nodes, in place."""
-        for own, more in zip(self.every, other.every, strict=True):
-            own.add_(more)
-        return self
 
 
 @dataclass(frozen=True)
@@ -440,7 +429,9 @@ class _OfNodes(torch.autograd.Function):
         place, own, found = Evaluated.of(density, u, theta), density.partition.own, None
         for rows, weights in _chunks(density, u, share):
             part = _summed(place.families, (rows - place.u)[:, own], rows, theta, weights, follows, False)
-            found = part if found is None else found.add_(part)
+            for total, more in zip(tree_leaves(found), tree_leaves(part), strict=True) if found else ():
+                total.add_(more)
+            found = found or part
         assert found is not None
         affine = [each for each in place.families if each.tables]
         for each, moments in zip(affine, found.moments, strict=True):

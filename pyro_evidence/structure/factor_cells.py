@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter, neg
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -114,13 +114,9 @@ class SummandTracker(TorchFunctionMode):
 
 def _combined(func: Any, args: Any, known: list[Any]) -> Parts | None:
     """The parts of a multiple of a sum, or of a sum and what is added or taken away; None for other functions."""
-    if func in NEGATIVE:
-        return _each(known[0], neg)
-    if func in OVER and known[0] and not known[1]:
-        return _each(known[0], lambda x: x / args[1])
-    if func in TIMES and not all(known):
+    if func in (*NEGATIVE, *TIMES, *OVER) and sum(map(bool, known)) == 1 and (func not in OVER or known[0]):
         which = 0 if known[0] else 1
-        return _each(known[which], lambda x: x * args[1 - which])
+        return _each(known[which], lambda x: func(*args[:which], x, *args[which + 1 :]))
     if func in FROM:
         args, known = args[::-1], known[::-1]
     elif func not in PLUS and func not in MINUS:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import Forward, generic_directions, passes, pullback, pullbacks
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, jacobian, pullback, pullbacks
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.precision.blocks import BlockPlan, elimination
 from pyro_evidence.precision.dense import Elements, Pattern, Plan, pattern_product
@@ -19,8 +19,6 @@ from pyro_evidence.precision.low_rank import LowRankPlan
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factor_cells import FactorFamily, cells
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
-
-AT_ONCE = 64  # reverse passes
 
 Values = Callable[[Tensor], tuple[Tensor, ...]]  # u (D,) to the factors of each family, (F,) each; or rows of both
 
@@ -116,13 +114,8 @@ def hessians_of_few(values: Tensor, index: Tensor, u: Tensor) -> Tensor:
     :param index: the coordinates, ``(F, k)``.
     :param u: ``(D,)``, of which the values are made.
     """
-    found = []
-    for value, own in zip(values, index, strict=True):
-        slope = pullback(value, u, create_graph=True)[own]
-        one_hot = torch.eye(len(own), dtype=slope.dtype, device=slope.device)
-        rows = [passes(slope, u, chunk, False)[:, own] for chunk in one_hot.split(AT_ONCE)]
-        found.append(-torch.cat(rows))
-    return torch.stack(found)
+    slopes = (pullback(value, u, create_graph=True)[own] for value, own in zip(values, index, strict=True))
+    return torch.stack([-jacobian(slope, u)[:, own] for slope, own in zip(slopes, index, strict=True)])
 
 
 def slopes_of_few(values: Tensor, index: Tensor, weights: Tensor, u: Tensor, wrt: Sequence[Tensor]) -> list[Tensor]:

@@ -179,11 +179,7 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     if linear is not None:  # it describes the factors of all other sites
         names = () if linear.gaussian else joint.latents.names
     mine = {n: g for n, g in followed.groups.items() if any(part.split(", ")[0] in names for part in n.split("+"))}
-    few, limit = WIDE_TERMS // NARROW + 1, min(WIDE_TERMS, size // 2)  # so many wide terms are too many
-    for name, groups in ((name, groups) for name, groups in mine.items() if groups):
-        first = [len(row[row >= 0].unique()) for row in coordinate_table(groups, followed.shapes[name], few)]
-        if sum(width for width in first if width > NARROW) > limit:
-            return NotSparse(f"{followed.widest} ties {max(first):,} coordinates together", followed.widest.coordinates)
+    limit = min(WIDE_TERMS, size // 2)  # of coordinates of wide terms
     found = families(mine, followed.shapes, joint.observed, followed.fields)
     narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
     wide = tuple(family for family in found if family.index.shape[-1] > NARROW)
