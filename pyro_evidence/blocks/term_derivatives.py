@@ -429,8 +429,9 @@ class _OfNodes(torch.autograd.Function):
         place, own, found = Evaluated.of(density, u, theta), density.partition.own, None
         for rows, weights in _chunks(density, u, share):
             part = _summed(place.families, (rows - place.u)[:, own], rows, theta, weights, follows, False)
-            for total, more in zip(tree_leaves(found), tree_leaves(part), strict=True) if found else ():
-                total.add_(more)
+            if found is not None:
+                for total, more in zip(tree_leaves(found), tree_leaves(part), strict=True):
+                    total.add_(more)
             found = found or part
         assert found is not None
         affine = [each for each in place.families if each.tables]

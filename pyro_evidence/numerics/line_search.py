@@ -7,26 +7,13 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.linalg import relative_rounding
-
-
-class Climbed(Protocol):
-    """Rows that know how high they are; :class:`~pyro_evidence.numerics.batched.Batched` values are such."""
-
-    @property
-    def objective(self) -> Tensor:
-        """The objective that is maximised, ``(R,)``."""
-
-    def __getitem__(self, rows: Tensor) -> Any: ...
-
-    def with_rows(self, rows: Tensor, new: Any) -> Any:
-        """With the rows at positions ``rows`` replaced by those of ``new``."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +58,7 @@ def lead_uphill(height: Callable[[Tensor], Tensor], places: Tensor, top: Tensor)
     return (height(way.flatten(0, 1)).reshape(way.shape[:2]).diff(dim=0) > 0.0).all(0)
 
 
-Rows = TypeVar("Rows", bound=Climbed)
+Rows = TypeVar("Rows", bound=Any)  # a Batched value with an ``objective`` that is maximised, ``(R,)``
 State = TypeVar("State")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ def gram(J: Tensor, B: Tensor) -> Tensor:
     expect(2.0 * J.numel() * J.shape[-1])
     if J.requires_grad:
         return J.flatten(0, 1).mT @ (B @ J).flatten(1, 2)
-    return _Gram.apply(J, B, None) if B.requires_grad else _Gram.forward(J, B, None)
+    return _Gram.apply(J, B) if B.requires_grad else _Gram.forward(J, B)
 
 
 @dataclass(frozen=True)
@@ -149,21 +149,14 @@ class Gram:
 
     def __call__(self, B: Tensor) -> Tensor:
         """``sum_n J_n' B_n J_n`` of curvatures ``(R, N, C, C)``, shape ``(R, D, D)``."""
-        if self.even:
-            return B[:, 0] * self.square
-        flat = B.detach()
-        if B.shape[-1] > 1 or len(B[0]) < 2 or not bool((flat == flat[:, :1]).all()):
-            return gram(self.J, B)
-        return _Gram.apply(self.J, B, self.square) if B.requires_grad else _Gram.forward(self.J, B, self.square)
+        return B[:, 0] * self.square if self.even else gram(self.J, B)
 
 
 class _Gram(torch.autograd.Function):
     """:func:`gram` of a constant ``J``: keeps nothing for its derivative but its arguments."""
 
     @staticmethod
-    def forward(J: Tensor, B: Tensor, square: Tensor | None) -> Tensor:
-        if square is not None:
-            return B[:, 0] * square
+    def forward(J: Tensor, B: Tensor) -> Tensor:
         num_rows, D = len(B), J.shape[-1]
         if num_rows * J.numel() <= CHUNK:
             return J.flatten(0, 1).mT @ _weighted(J, B).flatten(1, 2)
@@ -174,18 +167,18 @@ class _Gram(torch.autograd.Function):
         return total
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, Tensor, None]:
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, Tensor]:
         (J,), (G,) = ctx.saved_tensors, cotangents
         found = []  # J_n G J_n', (R, N, C, C)
         for part, _ in _chunks(J, len(G)):
             left = (part.flatten(0, 1) @ G).unflatten(1, part.shape[:2])
             single = part.shape[1] == 1
             found.append((left * part).sum(-1, keepdim=True) if single else torch.einsum("rnid,njd->rnij", left, part))
-        return None, torch.cat(found, 1), None
+        return None, torch.cat(found, 1)
 
 
 def gram_diagonal(J: Tensor, B: Tensor) -> Tensor:
@@ -273,26 +266,46 @@ class Part:
         return replace(self, J=self.J @ T)
 
 
-Formula = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+class Formula(NamedTuple):
+    """A log likelihood of data that see one predictor each, as functions of it, of targets and of a third number.
+
+    :ivar value: nats, but for a constant.
+    :ivar orders: its first and second derivatives in the predictor.
+    """
+
+    value: Callable[[Tensor, Tensor, Tensor], Tensor]
+    orders: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def normal(eta: Tensor, targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log density of targets about ``eta`` but for a constant, and two derivatives in ``eta``."""
-    slope = precision * (targets - eta)
-    return 0.5 * slope * (eta - targets), slope, -precision.expand_as(eta)
+def _normal(eta: Tensor, targets: Tensor, precision: Tensor) -> Tensor:
+    return -0.5 * precision * (targets - eta).square()
 
 
-def counts(eta: Tensor, numbers: Tensor, unit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of Poisson numbers, of rate ``unit exp(eta)``."""
-    rate = unit * eta.exp()
-    return numbers * eta - rate, numbers - rate, -rate
+def _normal_orders(eta: Tensor, targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    return precision * (targets - eta), -precision.expand_as(eta)
 
 
-def successes(eta: Tensor, numbers: Tensor, trials: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of numbers of successes, of log odds ``eta``."""
+def _counts(eta: Tensor, numbers: Tensor, unit: Tensor) -> Tensor:
+    return numbers * eta - unit * eta.exp()
+
+
+def _counts_orders(eta: Tensor, numbers: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    second = -unit * eta.exp()
+    return numbers + second, second
+
+
+def _successes(eta: Tensor, numbers: Tensor, trials: Tensor) -> Tensor:
+    return numbers * eta + trials * torch.nn.functional.logsigmoid(-eta)
+
+
+def _successes_orders(eta: Tensor, numbers: Tensor, trials: Tensor) -> tuple[Tensor, Tensor]:
     expected = trials * eta.sigmoid()
-    value = numbers * eta + trials * torch.nn.functional.logsigmoid(-eta)
-    return value, numbers - expected, -expected * (-eta).sigmoid()
+    return numbers - expected, -expected * (-eta).sigmoid()
+
+
+NORMAL = Formula(_normal, _normal_orders)  # of means; the third number is the precision
+POISSON = Formula(_counts, _counts_orders)  # of log rates; the rate at zero
+BINOMIAL = Formula(_successes, _successes_orders)  # of log odds; the number of trials
 
 
 @dataclass(frozen=True)
@@ -310,12 +323,12 @@ class ClosedForm:
 
     def __call__(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log likelihood ``(R,)`` of blocks ``(R, N, 1)``, slope ``(R, N, 1)`` and curvature ``(R, N, 1, 1)``."""
-        value, slope, second = self.formula(eta, self.targets, self.size)
-        return self.constant + value.sum((-2, -1)), slope, -second.unsqueeze(-1)
+        slope, second = self.formula.orders(eta, self.targets, self.size)
+        return self.log_likelihood(eta), slope, -second.unsqueeze(-1)
 
     def log_likelihood(self, eta: Tensor) -> Tensor:
         """The first of these."""
-        return self(eta)[0]
+        return self.constant + self.formula.value(eta, self.targets, self.size).sum((-2, -1))
 
 
 @dataclass(frozen=True)
@@ -340,7 +353,7 @@ class LogisticPart(Part):
 
     def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         s = self.trials * eta.sigmoid()
-        return self.closed.targets - s, s.mul_((-eta).sigmoid_()).unsqueeze(-1)
+        return self.closed.targets - s, s.mul_((-eta).sigmoid_()).unsqueeze(-1)  # in place: most of a small step
 
 
 def part_of(
@@ -358,7 +371,7 @@ def part_of(
     :param closed: its closed form, if it has one.
     """
     J, c = predictor
-    if closed is not None and closed.formula is successes:
+    if closed is not None and closed.formula is BINOMIAL:
         return LogisticPart(closed.log_likelihood, J, c, closed)
     own, double = (in_blocks(log_likelihood, layout, d) for d in (dtype, torch.float64))
     if dtype == torch.float64 or _agree(double, own, c):

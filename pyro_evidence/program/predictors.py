@@ -32,15 +32,7 @@ from torch.distributions import Independent, MixtureSameFamily, MultivariateNorm
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.derivatives import pullback
-from pyro_evidence.numerics.linear_predictor import (
-    ClosedForm,
-    Formula,
-    Layout,
-    LogLikelihood,
-    counts,
-    normal,
-    successes,
-)
+from pyro_evidence.numerics.linear_predictor import BINOMIAL, NORMAL, POISSON, ClosedForm, Layout, LogLikelihood
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.program.enumeration import log_sum_exp
 from pyro_evidence.program.exact import SUCCESSES_OR_NOT, exact
@@ -280,8 +272,7 @@ class LikelihoodTerm:
 
         def orders(eta: Tensor, create_graph: bool) -> tuple[Tensor, Tensor]:
             if closed is not None:
-                _, first, second = closed.formula(eta, closed.targets.squeeze(-1), closed.size.squeeze(-1))
-                return first, second
+                return closed.formula.orders(eta, closed.targets.squeeze(-1), closed.size.squeeze(-1))
             with torch.enable_grad():
                 eta = eta if create_graph else eta.detach().requires_grad_()
                 value = each(self.layout.natural(eta.unsqueeze(-1).to(dtype))).double()
@@ -298,14 +289,13 @@ class LikelihoodTerm:
         base, alone = parts.base, parts.mixing is None and self.mixture is None and (not parts.inner or is_plain(node))
         if not alone or broadcast(y.shape, base.batch_shape) != tuple(shape):
             return None
-        formula: Formula
         if seen in (("logits", IDENTITY), ("probs", LOGIT)) and type(base) in SUCCESSES_OR_NOT:
-            formula, size = successes, torch.as_tensor(getattr(base, "total_count", 1.0)).to(y)
+            formula, size = BINOMIAL, torch.as_tensor(getattr(base, "total_count", 1.0)).to(y)
             of_values = log_binomial(size, y) if hasattr(base, "total_count") else torch.zeros_like(y)
         elif seen == ("rate", LOG) and type(base) is Poisson and not base.is_sparse:
-            formula, size, of_values = counts, torch.ones_like(y), -(y + 1.0).lgamma()
+            formula, size, of_values = POISSON, torch.ones_like(y), -(y + 1.0).lgamma()
         elif seen == ("loc", IDENTITY) and type(base).log_prob is Normal.log_prob:
-            formula, size = normal, base.scale.pow(-2)
+            formula, size = NORMAL, base.scale.pow(-2)
             of_values = 0.5 * (size / math.tau).log()
         else:
             return None
@@ -314,7 +304,7 @@ class LikelihoodTerm:
             mask, scale = (torch.as_tensor(x) for x in (True if node["mask"] is None else node["mask"], node["scale"]))
             weight = torch.where(mask, scale.double(), 0.0).expand(shape).reshape(-1, 1)
             size, of_values = weight * size, weight * of_values
-            targets = targets if formula is normal else weight * targets
+            targets = targets if formula is NORMAL else weight * targets
         return ClosedForm(formula, targets, size, of_values.sum())
 
     def others(self, trace: Trace) -> list[Any]:

@@ -110,8 +110,7 @@ def from_predictive(joint: LogJoint, theta: Tensor, u: Tensor, seed: int) -> Val
 
 def pointwise_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
     """Log likelihood of every datum at rows ``(R, D)``, nats, each ``(R,) + data shape``."""
-    with torch.no_grad():
-        return _in_parts(joint, lambda v: joint.pointwise(v, theta), u)
+    return _in_parts(joint, lambda v: joint.pointwise(v, theta), u)
 
 
 def recorded_rows(joint: LogJoint, u: Tensor) -> Values:
@@ -125,8 +124,7 @@ def recorded_rows(joint: LogJoint, u: Tensor) -> Values:
         nodes = joint.trace(v, joint.initial_theta).nodes
         return {n: nodes[n]["value"] for n in names}
 
-    with torch.no_grad():
-        return _in_parts(joint, record, u)
+    return _in_parts(joint, record, u)
 
 
 def mean_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
@@ -142,16 +140,14 @@ def mean_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Values:
         return {n: torch.as_tensor(nodes[n]["fn"].mean).expand(nodes[n]["value"].shape) for n in joint.observed}
 
     try:
-        with torch.no_grad():
-            return {n: v for n, v in _in_parts(joint, means, u).items() if bool(torch.isfinite(v).all())}
+        return {n: v for n, v in _in_parts(joint, means, u).items() if bool(torch.isfinite(v).all())}
     except (NotImplementedError, AttributeError, RuntimeError, ValueError):
         return {}
 
 
 def responsibility_rows(joint: LogJoint, u: Tensor, theta: Tensor) -> Tensor:
     """``p(z_n = k | x_n, w)`` of the one discrete site at rows ``(R, D)``, ``(R,) + plate_shape + (K,)``."""
-    with torch.no_grad():
-        return vectorised(lambda v: {"": joint.responsibilities(v, theta)}, u)[""]
+    return _in_parts(joint, lambda v: {"": joint.responsibilities(v, theta)}, u)[""]
 
 
 def node_at(joint: LogJoint, theta: Tensor, site: str) -> Any:
@@ -267,6 +263,7 @@ class _FilledInRows(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@torch.no_grad()
 def _in_parts(joint: LogJoint, function: Callable[[Tensor], Values], u: Tensor) -> Values:
     """All rows, a few hundred at once: a table of them all might not fit into memory."""
     return _joined([vectorised(function, part) for part in u.split(min(ROWS, rows_at_once(joint)))])

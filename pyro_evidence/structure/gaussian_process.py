@@ -7,7 +7,7 @@ curvature and the exact gradient of the Laplace evidence then are those of
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -113,8 +113,7 @@ class Reading:
     @cached_property
     def detached(self) -> "Reading":
         """This reading without the hyperparameters' graph."""
-        old = self.latent
-        latent = LatentPredictor(old.mean.detach(), old.covariance.detach(), old.log_likelihood, old.root, old.formula)
+        latent = replace(self.latent, mean=self.latent.mean.detach(), covariance=self.latent.covariance.detach())
         blocks = tuple(PriorBlock(b.where, b.loc.detach(), b.covariance.detach(), b.tril.detach()) for b in self.blocks)
         return Reading(self.parts, blocks, self.loc.detach(), self.covariance.detach(), latent)
 
