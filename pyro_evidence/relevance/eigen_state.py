@@ -189,12 +189,8 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, s
             found = eigen_state(target.along(Q), Q.shape[1], Q.mT @ start, ridge, settings)
             axes = found.axes._replace(directions=Q @ found.axes.directions)
             return replace(found, base=Q @ found.base, axes=axes)
-    reason = Status.CONVERGED
     with bar_of("REVM", settings.stop.progress, total=3) as bar:
-        try:
-            base = base_point(target, ridge, start, num_weights)
-        except SearchStopped as error:
-            base, reason = point_reached(error, settings.stop), Status.FAILED
+        base, reason = searched(partial(base_point, target, ridge, start, num_weights), settings.stop)
         bar.update()
         quadratic = check_result("approximation", settings.approximation(target, ridge, base), Quadratic)
         axes = axes_of_quadratic(quadratic, num_weights, settings)
@@ -204,15 +200,18 @@ def eigen_state(target: Target, num_weights: int, start: Tensor, ridge: float, s
     return state if reason is Status.CONVERGED else replace(state, reason=reason)
 
 
-def point_reached(error: SearchStopped, stop: Stop) -> Tensor:
-    """Where a search for a mode stopped, with a warning instead of the error if ``stop.throw`` is off.
+def searched(search: Callable[[], Tensor], stop: Stop) -> tuple[Tensor, Status]:
+    """The mode, or where the search for it stopped, with a warning instead of the error if ``stop.throw`` is off.
 
     :raises SearchStopped: otherwise.
     """
-    if stop.throw or error.reached is None:
-        raise error
-    warnings.warn(str(error), stacklevel=stacklevel())
-    return error.reached
+    try:
+        return search(), Status.CONVERGED
+    except SearchStopped as error:
+        if stop.throw or error.reached is None:
+            raise
+        warnings.warn(str(error), stacklevel=stacklevel())
+        return error.reached, Status.FAILED
 
 
 def on_axes(target: Target, settings: REVMSettings, ridge: float, base: Tensor, axes: EigenAxes) -> REVMState:
@@ -220,15 +219,11 @@ def on_axes(target: Target, settings: REVMSettings, ridge: float, base: Tensor, 
     num_weights = len(axes.directions)
     alpha = settings.prior.alpha(axes.h, axes.u)
     kept = torch.isfinite(alpha)
-    reason, others = Status.CONVERGED, base[num_weights:]
-    start, T = (
-        torch.cat([axes.u[kept], others]),
-        torch.block_diag(axes.directions[:, kept], torch.eye(len(others)).to(alpha)),
-    )
-    try:
-        u = settings.prior.mode(target.along(T), alpha[kept], start) if len(start) else start
-    except SearchStopped as error:
-        u, reason = point_reached(error, settings.stop), Status.FAILED
+    others = base[num_weights:]
+    T = torch.block_diag(axes.directions[:, kept], torch.eye(len(others)).to(alpha))
+    u, reason = torch.cat([axes.u[kept], others]), Status.CONVERGED
+    if len(u):
+        u, reason = searched(partial(settings.prior.mode, target.along(T), alpha[kept], u), settings.stop)
     nonzero = u[: int(kept.sum())] != 0
     active = kept.clone()
     active[kept] = nonzero
