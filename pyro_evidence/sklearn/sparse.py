@@ -58,11 +58,8 @@ def kernel_basis(X: Tensor, gamma: float | str = "scale", centers: Array = None,
 
 def _variance(values: Tensor, weight: Tensor | None) -> float:
     """Variance of all elements, rows counted by their weight."""
-    if weight is None:
-        return float(values.var(correction=0))
-    share = weight.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
-    share = share / share.sum()
-    return float((share * (values - (share * values).sum()).square()).sum())
+    of_each = None if weight is None else weight.repeat_interleave(values[0].numel())
+    return float(torch.cov(values.flatten(), correction=0, aweights=of_each))
 
 
 @dataclass(eq=False, repr=False)
