@@ -358,14 +358,12 @@ class CoxPartialLikelihood(OfArguments):
             late = _running_log_sum(self.log_ratio[..., place])[..., (count - 1).clamp(min=0)]  # clamp: none, unused
             share = torch.where(count > 0, late - at_risk, -math.inf)
             at_risk = at_risk + torch.log1p(-share.exp())
-        if not self.efron:
-            return torch.where(event, eta - at_risk, 0.0).sum(-1)
         first = torch.searchsorted(-time, -time)
         seen = event.to(eta).cumsum(-1)
         before = seen - event.to(eta)
         earlier = torch.where(first > 0, seen[(first - 1).clamp(min=0)], 0.0)  # clamp: there is none before
         tied, number = seen[last] - earlier, before - earlier
-        share = number / tied.clamp(min=1.0)  # clamp: of rows without events, not used
+        share = self.efron * number / tied.clamp(min=1.0)  # clamp: of rows without events, not used
         group = torch.unique_consecutive(time, return_inverse=True)[1]
         top = eta.detach().amax(-1, keepdim=True)
         sums = torch.zeros_like(eta).index_add(-1, group, torch.where(event, (eta - top).exp(), 0.0))[..., group]
