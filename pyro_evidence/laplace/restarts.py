@@ -301,7 +301,7 @@ def rescaled_start(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:
     of_the_data = torch.zeros_like(precision)  # however small beside the prior's
     for part, offset in zip(density.linear, parts.offsets, strict=True):
         eta = part.eta(loc.unsqueeze(0), offset).to(density.joint.dtype)
-        B = part.of_likelihood.of(parts.trace, eta)[2]()
+        B = part.derivatives(parts.trace, eta)[2]()
         of_the_data = of_the_data + gram_diagonal(part.J.double(), B.double())[0].detach()
     felt = (of_the_data / precision).nan_to_num(0.0)
     extreme = (felt > 0) & ((felt < UNFELT) | (felt > OVERWHELMED))

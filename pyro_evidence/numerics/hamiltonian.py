@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,16 +13,6 @@ from pyro_evidence.numerics.batched import Batched
 WARM_UP = 3  # trajectories after which draws of the approximation are forgotten: of a normal density one is enough
 TOO_LONG, TOO_SHORT = 0.6, 0.9  # mean acceptance below and above which steps are changed; Betancourt (2014): about 0.8
 SPREAD = 0.2  # of steps about their size, so that no trajectory is as long as a period
-
-
-class Metric(Protocol):
-    """Operations that the sampler needs of a precision ``A``."""
-
-    def solve(self, b: Tensor) -> Tensor:
-        """``A^-1 b`` for rows."""
-
-    def unwhiten(self, white: Tensor) -> Tensor:
-        """Rows of white noise to noise of covariance ``A^-1``."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +25,7 @@ class Chains(Batched):
 
 
 def trajectory(
-    gradient: Callable[[Tensor], tuple[Tensor, Tensor]], metric: Metric, here: Chains, white: Tensor, step: float
+    gradient: Callable[[Tensor], tuple[Tensor, Tensor]], metric: Any, here: Chains, white: Tensor, step: float
 ) -> tuple[Chains, Tensor]:
     r"""One trajectory of each chain by leapfrog steps, a quarter of a normal density's period long.
 
@@ -43,6 +33,7 @@ def trajectory(
     them and :math:`h v'g + h^2 g'A^{-1}g / 2` to the kinetic energy :math:`v'Av / 2`, so that no product with ``A``
     is taken.  Neal (2011).
 
+    :param metric: a precision ``A``, which can ``solve`` and ``unwhiten`` rows.
     :param white: standard normal noise, ``(C, D)``, zero in coordinates that stay.
     :return: the chains afterwards, and the probability with which each was moved, ``(C,)``.
     """
@@ -73,7 +64,7 @@ def num_steps(step: float) -> int:
 
 def draws(
     gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
-    metric: Metric,
+    metric: Any,
     start: Tensor,
     active: Tensor,
     generator: torch.Generator,

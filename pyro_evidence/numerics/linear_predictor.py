@@ -117,41 +117,6 @@ def gram(J: Tensor, B: Tensor) -> Tensor:
     return _Gram.apply(J, B) if B.requires_grad else _Gram.forward(J, B)
 
 
-@dataclass(frozen=True)
-class Gram:
-    """:func:`gram` of a constant ``J`` as a function of ``B``, and ``J u`` as one of ``u``.
-
-    Where all data have one curvature, as under Gaussian noise, it is that times ``J' J``, which is kept: no further
-    pass over the rows.
-    """
-
-    J: Tensor  # (N, C, D)
-    even: bool = False  # whether all data have one curvature, whatever it hangs on; then so have its derivatives
-    _last: list[tuple[Tensor, Tensor]] = field(default_factory=list, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
-        return vars(self) | {"_last": []}
-
-    def product(self, u: Tensor) -> Tensor:
-        """``J u`` of rows ``(R, D)``, flat; of one row the last is kept, as a search begins where another has ended."""
-        if u.requires_grad or len(u) != 1:
-            return u @ self.J.flatten(0, 1).mT
-        last = self._last[0] if self._last else None
-        if last is None or not torch.equal(last[0], u):
-            last = (u.detach().clone(), u.detach() @ self.J.flatten(0, 1).mT)
-            self._last[:] = [last]
-        return last[1]
-
-    @cached_property
-    def square(self) -> Tensor:
-        """``J' J``, shape ``(D, D)``."""
-        return gram(self.J, self.J.new_ones(1, len(self.J), 1, 1))[0]
-
-    def __call__(self, B: Tensor) -> Tensor:
-        """``sum_n J_n' B_n J_n`` of curvatures ``(R, N, C, C)``, shape ``(R, D, D)``."""
-        return B[:, 0] * self.square if self.even else gram(self.J, B)
-
-
 class _Gram(torch.autograd.Function):
     """:func:`gram` of a constant ``J``: keeps nothing for its derivative but its arguments."""
 
@@ -356,35 +321,12 @@ class LogisticPart(Part):
         return self.closed.targets - s, s.mul_((-eta).sigmoid_()).unsqueeze(-1)  # in place: most of a small step
 
 
-def part_of(
-    log_likelihood: Function,
-    layout: Layout,
-    predictor: tuple[Tensor, Tensor],
-    dtype: torch.dtype,
-    closed: ClosedForm | None,
-) -> Part:
-    """One observed site behind ``eta = J y + c``, in closed form where it is Bernoulli.
-
-    :param log_likelihood: of predictors of the layout's shape.
-    :param predictor: ``J`` and ``c``.
-    :param dtype: in which the model is run.  The likelihood takes predictors in double precision wherever it can.
-    :param closed: its closed form, if it has one.
-    """
-    J, c = predictor
-    if closed is not None and closed.formula is BINOMIAL:
-        return LogisticPart(closed.log_likelihood, J, c, closed)
-    own, double = (in_blocks(log_likelihood, layout, d) for d in (dtype, torch.float64))
-    if dtype == torch.float64 or _agree(double, own, c):
-        return Part(double, J, c)
-    return Part(own, J, c, eps=torch.finfo(dtype).eps)
-
-
 def in_blocks(log_likelihood: Function, layout: Layout, dtype: torch.dtype) -> Function:
     """The likelihood as a function of blocks ``(R, N, C)``, evaluated in ``dtype``."""
     return lambda blocks: log_likelihood(layout.natural(blocks.to(dtype))).double()
 
 
-def _agree(double: Function, own: Function, c: Tensor) -> bool:
+def agree(double: Function, own: Function, c: Tensor) -> bool:
     """Whether a likelihood in single precision takes predictors in double precision: theirs are added up in it."""
     try:
         values = torch.stack([f((c + x).unsqueeze(0))[0] for x in PLACES for f in (double, own)])

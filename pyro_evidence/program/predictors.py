@@ -32,7 +32,18 @@ from torch.distributions import Independent, MixtureSameFamily, MultivariateNorm
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.derivatives import pullback
-from pyro_evidence.numerics.linear_predictor import BINOMIAL, NORMAL, POISSON, ClosedForm, Layout, LogLikelihood
+from pyro_evidence.numerics.linear_predictor import (
+    BINOMIAL,
+    NORMAL,
+    POISSON,
+    ClosedForm,
+    Layout,
+    LogisticPart,
+    LogLikelihood,
+    Part,
+    agree,
+    in_blocks,
+)
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.program.enumeration import log_sum_exp
 from pyro_evidence.program.exact import SUCCESSES_OR_NOT, exact
@@ -306,6 +317,19 @@ class LikelihoodTerm:
             size, of_values = weight * size, weight * of_values
             targets = targets if formula is NORMAL else weight * targets
         return ClosedForm(formula, targets, size, of_values.sum())
+
+    def part(self, trace: Trace, J: Tensor, c: Tensor, dtype: torch.dtype) -> Part:
+        """The site behind ``eta = J y + c``, in closed form where it is Bernoulli.
+
+        :param dtype: in which the model is run.  The likelihood takes predictors in double precision wherever it can.
+        """
+        closed, log_likelihood = self.closed(trace), self.log_likelihood(trace)
+        if closed is not None and closed.formula is BINOMIAL:
+            return LogisticPart(closed.log_likelihood, J, c, closed)
+        own, double = (in_blocks(log_likelihood, self.layout, d) for d in (dtype, torch.float64))
+        if dtype == torch.float64 or agree(double, own, c):
+            return Part(double, J, c)
+        return Part(own, J, c, eps=torch.finfo(dtype).eps)
 
     def others(self, trace: Trace) -> list[Any]:
         """Everything but ``eta`` that the log likelihood is made of."""

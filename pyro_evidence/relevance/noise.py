@@ -11,7 +11,6 @@ from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics.linalg import relative_rounding
-from pyro_evidence.numerics.linear_predictor import part_of
 from pyro_evidence.program.parameters import transform_of
 from pyro_evidence.relevance.targets import (
     AWAY,
@@ -92,8 +91,7 @@ class Noise:
         joint.held = joint.held | {self.name: value}
         trace = joint.trace(joint.initial_u, joint.initial_theta)
         parts = tuple(
-            part_of(slot.log_likelihood(trace), slot.layout, (p.J, p.c), joint.dtype, slot.closed(trace))
-            for slot, p in zip(weights.slots, weights.target.parts, strict=True)
+            slot.part(trace, p.J, p.c, joint.dtype) for slot, p in zip(weights.slots, weights.target.parts, strict=True)
         )
         return replace(weights, joint=joint, target=LinearTarget.resident(parts, eps=weights.target.eps))
 

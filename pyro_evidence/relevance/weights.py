@@ -16,7 +16,7 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.numerics.linear_predictor import Part, in_blocks, part_of
+from pyro_evidence.numerics.linear_predictor import Part, in_blocks
 from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.program.checks import check_offset
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -191,8 +191,7 @@ def linear_parts(density: LinearDensity, order: Tensor) -> tuple[Part, ...]:
     found = []
     for p, offset in zip(density.linear, parts.offsets, strict=True):
         J = p.J if same else p.J[..., order]
-        slot, trace = p.slot, parts.trace
-        found.append(part_of(slot.log_likelihood(trace), slot.layout, (J, offset), joint.dtype, slot.closed(trace)))
+        found.append(p.slot.part(parts.trace, J, offset, joint.dtype))
     return tuple(found)
 
 

@@ -19,7 +19,6 @@ from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import (
     CHUNK,
     ClosedForm,
-    Gram,
     curvature_graph,
     gram,
     gram_diagonal,
@@ -151,43 +150,6 @@ def climbing(density: Density) -> Density:
     return Climbing(density.joint, density.slots, density.terms) if isinstance(density, AutogradDensity) else density
 
 
-@dataclass(frozen=True)
-class Derivatives:
-    """Derivatives of a site's log likelihood in its predictor; of the last trace the closed form is kept."""
-
-    slot: LikelihoodTerm
-    _last: list[tuple[Any, ClosedForm | None]] = field(default_factory=list, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
-        return vars(self) | {"_last": []}
-
-    def of(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
-        """Log likelihoods ``(R,)``, slopes ``(R, N, C)``, and what gives the curvatures ``(R, N, C, C)``, detached.
-
-        :param trace: where the rest of the site is read.
-        :param eta: blocks ``(R, N, C)``.
-        """
-        closed, eta = self._closed(trace, eta), eta.detach()
-        if closed is None:
-            return slope_and_curvature(self.slot.log_likelihood(trace), self.slot.layout, eta)
-        value, slope, curvature = (x.detach() for x in closed(eta))
-        return value, slope, partial(torch.positive, curvature)
-
-    def in_graph(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log likelihoods, slopes and curvatures as in :meth:`of`, in one graph."""
-        closed = self._closed(trace, eta)
-        if closed is None:
-            return curvature_graph(self.slot.log_likelihood(trace), self.slot.layout, eta)
-        return closed(eta)
-
-    def _closed(self, trace: Any, eta: Tensor) -> ClosedForm | None:
-        if eta.dtype != torch.float64:
-            return None
-        if not self._last or self._last[0][0] is not trace:
-            self._last[:] = [(trace, self.slot.closed(trace))]
-        return self._last[0][1]
-
-
 def are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float = 0.0) -> bool:
     """Whether two readings are the same; up to rounding where it is given, and then but for what is not finite."""
     if len(first) != len(second):
@@ -209,16 +171,45 @@ class LinearPart:
     """One observed site that sees the latents only through ``eta = J u + c``, ``c`` free of ``u``."""
 
     product: ClassVar[Callable[..., Tensor]]  # J u of rows u (R, D), blocks (R, N, C)
-    eta: ClassVar[Callable[..., Tensor]]  # of rows u (R, D) and c: predictors, blocks (R, N, C)
     back: ClassVar[Callable[..., Tensor]]  # J' s for slopes in the predictors, blocks (R, N, C), shape (R, D)
     reach: ClassVar[Callable[..., Tensor]]  # |J| |u| for one row (D,), the size of what is summed, (N, C)
 
     slot: LikelihoodTerm  # where it sees them
+    _last: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @cached_property
-    def of_likelihood(self) -> Derivatives:
-        """Value, slope and curvature of the likelihood as functions of ``eta``."""
-        return Derivatives(self.slot)
+    def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
+        return vars(self) | {"_last": {}}
+
+    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
+        """Predictors of rows ``(R, D)``, blocks ``(R, N, C)``."""
+        return self.product(u) + offset
+
+    def derivatives(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+        """Log likelihoods ``(R,)``, slopes ``(R, N, C)``, and what gives the curvatures ``(R, N, C, C)``, detached.
+
+        :param trace: where the rest of the site is read.
+        :param eta: blocks ``(R, N, C)``.
+        """
+        closed, eta = self._closed(trace, eta), eta.detach()
+        if closed is None:
+            return slope_and_curvature(self.slot.log_likelihood(trace), self.slot.layout, eta)
+        value, slope, curvature = (x.detach() for x in closed(eta))
+        return value, slope, partial(torch.positive, curvature)
+
+    def derivatives_graph(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log likelihoods, slopes and curvatures as in :meth:`derivatives`, in one graph."""
+        closed = self._closed(trace, eta)
+        if closed is None:
+            return curvature_graph(self.slot.log_likelihood(trace), self.slot.layout, eta)
+        return closed(eta)
+
+    def _closed(self, trace: Any, eta: Tensor) -> ClosedForm | None:
+        if eta.dtype != torch.float64:
+            return None
+        known = self._last.get("closed")
+        if known is None or known[0] is not trace:
+            known = self._last["closed"] = trace, self.slot.closed(trace)
+        return known[1]
 
 
 @dataclass(frozen=True)
@@ -229,15 +220,22 @@ class DenseLinear(LinearPart):
     even: bool = False  # whether all data have normal noise of one precision
 
     def product(self, u: Tensor) -> Tensor:
-        return (u @ self.J.flatten(0, 1).mT).unflatten(-1, self.J.shape[:2])
-
-    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
-        return self.gram.product(u).reshape(len(u), *self.J.shape[:2]) + offset
+        if u.requires_grad or len(u) != 1:
+            return (u @ self.J.flatten(0, 1).mT).unflatten(-1, self.J.shape[:2])
+        known = self._last.get("product")  # of one row the last is kept, as a search begins where another has ended
+        if known is None or not torch.equal(known[0], u):
+            own = u.detach().clone()
+            known = self._last["product"] = own, (own @ self.J.flatten(0, 1).mT).view(1, *self.J.shape[:2])
+        return known[1]
 
     @cached_property
-    def gram(self) -> Gram:
-        """``sum_n J_n' B_n J_n`` as a function of curvatures."""
-        return Gram(self.J, self.even)
+    def square(self) -> Tensor:
+        """``J' J``, shape ``(D, D)``."""
+        return gram(self.J, self.J.new_ones(1, len(self.J), 1, 1))[0]
+
+    def gram(self, B: Tensor) -> Tensor:
+        """``sum_n J_n' B_n J_n`` of curvatures ``(R, N, C, C)``, ``(R, D, D)``; of even noise without another pass."""
+        return B[:, 0] * self.square if self.even else gram(self.J, B)
 
     def back(self, slope: Tensor) -> Tensor:
         return slope.double().flatten(1) @ self.J.flatten(0, 1)
@@ -394,7 +392,7 @@ class LinearPredictors(JointDensity):
         u, parts, blocks = u.detach(), self.parts(theta), []
         value, slope = torch.as_tensor(parts.rest).detach() + u.new_zeros(len(u)), torch.zeros_like(u)
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
-            found, by_eta, block = part.of_likelihood.of(parts.trace, eta)
+            found, by_eta, block = part.derivatives(parts.trace, eta)
             value, slope = value + found.double(), slope + part.back(by_eta)
             blocks.append(block)
         self._last.append((u, parts, blocks))
@@ -407,10 +405,10 @@ class LinearPredictors(JointDensity):
         if last is not None and last[1] is parts and torch.equal(last[0], u):
             self._last.clear()
             return [block().double() for block in last[2]]
-        pairs = [(p.of_likelihood, eta) for p, eta in zip(self.linear, self._etas(u, theta), strict=True)]
+        pairs = zip(self.linear, self._etas(u, theta), strict=True)
         if graph:
-            return [of.in_graph(parts.trace, eta)[2].double() for of, eta in pairs]
-        return [of.of(parts.trace, eta)[2]().double() for of, eta in pairs]
+            return [part.derivatives_graph(parts.trace, eta)[2].double() for part, eta in pairs]
+        return [part.derivatives(parts.trace, eta)[2]().double() for part, eta in pairs]
 
 
 @dataclass(frozen=True)
@@ -429,7 +427,7 @@ class LinearDensity(LinearPredictors):
         prior = self._prior_orders(u, theta)
         value, slope, A = prior.log_joint + parts.rest, prior.gradient, prior.precision
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
-            found, by_eta, B = part.of_likelihood.in_graph(parts.trace, eta)
+            found, by_eta, B = part.derivatives_graph(parts.trace, eta)
             value, slope = value + found.double(), slope + part.back(by_eta)
             A = with_prior(part.gram(B.double()), A)
         return Orders(value, slope, A)

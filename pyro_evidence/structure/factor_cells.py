@@ -176,14 +176,10 @@ class FactorFamily:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def coordinate_table(groups: Groups, shape: Sequence[int], most: int | None = None) -> Tensor:
-    """The coordinates of each element of a tensor of this shape, flattened, ``(F, m)``; -1 for none.
-
-    :param most: of the first elements, so many.
-    """
+def coordinate_table(groups: Groups, shape: Sequence[int]) -> Tensor:
+    """The coordinates of each element of a tensor of this shape, flattened, ``(F, m)``; -1 for none."""
     num = torch.Size(shape).numel()
-    columns = [g.expand(*shape, g.shape[-1]).reshape(num, g.shape[-1])[:most] for g in groups]
-    return torch.cat(columns, -1)
+    return torch.cat([g.expand(*shape, g.shape[-1]).reshape(num, g.shape[-1]) for g in groups], -1)
 
 
 def by_width(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:

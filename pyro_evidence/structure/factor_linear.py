@@ -98,9 +98,6 @@ class SparseLinear(LinearPart):
     def product(self, u: Tensor) -> Tensor:
         return self.rows.product(u)
 
-    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
-        return self.rows.product(u) + offset
-
     def back(self, slope: Tensor) -> Tensor:
         return torch.stack([self.rows.back(own) for own in slope.double()])
 

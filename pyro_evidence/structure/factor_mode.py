@@ -242,11 +242,6 @@ class PredictorRows:
     _last: list[tuple[Tensor, list[Slopes]]] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
-    def parts(self) -> tuple[SparseLinear, ...]:
-        """The linear predictors."""
-        return self.density.parts
-
-    @cached_property
     def _read(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """At the starts: all but the predictors' likelihoods, its gradient, the prior's own diagonal, and predictors.
 
@@ -259,7 +254,7 @@ class PredictorRows:
             trace = joint.trace(u, theta)
             log_det = joint.latents.constrained_with_log_det(u.to(joint.dtype))[1]
             value = (log_prob_sum(trace, (*joint.latents.names, *linear.free)) + log_det).double()
-            return value, *(part.slot.blocks(trace).double() for part in self.parts)
+            return value, *(part.slot.blocks(trace).double() for part in self.density.parts)
 
         with torch.enable_grad():
             u = self.start.detach().requires_grad_()
@@ -278,17 +273,17 @@ class PredictorRows:
         """A trace whose likelihoods are those of all rows; None where they depend on hyperparameters."""
         with torch.enable_grad():
             trace = self.density.joint.trace(self.start[0].detach(), self.theta[0].detach().requires_grad_())
-        others = [x for part in self.parts for x in part.slot.others(trace)]
+        others = [x for part in self.density.parts for x in part.slot.others(trace)]
         return None if any(isinstance(x, Tensor) and x.requires_grad for x in others) else trace
 
     def _slopes(self, u: Tensor, rows: Tensor) -> list[Slopes]:
         if self._last and torch.equal(self._last[0][0], u):
             return self._last[0][1]
         away, joint, found = u - self.start[rows], self.density.joint, []
-        for part, eta in zip(self.parts, self._read[3], strict=True):
+        for part, eta in zip(self.density.parts, self._read[3], strict=True):
             here = (eta[rows] + part.rows.product(away)).to(joint.dtype)
             if self._shared is not None:
-                found.append(part.of_likelihood.of(self._shared, here))
+                found.append(part.derivatives(self._shared, here))
             else:
                 found.append(slope_and_curvature(partial(self._log_likelihood, part, rows), part.slot.layout, here))
         self._last[:] = [(u.clone(), found)]
@@ -313,7 +308,7 @@ class PredictorRows:
             of_factors.index_add_(1, family.index.flatten(), product)
         moved = self._read[2][rows] * away + self.density.back(of_factors)  # the prior's precision times away
         value, slope = value + ((slope - 0.5 * moved) * away).sum(-1), slope - moved
-        for part, (found, by_eta, _) in zip(self.parts, self._slopes(u, rows), strict=True):
+        for part, (found, by_eta, _) in zip(self.density.parts, self._slopes(u, rows), strict=True):
             value, slope = value + found.double(), slope + part.back(by_eta)
         return value, slope
 
@@ -323,5 +318,5 @@ class PredictorRows:
         self._last.clear()  # its graph is used up
         alone = torch.nn.functional.pad(self._read[2][rows], (0, len(self.density.B)))
         pairs = list(enumerate(rows.tolist()))
-        joined = [[p.rows.elements(B[i]) for p, B in zip(self.parts, blocks, strict=True)] for i, _ in pairs]
+        joined = [[p.rows.elements(B[i]) for p, B in zip(self.density.parts, blocks, strict=True)] for i, _ in pairs]
         return [self.density.laid_out(alone[i], joined[i], [own[row] for own in self._factors]) for i, row in pairs]

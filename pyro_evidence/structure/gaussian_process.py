@@ -184,7 +184,7 @@ class GaussianLatent(LinearDensity):
         root = lambda: self.seen.apply(_assembled([b.tril.detach() for b in blocks]))  # noqa: E731
         first, *others = self.linear
         formula: Sloped | None  # value, slope and curvature of the only observed site
-        formula = None if others else lambda eta: first.of_likelihood.of(parts.trace, eta.to(self.joint.dtype))
+        formula = None if others else lambda eta: first.derivatives(parts.trace, eta.to(self.joint.dtype))
         each = [part.slot.log_likelihood(parts.trace) for part in self.linear]
         sizes = [len(part.J) for part in self.linear]
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from pyro_evidence.numerics import linear_predictor
 from pyro_evidence.numerics.linear_predictor import (
-    Gram,
     Layout,
     curvature_graph,
     gram,
@@ -17,6 +16,7 @@ from pyro_evidence.numerics.linear_predictor import (
     is_separable,
     slope_and_curvature,
 )
+from pyro_evidence.structure.density import DenseLinear
 from tests.oracles import linear_predictor as oracle
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
@@ -113,19 +113,6 @@ def test_gram_has_the_derivatives_of_the_plain_sum(C: int, monkeypatch: pytest.M
     assert torch.autograd.gradgradcheck(lambda b: gram(J, b).exp(), 0.1 * B.detach().requires_grad_())
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_gram_of_one_curvature_is_the_plain_one_and_has_its_derivatives(same: bool) -> None:
-    J = torch.randn(7, 1, 3, generator=torch.Generator().manual_seed(0))
-    B = torch.tensor([0.7, 2.0])[:, None, None, None].expand(2, 7, 1, 1).clone()
-    B[1, 3] += 0.0 if same else 0.1
-    B.requires_grad_()
-    assert_exact(Gram(J)(B), gram(J, B))
-    assert_exact(Gram(J)(B.detach()), gram(J, B))
-    G = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(1))
-    found, plain = (torch.autograd.grad((f * G).sum(), B)[0] for f in (Gram(J)(B), gram(J, B)))
-    assert_exact(found, plain)  # of each datum's own curvature, though all are one number here
-
-
 def test_gram_of_a_jacobian_with_a_graph_is_differentiable_in_both() -> None:
     J, B = torch.randn(5, 2, 3, requires_grad=True), torch.randn(1, 5, 2, 2, requires_grad=True)
     actual = torch.autograd.grad(gram(J, B).square().sum(), [J, B])
@@ -170,7 +157,7 @@ def test_gram_of_even_noise_has_the_derivatives_of_the_plain_one_in_what_sets_it
 
     for order in (1, 2):
         derivatives = []
-        for gram_of in (Gram(J, True), partial(gram, J)):
+        for gram_of in (DenseLinear(None, J, True).gram, partial(gram, J)):
             leaf = log_beta.clone().requires_grad_()
             found = value(gram_of, leaf)
             for _ in range(order):
