@@ -16,9 +16,9 @@ from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import Forward, pullback
 from pyro_evidence.numerics.line_search import Backtracking, Line, armijo
+from pyro_evidence.numerics.newton import Limits
 from pyro_evidence.numerics.quadrature.rules import block_rule, padded
 
-NUM_STEPS = 60  # a bound, no target: Newton in few coordinates, with steps that are halved where they do not climb
 SEARCH = Backtracking(armijo)
 
 
@@ -98,7 +98,7 @@ def block_modes(terms: Terms | RowTerms, own: Tensor, shared: Tensor, tolerance:
     none = torch.zeros_like(here.value[..., :-1])
     now = found = _Search(own, shared, here, none + math.inf, none)
     rows = torch.arange(len(own), device=own.device)
-    for _ in range(NUM_STEPS):
+    for _ in range(Limits.num_steps):  # a bound, no target
         step = solved(p, tuple(_positive(D) for D in now.here.curvature), now.here.slope)
         decrement = torch.zeros_like(now.gained).index_add(-1, p.block, step * now.here.slope)
         least = _slack(terms, now.here).clamp(min=0.5 * tolerance)  # nats: rounding's, or of a step that is none

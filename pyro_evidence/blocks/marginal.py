@@ -47,6 +47,7 @@ from pyro_evidence.precision.dense import Pattern
 from pyro_evidence.precision.elimination import Fronts, Order
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count
+from pyro_evidence.structure.factor_mode import SOON
 from pyro_evidence.structure.factors import NotSparse
 from pyro_evidence.structure.groups import Pruned
 from pyro_evidence.structure.recognise import Structure
@@ -320,7 +321,6 @@ def _following(num: int, terms: Terms, modes: Modes, shared: Tensor) -> tuple[No
     return nodes, path(p, tril, beside(terms, centre, shared, create_graph=True), shared), value
 
 
-SOON = 15  # steps
 MOST_SHARED = 20  # coordinates, each with a pass over all rows for its second derivatives
 
 

@@ -187,12 +187,6 @@ def predictors(density: BlockDensity, slot: LikelihoodTerm, u: Tensor, theta: Te
     return density.by_rows(lambda row: slot.blocks(density.joint.trace(row, theta)).squeeze(-1), u)
 
 
-def likelihood(density: BlockDensity, slot: LikelihoodTerm, theta: Tensor) -> Callable[[Tensor], Tensor]:
-    """The log likelihood of each datum, ``(R, N)``, as a function of their predictors."""
-    each = slot.log_likelihoods(density.joint.trace(density.joint.initial_u, theta))
-    return lambda eta: each(slot.layout.natural(eta.unsqueeze(-1).to(density.joint.dtype))).double()
-
-
 def families(density: BlockDensity) -> list[Family]:
     """All terms that see a coordinate: those of each site with one predictor a datum by themselves."""
     if density.families:
@@ -219,7 +213,8 @@ def _is_all(density: BlockDensity, slot: LikelihoodTerm) -> bool:
         return False
     u, theta = 0.5 * generic_directions(1, joint.latents.size, joint.initial_u), joint.initial_theta
     with torch.no_grad():
-        found = likelihood(density, slot, theta)(predictors(density, slot, u, theta))
+        each, eta = slot.log_likelihoods(joint.trace(joint.initial_u, theta)), predictors(density, slot, u, theta)
+        found = each(slot.layout.natural(eta.unsqueeze(-1).to(joint.dtype))).double()
         expected = density.cells(u, theta, (slot.site,))[slot.site]
     close = relative_rounding(joint.dtype)
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=close, atol=close)

@@ -226,13 +226,12 @@ class Forward:
             return self.x.new_zeros(self.value.numel(), self.x.numel())
         if self.value.numel() <= self.x.numel():
             return self._rows(self.value, self.x)
-        into = self.x.new_empty(self.value.numel(), self.x.numel())
-        return self._rows(self.slope, self.cotangent, into.mT).mT
+        return self._rows(self.slope, self.cotangent).mT.to(self.x)
 
-    def _rows(self, value: Tensor, x: Tensor, into: Tensor | None = None) -> Tensor:
+    def _rows(self, value: Tensor, x: Tensor) -> Tensor:
         """One reverse pass per element of ``value``."""
         most = min(self.at_once, BATCH_BYTES // (64 * max(value.numel(), x.numel())))  # some numbers per pass
-        return _filled(lambda i: passes(value, x, _one_hot(i, value), self.create_graph), value, most, into)
+        return _filled(lambda i: passes(value, x, _one_hot(i, value), self.create_graph), value, most)
 
     def guessed(self, block: slice, guesses: Iterable[Tensor]) -> Tensor | None:
         """The columns in ``block``, shape ``(n, block)``, where a guess or one, each row scaled, is right; else None.
@@ -255,9 +254,8 @@ class Forward:
 
     def columns(self, block: slice) -> Tensor:
         """The columns in ``block``, shape ``(n, block)``, one pass each."""
-        into = self.x.new_empty(self.value.numel(), block.stop - block.start)
         index = torch.arange(block.start, block.stop, device=self.x.device)
-        return _filled(lambda i: self.along(_one_hot(index[i], self.x)), into[0], self.at_once, into.mT).mT
+        return _filled(lambda i: self.along(_one_hot(index[i], self.x)), index, self.at_once).mT.to(self.x)
 
 
 def sole_slopes(values: Tensor, x: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -314,16 +312,16 @@ def _one_hot(index: Tensor, like: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(index, like.shape[-1]).to(like)
 
 
-def _filled(rows: Callable[[Tensor], Tensor], like: Tensor, at_once: int, into: Tensor | None = None) -> Tensor:
+def _filled(rows: Callable[[Tensor], Tensor], like: Tensor, at_once: int) -> Tensor:
     """``rows`` of the positions in ``like``'s last axis, chunk by chunk, one axis in front.
 
     Into one piece of memory, so that a second copy never exists, unless they carry a graph.
     """
     chunks = torch.arange(like.shape[-1], device=like.device).split(max(1, min(LARGEST_CHUNK, at_once)))
     first = rows(chunks[0])
-    if first.requires_grad or (len(chunks) == 1 and into is None):
+    if first.requires_grad or len(chunks) == 1:
         return torch.cat([first, *(rows(index) for index in chunks[1:])])
-    total = first.new_empty(like.shape[-1], *first.shape[1:]) if into is None else into
+    total = first.new_empty(like.shape[-1], *first.shape[1:])
     for index, part in zip(chunks, chain([first], map(rows, chunks[1:])), strict=True):
         total[index[0] : index[-1] + 1] = part
     return total

@@ -41,10 +41,8 @@ def gauss_newton(density: Density, u: Tensor, theta: Tensor) -> Tensor:
 def block_diagonal(density: Density, u: Tensor, theta: Tensor) -> Tensor:
     """The exact Hessian with the coupling between different latent sites dropped."""
     A = density.precision(u, theta)
-    keep = torch.zeros_like(A)
-    for block in density.blocks:
-        keep[..., block, block] = 1.0
-    return A * keep
+    sizes = (block.stop - block.start for block in density.blocks)
+    return A * torch.block_diag(*(A.new_ones(size, size) for size in sizes))
 
 
 def diagonal(density: Density, u: Tensor, theta: Tensor) -> Tensor:

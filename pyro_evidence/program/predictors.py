@@ -141,20 +141,21 @@ BASELINE_SOFTMAX: Link = SoftmaxAgainstFirst(
 )
 
 
+POSITIVE: tuple[Link, ...] = (LOG, INVERSE_SOFTPLUS, SQUARE_ROOT, IDENTITY)  # a log rate is what most models have
+LINKS: dict[Any, tuple[Link, ...]] = {  # worth trying for a parameter, by its constraint, likeliest first
+    constraints.simplex: (BASELINE_SOFTMAX,),
+    constraints.unit_interval: (LOGIT, PROBIT, COMPLEMENTARY_LOG_LOG, IDENTITY),
+    constraints.positive: POSITIVE,
+    constraints.nonnegative: POSITIVE,
+}
+
+
 def candidate_links(constraint: Any, normalised_logits: bool) -> tuple[Link, ...]:
     """The links worth trying for a parameter under ``constraint``, likeliest first.
 
     :param normalised_logits: whether the distribution stores logits minus their logsumexp (a Categorical).
     """
-    if normalised_logits:
-        return (BASELINE_LOGITS,)
-    if isinstance(constraint, type(constraints.simplex)):
-        return (BASELINE_SOFTMAX,)
-    if constraint is constraints.unit_interval:
-        return (LOGIT, PROBIT, COMPLEMENTARY_LOG_LOG, IDENTITY)
-    if constraint in (constraints.positive, constraints.nonnegative):
-        return (LOG, INVERSE_SOFTPLUS, SQUARE_ROOT, IDENTITY)
-    return (IDENTITY,)
+    return (BASELINE_LOGITS,) if normalised_logits else LINKS.get(constraint, (IDENTITY,))
 
 
 SOFTMAX: tuple[Link, ...] = (BASELINE_LOGITS, BASELINE_SOFTMAX)  # of a Categorical's, against the first class

@@ -260,13 +260,8 @@ class Structured(AutogradDensity):
             return self.joint.row_bytes is not None and (not any(self.varies) or not self.families)
         return bool(self.families) and not len(self.B) and (self.terms is not None or self.joint.row_bytes is not None)
 
-    def elements_of_rows(self, u: Tensor, theta: Tensor) -> list[Elements]:
-        """Minus the Hessians at rows ``(R, D)``, each at its hyperparameters ``(R, T)``."""
-        found, zeros = self.factors_of_rows(u, theta), u.new_zeros(self.size)
-        return [self.laid_out(zeros, (), [x[row] for x in found]) for row in range(len(u))]
-
     def factors_of_rows(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
-        """Minus the second derivatives of each family, ``(R, F, k, k)``, at rows as in :meth:`elements_of_rows`."""
+        """Minus the second derivatives of each family at rows ``(R, D)`` and hyperparameters, ``(R, F, k, k)``."""
         values = torch.vmap(lambda v, t: self._values(t, self.differentiated)(v))
         closed = iter(torch.vmap(self._closed_forms)(u, theta) if not all(self.differentiated) else ())
         second = self.second_of(self.differentiated)

@@ -114,10 +114,13 @@ class StructuredProblem:
         """
         density, limits, rows = self.density, replace(limits, num_steps=SOON, watch=no_callback), None
         if density.linear is None:
+
+            def elements_at(u: Tensor, rows: Tensor) -> list[Elements]:
+                found, zeros = density.factors_of_rows(u, theta[rows]), u.new_zeros(density.size)
+                return [density.laid_out(zeros, (), own) for own in zip(*found, strict=True)]
+
             gradient = newton.gradient_of(density, theta)
-            found = self._search(
-                gradient, lambda v, r: density.elements_of_rows(v, theta[r]), u.detach(), limits, shifted=False
-            )
+            found = self._search(gradient, elements_at, u.detach(), limits, shifted=False)
         else:
             try:
                 rows = PredictorRows(density, u.detach(), theta)
