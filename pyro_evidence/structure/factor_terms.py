@@ -129,54 +129,17 @@ class FollowSums(Follow):
         return ((self.size + number).unsqueeze(-1),)
 
 
-@dataclass(frozen=True)
-class Met:
-    """A recorded run: the terms' coordinates, and those sums that they see."""
-
-    replay: Replay  # of all terms, site by site
-    groups: Mapping[str, Groups]  # with sums numbered from D, those that no term sees left out
-    shapes: Mapping[str, torch.Size]
-    used: Tensor
-    num: int
+Shapes = Mapping[str, torch.Size]  # of terms by name
 
 
-def terms_of_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[RecordedTerms, Met] | None:
+def terms_of_sums(
+    joint: LogJoint, u: Tensor, theta: Tensor
+) -> tuple[RecordedTerms, Mapping[str, Groups], Shapes] | None:
     """The terms and the sums that tie coordinates together; None where that is not all.
 
     :param u: where the model is followed, ``(D,)``.
+    :return: the terms, site by site; their coordinates, those sums that they see numbered from ``D``; their shapes.
     """
-    try:
-        found = _meet(joint, u, theta)
-    except (Lost, Unrecordable):
-        return None
-    if found is None:
-        return None
-    with torch.enable_grad():  # the sums are straight in the coordinates, or :func:`_is_right` refuses them
-        leaf, z = u.detach().clone().requires_grad_(), u.new_zeros(found.num).requires_grad_()
-        sums = found.replay(leaf, theta.detach(), z)[-found.num :][found.used]
-        by_u, by_z = (torch.stack([pullback(s, x) for s in sums]) for x in (leaf, z))
-    inner = torch.eye(len(sums)).to(by_z) - by_z[:, found.used]
-    B = torch.linalg.solve(inner, by_u)
-    c = torch.linalg.solve(inner, sums.detach() - by_u @ u.detach())
-    value = RecordedTerms(found.replay, (), B, c, found.used, found.num)
-    return (value, found) if _is_right(value, joint, u, theta) else None
-
-
-def ordered(terms: RecordedTerms, met: Met, families: Sequence[FactorFamily]) -> RecordedTerms:
-    """The terms with those of the families first, one family after the other."""
-    size = len(met.replay.order)
-    places, start = dict[str, Tensor](), 0
-    for name, shape in met.shapes.items():
-        places[name], start = torch.arange(start, start + shape.numel()), start + shape.numel()
-    parts = [member.of(places) for family in families for member in family.members]
-    first = torch.cat(parts)
-    rest = torch.ones(size, dtype=torch.bool).index_fill(0, first, False).nonzero().flatten()
-    order = met.replay.order[torch.cat([first, rest]).to(met.replay.order.device)]
-    sizes = tuple(len(family.index) for family in families)
-    return replace(terms, replay=replace(met.replay, order=order), sizes=sizes)
-
-
-def _meet(joint: LogJoint, u: Tensor, theta: Tensor) -> Met | None:
     stand_ins, seen = StandIns(), dict[str, Any]()
 
     def terms(u: Tensor, theta: Tensor, z: Tensor) -> list[Tensor]:
@@ -188,15 +151,40 @@ def _meet(joint: LogJoint, u: Tensor, theta: Tensor) -> Met | None:
             raise notes.widest
         return list(found.values())
 
-    made = replay(terms, u, theta, u.new_zeros(NOTED), stand_ins=stand_ins)
-    groups, every = seen["groups"], [torch.zeros(0, dtype=torch.long, device=u.device)]
-    every += [g.reshape(-1) for gs in groups.values() for g in gs]
-    used = (torch.cat(every) - len(u)).unique()
+    try:
+        made = replay(terms, u, theta, u.new_zeros(NOTED), stand_ins=stand_ins)
+    except (Lost, Unrecordable):
+        return None
+    groups, num = seen["groups"], seen["num"]
+    every = [g.reshape(-1) for gs in groups.values() for g in gs]
+    used = (torch.cat([torch.zeros(0, dtype=torch.long, device=u.device), *every]) - len(u)).unique()
     used = used[used >= 0]
     if not 0 < len(used) <= MOST:
         return None
+    with torch.enable_grad():  # the sums are straight in the coordinates, or :func:`_is_right` refuses them
+        leaf, z = u.detach().clone().requires_grad_(), u.new_zeros(num).requires_grad_()
+        sums = made(leaf, theta.detach(), z)[-num:][used]
+        by_u, by_z = (torch.stack([pullback(s, x) for s in sums]) for x in (leaf, z))
+    inner = torch.eye(len(sums)).to(by_z) - by_z[:, used]
+    B = torch.linalg.solve(inner, by_u)
+    c = torch.linalg.solve(inner, sums.detach() - by_u @ u.detach())
+    value = RecordedTerms(made, (), B, c, used, num)
     renumbered = {name: _renumbered(own, used, len(u)) for name, own in groups.items()}
-    return Met(made, renumbered, seen["shapes"], used, seen["num"])
+    return (value, renumbered, seen["shapes"]) if _is_right(value, joint, u, theta) else None
+
+
+def ordered(terms: RecordedTerms, shapes: Shapes, families: Sequence[FactorFamily]) -> RecordedTerms:
+    """The terms with those of the families first, one family after the other."""
+    size = len(terms.replay.order)
+    places, start = dict[str, Tensor](), 0
+    for name, shape in shapes.items():
+        places[name], start = torch.arange(start, start + shape.numel()), start + shape.numel()
+    parts = [member.of(places) for family in families for member in family.members]
+    first = torch.cat(parts)
+    rest = torch.ones(size, dtype=torch.bool).index_fill(0, first, False).nonzero().flatten()
+    order = terms.replay.order[torch.cat([first, rest]).to(terms.replay.order.device)]
+    sizes = tuple(len(family.index) for family in families)
+    return replace(terms, replay=replace(terms.replay, order=order), sizes=sizes)
 
 
 def _renumbered(groups: Groups, used: Tensor, size: int) -> Groups:

@@ -206,7 +206,7 @@ def followed_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> FollowedSums | N
     found = factor_terms.terms_of_sums(joint, u, theta)
     if found is None:
         return None
-    terms, met = found
+    terms, groups, shapes = found
 
     def designed(name: str, values: Tensor) -> FieldValues | None:
         rows = rows_of(terms, joint, u, theta, lambda trace: trace.nodes[name]["value"].reshape(-1, 1))
@@ -216,8 +216,8 @@ def followed_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> FollowedSums | N
         return rows.index[values].flatten(1), each.flatten(2)
 
     fields = field_values(joint, joint.trace(u, theta), designed)
-    own = families(met.groups, met.shapes, joint.observed, fields)
-    return FollowedSums(factor_terms.ordered(terms, met, own), joint, u, theta, own)
+    own = families(groups, shapes, joint.observed, fields)
+    return FollowedSums(factor_terms.ordered(terms, shapes, own), joint, u, theta, own)
 
 
 def with_sums(followed: FollowedSums, linear: SparsePredictors | None) -> Structured | None:
