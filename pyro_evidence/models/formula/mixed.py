@@ -233,8 +233,8 @@ def _sketch(
     columns, predictors = [], dict[str, list[Predictor]]()
     centre, unit = family.moments(response.values / response.given.get("trials", 1.0))
     ends = {name: f"_{name}" if name else "" for name in designs}
-    taken = {*TAKEN, *family.parameters} | _own([*endings, *ends.values()])
-    taken |= {f"{kind}{end}" for kind in ("X", "offset", "coefficient") for end in ends.values()}
+    taken = {*TAKEN, *family.parameters} | {f"{kind}{end}" for kind in ("b", "eta") for end in endings}
+    taken |= {f"{kind}{end}" for kind in ("b", "eta", "X", "offset", "coefficient") for end in ends.values()}
     for name, design in designs.items():
         own, of_name = endings if not name else ("",), ends[name]
         start: tuple[Any, float] = (1.0, 1.0)
@@ -375,11 +375,6 @@ def _label(text: str, more: str, endings: Sequence[str], taken: set[str]) -> str
         label += "_"
     taken |= _words(label, endings)
     return label
-
-
-def _own(endings: Sequence[str]) -> set[str]:
-    """Names of the fixed effects and predictors."""
-    return {f"{kind}{ending}" for kind in ("b", "eta") for ending in endings}
 
 
 def _words(label: str, endings: Sequence[str]) -> set[str]:
