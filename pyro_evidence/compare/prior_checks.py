@@ -2,18 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pyro_evidence.compare.many import run_many
+from pyro_evidence.compare.many import engine_of, run_many
 from pyro_evidence.compare.sbc import simulations
 from pyro_evidence.display import Shown, Table
 from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.fitting.process_state import own_random_numbers
-from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.constants import Powered, sites_with_fixed_priors
 from pyro_evidence.program.log_joint import LogJoint
@@ -69,6 +67,7 @@ def power_scaling(posterior: LaplacePosterior) -> PowerScaling:
     :raises BadInput: where the data of the fit were not kept.
 
     >>> from pyro import distributions as dist, sample
+    >>> from pyro_evidence import LaplaceEvidence
     >>> from pyro_evidence.compare import power_scaling
     >>> def heights(y):
     ...     mu = sample("mu", dist.Normal(0.0, 1.0))
@@ -77,17 +76,14 @@ def power_scaling(posterior: LaplacePosterior) -> PowerScaling:
     ['mu: prior-data conflict']
     """
     posterior._needs_data("power_scaling()")
-    joint, theta = posterior._joint, posterior._mode_at[1]
-    here = posterior.get_samples(DRAWS, seed=0)
-
-    given: Any = {"maximise": (), "marginalise": posterior.marginalised_sites}
+    joint = posterior._joint
+    here, engine = posterior.get_samples(DRAWS, seed=0), replace(engine_of(posterior, held=True), stop=QUIET)
 
     def change(sites: Sequence[str]) -> dict[str, Tensor]:
         total = {site: torch.zeros(here[site].shape[1:], dtype=torch.float64) for site in joint.latents.names}
         for power in (1.0 + STEP, 1.0 / (1.0 + STEP)):
-            model = Powered(power, sites)(joint.substituted(theta))
-            engine = LaplaceEvidence(model, stop=QUIET, **given)
-            there = engine.run(*joint.args, **joint.kwargs).get_samples(DRAWS, seed=0)
+            powered = replace(engine, model=Powered(power, sites)(engine.model))
+            there = powered.run(*joint.args, **joint.kwargs).get_samples(DRAWS, seed=0)
             for site in total:
                 pairs = zip(*(each[site].reshape(DRAWS, -1).mT for each in (here, there)), strict=True)
                 total[site] += torch.stack([distance(p, q) for p, q in pairs]).reshape(total[site].shape)
@@ -158,6 +154,7 @@ def prior_data_conflict(
     :raises BadInput: where the data of the fit were not kept, or the prior cannot be drawn from.
 
     >>> from pyro import distributions as dist, sample
+    >>> from pyro_evidence import LaplaceEvidence
     >>> from pyro_evidence.compare import prior_data_conflict
     >>> def heights(y):
     ...     mu = sample("mu", dist.Normal(0.0, 1.0))
@@ -167,11 +164,10 @@ def prior_data_conflict(
     0.0
     """
     posterior._needs_data("prior_data_conflict()")
-    before = posterior._joint
-    joint = LogJoint(before.substituted(posterior._mode_at[1]), before.args, before.kwargs, maximise=())
+    engine, before = engine_of(posterior, held=True), posterior._joint
+    joint = LogJoint(engine.model, before.args, before.kwargs, maximise=())
     model, data, _ = simulations(joint, check_count("num_simulations", num_simulations), seed_of(seed))
-    given: Any = {"maximise": (), "marginalise": posterior.marginalised_sites}
-    found = run_many(LaplaceEvidence(model, stop=QUIET, **given), data).log_evidence
+    found = run_many(replace(engine, model=model, stop=QUIET), data).log_evidence
     found = found[found.isfinite()]
     p = float((found <= float(posterior.log_evidence)).double().mean())
     return PriorDataConflict(p, math.sqrt(max(p * (1.0 - p), 1.0 / len(found)) / len(found)), found)
