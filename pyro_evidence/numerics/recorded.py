@@ -166,8 +166,6 @@ class TableRows:
         whole = found[0] if len(found) == 1 else torch.cat(found)
         if self.rows is None:
             return whole
-        if self.rows.dim() == 1:
-            return whole.index_select(0, self.rows)
         return whole.index_select(0, self.rows.reshape(-1)).reshape(*self.rows.shape, *whole.shape[1:])
 
 

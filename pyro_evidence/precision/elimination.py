@@ -309,12 +309,8 @@ def _clique(other: Tensor, start: Tensor, width: Tensor, part: slice, count: int
 
 def _portions(width: Tensor) -> list[slice]:
     """Slices of about equal sums."""
-    total = width.cumsum(0)
-    count = 1 + int(total[-1]) // PORTION if len(total) else 0
-    if count <= 1:
-        return [slice(0, len(width))]
-    cuts = torch.searchsorted(total, torch.arange(1, count, device=total.device) * (int(total[-1]) // count)).tolist()
-    return [slice(a, b) for a, b in pairwise([0, *cuts, len(width)])]
+    counts = torch.unique_consecutive(width.cumsum(0) // PORTION, return_counts=True)[1]
+    return [slice(a, b) for a, b in pairwise([0, *counts.cumsum(0).tolist()])]
 
 
 def runs_from(start: Tensor, count: Tensor) -> Tensor:
