@@ -19,6 +19,7 @@ from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.simulate import ROWS, from_predictive, from_prior, pointwise_rows, rows_at_once
 from pyro_evidence.settings import seed_of, seeded
 from pyro_evidence.structure.names import Coords, Dims, names_of
@@ -166,9 +167,14 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
             f"fit is a {type(fit).__name__}; expected a posterior as engine.run(...) returns it, or Pyro's MCMC, SVI "
             f"or Predictive."
         )
-    draws = fit.get_samples(num_samples, seed=seed)
+    draws, of = fit.get_samples(num_samples, seed=seed), fit._joint
+    draws |= {n: torch.zeros(num_samples, dtype=of.dtype) for n in of.latents.names if n == NOTHING}
     chains = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
     if isinstance(fit, CorrectedPosterior):
+        if NOTHING in chains:
+            raise BadInput(
+                "the model has no latent sites, and weights of draws say nothing of its params; pass the fit."
+            )
         return GroupedDraws(fit.joint, fit.theta, chains, {})
     estimated = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in _estimated(fit, num_samples, seed).items()}
     return GroupedDraws(fit.state.problem.joint, fit.state.theta, chains, {}, estimated)
@@ -214,16 +220,17 @@ def _groups(chains: GroupedDraws, num_samples: int, seed: int) -> Groups:
     numbers = num_samples * (2 * joint.latents.size + 3 * sum(v.size for v in observed.values()))
     remedy = f"Take fewer draws (num_samples={NUM_CHAINS * 25})."
     require_memory(8 * numbers, f"{num_samples} draws of the latents and of the data", joint.device, remedy)
-    sites, u = joint.latents.names, joint.latents.flat(chains.draws).flatten(0, 1)
+    sites = [n for n in joint.latents.names if n != NOTHING]
+    u = joint.latents.flat(chains.draws).flatten(0, 1)
     prior = _or_nothing(partial(from_prior, joint, theta, num_samples, seed))
     with torch.no_grad():
         parts = u.split(min(ROWS, rows_at_once(joint)))
-        log_joint = torch.cat([joint.log_joint(part, theta) for part in parts])
+        density = {"lp": torch.cat([joint.log_joint(part, theta) for part in parts])} if sites else {}
     groups = {
         "posterior": {n: _array(v) for n, v in ({n: chains.draws[n] for n in sites} | chains.estimated).items()},
         "posterior_predictive": chains.grouped(_or_nothing(partial(from_predictive, joint, theta, u, seed))),
         "log_likelihood": chains.grouped(_or_nothing(partial(pointwise_rows, joint, u, theta))),
-        "sample_stats": {n: _array(v) for n, v in chains.stats.items()} | chains.grouped({"lp": log_joint}),
+        "sample_stats": {n: _array(v) for n, v in chains.stats.items()} | chains.grouped(density),
         "observed_data": observed,
         "prior": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in sites},
         "prior_predictive": {n: _array(v).reshape(1, *v.shape) for n, v in prior.items() if n in joint.observed},

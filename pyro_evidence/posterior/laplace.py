@@ -43,6 +43,7 @@ from pyro_evidence.precision.dense import Dense
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.simulate import ROWS, NewLevels, affordable_draws
 from pyro_evidence.settings import check_count, check_probability
 from pyro_evidence.structure.symmetries import APART, Turn, are_nearest, described, images, mirrors, turned_by
@@ -179,7 +180,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     @property
     def pruned(self) -> dict[str, Tensor]:
         """Which elements of each site were switched off, bool masks of the sites' unconstrained shapes."""
-        return self._joint.latents.unconstrained(~self.state.problem.active)
+        found = self._joint.latents.unconstrained(~self.state.problem.active)
+        return {site: cells for site, cells in found.items() if site != NOTHING}
 
     @property
     def _mode_at(self) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ from pyro_evidence.posterior.effects import of_formula
 from pyro_evidence.program.checks import Arguments, new_data
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import hermite, unwrapped
-from pyro_evidence.program.simulate import NewLevels, vectorised
+from pyro_evidence.program.simulate import NewLevels, Unobserved, vectorised
 from pyro_evidence.settings import check_count, check_seed, quantile_levels
 from pyro_evidence.structure.network import tangent_at
 
@@ -90,7 +90,7 @@ class SitePrediction:
     def quantiles(self, q: Tensor) -> Tensor:
         """Quantiles of a new datum; for classes of the probability; ``(len(q),) + shape``, or ``shape`` for one."""
         rows = torch.cat(self.values).to(self.moments.mean)
-        flat = rows.flatten(1)
+        flat = rows.reshape(len(rows), -1)
         found = [part.quantile(q.to(part), 0) for part in flat.split(max(1, HELD_NUMBERS // len(flat)), 1)]
         return torch.cat(found, -1).reshape(*q.shape, *rows.shape[1:])
 
@@ -330,7 +330,7 @@ def prediction(
     check_seed(seed)
     args, kwargs = new = completed(joint.model, joint.args, joint.kwargs)
     alone, bare = len(joint.observed) == 1 and not kept, copy.copy(joint)
-    bare.model = poutine.uncondition(joint.model)
+    bare.model = Unobserved()(joint.model)
     shapes = {part.name: part.shape for part in joint.latents}
     levels = NewLevels(shapes)
     model = _Observed(joint.observed, not alone)(levels(bare.substituted(posterior._mode_at[1])))

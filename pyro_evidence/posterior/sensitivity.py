@@ -168,7 +168,10 @@ def sensitivity(posterior: Any) -> Sensitivity:
     """
     posterior._needs_data("sensitivity()")
     with own_random_numbers(), without_validation():
-        constants, left_out = prior_constants(posterior._joint, *posterior._mode_at)
+        every, left_out = prior_constants(posterior._joint, *posterior._mode_at)
+        pruned = {site for site, cells in posterior.pruned.items() if bool(cells.all())}
+        constants = tuple(each for each in every if each.site not in pruned)
+        left_out += tuple(each.name for each in every if each.site in pruned)
         if not constants:
             raise UnsupportedModel(
                 "the priors of this model have no constant that can be moved. Expected a latent site whose prior has "

@@ -343,7 +343,7 @@ def _check_shape(name: str, node: Node, has_discrete: bool) -> None:
                 f"{plate.size} times. Expected it outside of the plate, or a number for each cell. If it is meant, "
                 f"expand it to shape ({plate.size},)."
             )
-        if node["is_observed"] and repeated and plate.size > 1 and plate.size in event:
+        if is_observation(node) and repeated and plate.size > 1 and plate.size in event:
             raise BadInput(
                 f"site '{name}' has data of shape {given}, of which one datum has shape {event}, in plate "
                 f"'{plate.name}' of size {plate.size}: all of them would count {plate.size} times. Expected either: "

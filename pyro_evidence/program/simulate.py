@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.uncondition_messenger import UnconditionMessenger
 from torch import Tensor
 from torch.distributions import Dirichlet, MultivariateNormal, Normal
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
@@ -35,10 +36,18 @@ MOST_DRAWS, FEWEST_DRAWS = 4_000, 100  # of a check
 AFFORDABLE = 100_000_000  # latents and data, of all draws of a check
 
 
+class Unobserved(UnconditionMessenger):
+    """Has a model draw its data; what it computes as ``pyro.deterministic`` is no datum, and stays what it is."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if is_observation(msg):
+            super()._pyro_sample(msg)
+
+
 def unobserved(joint: LogJoint, theta: Tensor) -> Model:
     """The model at these hyperparameters with every observed site drawn instead of read."""
     params, sites = joint.split_hypers(theta.detach())
-    model = poutine.uncondition(poutine.substitute(joint.model, data=params) if params else joint.model)
+    model = Unobserved()(poutine.substitute(joint.model, data=params) if params else joint.model)
     return poutine.condition(model, data=sites) if sites else model
 
 

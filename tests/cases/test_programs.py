@@ -74,6 +74,21 @@ def test_an_event_as_long_as_its_plate_is_refused(way: str) -> None:
     assert fit(model, draws(8).expand(8, 8)).log_evidence.isfinite()  # as the message advises, where it is meant
 
 
+def test_a_deterministic_site_in_a_plate_counts_nothing() -> None:
+    """Of a scale and location apart from their standard normals, as eight schools are written most often."""
+
+    def model(t: Tensor, named: bool) -> None:
+        m, s = pyro.sample("m", dist.Normal(0.0, 2.0)), pyro.sample("s", dist.HalfNormal(2.0))
+        with pyro.plate("data", 8):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            mean = pyro.deterministic("mean", m + s * z) if named else m + s * z
+            pyro.sample("t", dist.Normal(mean, 1.0), obs=t)
+
+    found, without = fit(model, draws(8), True), fit(model, draws(8), False)
+    assert float(found.log_evidence) == pytest.approx(float(without.log_evidence), abs=1e-6)
+    torch.testing.assert_close(found.predict(draws(8), True), without.predict(draws(8), False))
+
+
 def test_a_factor_of_one_number_in_a_plate_is_refused() -> None:
     """Pyro counts it as often as the plate has cells."""
 

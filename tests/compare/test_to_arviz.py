@@ -52,6 +52,27 @@ def test_groups_of_a_posterior(fitted: LaplacePosterior) -> None:
     }
 
 
+def least_squares(X: Tensor, y: Tensor) -> None:
+    w = pyro.param("w", X.new_zeros(3))
+    with pyro.plate("rows", len(X)):
+        pyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+def test_a_model_of_params_alone_has_draws_around_their_maximum() -> None:
+    fit = LaplaceEvidence(least_squares).run(*many_data())
+    groups = arviz_groups(fit, num_samples=40)
+    assert {name: {n: v.shape for n, v in group.items()} for name, group in groups.items()} == {
+        "posterior": {"w": (4, 10, 3)},
+        "posterior_predictive": {"y": (4, 10, 80)},
+        "log_likelihood": {"y": (4, 10, 80)},
+        "observed_data": {"y": (80,)},
+        "prior_predictive": {"y": (1, 40, 80)},
+    }
+    assert fit.pruned == {}
+    with pytest.raises(BadInput, match="no latent site"):
+        arviz_groups(fit.importance_resampled(400), num_samples=40)
+
+
 def test_numbers_of_the_groups(fitted: LaplacePosterior) -> None:
     X, y = straight_data()
     groups = arviz_groups(fitted, num_samples=8)

@@ -175,3 +175,15 @@ def test_missing_targets_are_none() -> None:
     assert completed(linear, (X_NEW,), {}) == ((X_NEW,), {"t": None})
     assert completed(logistic, (X_NEW,), {}) == ((X_NEW,), {})
     assert completed(print, (1,), {"a": 2}) == ((1,), {"a": 2})
+
+
+def test_a_single_number_has_predictive_quantiles() -> None:
+    """Of a count outside of all plates: they are of the beta binomial distribution, whose cumulative sums are exact."""
+
+    def coin(k: Tensor | None = None) -> None:
+        p = pyro.sample("p", dist.Beta(2.0, 3.0))
+        pyro.sample("k", dist.Binomial(10, p), obs=k)
+
+    low, high = LaplaceEvidence(coin).run(torch.tensor(3.0)).predict(quantiles=[0.1, 0.9], num_samples=4000)
+    levels = dist.BetaBinomial(torch.tensor(5.0), torch.tensor(10.0), 10).log_prob(torch.arange(11.0)).exp().cumsum(0)
+    assert low.shape == () and [float(low), float(high)] == [float((levels < q).sum()) for q in (0.1, 0.9)]

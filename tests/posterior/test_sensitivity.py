@@ -286,6 +286,27 @@ def test_what_depends_on_other_sites_is_no_constant_and_bounds_are_left_out() ->
     assert "top.high" in str(found)
 
 
+def test_priors_of_pruned_sites_and_of_no_site_have_no_slope() -> None:
+    """A spread that ends at zero has elements without a density: the search at it ended in nan."""
+    groups, t = torch.arange(12) % 4, torch.linspace(-1.0, 1.0, 12).double().roll(6)
+
+    def model(random: bool) -> None:
+        m = param("m", double(0.0))
+        if random:
+            spread = param("spread", double(1.0), constraint=constraints.positive)
+            with plate("groups", 4):
+                m = m + sample("u", dist.Normal(double(0.0), spread))[groups]
+        with plate("rows", 12):
+            sample("t", dist.Normal(m, double(2.0)), obs=t)
+
+    fit = LaplaceEvidence(model).run(True)
+    assert bool(fit.pruned["u"].all())
+    with pytest.raises(UnsupportedModel, match=r"no constant that can be moved.* Left out: u\.loc"):
+        fit.sensitivity()
+    with pytest.raises(UnsupportedModel, match="no constant that can be moved"):
+        LaplaceEvidence(model).run(False).sensitivity()
+
+
 def test_bad_input() -> None:
     posterior = LaplaceEvidence(linear).run(design(), design()[:, 0])
     found = posterior.sensitivity()
