@@ -40,32 +40,6 @@ class FeatureLayout:
         """Number of columns that a diagonal noise needs; they come first."""
         return int(self.square[-1, -1]) + 1
 
-    @cached_property
-    def _first(self) -> tuple[int, int]:
-        """Where the columns of cross and of squares begin."""
-        return int(self.cross[0, 0]), int(self.square[0, 0])
-
-    def gram_of(self, sums: Tensor) -> Tensor:
-        """From sums of features ``(..., P)`` those of ``g_b g_c``, shape ``(..., m, B, B)``."""
-        return sums[..., self.gram]
-
-    def cross_of(self, sums: Tensor) -> Tensor:
-        """Sums of ``y_i g_b``, shape ``(..., m, B)``."""
-        begin, end = self._first
-        return sums[..., begin:end].reshape(*sums.shape[:-1], *self.cross.shape)
-
-    def squares_of(self, sums: Tensor) -> Tensor:
-        """Sums of ``y_i`` squared, shape ``(..., m)``."""
-        return sums[..., self._first[1] : self.num_diagonal]
-
-    def products_of(self, sums: Tensor) -> Tensor:
-        """Sums of ``y_i y_j``, shape ``(..., m, m)``."""
-        return sums.index_select(-1, self.square.flatten().to(sums.device)).unflatten(-1, self.square.shape)
-
-    def presence_of(self, sums: Tensor) -> Tensor:
-        """Sums over the data in which an output was observed, shape ``(..., m)``."""
-        return sums[..., self.present]
-
 
 @dataclass(frozen=True)
 class MixtureData:
@@ -166,7 +140,7 @@ class MixtureData:
     @property
     def with_features(self) -> "MixtureData":
         """These data with their features made once, where they are few."""
-        if self.features is not None or self.num_rows * self.layout.num_features > KEPT:
+        if self.features is not None or self.Y[..., 0].numel() * self.layout.num_features > KEPT:
             return self
         return replace(self, features=self.columns(self.layout.num_features))
 
@@ -307,10 +281,8 @@ def mixture_data(Y: Tensor, G: Tensor | None = None, *, weight: Tensor | None = 
     Y = torch.where(missing, 0.0, Y) if observed is not None else Y
     weight = Y.new_ones(1).expand(Y.shape[-2]) if weight is None else weight
     layout = _layout((Y.shape[-1], 1 if G is None else G.shape[-1]), G is None, observed is not None)
-    few = Y[..., 0].numel() * layout.num_features <= KEPT
-    features = _features(Y, G, observed) if few else None
     ones = Y.new_ones(1).expand(*Y.shape[:-1], 1)
-    return MixtureData(Y, ones if G is None else G, weight, observed, features, layout)
+    return MixtureData(Y, ones if G is None else G, weight, observed, None, layout).with_features
 
 
 def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None) -> Tensor:

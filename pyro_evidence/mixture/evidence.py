@@ -166,7 +166,7 @@ def full(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tenso
     What every datum says is in the sums of the E-step; only data that are not certain of their component say more.
     """
     natural = natural_parameters(mixture, data.layout)
-    own = data_precision(data.layout.gram_of(stats.moments), mixture.noise_matrix)
+    own = data_precision(stats.moments[..., data.layout.gram], mixture.noise_matrix)
     zero = own.new_zeros(len(own), mixture.w[0].numel(), mixture.w[0].numel())
 
     def of_part(part: MixtureData) -> Tensor:
@@ -195,9 +195,9 @@ def coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) ->
 
         return data.total(_rows(mixture), of_part)
     layout, w, noise = data.layout, mixture.w.squeeze(-1), mixture.noise
-    half = layout.cross_of(stats.spread).squeeze(-1) - 0.5 * stats.spread[..., :1] * w
+    half = stats.spread[..., layout.cross].squeeze(-1) - 0.5 * stats.spread[..., :1] * w
     mixed = w.unsqueeze(-1) * half.unsqueeze(-2)
-    products = layout.products_of(stats.spread) - mixed - mixed.mT
+    products = stats.spread[..., layout.square] - mixed - mixed.mT
     if mixture.has_full_noise:
         return noise * stats.counts[..., None, None] - noise @ products @ noise
     return (noise * stats.counts.unsqueeze(-1)).diag_embed() - noise.unsqueeze(-1) * noise.unsqueeze(-2) * products
@@ -256,11 +256,6 @@ def well_determined(A: Tensor, alpha: Tensor) -> WellDetermined:
     :param alpha: prior precision, shape ``(R, K, m, B)``.
     """
     log_alpha = alpha.log().flatten(1).sum(-1)
-    if A.shape[-1] == 1:
-        ratio = A.squeeze(-1) / alpha.reshape(A.shape[:-1])
-        kept = ratio.clamp(min=0.0)  # an eigenvalue of a Hessian at a mode is >= 0
-        log_det = ratio.log1p().sum((1, 2)) + log_alpha
-        return WellDetermined((kept / (1.0 + kept)).reshape(alpha.shape), log_det, ratio)
     scale = alpha.reshape(A.shape[:-1]).rsqrt()
     scaled = scale.unsqueeze(-1) * A * scale.unsqueeze(-2)
     rest = (~_is_positive(scaled)).nonzero().flatten()

@@ -77,16 +77,17 @@ def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> Mixt
 
     def of_rows(rows: Tensor | None) -> MixtureStatistics:
         own, these = (natural, data) if rows is None else (natural[rows], rows_of(data, rows))
-        return these.total(max(64, BLOCK // own[..., 0].numel()), lambda part: _block(part, own, spread))
+
+        def of_block(part: MixtureData) -> MixtureStatistics:
+            F = part.columns(own.shape[-1])
+            resp, log_norm = responsibilities(F, own, part.floor)
+            height = (log_norm * part.weight).sum(-1) + part.num_data * part.log_share
+            around = _around(part, resp) if spread else torch.zeros(()).to(F)
+            return MixtureStatistics(resp @ (F * part.weight.unsqueeze(-1)), around, height)
+
+        return these.total(max(64, BLOCK // own[..., 0].numel()), of_block)
 
     return data.by_restarts(len(natural), of_rows)
-
-
-def _block(part: MixtureData, natural: Tensor, spread: bool) -> MixtureStatistics:
-    F, weight = part.columns(natural.shape[-1]), part.weight.unsqueeze(-1)
-    resp, log_norm = responsibilities(F, natural, part.floor)
-    height = (log_norm * part.weight).sum(-1) + part.num_data * part.log_share
-    return MixtureStatistics(resp @ (F * weight), _around(part, resp) if spread else torch.zeros(()).to(F), height)
 
 
 def _around(part: MixtureData, resp: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ def solve_weights(stats: MixtureStatistics, layout: Layout, mixture: Mixture) ->
 
     Husmeier (2000), eqs. 2.22 and A.38; with a noise matrix the outputs of a component are solved for together.
     """
-    gram, cross = layout.gram_of(stats.moments), layout.cross_of(stats.moments)
+    gram, cross = stats.moments[..., layout.gram], stats.moments[..., layout.cross]
     pull = mixture.alpha * mixture.loc
     if mixture.has_full_noise:
         A = data_precision(gram, mixture.noise) + mixture.alpha.flatten(-2).diag_embed()
@@ -151,7 +152,7 @@ def data_precision(gram: Tensor, noise: Tensor) -> Tensor:
 
 def residual_squares(stats: MixtureStatistics, layout: Layout, w: Tensor) -> Tensor:
     """``sum_n r_nk (y_ni - w_ki g_n)^2``, shape ``(R, K, m)``, never below zero."""
-    gram, cross, square = (take(stats.moments) for take in (layout.gram_of, layout.cross_of, layout.squares_of))
+    gram, cross, square = (stats.moments[..., index] for index in (layout.gram, layout.cross, layout.square.diagonal()))
     if w.shape[-1] == 1:
         both = ((gram.squeeze(-1) * w - 2.0 * cross) * w).squeeze(-1)
     else:
@@ -161,6 +162,6 @@ def residual_squares(stats: MixtureStatistics, layout: Layout, w: Tensor) -> Ten
 
 def residual_products(stats: MixtureStatistics, layout: Layout, w: Tensor) -> Tensor:
     """``sum_n r_nk e_nk e_nk'`` of the residuals, shape ``(R, K, m, m)``; needs features with products."""
-    gram, cross = stats.moments[..., layout.gram[0]], layout.cross_of(stats.moments)
+    gram, cross = stats.moments[..., layout.gram[0]], stats.moments[..., layout.cross]
     mixed = w @ cross.mT
-    return layout.products_of(stats.moments) - mixed - mixed.mT + w @ gram @ w.mT
+    return stats.moments[..., layout.square] - mixed - mixed.mT + w @ gram @ w.mT

@@ -258,7 +258,7 @@ def first(
 
 def _pairs(data: MixtureData, resp: Tensor, mixture: Mixture) -> Mixture:
     """The starts of all halves: along two directions, and one within the other, ``(K * DIRECTIONS, 2)``."""
-    gram = data.layout.gram_of((resp * data.weight) @ data.columns(data.layout.num_diagonal))
+    gram = ((resp * data.weight) @ data.columns(data.layout.num_diagonal))[..., data.layout.gram]
     A = data_precision(gram.unsqueeze(0), mixture.noise_matrix)[0]
     scale = (resp @ data.weight).clamp(min=SMALLEST)[:, None, None]  # a pruned component has no data
     each = enumerate(zip(resp, A / scale, strict=True))
@@ -505,7 +505,7 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or differ in more than their rows.
     :raises UnsupportedModel: for models that do not say what their rows are.
     """
-    if not hasattr(model, "settled_over"):
+    if not hasattr(model, "settled"):
         raise UnsupportedModel(
             "run_chunks needs a model that says what its rows are: gaussian_mixture or linear_mixture, alone or in "
             "with_background. Pass all data of other models to run(...)."
@@ -531,7 +531,7 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit
     if communicator.restarts is not None:
         counts = str(rows.counts)
         communicator.restarts.check_equal("numbers of rows where shards(restarts=...) wants the same", counts)
-    settled_model = model.settled_over(rows)
+    settled_model = model.settled(rows)
     first = settled_model.few(1, *first_few(first_rows(chunks, communicator)))
     structure = recognise_mixture(LogJoint(settled_model, first))
     units = response_units(rows, structure.ties.beta_group, structure.ties.beta_free)

@@ -52,7 +52,7 @@ class LogJointOfWeights:
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         data, mixture, stats = self.unpacked(u)
-        gram, cross = data.layout.gram_of(stats.moments), data.layout.cross_of(stats.moments)
+        gram, cross = stats.moments[..., data.layout.gram], stats.moments[..., data.layout.cross]
         residual = cross - (gram @ mixture.w.unsqueeze(-1)).squeeze(-1)
         pull = mixture.noise @ residual if mixture.has_full_noise else mixture.noise.unsqueeze(-1) * residual
         slope = pull + mixture.alpha * (mixture.loc - mixture.w)
@@ -112,8 +112,7 @@ def modes(expected: EStep, exact: Tensor | None = None) -> RestartModes:
     evidence = expected.log_evidence
     if expected.mixture.w.numel() * expected.data.num_rows <= MANY:
         exact = torch.arange(len(evidence), device=evidence.device)
-    found = RestartModes(expected.mixture, evidence, evidence + occam_factor(expected))
-    found = replace(found, log_evidence=_finite(found.log_evidence), occam=_finite(found.occam))
+    found = RestartModes(expected.mixture, _finite(evidence), _finite(evidence + occam_factor(expected)))
     chosen = distinct(found.occam, expected.mixture.active.sum(-1), NEAR) if exact is None else exact
     if not len(chosen):
         return found

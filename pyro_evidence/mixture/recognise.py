@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, constraints
 
+from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.mixture.data import Mixture, MixtureData, Units, mixture_data
 from pyro_evidence.mixture.updates import SharedParameters
@@ -43,6 +44,16 @@ class Kernels:
     background: Background | None = None  # a uniform density beside the components
 
 
+def unwrapped(node: Any) -> tuple[Any, Tensor, Background | None]:
+    """Parts of an observed site, its value with nan where an element is missing, and a background beside."""
+    fn, value = node["fn"], node["value"]
+    background = fn.background if isinstance(fn, WithBackground) else None
+    fn = fn if background is None else fn.base_dist
+    if isinstance(fn, WithGaps):
+        fn, value = fn.base_dist, torch.where(fn.seen, value, torch.nan) if node["is_observed"] else value
+    return predictors.unwrapped(fn), value, background
+
+
 def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     """The kernels of one trace.
 
@@ -51,23 +62,17 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     if len(joint.observed) != 1 or len(joint.discrete) > 1:
         raise NotRecognised(f"it has {len(joint.observed)} observed and {len(joint.discrete)} discrete sites")
     node = trace.nodes[joint.observed[0]]
-    fn = node["fn"]
-    background = fn.background if isinstance(fn, WithBackground) else None
-    fn = fn if background is None else fn.base_dist
-    seen = fn.seen if isinstance(fn, WithGaps) else None
-    parts = predictors.unwrapped(fn if seen is None else fn.base_dist)
+    parts, value, background = unwrapped(node)
     base, num_event = parts.base, parts.inner
     if not isinstance(base, Normal | MultivariateNormal):
         raise NotRecognised(f"site '{joint.observed[0]}' is {type(base).__name__}")
-    if seen is not None and isinstance(base, MultivariateNormal):
+    full = isinstance(base, MultivariateNormal)
+    if full and bool(value.isnan().any()):
         raise NotRecognised("elements of its data are missing and its noise is correlated")
     if node["mask"] is not None:
         raise NotRecognised("its data are masked")
-    value, full = node["value"], isinstance(base, MultivariateNormal)
     if not node["is_observed"]:  # zeros of the data's shape: the trace holds draws for every component
         value = value.new_zeros(node["fn"].batch_shape[-1:] + node["fn"].event_shape)
-    elif seen is not None:
-        value = torch.where(seen, value, torch.nan)
     event = 1 if full else num_event
     if value.dim() - event != 1 or event > 1:
         raise NotRecognised(f"data of shape {tuple(value.shape)} are not in one plate, one datum a number or a vector")
@@ -84,10 +89,10 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     probs = probs.reshape(-1, probs.shape[-1])
     if not bool((probs == probs[:1]).all()):
         raise NotRecognised("its mixing depends on the datum")
-    loc, scale = base.loc, base.scale_tril if isinstance(base, MultivariateNormal) else base.scale
+    loc, scale = base.loc, base.scale_tril if full else base.scale
     if not event:
         loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
-    loc, scale = _laid_out(loc, position, 1), _laid_out(scale, position, 1 + full)
+    loc, scale = laid_out(loc, position, 1), laid_out(scale, position, 1 + full)
     weight = torch.as_tensor(node["scale"]).to(value).expand(len(value))
     if joint.discrete and bool((weight != 1).any()):
         raise NotRecognised(
@@ -96,7 +101,7 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     return Kernels(loc, scale, probs[0], value.detach(), weight, bool(node["is_observed"]), background)
 
 
-def _laid_out(x: Tensor, position: int, event: int) -> Tensor:
+def laid_out(x: Tensor, position: int, event: int) -> Tensor:
     """``x`` as ``(K, N or 1) + event``.
 
     :param position: dim of the components among those in front of one datum's.
@@ -124,7 +129,7 @@ def joint_of_rows(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         step = len(rows.Y) // FEW
         if step < 2 or bool(rows.Y.sum().isnan()):
             return None
-        thin = LogJoint(model.settled(*args, **kwargs), model.few(step, *args, **kwargs))
+        thin = LogJoint(model.settled(Rows.resident(rows, len(rows.Y))), model.few(step, *args, **kwargs))
         return thin.on(args, kwargs, times=step)
     except Exception:  # whatever it is, running the model on its data says it best
         return None

@@ -297,7 +297,7 @@ class Unregularised:
     def __call__(self, expected: EStep) -> Mixture:
         """One round; alpha stays."""
         layout = expected.data.layout
-        gram, cross = layout.gram_of(expected.stats.moments), layout.cross_of(expected.stats.moments)
+        gram, cross = expected.stats.moments[..., layout.gram], expected.stats.moments[..., layout.cross]
         if gram.shape[-1] == 1:
             w = cross / gram.squeeze(-1)
         else:  # zero along poorly determined directions
@@ -350,7 +350,7 @@ def _alpha(expected: EStep, squares: Tensor) -> Tensor:
 
 def _noise(expected: EStep, w: Tensor, subtracted: Tensor, rho: float) -> Tensor:
     """Noise precisions ``(N_k - subtracted) / (s + 2 rho)``, ties kept."""
-    counts = expected.data.layout.presence_of(expected.stats.moments)
+    counts = expected.stats.moments[..., expected.data.layout.present]
     left = counts - subtracted
     left = torch.where(left > 0, left, counts)  # the last kernel of all is kept, without correction
     if expected.mixture.has_full_noise:

@@ -160,11 +160,7 @@ class _Mixture(TensorValue):
     alpha: Precision
     noise: Noise
 
-    def settled_over(self, rows: Rows[Responses]) -> Any:
-        """The model that :meth:`settled` returns, by rows that come in chunks and may be shared out among processes."""
-        return self
-
-    def settled(self, *args: Any, **kwargs: Any) -> Any:
+    def settled(self, rows: Rows[Responses]) -> Any:
         """This model with what it takes from all data held as numbers; as it is where it takes nothing from them."""
         return self
 
@@ -192,7 +188,7 @@ class GaussianMixture(_Mixture):
         check_responses(Y)
         loc, scale = check_tensors("units", self.units(Y), 2)
         alpha = precision_value("alpha", self.alpha, start_of(self.alpha).shape, Y)
-        num = self._number(Y)
+        num = self.num_components or enough_components(*Y.shape)
         prior_scale = (scale * alpha.rsqrt().unsqueeze(-1)).expand(num, -1)
         noise = self.noise(num, scale)
         if not callable(noise):
@@ -204,27 +200,22 @@ class GaussianMixture(_Mixture):
             z = _component(num, Y)
             return pyro.sample("y", noise(Vindex(w)[..., z, :], z), obs=Y)
 
-    def settled_over(self, rows: Rows[Responses]) -> "GaussianMixture":
-        """The model that :meth:`settled` returns, by rows that come in chunks and may be shared out among processes.
+    def settled(self, rows: Rows[Responses]) -> "GaussianMixture":
+        """This model with what it takes from all data held as numbers: a few rows are then enough to know it.
 
-        :raises BadInput: for units that are a function of all rows at once.
+        :raises BadInput: for units that are a function of all rows at once, where these come in chunks.
         """
-        if self.units not in (data_units, no_units) and not isinstance(self.units, FixedUnits):
-            raise BadInput(f"units={self.units!r} looks at all rows at once; pass units=FixedUnits(origin, unit).")
-        num = len(rows)
-        mean = rows.total(lambda r: r.Y.sum(0)) / num
-        square = rows.total(lambda r: (r.Y - mean).square().sum(0)) / num
-        scale = torch.where(square > 0, square.sqrt(), 1.0)
-        units = FixedUnits(mean, scale) if self.units is data_units else self.units
-        number = enough_components(num, len(mean)) if self.num_components is None else self.num_components
+        num, units = len(rows), self.units
+        if units is data_units:
+            mean = rows.total(lambda r: r.Y.sum(0)) / num
+            square = rows.total(lambda r: (r.Y - mean).square().sum(0)) / num
+            units = FixedUnits(mean, torch.where(square > 0, square.sqrt(), 1.0))
+        elif isinstance(rows.pieces, tuple):
+            units = FixedUnits(*units(rows.example.Y))
+        elif units is not no_units and not isinstance(units, FixedUnits):
+            raise BadInput(f"units={units!r} looks at all rows at once; pass units=FixedUnits(origin, unit).")
+        number = self.num_components or enough_components(num, rows.example.Y.shape[-1])
         return replace(self, num_components=number, units=units)
-
-    def _number(self, Y: Tensor) -> int:
-        return enough_components(*Y.shape) if self.num_components is None else self.num_components
-
-    def settled(self, Y: Tensor, weight: Tensor | None = None) -> "GaussianMixture":
-        """This model with what it takes from all data held as numbers: a few rows are then enough to know it."""
-        return replace(self, num_components=self._number(Y), units=FixedUnits(*self.units(Y)))
 
     def rows(self, Y: Tensor, weight: Tensor | None = None) -> Responses:
         """The data as they are observed, checked.

@@ -85,10 +85,6 @@ class Marginalised(Wrapper):
             msg["fn"] = WithGaps(fn, seen)
         msg["value"] = torch.where(seen, value, 0.0)
 
-    def settled(self, *args: Any, **kwargs: Any) -> "Marginalised":
-        """Gaps around a model that has settled."""
-        return Marginalised(self.model.settled(*args, **kwargs))
-
 
 def marginalised(model: Model) -> Marginalised:
     """A model of data with gaps: elements that are nan are integrated out, which is right if missing at random.
@@ -151,20 +147,17 @@ class UniformOutliers(Wrapper):
             )
         msg["fn"] = WithBackground(fn, Background(torch.as_tensor(self.share).to(low), low, high))
 
-    def settled_over(self, rows: Any) -> "UniformOutliers":
-        """The model that :meth:`settled` returns, by rows that come in chunks.
+    def settled(self, rows: Any) -> "UniformOutliers":
+        """The background around a model that has settled, its box as numbers.
 
-        :raises BadInput: without a box: the least and the largest of all rows are no sums.
+        :raises BadInput: without a box where rows come in chunks: the least and the largest of all rows are no sums.
         """
-        if self.low is None:
-            raise BadInput("with_background without a box takes it from all rows at once; pass low= and high=.")
-        return replace(self, model=self.model.settled_over(rows))
-
-    def settled(self, *args: Any, **kwargs: Any) -> "UniformOutliers":
-        """The background around a model that has settled, its box as numbers."""
-        inner, Y = self.model.settled(*args, **kwargs), self.rows(*args, **kwargs).Y
-        low, high = (Y.amin(0), Y.amax(0)) if self.low is None else (self.low, self.high)
-        return UniformOutliers(inner, self.share, low, high)
+        low, high = self.low, self.high
+        if low is None:
+            if not isinstance(rows.pieces, tuple):
+                raise BadInput("with_background without a box takes it from all rows at once; pass low= and high=.")
+            low, high = rows.example.Y.amin(0), rows.example.Y.amax(0)
+        return UniformOutliers(self.model.settled(rows), self.share, low, high)
 
 
 def with_background(

@@ -185,9 +185,7 @@ def log_joint(Y: Tensor, analysers: FactorAnalysers) -> Tensor:
     if has_gaps(Y):
         return latent(Y, analysers).log_joint
     natural = _Natural.of(analysers)
-    parts = [natural.log_joint(block, F)[0] for block, F in _featured(Y, rows_at_once(analysers)) if len(block)]
-    if not parts:
-        return Y.new_zeros(natural.shape[0], 0, natural.shape[1])
+    parts = [natural.log_joint(block, F)[0] for block, F in _featured(Y, rows_at_once(analysers))]
     return torch.cat(parts).reshape(len(Y), *natural.shape[:2]).movedim(0, 1)
 
 

@@ -15,15 +15,16 @@ from pyro_evidence.mixture.recognise import (
     close,
     held_mixing,
     holder,
+    laid_out,
     require_known,
     scaling,
+    unwrapped,
 )
 from pyro_evidence.mixture.updates import Pool, SharedParameters
 from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised, marginalised
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.program import predictors
-from pyro_evidence.program.distributions import WithGaps
 from pyro_evidence.program.log_joint import LogJoint, Model
 
 Trace = Any
@@ -93,12 +94,7 @@ class Observed:
 def is_mppca(joint: LogJoint) -> bool:
     """Whether the observed site is a Gaussian of low rank, or a mixture of such."""
     node = joint.trace(joint.initial_u, joint.initial_theta).nodes[joint.observed[0]] if joint.observed else None
-    return node is not None and isinstance(predictors.unwrapped(_whole(node)).base, LowRankMultivariateNormal)
-
-
-def _whole(node: Any) -> Any:
-    """The distribution of an observed site, of whole data."""
-    return node["fn"].base_dist if isinstance(node["fn"], WithGaps) else node["fn"]
+    return node is not None and isinstance(unwrapped(node)[0].base, LowRankMultivariateNormal)
 
 
 def recognise_mppca(joint: LogJoint) -> MPPCAStructure:
@@ -140,28 +136,22 @@ def _observed(joint: LogJoint, trace: Trace) -> Observed:
     if len(joint.observed) != 1 or joint.discrete or len(joint.latents.names) != 1:
         raise NotRecognised(f"it has {len(joint.observed)} observed sites and latent sites {list(joint.latents.names)}")
     node = trace.nodes[joint.observed[0]]
-    parts = predictors.unwrapped(_whole(node))
-    base, value = parts.base, node["value"]
-    value = torch.where(node["fn"].seen, value, torch.nan) if isinstance(node["fn"], WithGaps) else value
+    parts, value, _ = unwrapped(node)
+    base = parts.base
     plain = node["mask"] is None and bool((torch.as_tensor(node["scale"]) == 1).all())
     if not isinstance(base, LowRankMultivariateNormal) or not plain or value.dim() != 2:
         raise NotRecognised(f"site '{joint.observed[0]}' is a {type(base).__name__}, masked or scaled, or not a matrix")
-    batch = int(parts.mixing is not None)
-    loc, factor, variance = (
-        _common(x, batch + d) for x, d in ((base.loc, 1), (base.cov_factor, 2), (base.cov_diag, 1))
-    )
-    if not batch:
-        loc, factor, variance = loc.unsqueeze(0), factor.unsqueeze(0), variance.unsqueeze(0)
-    probs = loc.new_ones(1) if parts.mixing is None else _common(parts.mixing.probs, 1)
+    loc, factor, variance = _common(base.loc, 1), _common(base.cov_factor, 2), _common(base.cov_diag, 1)
+    probs = loc.new_ones(1) if parts.mixing is None else _common(parts.mixing.probs, 0)
     return Observed(probs, loc, factor, variance.reciprocal(), value.detach())
 
 
-def _common(x: Tensor, dims: int) -> Tensor:
-    """``x`` with its last ``dims`` dims, where it is the same for all data."""
-    flat = x.reshape(-1, *x.shape[x.dim() - dims :]) if x.dim() > dims else x.unsqueeze(0)
-    if len(flat) > 1 and not bool((flat == flat[:1]).all()):
+def _common(x: Tensor, event: int) -> Tensor:
+    """``x`` as ``(K,) + event``, where it is the same for all data."""
+    x = laid_out(x, -1, event)
+    if bool((x != x[:, :1]).any()):
         raise NotRecognised("its parameters depend on the datum")
-    return flat[0].double()
+    return x[:, 0].double()
 
 
 def _alpha(joint: LogJoint, points: list[ModelRun[Observed]]) -> Scaling:
