@@ -92,11 +92,9 @@ def is_exchangeable(ties: SharedParameters, loc: Tensor) -> bool:
 
 def _same_pattern(group: Tensor) -> bool:
     """Groups shared by all components in the same way, or each component's own in the same way."""
-    offset = group.flatten(1)[:, :1]
-    own = group - offset.reshape(-1, *[1] * (group.dim() - 1))
-    size = int(group[0].max() - group[0].min()) + 1
-    steps = offset.flatten().diff()
-    return bool((group == group[:1]).all()) or bool((own == own[:1]).all() and (steps >= size).all())
+    own = group - group.flatten(1)[:, :1].reshape(-1, *[1] * (group.dim() - 1))
+    apart = len(group.unique()) == len(group) * len(group[0].unique())
+    return bool((group == group[:1]).all()) or (apart and bool((own == own[:1]).all()))
 
 
 def packed(mixture: Mixture, ties: SharedParameters) -> tuple[Mixture, SharedParameters]:

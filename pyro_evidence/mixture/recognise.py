@@ -44,7 +44,7 @@ class Kernels:
     background: Background | None = None  # a uniform density beside the components
 
 
-def unwrapped(node: Any) -> tuple[Any, Tensor, Background | None]:
+def observed_parts(node: Any) -> tuple[Any, Tensor, Background | None]:
     """Parts of an observed site, its value with nan where an element is missing, and a background beside."""
     fn, value = node["fn"], node["value"]
     background = fn.background if isinstance(fn, WithBackground) else None
@@ -62,9 +62,9 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
     if len(joint.observed) != 1 or len(joint.discrete) > 1:
         raise NotRecognised(f"it has {len(joint.observed)} observed and {len(joint.discrete)} discrete sites")
     node = trace.nodes[joint.observed[0]]
-    parts, value, background = unwrapped(node)
-    base, num_event = parts.base, parts.inner
-    if not isinstance(base, Normal | MultivariateNormal):
+    parts, value, background = observed_parts(node)
+    base: Any = parts.base
+    if not isinstance(parts.base, Normal | MultivariateNormal):
         raise NotRecognised(f"site '{joint.observed[0]}' is {type(base).__name__}")
     full = isinstance(base, MultivariateNormal)
     if full and bool(value.isnan().any()):
@@ -73,7 +73,7 @@ def kernels(joint: LogJoint, trace: Trace) -> Kernels:
         raise NotRecognised("its data are masked")
     if not node["is_observed"]:  # zeros of the data's shape: the trace holds draws for every component
         value = value.new_zeros(node["fn"].batch_shape[-1:] + node["fn"].event_shape)
-    event = 1 if full else num_event
+    event = 1 if full else parts.inner
     if value.dim() - event != 1 or event > 1:
         raise NotRecognised(f"data of shape {tuple(value.shape)} are not in one plate, one datum a number or a vector")
     value = value if event else value.unsqueeze(-1)

@@ -182,9 +182,7 @@ def husmeier2000_update(expected: EStep) -> Mixture:
     origin; unconditionally the component's whole gamma is taken from every output, which inflates variances and is
     what regularises; not a stationary point of the evidence; nothing bounds it when values are tied.
     """
-    w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
-    noise = _noise(expected, w, expected.subtracted, 0.0)
-    return _next(expected, w, noise, _alpha(expected, expected.mixture.on * w.square()), expected.subtracted)
+    return _regularised(expected, expected.subtracted, centre=torch.zeros_like(expected.mixture.loc))
 
 
 def corrected(expected: EStep) -> Mixture:
@@ -195,9 +193,20 @@ def corrected(expected: EStep) -> Mixture:
     Flaws: exact for one kernel only, since responsibilities move with beta and with the mixing; the mixing is that of
     EM; on small samples it keeps superfluous kernels; nothing bounds it when values are tied.
     """
+    return _regularised(expected, expected.gamma)
+
+
+def _regularised(expected: EStep, subtracted: Tensor, rho: float = 0.0, centre: Tensor | None = None) -> Mixture:
+    """The next mixture, every precision by what is well determined.
+
+    :param subtracted: from the numbers of data, shape ``(R, K, m)``.
+    :param centre: of the norms of the weights; None for their prior mean.
+    """
     w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
-    noise = _noise(expected, w, expected.gamma, 0.0)
-    return _next(expected, w, noise, _alpha(expected, (w - expected.mixture.loc).square()), expected.gamma)
+    squares = expected.mixture.on * (w - (expected.mixture.loc if centre is None else centre)).square()
+    ratio, pool = expected.ties.alpha_ratio, expected.ties.alpha_pool
+    alpha = (pool(expected.well_determined.gamma) / pool(ratio * squares)).clamp(*ALPHA_RANGE) * ratio
+    return _next(expected, w, _noise(expected, w, subtracted, rho), alpha, subtracted)
 
 
 def stationary(expected: EStep) -> Mixture:
@@ -261,12 +270,10 @@ class BoundedInflation:
         check_number(name, self.num_other_outputs, expected, 0.0)
 
     def __call__(self, expected: EStep) -> Mixture:
-        w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
-        subtracted, num_others = expected.subtracted, w.shape[-2] - 1
+        subtracted, num_others = expected.subtracted, expected.mixture.w.shape[-2] - 1
         if self.num_other_outputs < num_others and not expected.mixture.has_full_noise:
             subtracted = torch.lerp(expected.gamma, subtracted, self.num_other_outputs / num_others)
-        noise = _noise(expected, w, subtracted, self.rho)
-        return _next(expected, w, noise, _alpha(expected, (w - expected.mixture.loc).square()), subtracted)
+        return _regularised(expected, subtracted, self.rho)
 
 
 @dataclass(frozen=True)
@@ -306,7 +313,7 @@ class Unregularised:
             kept = values > self.cutoff * values[..., -1:]
             inverse = torch.where(kept, 1.0 / torch.where(kept, values, 1.0), 0.0)
             w = (vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ cross.unsqueeze(-1)))).squeeze(-1)
-        nothing = torch.zeros_like(expected.stats.counts).unsqueeze(-1).expand(*w.shape[:-1])
+        nothing = torch.zeros_like(w[..., 0])
         return _next(expected, w, _noise(expected, w, nothing, self.rho), expected.mixture.alpha, nothing)
 
 
@@ -338,14 +345,8 @@ class WeightDecay:
         """One round; gamma is not looked at."""
         fixed = replace(expected.mixture, alpha=torch.full_like(expected.mixture.alpha, self.alpha))
         w = solve_weights(expected.stats, expected.data.layout, fixed)
-        nothing = torch.zeros_like(expected.stats.counts).unsqueeze(-1).expand(*w.shape[:-1])
+        nothing = torch.zeros_like(w[..., 0])
         return _next(expected, w, _noise(expected, w, nothing, self.rho), fixed.alpha, nothing)
-
-
-def _alpha(expected: EStep, squares: Tensor) -> Tensor:
-    """Prior precisions ``gamma / squares``, ties kept; both are zero where a component is pruned."""
-    ratio, pool = expected.ties.alpha_ratio, expected.ties.alpha_pool
-    return (pool(expected.well_determined.gamma) / pool(ratio * squares)).clamp(*ALPHA_RANGE) * ratio
 
 
 def _noise(expected: EStep, w: Tensor, subtracted: Tensor, rho: float) -> Tensor:

@@ -89,29 +89,26 @@ def loading_precision(Y: Observations, analysers: FactorAnalysers) -> Tensor:
     """
     if Y.has_gaps:
         return _masked(Y.rows.total(lambda rows: _of_gaps(rows, analysers)), analysers)
-    B, size = analysers.whitener[0], analysers.W[0].numel()
+    B = analysers.whitener[0]
     P = analysers.beta[0].diag_embed() - B.mT @ B  # C_k^-1, (K, m, m)
     found = Y.rows.total(lambda rows: _spread(rows, analysers, P))
-    held = found.held
-    for k in range(len(P)):
-        held[k, :, k] += _held(analysers.W[0, k], P[k], found.scatter[k], found.counts[k])
-    return _masked(held.reshape(size, size) + found.labels, analysers)
+    held = [_held(*each) for each in zip(analysers.W[0], P, found.scatter, found.counts, strict=True)]
+    return _masked(found.labels + torch.block_diag(*(a - b for a, b in zip(held, found.own, strict=True))), analysers)
 
 
 @dataclass(frozen=True)
 class _Spread(Statistics):
     """Sums of a pass for the curvature; ``a + b`` is that of both parts."""
 
-    held: Tensor  # (K, m q, K, m q)  at held responsibilities
-    labels: Tensor  # (K m q, K m q)  the spread of the slopes
+    own: Tensor  # (K, m q, m q)  squares of the slopes of each component
+    labels: Tensor  # (K m q, K m q)  those of their means over components
     scatter: Tensor  # (K, m, m)
     counts: Tensor  # (K,)
 
 
 def _spread(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> _Spread:
     K, m, q = analysers.W.shape[1:]
-    held = torch.zeros(K, m * q, K, m * q, dtype=analysers.W.dtype, device=analysers.W.device)
-    labels = torch.zeros(K * m * q, K * m * q, dtype=analysers.W.dtype, device=analysers.W.device)
+    own, labels = analysers.W.new_zeros(K, m * q, m * q), analysers.W.new_zeros(K * m * q, K * m * q)
     scatter, counts = analysers.W.new_zeros(K, m, m), analysers.W.new_zeros(K)
     for block in Y.split(ROWS):
         resp = expectation.responsibilities(block, analysers)[0]
@@ -120,13 +117,11 @@ def _spread(Y: Tensor, analysers: FactorAnalysers, P: Tensor) -> _Spread:
         g = (e.unsqueeze(-1) * x.unsqueeze(-2) - P @ analysers.W[0]).flatten(-2)  # (n, K, m q)
         weighted = resp.unsqueeze(-1) * g
         flat = weighted.flatten(1)
-        root = resp.sqrt().unsqueeze(-1) * g
-        for k in range(K):  # the held part needs one product per component only
-            held[k, :, k] -= root[:, k].mT @ root[:, k]
+        own += weighted.permute(1, 2, 0) @ g.movedim(1, 0)
         labels += flat.mT @ flat
         scatter = scatter + torch.einsum("nk,nki,nkj->kij", resp, e, e)
         counts = counts + resp.sum(0)
-    return _Spread(held, labels, scatter, counts)
+    return _Spread(own, labels, scatter, counts)
 
 
 def full_size(Y: Observations) -> int:
@@ -181,15 +176,11 @@ def turns(analysers: FactorAnalysers) -> Tensor:
     One for each pair of columns that are not pruned, component by component.
     """
     K, m, q = analysers.W.shape[1:]
-    found = [torch.zeros(K, m, q, 0, dtype=analysers.W.dtype, device=analysers.W.device)]
-    for k, on in enumerate(analysers.on[0]):
-        a, b = torch.combinations(on.nonzero().flatten(), 2).unbind(-1)
-        each = analysers.W.new_zeros(K, m, q, len(a))
-        place = torch.arange(len(a), device=analysers.W.device)
-        each[k, :, a, place] = analysers.W[0, k][:, b]
-        each[k, :, b, place] = -analysers.W[0, k][:, a]
-        found.append(each)
-    return torch.cat(found, -1).reshape(K * m * q, -1)
+    k, a, b = evidence.pairs_of(analysers.on[0]).nonzero().unbind(-1)
+    found, place = analysers.W.new_zeros(K, m, q, len(k)), torch.arange(len(k), device=k.device)
+    found[k, :, a, place] = analysers.W[0, k, :, b]
+    found[k, :, b, place] = -analysers.W[0, k, :, a]
+    return found.reshape(K * m * q, -1)
 
 
 @dataclass(frozen=True)
@@ -237,12 +228,8 @@ def gauge(A: Tensor, analysers: FactorAnalysers) -> Gauge:
 def orbit_laplace(log_joint: Tensor, split: Gauge, analysers: FactorAnalysers) -> Tensor:
     """Laplace's log evidence over the orbits, all labels' information included, nats, shape ``()``."""
     on, m = analysers.on[0], analysers.W.shape[-2]
-    kappa = split.kappa.new_zeros(*on.shape, on.shape[-1])  # (K, q, q)
-    pairs, start = torch.zeros_like(kappa, dtype=torch.bool), 0
-    for k, columns in enumerate(on):
-        a, b = torch.combinations(columns.nonzero().flatten(), 2).unbind(-1)
-        kappa[k, a, b], pairs[k, a, b] = split.kappa[start : start + len(a)], True
-        start += len(a)
+    pairs = evidence.pairs_of(on)
+    kappa = split.kappa.new_zeros(pairs.shape).masked_scatter(pairs, split.kappa)
     orbit = evidence.log_orbit(kappa, pairs, on.sum(-1)).sum() + 0.5 * split.log_gram
     left_out = m * torch.where(on, 0.0, analysers.alpha[0].log()).sum()
     width = 0.5 * (m * on.sum() - len(split.kappa)) * math.log(math.tau)

@@ -16,9 +16,9 @@ from pyro_evidence.mixture.recognise import (
     held_mixing,
     holder,
     laid_out,
+    observed_parts,
     require_known,
     scaling,
-    unwrapped,
 )
 from pyro_evidence.mixture.updates import Pool, SharedParameters
 from pyro_evidence.models.mppca import MPPCA
@@ -94,7 +94,7 @@ class Observed:
 def is_mppca(joint: LogJoint) -> bool:
     """Whether the observed site is a Gaussian of low rank, or a mixture of such."""
     node = joint.trace(joint.initial_u, joint.initial_theta).nodes[joint.observed[0]] if joint.observed else None
-    return node is not None and isinstance(unwrapped(node)[0].base, LowRankMultivariateNormal)
+    return node is not None and isinstance(observed_parts(node)[0].base, LowRankMultivariateNormal)
 
 
 def recognise_mppca(joint: LogJoint) -> MPPCAStructure:
@@ -136,7 +136,7 @@ def _observed(joint: LogJoint, trace: Trace) -> Observed:
     if len(joint.observed) != 1 or joint.discrete or len(joint.latents.names) != 1:
         raise NotRecognised(f"it has {len(joint.observed)} observed sites and latent sites {list(joint.latents.names)}")
     node = trace.nodes[joint.observed[0]]
-    parts, value, _ = unwrapped(node)
+    parts, value, _ = observed_parts(node)
     base = parts.base
     plain = node["mask"] is None and bool((torch.as_tensor(node["scale"]) == 1).all())
     if not isinstance(base, LowRankMultivariateNormal) or not plain or value.dim() != 2:

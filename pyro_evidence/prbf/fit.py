@@ -120,12 +120,6 @@ def _tried(update: Update, point: Point) -> Point:
         raise ArithmeticError(f"a covariance became singular; pass a larger floor, as Full(1e-6). {error}") from error
 
 
-def effective(alpha: Tensor, net: Network) -> Tensor:
-    """``alpha``, but 0 where no two classes share a kernel: the penalty is zero at every stationary point then."""
-    shared = ((net.mixing > 0).sum(1) > 1).any(-1)
-    return torch.where(shared, alpha, 0.0)
-
-
 def vanishing_classes(point: Point, distance: Tensor) -> Tensor:
     """Classes that eq. 29 would leave no kernel, as none of their numerators is positive; shape ``(B, K)``.
 
@@ -240,10 +234,10 @@ def begin(engine: Any, rows: Rows[Labelled], *alphas: Alpha) -> PRBFFit:
 
 
 def first(data: ClassData, net: Network, alpha: float | Tensor) -> Point:
-    """The batch at its start."""
-    rows = len(net.loc)
-    weights = effective(torch.as_tensor(alpha, dtype=net.loc.dtype, device=net.loc.device).expand(rows), net)
-    return evaluate(data.sized(net.loc.shape[1], rows), net, weights)
+    """The batch at its start; where no two classes share a kernel the penalty is zero at every stationary point."""
+    shared = ((net.mixing > 0).sum(1) > 1).any(-1)
+    weights = torch.where(shared, torch.as_tensor(alpha).to(net.loc), 0.0)
+    return evaluate(data.sized(net.loc.shape[1], len(net.loc)), net, weights)
 
 
 def posterior_of(task: PRBFFit, fit: Fit[PRBFRestarts]) -> PRBFPosterior:
