@@ -4,6 +4,7 @@ A restart that fails stays at its last good state, the others go on.  A componen
 raises the evidence.  Candidates are one batch.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -111,14 +112,17 @@ def advance(batch: Batch) -> Batch:
 
 def moved_to(batch: Batch, new: Any) -> Batch:
     """After a round that leads to ``new``; rows that become non-finite keep their last good state, and say why."""
-    old, change = batch.parameters, batch.change_to(new)
-    sound = change.isfinite() & ~batch.failed
-    after = batch.reached(new if bool(sound.all()) else new.where(sound, old))
-    good = sound & after.log_likelihood.isfinite()
-    after = after if torch.equal(good, sound) else batch.reached(new.where(good, old))
+    change = batch.change_to(new)
+    if math.isfinite(float(change.sum())) and not bool(batch.failed.any()):
+        after = batch.reached(new)
+        if math.isfinite(float(after.log_likelihood.sum())):
+            return replace(after, change=change, num_rounds=batch.num_rounds + 1)
+    old, sound = batch.parameters, change.isfinite() & ~batch.failed
+    good = sound & batch.reached(new.where(sound, old)).log_likelihood.isfinite()
     number, lost = batch.num_rounds + 1, (~good & ~batch.failed).nonzero().flatten().tolist()
     reasons = {row: f"round {number}: {batch.complaint(new, row)}" for row in lost}
     change, failures = torch.where(good, change, 0.0), {**batch.failures, **reasons}
+    after = batch.reached(new.where(good, old))
     return replace(after, failed=~good, change=change, num_rounds=number, failures=failures)
 
 
@@ -475,9 +479,8 @@ def fit_mixture(task: ComponentFit[Any], settings: EMSettings) -> Any:
     step: Step[Any] = advance if stop.counted else slowly_converging
     if deletion is not None:
         together, step = task.together(stop, deletion), advance
-    with torch.no_grad():
-        fit = run_em(task.batch, settings.initial.warm_up, together, task.watched(step))
-        chosen = choose(task, fit, deletion, stop)
+    fit = run_em(task.batch, settings.initial.warm_up, together, task.watched(step))
+    chosen = choose(task, fit, deletion, stop)
     posterior = task.posterior(chosen)
     require_convergence("EvidenceEM", chosen.fit.status, posterior, stop)
     return posterior

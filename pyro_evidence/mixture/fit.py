@@ -153,9 +153,9 @@ class MixtureRestarts(ComponentRestarts):
         return torch.where(self.failed, -torch.inf, mode.modes(self.expected, exact).occam)
 
     def proposed(self) -> Mixture:
-        with torch.enable_grad():  # for an update that differentiates
-            new = self.update(self.expected)
-        return check_result("update", new, Mixture, "a Mixture, such as husmeier2000_update gives")
+        return check_result(
+            "update", self.update(self.expected), Mixture, "a Mixture, such as husmeier2000_update gives"
+        )
 
     def reached(self, parameters: Mixture) -> "MixtureRestarts":
         """With an E-step there, without the components that are pruned in every restart."""

@@ -71,6 +71,7 @@ class LogJointOfWeights:
         return self.last[rows]
 
 
+@torch.no_grad()
 def find_mode(data: MixtureData, mixture: Mixture) -> Mixture:
     """The mixture with its weights at a posterior mode: a few EM steps, then Newton with the full Hessian."""
     for _ in range(4):
@@ -101,6 +102,7 @@ class RestartModes:
     occam: Tensor  # (R,) with :func:`occam_factor` added
 
 
+@torch.no_grad()
 def modes(expected: EStep, exact: Tensor | None = None) -> RestartModes:
     """The mode of each row with its evidences, a few rows at a time.
 

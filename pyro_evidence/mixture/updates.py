@@ -61,7 +61,7 @@ SMALLEST = torch.finfo(torch.float64).tiny  # in the place of zero where a compo
 LEAST_LEFT = 1e-6  # data that a component has beyond its well-determined parameters
 LARGEST_NOISE = 1e12  # precision in units of the data's: one point, or ties, make the likelihood unbounded
 NOT_NEGATIVE = "a number of at least 0"
-ALPHA_RANGE = (1e-8, 1e12)  # in units of the data's variance; beyond, the prior is flat or a point
+ALPHA_RANGE = (1e-8, LARGEST_NOISE)  # in units of the data's variance; beyond, the prior is flat or a point
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,7 @@ class EStep:
 Update = Callable[[EStep], Mixture]
 
 
+@torch.no_grad()
 def estep(data: MixtureData, mixture: Mixture, ties: SharedParameters, curvature: MixtureCurvature) -> EStep:
     """The iterate at ``mixture``."""
     return EStep(data, mixture, ties, curvature, e_step(data, mixture, spread=data.is_constant))
@@ -196,6 +197,7 @@ def corrected(expected: EStep) -> Mixture:
     return _regularised(expected, expected.gamma)
 
 
+@torch.no_grad()
 def _regularised(expected: EStep, subtracted: Tensor, rho: float = 0.0, centre: Tensor | None = None) -> Mixture:
     """The next mixture, every precision by what is well determined.
 
@@ -305,14 +307,11 @@ class Unregularised:
         """One round; alpha stays."""
         layout = expected.data.layout
         gram, cross = expected.stats.moments[..., layout.gram], expected.stats.moments[..., layout.cross]
-        if gram.shape[-1] == 1:
-            w = cross / gram.squeeze(-1)
-        else:  # zero along poorly determined directions
-            gram = gram if expected.data.observed is not None else gram[..., :1, :, :]
-            values, vectors = torch.linalg.eigh(gram)
-            kept = values > self.cutoff * values[..., -1:]
-            inverse = torch.where(kept, 1.0 / torch.where(kept, values, 1.0), 0.0)
-            w = (vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ cross.unsqueeze(-1)))).squeeze(-1)
+        gram = gram if expected.data.observed is not None else gram[..., :1, :, :]
+        values, vectors = torch.linalg.eigh(gram)
+        kept = values > self.cutoff * values[..., -1:]  # zero along poorly determined directions
+        inverse = torch.where(kept, 1.0 / torch.where(kept, values, 1.0), 0.0)
+        w = (vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ cross.unsqueeze(-1)))).squeeze(-1)
         nothing = torch.zeros_like(w[..., 0])
         return _next(expected, w, _noise(expected, w, nothing, self.rho), expected.mixture.alpha, nothing)
 
@@ -377,6 +376,8 @@ def _next(
     alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
     log_mixing = (counts / counts.sum(-1, keepdim=True)).log() if ties.mixing_free else old.log_mixing
     new, margin = Mixture(w, noise, log_mixing, alpha, old.loc), expected.stats.counts - subtracted.amax(-1)
+    if old.all_active and float(margin.amin()) > LEAST_LEFT:
+        return new
     return pruned(new, survivors(old.active, margin))
 
 
@@ -394,12 +395,10 @@ def survivors(active: Tensor, margin: Tensor) -> Tensor:
 def pruned(mixture: Mixture, keep: Tensor) -> Mixture:
     """The mixture without the components where ``keep`` ``(R, K)`` is False; they stand at their prior mean."""
     log_mixing = torch.where(keep, mixture.log_mixing, -torch.inf).log_softmax(-1)
-    on = keep[..., None, None]
-    w = torch.where(on, mixture.w, mixture.loc)
-    if not mixture.has_full_noise:
-        return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(keep.unsqueeze(-1), mixture.noise, 1.0))
-    eye = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device)
-    return replace(mixture, w=w, log_mixing=log_mixing, noise=torch.where(on, mixture.noise, eye))
+    w = torch.where(keep[..., None, None], mixture.w, mixture.loc)
+    plain = torch.eye(w.shape[-2]).to(w) if mixture.has_full_noise else w.new_ones(1)
+    noise = torch.where(keep.reshape(*keep.shape, *[1] * (mixture.noise.dim() - 2)), mixture.noise, plain)
+    return replace(mixture, w=w, log_mixing=log_mixing, noise=noise)
 
 
 def padded(mixture: Mixture, like: Mixture) -> Mixture:

@@ -52,7 +52,7 @@ def fit(Y: Tensor, num_components: int = 6, **settings: object) -> MixturePoster
 
 
 @pytest.mark.parametrize("num_components", [2, 6])  # all kept, and not
-def test_rounds_in_inference_mode_are_the_same_rounds(num_components: int) -> None:
+def test_rounds_without_a_graph_are_the_same_rounds(num_components: int) -> None:
     """An update of one's own may take derivatives; what a fit leaves can be differentiated."""
     Y, update = two_blobs(), BoundedInflation()
 
