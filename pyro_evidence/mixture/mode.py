@@ -16,7 +16,7 @@ from pyro_evidence.mixture.expectation import Mixture, MixtureData, MixtureStati
 from pyro_evidence.mixture.recognise import MixtureStructure, held_at
 from pyro_evidence.mixture.updates import SMALLEST, EStep, estep, padded
 from pyro_evidence.numerics import newton
-from pyro_evidence.numerics.batched import distinct
+from pyro_evidence.numerics.batched import Batched, distinct
 from pyro_evidence.numerics.evidence import log_evidence as laplace
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.precision.choices import exact_hessian
@@ -94,10 +94,9 @@ def chunks(data: MixtureData, mixture: Mixture) -> tuple[Tensor, ...]:
 
 
 @dataclass(frozen=True)
-class RestartModes:
-    """The rows of a batch at their modes, and how high these are, nats; -inf where there is no mode."""
+class RestartModes(Batched):
+    """How high the modes of the rows of a batch are, nats; -inf where there is no mode."""
 
-    mixture: Mixture
     log_evidence: Tensor  # (R,) with the full Hessian
     occam: Tensor  # (R,) with :func:`occam_factor` added
 
@@ -114,25 +113,21 @@ def modes(expected: EStep, exact: Tensor | None = None) -> RestartModes:
     evidence = expected.log_evidence
     if expected.mixture.w.numel() * expected.data.num_rows <= MANY:
         exact = torch.arange(len(evidence), device=evidence.device)
-    found = RestartModes(expected.mixture, _finite(evidence), _finite(evidence + occam_factor(expected)))
+    found = _heights(evidence, expected)
     chosen = distinct(found.occam, expected.mixture.active.sum(-1), NEAR) if exact is None else exact
     if not len(chosen):
         return found
     own = rows_of(expected.data, chosen)
     mode = find_mode(own, expected.mixture[chosen])
-    numbers = []
     for rows in chunks(own, mode):
         here = estep(rows_of(own, rows), mode[rows], expected.ties, mixture_evidence.full)
-        evidence = exact_log_evidence(here)
-        numbers.append((evidence, evidence + occam_factor(here)))
-    heights = [_finite(torch.cat(x)) for x in zip(*numbers, strict=True)]
-    old = found.log_evidence, found.occam
-    new = (x.index_copy(0, chosen, height) for x, height in zip(old, heights, strict=True))
-    return RestartModes(replace(found.mixture, w=found.mixture.w.index_copy(0, chosen, mode.w)), *new)
+        found = found.with_rows(chosen[rows], _heights(exact_log_evidence(here), here))
+    return found
 
 
-def _finite(height: Tensor) -> Tensor:
-    return torch.where(height.isfinite(), height, -torch.inf)
+def _heights(evidence: Tensor, expected: EStep) -> RestartModes:
+    pair = evidence, evidence + occam_factor(expected)
+    return RestartModes(*(torch.where(x.isfinite(), x, -torch.inf) for x in pair))
 
 
 def exact_log_evidence(expected: EStep) -> Tensor:
