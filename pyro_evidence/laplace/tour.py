@@ -542,11 +542,8 @@ def _with_prior(first: NormalMixture, mode: LaplaceState, density: ActiveDensity
     except NO_PRIOR_DRAWS:
         return first
     prior = prior[prior.isfinite().all(-1)]
-    moments = _moments(prior, torch.ones_like(prior[:, 0]), first.active) if len(prior) else None
-    if moments is None:
-        return first
-    wide = NormalMixture(prior.new_zeros(1), moments[0].unsqueeze(0), (moments[1],), first.active, (True,))
-    return _beside(first, [wide], WIDE)
+    wide = _fitted(prior, torch.ones_like(prior[:, 0]), first.active, heavy=True)
+    return first if wide is None else _beside(first, [wide], WIDE)
 
 
 def _with_unused(
@@ -582,9 +579,8 @@ def _with_unused(
     for some in sets[counts > 2 * density.size]:  # enough for a covariance
         own = (places == some).all(1).to(x.device)
         own = own & (log_joint > log_joint[own].max() - FAINT)
-        moments = _moments(x, own.to(x), first.active)
-        if moments is not None:
-            one = NormalMixture(x.new_zeros(1), moments[0].unsqueeze(0), (moments[1],), first.active, (True,))
+        one = _fitted(x, own.to(x), first.active, heavy=True)
+        if one is not None:
             height = importance.log_mean(log_joint[own] - one.log_prob(x[own]))
             found += [replace(one, log_mixing=height.unsqueeze(0))] if float(height) > least else []
     return _beside(first, found) if found else first
@@ -611,11 +607,11 @@ def _with_walkers(first: NormalMixture, at_modes: NormalMixture, density: Active
             there = density.log_joint(y)
             moved = level[:, 0].log() < power * (there - height)
             x, height = x.where(~moved.unsqueeze(-1), y), height.where(~moved, there)
-    narrow = _moments(0.5 * x, torch.ones_like(height), first.active)
+    narrow = _fitted(0.5 * x, torch.ones_like(height), first.active)
     if narrow is None:
         return first
     centres, shares = x[torch.randperm(num, generator=generator)[:FAMILIES]], torch.zeros(FAMILIES).to(x)
-    found = NormalMixture(shares, centres, (narrow[1],) * FAMILIES, first.active, (False,) * FAMILIES)
+    found = NormalMixture(shares, centres, narrow.precisions * FAMILIES, first.active, (False,) * FAMILIES)
     for _ in range(FAMILIES):
         found = _with_moments(found, x, found.by_component(x).softmax(0))
     tails = replace(found, log_mixing=found.log_mixing + math.log(HEAVY / (1.0 - HEAVY)), heavy=(True,) * FAMILIES)
@@ -724,15 +720,16 @@ def _where_heavy(
     log_q = mixture.log_prob(x)
     for turn in range(MOST_PARTS):
         weights = smoothed_weights(log_joint, log_q).weights
-        top, spread = x[weights.argmax()], _moments(x, weights, mixture.active)
-        spread = _moments(x, torch.ones_like(weights), mixture.active) if spread is None else spread
+        top, every = x[weights.argmax()], torch.ones_like(weights)
+        spread = _fitted(x, weights, mixture.active) or _fitted(x, every, mixture.active)
         assert spread is not None  # of all draws
-        near = spread[1].whiten(mixture._among_all(x - top)).norm(dim=-1).topk(num, largest=False).indices
+        away = spread.precisions[0].whiten(mixture._among_all(x - top)).norm(dim=-1)
+        near = away.topk(num, largest=False).indices
         own = weights[near] / weights[near].sum()
-        moments = _moments(x[near], 0.5 * own + 0.5 / num, mixture.active)
-        if moments is None:
+        fitted = _fitted(x[near], 0.5 * own + 0.5 / num, mixture.active)
+        if fitted is None:
             break
-        one = NormalMixture(x.new_zeros(1), top.unsqueeze(0), (moments[1],), mixture.active, (False,))
+        one = replace(fitted, loc=top.unsqueeze(0))
         new, share = one.unwhiten(quasi_normal(num, x.shape[-1] + 1, seed + turn).to(x)), num / (len(x) + num)
         mixture = _beside(mixture, [one], share)
         log_q = torch.logaddexp(log_q + math.log1p(-share), one.log_prob(x) + math.log(share))
@@ -780,14 +777,17 @@ def adapted(first: NormalMixture, x: Tensor, weights: Tensor) -> NormalMixture:
 def _with_moments(before: NormalMixture, x: Tensor, weights: Tensor) -> NormalMixture:
     """Normals with the moments of rows ``(S, d)`` by weights ``(M, S)``; where they are too few, those of before."""
     share = (weights.sum(-1) / weights.sum()).clamp(min=LEAST_SHARE / len(weights))  # none without draws
-    moments = [_moments(x, own, before.active) for own in weights]
-    locs = [loc if own is None else own[0] for own, loc in zip(moments, before.loc, strict=True)]
-    precisions = [p if own is None else own[1] for own, p in zip(moments, before.precisions, strict=True)]
+    found = [_fitted(x, own, before.active) for own in weights]
+    locs = [loc if own is None else own.loc[0] for own, loc in zip(found, before.loc, strict=True)]
+    precisions = [p if own is None else own.precisions[0] for own, p in zip(found, before.precisions, strict=True)]
     return NormalMixture(share.log(), torch.stack(locs), tuple(precisions), before.active, (False,) * len(locs))
 
 
-def _moments(x: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Dense] | None:
-    """Mean and precision of rows ``(S, d)`` by weights ``(S,)``; None where they are too few for a covariance."""
+def _fitted(x: Tensor, weights: Tensor, active: Tensor, *, heavy: bool = False) -> NormalMixture | None:
+    """A normal, or t distribution, with the mean and covariance of rows ``(S, d)`` by weights ``(S,)``.
+
+    None where they are too few for a covariance.
+    """
     own = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)  # all zero where no row has any
     if not float(1.0 / own.square().sum()) > 2.0 * x.shape[-1]:
         return None
@@ -798,4 +798,4 @@ def _moments(x: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Dense]
         return None
     found, inside = torch.eye(len(active)).to(tril), active.nonzero().squeeze(-1)  # one on those that are not active
     found[inside.unsqueeze(-1), inside] = torch.linalg.cholesky(torch.cholesky_inverse(tril))
-    return mean, Dense(found.unsqueeze(0))
+    return NormalMixture(x.new_zeros(1), mean.unsqueeze(0), (Dense(found.unsqueeze(0)),), active, (heavy,))
