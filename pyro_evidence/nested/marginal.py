@@ -53,11 +53,15 @@ class Marginal:
             raise BadInput(f"quantiles({q}): expected probabilities between 0 and 1.")
         flat, mass = (part.reshape(len(part), -1).T.contiguous() for part in (self.values, self.mass))
         wanted = level.reshape(-1).expand(len(flat), -1).contiguous() * mass[:, -1:]
-        cell = torch.searchsorted(mass, wanted).clamp(1, mass.shape[1] - 1)
-        low, high = mass.gather(1, cell - 1), mass.gather(1, cell)
-        share = torch.where(high > low, (wanted - low) / (high - low), 0.0).clamp(0.0, 1.0)
-        found = (1.0 - share) * flat.gather(1, cell - 1) + share * flat.gather(1, cell)
-        return found.T.reshape((*level.shape, *self.values.shape[1:]))
+        return interpolated(mass, flat, wanted).T.reshape((*level.shape, *self.values.shape[1:]))
+
+
+def interpolated(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
+    """Values at ``places`` ``(E, Q)`` of lines through points ``x``, ascending, and ``y`` ``(E, K)``; level beyond."""
+    right = torch.searchsorted(x, places).clamp(1, x.shape[1] - 1)
+    low, high = x.gather(1, right - 1), x.gather(1, right)
+    share = torch.where(high > low, (places - low) / (high - low), 0.0).clamp(0.0, 1.0)
+    return torch.lerp(y.gather(1, right - 1), y.gather(1, right), share)
 
 
 def constrained(part: Coordinate, x: Tensor, density: Tensor) -> Marginal:

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput, TooLarge
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import Problem
+from pyro_evidence.nested.marginal import interpolated
 from pyro_evidence.numerics import batched, importance, newton
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
@@ -198,11 +199,7 @@ def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tenso
     mass = weights.to(columns)[order]
     middle = mass.cumsum(-1) - 0.5 * mass
     wanted = levels.to(columns).reshape(-1).expand(len(columns), -1).contiguous()
-    right = torch.searchsorted(middle, wanted).clamp(1, len(values) - 1)
-    low, high = middle.gather(-1, right - 1), middle.gather(-1, right)
-    share = (wanted - low) / torch.where(high > low, high - low, 1.0)
-    below, above = columns.gather(-1, right - 1), columns.gather(-1, right)
-    return torch.lerp(below, above, share.clamp(0.0, 1.0)).mT.reshape((*levels.shape, *values.shape[1:]))
+    return interpolated(middle, columns, wanted).mT.reshape((*levels.shape, *values.shape[1:]))
 
 
 INNER = 32  # draws at each outer place
