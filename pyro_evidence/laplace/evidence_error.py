@@ -104,12 +104,8 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
         here = marginal.place(marginal.density.terms(state.theta), state.u[p.own], state.u[p.shared])
         if not bool(here.direction.definite.all()):  # the integrals have no mode near this one
             return second_order(state)
-        gain, rest = here.each[:-1] - by_laplace(here), marginal.log_evidence(here)
-        if len(p.shared):
-            rest = rest + 0.5 * here.slope @ torch.linalg.solve(here.curvature, here.slope)
-        signed = float(rest - state.log_evidence)
-        method = f"1 against {marginal.num} nodes, at the mode"
-        return _of_blocks(marginal, signed, gain, signed - float(gain.sum()), method)
+        step = torch.linalg.solve(here.curvature, here.slope) if len(p.shared) else here.slope
+        return _beside_laplace(state, marginal, here, 0.5 * float(here.slope @ step), ", at the mode")
     more = replace(problem.marginal, num=problem.nodes + 2)
     better = more.find(state.theta, state.u)
     gain, signed = (better.each - place.each)[:-1], float(more.log_evidence(better) - state.log_evidence)
@@ -130,10 +126,16 @@ def by_more_nodes(state: LaplaceState, error: EvidenceError) -> EvidenceError:
     if compared is None:
         return error
     more = replace(compared, num=compared.num + 2)
-    place = more.find(state.theta, state.u)
+    return _beside_laplace(state, more, more.find(state.theta, state.u))
+
+
+def _beside_laplace(
+    state: LaplaceState, marginal: Marginal, place: Place, more: float = 0.0, where: str = ""
+) -> EvidenceError:
+    """The error of Laplace's log evidence against blocks integrated at a place, where ``more`` nats are left to it."""
     gain = place.each[:-1] - by_laplace(place)
-    signed = float(more.log_evidence(place) - state.log_evidence)
-    return _of_blocks(more, signed, gain, signed - float(gain.sum()), f"1 against {more.num} nodes")
+    signed = float(marginal.log_evidence(place) - state.log_evidence) + more
+    return _of_blocks(marginal, signed, gain, signed - float(gain.sum()), f"1 against {marginal.num} nodes{where}")
 
 
 def _compared(problem: Problem) -> Marginal | None:

@@ -186,10 +186,13 @@ def curvature(laplace: LaplaceState, found: Slope, measure: Tensor) -> Asking[Te
 
 def exact_curvature(laplace: LaplaceState, measure: Tensor) -> Tensor:
     """The same by two-sided differences: good to about six digits."""
+    return _symmetric([*slope_falls(laplace, measure)] if bool(measure.any()) else [], measure)
+
+
+def slope_falls(laplace: LaplaceState, measure: Tensor) -> Tensor:
+    """How the slope falls with each hyperparameter that has a measure, by two-sided differences, ``(P, T)``."""
     step = measure * torch.finfo(laplace.problem.joint.dtype).eps ** CENTRAL
-    on = measure.nonzero().flatten()
-    rows = differences(partial(slope_and_mode, laplace), step.diag()[on])[0] if len(on) else ()
-    return _symmetric([*rows], measure)
+    return differences(partial(slope_and_mode, laplace), step.diag()[measure.nonzero().flatten()])[0]
 
 
 def slope_and_mode(laplace: LaplaceState, step: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from pyro_evidence.fitting.iterate import Status, Stop, iterate
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
-from pyro_evidence.laplace.gradient import evidence_slope, slope
+from pyro_evidence.laplace.gradient import evidence_slope, slope, slope_falls
 from pyro_evidence.laplace.metric import inverted, measures, natural_metric, response
 from pyro_evidence.numerics.derivatives import pullbacks
 from pyro_evidence.program.constants import STEPS, MovedConstants, PriorConstant, Stepped, prior_constants
@@ -230,14 +230,9 @@ def _ways(here: LaplaceState) -> Tensor:
     index = measure.nonzero().flatten()
     if not len(index):
         return ways
-    size = torch.finfo(here.problem.joint.dtype).eps ** (1.0 / 6.0)  # of a central difference of what is exact
-    rows = []
-    for move in (size * measure.diag())[index]:
-        ends = [laplace_state(here.problem, here.theta + sign * move, here.u) for sign in (1.0, -1.0)]
-        rows.append((slope(ends[0]).total - slope(ends[1]).total) / (2.0 * move.sum()))
-    second = torch.stack(rows)  # (P, T)
-    curvature = -0.5 * (second[:, index] + second[:, index].mT)
-    ways[:, index] = (inverted(curvature, slope(here).total[index]) @ second[:, steps]).mT
+    falls = slope_falls(here, measure)  # (P, T)
+    curvature = 0.5 * (falls[:, index] + falls[:, index].mT)
+    ways[:, index] = -(inverted(curvature, slope(here).total[index]) @ falls[:, steps]).mT
     return ways
 
 
