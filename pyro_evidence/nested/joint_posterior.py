@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.approximation import DENSE_SEARCH, LaplaceState, Problem
 from pyro_evidence.nested.inner import ConditionalModes
 from pyro_evidence.nested.integration import Integral, OuterMode
 from pyro_evidence.precision.dense import Dense, Precision, precision_tril
@@ -55,13 +55,10 @@ def whole_place(full: LogJoint, state: LaplaceState) -> tuple[Tensor, Tensor]:
     return u, torch.cat([state.theta[:0], *(parts[name].reshape(-1) for name in full.hypers.names)])
 
 
-DENSE = 1000  # coordinates up to which the precision over all sites is a matrix
-
-
 def joint_precision(found: OuterMode, place: IndexMap) -> Precision:
     """The precision over marginalised and inner sites together: the inner one about a mode that follows the others."""
     num = len(place.marginalised) + len(place.inner)
-    if num > DENSE:
+    if num > DENSE_SEARCH:
         return NestedPrecision(found, place)
     tril = precision_tril(found.state.precision, len(place.inner))
     inside = tril @ tril.mT

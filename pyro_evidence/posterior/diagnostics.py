@@ -18,6 +18,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.evidence_error import COMPARED, by_laplace, element_names
+from pyro_evidence.laplace.restarts import LEVEL as SAME_MODE
 from pyro_evidence.numerics import hamiltonian, importance
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.importance import Smoothed, pareto_shapes
@@ -207,7 +208,6 @@ TRUSTED = 0.7  # k-hat up to which importance weights are believed
 MANY = 1_000  # coordinates beyond which weights of joint draws spread by their number alone
 NUM_WEIGHTED = 4_000  # draws to be weighted, where nobody says how many
 FEWEST_WEIGHTED = 100  # to whose largest a tail can be fitted
-SAME_MODE = 1e-3  # nats between log evidences of one mode
 NOTABLE_GAP = 0.1  # nats
 ENOUGH = 1_000  # draws whose k-hat is known to about a tenth, beyond which only what is not settled asks for more
 PRECISE = 0.02  # nats, a fifth of what is said of a log evidence: its standard error where no more draws are taken
