@@ -254,15 +254,7 @@ GUARD = 0.01  # least probability of each value of an element in draws of struct
 
 def _neighbours(row: Tensor, sizes: Tensor) -> Tensor:
     """Structures with one element changed, and with two elements exchanged, ``(S, B)``."""
-    found = []
-    for b, size in enumerate(sizes.tolist()):
-        for k in range(size):
-            if k != int(row[b]):
-                found.append(row.index_fill(0, torch.tensor([b]), k))
-    for a in range(len(row)):
-        for b in range(a):
-            if int(row[a]) != int(row[b]) and int(sizes[a]) == int(sizes[b]):
-                swapped = row.clone()
-                swapped[[a, b]] = row[[b, a]]
-                found.append(swapped)
-    return torch.stack(found)
+    others = [(b, k) for b, size in enumerate(sizes.tolist()) for k in range(size) if k != int(row[b])]
+    pairs = [[a, b] for a in range(len(row)) for b in range(a) if row[a] != row[b] and sizes[a] == sizes[b]]
+    changed = [row.index_fill(0, torch.tensor([b]), k) for b, k in others]
+    return torch.stack([*changed, *(row.index_copy(0, torch.tensor(pair), row[pair[::-1]]) for pair in pairs)])

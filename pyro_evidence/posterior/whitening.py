@@ -67,7 +67,7 @@ class ConditionalWhitening:
         """``u = mode(z) + L(z)^-T z``."""
         marginalised, mode, log_diagonal, tril = self._at(z[self.places.marginalised])
         away = torch.linalg.solve_triangular(tril.mT, z[self.places.inner].unsqueeze(-1), upper=True)[:, 0]
-        u = self._whole(marginalised, mode + away)
+        u = self.places.whole(marginalised, mode + away)
         return u, self.chart.log_slope(z[self.places.marginalised]) - log_diagonal.sum()
 
     def _at(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -76,15 +76,11 @@ class ConditionalWhitening:
         tril = torch.tensordot(weights, self.unit, 1) * log_diagonal.exp()
         return self.chart.forward(z), weights @ self.mode, log_diagonal, tril
 
-    def _whole(self, marginalised: Tensor, inner: Tensor) -> Tensor:
-        order = torch.cat([self.places.marginalised, self.places.inner]).argsort()
-        return torch.cat([marginalised, inner])[order]
-
     def inverse(self, u: Tensor) -> Tensor:
         """Outer ones by the chart, inner ones by the factor there."""
         z = self.chart.inverse(u[self.places.marginalised].unsqueeze(0))[0]
         _, mode, _, tril = self._at(z)
-        return self._whole(z, tril.mT @ (u[self.places.inner] - mode))
+        return self.places.whole(z, tril.mT @ (u[self.places.inner] - mode))
 
 
 Whitening = AffineWhitening | ConditionalWhitening
