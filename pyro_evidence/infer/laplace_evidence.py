@@ -224,7 +224,7 @@ class LaplaceEvidence(Resumable):
         if isinstance(found, Exception):
             return (self._in_blocks and automatic) or self._has_labels(None)
         left_out = found._left_out if self._in_blocks and self.nodes is None else None
-        doubtful = left_out is not None and (left_out.is_doubtful or left_out.together)
+        doubtful = left_out is not None and (left_out.is_doubtful or left_out.num_shared == len(found.state.u))
         return automatic and (self._has_labels(found.state) or doubtful)
 
     def _has_labels(self, state: LaplaceState | None) -> bool:
@@ -567,10 +567,7 @@ class LaplaceEvidence(Resumable):
                 posteriors.append(found)
                 continue
             if id(fit) not in self._integrated and self._full is not None:
-                found = results.integrated(self._full, fit, self.stop.quadrature_tol, found)
-                labels = looks and self.marginalise is None and bool(found._joint.discrete)
-                search = (self.start.tour, seed_of(self.start.seed))
-                self._integrated[id(fit)] = results.over_labels(found, *search) if labels else found
+                self._integrated[id(fit)] = results.integrated(self._full, fit, self.stop.quadrature_tol, found)
             elif id(fit) not in self._integrated:
                 self._integrated[id(fit)] = results.toured(found, self.start.tour, seed_of(self.start.seed))
             posteriors.append(self._integrated[id(fit)])

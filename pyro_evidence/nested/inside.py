@@ -96,7 +96,6 @@ class InsideCorrection:
     :ivar num_draws: how many there are.
     :ivar num_shared: coordinates that were drawn; the others were integrated block by block.
     :ivar trend: of the gain over the nodes, less a constant, nats, ``(K,)``: Laplace inside errs more at some.
-    :ivar together: whether draws are of all latents together, for those at the nodes said nothing.
     """
 
     gain: float
@@ -106,7 +105,6 @@ class InsideCorrection:
     num_draws: int
     num_shared: int
     trend: Tensor
-    together: bool = False
 
     @property
     def error(self) -> float:

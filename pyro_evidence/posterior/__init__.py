@@ -7,7 +7,6 @@ from pyro_evidence.lazy_import import import_on_demand
 if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.posterior.groups import with_groups as with_groups
     from pyro_evidence.posterior.laplace import LaplacePosterior
-    from pyro_evidence.posterior.multimodal import over_labels as over_labels
     from pyro_evidence.posterior.multimodal import toured as toured
     from pyro_evidence.posterior.nested import NestedPosterior
     from pyro_evidence.posterior.nested import integrated as integrated

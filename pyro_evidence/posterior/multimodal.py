@@ -1,9 +1,7 @@
 """Posteriors whose log evidence is an integral by importance sampling: of one mode, or over all that were found."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -13,16 +11,15 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.display import Table
-from pyro_evidence.errors import BadInput, NotAMode
+from pyro_evidence.errors import BadInput
 from pyro_evidence.files import Array
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace import tour
-from pyro_evidence.laplace.approximation import LaplaceState, around, laplace_state, search_modes, state_at
+from pyro_evidence.laplace.approximation import LaplaceState, around, laplace_state
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.mean_shift import at_mean
 from pyro_evidence.laplace.mode_checks import require_end
-from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.laplace.tour import Exchange, ModeIntegral, NormalMixture
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import importance
@@ -39,7 +36,6 @@ from pyro_evidence.structure.symmetries import reordered
 SEED = 0  # of the draws that the log evidence is taken from: it is a number to report
 GOOD_ENOUGH = 0.01  # nats, by which Laplace's log evidence of a single mode may be off: a per cent of a Bayes factor
 FEW = 512  # draws, which tell that where weights vary by less than a tenth
-FOLLOWED = 60  # steps, as many as Newton's; a scale beside what it scales may have no mode, and climbs without end
 ROUNDS = 4  # of climbs from the heaviest draws, each of sixteen
 QUANTILE_DRAWS = 10_000  # of a mixture, whose quantiles are then known to two hundredths of a standard deviation
 
@@ -354,27 +350,3 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
         off = float(found.integral.log_evidence - posterior.log_evidence)
         return posterior if found.integral.is_trusted and abs(off) < GOOD_ENOUGH else found
     return of_modes(states[: tour.MOST_MODES + 1], posterior, exchange, 0 if many else ROUNDS)
-
-
-def over_labels(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> LaplacePosterior:
-    """The posterior over all modes of all latents together, where marginalised sites were integrated around one.
-
-    Of components whose labels can be exchanged they are integrated under one labelling.  Itself where there is no
-    mode of all latents, or no other.
-    """
-    state, left = posterior.state, itertools.count(FOLLOWED, -1)
-
-    def watch(_: Tensor) -> None:
-        if next(left) == 0:
-            raise NotAMode(f"no mode of all latents after {FOLLOWED} steps; expected one near that found.")
-
-    with suppress(ArithmeticError):
-        mode = search_modes(state.problem, state.u.unsqueeze(0), state.theta, cold=True, watch=watch)
-        whole = state_at(state.problem, state.theta, mode, 0)
-        known = (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)
-        found = toured(LaplacePosterior(whole, *known), num_draws, seed) if can_tour(whole) else posterior
-        several = isinstance(found, ImportancePosterior) and (
-            len(found.states) > 1 or found.integral.exchange is not None
-        )
-        return found if several else posterior
-    return posterior

@@ -37,7 +37,6 @@ from pyro_evidence.program.log_joint import Model
 
 KEPT = 2**20  # numbers of the draws that are remembered
 LEFT_OUT_PLACES = 64  # of the marginalised sites at which data are left out
-SMALL = 50  # inner coordinates whose shapes are cheap to look at
 ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as normal
 FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, no more are asked
 NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredths those of many keep enough
@@ -138,8 +137,8 @@ class NestedPosterior(LaplacePosterior):
         problem, dims = self._inside.problem, self.integral.chart.num_dims
         latents = problem.joint.latents
         names = [p.name for p in latents if p.size == 1 and not is_identity(p.transform)]
-        small = 1 < len(latents.parts) and latents.size <= SMALL and dims < PRODUCT_DIMS and is_batched(problem)
-        if not (names and small):
+        small = 1 < len(latents.parts) and latents.size <= MOST_COORDINATES and is_batched(problem)
+        if not (names and small and dims < PRODUCT_DIMS):
             return ()
         few = float(importance.effective_sample_size(self._weighed(FIRST_LOOK, seed=0)[1]))
         if few > NEARLY_ALL * FIRST_LOOK or self.relative_ess > ENOUGH or self.integral.margins is None:
@@ -215,7 +214,7 @@ class NestedPosterior(LaplacePosterior):
             whole = tour.integral_over([self.state], seed=0)
             if whole.is_trusted:
                 gain, k = float(whole.log_evidence - self.state.log_evidence), whole.weighed.pareto_k
-                return InsideCorrection(gain, whole.error, 0.0, k, len(whole.draws), size, 0.0 * found.trend, True)
+                return InsideCorrection(gain, whole.error, 0.0, k, len(whole.draws), size, 0.0 * found.trend)
         return found
 
     _points_along = at_nodes
@@ -254,24 +253,20 @@ def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: Lap
     :param tolerance: of the log evidence, nats.
     :param posterior: what is known of the fit beside its last state.
     """
-    integral, status = _integral_around(fit, tolerance, full)
+    integral, status = _integral_around(fit, tolerance)
     state = joint_posterior.whole_state(full, integral.outer_mode, integral.log_evidence)
+    warn_of_jumps(state)
     known = (posterior.status if status is None else status, posterior.log_evidences, posterior.restarts)
     return NestedPosterior(state, *known, posterior.failures, integral=integral)
 
 
-def _integral_around(fit: Fit[TypeII], tolerance: float, full: Problem | None = None) -> tuple[Integral, str | None]:
-    """The integral over the marginalised sites around a fit; and its status, where that is another than the fit's.
-
-    :param full: the problem of all sites, to be looked at for jumps before what takes long.
-    """
+def _integral_around(fit: Fit[TypeII], tolerance: float) -> tuple[Integral, str | None]:
+    """The integral over the marginalised sites around a fit; and its status, where that is another than the fit's."""
     joint = fit.state.laplace.problem.joint
     assert isinstance(joint, MarginalisedJoint)
     found = maximised(fit.state.laplace, torch.nonzero(joint.is_marginalised).flatten())
     if fit.status is Status.STEP_LIMIT:
         found = best_mode(found)
-    if full is not None:
-        warn_of_jumps(joint_posterior.whole_state(full, found, found.state.log_evidence))
     found, elsewhere = check_multimodality(found, tolerance)
     integral = integrate(found, tolerance, elsewhere)
     arrived = fit.status is Status.STEP_LIMIT and len(found.marginalised) == len(found.state.theta)
