@@ -60,8 +60,8 @@ class GaussianBound:
 
     def squares(self, mean: Tensor, second: Tensor) -> Tensor:
         """Expected squared residuals in units of the noise, shape ``()``."""
-        at_zero = self.slope.square() @ torch.where(self.curvature > 0, 1.0 / self.curvature, 0.0)
-        return self.curvature @ second - 2.0 * self.slope @ mean + at_zero
+        residual = mean - self.slope * torch.where(self.curvature > 0, 1.0 / self.curvature, 0.0)
+        return self.curvature @ (residual.square() + (second - mean.square()))  # not three sums, whose digits cancel
 
 
 LocalBound = LogisticBound | GaussianBound  # quadratic and below the likelihood, for given moments of eta
