@@ -60,29 +60,21 @@ def maximise(
 
 
 def _step(density: Penalised, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor) -> Tensor | None:
-    """The first projected step that raises the objective: Newton's, then the gradient's.
-
-    Each is halved until it rises as much as its own length on the orthant of the current signs promises.
-    """
+    """Newton's projected step, halved until it rises as much as its length on the orthant of the signs promises."""
     u, lowest = point  # below which a trial counts as lower
     free, theta = (u != 0) | (uphill != 0), u.new_zeros(0)
     signs = torch.where(u == 0, uphill.sign(), u.sign())
-    A = density.precision(u.unsqueeze(0), theta)[0]
-    newton = torch.zeros_like(u)
+    A, newton = density.precision(u.unsqueeze(0), theta)[0], torch.zeros_like(u)
     newton[free] = torch.linalg.solve(A[free][:, free], uphill[free])
-    for direction in (newton, uphill / A.diagonal().max()):
 
-        def trial(scale: float, direction: Tensor = direction) -> tuple[float, Tensor] | None:
-            new = u + scale * direction
-            new = torch.where((rate > 0) & (new * signs <= 0), 0.0, new)
-            after = density.log_joint(new.unsqueeze(0), theta)[0] - rate @ new.abs()
-            asked = max(KEPT * float(uphill @ (new - u)), 0.0)
-            return None if torch.equal(new, u) else (float(after) - asked, new)
+    def trial(scale: float) -> tuple[float, Tensor] | None:
+        new = u + scale * newton
+        new = torch.where((rate > 0) & (new * signs <= 0), 0.0, new)
+        after = density.log_joint(new.unsqueeze(0), theta)[0] - rate @ new.abs()
+        asked = max(KEPT * float(uphill @ (new - u)), 0.0)
+        return None if torch.equal(new, u) else (float(after) - asked, new)
 
-        found = first_accepted(trial, float(lowest))
-        if found is not None:
-            return found
-    return None
+    return first_accepted(trial, float(lowest))
 
 
 DENSE = 150  # weights up to which a fresh factor costs less than conjugate gradients
