@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -231,69 +231,62 @@ class Part:
         return replace(self, J=self.J @ T)
 
 
-class Formula(NamedTuple):
-    """A log likelihood of data that see one predictor each, as functions of it, of targets and of a third number.
-
-    :ivar value: nats, but for a constant.
-    :ivar orders: its first and second derivatives in the predictor.
-    """
-
-    value: Callable[[Tensor, Tensor, Tensor], Tensor]
-    orders: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def _normal(eta: Tensor, targets: Tensor, precision: Tensor) -> Tensor:
-    return -0.5 * precision * (targets - eta).square()
-
-
-def _normal_orders(eta: Tensor, targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    return precision * (targets - eta), -precision.expand_as(eta)
-
-
-def _counts(eta: Tensor, numbers: Tensor, unit: Tensor) -> Tensor:
-    return numbers * eta - unit * eta.exp()
-
-
-def _counts_orders(eta: Tensor, numbers: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
-    second = -unit * eta.exp()
-    return numbers + second, second
-
-
-def _successes(eta: Tensor, numbers: Tensor, trials: Tensor) -> Tensor:
-    return numbers * eta + trials * torch.nn.functional.logsigmoid(-eta)
-
-
-def _successes_orders(eta: Tensor, numbers: Tensor, trials: Tensor) -> tuple[Tensor, Tensor]:
-    expected = trials * eta.sigmoid()
-    return numbers - expected, -expected * (-eta).sigmoid()
-
-
-NORMAL = Formula(_normal, _normal_orders)  # of means; the third number is the precision
-POISSON = Formula(_counts, _counts_orders)  # of log rates; the rate at zero
-BINOMIAL = Formula(_successes, _successes_orders)  # of log odds; the number of trials
-
-
 @dataclass(frozen=True)
 class ClosedForm:
-    """The log likelihood of independent data behind one predictor each by a formula, with the graph of its arguments.
+    """The log likelihood of independent data behind one predictor each by formulas, with the graph of its fields.
 
-    :ivar targets: its second argument, ``(N, 1)``, and ``size`` its third, with the weights of data.
+    :ivar targets: times the weights of data, but for normal ones, ``(N, 1)``.
+    :ivar size: precision, rate at zero or number of trials, times the weights of data, ``(N, 1)``.
     :ivar constant: of all data, nats, ``()``.
     """
 
-    formula: Formula
+    value: ClassVar[Callable[..., Tensor]]  # of blocks (R, N, 1), each datum's but for the constant, nats
+    orders: ClassVar[Callable[..., tuple[Tensor, Tensor]]]  # its first and second derivatives
+
     targets: Tensor
     size: Tensor
     constant: Tensor
 
     def __call__(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log likelihood ``(R,)`` of blocks ``(R, N, 1)``, slope ``(R, N, 1)`` and curvature ``(R, N, 1, 1)``."""
-        slope, second = self.formula.orders(eta, self.targets, self.size)
+        slope, second = self.orders(eta)
         return self.log_likelihood(eta), slope, -second.unsqueeze(-1)
 
     def log_likelihood(self, eta: Tensor) -> Tensor:
         """The first of these."""
-        return self.constant + self.formula.value(eta, self.targets, self.size).sum((-2, -1))
+        return self.constant + self.value(eta).sum((-2, -1))
+
+
+class NormalTargets(ClosedForm):
+    """Normal about the predictor."""
+
+    def value(self, eta: Tensor) -> Tensor:
+        return -0.5 * self.size * (self.targets - eta).square()
+
+    def orders(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        return self.size * (self.targets - eta), -self.size.expand_as(eta)
+
+
+class PoissonTargets(ClosedForm):
+    """Counts, of which the predictor is the log rate."""
+
+    def value(self, eta: Tensor) -> Tensor:
+        return self.targets * eta - self.size * eta.exp()
+
+    def orders(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        second = -self.size * eta.exp()
+        return self.targets + second, second
+
+
+class BinomialTargets(ClosedForm):
+    """Numbers of successes, of which the predictor is the log odds."""
+
+    def value(self, eta: Tensor) -> Tensor:
+        return self.targets * eta + self.size * torch.nn.functional.logsigmoid(-eta)
+
+    def orders(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        expected = self.size * eta.sigmoid()
+        return self.targets - expected, -expected * (-eta).sigmoid()
 
 
 @dataclass(frozen=True)

@@ -33,14 +33,14 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import batched
 from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.numerics.linear_predictor import (
-    BINOMIAL,
-    NORMAL,
-    POISSON,
+    BinomialTargets,
     ClosedForm,
     Layout,
     LogisticPart,
     LogLikelihood,
+    NormalTargets,
     Part,
+    PoissonTargets,
     agree,
     in_blocks,
 )
@@ -284,7 +284,8 @@ class LikelihoodTerm:
 
         def orders(eta: Tensor, create_graph: bool) -> tuple[Tensor, Tensor]:
             if closed is not None:
-                return closed.formula.orders(eta, closed.targets.squeeze(-1), closed.size.squeeze(-1))
+                first, second = closed.orders(eta.unsqueeze(-1))
+                return first.squeeze(-1), second.squeeze(-1)
             with torch.enable_grad():
                 eta = eta if create_graph else eta.detach().requires_grad_()
                 value = each(self.layout.natural(eta.unsqueeze(-1).to(dtype))).double()
@@ -301,13 +302,14 @@ class LikelihoodTerm:
         base, alone = parts.base, parts.mixing is None and self.mixture is None and (not parts.inner or is_plain(node))
         if not alone or broadcast(y.shape, base.batch_shape) != tuple(shape):
             return None
+        kind: type[ClosedForm]
         if seen in (("logits", IDENTITY), ("probs", LOGIT)) and type(base) in SUCCESSES_OR_NOT:
-            formula, size = BINOMIAL, torch.as_tensor(getattr(base, "total_count", 1.0)).to(y)
+            kind, size = BinomialTargets, torch.as_tensor(getattr(base, "total_count", 1.0)).to(y)
             of_values = log_binomial(size, y) if hasattr(base, "total_count") else torch.zeros_like(y)
         elif seen == ("rate", LOG) and type(base) is Poisson and not base.is_sparse:
-            formula, size, of_values = POISSON, torch.ones_like(y), -(y + 1.0).lgamma()
+            kind, size, of_values = PoissonTargets, torch.ones_like(y), -(y + 1.0).lgamma()
         elif seen == ("loc", IDENTITY) and type(base).log_prob is Normal.log_prob:
-            formula, size = NORMAL, base.scale.pow(-2)
+            kind, size = NormalTargets, base.scale.pow(-2)
             of_values = 0.5 * (size / math.tau).log()
         else:
             return None
@@ -316,8 +318,8 @@ class LikelihoodTerm:
             mask, scale = (torch.as_tensor(x) for x in (True if node["mask"] is None else node["mask"], node["scale"]))
             weight = torch.where(mask, scale.double(), 0.0).expand(shape).reshape(-1, 1)
             size, of_values = weight * size, weight * of_values
-            targets = targets if formula is NORMAL else weight * targets
-        return ClosedForm(formula, targets, size, of_values.sum())
+            targets = targets if kind is NormalTargets else weight * targets
+        return kind(targets, size, of_values.sum())
 
     def part(self, trace: Trace, J: Tensor, c: Tensor, dtype: torch.dtype) -> Part:
         """The site behind ``eta = J y + c``, in closed form where it is Bernoulli.
@@ -325,7 +327,7 @@ class LikelihoodTerm:
         :param dtype: in which the model is run.  The likelihood takes predictors in double precision wherever it can.
         """
         closed, log_likelihood = self.closed(trace), self.log_likelihood(trace)
-        if closed is not None and closed.formula is BINOMIAL:
+        if isinstance(closed, BinomialTargets):
             return LogisticPart(closed.log_likelihood, J, c, closed)
         own, double = (in_blocks(log_likelihood, self.layout, d) for d in (dtype, torch.float64))
         if dtype == torch.float64 or agree(double, own, c):

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.derivatives import Forward, generic_directions, normal_draws
 from pyro_evidence.numerics.linalg import has_room
-from pyro_evidence.numerics.linear_predictor import NORMAL, is_separable
+from pyro_evidence.numerics.linear_predictor import NormalTargets, is_separable
 from pyro_evidence.precision.dense import FLOAT
 from pyro_evidence.program import parameters, predictors
 from pyro_evidence.program.checks import tensors
@@ -340,7 +340,7 @@ def _linear_part(
             return None
         J = _jacobian(slope, origin).reshape(-1, num_coupled, slope.x.numel())
         known = [part.closed(point.trace) for point in (origin, typical)]
-        even = [x is not None and x.formula is NORMAL and bool((x.size == x.size[:1]).all()) for x in known]
+        even = [isinstance(x, NormalTargets) and bool((x.size == x.size[:1]).all()) for x in known]
         return DenseLinear(part, J, all(even))
     return None
 
