@@ -220,13 +220,16 @@ class DenseLinear(LinearPart):
     even: bool = False  # whether all data have normal noise of one precision
 
     def product(self, u: Tensor) -> Tensor:
+        return (u @ self.J.flatten(0, 1).mT).unflatten(-1, self.J.shape[:2])
+
+    def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         if u.requires_grad or len(u) != 1:
-            return (u @ self.J.flatten(0, 1).mT).unflatten(-1, self.J.shape[:2])
+            return self.product(u) + offset
         known = self._last.get("product")  # of one row the last is kept, as a search begins where another has ended
         if known is None or not torch.equal(known[0], u):
             own = u.detach().clone()
-            known = self._last["product"] = own, (own @ self.J.flatten(0, 1).mT).view(1, *self.J.shape[:2])
-        return known[1]
+            known = self._last["product"] = own, self.product(own)
+        return known[1] + offset
 
     @cached_property
     def square(self) -> Tensor:
