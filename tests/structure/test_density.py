@@ -102,6 +102,13 @@ def test_a_batch_of_rows_is_a_loop(model) -> None:
             assert_exact(f(u, theta), torch.cat([f(u[i : i + 1], theta) for i in range(4)]))
 
 
+def test_products_in_a_batch_of_rows_are_a_loop_and_leave_nothing_behind() -> None:
+    linear = both(logistic, X, binary)[1][1].linear[0]
+    u = torch.randn(4, 1, 3)
+    together = torch.vmap(linear.product)(u)
+    assert_exact(together, torch.stack([linear.product(row) for row in u]))
+
+
 def test_blocks_are_the_sites() -> None:
     joint, found = seen(network, X, binary)
     assert found.density.blocks == (slice(0, 12), slice(12, 16))
