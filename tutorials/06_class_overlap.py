@@ -143,7 +143,7 @@ assert falls["published update"] > 0 and falls["ascent (default)"] == 0
 
 # %% [markdown]
 # ## Does it help?
-# Five-fold cross-validation over the weight $\alpha = c\,N/(KM)$; all folds and weights run as one batch.  We score
+# Five-fold cross-validation over the weight $\alpha = c\,N/(KM)$; all weights of a fold run as one batch.  We score
 # the same fits twice: by error, and by the log loss of the probabilities.
 
 # %%
