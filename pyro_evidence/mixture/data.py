@@ -6,8 +6,8 @@ All that a datum contributes is linear in its *features*: products of its basis 
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from operator import attrgetter
+from functools import cached_property, reduce
+from operator import add, attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -98,11 +98,7 @@ class MixtureData:
             mine = share(self.communicator, self.num_rows)
             alone = replace(self, communicator=SINGLE_PROCESS)
             here = alone.along_rows(Tensor.narrow, mine.start, mine.stop - mine.start)
-        found: Sums | None = None
-        for part in here.parts(size):
-            found = of_part(part) if found is None else found + of_part(part)
-        assert found is not None  # data without rows have one part
-        return self.communicator.total(found)
+        return self.communicator.total(reduce(add, map(of_part, here.parts(size))))
 
     def by_restarts(self, num: int, of_rows: Callable[[Tensor | None], Sums]) -> Sums:
         """Result of ``of_rows`` for ``num`` restarts, which groups of processes share out.

@@ -7,6 +7,7 @@ parameters, N_k the expected number of data, m the number of outputs.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -84,15 +85,8 @@ def no_gamma(it: Iterate) -> Tensor:
     return it.analysers.alpha.new_zeros(*it.analysers.alpha.shape[:-1], 1, it.analysers.alpha.shape[-1])
 
 
-def literal_gamma(it: Iterate) -> Tensor:
-    """Number of well-determined parameters as printed, eq. A.35."""
-    return it.literal_gamma
-
-
-def orbit_gamma(it: Iterate) -> Tensor:
-    """Without the rotations of the latent space."""
-    return it.gamma
-
+literal_gamma: Gamma = attrgetter("literal_gamma")  # as printed, eq. A.35
+orbit_gamma: Gamma = attrgetter("gamma")  # without the rotations of the latent space
 
 Preparation = Callable[[Iterate], Iterate]
 
