@@ -325,11 +325,15 @@ def state_at(
     :raises NotPositiveDefinite, NotAMode: when the search ends at no maximum for another reason.
     """
     latents, u = problem.joint.latents, mode.u[row].detach()  # data of the caller's may have a graph
+    summit = mode_checks.ModeNeighbourhood(
+        problem.joint, problem.density, u, theta, mode.log_joint[row], problem.active
+    )
     if not bool(mode.converged[row]):
         eps = torch.finfo(problem.joint.dtype).eps
         if bool(newton.rounding(mode.u, mode.precision, eps)[row] > newton.ROUNDED):
             raise newton.rounded_away()
         place, slope = (problem.joint, problem.density, u, theta), mode.gradient[row]
+        mode_checks.require_fall_on_rays(summit)  # far out a plateau's steep edge looks like a jump
         require_no_jump(problem, u, theta)
         said = mode_checks.cut_message(*place)
         said = said or mode_checks.nondifferentiable_message(*place, slope)
@@ -340,8 +344,6 @@ def state_at(
         if isinstance(precision, NotPositiveDefinite):
             raise precision
     except NotPositiveDefinite:
-        height = mode.log_joint[row]
-        summit = mode_checks.ModeNeighbourhood(problem.joint, problem.density, u, theta, height, problem.active)
         if bool(summit.fall(2.0 * torch.finfo(u.dtype).eps * u.unsqueeze(0)) > 1.0):
             raise newton.rounded_away() from None
         mode_checks.require_fall_on_rays(summit)
