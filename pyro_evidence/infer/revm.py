@@ -137,7 +137,7 @@ class REVM(Engine):
     def run_chunks(self, chunks: Chunks) -> REVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time; the likelihood is the chunks' product.
 
-        A pass over the chunks builds value, gradient and the ``(M, M)`` Gram matrix, and a fit takes some fifteen of
+        A pass over the chunks builds value, gradient and the ``(M, M)`` Gram matrix, and a fit takes some ten of
         them.  The first checks the model on every chunk as :meth:`run` does, later ones run it twice and trust that
         the rows are the same.  Params are held at what they are in the first chunk.  The posterior has no training
         data to fall back on, so its methods ask for theirs; without ``guide``, ``save`` and importance sampling.
@@ -149,8 +149,12 @@ class REVM(Engine):
             than ``laplace_at_base`` and ``empirical_fisher``.
         """
         rows = weights_in_chunks(self.model, self.site, chunks, COMMUNICATOR.get())
-        weights = of_all_rows(rows)
-        return self._fitted(weights, starting_point(weights))
+        weights, first = of_all_rows(rows), rows.example
+        try:
+            start = base_point(first.target, self._ridge(first), starting_point(first), first.num_weights)
+        except ArithmeticError:  # the first chunk alone may have no mode
+            start = starting_point(first)
+        return self._fitted(weights, start)
 
     def _ridge(self, weights: Weights) -> float:
         if not callable(self.ridge):

@@ -60,6 +60,7 @@ KEPT = 0.75  # share of its promise that a step must keep, for the metric to go 
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
 PLATEAU = either_way(AWAY[:3])  # log units away from it
 WORTH = 0.05  # nats: less is no reason to leave it
+LEAP = 1.0  # nats that must be promised, and gained, by going over to another mode
 LONGER = 4.0  # times the share of the last step
 CUT = 0.1  # share of a step, less of which means that modes cannot be followed
 SEARCH = Backtracking(shorter=to_peak_or_half, shortest=0.5**24)
@@ -177,7 +178,7 @@ def _stepped(state: TypeII) -> Asking[TypeII]:
     """:func:`steps`, at an edge or not."""
     network = state.laplace.problem.structure.network is not None
     if network and not state.trusted and near_fold(state.laplace):
-        return replace(state, stop_reason=Status.VANISHING)
+        return _at_higher_mode(state)
     logs = state.laplace.problem.log_units
     natural = _directions(state, logs)
     first = next(natural)
@@ -252,6 +253,23 @@ def reached(problem: Problem, theta: Tensor, start: Tensor) -> LaplaceState | No
         return laplace_state(problem, theta, start)
     except ArithmeticError:
         return None
+
+
+def _at_higher_mode(state: TypeII) -> TypeII:
+    """Over to the mode that a search begun a step further on finds, where that is higher by a nat; else the end.
+
+    For networks of more hidden units than the data ask for: benchmarks/mlp_speed.py, mlp_quality.py.
+    """
+    gone, laplace = replace(state, stop_reason=Status.VANISHING), state.laplace
+    if state.promised <= LEAP:
+        return gone
+    logs = laplace.problem.log_units
+    move = torch.where(logs, next(_directions(replace(state, learned=None), logs)).clamp(-NEAR, NEAR), 0.0)
+    try:
+        found = laplace_state(laplace.problem, laplace.theta + move, laplace.u, cold=True)
+    except ArithmeticError:
+        return gone
+    return _arrived(state, found, move) if found.objective > state.objective + LEAP else gone
 
 
 def off_saddle(state: TypeII) -> TypeII | None:

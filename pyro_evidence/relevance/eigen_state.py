@@ -10,11 +10,12 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput, ImproperPosterior, NotAMode
 from pyro_evidence.fitting.iterate import Status, Stop, bar_of
+from pyro_evidence.numerics import lbfgs
 from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance.axis_evidence import EigenAxes
 from pyro_evidence.relevance.axis_priors import AxisPrior, SearchStopped, SparseState, climbed
 from pyro_evidence.relevance.quadratic import Approximation, Quadratic
-from pyro_evidence.relevance.targets import LinearTarget, Target
+from pyro_evidence.relevance.targets import AutogradTarget, LinearTarget, Penalised, Target
 from pyro_evidence.settings import check_result, check_ridge, stacklevel
 
 TRUNCATE = 2000  # weights above which only the axes that can be kept are computed
@@ -87,6 +88,10 @@ def base_point(target: Target, ridge: float, start: Tensor, num_weights: int) ->
     check_ridge(ridge)
     alpha = torch.full_like(start[:num_weights], ridge)
     try:
+        if isinstance(target, AutogradTarget):  # L-BFGS first, where the likelihood is not concave in the weights
+            density = Penalised(target, torch.cat([alpha, start.new_zeros(len(start) - num_weights)]))
+            theta, points = start.new_zeros(0), start.unsqueeze(0)
+            start = lbfgs.ascend(partial(density.gradient, theta=theta), points, tolerance=1e-4, num_steps=500)[0]
         y = climbed(target, alpha, start)
     except (NotAMode, RuntimeError) as error:
         raise _improper() if ridge == 0.0 else error from error

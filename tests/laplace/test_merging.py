@@ -1,5 +1,6 @@
 """Where a network's mode is about to vanish or to merge with others: found by the curvature, and the end of a climb."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -61,12 +62,35 @@ def least_share(state: LaplaceState) -> float:
 def test_a_mode_vanishes_where_little_of_gauss_newtons_curvature_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     state = at_start()
     share = least_share(state)
+    monkeypatch.setattr(type2, "LEAP", math.inf)
     assert 0.05 < share < 0.95
     for soft, expected in ((0.99 * share, False), (1.01 * share, True)):
         monkeypatch.setattr(remedies, "SOFT", soft)
         assert remedies.near_fold(state) is expected
         after = type2.step(type2.type2_state(state))
         assert (after.stop_reason is Status.VANISHING) is expected
+
+
+def test_where_a_mode_vanishes_the_climb_goes_over_to_a_higher_one_a_round_on() -> None:
+    begun = type2.type2_state(at_start())
+    after = type2._at_higher_mode(begun)
+    assert after.stop_reason is None and after.objective > begun.objective + type2.LEAP
+    move = after.laplace.theta - begun.laplace.theta
+    kept = after.laplace.problem.active.all()
+    assert 0.0 < float(move.abs().max()) <= type2.NEAR + 1e-12 or not bool(kept)
+
+
+def test_where_none_is_higher_by_a_nat_that_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = type2.type2_state(at_start())
+    found = type2.laplace_state
+
+    def no_higher(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:
+        assert cold
+        return replace(found(problem, theta, start, cold=cold), log_evidence=begun.laplace.log_evidence + 0.9)
+
+    monkeypatch.setattr(type2, "laplace_state", no_higher)
+    after = type2._at_higher_mode(begun)
+    assert after.stop_reason is Status.VANISHING and after.laplace is begun.laplace
 
 
 @pytest.mark.parametrize(("share", "first"), [(1.0, 1.0), (0.01, 0.04), (0.5, 1.0)])
