@@ -253,20 +253,24 @@ def integrated(full: Problem, fit: Fit[TypeII], tolerance: float, posterior: Lap
     :param tolerance: of the log evidence, nats.
     :param posterior: what is known of the fit beside its last state.
     """
-    integral, status = _integral_around(fit, tolerance)
+    integral, status = _integral_around(fit, tolerance, full)
     state = joint_posterior.whole_state(full, integral.outer_mode, integral.log_evidence)
-    warn_of_jumps(state)
     known = (posterior.status if status is None else status, posterior.log_evidences, posterior.restarts)
     return NestedPosterior(state, *known, posterior.failures, integral=integral)
 
 
-def _integral_around(fit: Fit[TypeII], tolerance: float) -> tuple[Integral, str | None]:
-    """The integral over the marginalised sites around a fit; and its status, where that is another than the fit's."""
+def _integral_around(fit: Fit[TypeII], tolerance: float, full: Problem | None = None) -> tuple[Integral, str | None]:
+    """The integral over the marginalised sites around a fit; and its status, where that is another than the fit's.
+
+    :param full: the problem of all sites, to be looked at for jumps before what takes long.
+    """
     joint = fit.state.laplace.problem.joint
     assert isinstance(joint, MarginalisedJoint)
     found = maximised(fit.state.laplace, torch.nonzero(joint.is_marginalised).flatten())
     if fit.status is Status.STEP_LIMIT:
         found = best_mode(found)
+    if full is not None:
+        warn_of_jumps(joint_posterior.whole_state(full, found, found.state.log_evidence))
     found, elsewhere = check_multimodality(found, tolerance)
     integral = integrate(found, tolerance, elsewhere)
     arrived = fit.status is Status.STEP_LIMIT and len(found.marginalised) == len(found.state.theta)
