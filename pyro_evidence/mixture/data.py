@@ -32,8 +32,13 @@ class FeatureLayout:
     present: Tensor  # (m,)      whether output i was observed
     gram: Tensor  # (m, B, B)    g_b g_c, where output i was observed
     cross: Tensor  # (m, B)      y_i g_b, contiguous
-    square: Tensor  # (m, m)     y_i y_j, the diagonal contiguous and first
+    square: Tensor  # (m, m)     y_i y_j, the diagonal contiguous and first; -1 where there are no such columns
     num_features: int
+
+    @cached_property
+    def has_products(self) -> bool:
+        """Whether products of different outputs are among the features."""
+        return bool((self.square >= 0).all())
 
     @cached_property
     def num_diagonal(self) -> int:
@@ -66,6 +71,11 @@ class MixtureData:
         return self.Y.shape[-2]
 
     @cached_property
+    def is_unweighted(self) -> bool:
+        """Whether every datum counts once."""
+        return bool((self.weight == 1).all())
+
+    @cached_property
     def is_constant(self) -> bool:
         """Whether the only basis function is 1: an unconditional density."""
         return self.layout.gram.shape[-1] == 1 and bool((self.layout.gram.flatten() == self.layout.present).all())
@@ -75,7 +85,7 @@ class MixtureData:
         if self.features is not None:
             return self.features[..., :num]
         G = None if self.is_constant else self.G
-        return _features(self.Y, G, self.observed)[..., :num]
+        return _features(self.Y, G, self.observed, products=num > self.layout.num_diagonal)[..., :num]
 
     def along_rows(self, change: Callable[..., Tensor], *args: Any) -> "MixtureData":
         """The data with ``change(tensor, axis, *args)`` in the place of every tensor, along the axis of its rows."""
@@ -265,23 +275,27 @@ def rows_of(data: MixtureData, rows: Tensor) -> MixtureData:
     return replace(data, **own) if own else data
 
 
-def mixture_data(Y: Tensor, G: Tensor | None = None, *, weight: Tensor | None = None) -> MixtureData:
+def mixture_data(
+    Y: Tensor, G: Tensor | None = None, *, weight: Tensor | None = None, products: bool = True
+) -> MixtureData:
     """The data of a mixture and their features.
 
     :param Y: responses, shape ``(..., N, m)``; nan where missing.
     :param G: basis functions, shape ``(..., N, B)``; None for the constant 1.
     :param weight: of each datum, shape ``(N,)``; None for 1.
+    :param products: whether products of different outputs are needed: for full noise covariances, and for curvature
+        between the outputs of a component.  Of sixty outputs they are nearly all that a pass costs.
     """
     missing = Y.isnan()
     observed = ~missing if bool(missing.any()) else None
     Y = torch.where(missing, 0.0, Y) if observed is not None else Y
     weight = Y.new_ones(1).expand(Y.shape[-2]) if weight is None else weight
-    layout = _layout((Y.shape[-1], 1 if G is None else G.shape[-1]), G is None, observed is not None)
+    layout = _layout((Y.shape[-1], 1 if G is None else G.shape[-1]), G is None, observed is not None, products)
     ones = Y.new_ones(1).expand(*Y.shape[:-1], 1)
     return MixtureData(Y, ones if G is None else G, weight, observed, None, layout).with_features
 
 
-def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None) -> Tensor:
+def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None, *, products: bool) -> Tensor:
     """All columns, shape ``(..., N, P)``; one column after the other in memory."""
     blocks = [Y.new_ones(*Y.shape[:-1], 1)]
     mask = None if observed is None else observed.to(Y)
@@ -292,11 +306,11 @@ def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None) -> Tensor:
         blocks.append(pairs if mask is None else (mask.unsqueeze(-1) * pairs.unsqueeze(-2)).flatten(-2))
     cross = Y if G is None else (Y.unsqueeze(-1) * G.unsqueeze(-2)).flatten(-2)
     blocks += [cross, Y.square()]
-    blocks += [Y[..., i : i + 1] * Y[..., i + 1 :] for i in range(Y.shape[-1] - 1)]
+    blocks += [Y[..., i : i + 1] * Y[..., i + 1 :] for i in range(Y.shape[-1] - 1)] if products else []
     return torch.cat([x.mT for x in blocks], -2).mT
 
 
-def _layout(shape: tuple[int, int], constant: bool, missing: bool) -> FeatureLayout:
+def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: bool) -> FeatureLayout:
     """The columns that :func:`mixture_data` lays out; shape is ``(m, B)``."""
     m, B = shape
     present = 1 + torch.arange(m) if missing else torch.zeros(m, dtype=torch.long)
@@ -309,7 +323,8 @@ def _layout(shape: tuple[int, int], constant: bool, missing: bool) -> FeatureLay
         start += size * (m if missing else 1)
     cross = start + torch.arange(m * B).reshape(m, B)
     start += m * B
-    square = (start + m + place_in_triangle(m, 1)).diagonal_scatter(start + torch.arange(m))
+    square = start + m + place_in_triangle(m, 1) if products else torch.full((m, m), -1)
+    square = square.diagonal_scatter(start + torch.arange(m))
     return FeatureLayout(present, gram, cross, square, int(square.max()) + 1)
 
 

@@ -186,7 +186,7 @@ def coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) ->
 
     For a constant basis it comes from the E-step's sums at no further cost.
     """
-    if not (data.is_constant and data.observed is None):
+    if not (data.is_constant and data.layout.has_products and data.observed is None):
 
         def of_part(part: MixtureData) -> Tensor:
             pointwise = pointwise_joint(part, mixture)
@@ -204,10 +204,26 @@ def coordinate(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) ->
 
 
 def block(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tensor:
-    """One block per component and output, shape ``(R, K m, B, B)``; eq. A.28: those on the diagonal of others."""
-    sizes = mixture.w.shape[2:]
-    whole = coordinate(data, mixture, stats).unflatten(-1, sizes).unflatten(2, sizes)
-    return whole.diagonal(dim1=2, dim2=4).movedim(-1, 2).flatten(1, 2)
+    """One block per component and output, shape ``(R, K m, B, B)``; eq. A.28.
+
+    For a constant basis with diagonal noise it comes from the E-step's sums at no further cost.
+    """
+    if data.is_constant and not mixture.has_full_noise:
+        layout, w, beta = data.layout, mixture.w.squeeze(-1), mixture.noise
+        cross, present = (stats.spread[..., index] for index in (layout.cross.squeeze(-1), layout.present))
+        squares = stats.spread[..., layout.square.diagonal()] + w * (w * present - 2.0 * cross)
+        return (beta * (stats.moments[..., layout.present] - beta * squares)).reshape(len(w), -1, 1, 1)
+
+    def of_part(part: MixtureData) -> Tensor:
+        pointwise = pointwise_joint(part, mixture)
+        weighted = pointwise.resp * _each(part)
+        sizes = pointwise.u.shape[2:4]
+        expected = _expected(part, mixture, weighted).unflatten(-1, sizes).unflatten(2, sizes)
+        diagonal = expected.diagonal(dim1=2, dim2=4).movedim(-1, 2)
+        spread = (weighted * (1.0 - pointwise.resp))[..., None, None, :]
+        return (diagonal - (pointwise.u * spread) @ pointwise.u.mT).flatten(1, 2)
+
+    return data.total(_rows(mixture), of_part)
 
 
 def _expected(data: MixtureData, mixture: Mixture, weighted: Tensor) -> Tensor:

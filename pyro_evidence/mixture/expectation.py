@@ -83,7 +83,7 @@ def e_step(data: MixtureData, mixture: Mixture, *, spread: bool = False) -> Mixt
             resp, log_norm = responsibilities(F, own, part.floor)
             height = (log_norm * part.weight).sum(-1) + part.num_data * part.log_share
             around = _around(part, resp) if spread else torch.zeros(()).to(F)
-            return MixtureStatistics(resp @ (F * part.weight.unsqueeze(-1)), around, height)
+            return MixtureStatistics(_summed(part, resp, F), around, height)
 
         return these.total(max(64, BLOCK // own[..., 0].numel()), of_block)
 
@@ -97,7 +97,16 @@ def _around(part: MixtureData, resp: Tensor) -> Tensor:
         some_of_them = 2 * SPARSE * len(_above(varied[..., ::SPARSE])) < resp.shape[-1]
         if some_of_them and 2 * len(index := _above(varied)) < resp.shape[-1]:
             part, varied = some(part, index), varied[..., index]
-    return varied @ (part.columns(part.layout.num_features) * part.weight.unsqueeze(-1))
+    return _summed(part, varied, part.columns(part.layout.num_features))
+
+
+def _summed(part: MixtureData, r: Tensor, F: Tensor) -> Tensor:
+    """``sum_n r_kn F_n`` over weighted data, shape ``(R, K, P)``, with the weights in the smaller of the two."""
+    if part.is_unweighted:
+        return r @ F
+    if F.shape[-1] < r.shape[:-1].numel():
+        return r @ (F * part.weight.unsqueeze(-1))
+    return (r * part.weight.unsqueeze(-2)) @ F
 
 
 def _above(varied: Tensor) -> Tensor:

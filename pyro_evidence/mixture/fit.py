@@ -464,7 +464,7 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
         )
         if ours != theirs:
             raise BadInput(f"the unseen data have {theirs}, the fitted ones {ours}: expected the same.")
-        return found.data(self.units, self.structure.background)
+        return found.data(self.units, self.structure.background, products=self.data.layout.has_products)
 
 
 def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> MixtureFit:
@@ -480,7 +480,8 @@ def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> Mi
     pieces = tuple(map(Responses, Y, G, weight))
     ties = structure.ties
     units = response_units(Rows(pieces, pieces[0], (len(structure.Y),)), ties.beta_group, ties.beta_free)
-    return _begun(structure, units, structure.data(units, structure.background), settings, sampled)
+    products = settings.curvature is not evidence.block or structure.correlation is not None
+    return _begun(structure, units, structure.data(units, structure.background, products=products), settings, sampled)
 
 
 def _begun(
@@ -533,9 +534,10 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit
     first = settled_model.few(1, *first_few(first_rows(chunks, communicator)))
     structure = recognise_mixture(LogJoint(settled_model, first))
     units = response_units(rows, structure.ties.beta_group, structure.ties.beta_free)
+    products = settings.curvature is not evidence.block or structure.correlation is not None
 
     def standard(found: Responses) -> MixtureData:
         here = replace(structure, Y=found.Y, G=found.G, weight=found.weight, offset=structure.offset[:1])
-        return here.data(units, structure.background)
+        return here.data(units, structure.background, products=products)
 
     return _begun(structure, units, StreamedData.of(rows.mapped(standard)), settings, sampled=True)

@@ -197,9 +197,12 @@ class MixtureStructure:
         parts = [(x.group, x.offset.exp()) for x in (self.alpha, self.beta)]
         return SharedParameters(*parts[0], *parts[1], self.alpha.free, self.beta.free, self.mixing is not None)
 
-    def data(self, units: Units, background: Background | None) -> MixtureData:
-        """The data in standard units, with their features, and a background beside."""
-        found = mixture_data((self.Y - units.origin).div_(units.unit), self.G, weight=self.weight)
+    def data(self, units: Units, background: Background | None, *, products: bool) -> MixtureData:
+        """The data in standard units, with their features, and a background beside.
+
+        :param products: as for :func:`~pyro_evidence.mixture.data.mixture_data`.
+        """
+        found = mixture_data((self.Y - units.origin).div_(units.unit), self.G, weight=self.weight, products=products)
         if background is None:
             return found
         Y = self.Y + self.offset  # in the units of the background's box, nan where missing
