@@ -296,14 +296,19 @@ class LikelihoodTerm:
         return orders
 
     def closed(self, trace: Trace) -> ClosedForm | None:
-        """The site in closed form: counts of successes in log odds, counts in log rates, normal means; else None."""
+        """The site in closed form: counts of successes in log odds, counts in log rates, normal means; else None.
+
+        The second of two classes is a success.
+        """
         node, seen, shape = trace.nodes[self.site], (self.parameter, self.link), self.layout.shape
         parts, y = unwrapped(node["fn"]), node["value"]
+        if two := self.link in SOFTMAX and isinstance(parts.base, Categorical) and shape[-1] == 1:
+            shape = shape[:-1]
         base, alone = parts.base, parts.mixing is None and self.mixture is None and (not parts.inner or is_plain(node))
         if not alone or broadcast(y.shape, base.batch_shape) != tuple(shape):
             return None
         kind: type[ClosedForm]
-        if seen in (("logits", IDENTITY), ("probs", LOGIT)) and type(base) in SUCCESSES_OR_NOT:
+        if two or (seen in (("logits", IDENTITY), ("probs", LOGIT)) and type(base) in SUCCESSES_OR_NOT):
             kind, size = BinomialTargets, torch.as_tensor(getattr(base, "total_count", 1.0)).to(y)
             of_values = log_binomial(size, y) if hasattr(base, "total_count") else torch.zeros_like(y)
         elif seen == ("rate", LOG) and type(base) is Poisson and not base.is_sparse:

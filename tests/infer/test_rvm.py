@@ -291,6 +291,24 @@ def test_models_without_a_linear_predictor_are_refused(engine: Any) -> None:
         engine(models.with_offset, site="w").run(X, (X[:, 0] > 0).double())
 
 
+@pytest.mark.filterwarnings("ignore:VRVM. ran out of steps")
+def test_two_classes_are_a_logistic_likelihood() -> None:
+    """By logits against the first class, by its probabilities, or by log odds."""
+    X = torch.randn(40, 3)
+    t = (X[:, 0] + torch.randn(40) > 0).long()
+
+    def model(X: Tensor, t: Tensor, way: str) -> None:
+        alpha = pyro.param("alpha", X.new_ones(3), constraint=dist.constraints.positive)
+        eta = X @ pyro.sample("w", dist.Normal(X.new_zeros(3), alpha.rsqrt()).to_event(1))
+        both = torch.stack([torch.zeros_like(eta), eta], -1)
+        ways = {"logits": dist.Categorical(logits=both), "probs": dist.Categorical(both.softmax(-1))}
+        with pyro.plate("rows", len(X)):
+            pyro.sample("t", ways.get(way, dist.Bernoulli(logits=eta)), obs=t if way in ways else t.double())
+
+    found = [VRVM(model, stop=Stop(throw=False)).run(X, t, way).log_evidence for way in ("odds", "logits", "probs")]
+    torch.testing.assert_close(found[1:], [found[0]] * 2, rtol=1e-9, atol=1e-9)
+
+
 def test_the_bound_refuses_other_likelihoods() -> None:
     Phi, _ = problem()
     with pytest.raises(UnsupportedModel, match="RVM takes softmax"):
