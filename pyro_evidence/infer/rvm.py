@@ -141,7 +141,7 @@ class RVM(LinearEngine):
         self._of = of_all_rows(rows)
         self._noise = None if self.noise is None else noise_of_rows(rows, self.noise)
         if self._noise is not None:
-            return fast_marginal.empty(self._noise.target(0.0), self._noise)
+            return fast_marginal.empty(self._noise)
         target = self._of.target
         return fast_marginal.empty(target if target.is_resident else summarised(target))
 

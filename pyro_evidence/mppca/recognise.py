@@ -141,7 +141,9 @@ def _observed(joint: LogJoint, trace: Trace) -> Observed:
     plain = node["mask"] is None and bool((torch.as_tensor(node["scale"]) == 1).all())
     if not isinstance(base, LowRankMultivariateNormal) or not plain or value.dim() != 2:
         raise NotRecognised(f"site '{joint.observed[0]}' is a {type(base).__name__}, masked or scaled, or not a matrix")
-    loc, factor, variance = _common(base.loc, 1), _common(base.cov_factor, 2), _common(base.cov_diag, 1)
+    alone = parts.mixing is None
+    of_each = ((base.loc, 1), (base.cov_factor, 2), (base.cov_diag, 1))
+    loc, factor, variance = (_common(x.unsqueeze(-1 - event) if alone else x, event) for x, event in of_each)
     probs = loc.new_ones(1) if parts.mixing is None else _common(parts.mixing.probs, 0)
     return Observed(probs, loc, factor, variance.reciprocal(), value.detach())
 

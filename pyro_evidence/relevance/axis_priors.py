@@ -172,8 +172,8 @@ def climbed(target: Target | QuadraticTarget, alpha: Tensor, start: Tensor) -> T
     padded = torch.cat([alpha, start.new_zeros(len(start) - len(alpha))])
     if isinstance(target, LinearTarget) and target.is_resident and target.rest is None:
         direct = relevance_mode.mode(target, padded, start)
-        if direct is not None:
-            return direct
+        if direct.converged:
+            return direct.x
     density, theta = Penalised(target, padded), start.new_zeros(0)
     found = newton.climb(
         density,

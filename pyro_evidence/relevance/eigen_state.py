@@ -233,7 +233,8 @@ def on_axes(target: Target, settings: REVMSettings, ridge: float, base: Tensor, 
 
 def log_likelihoods(target: Target, base: Tensor, axes: EigenAxes) -> tuple[Tensor, Tensor]:
     """At the base point, and where its weights are 0 instead, nats, ``()`` each."""
-    null = torch.cat([torch.zeros_like(axes.directions[:, 0]), base[len(axes.directions) :]])
+    num_weights = len(axes.directions)
+    null = torch.cat([torch.zeros_like(base[:num_weights]), base[num_weights:]])
     at_base, at_null = target.value(torch.stack([base, null]))
     return at_base, at_null
 

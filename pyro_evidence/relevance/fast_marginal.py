@@ -39,17 +39,21 @@ class Factors(NamedTuple):
 class FastState:
     """One iterate; its parts are computed from ``alpha``, the noise and a warm start alone."""
 
-    target: LinearTarget | QuadraticTarget  # the log likelihood
+    source: LinearTarget | QuadraticTarget | Noise  # the log likelihood, or what gives one of any noise
     alpha: Tensor  # (M,)
     start: Tensor  # (M,) where the mode is searched from
     settled: bool = False  # no change of a weight that is promised raises the log evidence
-    noise: Noise | None = None  # where it is to be found
-    log_scale: float = 0.0  # of its precision, over the starting one
+    log_scale: float = 0.0  # of the noise precision, over the starting one
+
+    @cached_property
+    def target(self) -> LinearTarget | QuadraticTarget:
+        """The log likelihood."""
+        return self.source.target(self.log_scale) if isinstance(self.source, Noise) else self.source
 
     @property
     def is_closed(self) -> bool:
         """Whether steps are formulas, which ask nothing of autograd; noise is found in the user's model."""
-        return self.noise is None and bool(self._parts) and all(p.is_closed for p in self._parts)
+        return not isinstance(self.source, Noise) and bool(self._parts) and all(p.is_closed for p in self._parts)
 
     @property
     def _parts(self) -> Parts:
@@ -146,13 +150,13 @@ class FastState:
         mode = self.mode
         variance = torch.cholesky_inverse(mode.tril).diagonal() if len(mode.x) else mode.x
         gamma = float((1.0 - self.alpha[self.index] * variance).sum())
-        num_data = 0.0 if self.noise is None else self.noise.num_data
+        num_data = self.source.num_data if isinstance(self.source, Noise) else 0.0
         return num_data - gamma, float(self.mode.local.squares())
 
     @cached_property
     def noise_gain(self) -> float:
         """Expected gain of the best noise, nats: the derivative in its logarithm times half the way."""
-        if self.noise is None:
+        if not isinstance(self.source, Noise):
             return 0.0
         free, squares = self._balance
         return 0.25 * (free - squares) * math.log(free / squares) if free > 0.0 < squares else 0.0
@@ -165,7 +169,7 @@ class FastState:
     @property
     def stop_reason(self) -> Status | None:
         """Unbounded when the noise vanishes; converged when no single change promises anything."""
-        if self.noise is not None and vanishes(self._balance[1], self.mode.x, self.mode.local.precision):
+        if isinstance(self.source, Noise) and vanishes(self._balance[1], self.mode.x, self.mode.local.precision):
             return Status.UNBOUNDED
         return Status.CONVERGED if self.gradient_norm == 0.0 else None
 
@@ -235,10 +239,11 @@ class ActiveMode(NamedTuple):
     tril: Tensor  # (K, K) of the posterior precision
 
 
-def empty(target: LinearTarget | QuadraticTarget, noise: Noise | None = None) -> FastState:
+def empty(source: LinearTarget | QuadraticTarget | Noise) -> FastState:
     """The model without weights."""
+    target = source.target(0.0) if isinstance(source, Noise) else source
     like = target.parts[0].J[0, 0] if isinstance(target, LinearTarget) else target.origin.gradient
-    return FastState(target, torch.full_like(like, torch.inf), torch.zeros_like(like), noise=noise)
+    return FastState(source, torch.full_like(like, torch.inf), torch.zeros_like(like))
 
 
 def step(state: FastState) -> FastState:
@@ -269,12 +274,11 @@ def step(state: FastState) -> FastState:
 
 def with_best_noise(state: FastState) -> FastState:
     """MacKay's update of the noise, Bishop (2006), eq. 7.88; where that lowers the log evidence, EM's, which cannot."""
-    assert state.noise is not None
-    (free, squares), num_data = state._balance, state.noise.num_data
+    assert isinstance(state.source, Noise)
+    (free, squares), num_data = state._balance, state.source.num_data
     for ratio in (free / squares, num_data / (squares + num_data - free)):
         log_scale = state.log_scale + math.log(ratio)
-        target = state.noise.target(log_scale)
-        new = replace(state, target=target, start=state.whole, settled=False, log_scale=log_scale)
+        new = replace(state, start=state.whole, settled=False, log_scale=log_scale)
         if new.objective >= state.objective:
             break
     return new

@@ -82,18 +82,25 @@ MOST_PRODUCTS = 8  # of conjugate gradients before the factor is renewed; more f
 SMALL = 1e-18  # decrement in nats, relative to the objective, that counts as none in double precision
 
 
+class Found(NamedTuple):
+    """Where Newton's method stopped."""
+
+    x: Tensor  # (D,)
+    converged: bool
+
+
 class _Point(NamedTuple):
     x: Tensor
     etas: tuple[Tensor, ...]  # (1, N, C) each
     value: float
 
 
-def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Tensor | None:
+def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Found:
     """Mode of the target, which has no other coordinates, under ``N(0, 1/alpha)``, shape ``(D,)``.
 
     Each step solves with the last Cholesky factor as preconditioner of conjugate gradients, and renews the
-    factor when that takes long.  None where the curvature is not positive definite or no step goes up.  A model
-    in a shorter dtype is climbed to that dtype's rounding.
+    factor when that takes long.  Not converged where the curvature is not positive definite or no step goes
+    up.  A model in a shorter dtype is climbed to that dtype's rounding.
     """
     point = _point(target, alpha, start, tuple(p.eta(start.unsqueeze(0)) for p in target.parts))
     tril: Tensor | None = None
@@ -109,7 +116,7 @@ def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Tensor | None:
             grams = (gram(p.J, B.unsqueeze(0))[0] for p, B in zip(target.parts, curvatures, strict=True))
             tril, info = torch.linalg.cholesky_ex(sum(grams, alpha.diag()))
             if int(info):
-                return None
+                return Found(point.x, False)
             step = torch.cholesky_solve(g.unsqueeze(-1), tril).squeeze(-1)
         decrement, limit = float(g @ step), SMALL * coarse * (1.0 + abs(point.value))
         moved = _uphill(target, alpha, point, step, decrement)
@@ -117,9 +124,9 @@ def mode(target: LinearTarget, alpha: Tensor, start: Tensor) -> Tensor | None:
         if decrement < NEAR:
             ahead = decrement * max((decrement / before) ** 2, _exactness(decrement))
         if moved is None or ahead <= limit:
-            return (moved or point).x if decrement <= 1e8 * limit / coarse**0.5 else None
+            return Found(point.x if moved is None else moved.x, decrement <= 1e8 * limit / coarse**0.5)
         point, before = moved, decrement
-    return None
+    return Found(point.x, False)
 
 
 def _exactness(decrement: float) -> float:

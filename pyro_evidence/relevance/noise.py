@@ -2,7 +2,7 @@
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -38,13 +38,18 @@ class Noise:
     name: str
     num_data: float
     added_up: QuadraticTarget | None = None  # the sums over all rows, where these came in chunks
+    _last: dict[float, LinearTarget | QuadraticTarget] = field(default_factory=dict, compare=False, repr=False)
 
     def target(self, log_scale: float) -> LinearTarget | QuadraticTarget:
-        """The log likelihood of all data when the noise precision is ``exp(log_scale)`` times that of the start."""
-        if self.added_up is not None:
-            return replace(self.added_up, log_scale=log_scale)
-        found: LinearTarget = self.rescaled(log_scale).target
-        return found
+        """The log likelihood of all data when the noise precision is ``exp(log_scale)`` times that of the start.
+
+        The last one is kept.
+        """
+        if log_scale not in self._last:
+            self._last.clear()
+            added_up = self.added_up and replace(self.added_up, log_scale=log_scale)
+            self._last[log_scale] = added_up or self.rescaled(log_scale).target
+        return self._last[log_scale]
 
     def weights_at(self, log_scale: float) -> Weights:
         """The weights of all data under that noise."""

@@ -133,8 +133,9 @@ def test_an_engine_for_points_takes_one_axis() -> None:
     assert math.isfinite(float(LaplaceEvidence(mppca(1, 1)).run(planes(30)).log_evidence))
 
 
-def heavy(Y: Tensor) -> None:
-    W = pyro.sample("W", dist.StudentT(3.0, torch.zeros(1, 5, 2), 1.0).to_event(3))
+def heavy(Y: Tensor, freedom: float = 3.0) -> None:
+    prior = dist.StudentT(freedom, torch.zeros(1, 5, 2), 1.0) if math.isfinite(freedom) else dist.Normal(0.0, 1.0)
+    W = pyro.sample("W", prior.expand([1, 5, 2]).to_event(3))
     with pyro.plate("rows", len(Y)):
         pyro.sample("y", dist.LowRankMultivariateNormal(torch.zeros(5), W[0], torch.ones(5)), obs=Y)
 
@@ -142,6 +143,7 @@ def heavy(Y: Tensor) -> None:
 def test_a_model_that_is_nearly_one_is_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedModel, match="not Normal about zero"):
         EvidenceEM(heavy, stop=QUIET).run(planes())
+    assert EvidenceEM(heavy, stop=QUIET).run(planes(), math.inf).num_components == 1
 
 
 POOR = {

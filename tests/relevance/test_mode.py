@@ -24,8 +24,8 @@ def test_the_gradient_is_zero(num_weights: int, ridge: float) -> None:
     Phi = torch.exp(-torch.cdist(X, centres))
     t = (X[:, 0] + 0.3 * torch.randn(120) > 0).double()
     found = mode.mode(logistic_target(Phi, t), torch.full((num_weights,), ridge), torch.zeros(num_weights))
-    assert found is not None
-    gradient = Phi.T @ (t - torch.sigmoid(Phi @ found)) - ridge * found
+    gradient = Phi.T @ (t - torch.sigmoid(Phi @ found.x)) - ridge * found.x
+    assert found.converged
     assert float(gradient.abs().max()) < 1e-7
 
 
@@ -34,4 +34,4 @@ def test_says_when_the_curvature_is_not_positive() -> None:
         return 0.5 * eta.square().sum((-2, -1))
 
     target = LinearTarget.resident((Part(log_likelihood, torch.eye(2).unsqueeze(1), torch.zeros(2, 1)),))
-    assert mode.mode(target, torch.full((2,), 0.5), torch.ones(2)) is None
+    assert not mode.mode(target, torch.full((2,), 0.5), torch.ones(2)).converged
