@@ -10,6 +10,7 @@ from torch.distributions.transforms import IndependentTransform
 from pyro_evidence.errors import BadInput
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.numerics.coordinates import Coordinate, is_identity
+from pyro_evidence.numerics.importance import interpolated
 from pyro_evidence.numerics.quadrature.densities import CELLS
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
@@ -54,14 +55,6 @@ class Marginal:
         flat, mass = (part.reshape(len(part), -1).T.contiguous() for part in (self.values, self.mass))
         wanted = level.reshape(-1).expand(len(flat), -1).contiguous() * mass[:, -1:]
         return interpolated(mass, flat, wanted).T.reshape((*level.shape, *self.values.shape[1:]))
-
-
-def interpolated(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
-    """Values at ``places`` ``(E, Q)`` of lines through points ``x``, ascending, and ``y`` ``(E, K)``; level beyond."""
-    right = torch.searchsorted(x, places).clamp(1, x.shape[1] - 1)
-    low, high = x.gather(1, right - 1), x.gather(1, right)
-    share = torch.where(high > low, (places - low) / (high - low), 0.0).clamp(0.0, 1.0)
-    return torch.lerp(y.gather(1, right - 1), y.gather(1, right), share)
 
 
 def constrained(part: Coordinate, x: Tensor, density: Tensor) -> Marginal:

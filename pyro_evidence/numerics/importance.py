@@ -134,6 +134,14 @@ def smoothed(log_weights: Tensor) -> Smoothed:
     return Smoothed(x.scatter(0, tail, quantile) + highest, shape)
 
 
+def interpolated(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
+    """Values at ``places`` ``(E, Q)`` of lines through points ``x``, ascending, and ``y`` ``(E, K)``; level beyond."""
+    right = torch.searchsorted(x, places).clamp(1, x.shape[1] - 1)
+    low, high = x.gather(1, right - 1), x.gather(1, right)
+    share = torch.where(high > low, (places - low) / (high - low), 0.0).clamp(0.0, 1.0)
+    return torch.lerp(y.gather(1, right - 1), y.gather(1, right), share)
+
+
 def resampled(weights: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
     """Positions of draws taken by systematic resampling, in random order, shape ``(num_samples,)``.
 

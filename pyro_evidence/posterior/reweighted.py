@@ -15,7 +15,6 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput, TooLarge
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import Problem
-from pyro_evidence.nested.marginal import interpolated
 from pyro_evidence.numerics import batched, importance, newton
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
@@ -199,7 +198,7 @@ def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tenso
     mass = weights.to(columns)[order]
     middle = mass.cumsum(-1) - 0.5 * mass
     wanted = levels.to(columns).reshape(-1).expand(len(columns), -1).contiguous()
-    return interpolated(middle, columns, wanted).mT.reshape((*levels.shape, *values.shape[1:]))
+    return importance.interpolated(middle, columns, wanted).mT.reshape((*levels.shape, *values.shape[1:]))
 
 
 INNER = 32  # draws at each outer place
