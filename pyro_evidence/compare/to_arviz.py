@@ -21,13 +21,14 @@ from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.simulate import ROWS, from_predictive, from_prior, pointwise_rows, rows_at_once
+from pyro_evidence.relevance.posteriors import AxesPosterior
 from pyro_evidence.settings import seed_of, seeded
 from pyro_evidence.structure.names import Coords, Dims, names_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 Groups = dict[str, Arrays]
 Values = Mapping[str, Tensor]
-Fit = LaplacePosterior | CorrectedPosterior | MCMC | SVI | Predictive | sampled.Chains
+Fit = LaplacePosterior | CorrectedPosterior | AxesPosterior | MCMC | SVI | Predictive | sampled.Chains
 NUM_CHAINS = 4  # independent draws are shown as four chains, so that R-hat is defined
 
 
@@ -151,33 +152,43 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
         return _of_draws(fit.kernel.model, found, {"diverging": sampled.divergences(fit)}, args, kwargs)
     if isinstance(fit, SVI | Predictive):
         known = getattr(fit, "posterior_samples", None)
-        if known:  # draws of a Predictive, in one chain
-            return _of_draws(fit.model, {n: v.unsqueeze(0) for n, v in known.items()}, {}, args, kwargs)
-        if fit.guide is None:
+        if not known and fit.guide is None:
             raise BadInput(
                 "a Predictive without guide and draws; expected Predictive(model, guide=guide, num_samples=1)."
             )
         with own_random_numbers(), torch.no_grad():
             torch.manual_seed(seed)
-            drawn = Predictive(fit.guide, num_samples=num_samples)(*args, **kwargs)
-        found = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in drawn.items()}
+            drawn = {} if known else Predictive(fit.guide, num_samples=num_samples)(*args, **kwargs)
+        found = (
+            {n: v.unsqueeze(0) for n, v in known.items()} if known else _in_chains(drawn)
+        )  # of a Predictive one chain
         return _of_draws(fit.model, found, {}, args, kwargs)
+    if isinstance(fit, AxesPosterior):
+        axes = fit._laplace
+        drawn = axes.get_samples(num_samples, seed=seed)
+        weights = _in_chains(fit.weights_of_axes(drawn))
+        return GroupedDraws(axes._joint, axes.state.theta, _in_chains(drawn), {}, weights)
     if not isinstance(fit, LaplacePosterior | CorrectedPosterior):
         raise BadInput(
-            f"fit is a {type(fit).__name__}; expected a posterior as engine.run(...) returns it, or Pyro's MCMC, SVI "
-            f"or Predictive."
+            f"fit is a {type(fit).__name__}, which has no draws; expected a posterior that has get_samples(...), or "
+            f"Pyro's MCMC, SVI or Predictive."
         )
     draws, of = fit.get_samples(num_samples, seed=seed), fit._joint
     draws |= {n: torch.zeros(num_samples, dtype=of.dtype) for n in of.latents.names if n == NOTHING}
-    chains = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
+    chains = _in_chains(draws)
     if isinstance(fit, CorrectedPosterior):
         if NOTHING in chains:
             raise BadInput(
                 "the model has no latent sites, and weights of draws say nothing of its params; pass the fit."
             )
         return GroupedDraws(fit.joint, fit.theta, chains, {})
-    estimated = {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in _estimated(fit, num_samples, seed).items()}
+    estimated = _in_chains(_estimated(fit, num_samples, seed))
     return GroupedDraws(fit.state.problem.joint, fit.state.theta, chains, {}, estimated)
+
+
+def _in_chains(draws: Values) -> dict[str, Tensor]:
+    """Independent draws, shown as several chains."""
+    return {n: v.reshape(NUM_CHAINS, -1, *v.shape[1:]) for n, v in draws.items()}
 
 
 def _estimated(fit: LaplacePosterior, num: int, seed: int) -> dict[str, Tensor]:

@@ -195,6 +195,8 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
     def _laplace(self) -> LaplacePosterior:
         """This mode as a Laplace posterior of :attr:`model`, whose latent site is ``axes``."""
         self._needs_data("a guide")
+        if not len(self.state.x):
+            raise BadInput(NO_AXIS.format("there is nothing to sample"))
         joint = LogJoint(self.model, self.of.joint.args, self.of.joint.kwargs, maximise=())
         values = self.mode | {AXES: self.state.x[: self.num_active].to(joint.dtype)}
         u = joint.latents.flat({n: values[n] for n in joint.latents.names}).double()
@@ -271,14 +273,15 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         if not self.num_active:
             raise BadInput(NO_AXIS.format("there is nothing to correct"))
         found = self._laplace.importance_resampled(num_samples, seed)
-        axes = found.draws[AXES]
-        return replace(found, draws=found.draws | self.of.values(axes @ self.state.directions.to(axes).mT))
+        return replace(found, draws=found.draws | self.weights_of_axes(found.draws))
+
+    def weights_of_axes(self, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights by site, ``(S, ...)``, that follow from draws of :attr:`model`'s latent site ``axes``."""
+        return self.of.values(draws[AXES] @ self.state.directions.to(draws[AXES]).mT)
 
     @property
     def guide(self) -> LaplaceGuide:
         """The posterior as a guide of :attr:`model`, whose latent site is ``axes``."""
-        if not len(self.state.x):
-            raise BadInput(NO_AXIS.format("a guide has nothing to sample"))
         return self._laplace.guide
 
     @property

@@ -15,8 +15,9 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from pyro.optim import Adam
 from torch import Tensor
 
-from pyro_evidence import BadInput, LaplaceEvidence, LaplacePosterior, Start, TooLarge
+from pyro_evidence import REVM, RVM, BadInput, LaplaceEvidence, LaplacePosterior, OverlapEM, Start, TooLarge
 from pyro_evidence.compare.to_arviz import arviz_groups, to_datatree, to_inference_data
+from pyro_evidence.models.prbf import prbf
 from tests.models_for_tests.exact_models import straight, straight_data, two_normals, two_normals_data
 
 
@@ -82,6 +83,33 @@ def test_numbers_of_the_groups(fitted: LaplacePosterior) -> None:
     log_prior = dist.Normal(0.0, 1.0).log_prob(w).sum(-1)
     np.testing.assert_allclose(groups["sample_stats"]["lp"], log_prior + log_likelihood.sum(-1), rtol=1e-10)
     np.testing.assert_array_equal(groups["observed_data"]["y"], y)
+
+
+@pytest.mark.parametrize("engine", [RVM, REVM])
+def test_relevance_machines_show_their_axes_and_the_weights_that_follow(engine: type) -> None:
+    def logistic(X: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(X.new_zeros(3), 1.0).to_event(1))
+        with pyro.plate("rows", len(X)):
+            pyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+    X = torch.randn(60, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = (torch.arange(60) % 3 < 1 + (X[:, 0] > 0.0).long()).double()
+    fit = engine(logistic).run(X, y)
+    groups = arviz_groups(fit, num_samples=400)
+    w = torch.as_tensor(groups["posterior"]["w"]).flatten(0, 1)
+    assert w.shape == (400, 3)
+    assert torch.allclose(w.mean(0), fit.mode["w"], atol=4.0 * float(w.std(0).max()) / 400**0.5)
+    at = {n: torch.as_tensor(v).flatten(0, 1) for n, v in groups["posterior"].items()}
+    assert torch.allclose(at["w"], at["axes"] @ fit.state.directions.mT)
+    assert groups["log_likelihood"]["y"].shape == (4, 100, 60)
+    assert arviz.loo(to_inference_data(fit, num_samples=400)).elpd_loo < 0.0
+
+
+def test_a_network_without_draws_is_refused() -> None:
+    X = torch.randn(60, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    fit = OverlapEM(prbf(2)).run(X, (X[:, 0] > 0).long())
+    with pytest.raises(BadInput, match="a PRBFPosterior, which has no draws"):
+        arviz_groups(fit)  # type: ignore[arg-type]
 
 
 def test_predictive_draws_have_the_right_moments(fitted: LaplacePosterior) -> None:
