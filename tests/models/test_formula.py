@@ -557,6 +557,16 @@ def test_letters(frame: Any, settings: dict[str, Any], said: str) -> None:
         mixed(formula, frame, **{k: v for k, v in settings.items() if k != "formula"})
 
 
+@pytest.mark.parametrize("own", [*FAMILIES, *OTHER_NAMES])
+def test_names_of_families_are_those_of_whoever_writes_them(own: str) -> None:
+    for written in (own, own.upper(), own.replace(" ", "_"), own.replace(" ", "-"), own.replace(" ", "")):
+        assert chosen_family(written)[0] == OTHER_NAMES.get(own, own)
+
+
+def test_words_of_a_family_may_stand_apart() -> None:
+    assert (chosen_family("log-normal")[0], chosen_family("Log_Logistic")[0]) == ("lognormal", "loglogistic")
+
+
 def test_a_class_that_is_named_is_the_one_that_counts(frame: Any) -> None:
     _, (*_, y) = mixed("kind['b'] ~ x", frame, family="bernoulli")
     np.testing.assert_array_equal(y.numpy(), frame.kind == "b")

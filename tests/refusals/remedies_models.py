@@ -218,6 +218,18 @@ MODELS: dict[str, Remedy] = {
         lambda: of_formula("y ~ z", FRAME),
         lambda: of_formula("y ~ x", FRAME),
     ),
+    "a formula's data in one": Remedy(
+        BadInput,
+        r"called with 1 argument\(s\), missing a required argument: 'g'; expected X, g, num_g, y.*then run\(\*data\)",
+        lambda: LaplaceEvidence(mixed("y ~ x + (1 | g)", FRAME)[0]).run(mixed("y ~ x + (1 | g)", FRAME)[1]),
+        lambda: LaplaceEvidence(mixed("y ~ x + (1 | g)", FRAME)[0]).run(*mixed("y ~ x + (1 | g)", FRAME)[1]),
+    ),
+    "times of a family without": Remedy(
+        BadInput,
+        "has 'surv'; expected a family of times for that response, such as family='weibull'",
+        lambda: of_formula("surv(t, yes) ~ g", FRAME.assign(t=FRAME.x.abs() + 0.1), family="gamma"),
+        lambda: of_formula("surv(t, yes) ~ g", FRAME.assign(t=FRAME.x.abs() + 0.1), family="weibull"),
+    ),
     "zeros and ones by trials": Remedy(
         BadInput,
         r"For zeros and ones take family='bernoulli'",

@@ -1,6 +1,7 @@
 """Families of responses: the likelihood, what it needs besides the linear predictor, and its links."""
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
@@ -156,11 +157,10 @@ FAMILIES: Mapping[str, GLMFamily] = MappingProxyType(
 OTHER_NAMES = {
     "normal": "gaussian",
     **dict.fromkeys(("cumulative", "ocat"), "ordinal"),
-    **dict.fromkeys(("t", "t family", "studentt", "scat"), "student"),
+    **dict.fromkeys(("t", "t family", "student t", "scat"), "student"),
     **dict.fromkeys(("beta family", "betar"), "beta"),
-    **dict.fromkeys(("nbinom2", "negbinomial", "negativebinomial", "nb"), "negative binomial"),
+    **dict.fromkeys(("nbinom2", "negbinomial", "nb"), "negative binomial"),
     "nbinom1": "negative binomial 1",
-    "betabinomial": "beta binomial",
     "truncated nbinom2": "truncated negative binomial",
 }
 
@@ -198,17 +198,16 @@ def of_location(fn: Any, location: str, values: Mapping[str, float] = MappingPro
 
 
 def chosen_family(name: Family, link: str | None = None) -> tuple[str, GLMFamily]:
-    """A family by its name in any case, by that which R has for it, or by its distribution; its own name first.
+    """A family by its name, by that which R has for it, or by its distribution; its own name first.
 
     :raises BadInput: for a name or a link that there is not.
     """
-    own = name[0].__name__ if isinstance(name, tuple) else " ".join(str(name).lower().replace("_", " ").split())
-    own = OTHER_NAMES.get(own, own)
+    written = re.sub(r"[\s_-]+", " ", str(name).lower()).strip()
+    names = {own.replace(" ", ""): own for own in FAMILIES} | {n.replace(" ", ""): o for n, o in OTHER_NAMES.items()}
+    own = name[0].__name__ if isinstance(name, tuple) else names.get(written.replace(" ", ""), written)
     if not isinstance(name, tuple) and own not in FAMILIES:
         kind, _, base = own.removeprefix("zero ").partition(" ")
-        zeros = (
-            {"inflated": "zi ~ 1", "hurdle": "hurdle ~ 1"}.get(kind, "") if base in {*FAMILIES, *OTHER_NAMES} else ""
-        )
+        zeros = {"inflated": "zi ~ 1", "hurdle": "hurdle ~ 1"}.get(kind, "") if base.replace(" ", "") in names else ""
         said = f"family={base!r} and a formula of the zeros, 'y ~ x; {zeros}', or " if zeros else ""
         raise BadInput(f"family={name!r}; expected {said}one of {list(FAMILIES)}, or {EXAMPLE}.")
     found = of_location(*name) if isinstance(name, tuple) else FAMILIES[own]

@@ -64,7 +64,14 @@ class MixedModel:
         """Run the program."""
         names = self.__signature__.parameters
         if kwargs or len(args) < len(names) - 1 or len(args) > len(names):
-            return self._sketch.run(self.__signature__.bind(*args, **kwargs).arguments)
+            try:
+                bound = self.__signature__.bind(*args, **kwargs)
+            except TypeError as error:
+                raise BadInput(
+                    f"the model of {self.formula!r} was called with {len(args)} argument(s), {error}; expected "
+                    f"{', '.join(names)}. Write model, data = mixed(...), then run(*data)."
+                ) from error
+            return self._sketch.run(bound.arguments)
         return self._sketch.run(dict(zip(names, args, strict=False)))
 
     @property

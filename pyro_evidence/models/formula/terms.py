@@ -35,6 +35,7 @@ INSTEAD = {  # what is expected in place of functions of R's packages, brms and 
     "weights": "mixed(..., weights='column')",
     "rate": "offset(log(n)) among the terms",
     **dict.fromkeys(("cens", "censored"), "surv(time, event) and a family of times, such as 'weibull' or 'lognormal'"),
+    **dict.fromkeys(("surv", "Surv"), "a family of times for that response, such as family='weibull'"),
     "mvbind": "a formula for each response, a fit each",
     "gr": "(0 + f || g), a spread for each level of f as by=f has it",
     "mm": "a program of your own that adds 0.5 * (u[g] + u[h]) with dist.Normal effects u",
