@@ -188,9 +188,10 @@ def _by_draws(
     log_normal = by_component[0] - mixture.log_mixing[0] - log_slope
     theta, beside = places.theta[index], log_proposal + places.laplace[index]
     if marginal is None:
-        rows = torch.cat([theta, problem.active.expand(num, -1).to(theta)], -1)
-        with torch.no_grad():
-            log_weights, coarse = problem.density_by_rows.log_joint(u, rows) - beside, 0.0
+        rows, by_node = torch.cat([theta, problem.active.expand(num, -1).to(theta)], -1), index.argsort()
+        with torch.no_grad():  # one node after the other: what hangs on its hyperparameters alone is made once
+            log_weights, coarse = problem.density_by_rows.log_joint(u[by_node], rows[by_node]), 0.0
+        log_weights = log_weights[by_node.argsort()] - beside
     else:
         log_weights, every = marginal.integrated(theta, u) - beside, slice(None, None, COMPARED)
         fewer = replace(marginal, num=marginal.num - FEWER)

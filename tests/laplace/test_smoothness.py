@@ -87,6 +87,19 @@ def test_a_search_that_stopped_short_of_a_corner_names_it(away: float) -> None:
     assert said is not None and "site 'y', a Laplace, has a kink" in said and "jumps by 2.00e+00" in said
 
 
+@pytest.mark.parametrize("of_each", [0.3, 1.0, 7.0])
+def test_stairs_are_told_however_many_are_in_a_piece(of_each: float) -> None:
+    def model(y: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(0.1 * torch.floor(0.5 * mode_checks.PIECES * of_each * a + 0.3), 1.0), obs=y)
+
+    problem, u = laplace_problem(LogJoint(model, (torch.tensor(0.5),))), torch.tensor([0.1])
+    said = mode_checks.jump_message(
+        problem.joint, problem.density, u, problem.joint.initial_theta, torch.ones_like(u), "there"
+    )
+    assert said is not None and "along site 'a', there" in said
+
+
 def test_the_letters_remedies() -> None:
     assert math.isfinite(float(LaplaceEvidence(idioms.smooth_lasso).run(idioms.X, idioms.Y).log_evidence))
     assert RVM(idioms.lasso).run(idioms.X, idioms.Y).num_active == 3

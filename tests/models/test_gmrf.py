@@ -620,6 +620,19 @@ def test_the_pattern_of_a_field_at_a_level_is_not_factorised_for_its_density(mon
     assert plans == [0] and seen
 
 
+def test_a_run_that_asks_for_no_density_makes_no_determinant(monkeypatch: pytest.MonkeyPatch) -> None:
+    scale, graph = torch.tensor(0.5), lattice(3, 3)
+    x, y = torch.meshgrid(torch.arange(3.0), torch.arange(3.0), indexing="ij")
+    mesh, asked = Mesh.delaunay(torch.stack([x.flatten(), y.flatten()], -1)), list[int]()
+    monkeypatch.setattr(graphs.Operator, "log_det", lambda self, b, c: [b.new_zeros(()), asked.append(0)][0])
+    fields = [kind(graph, scale, 0.5) for kind in (CAR, Leroux, SAR)] + [Matern(mesh, 1.0, 1.0, a) for a in (1, 2)]
+    fields.append(Kronecker(fields[0], fields[1]))
+    assert not asked
+    for field in fields:
+        field.log_prob(torch.zeros(field.event_shape))
+    assert len(asked) == 5
+
+
 def test_a_large_graph_s_log_determinant_is_that_of_its_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two derivatives, and for a batch of coefficients too."""
     c = torch.tensor([0.3, 0.8, -0.4, 0.8], dtype=torch.float64)

@@ -139,15 +139,12 @@ class Seasonal(GaussianField):
                 f"Seasonal(size={size}, period={period}); expected a period from 2 on, and that many values."
             )
         self.scale, self.level = broadcast_all(scale, level)
-        device, sums, start = self.scale.device, size - period + 1, period - 1
-        index = torch.arange(sums, device=device).unsqueeze(-1) + torch.arange(period, device=device)
-        first = torch.arange(start, device=device).unsqueeze(-1).expand(-1, period)
-        own = torch.zeros_like(first).to(self.scale)
-        own[:, 0] = 1.0
-        coefficients = torch.cat([torch.ones_like(index).to(self.scale), own])
-        precision = torch.cat([_repeated(self.scale**-2, sums), _repeated(self.level**-2, start)], -1)
+        sums, start = size - period + 1, period - 1
+        coefficients = torch.ones(size, period).to(self.scale)
+        coefficients[:start, 1:] = 0.0
+        precision = torch.cat([_repeated(self.level**-2, start), _repeated(self.scale**-2, sums)], -1)
         log_det = -2.0 * (sums * self.scale.log() + start * self.level.log())
-        structure = Structure.free(torch.cat([index, first]), size)
+        structure = _lags(size, start, self.scale.device)
         super().__init__(structure, (coefficients, precision), log_det, torch.Size([size]), validate_args)
 
 
@@ -182,22 +179,26 @@ class AR(GaussianField):
         scale = torch.as_tensor(scale).to(partial)
         shape = torch.Size(broadcast_shape(scale.shape, partial.shape[:-1]))
         self.scale, self.partial = scale.expand(shape), partial.expand(*shape, partial.shape[-1])
-        p, device = partial.shape[-1], partial.device
+        p = partial.shape[-1]
         rows, log_variances = _levinson(self.partial)
         # row t < p predicts from the t values there are, all later rows from the last p
         coefficients = torch.cat([rows, rows[..., -1:, :].expand(*shape, size - p - 1, p + 1)], -2)
         log_variance = torch.cat([log_variances, _repeated(log_variances[..., -1], size - p - 1)], -1)
         log_variance = log_variance + 2.0 * self.scale.log().unsqueeze(-1)
-        back = torch.arange(size, device=device).unsqueeze(-1) - torch.arange(p + 1, device=device)
-        index = back.clamp(min=0)  # clamp: before the first value, where coefficients are zero
-        structure = Structure.free(index, size)
-        factors = (coefficients, (-log_variance).exp())
+        structure, factors = _lags(size, p, partial.device), (coefficients, (-log_variance).exp())
         super().__init__(structure, factors, -log_variance.sum(-1), torch.Size([size]), validate_args)
 
     @property
     def coefficients(self) -> Tensor:
         """``phi``, ``(..., p)``."""
         return -_levinson(self.partial)[0][..., -1, 1:]
+
+
+@lru_cache(maxsize=32)
+def _lags(size: int, most: int, device: torch.device) -> Structure:
+    """Each value and as many before it; before the first value, where coefficients are zero, the first."""
+    back = torch.arange(size, device=device).unsqueeze(-1) - torch.arange(most + 1, device=device)
+    return Structure.free(back.relu(), size)
 
 
 def _levinson(partial: Tensor) -> tuple[Tensor, Tensor]:
@@ -259,12 +260,10 @@ class OrnsteinUhlenbeck(GaussianField):
         log_variance = torch.cat([torch.zeros_like(step[..., :1]), (-torch.expm1(-2.0 * step)).log()], -1)
         log_variance = log_variance + 2.0 * self.scale.log().unsqueeze(-1)
         past = torch.nn.functional.pad(-(-step).exp(), (1, 0))
-        coefficients = torch.stack([past, torch.ones_like(past)], -1)
-        node = torch.arange(size, device=locations.device)
-        before = (node - 1).clamp(min=0)  # clamp: the first has none, and the coefficient zero
-        structure = Structure.free(torch.stack([before, node], -1), size)
-        factors = (coefficients, (-log_variance).exp())
-        super().__init__(structure, factors, -log_variance.sum(-1), torch.Size([size]), validate_args)
+        factors = (torch.stack([torch.ones_like(past), past], -1), (-log_variance).exp())
+        super().__init__(
+            _lags(size, 1, locations.device), factors, -log_variance.sum(-1), torch.Size([size]), validate_args
+        )
 
 
 def _repeated(x: Tensor, count: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Fields made of others, and of a precision that the user writes."""
 
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -40,17 +41,14 @@ class Kronecker(GaussianField):
                 )
         self.first, self.second = first, second
         one, two = first.structure, second.structure
-        index = (one.index[:, None, :, None] * two.size + two.index[None, :, None, :]).flatten(2).flatten(0, 1)
-        every, other = (torch.eye(part.size).to(part.fixed) for part in (one, two))
-        varies = torch.linalg.qr(torch.cat([one.fixed, every], -1)).Q[:, one.fixed.shape[-1] :]
-        pairs = [(one.fixed, other), (varies, two.fixed)]  # what the first, or else the second, leaves out
-        fixed = [torch.einsum("ia,jb->ijab", a, b).flatten(0, 1).flatten(1) for a, b in pairs]
-        structure = Structure(index, torch.cat(fixed, -1), one.anchors[:0])
         coefficients = torch.einsum("...fa,...gb->...fgab", first._coefficients, second._coefficients)
         precision = torch.einsum("...f,...g->...fg", first._precision, second._precision)
         factors = (coefficients.flatten(-4, -3).flatten(-2), precision.flatten(-2))
-        log_det = two.rank * first.log_det + one.rank * second.log_det
-        super().__init__(structure, factors, log_det, torch.Size([one.size, two.size]), validate_args)
+
+        def log_det() -> Tensor:
+            return two.rank * first.log_det + one.rank * second.log_det
+
+        super().__init__(_product(one, two), factors, log_det, torch.Size([one.size, two.size]), validate_args)
 
     def _rows(self) -> list[GaussianField]:
         pairs = zip(
@@ -63,6 +61,16 @@ class Kronecker(GaussianField):
         shape = (len(white), self.first.structure.size, self.second.structure.size)
         along = self.second.unwhitened(white.reshape(-1, shape[2])).view(shape).mT
         return self.first.unwhitened(along.reshape(-1, shape[1])).view(shape[0], shape[2], shape[1]).mT.flatten(1)
+
+
+@lru_cache(maxsize=8)
+def _product(one: Structure, two: Structure) -> Structure:
+    index = (one.index[:, None, :, None] * two.size + two.index[None, :, None, :]).flatten(2).flatten(0, 1)
+    every, other = (torch.eye(part.size).to(part.fixed) for part in (one, two))
+    varies = torch.linalg.qr(torch.cat([one.fixed, every], -1)).Q[:, one.fixed.shape[-1] :]
+    pairs = [(one.fixed, other), (varies, two.fixed)]  # what the first, or else the second, leaves out
+    fixed = [torch.einsum("ia,jb->ijab", a, b).flatten(0, 1).flatten(1) for a, b in pairs]
+    return Structure(index, torch.cat(fixed, -1), one.anchors[:0])
 
 
 class GMRF(GaussianField):

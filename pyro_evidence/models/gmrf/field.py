@@ -1,7 +1,7 @@
 """A Gaussian field as a sum of squared differences of a few values each; Rue and Held (2005), chapters 2 and 3."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -131,7 +131,7 @@ class GaussianField(OfArguments):
         self,
         structure: Structure,
         factors: tuple[Tensor, Tensor],
-        log_det: Tensor | None,
+        log_det: Tensor | Callable[[], Tensor] | None,
         event_shape: torch.Size,
         validate_args: bool | None = None,
         given: Tensor | None = None,
@@ -139,14 +139,15 @@ class GaussianField(OfArguments):
         """The density of given factors ``exp(-1/2 sum_f precision_f (c_f' x[index_f])^2)``.
 
         :param factors: coefficients ``(..., F, k)`` and precisions ``(..., F)``.
-        :param log_det: of the precision on the values that may vary, the batch's shape; None computes it, sparse.
+        :param log_det: of the precision on the values that may vary, the batch's shape; what takes long, when it is
+            asked for: not every run of a model asks for a density.  None computes it, sparse.
         :param given: inner products of the values with the fixed directions, ``(m,)``; None: zero.
         """
         self.structure, self._given = structure, given
         batch = torch.Size(broadcast_shape(factors[0].shape[:-2], factors[1].shape[:-1]))
         self._coefficients = factors[0].expand(*batch, *factors[0].shape[-2:])
         self._precision = factors[1].expand(*batch, factors[1].shape[-1])
-        self._log_det = log_det if log_det is None else log_det.expand(batch)
+        self._log_det = log_det
         super().__init__(batch, event_shape, validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False)
@@ -176,7 +177,9 @@ class GaussianField(OfArguments):
         """Log determinant of the precision on the values that may vary, of the batch's shape."""
         if self._log_det is None:
             self._log_det = log_det(self.elements, self.structure).to(self._precision)
-        return self._log_det
+        elif not isinstance(self._log_det, Tensor):
+            self._log_det = self._log_det()
+        return self._log_det.expand(self._precision.shape[:-1])
 
     @property
     def element_index(self) -> Tensor:
@@ -247,7 +250,7 @@ class GaussianField(OfArguments):
         new: GaussianField = super().expand(torch.Size(batch_shape), _instance)
         new._coefficients = self._coefficients.expand(*new.batch_shape, *self._coefficients.shape[-2:])
         new._precision = self._precision.expand(*new.batch_shape, self._precision.shape[-1])
-        new._log_det = self.log_det.expand(new.batch_shape)
+        new._log_det = self.log_det
         return new
 
 

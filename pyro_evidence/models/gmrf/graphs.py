@@ -1,5 +1,6 @@
 """Fields on the nodes of a graph: neighbours are alike."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from pyro_evidence.models.gmrf.field import Between, GaussianField, Unit, parame
 from pyro_evidence.precision.elimination import components
 
 SPECTRUM = 1000  # nodes up to which eigenvalues, .2 s once for a graph, cost less than a factorisation at each run
-Built = tuple[Structure, tuple[Tensor, Tensor], Tensor, torch.Size]  # structure, factors, log determinant, event shape
+Built = tuple[Structure, tuple[Tensor, Tensor], Callable[[], Tensor], torch.Size]  # last what log_det is, and a shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +134,10 @@ class Operator:
     def at_scale(self, b: Tensor, c: Tensor, scale: Tensor) -> Built:
         """Structure, factors, log determinant and shape of the field of precision ``K / scale^2``."""
         coefficients, precision = self.factors(b, c)
-        log_det = self.log_det(b, c) - 2.0 * self.size * scale.log()
+
+        def log_det() -> Tensor:
+            return self.log_det(b, c) - 2.0 * self.size * scale.log()
+
         return self.by_edges, (coefficients, precision * scale.unsqueeze(-1) ** -2), log_det, torch.Size([self.size])
 
     @cached_property
@@ -380,6 +384,9 @@ class SAR(GaussianField):
         self.scale, self.coefficient = broadcast_all(scale, coefficient)
         b, c, degree = 1.0 - self.coefficient, self.coefficient, operator.mass
         precision = degree.to(self.scale) ** -2 * self.scale.unsqueeze(-1) ** -2
-        log_det = 2.0 * (operator.log_det(b, c) - degree.log().sum() - operator.size * self.scale.log())
         factors = (operator.rows(b, c), precision)
+
+        def log_det() -> Tensor:
+            return 2.0 * (operator.log_det(b, c) - degree.log().sum() - operator.size * self.scale.log())
+
         super().__init__(operator.by_rows[0], factors, log_det, torch.Size([operator.size]), validate_args)

@@ -208,5 +208,8 @@ class Matern(GaussianField):
             structure, rows = operator.by_rows[0], operator.rows(one, eighth)
             noise = variances.to(self.scale) * (self.range * self.scale).square().unsqueeze(-1)
             factors = (rows, noise.reciprocal())
-            log_det = 2.0 * operator.log_det(one, eighth) - noise.log().sum(-1)
+
+            def log_det() -> Tensor:
+                return 2.0 * operator.log_det(one, eighth) - noise.log().sum(-1)
+
         super().__init__(structure, factors, log_det, torch.Size([size]), validate_args)
