@@ -20,13 +20,13 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, search_modes, state_at
 from pyro_evidence.numerics import derivatives, importance, lbfgs
-from pyro_evidence.numerics.batched import OneSummand
+from pyro_evidence.numerics.batched import CACHED_NUMBERS, OneSummand
 from pyro_evidence.numerics.derivatives import normal_draws
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.numerics.quadrature.rules import quasi_normal, student_log_density
-from pyro_evidence.precision.dense import Dense, Precision
+from pyro_evidence.precision.dense import Dense, Precision, Triangular
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import latents_from_prior, rows_at_once
 from pyro_evidence.settings import seeded
@@ -97,16 +97,27 @@ class NormalMixture:
 
     def by_component(self, u: Tensor) -> Tensor:
         """Log density of rows ``(S, d)`` that each component contributes, its share counted, ``(M, S)``."""
-        away = [self._among_all(u - loc) for loc in self.loc]
-        white = [p.whiten(x) for p, x in zip(self.precisions, away, strict=True)]
-        return torch.stack([self._component(x, m) for m, x in enumerate(white)])
+        return self._of_squares(self._squares(u))
 
-    def _component(self, white: Tensor, m: int) -> Tensor:
-        size, square = self.loc.shape[-1], white.square().sum(-1)
-        volume = self.log_mixing[m] + 0.5 * self.precisions[m].log_det[0]
-        if any(self.heavy[m : m + 1]):
-            return volume + student_log_density(square, size, DEGREES)
-        return volume - 0.5 * (size * math.log(math.tau) + square)
+    def _squares(self, u: Tensor) -> Tensor:
+        """Squared lengths of rows ``(S, d)`` about each mean in its metric, ``(M, S)``."""
+        factors = [p.tril for p in self.precisions if isinstance(p, Triangular)]
+        if len(factors) < len(self.precisions):
+            pairs = zip(self.precisions, self.loc, strict=True)
+            return torch.stack([p.whiten(self._among_all(u - loc)).square().sum(-1) for p, loc in pairs])
+        whiten = torch.cat(factors).mT[..., self.active].to(u)  # (M, D, d): one product for all
+        centres = whiten @ self.loc.unsqueeze(-1)
+        parts = u.split(max(1, CACHED_NUMBERS // whiten[..., 0].numel()))
+        return torch.cat([((whiten @ x.mT) - centres).square_().sum(1) for x in parts], -1)
+
+    def _of_squares(self, squares: Tensor) -> Tensor:
+        """Log density that each component contributes at such lengths ``(M, S)``."""
+        size, volumes = self.loc.shape[-1], self.log_mixing + 0.5 * torch.cat([p.log_det for p in self.precisions])
+        found = -0.5 * (size * math.log(math.tau) + squares)
+        if any(self.heavy):
+            heavy = torch.tensor(self.heavy).unsqueeze(-1).to(squares.device)
+            found = torch.where(heavy, student_log_density(squares, size, DEGREES), found)
+        return volumes.unsqueeze(-1) + found
 
     def _among_all(self, x: Tensor) -> Tensor:
         """Rows ``(S, d)`` with zeros for the coordinates that are not active, ``(S, D)``."""
@@ -149,8 +160,8 @@ class NormalMixture:
 
     def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Draws from white rows, and their log density, which of a single normal is that of the white rows."""
-        rows = self.unwhiten(white)
-        return rows, self._component(white, 0) if len(self.loc) == 1 else self.log_prob(rows)
+        rows, single = self.unwhiten(white), len(self.loc) == 1
+        return rows, self._of_squares(white.square().sum(-1).unsqueeze(0))[0] if single else self.log_prob(rows)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from torch import Tensor
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.mixture.expectation import responsibilities
 from pyro_evidence.models.covariances import Covariance, mahalanobis
-from pyro_evidence.numerics.batched import Batched
+from pyro_evidence.numerics.batched import CACHED_NUMBERS, Batched
 
-BLOCK = 2**18  # numbers in one block of responsibilities: they stay in the cache
 SMALLEST_BLOCK = 64  # data that are looked at together at least
 BHATTACHARYYA = 1.0 / 8.0  # of the squared distance of two Gaussians of one covariance, eq. 14
 ROUNDED = 1e-20  # of a mean square: the variance that rounding leaves of a constant
@@ -46,7 +45,7 @@ class ClassData:
 
     def sized(self, num_kernels: int, num_rows: int) -> "ClassData":
         """These data, cut so that the responsibilities of one block fit the cache."""
-        return replace(self, size=max(SMALLEST_BLOCK, BLOCK // (num_kernels * num_rows)))
+        return replace(self, size=max(SMALLEST_BLOCK, CACHED_NUMBERS // (num_kernels * num_rows)))
 
     @property
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
