@@ -63,30 +63,44 @@ class Quadratics:
 
         :return: nats, ``(r, J)``, minus infinity where there is no mode, and ``(r, J, T + 1)``.
         """
-        size = theta.shape[1] * (self.A if self.axes is None else self.axes[0])[0, 0].numel()
-        found = [self._evidence(part) for part in theta.split(max(1, BATCH_NUMBERS // size))]
+        found = [(value, slope()) for value, slope in map(self._evidence, self._parts(theta))]
         return torch.cat([value for value, _ in found]), torch.cat([slope for _, slope in found])
 
-    def _evidence(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+    def log_evidence(self, theta: Tensor) -> Tensor:
+        """The first of :meth:`evidence` alone."""
+        return torch.cat([self._evidence(part)[0] for part in self._parts(theta)])
+
+    def _parts(self, theta: Tensor) -> tuple[Tensor, ...]:
+        size = theta.shape[1] * (self.A if self.axes is None else self.axes[0])[0, 0].numel()
+        return theta.split(max(1, BATCH_NUMBERS // size))
+
+    def _evidence(self, theta: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The log evidence, and what makes its slope."""
         rows, weights, num = self._rows(theta[:, 0]), self.weights(theta), self.b.shape[-1]
         if self.axes is None:
             terms, b = self.A[rows].flatten(2), self.b[rows]
             tril, info = torch.linalg.cholesky_ex((weights @ terms).unflatten(-1, (num, num)))
             sound, log_det = info == 0, 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            variance, slope = torch.cholesky_inverse(tril), weights @ b
-            mode = (variance @ slope.unsqueeze(-1)).squeeze(-1)
-            moments = (mode.unsqueeze(-1) * mode.unsqueeze(-2) + variance).flatten(2)
+            slope = weights @ b
+            mode = torch.cholesky_solve(slope.unsqueeze(-1), tril).squeeze(-1)
         else:
             terms, b, log_scale = (x[rows] for x in self.axes)
             A, slope = weights @ terms, weights @ b
             sound, log_det = (A > 0).all(-1), A.log().sum(-1) - 2.0 * log_scale.unsqueeze(-1)
             mode = slope / A
-            moments = mode.square() + A.reciprocal()
         line, a = self.line[rows].unsqueeze(1), self.a[rows].unsqueeze(1)
         value = (line * (theta - self.centre)).sum(-1) + (weights * a).sum(-1) + 0.5 * (slope * mode).sum(-1)
         value = value + 0.5 * (num * math.log(math.tau) - log_det)
-        expected = a + mode @ b.mT - 0.5 * moments @ terms.mT  # of each term, under the posterior
-        return torch.where(sound, value, -torch.inf), line + (weights * expected) @ self.powers
+
+        def sloped() -> Tensor:
+            if self.axes is None:
+                moments = (mode.unsqueeze(-1) * mode.unsqueeze(-2) + torch.cholesky_inverse(tril)).flatten(2)
+            else:
+                moments = mode.square() + A.reciprocal()
+            expected = a + mode @ b.mT - 0.5 * moments @ terms.mT  # of each term, under the posterior
+            return line + (weights * expected) @ self.powers
+
+        return torch.where(sound, value, -torch.inf), sloped
 
     def modes(self, theta: Tensor) -> LaplaceRows:
         """Laplace's approximation, which is exact here, at ``(r, T + 1)``."""
@@ -94,7 +108,7 @@ class Quadratics:
         A = (weights @ self.A[rows].flatten(2)).unflatten(-1, self.A.shape[2:]).squeeze(1)
         tril = torch.linalg.cholesky_ex(A).L
         u = torch.cholesky_solve((weights @ self.b[rows]).mT, tril).squeeze(-1)
-        objective, active = self.evidence(theta.unsqueeze(1))[0].squeeze(1), torch.ones_like(u) > 0
+        objective, active = self.log_evidence(theta.unsqueeze(1)).squeeze(1), torch.ones_like(u) > 0
         return LaplaceRows(theta, active, u, tril, objective, ~active[:, 0])
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -104,6 +118,9 @@ class Quadratics:
 
     def along_axes(self) -> "Quadratics":
         """These with ``axes``, where all data sets have them."""
+        terms = self.A.diagonal(dim1=-2, dim2=-1)
+        if bool((self.A.count_nonzero((-2, -1)) == terms.count_nonzero(-1)).all()):
+            return replace(self, axes=(terms.contiguous(), self.b, torch.zeros_like(self.a[:, 0])))
         sound = self.A.isfinite().flatten(1).all(-1)
         every = torch.where(sound[:, None, None, None], self.A, torch.eye(self.A.shape[-1]).to(self.A))
         tril, info = torch.linalg.cholesky_ex(every.sum(1))
@@ -138,17 +155,76 @@ class LogJoints:
         with torch.no_grad():
             return torch.cat([self.f(u.expand(len(part), len(theta), -1), theta, part) for part in parts])
 
-    def derivatives(self, u: Tensor, theta: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Slopes ``(K, J, D)`` and minus the Hessians ``(K, J, D, D)`` at one place ``(D,)``."""
-        found = [self._derivatives(u, theta, part) for part in numbers.split(max(1, self.at_once // len(theta)))]
-        return torch.cat([slope for slope, _ in found]), torch.cat([A for _, A in found])
+    def derivatives(self, u: Tensor, theta: Tensor, numbers: Tensor, ways: Tensor) -> Tensor:
+        """Slopes at one place ``(D,)``, and how they fall along ways ``(W, D)`` before them, ``(K, J, W + 1, D)``."""
+        parts = numbers.split(max(1, self.at_once // len(theta)))
+        return torch.cat([self._derivatives(u, theta, part, ways) for part in parts])
 
-    def _derivatives(self, u: Tensor, theta: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    def _derivatives(self, u: Tensor, theta: Tensor, numbers: Tensor, ways: Tensor) -> Tensor:
         places = u.expand(len(numbers), len(theta), -1).clone().requires_grad_()
         slope = pullback(self.f(places, theta, numbers).sum(), places, create_graph=True)
-        units = torch.eye(len(u)).to(u)[:, None, None].expand(-1, *places.shape)
-        A = passes_to(slope, [places], units, len(units), False)[0]  # one by one: together each has a copy of the data
-        return slope.detach(), -A.movedim(0, 2)
+        each = ways[:, None, None].expand(-1, *places.shape)
+        (rises,) = passes_to(
+            slope, [places], each, len(each), False
+        )  # one by one: together each has a copy of the data
+        return torch.cat([-rises, slope.detach().unsqueeze(0)]).movedim(0, 2)
+
+
+@dataclass(frozen=True)
+class Probing:
+    """How derivatives at few settings, along few ways, tell the terms of all entries of the Hessian and of the slope.
+
+    The slope is a row below those of the Hessian.
+
+    :ivar places: settings, ``(J, T)``.
+    :ivar ways: along which the slope is differentiated, ``(W, D)``.
+    :ivar way, column: where each entry is read, ``(D + 1, D)`` each.
+    :ivar common: terms that all data sets have, ``(M, D + 1, D)``.
+    :ivar solver: the others of each entry from what is left of it at the settings, ``(D + 1, D, M, J)``.
+    """
+
+    places: Tensor
+    ways: Tensor
+    way: Tensor
+    column: Tensor
+    common: Tensor
+    solver: Tensor
+
+    @classmethod
+    def of(cls, sampled: Tensor, functions: Tensor, common: Tensor, own: Tensor) -> "Probing":
+        """The one by few settings and ways.
+
+        Rows of the Hessian are summed along one way where each entry stands alone in one of its two places.  Powell and
+        Toint (1979).
+
+        :param sampled: settings to choose from, ``(S, T)``, and the factors of the terms there, ``(S, M)``.
+        :param own: which terms of which entry each data set has of its own, ``(M, D + 1, D)`` bool.
+        """
+        seen = own[:, :-1].any(0)
+        seen = seen | seen.mT
+        order, left = seen.sum(-1).argsort(descending=True, stable=True), torch.ones_like(seen[0])
+        way, asked, summed = torch.zeros_like(order), torch.zeros_like(seen), torch.zeros_like(seen)
+        for i in order.tolist():
+            wanted = seen[i] & left  # of the others the row before has it
+            free = ~(summed & wanted | asked & seen[i]).any(-1)
+            way[i] = k = int(free.nonzero()[0])
+            asked[k], summed[k], left[i] = asked[k] | wanted, summed[k] | seen[i], False
+        rank, column, num_ways = order.argsort(), torch.arange(len(order)).to(order), int(way.max()) + 1
+        is_own = rank.unsqueeze(-1) <= rank
+        read_in = torch.cat([torch.where(is_own, way.unsqueeze(-1), way), torch.full_like(way, num_ways)[None]])
+        read_at = torch.cat([torch.where(is_own, column, column.unsqueeze(-1)), column[None]])
+        ways = torch.nn.functional.one_hot(way, num_ways).mT.to(common)
+        rows, solver = _telling(functions, own)
+        return cls(sampled[rows], ways, read_in, read_at, common, solver)
+
+    def terms(self, found: Tensor, weights: Tensor) -> Tensor:
+        """All terms ``(K, M, D + 1, D)`` from derivatives ``(K, J, W + 1, D)``.
+
+        :param weights: the factors of terms at the settings, ``(J, M)``.
+        """
+        known = torch.cat([self.ways @ self.common[:, :-1], self.common[:, -1:]], 1)
+        left = (found - torch.tensordot(weights, known, 1))[:, :, self.way, self.column]
+        return self.common + torch.einsum("ijmr,krij->kmij", self.solver, left)
 
 
 @dataclass(frozen=True)
@@ -157,74 +233,100 @@ class PowerSums:
 
     :ivar origin: of the latents, ``(D,)``.
     :ivar centre, powers: as of :class:`Quadratics`.
-    :ivar places, values: settings ``(M, T)`` and ``(M + T, T)`` at which derivatives and values tell all terms apart.
+    :ivar probings: of derivatives, the next where one is not right.
+    :ivar values: settings ``(M + T, T)`` at which values tell all terms, and what they are to be multiplied by.
     """
 
     log_joints: LogJoints
     origin: Tensor
     centre: Tensor
     powers: Tensor
-    places: Tensor
+    probings: tuple[Probing, ...]
     values: Tensor
+    solver: Tensor
+
+    def weights(self, theta: Tensor) -> Tensor:
+        """The factor of each term at ``(J, T)``, ``(J, M)``."""
+        return ((theta - self.centre) @ self.powers.mT).exp()
 
     def of(self, numbers: Tensor) -> tuple[Quadratics, Tensor]:
         """Those of data sets ``(K,)``, and whether each is right elsewhere, ``(K,)`` bool."""
-        weights, lines = (((x - self.centre) @ self.powers.mT).exp() for x in (self.places, self.values))
-        b, A = self.log_joints.derivatives(self.origin, self.places, numbers)
-        apart, num = torch.linalg.inv(weights), len(self.powers)
-        b, A = apart @ b, (apart @ A.flatten(2)).view_as(A)
         values = self.log_joints.heights(self.origin, self.values, numbers)
-        told = torch.linalg.solve(torch.cat([lines, self.values - self.centre], -1), values.mT).mT
+        told, num = values @ self.solver.mT, len(self.powers)
         centre, powers, line = (pad(x, (0, 1)) for x in (self.centre, self.powers, told[:, num:]))
-        found = Quadratics(int(numbers[0]), centre, powers, line, told[:, :num], b, A).along_axes()
-        theta, u = self.places.mean(0), normal_draws(len(self.origin), seed=1).to(self.origin)
+        theta, u = self.values.mean(0), normal_draws(len(self.origin), seed=1).to(self.origin)
         height = self.log_joints.heights(u, theta.unsqueeze(0), numbers).squeeze(1)
-        return found, (found.log_joint(u, pad(theta, (0, 1))) - height).abs() <= EXACT * (1.0 + height.abs())
+        for probing in self.probings:
+            found = self.log_joints.derivatives(self.origin, probing.places, numbers, probing.ways)
+            terms = probing.terms(found, self.weights(probing.places))
+            made = Quadratics(int(numbers[0]), centre, powers, line, told[:, :num], terms[:, :, -1], terms[:, :, :-1])
+            right = (made.log_joint(u, pad(theta, (0, 1))) - height).abs() <= EXACT * (1.0 + height.abs())
+            if bool(right.all()):
+                break
+        return made.along_axes(), right
 
 
 def power_sums(log_joints: LogJoints, centre: Tensor, told: Tensor, origin: Tensor) -> PowerSums | None:
     """The terms of log joints, as derivatives of some of them tell; None where they are no such sum.
 
     What derivatives in the latents are as functions of the hyperparameters spans a space of few dimensions; the powers
-    are those that lie in it.
+    are those that lie in it.  Terms that are nowhere or everywhere the same among these data sets are looked for in no
+    other, unless a value elsewhere shows that it has them.
 
     :param centre: hyperparameters about which all is looked at, ``(T,)``.
     :param told: numbers of the data sets that are looked at.
     :param origin: zeros ``(D,)``.
     """
-    size = len(centre)
+    size, num = len(centre), len(origin)
     if size > MOST_HYPERS:
         return None
     generator = torch.Generator().manual_seed(0)
     drawn = torch.rand(NUM_SAMPLES, size, generator=generator, dtype=torch.float64).to(centre)
     sampled = centre + SPREAD * (2.0 * drawn - 1.0)
-    b, A = log_joints.derivatives(origin, sampled, told)
-    u = normal_draws(len(origin)).to(origin)
+    found = log_joints.derivatives(origin, sampled, told, torch.eye(num).to(origin))
+    A, b = found[:, :, :-1], found[:, :, -1]
+    u = normal_draws(num).to(origin)
     value, height = (log_joints.heights(place, sampled, told) for place in (origin, u))
     if not bool(((value + b @ u - 0.5 * (A @ u) @ u - height).abs() <= EXACT * (1.0 + height.abs())).all()):
         return None
-    scale = A.diagonal(dim1=-2, dim2=-1).abs().mean(1, keepdim=True).sqrt()  # of each latent, in each data set
-    b, A = b / scale, A / (scale.unsqueeze(-1) * scale.unsqueeze(-2))
+    scale = A.diagonal(dim1=-2, dim2=-1).abs().mean(1).sqrt()  # of each latent, in each data set
+    scales = torch.cat([scale, torch.ones_like(scale[:, :1])], -1).unsqueeze(-1) * scale.unsqueeze(-2)
+    A, b = (found / scales.unsqueeze(1)).split([num, 1], 2)
     ones = torch.ones_like(value[0].unsqueeze(-1))
     seen = torch.cat([ones, *((x / x.abs().amax()).transpose(0, 1).flatten(1) for x in (A, b))], -1)
     basis, sizes, _ = torch.linalg.svd(seen.nan_to_num(), full_matrices=False)
     basis = basis[:, sizes > EXACT * sizes[0]]
     powers = torch.cartesian_prod(*[POWERS.to(centre)] * size).reshape(-1, size) if size else centre.new_zeros(1, 0)
     functions = ((sampled - centre) @ powers.mT).exp()
-    functions = functions / functions.norm(dim=0)
-    within = (functions - basis @ (basis.mT @ functions)).norm(dim=0) < WITHIN
+    within = (functions - basis @ (basis.mT @ functions)).norm(dim=0) < WITHIN * functions.norm(dim=0)
     functions, powers = functions[:, within], powers[within]
     if len(powers) != basis.shape[-1] or 2 * len(powers) > NUM_SAMPLES:
         return None
-    places, values = (sampled[_telling(x)] for x in (functions, torch.cat([functions, sampled - centre], -1)))
-    return PowerSums(log_joints, origin, centre, powers, places, values)
+    lines = torch.cat([functions, sampled - centre], -1)
+    rows, solver = _telling(lines, torch.ones_like(lines[0]).unsqueeze(-1) > 0)
+    terms = (torch.linalg.pinv(functions) @ found.flatten(2)).unflatten(2, (num + 1, num))
+    mean, rounding = terms.mean(0), EXACT * scales.unsqueeze(1)
+    other = ((terms - mean).abs() > rounding).any(0)
+    common = torch.where(other | (terms.abs() <= rounding).all(0), 0.0, mean)
+    known = ((common, other), (torch.zeros_like(common), torch.ones_like(other)))
+    probings = tuple(Probing.of(sampled, functions, *each) for each in known)
+    return PowerSums(log_joints, origin, centre, powers, probings, sampled[rows], solver[0])
 
 
-def _telling(functions: Tensor) -> Tensor:
-    """As many rows of ``(S, M)`` as it has columns, each the farthest from the span of those before, ``(M,)``."""
-    left, chosen = functions, list[int]()
-    for _ in range(functions.shape[-1]):
-        chosen.append(int(left.norm(dim=-1).argmax()))
-        way = left[chosen[-1]] / left[chosen[-1]].norm()
+def _telling(functions: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """As few of the rows of ``(S, M)`` as tell terms from values, of some such choices the best.
+
+    :param own: which terms there may be in each value, ``(M, ...)`` bool.
+    :return: rows ``(J,)``, and what the values there are to be multiplied by, ``(..., M, J)``.
+    """
+    left, order, num = functions / functions.norm(dim=0), list[int](), max(1, int(own.sum(0).max()))
+    for _ in range(functions.shape[-1]):  # each the farthest from the span of those before
+        order.append(int(left.norm(dim=-1).argmax()))
+        way = left[order[-1]] / left[order[-1]].norm()
         left = left - (left @ way).unsqueeze(-1) * way
-    return torch.tensor(chosen, device=functions.device)
+    order += [row for row in range(len(functions)) if row not in order]
+    each = torch.tensor(order, device=own.device).unfold(0, num, 1)
+    kinds, kind = own.flatten(1).unique(dim=1, return_inverse=True)
+    solvers = [torch.linalg.pinv(kinds.mT.unsqueeze(-2) * functions[rows]) for rows in each]
+    best = int(torch.stack([solver.abs().max() for solver in solvers]).argmin())
+    return each[best], solvers[best][kind].unflatten(0, own.shape[1:])

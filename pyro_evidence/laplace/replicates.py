@@ -183,8 +183,8 @@ class Replicates(LogJoint):
         """
         vars(self).update(vars(joint))
         self.joint, self.num, self._row_bytes = joint, len(sets), None
-        columns = list(zip(*(checks.as_tensors(each, joint.kwargs)[0] for each in sets), strict=True))
-        self.stacked = [_stacked(column) for column in columns]
+        first, _ = checks.as_tensors(sets[0], joint.kwargs)
+        self.stacked = [_stacked(*each) for each in zip(first, zip(*sets, strict=True), strict=True)]
         self.initial_theta = torch.cat([joint.initial_theta, joint.initial_theta.new_zeros(1)])
 
     def of_row(self, theta: Tensor) -> tuple[LogJoint, Tensor]:
@@ -268,16 +268,18 @@ class Replicates(LogJoint):
         return begun
 
 
-def _stacked(column: Sequence[Any]) -> tuple[Any, bool]:
+def _stacked(first: Any, column: Sequence[Any]) -> tuple[Any, bool]:
     """One argument of all data sets, and whether each has its own.
 
+    :param first: that of the first, whose numbers are a tensor.
     :raises BadInput: where it has several values that are no tensors of one shape.
     """
-    first = column[0]
-    if all(x is first for x in column):
+    if all(x is column[0] for x in column):
         return first, False
+    if not all(isinstance(x, Tensor) for x in column):
+        column, _ = checks.as_tensors(column, {})
     if not all(isinstance(x, Tensor) and x.shape == first.shape and x.dtype == first.dtype for x in column):
         raise BadInput("arguments differ that are no tensors of one shape; expected tensors, to be rows of a batch.")
-    if all(x.data_ptr() == first.data_ptr() and x.stride() == first.stride() for x in column):
+    if all(x.data_ptr() == column[0].data_ptr() and x.stride() == column[0].stride() for x in column):
         return first, False
     return torch.stack(list(column)), True

@@ -62,7 +62,7 @@ def replicate_integrals(
         numbers = theta[rows, None, -1:].expand(-1, phi.shape[1], 1)
         places = torch.cat([phi, numbers], -1)
         if known is not None:
-            return known.evidence(places)[0] + joint.log_hyperpriors(places.flatten(0, 1)).view(phi.shape[:2])
+            return known.log_evidence(places) + joint.log_hyperpriors(places.flatten(0, 1)).view(phi.shape[:2])
         start = followed(modes.rows.u[rows, None], modes.follows[rows], phi - gaussian.centre[rows]).flatten(0, 1)
         return solve_inner(problem, places.flatten(0, 1), start, searches=1).log_density.reshape(phi.shape[:2])
 
@@ -132,8 +132,10 @@ def together(
     if len(sets) < FEWEST or len(agreeing) < 2:
         return {}
     try:
+        inside = next(iter(agreeing.values()))._inside.problem.joint.inside(lambda model: program or model)
+        joint = Replicates(inside, sets)
         with SingularIsNan():
-            found = _in_chunks(agreeing, sets, tolerance, program)
+            found = _in_chunks(agreeing, joint, tolerance)
     except REFUSALS:
         return {}  # a model need not bear that its data are rows of a batch
     for k, posterior in agreeing.items():
@@ -190,17 +192,10 @@ def _alike(one: LaplacePosterior, other: LaplacePosterior) -> bool:
     return type(one) is type(other) and begun and are_equal(own, others)
 
 
-def _in_chunks(
-    alone: Mapping[int, LaplacePosterior], sets: Sequence[tuple[Any, ...]], tolerance: float, program: Model | None
-) -> dict[int, Made]:
+def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, tolerance: float) -> dict[int, Made]:
     """Fits whose result is certain, as many data sets at a time as derivatives of their densities leave room for."""
-    reference = next(iter(alone.values()))
-
-    def of_sets(model: Model) -> Model:
-        return program or model
-
+    reference, found = next(iter(alone.values())), dict[int, Made]()
     inside = reference._inside.problem
-    joint, found = Replicates(inside.joint.inside(of_sets), sets), dict[int, Made]()
     if joint.row_bytes is None:
         return {}
     density, valid = AutogradDensity(joint, inside.structure.slots), joint.in_support()
@@ -212,7 +207,7 @@ def _in_chunks(
     made_of = None
     with suppress(*REFUSALS):  # a model need not bear that settings are rows beside those of data
         made_of = power_sums(LogJoints(joint.at_settings, num), reference._inside.theta, told, origin)
-    for numbers in torch.arange(len(sets)).split(num):
+    for numbers in torch.arange(joint.num).split(num):
         known = None
         if made_of is not None:
             known, right = made_of.of(numbers)
@@ -224,9 +219,8 @@ def _in_chunks(
             outside = replicate_integrals(problem, chunk, drawn, tolerance, known)
             certain, values = outside[1].found, outside[1].log_evidence
             make = partial(make, outside=outside)
-        for row, k in enumerate(numbers.tolist()):
-            if bool(certain[row] & valid[k]):
-                found[k] = float(values[row]), partial(make, row)
+        each = zip(numbers.tolist(), (certain & valid[numbers]).tolist(), values.tolist(), strict=True)
+        found |= {k: (value, partial(make, row)) for row, (k, sure, value) in enumerate(each) if sure}
     return found
 
 

@@ -55,9 +55,11 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(5, 12, generator=generator), 2.0 * torch.randn(5, 12, generator=generator)
 
 
-def looked_at(model: Callable[..., Any], sites: list[str], centre: list[float]) -> Any:
+def looked_at(
+    model: Callable[..., Any], sites: list[str], centre: list[float], among: tuple[Tensor, ...] | None = None
+) -> Any:
     """The terms of the model's log joints on five data sets."""
-    sets = list(zip(*data(), strict=True))
+    sets = list(zip(*(among or data()), strict=True))
     replicates = Replicates(MarginalisedJoint(model, sets[0], marginalise=sites), sets)
     joints, origin = LogJoints(replicates.at_settings, 50), torch.zeros(replicates.latents.size)
     return power_sums(joints, torch.tensor(centre), torch.tensor([0, 2, 4]), origin)
@@ -90,6 +92,27 @@ def test_powers_are_read_off_and_the_evidence_is_the_normal_density() -> None:
     assert not bool(slope[..., 2].any())
     rows = found.modes(theta[:, 0])
     assert rows.objective.tolist() == pytest.approx(value[:, 0].tolist(), rel=1e-12)
+
+
+def test_second_derivatives_take_no_more_settings_and_ways_than_differ_among_data_sets() -> None:
+    """Of three levels and a slope the noise's term is each data set's own, and no two levels are in one entry."""
+    made_of = looked_at(intercepts, ["tau", "sigma"], [-0.5, 0.3])
+    assert [(len(each.places), len(each.ways)) for each in made_of.probings] == [(1, 2), (3, 4)]
+
+
+def test_terms_that_the_data_sets_looked_at_do_not_have_are_found_in_others() -> None:
+    """Levels and slope are in one entry where the column is not zero, as it is in those that are looked at."""
+    x, y = data()
+    x = torch.where(torch.arange(5).unsqueeze(-1) % 2 == 1, x, 0.0)
+    made_of, theta = looked_at(intercepts, ["tau", "sigma"], [-0.5, 0.3], (x, y)), settings(4, [-0.5, 0.3])
+    assert len(made_of.probings[0].ways) == 1
+    found, right = made_of.of(torch.arange(5))
+    assert bool(right.all())
+    sigma, tau = theta[..., :2].exp()[..., None, None].unbind(2)
+    covariance = sigma**2 * torch.eye(12) + 9.0 * (x.unsqueeze(-1) * x.unsqueeze(-2)).unsqueeze(1)
+    covariance = covariance + tau**2 * (GROUP == GROUP.unsqueeze(-1)).double()
+    exact = dist.MultivariateNormal(x.unsqueeze(1), covariance).log_prob(y.unsqueeze(1))
+    torch.testing.assert_close(found.log_evidence(theta), exact, rtol=1e-9, atol=0.0)
 
 
 def test_terms_that_are_diagonal_together_need_no_matrices() -> None:
