@@ -265,3 +265,14 @@ def test_a_kriged_curve_without_curvature_left_over_is_the_polynomial() -> None:
     found = Kriged(z, 1.0 + z[:, :1] - 0.3 * z[:, :1] * z[:, 1:])
     far = torch.tensor([[4.0, -4.0]]).double()
     assert float(found(far)) == pytest.approx(1.0 + 4.0 + 0.3 * 16.0, abs=1e-6)
+
+
+def test_margins_of_very_many_dimensions_are_as_even_as_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scrambled Sobol points of as many would hold 900 numbers for each dimension."""
+    few = rules.quasi_normal(64, 50)
+    monkeypatch.setattr(torch, "_sobol_engine_scramble_", None)
+    for points in (few, rules.quasi_normal(64, 5000)):
+        strata = (torch.special.ndtr(points) * 64).floor().sort(0).values
+        assert torch.equal(strata, torch.arange(64.0).double().unsqueeze(-1).expand_as(strata))
+    assert torch.equal(points, rules.quasi_normal(64, 5000))
+    assert float((points.mT @ points[:, 0] / 64)[1:].abs().max()) < 0.7  # of 4,999 independent ones: five deviations

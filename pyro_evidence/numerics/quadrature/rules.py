@@ -8,6 +8,9 @@ from string import ascii_uppercase
 
 import torch
 from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 
 # Generators of the fractions 2^(d-p) of highest resolution: the first d-p axes, A, B, ..., are free, each other one is
 # the product of those that its word names.
@@ -74,10 +77,17 @@ def nodes_and_weights(num: int, like: Tensor) -> tuple[Tensor, Tensor]:
 def quasi_normal(num: int, num_dims: int, seed: int = 0) -> Tensor:
     """Scrambled Sobol points with standard normal margins, ``(num, d)``, of equal weight; finite.
 
+    In thousands of dimensions, where scrambling would hold 900 numbers for each, a Latin hypercube: each margin is as
+    even, and no more than margins of so many could be.  McKay, Beckman and Conover (1979).
+
     >>> bool(quasi_normal(256, 2).mean().abs() < 0.01)
     True
     """
-    uniform = torch.quasirandom.SobolEngine(num_dims, scramble=True, seed=seed).draw(num, dtype=torch.float64)
+    if num_dims * SobolEngine.MAXBIT**2 <= BATCH_NUMBERS:
+        uniform = SobolEngine(num_dims, scramble=True, seed=seed).draw(num, dtype=torch.float64)
+    else:
+        random = torch.rand(2, num_dims, num, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        uniform = (random[0].argsort(-1) + random[1]).mT / num
     least = 1e-9  # six standard deviations
     return torch.special.ndtri(uniform.clamp(least, 1.0 - least))
 
