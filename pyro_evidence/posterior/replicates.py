@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
-from pyro_evidence.laplace.quadratics import LogJoints, Quadratics, power_sums
+from pyro_evidence.laplace.quadratics import NUM_SAMPLES, LogJoints, Quadratics, power_sums
 from pyro_evidence.laplace.replicates import Maxima, Replicates, maxima
 from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.nested.hyperparameter_modes import ENDLESS, all_prior_draws, is_proper, other_places
@@ -200,13 +200,16 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
         return {}
     density, valid = AutogradDensity(joint, inside.structure.slots), joint.in_support()
     problem = replace(inside, joint=joint, structure=Structure(None, inside.structure.slots, None, density))
-    num = BATCH_BYTES // (joint.row_bytes * joint.latents.size)
-    if num < FEWEST_AT_ONCE:
-        return {}
+    runs = BATCH_BYTES // joint.row_bytes
+    at_once = runs // joint.latents.size
+    num = max(at_once, FEWEST_AT_ONCE)
     origin, told = torch.zeros_like(joint.initial_u), torch.tensor(sorted(alone))
     made_of = None
     with suppress(*REFUSALS):  # a model need not bear that settings are rows beside those of data
-        made_of = power_sums(LogJoints(joint.at_settings, num), reference._inside.theta, told, origin)
+        if runs >= NUM_SAMPLES:
+            made_of = power_sums(LogJoints(joint.at_settings, num), reference._inside.theta, told, origin)
+    if made_of is None and at_once < FEWEST_AT_ONCE:
+        return {}
     for numbers in torch.arange(joint.num).split(num):
         known = None
         if made_of is not None:

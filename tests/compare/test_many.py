@@ -15,6 +15,7 @@ from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.regression import regression
 from pyro_evidence.nested.hyperparameter_modes import other_places
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, identity
+from pyro_evidence.posterior import replicates
 from pyro_evidence.posterior.replicates import Made, together
 
 QUIET = Stop(progress=False)
@@ -246,6 +247,18 @@ def test_a_batch_is_a_loop(case: str) -> None:
         for name, value in alone.get_samples(20, seed=0).items():
             torch.testing.assert_close(found.get_samples(20, seed=0)[name], value, rtol=1e-4, atol=1e-5)
         assert found.log_likelihood()["y"] == pytest.approx(alone.log_likelihood()["y"], rel=1e-4)
+
+
+def test_models_without_a_search_for_modes_are_a_batch_however_long_their_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of quadratic log joints derivatives are made one by one, where a search makes all of a few data sets at once."""
+    for model, data, num in ((intercepts, grouped(9), 9), (poisson, counts(9), 0)):
+        engine, sets = LaplaceEvidence(model, stop=QUIET), list(zip(*data, strict=True))
+        joint = engine.run(*sets[0])._joint
+        monkeypatch.setattr(replicates, "BATCH_BYTES", 15 * joint.row_bytes * joint.latents.size)
+        batch = batch_of(engine, sets)
+        assert len(batch) == num
+        for k in list(batch)[1:2]:
+            assert batch[k][0] == pytest.approx(float(engine.run(*sets[k]).log_evidence), abs=1e-7)
 
 
 def test_what_is_doubtful_is_left_to_single_fits() -> None:
