@@ -81,8 +81,7 @@ def layout(order: Order, size: int) -> PanelLayout:
     width = widths.repeat_interleave(counts)
     room = width * owns.repeat_interleave(counts)
     turn, block, row = (torch.zeros(size + 1, dtype=torch.long, device=device) for _ in range(3))
-    turn[order.rest], turn[size] = len(order.levels), len(order.levels) + 1
-    row[order.rest], row[size] = torch.arange(len(order.rest), device=device), len(order.rest)
+    turn[order.rest], row[order.rest] = len(order.levels), torch.arange(len(order.rest), device=device)
     numbers = torch.arange(len(width), device=device).split(counts.tolist())[1:]
     keys, columns = [torch.empty(0, dtype=torch.long, device=device)], [torch.empty(0, dtype=torch.long, device=device)]
     for (front, level), number in zip(fronts, numbers, strict=True):
@@ -91,6 +90,7 @@ def layout(order: Order, size: int) -> PanelLayout:
         row[front.own], real = own, front.border < size
         keys.append((number.unsqueeze(-1) * (size + 1) + front.border)[real])
         columns.append(border.expand_as(front.border)[real])
+    turn[size], block[size], row[size] = len(order.levels) + 1, 0, len(order.rest)
     key = torch.cat(keys)
     by_key = key.argsort()
     column = torch.cat(columns)[by_key]
@@ -122,8 +122,9 @@ class FamilyPlaces:
 class Step:
     """Blocks of one shape that are eliminated together, and where their panels and their neighbours' entries lie."""
 
-    own: Tensor  # (G, d)
+    own: Tensor  # (G, d), padded
     border: Tensor  # (G, p), padded
+    padding: Tensor | None  # (G, d) float64, one where a block has no coordinate; None where all have as many
     part: slice  # their panels in the flat vector
     places: Tensor | None  # (G, p, p) of the entries among neighbours; None where all are in the remainder
     neighbours: Tensor  # (G, p) row of each neighbour in the remainder, where all are there
@@ -160,7 +161,7 @@ class BlockPlan(Plan):
         """Sentence on the elimination."""
         levels = []
         for level in self.order.levels:
-            widths = sorted({front.own.shape[-1] for front in level})
+            widths = sorted({n for front in level for n in (front.own < self.size).sum(-1).tolist()})
             words = f"{sum(len(front.own) for front in level)} blocks of {widths[0]}"
             levels.append(words + (f" to {widths[-1]}" if len(widths) > 1 else ""))
         shown = levels if len(levels) <= 3 else [levels[0], f"{len(levels) - 1} further levels"]
@@ -201,14 +202,17 @@ class BlockPlan(Plan):
 
     def _eliminate(self, step: Step, flat: Tensor, label: Label) -> "StepFactor":
         panel, width = step.panel(flat), step.own.shape[-1]
+        if step.padding is not None:
+            panel[..., :width].diagonal(dim1=-2, dim2=-1).add_(step.padding)
         factor = _factor(panel[..., :width], 0.5 * panel[..., width:], step, label)  # half: both triangles were added
         if step.as_product:
             Y = step.spread(factor.Y, len(self.order.rest))
             self.remainder(flat).baddbmm_(Y.mT, Y, alpha=-1.0)
             return factor
         for part in step.supernode_slices(len(flat)) if step.border.shape[-1] else []:
-            update = -(factor.Y[:, part].mT @ factor.Y[:, part])
-            _add(flat, self.neighbours(step, part), update)
+            Y = factor.Y[:, part]
+            update = Y.mT * Y if width == 1 else Y.mT @ Y  # of a single row torch's product takes thrice as long
+            _add(flat, self.neighbours(step, part), update.neg_())
         return factor
 
     def neighbours(self, step: Step, part: slice) -> Tensor:
@@ -234,8 +238,10 @@ def block_plan(pattern: Pattern, order: Order) -> BlockPlan:
         count, (width, border) = len(front.own), (front.own.shape[-1], front.border.shape[-1])
         product = in_rest and border > 0 and MULTIPLY * width * len(order.rest) ** 2 < SCATTER * border**2
         fits = count * width * len(order.rest) <= 16 * PORTION
-        own_places = None if in_rest else places.places(front.border)
-        steps.append(Step(front.own, front.border, part, own_places, places.row[front.border], product and fits))
+        own_places, padding = None if in_rest else places.places(front.border), (front.own == pattern.size).double()
+        padded = padding if bool(padding.any()) else None
+        rows = places.row[front.border]
+        steps.append(Step(front.own, front.border, padded, part, own_places, rows, product and fits))
         start = part.stop
     return BlockPlan(pattern.size, order, places, tuple(families), tuple(steps))
 

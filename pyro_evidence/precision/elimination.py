@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,8 +33,8 @@ KEY = 2**62  # beyond it numbers of rows and random keys would run over
 class Fronts:
     """Blocks of one size that are eliminated together, each with the coordinates it then still touches."""
 
-    own: Tensor  # (G, d)
-    border: Tensor  # (G, p), padded with the number of coordinates
+    own: Tensor  # (G, d), padded with the number of coordinates
+    border: Tensor  # (G, p), padded too
 
     @property
     def width(self) -> int:
@@ -115,8 +116,7 @@ class _Choice:
     @property
     def seconds(self) -> float:
         """Seconds for this level, updates scattered or made by one product, and for a dense matrix of what stays."""
-        own, border = self.graph.weight[self.chosen].double(), self.graph.degree[self.chosen]
-        panels = BLOCK * int((own > 1).sum()) + PANEL * float((own.square() * (own / 3.0 + border)).sum())
+        panels = float(_of_panels(self.graph.weight[self.chosen].double(), self.graph.degree[self.chosen]).sum())
         product = MULTIPLY * (self.graph.size - self.left) * float(self.left) ** 2
         batches = 2 + len(torch.unique(self.graph.weight[self.chosen]))
         return BATCH * batches + panels + min(SCATTER * self.pairs, product) + CUBE * float(self.left) ** 3
@@ -329,36 +329,39 @@ def fronts_of(graph: Graph, chosen: Tensor) -> tuple[Fronts, ...]:
     border = coordinates[runs_from(offset[there], graph.weight[there])]
     owner = here.repeat_interleave(graph.weight[there])
     border = border[(owner * len(graph.node) + border).argsort()]  # ascending within each front
-    width = graph.degree[nodes]
+    own, width = graph.weight[nodes], graph.degree[nodes]
     first = width.cumsum(0) - width
     return tuple(
-        Fronts(
-            coordinates[offset[nodes[same]].unsqueeze(-1) + torch.arange(size, device=nodes.device)],
-            _padded(border, first[same], width[same], int(width[same].max()), len(graph.node)),
-        )
-        for size in torch.unique(graph.weight[nodes]).tolist()
-        for same in _batches(torch.nonzero(graph.weight[nodes] == size).squeeze(-1), width)
+        Fronts(*(_padded(values, start[same], count[same], len(graph.node)) for values, start, count in sides))
+        for sides in [((coordinates, offset[nodes], own), (border, first, width))]
+        for same in _batches(own, width)
     )
 
 
-def _batches(blocks: Tensor, width: Tensor) -> list[Tensor]:
-    """Blocks of like width together, padded to the widest where that costs less than another batch."""
-    values, counts = torch.unique(width[blocks], return_counts=True)
-    cuts, held = [], 0
-    for value, count, wider in zip(values.tolist(), counts.tolist(), [*values.tolist()[1:], None], strict=True):
-        held += count
-        if wider is not None and SCATTER * held * (wider**2 - value**2) > BATCH:
-            cuts.append(value)
-            held = 0
-    batch = torch.bucketize(width[blocks], torch.tensor(cuts, device=blocks.device, dtype=torch.long))
-    return [blocks[batch == number] for number in range(len(cuts) + 1)]
+def _batches(own: Tensor, width: Tensor) -> list[Tensor]:
+    """Blocks of like shape together, padded to the largest where that costs less than another batch."""
+    shapes, shape, counts = torch.unique(torch.stack([own, width], -1), dim=0, return_inverse=True, return_counts=True)
+    batch, held = list[int](), (0, 0, 0)  # how many, and the largest
+    for (columns, beside), count in zip(shapes.tolist(), counts.tolist(), strict=True):
+        apart, joined = (count, columns, beside), (count + held[0], columns, max(beside, held[2]))
+        seconds = [num * (SCATTER * p**2 + _of_panels(d, p)) for num, d, p in (joined, held, apart)]
+        fits = seconds[0] <= seconds[1] + seconds[2] + BATCH
+        held = joined if fits else apart
+        batch.append((batch[-1] if batch else 0) + (not fits))
+    found = torch.tensor(batch, device=own.device)[shape]
+    return [torch.nonzero(found == number).squeeze(-1) for number in range(batch[-1] + 1)]
 
 
-def _padded(border: Tensor, first: Tensor, width: Tensor, columns: int, pad: int) -> Tensor:
-    column = torch.arange(columns, device=border.device)
-    inside = column < width.unsqueeze(-1)
+def _of_panels(own: Any, border: Any) -> Any:
+    """Seconds for the panels of blocks, one number or a tensor of each."""
+    return BLOCK * (own > 1) + PANEL * own**2 * (own / 3.0 + border)
+
+
+def _padded(values: Tensor, first: Tensor, count: Tensor, pad: int) -> Tensor:
+    column = torch.arange(int(count.max()), device=values.device)
+    inside = column < count.unsqueeze(-1)
     place = torch.where(inside, first.unsqueeze(-1) + column, 0)
-    return torch.where(inside, border[place], pad) if len(border) else place.new_full(place.shape, pad)
+    return torch.where(inside, values[place], pad) if len(values) else place.new_full(place.shape, pad)
 
 
 def components(size: int, edges: Tensor) -> Tensor:

@@ -33,7 +33,14 @@ def to_the_last_block(pattern: Pattern) -> Plan:
         return elimination(pattern)
 
 
-PLANNERS = [elimination, to_the_last_block, DensePlan]
+def padded(pattern: Pattern) -> Plan:
+    """The same with all blocks of a level in one batch, of the size of the largest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ordering, "_batches", lambda own, width: [torch.arange(len(own))])
+        return to_the_last_block(pattern)
+
+
+PLANNERS = [elimination, to_the_last_block, padded, DensePlan]
 
 
 def named(index: int) -> str:
