@@ -117,7 +117,7 @@ def near(joint: LogJoint) -> NearbyPoints | None:
     centre, spread = origin.centre_and_spread
     step = TYPICAL * direction * spread.clamp(max=1.0)  # at most TYPICAL units
     for shrink in (1.0, 0.1, 0.01):
-        typical = point_at(joint, centre + shrink * step, joint.initial_theta + 0.2 * turn, graph=True)
+        typical = point_at(joint, centre + shrink * step, joint.initial_theta + 0.2 * shrink * turn, graph=True)
         if typical is not None and bool(typical.log_joint.isfinite()):
             return NearbyPoints(origin, typical)
     return None
