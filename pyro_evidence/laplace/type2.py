@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -42,7 +42,6 @@ from pyro_evidence.numerics.line_search import (
     Line,
     accepted,
     alone,
-    to_peak_or_half,
     to_peak_or_quarter,
     together,
 )
@@ -63,8 +62,7 @@ WORTH = 0.05  # nats: less is no reason to leave it
 LEAP = 1.0  # nats that must be promised, and gained, by going over to another mode
 LONGER = 4.0  # times the share of the last step
 CUT = 0.1  # share of a step, less of which means that modes cannot be followed
-SEARCH = Backtracking(shorter=to_peak_or_half, shortest=0.5**24)
-SEARCH_FOR_MODES = replace(SEARCH, shorter=to_peak_or_quarter)  # a network's are lost as a rule
+SEARCH = Backtracking(shorter=to_peak_or_quarter, shortest=0.5**24)
 
 
 @dataclass(frozen=True)
@@ -180,22 +178,13 @@ def _stepped(state: TypeII) -> Asking[TypeII]:
     if network and not state.trusted and near_fold(state.laplace):
         return _at_higher_mode(state)
     logs = state.laplace.problem.log_units
-    natural = _directions(state, logs)
-    first = next(natural)
-    far = _goes_far(state, first, logs)
-    if not state.trusted and not far:
+    direction = _direction(state, logs)
+    if not state.trusted and not _goes_far(state, direction, logs):
         state = yield from _with_refreshed_curvature(state)
-    if state.learned is not None:
-        first, natural = _capped(state, logs), iter(())
-        if state.promised <= _rounding(state):
-            return (yield from _with_refined_gradient(state, first))
-    direction, found = first, None  # the first that keeps a tenth of its promise, or the one that rises most
-    for tried in itertools.chain([first], natural):
-        there = yield from _line_search(state, tried)
-        if there is not None and (found is None or there.objective > found.objective):
-            direction, found = tried, there
-        if found is not None and found.objective - state.objective > 0.05 * float(direction @ state.slope.total):
-            break
+        direction = direction if state.learned is None else _capped(state, logs)
+    if state.learned is not None and state.promised <= _rounding(state):
+        return (yield from _with_refined_gradient(state, direction))
+    found = yield from _line_search(state, direction)
     if found is None:
         return _stuck(state, float(direction @ state.slope.total))
     share = float((found.theta - state.laplace.theta) @ direction / (direction @ direction))
@@ -264,7 +253,7 @@ def _at_higher_mode(state: TypeII) -> TypeII:
     if state.promised <= LEAP:
         return gone
     logs = laplace.problem.log_units
-    move = torch.where(logs, next(_directions(replace(state, learned=None), logs)).clamp(-NEAR, NEAR), 0.0)
+    move = torch.where(logs, _direction(replace(state, learned=None), logs).clamp(-NEAR, NEAR), 0.0)
     try:
         found = laplace_state(laplace.problem, laplace.theta + move, laplace.u, cold=True)
     except ArithmeticError:
@@ -405,18 +394,13 @@ def _capped(state: TypeII, logs: Tensor) -> Tensor:
     return direction * (LARGEST_STEP / (direction * logs).abs().max().clamp(min=LARGEST_STEP))  # direction kept
 
 
-def _directions(state: TypeII, logs: Tensor) -> Iterator[Tensor]:
-    """Steps to try: Newton's of the real numbers with MacKay's rounds of the others; then either alone."""
-    natural = _capped(state, logs)
+def _direction(state: TypeII, logs: Tensor) -> Tensor:
+    """The step of the learned metric, or Newton's of the real numbers with MacKay's rounds of the others."""
+    move = _capped(state, logs)
     if state.learned is not None:
-        yield natural
-        return
-    real = torch.where(logs, 0.0, natural)
-    others = _rounds(state, logs, real)
-    yield real + others
-    if bool(real.any()) and bool(others.any()):
-        yield _rounds(state, logs, torch.zeros_like(real))
-        yield real
+        return move
+    real = torch.where(logs, 0.0, move)
+    return real + _rounds(state, logs, real)
 
 
 def _rounds(state: TypeII, logs: Tensor, real: Tensor) -> Tensor:
@@ -496,15 +480,12 @@ def _line_search(state: TypeII, direction: Tensor) -> Asking[LaplaceState | None
 
     A network whose mode could be followed a part of the last step only is not asked for much more at once.
     """
-    before, network = state.laplace, state.laplace.problem.structure.network is not None
-    if network and state.promised > SHARP:
+    before = state.laplace
+    if before.problem.structure.network is not None and state.promised > SHARP:
         direction = direction * min(1.0, LONGER * state.share)
     line = Line(float(direction @ state.slope.total), _rounding(state))
     asking: Asking[LaplaceState | None] = accepted(
-        lambda scale: ModeAt(before.problem, before.theta + scale * direction, before.u),
-        before.objective,
-        line,
-        SEARCH_FOR_MODES if network else SEARCH,
+        lambda scale: ModeAt(before.problem, before.theta + scale * direction, before.u), before.objective, line, SEARCH
     )
     return (yield from asking)
 

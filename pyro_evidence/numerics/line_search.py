@@ -6,7 +6,6 @@ Of many rows at once, each with a step length of its own, or of one state (:func
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -110,12 +109,9 @@ def to_peak(rise: Tensor, scale: Tensor, line: Line) -> Tensor:
     return torch.minimum(torch.maximum(peak, 0.1 * scale), 0.5 * scale)
 
 
-def _to_peak_or(share: float, rise: Tensor, scale: Tensor, line: Line) -> Tensor:
-    return torch.where(rise.isnan(), share * scale, to_peak(rise, scale, line))
-
-
-# Where nothing was measured: half the step, or a quarter.
-to_peak_or_half, to_peak_or_quarter = partial(_to_peak_or, 0.5), partial(_to_peak_or, 0.25)
+def to_peak_or_quarter(rise: Tensor, scale: Tensor, line: Line) -> Tensor:
+    """:func:`to_peak`; where nothing is known a quarter of the step."""
+    return torch.where(rise.isnan(), 0.25 * scale, to_peak(rise, scale, line))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from pyro_evidence.numerics.line_search import (
     first_accepted,
     lead_uphill,
     to_peak,
-    to_peak_or_half,
     to_peak_or_quarter,
 )
 
@@ -65,7 +64,6 @@ def test_a_step_is_shortened_to_between_a_tenth_and_a_half() -> None:
     line = Line(torch.ones(4), torch.zeros(4))
     rise = torch.tensor([-1e6, 0.99, torch.nan, -torch.inf])
     assert to_peak(rise, torch.ones(4), line).tolist() == [0.1, 0.5, 0.1, 0.1]
-    assert to_peak_or_half(rise, torch.ones(4), line).tolist() == [0.1, 0.5, 0.5, 0.1]
     assert to_peak_or_quarter(rise, torch.ones(4), line).tolist() == [0.1, 0.5, 0.25, 0.1]
 
 
