@@ -17,6 +17,7 @@ from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.replicates import examples, together
+from pyro_evidence.posterior.structures import StructureFits, StructurePosterior
 from pyro_evidence.program.sites import sample_nodes
 from pyro_evidence.settings import check_count, seed_of, seeded
 
@@ -239,19 +240,35 @@ def _entry(engine: Any, own: Arguments, kwargs: Mapping[str, Any]) -> Entry:
     return Entry(float(getattr(found, "log_evidence", torch.nan)), str(getattr(found, "status", "")), lambda: found)
 
 
-def _with_rows(posterior: LaplacePosterior, num: int, choices: Sequence[Tensor]) -> list[Arguments]:
+def _one_of(posterior: LaplacePosterior | StructurePosterior) -> LaplacePosterior:
+    """The posterior of one structure, of which all have the same data."""
+    return posterior.member() if isinstance(posterior, StructurePosterior) else posterior
+
+
+def _with_rows(
+    posterior: LaplacePosterior | StructurePosterior, num: int, choices: Sequence[Tensor]
+) -> list[Arguments]:
     """The arguments of a fit with some rows of the data: of every tensor among them with ``num`` rows."""
-    args, kwargs = posterior._joint.args, posterior._joint.kwargs
+    joint = _one_of(posterior)._joint
+    args, kwargs = joint.args, joint.kwargs
     if any(has_rows(x, num) for x in kwargs.values()):
         raise BadInput(f"keyword arguments have {num} rows; expected data as positional arguments: run(X, y).")
     return [cut_rows(args, num, rows) for rows in choices]
 
 
-def engine_of(posterior: LaplacePosterior, *, held: bool = False) -> LaplaceEvidence:
+def engine_of(posterior: LaplacePosterior | StructurePosterior, *, held: bool = False) -> Any:
     """An engine that fits the model of a posterior as that was fitted.
 
     :param held: with its hyperparameters, instead of maximising these anew.
+    :raises BadInput: for structures with models of their own, and where their hyperparameters are to be held.
     """
+    if isinstance(posterior, StructurePosterior):
+        if not isinstance(posterior.fit, StructureFits) or (held and posterior.num_maximised):
+            raise BadInput(
+                "these structures have models or maximised hyperparameters of their own; expected structure sites of "
+                "one model, whose hyperparameters have priors. Pass one structure's: posterior.member(k)."
+            )
+        return posterior.fit.engine
     posterior._needs_data("a refit")
     joint, (_, theta) = posterior._joint, posterior._mode_at
     model = joint.substituted(theta) if held else joint.model
@@ -261,7 +278,7 @@ def engine_of(posterior: LaplacePosterior, *, held: bool = False) -> LaplaceEvid
     return LaplaceEvidence(model, maximise=maximise, nodes=problem.nodes, **settings)
 
 
-def bootstrap(posterior: LaplacePosterior, num: int = 200, *, seed: int | None = 0) -> FitTable:
+def bootstrap(posterior: LaplacePosterior | StructurePosterior, num: int = 200, *, seed: int | None = 0) -> FitTable:
     """Fits to data sets whose rows are drawn from those of a fit with replacement.  Efron (1979).
 
     ``fits.estimates(site)[0].std(0)`` is the bootstrap's standard error of a site's posterior median: what it varies by
@@ -285,17 +302,18 @@ def bootstrap(posterior: LaplacePosterior, num: int = 200, *, seed: int | None =
     (20, (20, 2))
     """
     num, generator = check_count("num", num, at_least=2), seeded(seed_of(seed))
-    joint, (u, theta) = posterior._joint, posterior._mode_at
+    one, engine = _one_of(posterior), engine_of(posterior)
+    joint, (u, theta) = one._joint, one._mode_at
     nodes = sample_nodes(joint.trace(u, theta))
     sizes = {tuple(nodes[n]["value"].shape[:1]) for n in joint.observed}
     if len(sizes) != 1 or () in sizes:
         raise BadInput(f"observed sites have {sorted(sizes)} rows; expected one number of rows, to draw from.")
     ((rows,),) = sizes
     choices = torch.randint(rows, (num, rows), generator=generator)
-    return run_many(engine_of(posterior), _with_rows(posterior, rows, choices.unbind()))
+    return run_many(engine, _with_rows(posterior, rows, choices.unbind()))
 
 
-def leave_one_group_out(posterior: LaplacePosterior, groups: Tensor) -> tuple[Tensor, FitTable]:
+def leave_one_group_out(posterior: LaplacePosterior | StructurePosterior, groups: Tensor) -> tuple[Tensor, FitTable]:
     """Log predictive density of each group of the data given all others, nats, by a refit without the group.
 
     It is the log evidence of all data less that without the group, hyperparameters held, as those of

@@ -151,6 +151,8 @@ def _is_plain(posterior: LaplacePosterior, start: Start) -> bool:
     Under proper priors, by which each data set has a mode.  Sites may be marginalised where these are all that is
     outside, by products of nodes around one mode.
     """
+    if type(posterior) not in (LaplacePosterior, NestedPosterior):
+        return False
     starts = posterior.restarts
     if len(starts) > 1 and not (type(posterior) is NestedPosterior and torch.allclose(starts, starts[:1], SAME, SAME)):
         return False  # whose batch looks for other modes, as no other does
@@ -164,7 +166,7 @@ def _is_plain(posterior: LaplacePosterior, start: Start) -> bool:
         ours = bool(joint.is_marginalised.all()) and not joint.discrete and found.rule == "by_product"
         if not ours or not is_proper(found.outer_mode) or not all(is_identity(p.transform) for p in sites):
             return False  # sites that more draws may want outside
-    elif type(posterior) is not LaplacePosterior or (start.tour != 0 and can_tour(posterior.state)):
+    elif start.tour != 0 and can_tour(posterior.state):
         return False  # single fits look for other modes
     return (
         problem.form is None

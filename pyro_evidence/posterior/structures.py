@@ -25,6 +25,7 @@ from pyro_evidence.numerics.batched import along
 from pyro_evidence.posterior.archive import Saved, require_equal
 from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.multimodal import QUANTILE_DRAWS
 from pyro_evidence.posterior.predict import PredictionMixin, SitePrediction
 from pyro_evidence.posterior.replicates import Made, examples, together
 from pyro_evidence.program.branching import (
@@ -38,7 +39,7 @@ from pyro_evidence.program.branching import (
 )
 from pyro_evidence.program.checks import Arguments, OutsideSupport
 from pyro_evidence.program.sites import is_discrete
-from pyro_evidence.settings import Start, check_count, seed_of, seeded
+from pyro_evidence.settings import Start, check_count, quantile_levels, seed_of, seeded
 
 SEARCHED, SEARCHED_APART = 2**14, 2**9  # structures looked at where there are more: together, or a fit for each
 CLOSE = 5.0  # nats below the best structure, within which a structure's own error counts
@@ -157,9 +158,9 @@ class StructurePosterior(Saved, PredictionMixin):
         near = [i for i in self.order.tolist() if float(best - self.search.log_weights[i]) < CLOSE][:SHOWN]
         share = weights[near] / weights[near].sum()
         errors = [self._member(i).log_evidence_error for i in near]
-        signed = sum(float(w) * error.signed for w, error in zip(share, errors, strict=True))
+        signed, whole = (share @ share.new_tensor([[e.signed, float(e)] for e in errors])).tolist()
         method = f"of the {len(near)} best structures, averaged: {errors[0].method}"
-        return EvidenceError.of(signed, "", 0.0, 0.0, method).beside(self.search.error)
+        return EvidenceError.of(signed, "", 0.0, 0.0, method).beside(whole - abs(signed) + self.search.error)
 
     def structure(self, k: int = 0) -> Values:
         """Site -> value of the structure in row ``k`` of :meth:`structures`: what ``poutine.condition`` takes.
@@ -279,6 +280,15 @@ class StructurePosterior(Saved, PredictionMixin):
         found = {name: torch.cat([part[name] for part in parts])[order] for name in shared}
         there = {n: v for n, v in self.found.values.items() if bool(self.found.present[n][drawn].all())}
         return found | {name: value[drawn][order] for name, value in there.items()}
+
+    def quantiles(self, q: float | Sequence[float]) -> Values:
+        """Marginal quantiles of 10,000 draws, as :meth:`get_samples` has them.
+
+        :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
+        :raises BadInput: for a ``q`` outside 0 to 1.
+        """
+        levels = quantile_levels(q).double()
+        return {n: v.double().quantile(levels, dim=0) for n, v in self.get_samples(QUANTILE_DRAWS, 0).items()}
 
     def _site_prediction(
         self, new: Arguments, num_samples: int, seed: int, kept: bool, *, site: str | None, kind: str

@@ -71,6 +71,11 @@ def as_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[An
     return found
 
 
+def is_singular(error: BaseException | None) -> bool:
+    """Whether an error is of a matrix without a Cholesky factor or an inverse."""
+    return isinstance(error, LINALG_ERROR) or "PositiveDefinite" in str(error)
+
+
 def require_slopes() -> None:
     """Refuse a fit inside of ``torch.inference_mode()``, where torch takes no slopes.
 
@@ -187,13 +192,12 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
         advice += f"A site of n levels has the levels 0 to n - 1{'; ' * bool(seen)}{seen}. "
     else:
         advice += _other_types(given, arrays(args, kwargs))
-    singular = "PositiveDefinite" in str(error) or isinstance(error, LINALG_ERROR)
     kind = OutsideSupport if "to be within the support" in str(error) else BadInput
     return kind(
         f"the model cannot be run on these arguments ({describe(args, kwargs)}): {said}. {advice}"
         f"Shapes must broadcast, all floating tensors must have one dtype (build priors with X.new_ones(...), or set "
         f"torch's default dtype), and data must lie in the support of their distribution."
-        f"{MORE_JITTER if singular else ''}{LEVELS if 'used as indices' in str(error) else ''}"
+        f"{MORE_JITTER if is_singular(error) else ''}{LEVELS if 'used as indices' in str(error) else ''}"
     )
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import RVM, BadInput, LaplaceEvidence, Start, Stop, bootstrap, leave_one_group_out, run_many
+from pyro_evidence import RVM, BadInput, LaplaceEvidence, Start, Stop, bootstrap, explore, leave_one_group_out, run_many
 from pyro_evidence.compare.many import FAILED, rubin
 from pyro_evidence.models.basis import Linear
+from pyro_evidence.models.kernels import Linear as LinearKernel
 from pyro_evidence.models.regression import regression
 from pyro_evidence.nested.hyperparameter_modes import other_places
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, identity
@@ -383,3 +384,32 @@ def test_a_second_mode_of_the_marginalised_sites_is_seen() -> None:
     profile[0, -1] = -3.0
     drawn, height = torch.tensor([[1.0, 1.0], [0.0, 9.0]]), torch.tensor([[-1.0, -40.0], [-1.0, -8.0], [-1.0, -40.0]])
     assert other_places(where, profile, drawn, height).any(-1).tolist() == [True, True, False]
+
+
+def chosen(X: Tensor, y: Tensor) -> None:
+    """A column that is in or out, with noise of a half."""
+    keep = pyro.sample("keep", dist.Bernoulli(0.5), infer={"branching": True})  # type: ignore[typeddict-unknown-key]
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X[:, 0] * w[0] + keep * X[:, 1] * w[1], 0.5), obs=y)
+
+
+def test_structures_are_summed_in_each_of_many_fits() -> None:
+    """Imputed data sets, draws of rows, and groups left out."""
+    X, y = lines(10, 12)
+    engine = LaplaceEvidence(chosen, stop=QUIET)
+    fits, alone = run_many(engine, X, 0.2 * y), engine.run(X[3], 0.2 * y[3])
+    torch.testing.assert_close(fits.log_evidence[3], alone.log_evidence, rtol=1e-12, atol=0.0)
+    pooled = fits.pool("w")
+    assert pooled.mean.shape == (2,) and 0.0 < float(pooled.missing_information[0]) < 1.0
+    group = torch.arange(12) % 3
+    log_densities, without = leave_one_group_out(alone, group)
+    other = engine.run(X[3][group != 1], 0.2 * y[3][group != 1])
+    assert float(log_densities[1]) == pytest.approx(float(alone.log_evidence - other.log_evidence), abs=1e-9)
+    assert len(bootstrap(alone, 2)) == 2 and float(without.posterior(0).inclusion("keep")) < 1.0
+
+
+def test_structures_with_models_of_their_own_are_not_refitted() -> None:
+    kernels = explore({"line": LinearKernel()}, torch.arange(6.0)[:, None], torch.arange(6.0) % 2, depth=1)
+    with pytest.raises(BadInput, match=r"models or maximised hyperparameters of their own.*posterior\.member\(k\)"):
+        bootstrap(kernels, 2)

@@ -236,6 +236,49 @@ def test_structures_with_a_singular_matrix_are_left_out() -> None:
     assert float(posterior.inclusion("keep")[2]) == 0.0 and float(posterior.inclusion("keep")[0]) > 0.99
 
 
+def test_structures_whose_prior_has_a_singular_precision_are_left_out() -> None:
+    """A column of zeros, under a prior whose precision is made of the columns and validated by Pyro."""
+    X, y = data(size=3)
+    X[:, 2] = 0.0
+
+    def model(X: Tensor, y: Tensor) -> None:
+        keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([3]).to_event(1), infer=BRANCHING)
+        kept = X[:, keep > 0]
+        precision = kept.T @ kept / len(X) if kept.numel() else torch.eye(1)
+        w = pyro.sample("w", dist.MultivariateNormal(torch.zeros(len(precision)), precision_matrix=precision))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Normal(kept @ w if kept.numel() else 0.0, 0.5), obs=y)
+
+    posterior = LaplaceEvidence(model, stop=QUIET).run(X, y)
+    assert posterior.log_evidences.isnan().equal(posterior.found.values["keep"][:, 2] == 1)
+    assert "PositiveDefinite" in posterior.failures[0]
+
+
+def test_errors_of_structures_are_averaged_whatever_they_come_from() -> None:
+    """That of nodes has no sign, that of Laplace has one."""
+
+    def model(X: Tensor, y: Tensor) -> None:
+        of_counts = pyro.sample("of_counts", dist.Bernoulli(0.5), infer=BRANCHING)
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        w = pyro.sample("w", dist.Normal(0.0, scale).expand([2]).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Poisson((X @ w).exp()) if of_counts else dist.Normal(X @ w, 1.0), obs=y)
+
+    X = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    posterior = LaplaceEvidence(model, stop=QUIET).run(X, torch.tensor([1.0, 0.0] * 4))
+    shares, errors = posterior.probabilities[posterior.order], [posterior.member(k).log_evidence_error for k in (0, 1)]
+    assert float(shares[1]) > 1e-3 and all(error > 0 for error in errors)
+    expected = sum(float(share * error) for share, error in zip(shares, errors, strict=True))
+    assert float(posterior.log_evidence_error) == pytest.approx(expected, rel=0.1)
+
+
+def test_quantiles_are_those_of_draws() -> None:
+    X, y = data()
+    posterior = LaplaceEvidence(linear, stop=QUIET).run(X, y)
+    below = (posterior.get_samples(4000, seed=1)["w"] < posterior.quantiles(0.3)["w"]).double().mean(0)
+    torch.testing.assert_close(below, torch.full_like(below, 0.3), rtol=0.0, atol=0.04)
+
+
 @pytest.mark.parametrize(("noise", "error"), [(None, NotConverged), (dist.HalfCauchy(1.0), Unbounded)])
 def test_a_structure_that_meets_the_data_exactly_is_not_left_out(noise: Any, error: type[Exception]) -> None:
     """Its log evidence grows without bound: probabilities of the others would be those of what is ruled out."""
