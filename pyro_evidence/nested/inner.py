@@ -136,11 +136,10 @@ def solve_inner(
     if not len(theta):
         nothing = theta.new_zeros(0)
         return ConditionalModes(theta, start, Dense(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing)
-    search = _together if is_batched(problem) else partial(_one_by_one, light=light, rough=rough)
     with torch.enable_grad():  # whoever asks for draws may have switched it off
-        again = torch.as_tensor(searches).expand(len(theta)).tolist()
+        again, prior = torch.as_tensor(searches).expand(len(theta)).tolist(), log_priors(problem, theta.detach())
+        search = _together if is_batched(problem) else partial(_one_by_one, prior=prior, light=light, rough=rough)
         u, precision, log_evidence = search(problem, theta.detach(), start.detach(), again)
-        prior = log_priors(problem, theta.detach())
     return ConditionalModes(theta, u, precision, log_evidence + prior.to(log_evidence))
 
 
@@ -185,13 +184,13 @@ def _in_double(problem: Problem) -> Problem:
 
 
 def _one_by_one(
-    problem: Problem, theta: Tensor, start: Tensor, again: list[int], *, light: bool, rough: bool
+    problem: Problem, theta: Tensor, start: Tensor, again: list[int], *, prior: Tensor, light: bool, rough: bool
 ) -> tuple[Tensor, Precision, Tensor]:
     u, values, missing = start.clone(), [-torch.inf] * len(start), Diagonal(torch.ones_like(start[:1]))
     members, factors = list[Precision]([missing]) * len(start), problem.factors if problem.nodes == 1 else None
     held = 1 if factors is None else factors.density.plan.num_bytes  # for each of the rows that are searched together
     for rows in torch.arange(len(start)).split(max(1, min(MOST_TOGETHER, FLOAT * batched.BATCH_NUMBERS // held))):
-        together = _near(problem, theta[rows], start[rows], light, rough)
+        together = _near(problem, theta[rows], start[rows], prior[rows], light, rough)
         for row, near in zip(rows.tolist(), together or [None] * len(rows), strict=True):
             state = near or _state(problem, theta[row], start[row], again[row] if together else max(1, again[row]))
             if state is not None:
@@ -202,20 +201,22 @@ def _one_by_one(
     return u, Separate(tuple(members)), torch.tensor(values, dtype=torch.float64, device=theta.device)
 
 
-def _near(problem: Problem, theta: Tensor, start: Tensor, light: bool, rough: bool) -> list[LaplaceState | None] | None:
+def _near(
+    problem: Problem, theta: Tensor, start: Tensor, prior: Tensor, light: bool, rough: bool
+) -> list[LaplaceState | None] | None:
     """The states to which a few steps lead that all rows take together; None where they cannot be taken together.
 
+    :param prior: of :func:`log_priors`.
     :param light, rough: as for :func:`solve_inner`.
     """
     found: list[LaplaceState | None] = [None] * len(theta)
     if problem.marginal is not None:
-        prior = log_priors(problem, theta)
         for row, place in enumerate(near_places(problem.marginal, theta, start)):
             if place is not None:
                 with suppress(ArithmeticError):  # its curvature may be no mode's
                     found[row] = state_of_blocks(problem, theta[row], place, prior[row])
     elif problem.factors is not None and problem.nodes == 1 and problem.factors.takes_rows:
-        prior, limits = log_priors(problem, theta), replace(problem.limits, slack=problem.slack)
+        limits = replace(problem.limits, slack=problem.slack)
         limits = replace(limits, tolerance=ROUGH) if rough else limits
         size = max(1, batched.BATCH_BYTES // (problem.joint.row_bytes or batched.BATCH_BYTES))
         parts = zip(start.split(size), theta.split(size), strict=True)

@@ -134,10 +134,19 @@ class Step:
         """Their part of flat vectors ``(..., total)``, ``(..., G, d, d + p)``."""
         return flat[..., self.part].unflatten(-1, (*self.own.shape, -1))
 
-    def supernode_slices(self, num: int = 1) -> list[slice]:
-        """Slices of blocks whose neighbours' entries may be held at a time, of so many matrices."""
-        length = max(1, PORTION // max(1, num * self.border.shape[-1] ** 2))
-        return [slice(start, start + length) for start in range(0, len(self.own), length)]
+    def slices(self, num: int = 1, columns: int | None = None) -> list[slice]:
+        """Slices of blocks, of so many matrices or rows, whose entries among neighbours may be held at a time.
+
+        :param columns: of an entry for each neighbour; None for one with each other neighbour.
+        """
+        border = self.border.shape[-1]
+        length = max(1, PORTION // max(1, num * border * (border if columns is None else columns)))
+        return [slice(start, start + length) for start in range(0, len(self.own) * (border > 0), length)]
+
+    def times(self, Y: Tensor, x: Tensor) -> Tensor:
+        """``Y x`` over the border of each block, ``(R, G, d, S / R)``."""
+        parts = self.slices(len(x), x.shape[-1])
+        return torch.cat([Y[..., p, :, :] @ x[:, self.border[p]] for p in parts], 1) if parts else Y @ x[:, self.border]
 
     def spread(self, Y: Tensor, size: int) -> Tensor:
         """``Y`` ``(..., G, d, p)`` with a column for each coordinate of the remainder, ``(..., G d, size)``."""
@@ -209,7 +218,7 @@ class BlockPlan(Plan):
             Y = step.spread(factor.Y, len(self.order.rest))
             self.remainder(flat).baddbmm_(Y.mT, Y, alpha=-1.0)
             return factor
-        for part in step.supernode_slices(len(flat)) if step.border.shape[-1] else []:
+        for part in step.slices(len(flat)):
             Y = factor.Y[:, part]
             update = Y.mT * Y if width == 1 else Y.mT @ Y  # of a single row torch's product takes thrice as long
             _add(flat, self.neighbours(step, part), update.neg_())
@@ -321,7 +330,7 @@ class BlockPrecision(Precision):
             full = torch.nn.functional.pad(full, (0, 1))  # the column of the padding
             panel[..., width:] = -full.gather(-1, step.neighbours.unsqueeze(1).expand_as(W))
         else:
-            for part in step.supernode_slices() if step.border.shape[-1] else []:
+            for part in step.slices():
                 places = self.plan.neighbours(step, part)
                 panel[part, :, width:] = -(W[part] @ flat.index_select(0, places.flatten()).view(places.shape))
         panel[..., :width] = half - panel[..., width:] @ W.mT
@@ -350,14 +359,14 @@ class BlockPrecision(Precision):
             dD = panel[..., :width].clone()
             dB, left = 0.5 * panel[..., width:], factor.backward(factor.forward(dD))  # half: both triangles were added
             moves.append((W, factor.backward(factor.forward(dB)) - left @ W, left))
-            for part in step.supernode_slices() if step.border.shape[-1] else []:
+            for part in step.slices():
                 update = (0.5 * dD[part] @ W[part] - dB[part]).mT @ W[part]
                 _add(flat, self.plan.neighbours(step, part), (update + update.mT).unsqueeze(0))
         inverse, rest = self.plan.remainder(self.inverse), self.plan.remainder(flat[0])
         rest.copy_(inverse @ rest @ inverse)
         for step, factor, (W, dW, left) in zip(*map(reversed, (self.plan.steps, self.factors, moves)), strict=True):
             panel, known, width = step.panel(flat[0]), step.panel(self.inverse), step.own.shape[-1]
-            for part in step.supernode_slices() if step.border.shape[-1] else []:
+            for part in step.slices():
                 places = self.plan.neighbours(step, part)
                 Z, dZ = (x.index_select(0, places.flatten()).view(places.shape) for x in (self.inverse, flat[0]))
                 panel[part, :, width:] = dW[part] @ Z - W[part] @ dZ
@@ -382,7 +391,7 @@ class BlockPrecision(Precision):
         x = self._columns(rows)
         out = torch.zeros_like(x)
         for step, factor in zip(self.plan.steps, self.factors, strict=True):
-            out[:, step.own] = factor.tril.mT @ x[:, step.own] + _times(factor.Y, x, step.border)
+            out[:, step.own] = factor.tril.mT @ x[:, step.own] + step.times(factor.Y, x)
         out[:, self.plan.order.rest] = self.tril.mT @ x[:, self.plan.order.rest]
         return _as_rows(out)
 
@@ -398,11 +407,8 @@ class BlockPrecision(Precision):
         for step, factor in zip(self.plan.steps, self.factors, strict=True):
             y = factor.forward(x[:, step.own])
             x[:, step.own] = y
-            if step.border.numel() * len(x) * x.shape[-1] <= PORTION:  # Y' y of each block goes off x at its border
-                _add(x, step.border, -(factor.Y.mT @ y).flatten(1, 2))
-                continue
-            for column in range(step.border.shape[-1]):
-                x.index_add_(1, step.border[:, column], -(factor.Y[..., column].unsqueeze(-2) @ y).squeeze(2))
+            for part in step.slices(len(x), x.shape[-1]):  # Y' y of each block goes off x at its border
+                _add(x, step.border[part], -(factor.Y[..., part, :, :].mT @ y[:, part]).flatten(1, 2))
         rest = self.plan.order.rest
         x[:, rest] = torch.linalg.solve_triangular(self.tril, x[:, rest], upper=False)
         return x
@@ -413,7 +419,7 @@ class BlockPrecision(Precision):
         x[:, rest] = torch.linalg.solve_triangular(self.tril.mT, x[:, rest], upper=True)
         x[:, -1] = 0.0
         for step, factor in zip(reversed(self.plan.steps), reversed(self.factors), strict=True):
-            x[:, step.own] = factor.backward(x[:, step.own] - _times(factor.Y, x, step.border))
+            x[:, step.own] = factor.backward(x[:, step.own] - step.times(factor.Y, x))
         return _as_rows(x)
 
 
@@ -440,16 +446,6 @@ def _add(total: Tensor, places: Tensor, values: Tensor) -> None:
     values = values.reshape(len(total), places.numel(), *total.shape[2:])
     index = places.long().reshape(1, -1, *(1,) * (total.dim() - 2)).expand_as(values)
     total.scatter_add_(1, index, values)
-
-
-def _times(Y: Tensor, x: Tensor, border: Tensor) -> Tensor:
-    """``Y x`` over the border of each block, ``(R, G, d, S / R)``."""
-    if border.numel() * len(x) * x.shape[-1] <= PORTION:
-        return Y @ x[:, border]
-    out = x.new_zeros(len(x), *Y.shape[-3:-1], x.shape[-1])
-    for column in range(border.shape[-1]):
-        out += Y[..., column].unsqueeze(-1) * x[:, border[:, column]].unsqueeze(2)
-    return out
 
 
 def elimination(pattern: Pattern) -> BlockPlan | DensePlan:

@@ -349,7 +349,7 @@ def _batches(own: Tensor, width: Tensor) -> list[Tensor]:
         held = joined if fits else apart
         batch.append((batch[-1] if batch else 0) + (not fits))
     found = torch.tensor(batch, device=own.device)[shape]
-    return [torch.nonzero(found == number).squeeze(-1) for number in range(batch[-1] + 1)]
+    return [torch.nonzero(found == number).squeeze(-1) for number in range(batch[0], batch[-1] + 1)]
 
 
 def _of_panels(own: Any, border: Any) -> Any:
