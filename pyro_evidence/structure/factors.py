@@ -180,6 +180,12 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
         names = () if linear.gaussian else joint.latents.names
     mine = {n: g for n, g in followed.groups.items() if any(part.split(", ")[0] in names for part in n.split("+"))}
     limit = min(WIDE_TERMS, size // 2)  # of coordinates of wide terms
+    alike = {n: max((g.numel() for g in own if g.shape[:-1].numel() == 1), default=0) for n, own in mine.items()}
+    least = sum(torch.Size(followed.shapes[n]).numel() * most for n, most in alike.items() if most > NARROW)
+    if least > limit:  # told before coordinates that all elements have are laid out for each
+        return NotSparse(
+            f"{followed.widest} ties {max(alike.values()):,} coordinates together", followed.widest.coordinates
+        )
     found = families(mine, followed.shapes, joint.observed, followed.fields)
     narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
     wide = tuple(family for family in found if family.index.shape[-1] > NARROW)

@@ -17,7 +17,7 @@ from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.models.gmrf import AR1, BYM2, ICAR, Kronecker, RandomWalk, lattice
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure import recognise
+from pyro_evidence.structure import factor_cells, factor_terms, factors, recognise
 from pyro_evidence.structure.factor_density import Structured
 from tests.models_for_tests.hierarchies import positive
 
@@ -212,3 +212,20 @@ def test_fields_of_given_sums_and_linear_predictors_are_not_differentiated(
         A, precision = problem.structure.density.precision(found.u, own)[0], found.found[0]
         assert float(precision.log_det) == pytest.approx(float(torch.logdet(A)), abs=1e-8)
         assert torch.allclose(precision.variance[0], torch.linalg.inv(A).diagonal(), atol=1e-9)
+
+
+def test_coordinates_that_all_factors_see_are_not_laid_out_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, laid, table = lattice(15, 14), list[int](), factor_cells.coordinate_table
+
+    def counted(groups: Any, shape: Any) -> Tensor:
+        laid.append((found := table(groups, shape)).numel())
+        return found
+
+    def model(y: Tensor) -> None:
+        counts(y, pyro.sample("x", ICAR(graph, positive("s"))))
+
+    for module in (factor_cells, factors, factor_terms):
+        monkeypatch.setattr(module, "coordinate_table", counted)
+    known = recognise.recognise(LogJoint(model, (torch.ones(NUM),)), factors=True).known
+    assert isinstance(known, Structured) and len(known.B) == 1
+    assert laid and len(graph.edges) * (NUM - 1) not in laid
