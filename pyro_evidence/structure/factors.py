@@ -182,18 +182,16 @@ def structured(followed: Followed, linear: SparsePredictors | None) -> Structure
     limit = min(WIDE_TERMS, size // 2)  # of coordinates of wide terms
     alike = {n: max((g.numel() for g in own if g.shape[:-1].numel() == 1), default=0) for n, own in mine.items()}
     least = sum(torch.Size(followed.shapes[n]).numel() * most for n, most in alike.items() if most > NARROW)
-    if least > limit:  # told before coordinates that all elements have are laid out for each
-        return NotSparse(
-            f"{followed.widest} ties {max(alike.values()):,} coordinates together", followed.widest.coordinates
-        )
-    found = families(mine, followed.shapes, joint.observed, followed.fields)
+    fits = least <= limit  # told before coordinates that all elements have are laid out for each
+    found = families(mine, followed.shapes, joint.observed, followed.fields) if fits else ()
     narrow = tuple(family for family in found if family.index.shape[-1] <= NARROW)
     wide = tuple(family for family in found if family.index.shape[-1] > NARROW)
     slots = None if linear is None else linear.slots
     density = Structured(joint, slots, linear=linear, names=names, families=narrow, wide=wide)
     widths = [index.shape[-1] for index in density.pattern.index]
-    most, widest_plate = max(widths), max(widths[: len(widths) - len(wide)])  # of all, of one of many terms
-    if sum(family.index.numel() for family in wide) > limit or widest_plate > max(NARROW, size // 4):
+    most, widest_plate = max(*widths, *alike.values(), 0), max(widths[: len(widths) - len(wide)])
+    fits = fits and sum(family.index.numel() for family in wide) <= limit
+    if not fits or widest_plate > max(NARROW, size // 4):
         return NotSparse(f"{followed.widest} ties {most:,} coordinates together", followed.widest.coordinates)
     if not _affordable(density):
         return NotSparse("nearly every coordinate meets every other in some term")
