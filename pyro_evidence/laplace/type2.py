@@ -47,21 +47,21 @@ from pyro_evidence.numerics.line_search import (
 )
 from pyro_evidence.numerics.newton import rises_without_end
 
-LARGEST_STEP = 4.0  # in log units: a factor of 55 in a precision
+LARGEST_STEP = 4.0  # log units: a factor 55 in a precision; for starts far off: tests/laplace/test_rescaled_starts.py
 FARTHEST = 120.0  # log units from the start, of one on its way to infinity
 TINY = 1e-6  # log units, by which nothing but rounding should change the objective
 SCALES_FIRST = 5  # rounds of the scales alone, where a fit begins again
 FEW = 12  # hyperparameters up to which their curvature is taken by differences, once they are near
 SHARP = 1e-3  # nats that a step promises, above which their curvature is taken anew where it is not to be trusted
-BROAD, HIGH = 1.0, 5.0  # nats above which it does not hold as far as the step goes; the same for a process
+BROAD, HIGH = 1.0, 5.0  # nats above which it does not hold as far as a step; for processes (benchmarks/releases.py)
 DIFFERENCES = 1e-2  # curvature per squared unit that one-sided differences, good to three digits, tell from none
 KEPT = 0.75  # share of its promise that a step must keep, for the metric to go on without a look
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
 PLATEAU = either_way(AWAY[:3])  # log units away from it
 WORTH = 0.05  # nats: less is no reason to leave it
 LEAP = 1.0  # nats that must be promised, and gained, by going over to another mode
-LONGER = 4.0  # times the share of the last step
-CUT = 0.1  # share of a step, less of which means that modes cannot be followed
+LONGER = 4.0  # times the share of the last step; for Friedman 2 in benchmarks/mlp_quality.py
+CUT = 0.1  # share of a step, less of which means that modes cannot be followed; for clusters met by few hidden units
 SEARCH = Backtracking(shorter=to_peak_or_quarter, shortest=0.5**24)
 
 
