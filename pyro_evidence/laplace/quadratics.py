@@ -63,44 +63,30 @@ class Quadratics:
 
         :return: nats, ``(r, J)``, minus infinity where there is no mode, and ``(r, J, T + 1)``.
         """
-        found = [(value, slope()) for value, slope in map(self._evidence, self._parts(theta))]
+        size = theta.shape[1] * (self.A if self.axes is None else self.axes[0])[0, 0].numel()
+        found = [self._evidence(part) for part in theta.split(max(1, BATCH_NUMBERS // size))]
         return torch.cat([value for value, _ in found]), torch.cat([slope for _, slope in found])
 
-    def log_evidence(self, theta: Tensor) -> Tensor:
-        """The first of :meth:`evidence` alone."""
-        return torch.cat([self._evidence(part)[0] for part in self._parts(theta)])
-
-    def _parts(self, theta: Tensor) -> tuple[Tensor, ...]:
-        size = theta.shape[1] * (self.A if self.axes is None else self.axes[0])[0, 0].numel()
-        return theta.split(max(1, BATCH_NUMBERS // size))
-
-    def _evidence(self, theta: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """The log evidence, and what makes its slope."""
+    def _evidence(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         rows, weights, num = self._rows(theta[:, 0]), self.weights(theta), self.b.shape[-1]
         if self.axes is None:
             terms, b = self.A[rows].flatten(2), self.b[rows]
             tril, info = torch.linalg.cholesky_ex((weights @ terms).unflatten(-1, (num, num)))
             sound, log_det = info == 0, 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            slope = weights @ b
-            mode = torch.cholesky_solve(slope.unsqueeze(-1), tril).squeeze(-1)
+            variance, slope = torch.cholesky_inverse(tril), weights @ b
+            mode = (variance @ slope.unsqueeze(-1)).squeeze(-1)
+            moments = (mode.unsqueeze(-1) * mode.unsqueeze(-2) + variance).flatten(2)
         else:
             terms, b, log_scale = (x[rows] for x in self.axes)
             A, slope = weights @ terms, weights @ b
             sound, log_det = (A > 0).all(-1), A.log().sum(-1) - 2.0 * log_scale.unsqueeze(-1)
             mode = slope / A
+            moments = mode.square() + A.reciprocal()
         line, a = self.line[rows].unsqueeze(1), self.a[rows].unsqueeze(1)
         value = (line * (theta - self.centre)).sum(-1) + (weights * a).sum(-1) + 0.5 * (slope * mode).sum(-1)
         value = value + 0.5 * (num * math.log(math.tau) - log_det)
-
-        def sloped() -> Tensor:
-            if self.axes is None:
-                moments = (mode.unsqueeze(-1) * mode.unsqueeze(-2) + torch.cholesky_inverse(tril)).flatten(2)
-            else:
-                moments = mode.square() + A.reciprocal()
-            expected = a + mode @ b.mT - 0.5 * moments @ terms.mT  # of each term, under the posterior
-            return line + (weights * expected) @ self.powers
-
-        return torch.where(sound, value, -torch.inf), sloped
+        expected = a + mode @ b.mT - 0.5 * moments @ terms.mT  # of each term, under the posterior
+        return torch.where(sound, value, -torch.inf), line + (weights * expected) @ self.powers
 
     def modes(self, theta: Tensor) -> LaplaceRows:
         """Laplace's approximation, which is exact here, at ``(r, T + 1)``."""
@@ -108,7 +94,7 @@ class Quadratics:
         A = (weights @ self.A[rows].flatten(2)).unflatten(-1, self.A.shape[2:]).squeeze(1)
         tril = torch.linalg.cholesky_ex(A).L
         u = torch.cholesky_solve((weights @ self.b[rows]).mT, tril).squeeze(-1)
-        objective, active = self.log_evidence(theta.unsqueeze(1)).squeeze(1), torch.ones_like(u) > 0
+        objective, active = self.evidence(theta.unsqueeze(1))[0].squeeze(1), torch.ones_like(u) > 0
         return LaplaceRows(theta, active, u, tril, objective, ~active[:, 0])
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:

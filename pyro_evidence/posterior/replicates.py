@@ -62,7 +62,7 @@ def replicate_integrals(
         numbers = theta[rows, None, -1:].expand(-1, phi.shape[1], 1)
         places = torch.cat([phi, numbers], -1)
         if known is not None:
-            return known.log_evidence(places) + joint.log_hyperpriors(places.flatten(0, 1)).view(phi.shape[:2])
+            return known.evidence(places)[0] + joint.log_hyperpriors(places.flatten(0, 1)).view(phi.shape[:2])
         start = followed(modes.rows.u[rows, None], modes.follows[rows], phi - gaussian.centre[rows]).flatten(0, 1)
         return solve_inner(problem, places.flatten(0, 1), start, searches=1).log_density.reshape(phi.shape[:2])
 
