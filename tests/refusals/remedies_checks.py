@@ -235,7 +235,7 @@ CHECKS: dict[str, Remedy] = {
     ),
     "no posterior to export": Remedy(
         BadInput,
-        r"expected a posterior as engine\.run\(\.\.\.\) returns it",
+        r"expected a posterior that has get_samples",
         lambda: to_inference_data({"w": Y}),
         lambda: to_inference_data(line()),
     ),
