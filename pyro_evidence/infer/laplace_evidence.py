@@ -50,6 +50,7 @@ from pyro_evidence.laplace.restarts import (
     thetas,
     without_repeats,
 )
+from pyro_evidence.laplace.tour import LEAST_SHARE, tour
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.nested.joint_posterior import whole_place
@@ -74,6 +75,10 @@ from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_
 from pyro_evidence.structure.symmetries import has_images, has_labels_beside, has_other_orders, off_orbits
 
 GAIN = 0.05  # share of draws that one more marginalised site must save
+OTHERS = (
+    "given the marginalised sites there are other modes, which hold {:.2g} of the mass by Laplace and are not counted: "
+    "run NUTS or tempered_smc(posterior)"
+)
 SHOWN = 5  # hyperparameters, and elements of each, that an error message shows
 
 
@@ -186,8 +191,8 @@ class LaplaceEvidence(Resumable):
         Where modes have images, as labels have in every order, sites marginalised around one mode inside would leave
         these out.  So where signs can be turned, ends of an interval meet, or labels be exchanged that have no
         marginalised site for their scale, all latents are tried first, and what is inside where that fails.  Elsewhere
-        all latents are tried second: where other orders move the mode, and in small models whose latents multiply one
-        another where the integral around blocks fails, or its importance sampling.
+        all latents are tried second: where what is inside has other modes or orders, or no integral around it can be
+        had, and in small models whose latents multiply one another where importance sampling around blocks fails.
         """
         automatic = self.marginalise is None and self.start.tour != 0
         fit, found = self._attempt(args, kwargs, None if automatic else False)
@@ -196,10 +201,14 @@ class LaplaceEvidence(Resumable):
                 other, nested = self._attempt(args, kwargs, False)
                 if isinstance(found, Exception) or not isinstance(nested, Exception):
                     fit, found = other, nested
-        elif fit._may_have_more_modes(found, automatic):
-            other, whole = self._attempt(args, kwargs, True)
+        elif (others := fit._share_of_others(found)) > LEAST_SHARE or fit._may_have_more_modes(found, automatic):
+            other, whole = self._attempt(args, kwargs, True) if automatic else (None, found)
             if getattr(whole, "states", ())[1:] and whole._trusts_weights:
                 fit, found = other, whole
+            elif others > LEAST_SHARE and not (found._mirrors or fit._has_labels(found.state)):  # which are counted
+                noted = replace(found, failures=(*found.failures, OTHERS.format(others)))
+                fit._integrated = {k: noted if one is found else one for k, one in fit._integrated.items()}
+                found = noted
         vars(self).update(vars(fit))
         if isinstance(found, Exception):
             raise found
@@ -222,10 +231,21 @@ class LaplaceEvidence(Resumable):
         if not self._is_small or isinstance(found, NotConverged):
             return False
         if isinstance(found, Exception):
-            return (self._in_blocks and automatic) or self._has_labels(None)
+            lacks_integral = any(fit.status is Status.CONVERGED for fit in self._fits)
+            return (automatic and (self._in_blocks or lacks_integral)) or self._has_labels(None)
         left_out = found._left_out if self._in_blocks and self.nodes is None else None
         doubtful = left_out is not None and (left_out.is_doubtful or left_out.num_shared == len(found.state.u))
         return automatic and (self._has_labels(found.state) or doubtful)
+
+    def _share_of_others(self, found: LaplacePosterior | Exception) -> float:
+        """Share of the mass inside, by Laplace, of modes but the highest, given the marginalised sites at their own."""
+        state = without_repeats(self._fits)[0].state.laplace if self._fits else None
+        outside = isinstance(found, Exception) or self._full is None or self._in_blocks or self.start.tour == 0
+        if outside or state is None or not can_tour(state):
+            return 0.0
+        modes, _ = tour(state, self.start.tour, seed_of(self.start.seed))
+        heights = torch.stack([mode.log_evidence for mode in modes])
+        return 1.0 - float(heights.log_softmax(0).max().exp())
 
     def _has_labels(self, state: LaplaceState | None) -> bool:
         """Whether what looks alike has other orders, half a standard deviation or more from the mode.

@@ -229,11 +229,14 @@ class LaplaceState:
         return torch.where(groups.is_weight, sums, total)
 
 
-def search_modes(problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: Watch = no_callback) -> newton.Mode:
+def search_modes(
+    problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watch: Watch = no_callback, to_the_end: bool = True
+) -> newton.Mode:
     """Modes reached from rows ``(R, D)``: Newton, after L-BFGS where the start is far or the curvature indefinite.
 
     :param cold: whether the start may be far from a mode.
     :param watch: told every row's log joint once per step.
+    :param to_the_end: whether rows go on however long a valley is; else for as many steps of either method as Newton's.
     """
     if problem.latent is not None:
         return problem.latent.find_modes(u, theta, problem.limits.tolerance, watch)
@@ -241,7 +244,7 @@ def search_modes(problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watc
         limits = replace(problem.limits, watch=watch, slack=problem.slack)
         return problem.factors.find_modes(u, theta, limits, cold=cold)
     try:
-        return _dense_modes(problem, u, theta, cold, watch)
+        return _dense_modes(problem, u, theta, cold, watch, to_the_end)
     except TooLarge as error:
         coupled = problem.structure.coupled
         if coupled is None or problem.curvature is not exact_hessian:
@@ -249,7 +252,7 @@ def search_modes(problem: Problem, u: Tensor, theta: Tensor, *, cold: bool, watc
         raise TooLarge(f"{error} {coupled.message(problem.joint.latents.label)}") from error
 
 
-def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: Watch) -> newton.Mode:
+def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: Watch, to_the_end: bool) -> newton.Mode:
     """Modes by dense matrices, or by diagonal ones; those of a network, along curved valleys, by a trust region.
 
     The search is with the exact Hessian where that is affordable; where it ends at a singular one it goes on with the
@@ -274,11 +277,11 @@ def _dense_modes(problem: Problem, u: Tensor, theta: Tensor, cold: bool, watch: 
             density.require_dense(u[:1].detach())
         else:
             exact(density, u[:1].detach(), theta)
-        u = lbfgs.from_far(slope, u, limits.slack, watch)
+        u = lbfgs.from_far(slope, u, limits.slack, watch, lbfgs.FAR_STEPS if to_the_end else limits.num_steps)
     mode = climb(u, exact)
     if network and bool((~mode.converged & (mode.decrement < NEARLY)).any()):
         mode = climb(mode.u, exact, mode)
-    elif not network and not bool(mode.converged.all()):
+    elif not network and to_the_end and not bool(mode.converged.all()):
         mode = climb(lbfgs.onwards(slope, mode.u, limits.tolerance, limits.slack, watch), exact, mode)
     if exact is problem.curvature:
         return mode

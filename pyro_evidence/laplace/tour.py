@@ -237,13 +237,14 @@ def density_of(state: LaplaceState) -> ActiveDensity:
     return ActiveDensity(problem.joint, problem.density, state.theta, problem.active, state.u)
 
 
-def tour(state: LaplaceState, num_draws: int, seed: int) -> tuple[tuple[LaplaceState, ...], "Exchange | None"]:
+def tour(state: LaplaceState, num_draws: int | None, seed: int) -> tuple[tuple[LaplaceState, ...], "Exchange | None"]:
     """The modes that can be found at a state's hyperparameters, the highest evidence first; more than one or itself.
 
     Where elements have more orders than modes are looked for, those in which the exchange that is returned has them.
 
-    :param num_draws: from the prior.
+    :param num_draws: from the prior; None: a thousand, fewer of many data.
     """
+    num_draws = within(LITTLE, state.problem.joint, DRAWS) if num_draws is None else num_draws
     with without_validation():
         exchange = exchange_of(state)
         if exchange is not None:
@@ -363,7 +364,7 @@ def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange |
         if bool(lead_uphill(density.log_joint, starts[:, density.active], nearest[:, density.active]).all()):
             return found
     try:
-        reached = search_modes(problem, starts, theta, cold=True)
+        reached = search_modes(problem, starts, theta, cold=True, to_the_end=False)  # scales may run to zero for ever
         if exchange is not None:
             reached = search_modes(problem, exchange.in_order(reached.u), theta, cold=False)
     except ArithmeticError:

@@ -427,7 +427,7 @@ def _flood_fill(
 
     Neighbour by neighbour from ``front``, until they are low.
 
-    :return: None where they are more than can be paid for.
+    :return: None where they are more than can be paid for, or there is no inner mode at the first.
     """
     height: dict[tuple[int, ...], float] = {}
     modes = list[Tensor]()
@@ -440,6 +440,8 @@ def _flood_fill(
         height |= zip(cells, (inner.log_density + where.log_slope(z)).tolist(), strict=True)
         modes.append(inner.u)
         low = max(height.values()) - LATTICES[where.num_dims][1]
+        if low == -math.inf:
+            return None
         front = set()
         for cell, axis, side in itertools.product(cells, range(len(cells[0])), (-1, 1)):
             if height[cell] > low:
@@ -668,7 +670,7 @@ def by_draws(found: OuterMode, where: Standardisation, z: Tensor) -> Integral:
     nodes, log_mass = _at(found, where, z, -log_density - math.log(len(z)), searches=1)
     log_mass = log_mass.nan_to_num(nan=-torch.inf)
     effective = float(importance.effective_sample_size(log_mass))
-    if effective < max(20.0, 2.0 * where.num_dims):
+    if not effective >= max(20.0, 2.0 * where.num_dims):  # nan where no draw has an inner mode
         inside = list(found.state.problem.joint.latents.names)
         raise ImproperPosterior(
             f"the marginalised sites {found.names}, {len(found.marginalised)} coordinates, cannot be integrated from "

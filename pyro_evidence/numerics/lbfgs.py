@@ -60,10 +60,12 @@ def ascend(
     return here.u
 
 
-def from_far(f: ValueAndGradient, u: Tensor, slack: float, watch: Watch = no_callback) -> Tensor:
+def from_far(
+    f: ValueAndGradient, u: Tensor, slack: float, watch: Watch = no_callback, num_steps: int = FAR_STEPS
+) -> Tensor:
     """Rows as near to a mode as Newton's method wants them: to slopes of a thousandth, ``(R, D)``."""
     level = 1e-3 * (1.0 + u.shape[-1] ** 0.5)
-    return ascend(f, u, tolerance=level, num_steps=FAR_STEPS, slack=slack, least=STUCK, watch=watch)
+    return ascend(f, u, tolerance=level, num_steps=num_steps, slack=slack, least=STUCK, watch=watch)
 
 
 def onwards(f: ValueAndGradient, u: Tensor, tolerance: float, slack: float, watch: Watch = no_callback) -> Tensor:

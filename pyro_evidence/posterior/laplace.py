@@ -67,7 +67,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     :ivar status: why the fit stopped, as a sentence.
     :ivar log_evidences: log evidence (plus log hyperprior, where sites were maximised) after each step, nats.
     :ivar restarts: log evidence each restart arrived at, shape ``(R,)``; nan where it failed.
-    :ivar failures: what the failed restarts said.
+    :ivar failures: what the failed restarts said, and which modes are not counted.
 
     >>> import torch
     >>> from pyro_evidence import LaplaceEvidence

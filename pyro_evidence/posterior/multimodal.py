@@ -325,11 +325,10 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
 
     Of a single mode the log evidence that hyperparameters were maximised by stays: it is Laplace's.
 
-    :param num_draws: from the prior; None: a thousand, fewer of many data.
+    :param num_draws: from the prior; None: as many as :func:`~pyro_evidence.laplace.tour.tour` takes.
     :raises ImproperPosterior: where the density rises without end.
     """
     require_end(around(posterior.state), posterior.state.precision)
-    num_draws = tour.within(tour.LITTLE, posterior._joint, tour.DRAWS) if num_draws is None else num_draws
     states, exchange = tour.tour(posterior.state, num_draws, seed)
     single = len(states) == 1 and exchange is None
     many = len(states) > tour.MOST_MODES

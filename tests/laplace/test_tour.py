@@ -2,8 +2,9 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -563,3 +564,51 @@ def regression(family: str) -> object:
 def test_log_concave_likelihoods_under_normal_priors_have_one_mode(family: str, one: int) -> None:
     y = (X > 0.2).double()
     assert has_one_mode(fitted(regression(family), y, start=Start(tour=0)).state) == bool(one)
+
+
+# --- modes of what is inside an integral over a scale ---
+
+NOISY = torch.linspace(-0.6, 0.8, 8)
+
+
+def wave(t: Tensor) -> None:
+    """Modes on both sides of each top of a wave, none an image of another; the scale of the noise is integrated."""
+    a, s = pyro.sample("a", dist.Normal(0.3, 1.5)), pyro.sample("s", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(t)):
+        pyro.sample("t", dist.Normal((2.0 * a).cos() + 0.2, s), obs=t)
+
+
+def two_camps(t: Tensor) -> None:
+    """One mode where the scale is large, two where it is small: Laplace's evidence is infinite where they part."""
+    a, s = pyro.sample("a", dist.Normal(0.0, 5.0)), pyro.sample("s", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(t)):
+        pyro.sample("t", dist.StudentT(1.5, a, s), obs=t)
+
+
+@pytest.mark.parametrize(
+    ("model", "t", "of_data"),
+    [
+        (wave, NOISY, lambda a, s, t: dist.Normal((2.0 * a).cos() + 0.2, s).log_prob(t)),
+        (
+            two_camps,
+            torch.cat([NOISY[::2] - 4.0, NOISY[::2] + 4.0]),
+            lambda a, s, t: dist.StudentT(1.5, a, s).log_prob(t),
+        ),
+    ],
+)
+def test_modes_inside_an_integral_are_counted(model: Any, t: Tensor, of_data: Callable[..., Tensor]) -> None:
+    posterior = fitted(model, t.double())
+    a, z = torch.meshgrid(torch.linspace(-12.0, 12.0, 2401), torch.linspace(-5.0, 2.0, 281), indexing="ij")
+    s = z.exp()
+    height = dist.Normal(0.3 if model is wave else 0.0, 1.5 if model is wave else 5.0).log_prob(a)
+    height = height + dist.HalfNormal(1.0).log_prob(s) + z + sum(of_data(a, s, x) for x in t.double())
+    exact = float(height.flatten().logsumexp(0)) + math.log(0.01 * 0.025)
+    assert float(posterior.log_evidence) == pytest.approx(exact, abs=0.02)
+    assert len(posterior.states) > 1
+
+
+def test_modes_inside_that_are_not_counted_are_said() -> None:
+    posterior = fitted(wave, NOISY.double(), marginalise=["s"])
+    (said,) = posterior.diagnostics()["failed_restarts"]
+    assert "there are other modes, which hold 0." in said
+    assert not fitted(wave, NOISY.double(), start=Start(tour=0), marginalise=["s"]).failures
