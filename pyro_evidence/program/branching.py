@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import empty_store, global_lock, own_random_numbers, own_warnings
-from pyro_evidence.program.checks import Arguments, as_tensors, is_singular, new_data
+from pyro_evidence.program.checks import Arguments, as_tensors, new_data, says_singular
 from pyro_evidence.program.sites import Node, central_value, innermost, is_structure, sample_nodes
 
 Model = Callable[..., Any]
@@ -144,7 +144,7 @@ def has_structures(model: Model, data: Arguments) -> bool:
 
 def has_singular_matrix(error: Exception) -> bool:
     """Whether a model cannot be run because a matrix of its own is singular, as of collinear columns."""
-    return is_singular(error.__cause__)
+    return says_singular(error.__cause__)
 
 
 def _first_branching(model: Model, data: Arguments) -> dict[str, Node]:

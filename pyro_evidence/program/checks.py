@@ -71,7 +71,7 @@ def as_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[An
     return found
 
 
-def is_singular(error: BaseException | None) -> bool:
+def says_singular(error: BaseException | None) -> bool:
     """Whether an error is of a matrix without a Cholesky factor or an inverse."""
     return isinstance(error, LINALG_ERROR) or "PositiveDefinite" in str(error)
 
@@ -197,7 +197,7 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
         f"the model cannot be run on these arguments ({describe(args, kwargs)}): {said}. {advice}"
         f"Shapes must broadcast, all floating tensors must have one dtype (build priors with X.new_ones(...), or set "
         f"torch's default dtype), and data must lie in the support of their distribution."
-        f"{MORE_JITTER if is_singular(error) else ''}{LEVELS if 'used as indices' in str(error) else ''}"
+        f"{MORE_JITTER if says_singular(error) else ''}{LEVELS if 'used as indices' in str(error) else ''}"
     )
 
 
