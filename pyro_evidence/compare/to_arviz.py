@@ -159,9 +159,7 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
         with own_random_numbers(), torch.no_grad():
             torch.manual_seed(seed)
             drawn = {} if known else Predictive(fit.guide, num_samples=num_samples)(*args, **kwargs)
-        found = (
-            {n: v.unsqueeze(0) for n, v in known.items()} if known else _in_chains(drawn)
-        )  # of a Predictive one chain
+        found = {n: v.unsqueeze(0) for n, v in known.items()} if known else _in_chains(drawn)  # draws are one chain
         return _of_draws(fit.model, found, {}, args, kwargs)
     if isinstance(fit, AxesPosterior):
         axes = fit._laplace

@@ -150,9 +150,7 @@ class LogJoints:
         places = u.expand(len(numbers), len(theta), -1).clone().requires_grad_()
         slope = pullback(self.f(places, theta, numbers).sum(), places, create_graph=True)
         each = ways[:, None, None].expand(-1, *places.shape)
-        (rises,) = passes_to(
-            slope, [places], each, len(each), False
-        )  # one by one: together each has a copy of the data
+        (rises,) = passes_to(slope, [places], each, len(each), False)  # together each has a copy of the data
         return torch.cat([-rises, slope.detach().unsqueeze(0)]).movedim(0, 2)
 
 

@@ -357,7 +357,7 @@ def test_a_model_is_copied_pickled_and_called_by_name(frame: Any) -> None:
         assert again.source == model.source and log_joint(again, data) == log_joint(model, data)
     by_name = dict(zip(inspect.signature(model).parameters, data, strict=True))
     assert log_joint(lambda: model(**by_name), ()) == log_joint(model, data)
-    with pytest.raises(TypeError, match="missing a required argument: 'g'"):
+    with pytest.raises(BadInput, match="missing a required argument: 'g'; expected X, g, num_g, Z_g, y"):
         model(data[0])
 
 

@@ -59,8 +59,9 @@ def test_a_row_that_does_not_arrive_is_left_out() -> None:
 def test_outer_values_are_solved_together(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(intercepts, *SMALL, nodes=5)
     theta, start = some_rows(problem)
-    expected = inner._one_by_one(problem, theta[:1], start[:1], [1], light=False, rough=False)[2]
+    prior = inner.log_priors(problem, theta)
+    expected = inner._one_by_one(problem, theta[:1], start[:1], [1], prior=prior, light=False, rough=False)[2]
     monkeypatch.setattr(inner, "_state", lambda *_: None)
-    found = inner._one_by_one(problem, theta, start, [1] * len(theta), light=False, rough=False)
+    found = inner._one_by_one(problem, theta, start, [1] * len(theta), prior=prior, light=False, rough=False)
     assert bool(found[2].isfinite().all())
     torch.testing.assert_close(found[2][:1], expected, rtol=0.0, atol=1e-7)
