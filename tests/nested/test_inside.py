@@ -16,6 +16,7 @@ from pyro_evidence.models.gmrf import RandomWalk
 from pyro_evidence.nested import inside
 from pyro_evidence.nested.inside import InsideCorrection, inside_correction
 from pyro_evidence.numerics import importance
+from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.precision.dense import Diagonal, precision_tril
@@ -304,10 +305,14 @@ def test_what_costs_too_much_is_left_to_laplace(monkeypatch: pytest.MonkeyPatch)
     assert "quadrature" in found.log_evidence_error.method or "nodes" in found.log_evidence_error.method
 
 
-def test_more_coordinates_than_quasi_random_numbers_have_are_left_to_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = again(walk)
+def test_coordinates_may_be_more_than_quasi_random_numbers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """21,201 is the most of torch's."""
+    by_sobol = inside_correction(again(walk)._inside_places)
     monkeypatch.setattr(torch.quasirandom.SobolEngine, "MAXDIM", 14)
-    assert inside_correction(found._inside_places) is None
+    monkeypatch.setattr(rules, "BATCH_NUMBERS", 0)
+    by_margins = inside_correction(again(walk)._inside_places)
+    assert by_sobol is not None and by_margins is not None
+    assert by_margins.gain == pytest.approx(by_sobol.gain, abs=4.0 * (by_sobol.error + by_margins.error))
 
 
 def test_a_density_that_is_zero_at_all_draws_leaves_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
