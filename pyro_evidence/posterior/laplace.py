@@ -379,7 +379,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         mean = math.nan if self._shifted is None else self._shifted.u
         shift = (mean if self._skewed is None else self._skewed.points.mean(0)) - u
         units = "the log evidence is the integral in the units of these sites, and no evidence to weigh models by"
-        return {
+        by = {} if self.mode else {"log_evidence_by": "nothing is integrated: the log likelihood of what was maximised"}
+        return by | {
             "status": self.status,
             "log_evidence": float(self.log_evidence),
             "log_evidence_per_step": list(self.log_evidences),

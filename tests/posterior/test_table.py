@@ -151,7 +151,7 @@ def test_a_table_can_be_kept_and_shown() -> None:
     assert "<table>" in page and "alpha" in page and "LaplacePosterior" in page
 
 
-def test_of_a_model_without_latents() -> None:
+def test_of_a_model_without_latents(capsys: pytest.CaptureFixture[str]) -> None:
     def params_alone(y: Tensor) -> None:
         pyro.sample("y", dist.Normal(pyro.param("mu", torch.tensor(0.0)), 1.0).expand([len(y)]).to_event(1), obs=y)
 
@@ -159,6 +159,7 @@ def test_of_a_model_without_latents() -> None:
     found = LaplaceEvidence(params_alone, stop=Stop(progress=False)).run(y)
     assert found.table().rows["mu"]["sd"] == pytest.approx(3.0**-0.5, rel=1e-6)
     found.summary()
+    assert "(nothing is integrated: the log likelihood of what was maximised)" in capsys.readouterr().out
     size = found.diagnostics()["effective_sample_size"]
     assert size == pytest.approx(FEWEST_WEIGHTED)  # all weights are one, at whatever price
 
