@@ -267,7 +267,10 @@ def _check_names(posteriors: Mapping[str, object], *others: Mapping[str, Any]) -
         )
     odd = {n: type(p).__name__ for n, p in posteriors.items() if not isinstance(p, Posterior)}
     if odd:
-        raise BadInput(f"{odd} have no density to check; expected posteriors as engine.run(...) returns them.")
+        raise BadInput(
+            f"{odd} have no density to check; expected posteriors of one model each, as engine.run(...) returns them. "
+            f"Of averages over structures subtract log_evidence, or compare posterior.member(0)."
+        )
     unknown = [n for names in others for n in names if n not in posteriors]
     if unknown:
         raise BadInput(f"{unknown} name no posterior; expected names among {list(posteriors)}.")

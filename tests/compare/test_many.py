@@ -9,7 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import RVM, BadInput, LaplaceEvidence, Start, Stop, bootstrap, explore, leave_one_group_out, run_many
+from pyro_evidence import (
+    RVM,
+    BadInput,
+    LaplaceEvidence,
+    Start,
+    Stop,
+    bootstrap,
+    compare_evidence,
+    explore,
+    leave_one_group_out,
+    run_many,
+)
 from pyro_evidence.compare.many import FAILED, rubin
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.kernels import Linear as LinearKernel
@@ -407,6 +418,9 @@ def test_structures_are_summed_in_each_of_many_fits() -> None:
     other = engine.run(X[3][group != 1], 0.2 * y[3][group != 1])
     assert float(log_densities[1]) == pytest.approx(float(alone.log_evidence - other.log_evidence), abs=1e-9)
     assert len(bootstrap(alone, 2)) == 2 and float(without.posterior(0).inclusion("keep")) < 1.0
+    with pytest.raises(BadInput, match=r"subtract log_evidence, or compare posterior\.member\(0\)"):
+        compare_evidence(a=alone, b=other)
+    assert compare_evidence(a=alone.member(0), b=alone.member(1)).rows[0].log_evidence > -torch.inf
 
 
 def test_structures_with_models_of_their_own_are_not_refitted() -> None:
