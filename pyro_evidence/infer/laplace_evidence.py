@@ -196,19 +196,20 @@ class LaplaceEvidence(Resumable):
         """
         automatic = self.marginalise is None and self.start.tour != 0
         fit, found = self._attempt(args, kwargs, None if automatic else False)
-        if fit._has_all_modes:
-            if isinstance(found, Exception) or not (found._trusts_weights or found.has_unlike_modes):
-                other, nested = self._attempt(args, kwargs, False)
-                if isinstance(found, Exception) or not isinstance(nested, Exception):
-                    fit, found = other, nested
-        elif (others := fit._share_of_others(found)) > LEAST_SHARE or fit._may_have_more_modes(found, automatic):
-            other, whole = self._attempt(args, kwargs, True) if automatic else (None, found)
+        is_whole = fit._has_all_modes
+        if is_whole and (isinstance(found, Exception) or not (found._trusts_weights or found.has_unlike_modes)):
+            other, nested = self._attempt(args, kwargs, False)
+            if isinstance(found, Exception) or not isinstance(nested, Exception):
+                fit, found = other, nested
+        others = fit._share_of_others(found)
+        if not is_whole and (fit._may_have_more_modes(found, automatic) or (automatic and others > LEAST_SHARE)):
+            other, whole = self._attempt(args, kwargs, True)
             if getattr(whole, "states", ())[1:] and whole._trusts_weights:
-                fit, found = other, whole
-            elif others > LEAST_SHARE and not (found._mirrors or fit._has_labels(found.state)):  # which are counted
-                noted = replace(found, failures=(*found.failures, OTHERS.format(others)))
-                fit._integrated = {k: noted if one is found else one for k, one in fit._integrated.items()}
-                found = noted
+                fit, found, others = other, whole, 0.0
+        if others > LEAST_SHARE and not (found._mirrors or fit._has_labels(found.state)):  # which are counted
+            noted = replace(found, failures=(*found.failures, OTHERS.format(others)))
+            fit._integrated = {k: noted if one is found else one for k, one in fit._integrated.items()}
+            found = noted
         vars(self).update(vars(fit))
         if isinstance(found, Exception):
             raise found

@@ -366,7 +366,7 @@ def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange |
     try:
         reached = search_modes(problem, starts, theta, cold=True, to_the_end=False)  # scales may run to zero for ever
         if exchange is not None:
-            reached = search_modes(problem, exchange.in_order(reached.u), theta, cold=False)
+            reached = search_modes(problem, exchange.in_order(reached.u), theta, cold=False, to_the_end=False)
     except ArithmeticError:
         return found
     for row, end in enumerate(zip(reached.u.unsqueeze(1), reached.log_joint, strict=True)):
