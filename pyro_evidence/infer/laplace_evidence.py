@@ -202,14 +202,13 @@ class LaplaceEvidence(Resumable):
             if isinstance(found, Exception) or not isinstance(nested, Exception):
                 fit, found = other, nested
         others = fit._share_of_others(found)
-        if not is_whole and (fit._may_have_more_modes(found, automatic) or (automatic and others > LEAST_SHARE)):
+        together = automatic and others > LEAST_SHARE and can_tour(found.state)
+        if not is_whole and (together or fit._may_have_more_modes(found, automatic)):
             other, whole = self._attempt(args, kwargs, True)
             if getattr(whole, "states", ())[1:] and whole._trusts_weights:
                 fit, found, others = other, whole, 0.0
         if others > LEAST_SHARE and not (found._mirrors or fit._has_labels(found.state)):  # which are counted
-            noted = replace(found, failures=(*found.failures, OTHERS.format(others)))
-            fit._integrated = {k: noted if one is found else one for k, one in fit._integrated.items()}
-            found = noted
+            vars(found)["failures"] = (*found.failures, OTHERS.format(others))  # what it has computed is kept
         vars(self).update(vars(fit))
         if isinstance(found, Exception):
             raise found
@@ -239,12 +238,15 @@ class LaplaceEvidence(Resumable):
         return automatic and (self._has_labels(found.state) or doubtful)
 
     def _share_of_others(self, found: LaplacePosterior | Exception) -> float:
-        """Share of the mass inside, by Laplace, of modes but the highest, given the marginalised sites at their own."""
-        state = without_repeats(self._fits)[0].state.laplace if self._fits else None
-        outside = isinstance(found, Exception) or self._full is None or self._in_blocks or self.start.tour == 0
-        if outside or state is None or not can_tour(state):
+        """Share of the mass inside, by Laplace, of modes but the highest, given the marginalised sites at their own.
+
+        Those of a tour, where one can be paid for; else those that restarts have reached.
+        """
+        if isinstance(found, Exception) or self._full is None or self._in_blocks or self.start.tour == 0:
             return 0.0
-        modes, _ = tour(state, self.start.tour, seed_of(self.start.seed))
+        modes = tuple(fit.state.laplace for fit in without_repeats(self._fits))
+        if can_tour(modes[0]):
+            modes, _ = tour(modes[0], self.start.tour, seed_of(self.start.seed))
         heights = torch.stack([mode.log_evidence for mode in modes])
         return 1.0 - float(heights.log_softmax(0).max().exp())
 

@@ -14,6 +14,7 @@ from pyro.infer import Predictive
 from torch import Tensor
 
 from pyro_evidence import BadInput, ImportancePosterior, LaplaceEvidence, Start, Stop, importance_sampling
+from pyro_evidence.infer import laplace_evidence
 from pyro_evidence.laplace import tour
 from pyro_evidence.laplace.restarts import has_one_mode
 from pyro_evidence.nested import inside
@@ -612,3 +613,9 @@ def test_modes_inside_that_are_not_counted_are_said() -> None:
     (said,) = posterior.diagnostics()["failed_restarts"]
     assert "there are other modes, which hold 0." in said
     assert not fitted(wave, NOISY.double(), start=Start(tour=0), marginalise=["s"]).failures
+
+
+def test_modes_that_restarts_have_reached_are_said_where_a_tour_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laplace_evidence, "can_tour", lambda state: False)
+    (said,) = fitted(wave, NOISY.double()).failures
+    assert "there are other modes, which hold 0." in said
