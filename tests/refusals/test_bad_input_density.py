@@ -1,6 +1,7 @@
 """One error message for each way in which a model or its data make no density: what, expected, where, what to do."""
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pyro
@@ -310,6 +311,17 @@ class Dropout(PyroModule):
 @pytest.mark.parametrize("make", [lambda: noisy, lambda: unnamed, Dropout])
 def test_a_density_that_is_random(make: Callable[[], Callable[..., None]]) -> None:
     says(refused(UnsupportedModel, make(), T), "not a fixed function", "unnamed sampling", "dropout")
+
+
+def test_rounding_that_depends_on_the_place_in_memory_is_no_random_number() -> None:
+    runs = count()
+
+    def model(t: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("t", dist.Normal(w.double(), 0.01 + 1e-16 * next(runs)).expand([4]).to_event(1), obs=t)
+
+    densities = {float(LogJoint(model, (T.double(),)).log_joint(torch.ones(1), torch.zeros(0))) for _ in range(9)}
+    assert len(densities) > 1  # they differ in their last digits
 
 
 @pytest.mark.parametrize("how", [{"subsample_size": 3}, {"subsample": torch.arange(3)}])
