@@ -494,21 +494,29 @@ def covariance_sizes(joint: LogJoint, trace: Trace) -> list[int]:
 
 def gaussian_site(node: Node, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, precision and whether it is known, as in :func:`gaussian_prior`, of one site."""
-    value, parts = node["value"], unwrapped(node["fn"])
-    plain = is_plain(node) and value.numel() == size
-    if plain and is_like(parts.base, Normal, value.shape):
-        pair = parts.base.loc.expand_as(value), parts.base.scale.expand_as(value).pow(-2)
-        return pair[0].reshape(-1), pair[1].reshape(-1), torch.ones(size, dtype=torch.bool, device=value.device)
-    if plain and is_like(parts.base, MultivariateNormal, value.shape[:-1]):
-        tril = parts.base.scale_tril  # diagonal where the precision is
-        diagonal = tril.diagonal(dim1=-2, dim2=-1)
-        most = torch.finfo(tril.dtype).eps * diagonal.detach().abs().amax(-1)
-        separate = bool((tril.detach().tril(-1).abs().amax((-2, -1)) <= most).all())
-        known = torch.full((size,), separate, device=value.device)
-        precision = diagonal.pow(-2) if separate else torch.ones_like(diagonal)  # no derivative of a dense factor's
-        return parts.base.loc.expand_as(value).reshape(-1), precision.expand_as(value).reshape(-1), known
+    value, base = node["value"], unwrapped(node["fn"]).base
     zeros = torch.zeros(size, dtype=value.dtype, device=value.device)
-    return zeros, zeros + 1.0, zeros.bool()
+    if not normal_width(node, size):
+        return zeros, zeros + 1.0, zeros.bool()
+    loc = base.loc.expand_as(value).reshape(-1)
+    if isinstance(base, Normal):
+        return loc, base.scale.expand_as(value).pow(-2).reshape(-1), ~zeros.bool()
+    tril = base.scale_tril  # diagonal where the precision is
+    diagonal = tril.diagonal(dim1=-2, dim2=-1)
+    most = torch.finfo(tril.dtype).eps * diagonal.detach().abs().amax(-1)
+    separate = bool((tril.detach().tril(-1).abs().amax((-2, -1)) <= most).all())
+    precision = diagonal.pow(-2) if separate else torch.ones_like(diagonal)  # no derivative of a dense factor's
+    return loc, precision.expand_as(value).reshape(-1), zeros.bool() | separate
+
+
+def normal_width(node: Node, size: int) -> int:
+    """Number of elements that each normal density of a site ties together; 0 for a site of another kind."""
+    shape, base = node["value"].shape, unwrapped(node["fn"]).base
+    if not is_plain(node) or shape.numel() != size:
+        return 0
+    if is_like(base, Normal, shape):
+        return 1
+    return shape[-1] if is_like(base, MultivariateNormal, shape[:-1]) else 0
 
 
 def is_like(base: Any, family: Any, shape: torch.Size) -> bool:

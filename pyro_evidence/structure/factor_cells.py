@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import Normal
+from torch.distributions import MultivariateNormal
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -148,7 +148,11 @@ class Member:
         return flat if self.rows is None else flat[self.rows]
 
     def elements(self, node: Any) -> Tensor:
-        """The precisions of a field's factors, or of independent normals, in their coordinates, ``(F, k, k)``."""
+        """The precisions of a field's factors, or of normals, in their coordinates, ``(F, k, k)``."""
+        base = predictors.unwrapped(node["fn"]).base
+        if isinstance(base, MultivariateNormal):
+            k = base.event_shape.numel()
+            return base.precision_matrix.expand(*node["value"].shape, k).reshape(-1, k, k).double()
         if not hasattr(node["fn"], "elements"):
             return predictors.gaussian_site(node, node["value"].numel())[1].double().reshape(-1, 1, 1)
         own: Tensor = node["fn"].elements.flatten(0, -3) * node["scale"]
@@ -159,7 +163,7 @@ class Member:
 class FactorFamily:
     """Factors that depend on ``k`` coordinates each.
 
-    :ivar closed: whether second derivatives have a closed form, as those of Gaussian fields and independent normals.
+    :ivar closed: whether second derivatives have a closed form, as those of Gaussian fields and normals.
     """
 
     members: tuple[Member, ...]
@@ -210,7 +214,7 @@ FieldValues = tuple[Tensor, Tensor | None]  # coordinates (F, k) of each factor,
 def field_values(
     joint: LogJoint, trace: Any, designed: Callable[[str, Tensor], FieldValues | None] = lambda *_: None
 ) -> dict[str, FieldValues]:
-    """By latent field that says its precision, and site of independent normals: coordinates of its factors' values.
+    """By latent field that says its precision, and site of normals: coordinates of its factors' values.
 
     :param designed: what is known of the values ``(F, v)`` of a site that are not its coordinates.
     """
@@ -218,10 +222,10 @@ def field_values(
     for part in joint.latents:
         node = trace.nodes[part.name]
         fn, scale, plain = node["fn"], node["scale"], is_identity(part.transform)
-        if plain and not joint.discrete and isinstance(predictors.unwrapped(fn).base, Normal):
-            if bool(predictors.gaussian_site(node, part.size)[2].all()):
-                first = joint.latents.slices[part.name].start
-                found[part.name] = torch.arange(first, first + part.size, device=joint.device).unsqueeze(-1), None
+        if plain and not joint.discrete and (width := predictors.normal_width(node, part.size)):
+            first = joint.latents.slices[part.name].start
+            index = torch.arange(first, first + part.size, device=joint.device)
+            found[part.name] = index.reshape(-1, width), None
         elif not hasattr(fn, "element_index") or not is_affine(part.transform) or node["mask"] is not None:
             continue
         elif not joint.discrete and not isinstance(scale, Tensor):

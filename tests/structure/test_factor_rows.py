@@ -47,6 +47,19 @@ def groups(y: Tensor) -> None:
         pyro.sample("y", dist.Poisson(a.exp()), obs=y)
 
 
+def effects(y: Tensor) -> None:
+    """Correlated effects of groups, and three weights whose covariance is given."""
+    scale = pyro.sample("scale", dist.HalfNormal(torch.ones(2).double()).to_event(1))
+    ties = pyro.sample("ties", dist.LKJCholesky(2, torch.tensor(2.0).double()))
+    given = torch.eye(3).double() + 0.5
+    w = pyro.sample("w", dist.MultivariateNormal(torch.ones(3).double(), precision_matrix=given))
+    with pyro.plate("groups", 125):
+        u = pyro.sample("u", dist.MultivariateNormal(torch.zeros(2).double(), scale_tril=scale.unsqueeze(-1) * ties))
+    number, x = torch.arange(NUM) % 125, torch.linspace(-1.0, 1.0, NUM).double()
+    with pyro.plate("data", NUM):
+        pyro.sample("y", dist.Poisson((w[0] + w[1] * x + w[2] * x**2 + u[number, 0] + u[number, 1] * x).exp()), obs=y)
+
+
 def data() -> Tensor:
     torch.manual_seed(0)
     return torch.randint(0, 5, (NUM,)).double()
@@ -62,7 +75,10 @@ def dense(joint: MarginalisedJoint, theta: Tensor, u: Tensor) -> float:
     return float(found + joint.log_hyperprior(theta))
 
 
-@pytest.mark.parametrize(("model", "outside"), [(counts, ["scale"]), (noisy, ["scale", "shift"]), (groups, ["scale"])])
+@pytest.mark.parametrize(
+    ("model", "outside"),
+    [(counts, ["scale"]), (noisy, ["scale", "shift"]), (groups, ["scale"]), (effects, ["scale", "ties"])],
+)
 def test_log_evidence_of_rows_is_that_of_dense_matrices(
     model: Any, outside: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,12 +118,16 @@ def series(y: Tensor) -> None:
         pyro.sample("y", dist.Normal(x + season + w[0] + w[1] * torch.arange(NUM).double() / NUM, 1.0), obs=y)
 
 
-def test_precisions_that_fields_say_are_the_second_derivatives() -> None:  # oracles: products with the true Hessian
-    joint = MarginalisedJoint(series, (data(),), marginalise=["scale", "partial"])
+@pytest.mark.parametrize(
+    ("model", "outside", "num"), [(series, ["scale", "partial"], 3), (effects, ["scale", "ties"], 2)]
+)
+def test_precisions_that_fields_say_are_the_second_derivatives(model: Any, outside: list[str], num: int) -> None:
+    """Oracles: products with the true Hessian, differences."""
+    joint = MarginalisedJoint(model, (data(),), marginalise=outside)
     problem = laplace_problem(joint, None)
     assert problem.factors is not None
     density, theta = problem.factors.density, joint.initial_theta + 0.3
-    assert len(density.families) == 3 and all(family.closed for family in density.families)
+    assert len(density.families) == num and all(family.closed for family in density.families)
     gap = density.certificate(joint.initial_u, theta, density.elements(joint.initial_u, theta))
     assert float(gap.max()) < 1e-12
     exact, step = slope(laplace_state(problem, theta, joint.initial_u)).total, 1e-4 * torch.eye(3).double()
