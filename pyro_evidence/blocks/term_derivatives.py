@@ -36,7 +36,7 @@ class Family:
     """Some terms of a density that are differentiated together.
 
     :ivar parts: name, positions in it (None for all), and coordinates ``(F, k)``.
-    :ivar slot: how they see the latents, where that is one predictor each.
+    :ivar slot: how they see the latents, where that is one affine predictor each.
     """
 
     density: BlockDensity
@@ -111,11 +111,10 @@ class Family:
         padded = torch.nn.functional.pad(own, (0, 1))
         return [padded[:, place] for place in self.density.partition.members[self.owner].unbind(-1)]
 
-    @cached_property
+    @property
     def is_affine(self) -> bool:
         """Whether predictors are affine in the coordinates of blocks: from a point without pattern, near and far."""
-        if self.slot is None:
-            return False
+        assert self.slot is not None
         p, joint = self.density.partition, self.density.joint
         base, away = 0.5 * generic_directions(2, p.size, joint.initial_u)
         moves = torch.stack([away, -2.0 * away, FAR * away, -FAR * away])[:, p.own]
@@ -145,7 +144,7 @@ class Family:
 
         At rows ``(Q, D)``; affine ones at the first row, and what steps of one in the coordinates of blocks add.
         """
-        if not self.is_affine:
+        if self.slot is None:
             return [(x,) for x in self._derivatives(u, theta, create_graph)]
         own = torch.zeros_like(u[0], dtype=torch.bool).index_fill(0, self.density.partition.own, True)
         with torch.enable_grad():
@@ -197,8 +196,8 @@ def families(density: BlockDensity) -> list[Family]:
         if density.names is None or any(part.split(", ")[0] in density.names for part in name.split("+")):
             parts = tuple((name, rows, index) for rows, index in by_width(table))
             alone = name in slots and len(parts) == 1 and parts[0][1] is None and _is_all(density, slots[name])
-            if alone:
-                density.families.append(Family(density, parts, slots[name]))
+            if alone and (family := Family(density, parts, slots[name])).is_affine:
+                density.families.append(family)
             else:
                 rest += parts
     if rest:
@@ -256,18 +255,18 @@ class _Sums(NamedTuple):
 class _Evaluated:
     """A family at one setting of the hyperparameters and of what blocks share.
 
-    :ivar orders: derivatives of the likelihood in its predictors; None: terms are differentiated as they stand.
-    :ivar tables: of affine predictors; None for others, whose tables are those of each node.
+    :ivar orders: derivatives of the likelihood in affine predictors; None: terms are differentiated as they stand.
+    :ivar tables: of affine predictors; none for others, whose tables are those of each node.
     """
 
     family: Family
-    orders: Orders | None
-    tables: list[Table] | None
+    orders: Orders | None = None
+    tables: Sequence[Table] = ()
 
     @property
     def parts(self) -> list[Tensor]:
         """What tables are made of."""
-        return [x for table in self.tables or () for x in table if x is not None]
+        return [x for table in self.tables for x in table if x is not None]
 
 
 @dataclass(frozen=True)
@@ -298,10 +297,12 @@ class Evaluated:
     def _made(cls, density: BlockDensity, u: Tensor, theta: Tensor, create_graph: bool) -> "Evaluated":
         joint, found = density.joint, list[_Evaluated]()
         for family in families(density):
-            slot, affine = family.slot, family.is_affine
+            if family.slot is None:
+                found.append(_Evaluated(family))
+                continue
             with torch.set_grad_enabled(create_graph):
-                orders = None if slot is None else slot.orders(joint.trace(joint.initial_u, theta), joint.dtype)
-            found.append(_Evaluated(family, orders, family.tables(u, theta, create_graph) if affine else None))
+                orders = family.slot.orders(joint.trace(joint.initial_u, theta), joint.dtype)
+            found.append(_Evaluated(family, orders, family.tables(u, theta, create_graph)))
         return cls(u, theta, found)
 
 
@@ -351,10 +352,10 @@ def _summed(
 def _moments(first: Tensor, second: Tensor | None, moves: Sequence[Tensor]) -> list[Tensor]:
     """Sums over nodes of ``first`` ``(Q, F)``, then of it times moves, of ``second``, and of it times two of these.
 
-    Where there are no moves, what is given: each node has a table of its own.
+    Where there is no second, what is given: each node has a table of its own.
     """
-    if not moves or second is None:
-        return [first] if second is None else [first, second]
+    if second is None:
+        return [first]
     found = [first.sum(0), *((first * move).sum(0) for move in moves)]
     by = [second, *(second * move for move in moves)]
     found += [x.sum(0) for x in by]

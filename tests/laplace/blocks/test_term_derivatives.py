@@ -30,7 +30,8 @@ def asked(kind: str) -> Tensor:
 def answers(y: Tensor, kind: str) -> None:
     """Two parameters to an item; skewed: persons' priors depend on a latent that all share, and each has a second.
 
-    Curved: predictors are not affine in persons, and the likelihood is one without closed derivatives.
+    Curved: predictors are not affine in persons, and the likelihood is one without closed derivatives.  Guessed: a
+    fifth of the answers is right by chance.
     """
     skewed = kind == "skewed"
     mean = pyro.param("mean", T(0.2).double())
@@ -46,6 +47,8 @@ def answers(y: Tensor, kind: str) -> None:
     with pyro.plate("p", PERSONS, dim=-2), pyro.plate("i", y.shape[1], dim=-1):
         if kind == "curved":
             pyro.sample("y", dist.NegativeBinomial(3.0, logits=logits + 0.02 * ability.square()), obs=y)
+        elif kind == "guessed":
+            pyro.sample("y", dist.Bernoulli(0.2 + 0.8 * logits.sigmoid()), obs=y)
         else:
             pyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
@@ -87,7 +90,8 @@ def test_derivatives_along_the_path_are_those_of_differences(kind: str, monkeypa
     def value(moved: Tensor) -> Tensor:
         return integrals(terms, replace(nodes, rows=nodes.rows + along.away(moved)), moved).sum()
 
-    assert [family.is_affine for family in families(marginal.density)] == [kind != "curved", False]
+    affine = [family.slot is not None for family in families(marginal.density)]
+    assert affine == ([False] if kind == "curved" else [True, False])
     found = with_derivatives(terms, nodes, w, along)
     torch.testing.assert_close(found.slope, torch.autograd.functional.jacobian(value, w), rtol=1e-9, atol=1e-9)
     h, steps = 1e-3, torch.eye(len(w), dtype=torch.float64)
@@ -101,6 +105,24 @@ def test_derivatives_along_the_path_are_those_of_differences(kind: str, monkeypa
     torch.testing.assert_close(found.curvature, expected, rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(batched, "BATCH_BYTES", 1)
     torch.testing.assert_close(with_derivatives(terms, nodes, w, along).curvature, found.curvature)
+
+
+def test_nodes_where_a_probability_is_one_by_rounding_have_derivatives() -> None:
+    """Oracle: autograd of the integrals."""
+    problem, marginal, u = set_up("guessed", 5)
+    p, terms, w = marginal.partition, marginal.density.terms(problem.joint.initial_theta), u[marginal.partition.shared]
+    modes = blocks.block_modes(terms, u[p.own], w, 1e-12)
+    nodes = blocks.placed(p, modes.own, modes.tril, marginal.num)
+    nodes = replace(nodes, rows=100.0 * nodes.rows)
+    along = blocks.path(p, modes.tril, blocks.beside(terms, modes.own, w), w)
+
+    def value(moved: Tensor) -> Tensor:
+        return integrals(terms, replace(nodes, rows=nodes.rows + along.away(moved)), moved).sum()
+
+    found, slope = with_derivatives(terms, nodes, w, along), torch.autograd.functional.jacobian(value, w)
+    torch.testing.assert_close(found.slope, slope, rtol=1e-9, atol=1e-9)
+    expected = -torch.autograd.functional.hessian(value, w)
+    torch.testing.assert_close(found.curvature, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), SKEWED, "curved"])
