@@ -188,15 +188,15 @@ class BlockPlan(Plan):
         :raises NotPositiveDefinite: naming a coordinate of the block that is not positive definite.
         :raises TooLarge: when the factors do not fit into memory.
         """
-        return self.factorise_rows([elements], label).row(0)
+        return self.factorise_rows(tuple(own.unsqueeze(0) for own in elements), label).row(0)
 
-    def factorise_rows(self, elements: Sequence[Elements], label: Label) -> "BlockPrecision":
+    def factorise_rows(self, elements: Elements, label: Label) -> "BlockPrecision":
         """Those of several matrices at a time, level by level."""
-        device, num = self.order.rest.device, len(elements)
+        device, num = self.order.rest.device, len(elements[0])
         require_memory(num * self.num_bytes, f"The precision of {self.size:,} coordinates in blocks", device)
         flat = torch.zeros(num, self.places.total, dtype=torch.float64, device=device)
-        for family, own in zip(self.families, zip(*elements, strict=True), strict=True):
-            family.scatter(flat, torch.stack(own))
+        for family, own in zip(self.families, elements, strict=True):
+            family.scatter(flat, own)
         factors = tuple(self._eliminate(step, flat, label) for step in self.steps)
         rest = self.remainder(flat)
         tril = cholesky(

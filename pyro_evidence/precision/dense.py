@@ -1,6 +1,6 @@
 """A posterior precision, dense or diagonal, factorised once, or a batch ``(R,)`` of them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -323,9 +323,9 @@ class Plan(Protocol):
         :raises NotPositiveDefinite: naming a coordinate where the precision is not positive.
         """
 
-    def factorise_rows(self, elements: Sequence[Elements], label: Label) -> Precision:
-        """The numerical half for several matrices."""
-        return Separate(tuple(self.factorise(each, label) for each in elements))
+    def factorise_rows(self, elements: Elements, label: Label) -> Precision:
+        """The numerical half for several matrices, per family ``(R, F, k, k)``."""
+        return Separate(tuple(self.factorise(each, label) for each in zip(*elements, strict=True)))
 
 
 @dataclass(frozen=True)

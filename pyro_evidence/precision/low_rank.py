@@ -5,7 +5,6 @@ With ``x = (u, z)``, ``z = B u + c``, and ``K`` minus the second derivatives in 
 ``A = L (I + Q (G - I) Q') L'``, ``G = I + R C R'`` (the matrix determinant lemma; Golub and Van Loan, 2013, 2.1.4).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,15 +57,14 @@ class LowRankPlan(Plan):
 
         :raises NotPositiveDefinite: naming a coordinate.
         """
-        return self._together([elements], label).row(0)
+        return self._together(tuple(own.unsqueeze(0) for own in elements), label).row(0)
 
-    def factorise_rows(self, elements: Sequence[Elements], label: Label) -> Precision:
+    def factorise_rows(self, elements: Elements, label: Label) -> Precision:
         """Those of several matrices at a time, where the sparse part is eliminated in blocks."""
         blocks = isinstance(self.inner, BlockPlan)
         return self._together(elements, label) if blocks else super().factorise_rows(elements, label)
 
-    def _together(self, elements: Sequence[Elements], label: Label) -> "LowRank":
-        families = [torch.stack(own) for own in zip(*elements, strict=True)]
+    def _together(self, families: Elements, label: Label) -> "LowRank":
         num = len(self.B)
         border = self.B.new_zeros(len(families[0]), (self.size + num) * num)
         for family, (entry, place) in zip(families, self._meets, strict=True):
@@ -75,7 +73,8 @@ class LowRankPlan(Plan):
         eye = torch.eye(K_zz.shape[-1]).to(K_zz).expand_as(K_zz)
         C = torch.cat([torch.cat([torch.zeros_like(eye), eye], -1), torch.cat([eye, K_zz], -1)], -2)
         U = torch.cat([K_uz, self.B.mT.expand(len(K_uz), -1, -1)], -1)
-        own = [family * inside for family, inside in zip(families, self._inside, strict=True)]
+        pairs = zip(families, self._inside, strict=True)
+        own = tuple(family if bool(inside.all()) else family * inside for family, inside in pairs)
         try:
             found = LowRank(self, self._inner_rows(own, label), U, C, label)
         except NotPositiveDefinite:
@@ -83,11 +82,11 @@ class LowRankPlan(Plan):
         assert len(found.G)  # whether it is positive definite shows here
         return found
 
-    def _inner_rows(self, families: Sequence[Tensor], label: Label) -> Precision:
-        rows = list(zip(*families, strict=True))
-        return self.inner.factorise(rows[0], label) if len(rows) == 1 else self.inner.factorise_rows(rows, label)
+    def _inner_rows(self, families: Elements, label: Label) -> Precision:
+        whole = self.inner.factorise_rows(families, label)
+        return whole.row(0) if len(families[0]) == 1 else whole
 
-    def _held(self, own: Sequence[Tensor], U: Tensor, C: Tensor, label: Label) -> "LowRank":
+    def _held(self, own: Elements, U: Tensor, C: Tensor, label: Label) -> "LowRank":
         """With one coordinate of each sum held, and let go again in the border: a field that its sum alone pins."""
         chosen, num = self.B.abs().argmax(-1), len(self.B)
         amount = max(float(own[0].abs().median()), 1.0)
@@ -97,7 +96,7 @@ class LowRankPlan(Plan):
         more = (-amount * torch.eye(num).to(C)).expand(len(C), num, num)
         C = torch.stack([torch.block_diag(*pair) for pair in zip(C, more, strict=True)])
         U = torch.cat([U, units.expand(len(U), -1, -1)], -1)
-        return LowRank(self, self._inner_rows([held, *own[1:]], label), U, C, label)
+        return LowRank(self, self._inner_rows((held, *own[1:]), label), U, C, label)
 
     @cached_property
     def _inside(self) -> list[Tensor]:

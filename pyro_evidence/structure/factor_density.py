@@ -42,10 +42,10 @@ class Second:
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
         """The pairs of colours that meet in some factor."""
-        num = self.num_colours
-        keys = [(c.unsqueeze(-1) * num + c.unsqueeze(-2)).reshape(-1).unique() for c in self._own]
-        every = torch.cat(keys).unique().tolist() if keys else []
-        return [(k // num, k % num) for k in every if k // num <= k % num]
+        meet = torch.zeros(self.num_colours, self.num_colours, dtype=torch.bool, device=self.colours.device)
+        for c in self._own:
+            meet[c.unsqueeze(-1), c.unsqueeze(-2)] = True
+        return [(a, b) for a, b in meet.nonzero().tolist() if a <= b]
 
     @cached_property
     def _own(self) -> list[Tensor]:
@@ -235,21 +235,25 @@ class Structured(AutogradDensity):
         curvatures = [] if self.linear is None else self.linear.curvatures(u.unsqueeze(0), theta)
         with torch.no_grad():
             prior = None if self.linear is None else self.linear.parts(theta).prior
-            diagonal = u.new_zeros(self.size)
+            diagonal = u.new_zeros(1, self.size)
             if prior is not None:
-                diagonal[: len(u)] = prior[1].detach()
-            joined = [part.rows.elements(B[0]) for part, B in zip(self.parts, curvatures, strict=True)]
-            return self.laid_out(diagonal, joined, self._factors(u, theta))
+                diagonal[0, : len(u)] = prior[1].detach()
+            joined = [part.rows.elements(B) for part, B in zip(self.parts, curvatures, strict=True)]
+            factors = [own.unsqueeze(0) for own in self._factors(u, theta)]
+            return tuple(own[0] for own in self.laid_out(diagonal, joined, factors))
 
     def laid_out(self, diagonal: Tensor, joined: Sequence[Tensor], factors: Sequence[Tensor]) -> Elements:
-        """In the layout of the pattern: factors of one coordinate are added to the diagonal."""
+        """In the layout of the pattern, ``(R, F, k, k)``: factors of one coordinate are added to the diagonal.
+
+        :param diagonal: ``(R, D)``.
+        """
         several = []
         for family, element in zip((*self.families, *self.wide), factors, strict=True):
             if family.index.shape[-1] == 1:
-                diagonal = diagonal.index_add(0, family.index.squeeze(-1), element.reshape(-1))
+                diagonal = diagonal.scatter_add(1, family.index.mT.expand(len(diagonal), -1), element.flatten(1))
             else:
                 several.append(element)
-        return (diagonal.reshape(-1, 1, 1), *joined, *several)
+        return (diagonal[..., None, None], *joined, *several)
 
     @property
     def takes_rows(self) -> bool:

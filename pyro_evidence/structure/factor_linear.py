@@ -65,15 +65,16 @@ class SparseRows:
         return self._unique[0]
 
     def elements(self, B: Tensor) -> Tensor:
-        """``sum J_n' B_n J_n`` over the data that see the same coordinates, ``(F, k, k)``.
+        """``sum J_n' B_n J_n`` over the data that see the same coordinates, ``(R, F, k, k)``.
 
-        :param B: ``(N, C, C)``.
+        :param B: ``(R, N, C, C)``.
         """
         index, owner = self._unique
-        total = self.value.new_zeros(*index.shape, index.shape[-1], dtype=torch.float64)
+        total = self.value.new_zeros(len(B), *index.shape, index.shape[-1], dtype=torch.float64)
         for rows in self._chunks():
             J = self.value[rows]
-            total.index_add_(0, owner[rows], (J.mT @ (B[rows] @ J)).double())
+            for sums, own in zip(total, B[:, rows], strict=True):
+                sums.index_add_(0, owner[rows], (J.mT @ (own @ J)).double())
         return total
 
     def sandwiched(self, weights: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """Mode, evidence and exact slope where the curvature is a sum of small matrices: Newton with a factor of its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -116,9 +115,8 @@ class StructuredProblem:
         density, limits, rows = self.density, replace(limits, num_steps=SOON, watch=no_callback), None
         if density.linear is None:
 
-            def elements_at(u: Tensor, rows: Tensor) -> list[Elements]:
-                found, zeros = density.factors_of_rows(u, theta[rows]), u.new_zeros(density.size)
-                return [density.laid_out(zeros, (), own) for own in zip(*found, strict=True)]
+            def elements_at(u: Tensor, rows: Tensor) -> Elements:
+                return density.laid_out(u.new_zeros(len(u), density.size), (), density.factors_of_rows(u, theta[rows]))
 
             gradient = newton.gradient_of(density, theta)
             found = self._search(gradient, elements_at, u.detach(), limits, shifted=False)
@@ -144,8 +142,8 @@ class StructuredProblem:
 
     def _again(self, rows: "PredictorRows", row: int, u: Tensor) -> Precision:
         with torch.enable_grad():  # whoever asks for draws may have switched it off
-            elements = rows.elements(u, torch.tensor([row]))[0]
-        return self.density.plan.factorise(elements, self.label)
+            elements = rows.elements(u, torch.tensor([row]))
+        return self.density.plan.factorise(tuple(own[0] for own in elements), self.label)
 
     def _mode(self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool) -> newton.Mode:
         """The mode that one start ``(D,)`` leads to."""
@@ -164,14 +162,16 @@ class StructuredProblem:
     def _climb(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, shifted: bool = True) -> newton.Mode:
         """Newton from one start ``(D,)``; the curvature of a point is made of what its gradient has computed."""
         gradient = newton.gradient_of(self.value, theta)
-        return self._search(
-            gradient, lambda v, rows: [self.elements(v[0], theta)], u.unsqueeze(0), limits, shifted=shifted
-        )
+
+        def elements_at(u: Tensor, _: Tensor) -> Elements:
+            return tuple(own.unsqueeze(0) for own in self.elements(u[0], theta))
+
+        return self._search(gradient, elements_at, u.unsqueeze(0), limits, shifted=shifted)
 
     def _search(
         self,
         gradient: newton.Gradient,
-        elements_at: Callable[[Tensor, Tensor], Sequence[Elements]],
+        elements_at: Callable[[Tensor, Tensor], Elements],
         u: Tensor,
         limits: newton.Limits,
         *,
@@ -184,11 +184,11 @@ class StructuredProblem:
             given up.
         """
         found: dict[int, Precision | NotPositiveDefinite] = {}
-        last: list[tuple[list[int], Sequence[Elements], Precision]] = []  # of the factors that were made together
+        last: list[tuple[list[int], Elements, Precision]] = []  # of the factors that were made together
 
-        def factors_of(names: list[int], every: Sequence[Elements]) -> Precision:
+        def factors_of(names: list[int], every: Elements) -> Precision:
             """The factors of some rows; those of before where the curvature is the same, as that of Gaussian data."""
-            if last and last[0][0] == names and all(map(torch.equal, chain(*last[0][1]), chain(*every))):
+            if last and last[0][0] == names and all(map(torch.equal, last[0][1], every)):
                 return last[0][2]
             whole = self.density.plan.factorise_rows(every, self.label)
             last[:] = [(names, every, whole)]
@@ -201,7 +201,7 @@ class StructuredProblem:
                 step, definite = factors_of(names, every).solve(slope), torch.ones_like(rows, dtype=torch.bool)
             except NotPositiveDefinite:  # some row is not: each by itself
                 step, definite = nothing.clone(), torch.zeros_like(rows, dtype=torch.bool)
-                for i, (name, elements) in enumerate(zip(names, every, strict=True)):
+                for i, (name, elements) in enumerate(zip(names, zip(*every, strict=True), strict=True)):
                     try:
                         found[name] = usable = self.density.plan.factorise(elements, self.label)
                         definite[i] = True
@@ -326,7 +326,8 @@ class PredictorRows:
         seen = torch.cat([away, away @ self.density.B.mT], -1)  # factors see sums too
         of_factors = torch.zeros_like(seen)
         for family, own in zip(self.density.families, self._factors, strict=True):
-            product = (own[rows] @ seen[:, family.index].unsqueeze(-1)).flatten(1)
+            here = own if len(rows) == len(own) else own[rows]
+            product = (here @ seen[:, family.index].unsqueeze(-1)).flatten(1)
             of_factors.index_add_(1, family.index.flatten(), product)
         moved = self._read[2][rows] * away + self.density.back(of_factors)  # the prior's precision times away
         value, slope = value + ((slope - 0.5 * moved) * away).sum(-1), slope - moved
@@ -334,11 +335,10 @@ class PredictorRows:
             value, slope = value + found.double(), slope + part.back(by_eta)
         return value, slope
 
-    def elements(self, u: Tensor, rows: Tensor) -> list[Elements]:
+    def elements(self, u: Tensor, rows: Tensor) -> Elements:
         """Minus the Hessians at points ``(r, D)`` of some rows."""
         blocks = [block().double() for *_, block in self._slopes(u, rows)]
         self._last.clear()  # its graph is used up
         alone = torch.nn.functional.pad(self._read[2][rows], (0, len(self.density.B)))
-        pairs = list(enumerate(rows.tolist()))
-        joined = [[p.rows.elements(B[i]) for p, B in zip(self.density.parts, blocks, strict=True)] for i, _ in pairs]
-        return [self.density.laid_out(alone[i], joined[i], [own[row] for own in self._factors]) for i, row in pairs]
+        joined = [part.rows.elements(B) for part, B in zip(self.density.parts, blocks, strict=True)]
+        return self.density.laid_out(alone, joined, [own[rows] for own in self._factors])

@@ -83,7 +83,8 @@ def test_equals_the_dense_inverse(pattern: Callable[[], Pattern], plan: Planner)
 def test_several_matrices_at_a_time_are_each_by_itself(pattern: Callable[[], Pattern], plan: Planner) -> None:
     _, _, whole, elements = case(pattern(), plan)
     made, several = plan(whole), [tuple(factor * e for e in elements) for factor in (1.0, 2.0, 5.0)]
-    batch, each = made.factorise_rows(several, named), [made.factorise(own, named) for own in several]
+    batch = made.factorise_rows(tuple(map(torch.stack, zip(*several, strict=True))), named)
+    each = [made.factorise(own, named) for own in several]
     rows = torch.randn(3, whole.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for found in (batch, together([batch.row(i) for i in range(3)])):  # type: ignore[misc]
         assert worst(found.log_det, torch.cat([A.log_det for A in each]).numpy()) < 1e-13
@@ -92,7 +93,7 @@ def test_several_matrices_at_a_time_are_each_by_itself(pattern: Callable[[], Pat
             assert worst(getattr(found, name)(rows), expected.numpy()) < 1e-12
     assert worst(batch.row(1).variance, each[1].variance.numpy()) < 1e-12
     with pytest.raises(NotPositiveDefinite):
-        made.factorise_rows([several[0], tuple(-e for e in elements)], named)
+        made.factorise_rows(tuple(torch.stack([e, -e]) for e in elements), named)
 
 
 @pytest.mark.parametrize("plan", PLANNERS)

@@ -41,7 +41,7 @@ def test_small_matrices_add_up_to_the_curvature_and_weigh_each_datum(kind: str) 
     root = torch.randn(N, C, C, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     B = root @ root.mT
     total = torch.zeros(D, D, dtype=torch.float64)
-    for index, element in zip(rows.distinct, rows.elements(B), strict=True):
+    for index, element in zip(rows.distinct, rows.elements(B.unsqueeze(0))[0], strict=True):
         total[index[:, None], index] += element
     torch.testing.assert_close(total, torch.einsum("nad,nab,nbe->de", J, B, J))
     inverse = torch.linalg.inv(total + torch.eye(D, dtype=torch.float64))

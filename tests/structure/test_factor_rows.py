@@ -140,7 +140,7 @@ def test_gaussian_data_take_one_factorisation_and_light_factors_are_made_again(m
     problem, made = laplace_problem(joint, None), []
     theta, start = joint.initial_theta + torch.tensor([[0.0], [0.2]]).double(), joint.initial_u.expand(2, -1)
     whole = BlockPlan.factorise_rows
-    monkeypatch.setattr(BlockPlan, "factorise_rows", lambda *args: made.append(len(args[1])) or whole(*args))
+    monkeypatch.setattr(BlockPlan, "factorise_rows", lambda *args: made.append(len(args[1][0])) or whole(*args))
     kept = solve_inner(problem, theta, start)
     assert made == [2]
     monkeypatch.setattr(batched, "BATCH_NUMBERS", 1)  # no room for two factors at a time
@@ -159,12 +159,30 @@ def test_heights_to_a_thousandth_of_a_nat_take_fewer_factorisations(monkeypatch:
     assert problem.factors is not None
     kind = type(problem.factors.density.plan)
     whole = kind.factorise_rows
-    monkeypatch.setattr(kind, "factorise_rows", lambda *args: made.append(len(args[1])) or whole(*args))
+    monkeypatch.setattr(kind, "factorise_rows", lambda *args: made.append(len(args[1][0])) or whole(*args))
     theta, start = torch.tensor([[-1.0], [0.5]]).double(), joint.initial_u.expand(2, -1)
     exact, num = solve_inner(problem, theta, start).log_density, sum(made)
     found = solve_inner(problem, theta, start, rough=True).log_density
     assert found.tolist() == pytest.approx(exact.tolist(), abs=1e-3)
     assert sum(made) < 2 * num
+
+
+def test_a_factor_serves_several_steps_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = MarginalisedJoint(counts, (data(),), marginalise=["scale"])
+    problem, made = laplace_problem(joint, None), list[int]()
+    assert problem.factors is not None
+    kind = type(problem.factors.density.plan)
+    whole = kind.factorise_rows
+    monkeypatch.setattr(kind, "factorise_rows", lambda *args: made.append(len(args[1][0])) or whole(*args))
+    theta, start = torch.tensor([[-1.0], [0.5]]).double(), joint.initial_u.expand(2, -1)
+    near = solve_inner(problem, theta - 0.3, start).u
+    made.clear()
+    found = solve_inner(problem, theta, near)
+    assert sum(made) == 2 * len(theta)  # Newton's steps alone take twice as many
+    for row in range(len(theta)):  # oracle: Newton on the Hessian by autograd
+        density, u = AutogradDensity(joint, None), found.u[row : row + 1]
+        slope, A = density.gradient(u, theta[row])[1][0], density.precision(u, theta[row])[0]
+        assert float(slope @ torch.linalg.solve(A, slope)) < 1e-18
 
 
 def test_rows_that_may_be_missing_are_searched_together_only(monkeypatch: pytest.MonkeyPatch) -> None:

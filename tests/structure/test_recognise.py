@@ -346,9 +346,9 @@ def test_few_coordinates_with_many_rows_that_are_not_linear_have_factors() -> No
     assert found is not None
     assert found.takes_rows
     u, theta = points(joint, num=2)
-    of_rows = zip(*found.factors_of_rows(u, theta.expand(2, -1)), strict=True)
-    for own, expected in zip(of_rows, found.precision(u, theta), strict=True):
-        assert_same(assembled(found.pattern, found.laid_out(u.new_zeros(found.size), (), own)), expected)
+    elements = found.laid_out(u.new_zeros(2, found.size), (), found.factors_of_rows(u, theta.expand(2, -1)))
+    for own, expected in zip(zip(*elements, strict=True), found.precision(u, theta), strict=True):
+        assert_same(assembled(found.pattern, own), expected)
 
 
 def test_few_rows_are_not_searched_for_factors() -> None:
