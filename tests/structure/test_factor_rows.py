@@ -178,7 +178,7 @@ def test_a_factor_serves_several_steps_of_a_search(monkeypatch: pytest.MonkeyPat
     near = solve_inner(problem, theta - 0.3, start).u
     made.clear()
     found = solve_inner(problem, theta, near)
-    assert sum(made) == 2 * len(theta)  # Newton's steps alone take twice as many
+    assert sum(made) <= 5  # Newton's steps alone take nine
     for row in range(len(theta)):  # oracle: Newton on the Hessian by autograd
         density, u = AutogradDensity(joint, None), found.u[row : row + 1]
         slope, A = density.gradient(u, theta[row])[1][0], density.precision(u, theta[row])[0]
