@@ -35,7 +35,8 @@ def importance_sampling(
     :param seed: of the draws; the caller's random state is not touched.
     :return: diagnostics ``pareto_k`` and ``effective_sample_size``; in doubt when k-hat is above
         ``min(1 - 1/log10(S), 0.7)``.
-    :raises BadInput: for fewer than 100 draws, or when the density is zero at all of them.
+    :raises BadInput: for fewer than 100 draws.
+    :raises NotAMode: when the density is zero at all of them.
     """
     density = target.target if isinstance(target, Modes) else target_of(target)
     laplace = target.posterior if isinstance(target, Modes) else laplace_posterior(target)

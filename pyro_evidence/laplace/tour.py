@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pyro_evidence.errors import BadInput
+from pyro_evidence.errors import NotAMode
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, search_modes, state_at
 from pyro_evidence.numerics import derivatives, importance, lbfgs
@@ -664,7 +664,7 @@ def integral_over(
     :param density: at whose draws; None: that of which the modes are.
     :param exchange: elements of which one order is integrated, and all are counted.
     :param unused: whether draws from elements as under their prior, or from where walkers end, are there at first.
-    :raises BadInput: when the density is zero at all draws.
+    :raises NotAMode: when the density is zero at all draws.
     """
     given = num
     density = (density_of(modes[0]) if density is None else density).with_angles(modes)
@@ -767,11 +767,11 @@ def within(price: float, joint: LogJoint, most: int) -> int:
 def smoothed_weights(log_joint: Tensor, log_proposal: Tensor) -> Smoothed:
     """The weights of draws, Pareto-smoothed; a density that is nan counts as zero.
 
-    :raises BadInput: when it is zero at all draws.
+    :raises NotAMode: when it is zero at all draws.
     """
     log_weights = log_joint.nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf) - log_proposal
     if not bool((log_weights > -math.inf).any()):
-        raise BadInput(
+        raise NotAMode(
             f"the log joint density is -inf or nan at all {len(log_weights)} draws; expected a density that is "
             "finite around its mode."
         )

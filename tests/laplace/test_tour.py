@@ -13,7 +13,16 @@ import torch
 from pyro.infer import Predictive
 from torch import Tensor
 
-from pyro_evidence import BadInput, ImportancePosterior, LaplaceEvidence, Start, Stop, importance_sampling
+from pyro_evidence import (
+    BadInput,
+    ImportancePosterior,
+    LaplaceEvidence,
+    NestedPosterior,
+    NotAMode,
+    Start,
+    Stop,
+    importance_sampling,
+)
 from pyro_evidence.infer import laplace_evidence
 from pyro_evidence.laplace import tour
 from pyro_evidence.laplace.restarts import has_one_mode
@@ -619,3 +628,19 @@ def test_modes_that_restarts_have_reached_are_said_where_a_tour_costs_too_much(m
     monkeypatch.setattr(laplace_evidence, "can_tour", lambda state: False)
     (said,) = fitted(wave, NOISY.double()).failures
     assert "there are other modes, which hold 0." in said
+
+
+def test_where_no_draw_has_a_weight_the_integral_around_one_mode_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws of many modes may miss the one order of elements that is integrated, as of a network's hidden units."""
+
+    def product(t: Tensor) -> None:
+        a, b = (pyro.sample(name, dist.Normal(0.0, 1.0)) for name in "ab")
+        s = pyro.sample("s", dist.HalfNormal(1.0))
+        with pyro.plate("data", len(t)):
+            pyro.sample("t", dist.Normal(a * b, s), obs=t)
+
+    monkeypatch.setattr(tour.ActiveDensity, "log_joint_or_nan", lambda self, x: torch.full_like(x[:, 0], -math.inf))
+    posterior = fitted(product, NOISY.double() + 2.0)
+    assert isinstance(posterior, NestedPosterior) and posterior.marginalised_sites == ("s",)
+    with pytest.raises(NotAMode, match="-inf or nan at all 1000 draws"):
+        importance_sampling(posterior, num_samples=1000)
