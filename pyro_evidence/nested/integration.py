@@ -50,6 +50,7 @@ FIRST = -5.0  # log weight of nodes that are searched at first: they surround th
 APART = 1.5  # standard deviations between nodes that are searched without regard to what the other tells
 MOST_SEARCHED = 400  # nodes, a search each, after which an integral says its error instead of bringing it down
 STANDARD_ERRORS = 2.78  # of what follows from other nodes: 95 % of Student's t, as four nodes tell their size
+SMALL_SHARE = 1e-4  # of the tolerance: nodes that follow, and together err by less, are added up as if all erred alike
 WORTH = 0.1  # of the largest error that a node leaves: those that leave less are not searched beside it
 BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond the nodes than a smooth curve has it
 NUM_DRAWS = 600  # of importance sampling
@@ -602,13 +603,16 @@ def _by_kriging(found: OuterMode, where: Standardisation, tolerance: float) -> I
         grown = torch.where(spread > 0, spread.expm1() / spread, 1.0)  # a log density that is wrong by nats
         moments = torch.cat([away, math.sqrt(0.5 * math.pi) * away.abs() - 1.0]) / SD_PER_NAT
         ways = torch.cat([torch.ones_like(away[:1]), moments]) * (log_share.exp() * grown)
-        errors = STANDARD_ERRORS * variances(ways).relu().sqrt()
+        worth = (ways.abs() * spread).amax(0)  # at most so much does each add to a standard error
+        order = worth.argsort()
+        small = order[worth[order].cumsum(0) <= SMALL_SHARE * tolerance]
+        errors = variances(ways.index_fill(1, small, 0.0)).relu().sqrt() + worth[small].sum()
+        errors = STANDARD_ERRORS * errors
         if float(errors.max()) <= 2.0 * tolerance / MOVES or len(searched.z) >= MOST_SEARCHED:
             integral, error = searched.integral(found, where, num), moved + float(errors[0])
             assert isinstance(integral.density, Interpolated)
             off = float(integral.density.mass_errors(integral.density.log_ratio.unsqueeze(0)))
             return replace(integral, error=error) if error <= BARELY * tolerance and off <= BETWEEN else None
-        worth = (ways.abs() * spread).amax(0)
         left, new = worth.argsort()[-int((worth >= WORTH * worth.max()).sum()) :], z[:0]
         while len(left):
             new = torch.cat([new, z[left[-1:]]])

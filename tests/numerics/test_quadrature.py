@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.numerics.quadrature import reparameterise, rules
 from pyro_evidence.numerics.quadrature.densities import (
+    CORRELATED,
     EDGE,
     Interpolated,
     Kriged,
@@ -258,6 +259,29 @@ def test_a_kriged_curve_goes_through_its_nodes_and_knows_how_far_off_it_is_witho
     without = torch.cat([Kriged(z[kept], values[kept])(z[~kept]) for kept in others])
     weighed = found._annihilator @ values / found._annihilator.diagonal().unsqueeze(-1)  # Dubrule (1983)
     torch.testing.assert_close(values - without, weighed, rtol=1e-6, atol=1e-9)
+
+
+def test_variances_of_sums_of_errors_are_those_of_the_kriging_system() -> None:  # oracle: Cressie (1993), 3.4.5
+    draw = torch.Generator().manual_seed(3)
+    nodes, places = (torch.randn(num, 2, generator=draw, dtype=torch.float64) for num in (20, 150))
+    weights = torch.randn(2, 150, generator=draw, dtype=torch.float64)
+    weights[:, 70:90] = 0.0
+    found = Kriged(nodes, (nodes[:, :1] * 2.0).sin())
+
+    def matern(x: Tensor, y: Tensor) -> Tensor:
+        far = 5.0**0.5 * (x.unsqueeze(1) - y).norm(dim=-1) / CORRELATED
+        return (1.0 + far + far.square() / 3.0) * (-far).exp()
+
+    def terms(x: Tensor) -> Tensor:
+        return torch.stack([x[:, 0] ** 0, x[:, 0], x[:, 1], x[:, 0] ** 2, x[:, 0] * x[:, 1], x[:, 1] ** 2], -1)
+
+    side = terms(nodes)
+    system = torch.cat([torch.cat([matern(nodes, nodes), side], 1), torch.cat([side.mT, side.new_zeros(6, 6)], 1)])
+    seen = torch.cat([matern(places, nodes), terms(places)], 1)
+    each = matern(places, places) - seen @ torch.linalg.solve(system, seen.mT)
+    errors, variances = found.errors(places)
+    scaled = weights * errors / each.diagonal().sqrt()
+    torch.testing.assert_close(variances(weights), ((scaled @ each) * scaled).sum(-1), rtol=1e-6, atol=1e-9)
 
 
 def test_a_kriged_curve_without_curvature_left_over_is_the_polynomial() -> None:
