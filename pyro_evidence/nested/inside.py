@@ -136,8 +136,9 @@ def inside_correction(places: LaplaceNodes) -> InsideCorrection | None:
     marginal = problem.by_quadrature(max(NODES, problem.nodes)) if problem.curvature is exact_hessian else None
     if marginal is not None and marginal.partition.width > PRODUCT_DIMS:
         marginal = replace(marginal, num=NODES_OF_WIDE)
-        if FEWEST * row_bytes * marginal.nodes_of_each > PRICE:  # all are drawn: few of those of quadrature can be paid
-            marginal = None
+        alone = marginal.partition.width == places.u.shape[-1]  # nothing is gained by a rule that only spheres are for
+        if alone or FEWEST * row_bytes * marginal.nodes_of_each > PRICE:  # few nodes of quadrature can be paid
+            marginal = None  # all are drawn
     found, num, mixture = None, FEWEST, _around_mode(places, marginal)
     with without_validation(), suppress(RuntimeError):  # a model that takes no batch of rows
         shared = torch.arange(places.u.shape[-1]) if marginal is None else marginal.partition.shared
