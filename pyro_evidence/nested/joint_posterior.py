@@ -9,6 +9,7 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import DENSE_SEARCH, LaplaceState, Problem
 from pyro_evidence.nested.inner import ConditionalModes
 from pyro_evidence.nested.integration import Integral, OuterMode
+from pyro_evidence.nested.quantile_map import Calibrated
 from pyro_evidence.precision.dense import Dense, Precision, precision_tril
 from pyro_evidence.program.log_joint import LogJoint
 
@@ -121,7 +122,7 @@ class NestedPrecision(Precision):
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Proposal(Calibrated):
     """The posterior over all latents: draws and their density, as importance sampling asks for them."""
 
     integral: Integral
@@ -133,8 +134,8 @@ class Proposal:
         found = self.integral.outer_mode
         return self.places.whole(found.centre, found.state.u).unsqueeze(0)
 
-    def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws ``(S, D)`` from white rows, and their log density, nats, ``(S,)``; plus infinity where it is unknown.
+    def _drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`drawn` without the map.
 
         Marginalised sites are drawn from their continuous density, inner ones from Laplace's approximation solved anew
         at each.
@@ -146,8 +147,7 @@ class Proposal:
         u = self.places.whole(integral.chart.forward(z), inner.u + inner.precision.unwhiten(inside))
         return u, self._log_density(z, inner, noise) - log_growth
 
-    def log_prob(self, u: Tensor) -> Tensor:
-        """Log density of unconstrained coordinates ``(S, D)`` of all sites, nats, ``(S,)``."""
+    def _log_prob(self, u: Tensor) -> Tensor:
         z = self.integral.chart.inverse(u[:, self.places.marginalised].double())
         skewed = self.integral.skewness_correction
         inner = self.integral.inner(z)

@@ -97,10 +97,11 @@ def inner_density(integral: Integral, places: Tensor) -> tuple[Tensor, Tensor]:
     else:
         every = integral.margins.axes(integral.chart.inverse(integral.phi[keep]))
         axes = AxisMap(*(part[:, places] for part in vars(every).values()))
-    middle, ends = loc + sd * axes.forward(torch.zeros_like(loc)), torch.full_like(loc, END)
-    low, high = ((loc + sd * axes.forward(end)) for end in (-ends, ends))
+    low, left, middle, right, high = (
+        loc + sd * axes.forward(loc.new_full(loc.shape, z)) for z in (-END, -1, 0, 1, END)
+    )
     near = (weights[:, None] * middle).sum(0)
-    wide = (weights[:, None] * (((high - low) / (2.0 * END)).square() + (middle - near).square())).sum(0).sqrt()
+    wide = (weights[:, None] * ((0.5 * (right - left)).square() + (middle - near).square())).sum(0).sqrt()
     most = 12.0 * wide  # of a mixture of far nodes
     low, high = torch.maximum(low.amin(0), near - most), torch.minimum(high.amax(0), near + most)
     x = low + (high - low) * torch.linspace(0.0, 1.0, NUM_POINTS).to(low).unsqueeze(-1)

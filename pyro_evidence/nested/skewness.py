@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.nested.quantile_map import Calibrated
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.newton import Density
@@ -195,10 +195,11 @@ def skewness_correction(profiles: Profiles, z: Tensor, num_points: int) -> Skewn
     if is_normal(profiles):
         return None
     parts = [_at(profiles, row, num_points) for row in range(len(z))]
-    if any(part is None for part in parts):
+    if parts[0] is None:
         return None
-    columns = zip(*(vars(part).values() for part in parts), strict=True)
-    inverse = torch.linalg.inv(follow(z, len(z)))
+    known = parts if all(part is not None for part in parts) else parts[:1]  # else as at the centre everywhere
+    columns = zip(*(vars(part).values() for part in known), strict=True)
+    inverse = torch.linalg.inv(follow(z[: len(known)], len(known)))
     return SkewnessCorrection(*(torch.tensordot(inverse, torch.cat(column), 1) for column in columns))
 
 
@@ -279,7 +280,7 @@ def margins(profiles: Profiles, z: Tensor) -> Margins | None:
 
 
 @dataclass(frozen=True)
-class SkewedNormal:
+class SkewedNormal(Calibrated):
     """The normal distribution at a mode, its noise skewed.
 
     :ivar u: the mode, ``(D,)``.
@@ -294,18 +295,11 @@ class SkewedNormal:
         """The mode, ``(1, D)``."""
         return self.u.unsqueeze(0)
 
-    @cached_property
-    def points(self) -> Tensor:
-        """Quasi-random draws, of which moments and quantiles are taken, ``(S, D)``."""
-        return self.drawn(quasi_normal(TABULATED, len(self.u)).to(self.u))[0]
-
-    def drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws ``(S, D)`` from white rows, and their log density, nats, ``(S,)``."""
+    def _drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
         skewed, log_growth = self.skewness.forward(white[:, :0], white)
         return self.u + self.precision.unwhiten(skewed), self._log_normal(white) - log_growth
 
-    def log_prob(self, u: Tensor) -> Tensor:
-        """Log density of coordinates ``(S, D)``, nats, ``(S,)``."""
+    def _log_prob(self, u: Tensor) -> Tensor:
         white = self.skewness.inverse(u[:, :0], self.precision.whiten(u - self.u))
         return self._log_normal(white) - self.skewness.forward(white[:, :0], white)[1]
 
@@ -316,4 +310,10 @@ class SkewedNormal:
 def skewed_normal(profile: Profiles, precision: Precision) -> SkewedNormal | None:
     """The density about one mode with its skewness; None where it is normal, or a normal is nearer to it."""
     found = skewness_correction(profile, profile.u[:, :0], NUM_POINTS)
-    return None if found is None else SkewedNormal(profile.u[0], precision, found)
+    if found is None:
+        return None
+
+    def log_weights(u: Tensor, log_density: Tensor) -> Tensor:
+        return (profile.log_joint(0, u) - log_density).nan_to_num(nan=-torch.inf)
+
+    return SkewedNormal(profile.u[0], precision, found).calibrated(TABULATED, log_weights)

@@ -57,8 +57,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     """The Gaussian approximation at the posterior mode, in unconstrained space, and its evidence.
 
     Evidence, ``mode`` and covariance are Laplace's.  Draws, quantiles, the table, predictions and the guide are of
-    that Gaussian skewed by its third derivatives, with moments matched by importance weights, up to fifty coordinates,
-    of data in memory and where nothing is maximised (:mod:`pyro_evidence.nested.skewness`); else about the posterior
+    that Gaussian skewed by its third derivatives, with marginals by importance weights, up to fifty coordinates, of
+    data in memory and where nothing is maximised (:mod:`pyro_evidence.nested.skewness`); else about the posterior
     mean by the next order of Laplace's series (:mod:`pyro_evidence.laplace.mean_shift`), with Laplace's standard
     deviations.  Not corrected is what ``predict`` says of a Gaussian process at new inputs, which is that of
     ``predict_latent``.

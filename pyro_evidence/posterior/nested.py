@@ -1,5 +1,6 @@
 """The posterior of a fit with marginalised sites, and the marginals of single sites."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,11 +20,12 @@ from pyro_evidence.laplace.restarts import MOST_COORDINATES
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
 from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimodality, has_arrived, maximised
-from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, log_priors, marginalised_problem
+from pyro_evidence.nested.inner import MarginalisedJoint, is_affordable, is_batched, log_priors, marginalised_problem
 from pyro_evidence.nested.inside import InsideCorrection, LaplaceNodes
 from pyro_evidence.nested.integration import Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.nested.marginal import Marginal
+from pyro_evidence.nested.quantile_map import QuantileMap, levels
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
@@ -39,6 +41,8 @@ KEPT = 2**20  # numbers of the draws that are remembered
 LEFT_OUT_PLACES = 64  # of the marginalised sites at which data are left out
 ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as normal
 FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, no more are asked
+CALIBRATED = 1024  # quasi-random draws whose weights say what marginals are
+STEPS = 4  # Hessians that the search for an inner mode takes
 NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredths those of many keep enough
 
 
@@ -49,7 +53,8 @@ class NestedPosterior(LaplacePosterior):
     ``log_evidence`` has all latent sites integrated, and what Laplace leaves out inside added where it can be known.
     ``mode`` is the mode of the marginalised sites with the mode of the inner ones given it, and ``state`` a single
     Gaussian there over all of them; draws, quantiles and marginals are those of the mixture over the marginalised
-    sites.
+    sites, each coordinate with the marginal that importance weights say, where these can be trusted and have few
+    coordinates.
 
     :ivar integral: the marginalised sites' density, and Laplace inside at its nodes.
 
@@ -98,6 +103,8 @@ class NestedPosterior(LaplacePosterior):
         return min(super()._rows, TOGETHER)
 
     def _draws_until(self, until: float) -> Values:
+        if len(self._calibrated.points):
+            return self._constrained(self._calibrated.points)
         generator, parts = generator_of(0), list[Tensor]()
         _ = self.integral.modes, self.integral.skewness_correction  # are found once, and are no draw's price
 
@@ -114,7 +121,7 @@ class NestedPosterior(LaplacePosterior):
         """Unconstrained draws ``(S, D)`` from white noise, inner modes solved anew for each."""
         if not len(white):
             return white
-        return torch.cat([self._with_density(part)[0] for part in white.split(self._rows)])
+        return self._moved(torch.cat([self._with_density(part)[0] for part in white.split(self._rows)]))
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         known, keys = self._latest, [row.tobytes() for row in white.cpu().numpy()]
@@ -152,7 +159,7 @@ class NestedPosterior(LaplacePosterior):
 
         On the data of the fit.  It can be pickled if the model can.
         """
-        return LaplaceGuide(self.state, CoordinateDistribution(self.proposal))
+        return LaplaceGuide(self.state, CoordinateDistribution(self._calibrated))
 
     def marginal(self, site: str) -> Marginal:
         """The posterior density, mean, standard deviation and quantiles of a latent site, every element by itself.
@@ -168,9 +175,19 @@ class NestedPosterior(LaplacePosterior):
         if site in self.marginalised_sites:
             rows = [int((self._places.marginalised == i).nonzero()) for i in block]
             pairs = [marginal.marginalised_density(self.integral, row) for row in rows]
-            return marginal.constrained(part, *(torch.stack(each, -1) for each in zip(*pairs, strict=True)))
-        index = torch.stack([(self._places.inner == i).nonzero().squeeze() for i in block])
-        return marginal.constrained(part, *marginal.inner_density(self.integral, index))
+            found = [torch.stack(each, -1) for each in zip(*pairs, strict=True)]
+        else:
+            index = torch.stack([(self._places.inner == i).nonzero().squeeze() for i in block])
+            found = list(marginal.inner_density(self.integral, index))
+        return marginal.constrained(part, *self._density_of_draws(block, *found))
+
+    def _density_of_draws(self, index: Tensor, x: Tensor, density: Tensor) -> tuple[Tensor, Tensor]:
+        """Densities ``(G, E)`` at ``x`` of the coordinates ``index`` ``(E,)``, with the quantiles of the draws."""
+        if self._calibrated.map is None:
+            return x, density
+        own = marginal.unconstrained(x, density).quantiles(levels(x).tolist()).mT.contiguous()
+        moved, log_slope = QuantileMap(own, self._calibrated.map.after[index]).forward(x)
+        return moved, density * (-log_slope).exp()
 
     def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Marginal quantiles, of unconstrained coordinates, as ``AutoGuide.quantiles`` takes them.
@@ -178,11 +195,12 @@ class NestedPosterior(LaplacePosterior):
         :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
         :raises BadInput: for a ``q`` outside 0 to 1.
         """
-        levels = torch.as_tensor(q, dtype=self.state.u.dtype)
-        marginalised = [marginal.marginalised_density(self.integral, i) for i in range(len(self._places.marginalised))]
+        places, wanted = self._places, torch.as_tensor(q, dtype=self.state.u.dtype).tolist()
+        marginalised = [marginal.marginalised_density(self.integral, i) for i in range(len(places.marginalised))]
         x, density = (torch.stack(each, -1) for each in zip(*marginalised, strict=True))
-        inner = marginal.inner_density(self.integral, torch.arange(len(self._places.inner)))
-        parts = [marginal.unconstrained(*pair).quantiles(levels.tolist()) for pair in ((x, density), inner)]
+        inner = marginal.inner_density(self.integral, torch.arange(len(places.inner)))
+        pairs = (places.marginalised, x, density), (places.inner, *inner)
+        parts = [marginal.unconstrained(*self._density_of_draws(*pair)).quantiles(wanted) for pair in pairs]
         return self._constrained(self._places.whole(*parts))
 
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:
@@ -234,6 +252,29 @@ class NestedPosterior(LaplacePosterior):
     def proposal(self) -> Proposal:
         """The posterior over all latents, as importance sampling draws from it."""
         return Proposal(self.integral, self._places)
+
+    @cached_property
+    def _calibrated(self) -> Proposal:
+        """What draws are of: with marginals by importance weights, where few latents and data allow as many modes."""
+        inside = self._inside.problem
+        if len(self.state.u) > MOST_COORDINATES or not is_batched(inside):
+            return self.proposal
+        if not is_affordable(inside, STEPS * CALIBRATED):
+            return self.proposal
+
+        def log_weights(u: Tensor, log_density: Tensor) -> Tensor:
+            found = self.state.problem.density.log_joint(u, self.state.theta) - log_density
+            return self._of_nearest(found.nan_to_num(nan=-math.inf), u)
+
+        with own_random_numbers(), without_validation(), torch.no_grad():
+            return self.proposal.calibrated(CALIBRATED, log_weights)
+
+    def _moved(self, u: Tensor) -> Tensor:
+        """Draws of :attr:`proposal`, with the marginals by importance weights."""
+        return u if self._calibrated.map is None else self._calibrated.map.forward(u)[0]
+
+    def _reported(self, drawn: Tensor) -> Values:
+        return self._constrained(self._moved(drawn))
 
     def _record(self) -> dict[str, Any]:
         return super()._record() | {"nested": archive.record_integral(self.integral)}

@@ -136,5 +136,6 @@ def test_draws_of_a_skewed_hierarchy_need_no_weights() -> None:
     assert found["effective_sample_size"] > 980 and found["largest_mean_shift"] < 0.05
     u = posterior._unwhitened(posterior._white(20, torch.Generator().manual_seed(0)))
     white = posterior._white(20, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(posterior.proposal.log_prob(u), posterior._with_density(white)[1])
-    assert math.isfinite(float(posterior.proposal.log_prob(u + 0.1).sum()))
+    law = posterior.guide.gaussian
+    torch.testing.assert_close(law.log_prob(u), law.density.drawn(white)[1])
+    assert math.isfinite(float(law.log_prob(u + 0.1).sum()))
