@@ -23,6 +23,7 @@ SEARCH = Backtracking(shorter=to_peak, num_trials=20, shortest=1e-12)
 FAR_STEPS = 300  # of a search from far away
 STUCK = 1e-8  # nats a step of such a search, below which Newton's method gets further
 STEPS_ON = 1000  # of one that goes on where Newton's method cannot
+STUCK_ON = 1e-9  # nats a step of that one, of which all its steps would make a millionth
 
 
 def ascend(
@@ -70,7 +71,7 @@ def from_far(
 
 def onwards(f: ValueAndGradient, u: Tensor, tolerance: float, slack: float, watch: Watch = no_callback) -> Tensor:
     """Rows from where Newton's method has not arrived; its ``tolerance`` is a squared slope, ``(R, D)``."""
-    return ascend(f, u, tolerance=tolerance**0.5, num_steps=STEPS_ON, slack=slack, watch=watch)
+    return ascend(f, u, tolerance=tolerance**0.5, num_steps=STEPS_ON, slack=slack, least=STUCK_ON, watch=watch)
 
 
 def _moved(f: ValueAndGradient, here: SearchPoint, step: Tensor) -> SearchPoint:
