@@ -97,6 +97,8 @@ def _direction(slope: Tensor, history: list[tuple[Tensor, Tensor]]) -> Tensor:
     scale = 1.0 / slope.norm(dim=-1, keepdim=True).clamp(min=1.0)  # |first step| <= 1
     if history:
         s, y = history[-1]
+        again = 2.0 * s.norm(dim=-1, keepdim=True) / slope.norm(dim=-1, keepdim=True)  # where that step was too long
+        scale = torch.where(again > 0, torch.minimum(again, scale), scale)
         scale = torch.where(curves(s, y), (s * y).sum(-1, keepdim=True) / (y * y).sum(-1, keepdim=True), scale)
     q = q * scale
     for s, y, rho, a in reversed(kept):
