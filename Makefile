@@ -33,7 +33,11 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)  ## run the main job: one table, and a picture in demo.png
 	MPLBACKEND=Agg $(BIN)/python benchmarks/demo.py
 
-test: lint types tests  ## lint, types and tests, in this order
+test: lint  ## lint, types and tests; types are checked while tests run, and told after them
+	@mkdir -p build
+	@$(MAKE) --no-print-directory types > build/types.txt 2>&1 & types=$$!; \
+	$(MAKE) --no-print-directory tests; tests=$$?; \
+	wait $$types; types=$$?; cat build/types.txt; [ $$types = 0 ] && [ $$tests = 0 ]
 
 lint: $(READY)  ## ruff: rules and formatting
 	$(BIN)/python -m ruff check .

@@ -77,6 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_finish() -> None:
     """What was collected stays to the end: the garbage collector need not look at it again and again."""
     gc.freeze()
+    gc.set_threshold(7_000, 20, 20)  # of a fit's graphs, hardly one is a cycle
     gc.enable()
 
 

@@ -70,6 +70,9 @@ class NestedPosterior(LaplacePosterior):
 
     integral: Integral = field(kw_only=True)
 
+    def __getstate__(self) -> dict[str, Any]:  # without thousands of draws that are only kept for speed
+        return {name: value for name, value in vars(self).items() if name != "_latest"}
+
     @property
     def marginalised_sites(self) -> tuple[str, ...]:
         """Names of the latent sites that were integrated numerically."""

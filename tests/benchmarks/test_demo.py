@@ -95,6 +95,8 @@ def test_sd_error_is_relative_to_the_reference(problem: Problem) -> None:
 def test_main_prints_the_table_and_writes_the_picture(
     problem: Problem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name, value in {"NUM_SAMPLES": 10, "NUM_WARMUP": 5, "NUM_SVI_STEPS": 20}.items():
+        monkeypatch.setattr(demo, name, value)
     monkeypatch.setattr(demo, "problems", lambda: [problem])
     monkeypatch.setattr(demo, "PICTURE", tmp_path / "demo.png")
     monkeypatch.delenv("PYRO_EVIDENCE_DATA", raising=False)

@@ -146,11 +146,11 @@ def mean_of(y: Tensor) -> None:
 def test_bootstrap_of_a_mean() -> None:
     """The standard error of a mean is that of the data, 3 / sqrt 50, whatever noise the model believes in."""
     y = 3.0 * torch.randn(50, generator=torch.Generator().manual_seed(0))
-    fits = bootstrap(LaplaceEvidence(mean_of, stop=QUIET).run(y), 400)
+    fits = bootstrap(LaplaceEvidence(mean_of, stop=QUIET).run(y), 200)
     medians, errors = fits.estimates("mu")
     expected = float(y.std(correction=0)) / math.sqrt(50.0)
-    assert float(medians.std()) == pytest.approx(expected, rel=4.0 / math.sqrt(2.0 * 400))
-    assert abs(float(medians.mean() - y.mean())) < 4.0 * expected / math.sqrt(400.0)
+    assert float(medians.std()) == pytest.approx(expected, rel=4.0 / math.sqrt(2.0 * 200))
+    assert abs(float(medians.mean() - y.mean())) < 4.0 * expected / math.sqrt(200.0)
     assert float(errors[0]) == pytest.approx(1.0 / math.sqrt(50.0), rel=1e-4)
 
 
@@ -253,7 +253,7 @@ def test_a_batch_is_a_loop(case: str) -> None:
         log_evidence, make = batch[k]
         alone, found = LaplaceEvidence(model, stop=QUIET).run(*sets[k]), make()
         assert log_evidence == pytest.approx(float(alone.log_evidence), abs=1e-7)
-        assert float(found.log_evidence) == pytest.approx(log_evidence, abs=1e-9)
+        assert float(found.log_evidence) == pytest.approx(log_evidence, abs=1e-8)
         for name, value in alone.hyperparameters.items():
             assert float(found.hyperparameters[name]) == pytest.approx(float(value), rel=1e-5)
         for name, value in alone.get_samples(20, seed=0).items():

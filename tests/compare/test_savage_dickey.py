@@ -47,8 +47,8 @@ def shrunk(y: Tensor) -> None:
 
 
 def test_a_prior_that_depends_on_other_sites_is_integrated() -> None:
-    tau = torch.linspace(1e-4, 7.0, 20001, dtype=torch.float64)
-    mu = torch.linspace(-7.0, 7.0, 2001, dtype=torch.float64)
+    tau = torch.linspace(1e-4, 7.0, 5001, dtype=torch.float64)
+    mu = torch.linspace(-7.0, 7.0, 1000, dtype=torch.float64)  # none at 0, where the prior is infinite
 
     def prior(at: Tensor) -> Tensor:
         over = dist.HalfNormal(1.0).log_prob(tau) + dist.Normal(0.0, tau).log_prob(at.unsqueeze(-1))

@@ -42,7 +42,7 @@ def test_exact_posteriors_are_calibrated() -> None:
 
 
 def test_inflated_standard_deviation_is_seen() -> None:
-    wide = sbc(location, Inflated, torch.zeros(12), num_simulations=120)
+    wide = sbc(location, Inflated, torch.zeros(12), num_simulations=80)
     assert wide.p_value < 1e-3
     counts = wide.histogram("mean")
     assert counts[4:6].sum() > 1.3 * (counts[0] + counts[9])  # too wide: the truth is too often in the middle

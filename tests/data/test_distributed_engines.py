@@ -43,7 +43,7 @@ with shards(timeout=timedelta(seconds=3 if what == "killed" else 60)) as ranks:
     try:
         if what == "killed":
             if ranks.rank == 1:
-                threading.Timer(1.0, signal.raise_signal, [signal.SIGKILL]).start()
+                threading.Timer(0.3, signal.raise_signal, [signal.SIGKILL]).start()
             while True:
                 FITS[names[0]]().run(X, t)
         found = [FITS[name]().run(X, t) for name in names]

@@ -53,7 +53,9 @@ def test_particles_survive_by_their_weights_in_their_group_and_the_mean_weight_i
         assert gained == pytest.approx(math.log(sum(w) / size), abs=1e-12)
 
 
-@pytest.mark.parametrize(("size", "num_particles"), [(5, 1024), (20, 512), (50, 256)])
+@pytest.mark.parametrize(
+    ("size", "num_particles"), [(5, 1024), pytest.param(20, 512, marks=pytest.mark.slow), (50, 256)]
+)
 def test_the_bias_is_inside_the_error_in_many_dimensions(size: int, num_particles: int) -> None:
     """Conjugate regression on two data for each weight: a multivariate normal density of the targets."""
     generator = torch.Generator().manual_seed(0)

@@ -198,7 +198,8 @@ def test_nothing_in_a_frame_is_executed(
 
 def test_the_package_executes_no_text() -> None:
     folder = Path(pyro_evidence.__file__).parent
-    for path in folder.rglob("*.py"):
+    words = ("exec", "eval(", "compile", "linecache")
+    for path in (path for path in folder.rglob("*.py") if any(w in path.read_text(encoding="utf-8") for w in words)):
         for node in nodes(path):
             called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
             imported = [a.name for a in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []

@@ -68,7 +68,7 @@ def test_survival_has_two_right_derivatives(kind: str) -> None:
         return log_survival(KINDS[kind](a, b), t)
 
     assert torch.autograd.gradcheck(f, (a, b, t))
-    assert torch.autograd.gradgradcheck(f, (a, b, t))
+    assert torch.autograd.gradgradcheck(f, (a, b, t), fast_mode=True)
 
 
 @every_kind
@@ -217,7 +217,7 @@ def test_a_weibull_with_frailty_is_fitted() -> None:
             pyro.sample("time", Censored(fn, event=event), obs=time)
 
     posterior = LaplaceEvidence(model).run(group, time.clamp(max=4.0), event)
-    draws = posterior.get_samples(2000, seed=0)
+    draws = posterior.get_samples(500, seed=0)
     assert float(draws["level"].mean()) == pytest.approx(1.0, abs=3.0 * float(draws["level"].std()))
     assert float(draws["shape"].mean()) == pytest.approx(1.5, abs=3.0 * float(draws["shape"].std()))
 

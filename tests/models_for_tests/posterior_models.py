@@ -156,9 +156,14 @@ def fitted_logistic() -> LaplacePosterior:
     return fit(LaplaceEvidence(logistic), *class_data())
 
 
+def engine_of_supports() -> LaplaceEvidence:
+    """All latents inside; the integral around the mode, which takes most of the time, is for others to test."""
+    return LaplaceEvidence(many_supports, marginalise=(), start=Start(tour=0))
+
+
 @cache
 def fitted_supports() -> LaplacePosterior:
-    return fit(LaplaceEvidence(many_supports, marginalise=()), *supports_data())
+    return fit(engine_of_supports(), *supports_data())
 
 
 def unskewed(posterior: LaplacePosterior) -> LaplacePosterior:

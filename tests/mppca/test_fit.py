@@ -140,18 +140,17 @@ def test_the_origin_may_be_far_away(two: MPPCAPosterior, offset: float, dtype: t
     near(found.reconstruct() - offset, two.reconstruct(), 0.02)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("noise", [IsotropicNoise(), DiagonalNoise(), IsotropicNoise(10.0)])
 @pytest.mark.parametrize("alpha", [Learned(), Learned(torch.ones(1)), PerColumn(), 0.5])
-def test_every_setting_fits(dtype: torch.dtype, noise: IsotropicNoise | DiagonalNoise, alpha: Learned | float) -> None:
+def test_every_setting_fits_in_single_precision(noise: IsotropicNoise | DiagonalNoise, alpha: Learned | float) -> None:
     found = fit(
-        planes(40).to(dtype),
+        planes(40).float(),
         mppca(2, 2, alpha=alpha, noise=noise),
         start=Start(restarts=1),
         initial=RandomWeights(warm_up=5),
         stop=SHORT,
     )
-    assert bool(found.log_prob().isfinite().all()) and found.mode["W"].dtype == dtype
+    assert bool(found.log_prob().isfinite().all()) and found.mode["W"].dtype == torch.float32
     samples = found.get_samples(3, seed=0)["W"]
     assert samples.shape == (3, 2, 5, 2) and bool(samples.isfinite().all())
 

@@ -50,7 +50,7 @@ def test_a_spread_of_groups(num: int) -> None:
 
 
 def test_a_posterior_without_an_integral_is_refused_soon() -> None:
-    """Of two groups' spread the density falls as 1 / tau: its integral has no end; and 10,000 short steps led nowhere."""
+    """Of two groups' spread the density falls as 1 / tau: its integral has no end, and 10,000 runs said no more."""
     runs = 0
 
     def counted(errors: Tensor, effects: Tensor) -> None:

@@ -30,6 +30,7 @@ from tests.models_for_tests.posterior_models import (
     Module,
     ard,
     assert_exact,
+    engine_of_supports,
     fitted_linear,
     fitted_logistic,
     inputs,
@@ -53,7 +54,7 @@ def pruned_data() -> tuple[Tensor, Tensor]:
 FITS: dict[str, Callable[[], tuple[Any, LaplaceEvidence, tuple[Tensor, ...]]]] = {
     "learned": lambda: (linear, LaplaceEvidence(linear), regression_data()),
     "held": lambda: (linear, LaplaceEvidence(linear, maximise=()), regression_data()),
-    "supports": lambda: (many_supports, LaplaceEvidence(many_supports, marginalise=()), supports_data()),
+    "supports": lambda: (many_supports, engine_of_supports(), supports_data()),
     "modes": lambda: (mixture, LaplaceEvidence(mixture, start=Start(restarts=4)), mixture_data()),
     "site": lambda: (precision_prior, LaplaceEvidence(precision_prior, maximise=["alpha"]), regression_data()),
     "chosen": lambda: (precision_prior, LaplaceEvidence(precision_prior, maximise=["alpha"]), regression_data()),

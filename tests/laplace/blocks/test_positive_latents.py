@@ -65,13 +65,13 @@ MODELS: dict[str, tuple[Callable[[Tensor], None], Lattice]] = {
 def test_what_rows_share_beside_their_positive_latents(kind: str, num: int) -> None:
     """Logs of so many latents have Jacobians that move the joint mode: 116 nats off, where rows are not integrated."""
     model, density = MODELS[kind]
-    y, axis = drawn(kind, num), torch.linspace(-4.0, 5.0, 181)
+    y, axis = drawn(kind, num), torch.linspace(-4.0, 5.0, 91)
     first, second = (part.flatten() for part in torch.meshgrid(axis, axis, indexing="ij"))
     height = torch.cat([density(y, *pair) for pair in zip(first.split(4096), second.split(4096), strict=True)])
     posterior = LaplaceEvidence(model).run(y)
-    off = float(posterior.log_evidence) - float(height.logsumexp(0)) - 2.0 * math.log(0.05)
+    off = float(posterior.log_evidence) - float(height.logsumexp(0)) - 2.0 * math.log(0.1)
     assert abs(off) < min(0.06, 0.01 + 3.0 * posterior.log_evidence_error)
-    share, draws = height.softmax(0), posterior.get_samples(1000, seed=0)["mean"]
+    share, draws = height.softmax(0), posterior.get_samples(300, seed=0)["mean"]
     values = first if kind == "inefficiencies" else first.exp()
     mean = float(share @ values)
     deviation = float(share @ (values - mean).square()) ** 0.5
