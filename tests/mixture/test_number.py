@@ -45,11 +45,11 @@ def posterior(engine: EvidenceEM, *args: Tensor) -> MixturePosterior:
 @pytest.mark.parametrize("noise", [DiagonalNoise(), FullNoise(), SharedNoise(), SphericalNoise()])
 def test_too_few_and_too_many_end_alike(noise: DiagonalNoise) -> None:
     """Twelve clusters from five components and from fifteen, in nats per datum."""
-    Y = clusters(1200, 12, 3)
+    Y = clusters(600, 12, 3)
     few, many = (posterior(EvidenceEM(gaussian_mixture(K, noise=noise), stop=QUIET), Y) for K in (5, 15))
     assert few.num_components == 12 and few.limit == ""
     assert abs(float(few.log_evidence - many.log_evidence)) < 0.1 * len(Y)
-    assert few.responsibilities().shape == (1200, 12)
+    assert few.responsibilities().shape == (600, 12)
 
 
 def test_without_a_number() -> None:

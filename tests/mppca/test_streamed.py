@@ -74,9 +74,10 @@ def test_subspaces_are_iterated_by_passes(monkeypatch: pytest.MonkeyPatch) -> No
     same(engine.run_chunks(Slices(Y, size=100)), engine.run(Y))
 
 
+@pytest.mark.filterwarnings("ignore:EvidenceEM. ran out of steps")
 def test_nothing_is_kept() -> None:
     Y = planes()
-    found = EvidenceEM(mppca(3, 1), start=Start(restarts=2), stop=QUIET).run_chunks(Slices(Y, size=64))
+    found = EvidenceEM(mppca(3, 1), start=Start(restarts=2), stop=FEW).run_chunks(Slices(Y, size=64))
     assert isinstance(found, MPPCAPosterior)
     assert found.log_prob(Y).shape == (240,) and found.reconstruct(Y[:3]).shape == (3, 5)
     for asks in (found.log_prob, found.log_weights, found.reconstruct, partial(found.save, "nowhere")):
