@@ -22,9 +22,12 @@ from pyro_evidence.laplace.mean_shift import at_mean
 from pyro_evidence.laplace.mode_checks import require_end
 from pyro_evidence.laplace.tour import Exchange, ModeIntegral, NormalMixture
 from pyro_evidence.laplace.type2 import TypeII
+from pyro_evidence.nested.quantile_map import QuantileMap, between, quantiles
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior import archive
+from pyro_evidence.posterior.base import Values
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
@@ -46,7 +49,9 @@ class ImportancePosterior(LaplacePosterior):
 
     ``log_evidence`` is by importance sampling from normals and t distributions at the modes, or, where its weights
     cannot be trusted, the sum of Laplace's at each, and no number to compare models by; ``log_evidence_error`` says by
-    which.  All else is that of the Gaussian at the mode, but for the posterior over several modes.
+    which.  Draws, quantiles and predictions are of the Gaussian at the mode, or those at all, each coordinate with
+    the marginal that the weights say where these can be trusted and no elements can be exchanged; the guide's are of
+    the Gaussians.
 
     :ivar states: Laplace's approximation at each mode, the highest evidence first.
     :ivar integral: over all of them.
@@ -66,6 +71,7 @@ class ImportancePosterior(LaplacePosterior):
         "modes": Array("M D", torch.float64),
         "total": archive.NUMBER,
     }
+    _normal: ClassVar[bool] = False
     _in_blocks: ClassVar[bool] = False
     _mirrors: ClassVar[Any] = ()  # images are among the modes
     _num_components = 1  # so are labellings, and counted
@@ -99,6 +105,39 @@ class ImportancePosterior(LaplacePosterior):
             return EvidenceError.of(0.0, "", 0.0, 0.0, over).beside(self.integral.error)
         gap = float(self.integral.log_evidence - self._by_laplace)
         return EvidenceError.of(gap, "", 0.0, 0.0, f"against {over}, whose weights are not to be trusted")
+
+    @cached_property
+    def _map(self) -> QuantileMap | None:
+        """From the Gaussians' marginals to those by the integral's weights; None where these are not to be trusted."""
+        if not self.integral.is_trusted or self.integral.exchange is not None:
+            return None
+        white = quasi_normal(len(self.integral.draws), self._num_directions).to(self.state.u)
+        by_weights = quantiles(self.integral.draws, self.integral.weighed.weights)
+        return between(quantiles(self._by_modes(self._of_active(white))), by_weights)
+
+    def _by_modes(self, white: Tensor) -> Tensor:
+        """Unconstrained draws ``(S, D)`` of the Gaussian from white noise."""
+        return super()._unwhitened(white)
+
+    def _unwhitened(self, white: Tensor) -> Tensor:
+        u = self._by_modes(white)
+        return u if self._map is None else self._map.forward(u)[0]
+
+    def _draws_until(self, until: float) -> Values:
+        return self.get_samples(self._num_tabulated, seed=0)
+
+    def _reported(self, drawn: Tensor) -> Values:
+        return self._constrained(self._unwhitened(self.state.precision.whiten(drawn - self.state.u)))
+
+    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Marginal quantiles of unconstrained coordinates, as ``AutoGuide.quantiles`` takes them, of 10,000 draws.
+
+        :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
+        :raises BadInput: for a ``q`` outside 0 to 1.
+        """
+        levels = quantile_levels(q).to(self.state.u)
+        white = self._white(QUANTILE_DRAWS, torch.Generator().manual_seed(SEED))
+        return self._constrained(self._unwhitened(white).quantile(levels, dim=0))
 
     @property
     def has_unlike_modes(self) -> bool:
@@ -236,7 +275,6 @@ class MultimodalPosterior(ImportancePosterior):
     (2, True)
     """
 
-    _normal: ClassVar[bool] = False
     _about_mode: ClassVar[bool] = True  # means are those of the mixture
 
     @property
@@ -251,7 +289,7 @@ class MultimodalPosterior(ImportancePosterior):
             about = [at_mean(state) or state for state in self.states]
         return replace(tour.proposal(about), log_mixing=self.integral.log_shares)
 
-    def _unwhitened(self, white: Tensor) -> Tensor:
+    def _by_modes(self, white: Tensor) -> Tensor:
         ends = self.integral.log_shares.exp().cumsum(0)
         size, exchange = len(self.state.u), self.integral.exchange
         component = torch.searchsorted(ends, torch.special.ndtr(white[:, size])).clamp(max=len(ends) - 1)
@@ -260,20 +298,13 @@ class MultimodalPosterior(ImportancePosterior):
             return u
         return reordered(exchange.joint, u, exchange.axes, white[:, size + 1 :].argsort(1))
 
+    def _reported(self, drawn: Tensor) -> Values:
+        return self._constrained(drawn if self._map is None else self._map.forward(drawn)[0])
+
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        u = self._unwhitened(white)
+        u = self._by_modes(white)
         places = u if self.integral.exchange is None else self.integral.exchange.in_order(u)
         return u, self._mixture.log_prob(places) - self.integral.log_copies
-
-    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Marginal quantiles of unconstrained coordinates, as ``AutoGuide.quantiles`` takes them, of 10,000 draws.
-
-        :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
-        :raises BadInput: for a ``q`` outside 0 to 1.
-        """
-        levels = quantile_levels(q).to(self.state.u)
-        white = self._white(QUANTILE_DRAWS, torch.Generator().manual_seed(SEED))
-        return self._constrained(self._unwhitened(white).quantile(levels, dim=0))
 
     @property
     def guide(self) -> LaplaceGuide:

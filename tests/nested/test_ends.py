@@ -1,4 +1,4 @@
-"""Latents near an end of their support beside a sampled noise; oracles: grids, and draws from the prior."""
+"""Latents near an end of their support, or of two modes, beside a sampled noise; oracles: grids, prior draws."""
 
 import math
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence.posterior.multimodal import ImportancePosterior
 from pyro_evidence.posterior.nested import NestedPosterior
 
 QUIET = Stop(progress=False)
@@ -56,6 +57,32 @@ def test_table_quantiles_and_draws_beside_a_grid(prior: dist.TorchDistribution, 
         ):
             assert abs(value - mean) < within * sd and abs(deviation / sd - 1.0) < within
         assert all(abs(float(end) - place) < 0.15 * sd for end, place in zip(ends[name], places, strict=True))
+
+
+@pytest.mark.parametrize(("x", "num_modes"), [(FAR, 2), (2.0 * NEAR - 0.3, 1)], ids=["two modes", "one"])
+def test_the_table_of_an_integral_over_modes(x: Tensor, num_modes: int) -> None:
+    """Of a square the modes are two, or one that is flat: the scale's mean was a third to half a deviation off."""
+    zero = torch.zeros(()).double()
+
+    def model(x: Tensor) -> None:
+        a, s = pyro.sample("a", dist.Normal(zero, 1.0)), pyro.sample("s", dist.HalfNormal(zero + 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("x", dist.Normal(a**2, s), obs=x)
+
+    found = LaplaceEvidence(model, stop=QUIET).run(x)
+    assert isinstance(found, ImportancePosterior) and len(found.states) == num_modes
+    a, log_s = torch.linspace(-5.0, 5.0, 1001).double(), torch.linspace(-4.0, 2.5, 400).double()
+    s = log_s.exp()
+    height = dist.Normal(zero, 1.0).log_prob(a).unsqueeze(-1) + dist.HalfNormal(zero + 1.0).log_prob(s) + log_s
+    share = (height + dist.Normal(a[:, None, None] ** 2, s[:, None]).log_prob(x).sum(-1)).flatten().softmax(0)
+    share, rows = share.reshape(len(a), len(s)), found.table().rows
+    for name, value, each in (("a", a, share.sum(1)), ("s", s, share.sum(0))):
+        mean = each @ value
+        sd = float(each @ (value - mean).square()) ** 0.5
+        assert abs(rows[name]["value"] - float(mean)) < 0.1 * sd and abs(rows[name]["sd"] / sd - 1.0) < 0.1
+    levels = found.quantiles([0.05, 0.95])["s"]
+    inside = [float(share.sum(0)[s <= level].sum()) for level in levels]
+    assert abs(inside[0] - 0.05) < 0.02 and abs(inside[1] - 0.95) < 0.02
 
 
 def test_one_wide_block_is_integrated_by_draws() -> None:
