@@ -247,7 +247,7 @@ def test_orbit_integral_of_three_columns(scale: float) -> None:
     near(actual, expected.reshape(1), 0.15)
 
 
-@pytest.mark.parametrize(("num", "error"), [(20, -0.35), (100, -0.09), (500, -0.02), (2000, -0.005)])
+@pytest.mark.parametrize(("num", "error"), [(20, -0.35), (100, -0.09), (2000, -0.005)])
 def test_orbit_evidence_is_right_up_to_one_over_n(num: int, error: float) -> None:
     """m = 3, q = 2, mean over eight sets of data: Laplace's own error depends on them, more so when they are few."""
     runs = [gaps(num, 3, 2, seed, num_samples=8000) for seed in range(8)]

@@ -125,7 +125,7 @@ def test_an_interpolated_density_is_the_polynomials() -> None:
     "density", [interpolated(), Normal(torch.tensor([0.4, -0.2]), torch.tensor([[0.9, 0], [0.3, 1.2]]))]
 )
 def test_draws_have_the_density_that_is_said(density: Interpolated | Normal) -> None:
-    white = torch.randn(40_000, 2, generator=torch.Generator().manual_seed(0))
+    white = torch.randn(10_000, 2, generator=torch.Generator().manual_seed(0))
     z = density.unwhiten(white)
     assert float(z.abs().max()) <= EDGE
     weights = (density.log_prob(z) + 0.5 * z.square().sum(-1) + math.log(math.tau)).neg().exp()  # to the normal
@@ -135,7 +135,7 @@ def test_draws_have_the_density_that_is_said(density: Interpolated | Normal) -> 
         (weights * z[:, 1] ** 2, 1.0),
         (weights * z.prod(-1), 0),
     ):
-        assert float(values.mean()) == pytest.approx(exact, abs=4.0 * float(values.std()) / 200.0)
+        assert float(values.mean()) == pytest.approx(exact, abs=4.0 * float(values.std()) / 100.0)
     turned = density.permuted((1, 0))
     if isinstance(density, Normal):
         torch.testing.assert_close(turned.log_prob(z.flip(-1)), density.log_prob(z))

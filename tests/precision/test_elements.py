@@ -175,10 +175,10 @@ def test_the_letter_names_the_coordinate_of_a_nan(plan: Planner) -> None:
 
 
 def test_factors_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, elements = with_elements(grid(150))
+    whole, elements = with_elements(grid(100))
     plan = elimination(whole)
     monkeypatch.setattr("pyro_evidence.numerics.linalg.available_bytes", lambda device: 1000)
-    with pytest.raises(TooLarge, match="22,500 coordinates in blocks needs"):
+    with pytest.raises(TooLarge, match="10,000 coordinates in blocks needs"):
         plan.factorise(elements, named)
 
 
