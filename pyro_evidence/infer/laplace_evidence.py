@@ -79,6 +79,7 @@ OTHERS = (
     "given the marginalised sites there are other modes, which hold {:.2g} of the mass by Laplace and are not counted: "
     "run NUTS or tempered_smc(posterior)"
 )
+FEW_OTHERS = 5  # modes, whose mass is looked at wherever marginalised sites may be
 SHOWN = 5  # hyperparameters, and elements of each, that an error message shows
 
 
@@ -241,7 +242,8 @@ class LaplaceEvidence(Resumable):
     def _share_of_others(self, found: LaplacePosterior | Exception) -> float:
         """Share of the mass inside, by Laplace, of modes but the highest, given the marginalised sites at their own.
 
-        Those of a tour, where one can be paid for; else those that restarts have reached.
+        Or of the heaviest of a few, at the nodes of these: it may be where they are not at their mode.  Modes are
+        those of a tour, where one can be paid for; else those that restarts have reached.
         """
         if isinstance(found, Exception) or self._full is None or self._in_blocks or self.start.tour == 0:
             return 0.0
@@ -249,7 +251,8 @@ class LaplaceEvidence(Resumable):
         if can_tour(modes[0]):
             modes, _ = tour(modes[0], self.start.tour, seed_of(self.start.seed))
         heights = torch.stack([mode.log_evidence for mode in modes])
-        return 1.0 - float(heights.log_softmax(0).max().exp())
+        elsewhere = found.share_of(modes[:FEW_OTHERS]) if len(modes) > 1 and hasattr(found, "share_of") else 0.0
+        return max(elsewhere, 1.0 - float(heights.log_softmax(0).max().exp()))
 
     def _has_labels(self, state: LaplaceState | None) -> bool:
         """Whether what looks alike has other orders, half a standard deviation or more from the mode.

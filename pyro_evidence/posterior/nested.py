@@ -20,7 +20,14 @@ from pyro_evidence.laplace.restarts import MOST_COORDINATES
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
 from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimodality, has_arrived, maximised
-from pyro_evidence.nested.inner import MarginalisedJoint, is_affordable, is_batched, log_priors, marginalised_problem
+from pyro_evidence.nested.inner import (
+    MarginalisedJoint,
+    is_affordable,
+    is_batched,
+    log_priors,
+    marginalised_problem,
+    solve_inner,
+)
 from pyro_evidence.nested.inside import InsideCorrection, LaplaceNodes
 from pyro_evidence.nested.integration import Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
@@ -37,6 +44,7 @@ from pyro_evidence.posterior.reweighted import ConditionalApproximations
 from pyro_evidence.posterior.sensitivity import at_nodes
 from pyro_evidence.program.log_joint import Model
 
+APART = 2.0  # standard deviations, between modes that are not the same
 KEPT = 2**20  # numbers of the draws that are remembered
 LEFT_OUT_PLACES = 64  # of the marginalised sites at which data are left out
 ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as normal
@@ -237,6 +245,16 @@ class NestedPosterior(LaplacePosterior):
                 gain, k = float(whole.log_evidence - self.state.log_evidence), whole.weighed.pareto_k
                 return InsideCorrection(gain, whole.error, 0.0, k, len(whole.draws), size, 0.0 * found.trend)
         return found
+
+    def share_of(self, modes: Sequence[LaplaceState]) -> float:
+        """Share of the mass, by Laplace at the nodes, of the heaviest mode inside but that of the integral."""
+        nodes, problem, ratio = self.integral.nodes, self._inside.problem, 0.0
+        for state in modes if is_batched(problem) else ():
+            other = solve_inner(problem, nodes.theta, state.u.expand_as(nodes.u), searches=0)
+            apart = nodes.precision.whiten(other.u - nodes.u).norm(dim=-1) > APART
+            log_mass = self.integral.log_weights + other.log_density - nodes.log_density
+            ratio = max(ratio, float(log_mass.nan_to_num(nan=-math.inf).where(apart, -math.inf).logsumexp(0).exp()))
+        return ratio / (1.0 + ratio)
 
     _points_along = at_nodes
 

@@ -579,6 +579,7 @@ def test_log_concave_likelihoods_under_normal_priors_have_one_mode(family: str, 
 # --- modes of what is inside an integral over a scale ---
 
 NOISY = torch.linspace(-0.6, 0.8, 8)
+FEW_NOISY = torch.tensor([1.29, 0.5, 1.93, -0.42, -1.12, -1.11])
 
 
 def wave(t: Tensor) -> None:
@@ -595,9 +596,17 @@ def two_camps(t: Tensor) -> None:
         pyro.sample("t", dist.StudentT(1.5, a, s), obs=t)
 
 
+def bend(t: Tensor) -> None:
+    """Of one sharp mode at the mode of the scale, and of another, near zero, where the scale is large."""
+    a, s = pyro.sample("a", dist.Normal(0.0, 1.0)), pyro.sample("s", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(t)):
+        pyro.sample("t", dist.Normal(a**3 - a, s), obs=t)
+
+
 @pytest.mark.parametrize(
     ("model", "t", "of_data"),
     [
+        (bend, 1.2 + 0.3 * FEW_NOISY, lambda a, s, t: dist.Normal(a**3 - a, s).log_prob(t)),
         (wave, NOISY, lambda a, s, t: dist.Normal((2.0 * a).cos() + 0.2, s).log_prob(t)),
         (
             two_camps,
@@ -610,7 +619,8 @@ def test_modes_inside_an_integral_are_counted(model: Any, t: Tensor, of_data: Ca
     posterior = fitted(model, t.double())
     a, z = torch.meshgrid(torch.linspace(-12.0, 12.0, 2401), torch.linspace(-5.0, 2.0, 281), indexing="ij")
     s = z.exp()
-    height = dist.Normal(0.3 if model is wave else 0.0, 1.5 if model is wave else 5.0).log_prob(a)
+    loc, scale = {wave: (0.3, 1.5), bend: (0.0, 1.0), two_camps: (0.0, 5.0)}[model]
+    height = dist.Normal(loc, scale).log_prob(a)
     height = height + dist.HalfNormal(1.0).log_prob(s) + z + sum(of_data(a, s, x) for x in t.double())
     exact = float(height.flatten().logsumexp(0)) + math.log(0.01 * 0.025)
     assert float(posterior.log_evidence) == pytest.approx(exact, abs=0.02)
