@@ -9,7 +9,6 @@ last the dense remainder with one more row and column, which takes what is paddi
 border has one place, whichever way round it is asked for, so that sums over both triangles count it twice.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky, not_positive_definite, require_memory
-from pyro_evidence.precision.dense import FLOAT, DensePlan, Elements, Pattern, Plan, Precision, Separate
+from pyro_evidence.precision.dense import FLOAT, DensePlan, Elements, Pattern, Plan, Precision
 from pyro_evidence.precision.elimination import (
     MULTIPLY,
     PORTION,
@@ -421,16 +420,6 @@ class BlockPrecision(Precision):
         for step, factor in zip(reversed(self.plan.steps), reversed(self.factors), strict=True):
             x[:, step.own] = factor.backward(x[:, step.own] - step.times(factor.Y, x))
         return _as_rows(x)
-
-
-def together(rows: Sequence[Precision]) -> Precision:
-    """Precisions of ``R = 1`` as one batch; where all are of one plan, solved level by level."""
-    blocks = [row for row in rows if isinstance(row, BlockPrecision)]
-    if not blocks or len(blocks) < len(rows) or any(row.plan is not blocks[0].plan for row in blocks):
-        return Separate(tuple(rows))
-    steps = zip(*(row.factors for row in blocks), strict=True)
-    factors = (StepFactor(torch.stack([f.tril for f in s]), torch.stack([f.Y for f in s])) for s in steps)
-    return BlockPrecision(blocks[0].plan, tuple(factors), torch.stack([row.tril for row in blocks]))
 
 
 def _as_rows(x: Tensor) -> Tensor:

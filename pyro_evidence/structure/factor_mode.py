@@ -14,8 +14,7 @@ from pyro_evidence.numerics.derivatives import pullback
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.line_search import no_callback
 from pyro_evidence.numerics.linear_predictor import CLOSE, slope_and_curvature
-from pyro_evidence.precision.blocks import together
-from pyro_evidence.precision.dense import Elements, Precision
+from pyro_evidence.precision.dense import Elements, Precision, Separate
 from pyro_evidence.program.sites import log_prob_sum
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparseLinear
@@ -127,7 +126,7 @@ class StructuredProblem:
                 # An expansion of the prior loses digits where a search went far: the model's own gradient decides.
                 value, slope = derivatives.gradient(density.joint.log_joint, mode.u, theta)
                 good = torch.tensor([not isinstance(p, NotPositiveDefinite) for p in mode.found])
-                factors = together([p for p in mode.found if not isinstance(p, NotPositiveDefinite)])
+                factors = Separate(tuple(p for p in mode.found if not isinstance(p, NotPositiveDefinite)))
                 decrement = torch.full_like(value, torch.inf)
                 decrement[good] = (slope[good] * factors.solve(slope[good])).sum(-1)
                 rests = mode.converged & limits.is_resting(decrement, value)

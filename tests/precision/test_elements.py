@@ -8,8 +8,8 @@ import torch
 
 from pyro_evidence.errors import NotPositiveDefinite, TooLarge
 from pyro_evidence.precision import elimination as ordering
-from pyro_evidence.precision.blocks import elimination, together
-from pyro_evidence.precision.dense import DensePlan, Pattern, Plan, Precision, pattern_product
+from pyro_evidence.precision.blocks import elimination
+from pyro_evidence.precision.dense import DensePlan, Pattern, Plan, Precision, Separate, pattern_product
 from pyro_evidence.precision.elimination import elimination_order
 from tests.models_for_tests.patterns import (
     EVERY,
@@ -86,7 +86,7 @@ def test_several_matrices_at_a_time_are_each_by_itself(pattern: Callable[[], Pat
     batch = made.factorise_rows(tuple(map(torch.stack, zip(*several, strict=True))), named)
     each = [made.factorise(own, named) for own in several]
     rows = torch.randn(3, whole.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    for found in (batch, together([batch.row(i) for i in range(3)])):  # type: ignore[misc]
+    for found in (batch, Separate(tuple(batch.row(i) for i in range(3)))):
         assert worst(found.log_det, torch.cat([A.log_det for A in each]).numpy()) < 1e-13
         for name in ("solve", "unwhiten", "whiten"):
             expected = torch.cat([getattr(A, name)(row) for A, row in zip(each, rows.split(1), strict=True)])
