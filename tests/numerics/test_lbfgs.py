@@ -81,3 +81,19 @@ def test_a_first_step_is_at_most_one_long() -> None:
     u = torch.zeros(1, 2)
     after = search(steep, u, num_steps=1, seen=seen)
     assert 0.0 < float((after - u).norm()) <= 1.0
+
+
+def test_a_step_without_curvature_is_tried_at_twice_the_length_of_the_last() -> None:
+    """Along a ridge that narrows and rises without end: of steps from a unit long each took four or five trials."""
+    runs = 0
+
+    def funnel(u: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal runs
+        runs += 1
+        u = u.detach().requires_grad_()
+        value = -2.0 * u[:, 0] - 0.5 * (u[:, 1:].square().sum(-1) * (-2.0 * u[:, 0]).exp())
+        return value.detach(), torch.autograd.grad(value.sum(), u)[0]
+
+    end = ascend(funnel, torch.tensor([[0.0, 1.0, -0.5, 0.3]]).double(), tolerance=1e-8, num_steps=60)
+    assert float(funnel(end)[0]) > 5.0
+    assert runs < 200
