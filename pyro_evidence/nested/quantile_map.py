@@ -82,20 +82,14 @@ def quantile_map(u: Tensor, log_weights: Tensor) -> QuantileMap | None:
     found = importance.checked(log_weights)
     if found.pareto_k == -math.inf or not found.pareto_k < math.inf or importance.is_beyond(found.pareto_k, len(u)):
         return None
-    return between(quantiles(u), quantiles(u, found.weights))
-
-
-def between(before: Tensor, after: Tensor) -> QuantileMap | None:
-    """The map between quantiles ``(D, K)``; None where these are not all apart."""
-    apart = [bool((each.diff(dim=1) > 0).all()) for each in (before, after)]
-    return QuantileMap(before, after) if all(apart) else None
-
-
-def quantiles(u: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Of draws ``(S, D)``, by weights ``(S,)``, at :func:`levels`, ``(D, K)``."""
     x, order = u.double().sort(0)
-    mass = torch.ones_like(x) if weights is None else weights[order]
-    below = (mass.cumsum(0) - 0.5 * mass) / mass.sum(0)
+    knots = [_quantiles(x, weights[order]) for weights in (torch.ones_like(found.weights), found.weights)]
+    return QuantileMap(*knots) if all(bool((each.diff(dim=1) > 0).all()) for each in knots) else None
+
+
+def _quantiles(x: Tensor, weights: Tensor) -> Tensor:
+    """Of columns ``(S, D)`` in ascending order, at :func:`levels`, ``(D, K)``."""
+    below = (weights.cumsum(0) - 0.5 * weights) / weights.sum(0)
     places = levels(x).expand(x.shape[1], -1).contiguous()
     return importance.interpolated(below.mT.contiguous(), x.mT.contiguous(), places)
 

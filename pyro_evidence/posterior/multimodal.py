@@ -22,18 +22,16 @@ from pyro_evidence.laplace.mean_shift import at_mean
 from pyro_evidence.laplace.mode_checks import require_end
 from pyro_evidence.laplace.tour import Exchange, ModeIntegral, NormalMixture
 from pyro_evidence.laplace.type2 import TypeII
-from pyro_evidence.nested.quantile_map import QuantileMap, between, quantiles
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
-from pyro_evidence.numerics.quadrature.rules import quasi_normal
-from pyro_evidence.posterior import archive
+from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.posterior.base import Values
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
 from pyro_evidence.posterior.sensitivity import at_draws
 from pyro_evidence.program.log_joint import Model
-from pyro_evidence.settings import check_count, quantile_levels
+from pyro_evidence.settings import check_count, quantile_levels, seeded
 from pyro_evidence.structure.symmetries import reordered
 
 SEED = 0  # of the draws that the log evidence is taken from: it is a number to report
@@ -49,9 +47,8 @@ class ImportancePosterior(LaplacePosterior):
 
     ``log_evidence`` is by importance sampling from normals and t distributions at the modes, or, where its weights
     cannot be trusted, the sum of Laplace's at each, and no number to compare models by; ``log_evidence_error`` says by
-    which.  Draws, quantiles and predictions are of the Gaussian at the mode, or those at all, each coordinate with
-    the marginal that the weights say where these can be trusted and no elements can be exchanged; the guide's are of
-    the Gaussians.
+    which.  Draws, quantiles and predictions are of those draws, resampled by their weights; where these cannot be
+    trusted, of the Gaussian at the mode, but for the posterior over several modes.
 
     :ivar states: Laplace's approximation at each mode, the highest evidence first.
     :ivar integral: over all of them.
@@ -71,7 +68,6 @@ class ImportancePosterior(LaplacePosterior):
         "modes": Array("M D", torch.float64),
         "total": archive.NUMBER,
     }
-    _normal: ClassVar[bool] = False
     _in_blocks: ClassVar[bool] = False
     _mirrors: ClassVar[Any] = ()  # images are among the modes
     _num_components = 1  # so are labellings, and counted
@@ -86,6 +82,61 @@ class ImportancePosterior(LaplacePosterior):
     @property
     def _trusts_weights(self) -> bool:
         return self.integral.is_trusted
+
+    @property
+    def _normal(self) -> bool:  # type: ignore[override]
+        return not self.integral.is_trusted
+
+    @property
+    def _num_directions(self) -> int:
+        """Coordinates, one number that chooses a draw or a mode, and those whose ranks are an order of elements."""
+        return len(self.state.u) + 1 + (0 if self.integral.exchange is None else self.integral.exchange.size)
+
+    def _unwhitened(self, white: Tensor) -> Tensor:
+        if not self.integral.is_trusted:
+            return self._approximate(white)
+        ends = self.integral.weighed.weights.cumsum(0)
+        index = torch.searchsorted(ends, torch.special.ndtr(white[:, len(self.state.u)]).to(ends) * ends[-1])
+        return self._in_any_order(self.integral.draws[index.clamp(max=len(ends) - 1)].to(white), white)
+
+    def _approximate(self, white: Tensor) -> Tensor:
+        """Unconstrained draws ``(S, D)`` of the approximation whose draws can be weighed."""
+        return super()._unwhitened(white[:, : len(self.state.u)])
+
+    def _in_any_order(self, u: Tensor, white: Tensor) -> Tensor:
+        """Rows with their exchangeable elements in an order that the last white numbers choose."""
+        exchange = self.integral.exchange
+        if exchange is None:
+            return u
+        return reordered(exchange.joint, u, exchange.axes, white[:, len(self.state.u) + 1 :].argsort(1))
+
+    def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        return super()._with_density(white[:, : len(self.state.u)])
+
+    def _reported(self, drawn: Tensor) -> Values:
+        if not self.integral.is_trusted:
+            return super()._reported(drawn)
+        return self._constrained(self._unwhitened(self._white(len(drawn), seeded(SEED))))
+
+    def _check(self, until: float) -> dict[str, Any]:
+        if not self.integral.is_trusted:
+            return super()._check(until)
+        return diagnostics.importance_check(self.integral.weighed.log_weights, None, self._joint.dtype)
+
+    def _draws_until(self, until: float) -> Values:
+        return self.get_samples(self._num_tabulated, seed=SEED)
+
+    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Marginal quantiles of unconstrained coordinates, as ``AutoGuide.quantiles`` takes them, by 10,000 draws.
+
+        :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
+        :raises BadInput: for a ``q`` outside 0 to 1.
+        """
+        if self._normal:
+            return super().quantiles(q)
+        levels = quantile_levels(q).to(self.state.u)
+        white = self._white(QUANTILE_DRAWS, seeded(SEED))
+        return self._constrained(self._unwhitened(white).quantile(levels, dim=0))
 
     @property
     def _by_laplace(self) -> Tensor:
@@ -105,39 +156,6 @@ class ImportancePosterior(LaplacePosterior):
             return EvidenceError.of(0.0, "", 0.0, 0.0, over).beside(self.integral.error)
         gap = float(self.integral.log_evidence - self._by_laplace)
         return EvidenceError.of(gap, "", 0.0, 0.0, f"against {over}, whose weights are not to be trusted")
-
-    @cached_property
-    def _map(self) -> QuantileMap | None:
-        """From the Gaussians' marginals to those by the integral's weights; None where these are not to be trusted."""
-        if not self.integral.is_trusted or self.integral.exchange is not None:
-            return None
-        white = quasi_normal(len(self.integral.draws), self._num_directions).to(self.state.u)
-        by_weights = quantiles(self.integral.draws, self.integral.weighed.weights)
-        return between(quantiles(self._by_modes(self._of_active(white))), by_weights)
-
-    def _by_modes(self, white: Tensor) -> Tensor:
-        """Unconstrained draws ``(S, D)`` of the Gaussian from white noise."""
-        return super()._unwhitened(white)
-
-    def _unwhitened(self, white: Tensor) -> Tensor:
-        u = self._by_modes(white)
-        return u if self._map is None else self._map.forward(u)[0]
-
-    def _draws_until(self, until: float) -> Values:
-        return self.get_samples(self._num_tabulated, seed=0)
-
-    def _reported(self, drawn: Tensor) -> Values:
-        return self._constrained(self._unwhitened(self.state.precision.whiten(drawn - self.state.u)))
-
-    def quantiles(self, q: float | Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Marginal quantiles of unconstrained coordinates, as ``AutoGuide.quantiles`` takes them, of 10,000 draws.
-
-        :return: ``(len(q),) + shape`` for each site; ``shape`` for a single ``q``.
-        :raises BadInput: for a ``q`` outside 0 to 1.
-        """
-        levels = quantile_levels(q).to(self.state.u)
-        white = self._white(QUANTILE_DRAWS, torch.Generator().manual_seed(SEED))
-        return self._constrained(self._unwhitened(white).quantile(levels, dim=0))
 
     @property
     def has_unlike_modes(self) -> bool:
@@ -258,7 +276,7 @@ class ImportancePosterior(LaplacePosterior):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MultimodalPosterior(ImportancePosterior):
-    """Gaussians about the means around several modes, in proportion to the integral of the density around each.
+    """The same over several modes; weights that cannot be trusted leave Gaussians about the mean around each.
 
     Draws, quantiles and predictions are of all modes; ``mode`` and ``state`` are those of the one with the highest
     evidence.  Where more than three elements, such as components, can be exchanged, modes are listed in one order; the
@@ -275,12 +293,8 @@ class MultimodalPosterior(ImportancePosterior):
     (2, True)
     """
 
+    _normal: ClassVar[bool] = False
     _about_mode: ClassVar[bool] = True  # means are those of the mixture
-
-    @property
-    def _num_directions(self) -> int:
-        """Coordinates, one number that chooses the mode, and those whose ranks are an order of elements."""
-        return len(self.state.u) + 1 + (0 if self.integral.exchange is None else self.integral.exchange.size)
 
     @cached_property
     def _mixture(self) -> NormalMixture:
@@ -289,22 +303,14 @@ class MultimodalPosterior(ImportancePosterior):
             about = [at_mean(state) or state for state in self.states]
         return replace(tour.proposal(about), log_mixing=self.integral.log_shares)
 
-    def _by_modes(self, white: Tensor) -> Tensor:
-        ends = self.integral.log_shares.exp().cumsum(0)
-        size, exchange = len(self.state.u), self.integral.exchange
+    def _approximate(self, white: Tensor) -> Tensor:
+        ends, size = self.integral.log_shares.exp().cumsum(0), len(self.state.u)
         component = torch.searchsorted(ends, torch.special.ndtr(white[:, size])).clamp(max=len(ends) - 1)
-        u = self._mixture.of_components(white[:, :size], component)
-        if exchange is None:
-            return u
-        return reordered(exchange.joint, u, exchange.axes, white[:, size + 1 :].argsort(1))
-
-    def _reported(self, drawn: Tensor) -> Values:
-        return self._constrained(drawn if self._map is None else self._map.forward(drawn)[0])
+        return self._in_any_order(self._mixture.of_components(white[:, :size], component), white)
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        u = self._by_modes(white)
-        places = u if self.integral.exchange is None else self.integral.exchange.in_order(u)
-        return u, self._mixture.log_prob(places) - self.integral.log_copies
+        u, exchange = self._approximate(white), self.integral.exchange
+        return u, self._mixture.log_prob(u if exchange is None else exchange.in_order(u)) - self.integral.log_copies
 
     @property
     def guide(self) -> LaplaceGuide:

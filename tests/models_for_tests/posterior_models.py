@@ -10,7 +10,7 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_evidence import LaplaceEvidence, LaplacePosterior, Start
+from pyro_evidence import ImportancePosterior, LaplaceEvidence, LaplacePosterior, Start
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 assert_approx = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-8)
@@ -168,7 +168,7 @@ def fitted_supports() -> LaplacePosterior:
 
 def unskewed(posterior: LaplacePosterior) -> LaplacePosterior:
     """A copy whose draws are of the Gaussian about the mean."""
-    found = copy.copy(posterior)
+    found = copy.copy(posterior.at_mode(0) if isinstance(posterior, ImportancePosterior) else posterior)
     vars(found)["_skewed"] = None
     return found
 
