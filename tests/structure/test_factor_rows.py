@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
+from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.models.gmrf import AR, RandomWalk, Seasonal
 from pyro_evidence.nested.inner import MarginalisedJoint, solve_inner
 from pyro_evidence.numerics import batched, lbfgs
 from pyro_evidence.numerics.evidence import log_evidence
-from pyro_evidence.precision.blocks import BlockPlan
 from pyro_evidence.precision.dense import Remade, Separate
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factor_mode import PredictorRows, StructuredProblem
@@ -135,12 +134,20 @@ def test_precisions_that_fields_say_are_the_second_derivatives(model: Any, outsi
     assert exact.tolist() == pytest.approx([(a - b) / 2e-4 for a, b in ends], rel=1e-6)
 
 
+def factorisations(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Filled, from here on, with how many matrices are factorised at a time."""
+    assert problem.factors is not None
+    made, kind = list[int](), type(problem.factors.density.plan)
+    whole = kind.factorise_rows
+    monkeypatch.setattr(kind, "factorise_rows", lambda *args: made.append(len(args[1][0])) or whole(*args))
+    return made
+
+
 def test_gaussian_data_take_one_factorisation_and_light_factors_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     joint = MarginalisedJoint(series, (data(),), marginalise=["scale", "partial"])
-    problem, made = laplace_problem(joint, None), []
+    problem = laplace_problem(joint, None)
+    made = factorisations(problem, monkeypatch)
     theta, start = joint.initial_theta + torch.tensor([[0.0], [0.2]]).double(), joint.initial_u.expand(2, -1)
-    whole = BlockPlan.factorise_rows
-    monkeypatch.setattr(BlockPlan, "factorise_rows", lambda *args: made.append(len(args[1][0])) or whole(*args))
     kept = solve_inner(problem, theta, start)
     assert made == [2]
     monkeypatch.setattr(batched, "BATCH_NUMBERS", 1)  # no room for two factors at a time
@@ -155,11 +162,8 @@ def test_gaussian_data_take_one_factorisation_and_light_factors_are_made_again(m
 
 def test_heights_to_a_thousandth_of_a_nat_take_fewer_factorisations(monkeypatch: pytest.MonkeyPatch) -> None:
     joint = MarginalisedJoint(counts, (data(),), marginalise=["scale"])
-    problem, made = laplace_problem(joint, None), list[int]()
-    assert problem.factors is not None
-    kind = type(problem.factors.density.plan)
-    whole = kind.factorise_rows
-    monkeypatch.setattr(kind, "factorise_rows", lambda *args: made.append(len(args[1][0])) or whole(*args))
+    problem = laplace_problem(joint, None)
+    made = factorisations(problem, monkeypatch)
     theta, start = torch.tensor([[-1.0], [0.5]]).double(), joint.initial_u.expand(2, -1)
     exact, num = solve_inner(problem, theta, start).log_density, sum(made)
     found = solve_inner(problem, theta, start, rough=True).log_density
@@ -169,11 +173,8 @@ def test_heights_to_a_thousandth_of_a_nat_take_fewer_factorisations(monkeypatch:
 
 def test_a_factor_serves_several_steps_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     joint = MarginalisedJoint(counts, (data(),), marginalise=["scale"])
-    problem, made = laplace_problem(joint, None), list[int]()
-    assert problem.factors is not None
-    kind = type(problem.factors.density.plan)
-    whole = kind.factorise_rows
-    monkeypatch.setattr(kind, "factorise_rows", lambda *args: made.append(len(args[1][0])) or whole(*args))
+    problem = laplace_problem(joint, None)
+    made = factorisations(problem, monkeypatch)
     theta, start = torch.tensor([[-1.0], [0.5]]).double(), joint.initial_u.expand(2, -1)
     near = solve_inner(problem, theta - 0.3, start).u
     made.clear()
