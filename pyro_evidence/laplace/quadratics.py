@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_evidence.laplace.approximation import LaplaceRows
-from pyro_evidence.numerics.batched import BATCH_NUMBERS
+from pyro_evidence.numerics.batched import CACHED_NUMBERS
 from pyro_evidence.numerics.derivatives import normal_draws, passes_to, pullback
 
 POWERS = torch.arange(-4.0, 5.0) / 2.0  # of positive numbers: roots and squares of spreads and of precisions
@@ -58,35 +58,48 @@ class Quadratics:
     def _rows(self, theta: Tensor) -> Tensor:
         return theta[:, -1].long() - self.first
 
-    def evidence(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The log evidence at settings of each data set ``(r, J, T + 1)``, and its slope in these.
+    def log_evidence(self, theta: Tensor) -> Tensor:
+        """The log evidence at settings of each data set ``(r, J, T + 1)``, nats, ``(r, J)``; -inf without a mode."""
+        return torch.cat([self._moments(part)[0] for part in self._parts(theta)])
 
-        :return: nats, ``(r, J)``, minus infinity where there is no mode, and ``(r, J, T + 1)``.
-        """
-        size = theta.shape[1] * (self.A if self.axes is None else self.axes[0])[0, 0].numel()
-        found = [self._evidence(part) for part in theta.split(max(1, BATCH_NUMBERS // size))]
+    def evidence(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """That, and its slope in the settings ``(r, J, T + 1)``."""
+        found = [self._sloped(part) for part in self._parts(theta)]
         return torch.cat([value for value, _ in found]), torch.cat([slope for _, slope in found])
 
-    def _evidence(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+    def _parts(self, theta: Tensor) -> tuple[Tensor, ...]:
+        size = theta.shape[1] * (self.A if self.axes is None else self.axes[0])[0, 0].numel()
+        return theta.split(max(1, CACHED_NUMBERS // size))
+
+    def _moments(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The log evidence, the mode, and the variance along axes or the matrix of covariances."""
         rows, weights, num = self._rows(theta[:, 0]), self.weights(theta), self.b.shape[-1]
         if self.axes is None:
-            terms, b = self.A[rows].flatten(2), self.b[rows]
-            tril, info = torch.linalg.cholesky_ex((weights @ terms).unflatten(-1, (num, num)))
+            slope = weights @ self.b[rows]
+            tril, info = torch.linalg.cholesky_ex((weights @ self.A[rows].flatten(2)).unflatten(-1, (num, num)))
             sound, log_det = info == 0, 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            variance, slope = torch.cholesky_inverse(tril), weights @ b
+            variance = torch.cholesky_inverse(tril)
             mode = (variance @ slope.unsqueeze(-1)).squeeze(-1)
-            moments = (mode.unsqueeze(-1) * mode.unsqueeze(-2) + variance).flatten(2)
         else:
             terms, b, log_scale = (x[rows] for x in self.axes)
             A, slope = weights @ terms, weights @ b
             sound, log_det = (A > 0).all(-1), A.log().sum(-1) - 2.0 * log_scale.unsqueeze(-1)
-            mode = slope / A
-            moments = mode.square() + A.reciprocal()
-        line, a = self.line[rows].unsqueeze(1), self.a[rows].unsqueeze(1)
-        value = (line * (theta - self.centre)).sum(-1) + (weights * a).sum(-1) + 0.5 * (slope * mode).sum(-1)
-        value = value + 0.5 * (num * math.log(math.tau) - log_det)
-        expected = a + mode @ b.mT - 0.5 * moments @ terms.mT  # of each term, under the posterior
-        return torch.where(sound, value, -torch.inf), line + (weights * expected) @ self.powers
+            variance = A.reciprocal()
+            mode = slope * variance
+        value = (self.line[rows].unsqueeze(1) * (theta - self.centre)).sum(-1)
+        value = value + (weights @ self.a[rows].unsqueeze(-1)).squeeze(-1) + 0.5 * (slope * mode).sum(-1)
+        return torch.where(sound, value + 0.5 * (num * math.log(math.tau) - log_det), -torch.inf), mode, variance
+
+    def _sloped(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        value, mode, variance = self._moments(theta)
+        rows = self._rows(theta[:, 0])
+        if self.axes is None:
+            terms, b = self.A[rows].flatten(2), self.b[rows]
+            moments = (mode.unsqueeze(-1) * mode.unsqueeze(-2) + variance).flatten(2)
+        else:
+            terms, b, moments = self.axes[0][rows], self.axes[1][rows], mode.square() + variance
+        expected = self.a[rows].unsqueeze(1) + mode @ b.mT - 0.5 * moments @ terms.mT  # of terms, by the posterior
+        return value, self.line[rows].unsqueeze(1) + (self.weights(theta) * expected) @ self.powers
 
     def modes(self, theta: Tensor) -> LaplaceRows:
         """Laplace's approximation, which is exact here, at ``(r, T + 1)``."""
@@ -94,8 +107,14 @@ class Quadratics:
         A = (weights @ self.A[rows].flatten(2)).unflatten(-1, self.A.shape[2:]).squeeze(1)
         tril = torch.linalg.cholesky_ex(A).L
         u = torch.cholesky_solve((weights @ self.b[rows]).mT, tril).squeeze(-1)
-        objective, active = self.evidence(theta.unsqueeze(1))[0].squeeze(1), torch.ones_like(u) > 0
+        objective, active = self.log_evidence(theta.unsqueeze(1)).squeeze(1), torch.ones_like(u) > 0
         return LaplaceRows(theta, active, u, tril, objective, ~active[:, 0])
+
+    def follows(self, found: LaplaceRows) -> Tensor:
+        """The derivatives of modes in the hyperparameters, ``(r, D, T)``."""
+        rows, weights = self._rows(found.theta), self.weights(found.theta).unsqueeze(-1)
+        forces = weights * (self.b[rows] - (self.A[rows] @ found.u[:, None, :, None]).squeeze(-1))
+        return torch.cholesky_solve(forces.mT @ self.powers[:, :-1], found.tril)
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """The log joint of each data set at one place ``(D,)`` and setting ``(T + 1,)``, nats, ``(K,)``."""
@@ -136,8 +155,8 @@ class LogJoints:
     at_once: int
 
     def heights(self, u: Tensor, theta: Tensor, numbers: Tensor) -> Tensor:
-        """The log joint of each data set at one place ``(D,)`` and settings ``(J, T)``, nats, ``(K, J)``."""
-        parts = numbers.split(max(1, self.at_once * len(u) // len(theta)))
+        """The log joint of each data set at places ``(D,)`` or ``(J, D)`` and settings ``(J, T)``, nats, ``(K, J)``."""
+        parts = numbers.split(max(1, self.at_once * u.shape[-1] // len(theta)))
         with torch.no_grad():
             return torch.cat([self.f(u.expand(len(part), len(theta), -1), theta, part) for part in parts])
 
@@ -235,11 +254,11 @@ class PowerSums:
 
     def of(self, numbers: Tensor) -> tuple[Quadratics, Tensor]:
         """Those of data sets ``(K,)``, and whether each is right elsewhere, ``(K,)`` bool."""
-        values = self.log_joints.heights(self.origin, self.values, numbers)
-        told, num = values @ self.solver.mT, len(self.powers)
-        centre, powers, line = (pad(x, (0, 1)) for x in (self.centre, self.powers, told[:, num:]))
         theta, u = self.values.mean(0), normal_draws(len(self.origin), seed=1).to(self.origin)
-        height = self.log_joints.heights(u, theta.unsqueeze(0), numbers).squeeze(1)
+        places = torch.cat([self.origin.expand(len(self.values), -1), u.unsqueeze(0)])
+        heights = self.log_joints.heights(places, torch.cat([self.values, theta.unsqueeze(0)]), numbers)
+        told, height, num = heights[:, :-1] @ self.solver.mT, heights[:, -1], len(self.powers)
+        centre, powers, line = (pad(x, (0, 1)) for x in (self.centre, self.powers, told[:, num:]))
         for probing in self.probings:
             found = self.log_joints.derivatives(self.origin, probing.places, numbers, probing.ways)
             terms = probing.terms(found, self.weights(probing.places))

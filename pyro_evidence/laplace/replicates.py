@@ -118,6 +118,8 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor, known: Quadrat
     theta = lbfgs.ascend(evidence, theta, tolerance=NEAR, num_steps=NUM_STEPS, slack=problem.slack)
 
     def moved(step: Tensor) -> tuple[Tensor, Tensor]:
+        if known is not None:
+            return evidence(theta + step)[1][:, :size], theta[:, :0]  # whose modes follow in closed form
         found = evidence.modes(theta + step)
         return evidence.slope(found)[:, :size], found.u
 
@@ -128,17 +130,17 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor, known: Quadrat
     sound = sound & (info == 0)
     tril = torch.where(sound[:, None, None], tril, torch.eye(size).to(H))
 
-    def step(found: LaplaceRows) -> tuple[Tensor, Tensor]:
+    def step(slope: Tensor) -> tuple[Tensor, Tensor]:
         """Newton's, and twice what it promises."""
-        left = evidence.slope(found)[:, :size].unsqueeze(-1)
+        left = slope[:, :size].unsqueeze(-1)
         way = torch.cholesky_solve(left, tril)
         return way.squeeze(-1), (left * way).sum((-2, -1))
 
-    way, _ = step(evidence.modes(theta))
+    way, _ = step(moved(torch.zeros_like(theta[0]))[0])
     theta = torch.cat([theta[:, :size] + way, theta[:, size:]], -1)
     here = evidence.modes(theta)
     prior = evidence.log_hyperprior(theta).detach()
-    sound = sound & here.objective.isfinite() & (step(here)[1] < LEVEL)
+    sound = sound & here.objective.isfinite() & (step(evidence.slope(here))[1] < LEVEL)
     variance = torch.cholesky_inverse(tril).diagonal(dim1=-2, dim2=-1)
     wide = (variance > FLAT) & reference.log_units
     sound = sound & ~(wide & (variance > max(PLATEAU) ** 2)).any(-1)  # on a plateau itself, as far as will be looked
@@ -148,7 +150,7 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor, known: Quadrat
         sound = sound & ~_higher_beyond(evidence, theta, chosen & sound.unsqueeze(-1), moves, here.objective + prior)
     if groups is not None:
         sound = sound & ~(inflation(groups, theta[:, :-1], Dense(here.tril).variance) > INFLATED).any(-1)
-    return Maxima(here, prior, H, follows, sound)
+    return Maxima(here, prior, H, follows if known is None else known.follows(here), sound)
 
 
 def _higher_beyond(evidence: Evidence, theta: Tensor, chosen: Tensor, moves: Sequence[float], height: Tensor) -> Tensor:

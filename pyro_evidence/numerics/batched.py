@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import ContextDecorator
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -151,7 +152,7 @@ FACTORS: dict[Any, Any] = {torch.linalg.cholesky: torch.linalg.cholesky_ex, torc
 FACTORS |= dict.fromkeys((torch.linalg.inv, torch.inverse, Tensor.inverse), torch.linalg.inv_ex)
 
 
-class SingularIsNan(TorchFunctionMode):
+class SingularIsNan(TorchFunctionMode, ContextDecorator):
     """What is made of a singular matrix is nan, where torch refuses all rows of a batch because of one."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

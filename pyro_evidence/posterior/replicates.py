@@ -62,7 +62,7 @@ def replicate_integrals(
         numbers = theta[rows, None, -1:].expand(-1, phi.shape[1], 1)
         places = torch.cat([phi, numbers], -1)
         if known is not None:
-            return known.evidence(places)[0] + joint.log_hyperpriors(places.flatten(0, 1)).view(phi.shape[:2])
+            return known.log_evidence(places) + joint.log_hyperpriors(places.flatten(0, 1)).view(phi.shape[:2])
         start = followed(modes.rows.u[rows, None], modes.follows[rows], phi - gaussian.centre[rows]).flatten(0, 1)
         return solve_inner(problem, places.flatten(0, 1), start, searches=1).log_density.reshape(phi.shape[:2])
 
@@ -132,10 +132,9 @@ def together(
     if len(sets) < FEWEST or len(agreeing) < 2:
         return {}
     try:
-        inside = next(iter(agreeing.values()))._inside.problem.joint.inside(lambda model: program or model)
-        joint = Replicates(inside, sets)
-        with SingularIsNan():
-            found = _in_chunks(agreeing, joint, tolerance)
+        inside = next(iter(agreeing.values()))._inside.problem.joint
+        joint = Replicates(inside.inside(lambda model: SingularIsNan()(program or model)), sets)
+        found = _in_chunks(agreeing, joint, tolerance)
     except REFUSALS:
         return {}  # a model need not bear that its data are rows of a batch
     for k, posterior in agreeing.items():

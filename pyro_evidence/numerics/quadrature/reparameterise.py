@@ -86,8 +86,9 @@ def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> tuple[
     one = map_of(params.unsqueeze(-2))
     x = (t - one.loc) / one.scale
     y, root = one.tail * x.asinh() - one.skew, (1.0 + x.square()).sqrt()
-    value = y.cosh().log() - 0.5 * y.sinh().square() - root.log() + params[:, 3:] - params[:, 1:2]
-    by_y = y.tanh() - y.sinh() * y.cosh()
+    sinh, cosh = y.sinh(), y.cosh()
+    value = cosh.log() - 0.5 * sinh.square() - root.log() + params[:, 3:] - params[:, 1:2]
+    by_y = sinh / cosh - sinh * cosh
     by_x = by_y * one.tail / root - x / root.square()
     by_params = torch.stack([-by_x / one.scale, -x * by_x - 1.0, -by_y, by_y * (y + one.skew) + 1.0], -1)
     each = torch.cat([(value - target).unsqueeze(-1), by_params], -1)
