@@ -23,7 +23,7 @@ MOST_PAIRS = 100_000_000  # of neighbours, over all blocks: what is left is then
 # Seconds of one thread, for choices between ways of the same result: an entry scattered, a multiplication in a product,
 # the cube of a dense matrix' size with a share of its inverse, a batch of blocks, a block of several coordinates, a
 # multiplication in its panel.
-SCATTER, MULTIPLY, CUBE, BATCH, BLOCK, PANEL = 4e-9, 3.5e-11, 2e-11, 1e-4, 3e-6, 1.5e-10
+SCATTER, MULTIPLY, CUBE, BATCH, BLOCK, PANEL = 1e-8, 1e-10, 2.5e-11, 7e-5, 3e-6, 1.5e-10
 VISIT, TIMES = 2e-6, 30  # the same of an edge in a search for stretches; how often a plan is used at least
 PORTION = BATCH_NUMBERS  # entries that are held, or looked up, at a time
 KEY = 2**62  # beyond it numbers of rows and random keys would run over
@@ -118,7 +118,7 @@ class _Choice:
         """Seconds for this level, updates scattered or made by one product, and for a dense matrix of what stays."""
         panels = float(_of_panels(self.graph.weight[self.chosen].double(), self.graph.degree[self.chosen]).sum())
         product = MULTIPLY * (self.graph.size - self.left) * float(self.left) ** 2
-        batches = 2 + len(torch.unique(self.graph.weight[self.chosen]))
+        batches = 1 + len(torch.unique(self.graph.weight[self.chosen]))
         return BATCH * batches + panels + min(SCATTER * self.pairs, product) + CUBE * float(self.left) ** 3
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_evidence.precision.elimination import components, num_cycles
+from pyro_evidence.precision.dense import Pattern
+from pyro_evidence.precision.elimination import components, elimination_order, num_cycles
 
 
 def random_edges(seed: int, size: int, count: int) -> torch.Tensor:
@@ -41,3 +42,9 @@ def test_a_long_path_in_any_order_is_one_part_without_a_cycle() -> None:
     edges = torch.stack([path[:-1], path[1:]], -1)
     assert num_cycles(edges) == 0
     assert bool((components(20_000, edges) == 0).all())
+
+
+def test_a_chain_whose_nodes_touch_three_on_either_side_is_cut_into_stretches() -> None:
+    """Every one of 300 nodes waits for few others; a dense matrix of most of them takes twice as long."""
+    chain = Pattern(300, (torch.arange(300).unfold(0, 4, 1).contiguous(),))
+    assert len(elimination_order(chain).rest) < 100
