@@ -99,6 +99,11 @@ def halved(_rise: Tensor, scale: Tensor, _line: Line) -> Tensor:
     return 0.5 * scale
 
 
+def halved_while_clear(_rise: Tensor, scale: Tensor, line: Line) -> Tensor:
+    """Half the step; none where half of it promises no more than rounding, for a density that is concave there."""
+    return torch.where(0.5 * scale * line.promised > line.slack, 0.5 * scale, 0.0)
+
+
 def to_peak(rise: Tensor, scale: Tensor, line: Line) -> Tensor:
     """Where the parabola through what is known peaks, between a tenth and a half of the step.
 

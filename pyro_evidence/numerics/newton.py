@@ -17,10 +17,12 @@ from pyro_evidence.numerics.line_search import (
     Watch,
     along_step,
     clear_rise,
+    halved_while_clear,
     no_callback,
 )
 
-SEARCH = Backtracking(clear_rise)
+SEARCH = Backtracking(clear_rise, halved_while_clear, shortest=0.5**40)
+AT_SADDLE = 2.0**20  # units of rounding that a step may at least promise where slopes do not tell
 RESTING = 100.0  # units of rounding, below which twice the rise that a step promises is none
 SLACK = 45.0  # units of rounding that a log joint, a sum over data, may have lost: 1e-14 in double precision
 CurvatureAt = Callable[[Tensor, Tensor], Tensor]  # points (R, D), and hyperparameters of all or each, to precisions
@@ -218,7 +220,8 @@ def backtrack(gradient: Gradient, found: Mode, rows: Tensor, limits: Limits) -> 
         u = along_step(here.u[left], scale, step[left])
         return SearchPoint(u, *gradient(u, rows[left]))
 
-    line = Line((here.gradient * step).sum(-1), limits.slack * (1.0 + here.objective.abs()))
+    promised, slack = (here.gradient * step).sum(-1), limits.slack * (1.0 + here.objective.abs())
+    line = Line(promised.where(definite, promised.maximum(AT_SADDLE * slack)), slack)
     new, _ = SEARCH(here, (step != 0).any(-1).nonzero().squeeze(-1), line, trial)
     found.u[rows], found.log_joint[rows], found.gradient[rows] = new.u, new.objective, new.gradient
     moved = (new.u != here.u).any(-1)

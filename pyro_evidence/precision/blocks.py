@@ -277,7 +277,7 @@ def _factor(D: Tensor, B: Tensor, step: Step, label: Label) -> StepFactor:
         tril = D.sqrt()
     else:
         tril, info = torch.linalg.cholesky_ex(D)
-        good = (info == 0) & torch.isfinite(tril).flatten(-2).all(-1)
+        good = (info == 0) & tril.diagonal(dim1=-2, dim2=-1).sum(-1).isfinite()
     if not bool(good.all()):
         row, number = torch.nonzero(~good)[0].tolist()
         coordinates, name = step.own[number].tolist(), "a block of the posterior precision A, given those before it"

@@ -15,6 +15,7 @@ from pyro_evidence.numerics.line_search import (
     armijo,
     clear_rise,
     first_accepted,
+    halved_while_clear,
     lead_uphill,
     to_peak,
     to_peak_or_quarter,
@@ -75,6 +76,21 @@ def test_rules_on_the_edge() -> None:
         clear_rise(torch.tensor([2e-3]), half, line)
     )
     assert not bool(any_rise(torch.zeros(1), one, line))
+
+
+def test_a_step_whose_half_promises_less_than_rounding_is_tried_once() -> None:
+    """Halved ten times where it promises a thousand times the rounding; nowhere is there a rise."""
+    tried = []
+
+    def trial(rows: Tensor, scale: Tensor) -> SearchPoint:
+        tried.append(rows.tolist())
+        return SearchPoint(scale.unsqueeze(-1), -torch.ones(len(rows)), scale.unsqueeze(-1))
+
+    start = SearchPoint(torch.zeros(2, 1), torch.zeros(2), torch.zeros(2, 1))
+    line = Line(torch.tensor([1e-12, 1e-9]), torch.full((2,), 1e-12))
+    _, left = Backtracking(clear_rise, halved_while_clear, shortest=0.5**40)(start, torch.arange(2), line, trial)
+    assert tried == [[0, 1]] + 9 * [[1]]
+    assert left.tolist() == []
 
 
 def test_one_state_goes_as_a_row() -> None:
