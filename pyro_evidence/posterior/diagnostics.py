@@ -22,7 +22,7 @@ from pyro_evidence.laplace.restarts import LEVEL as SAME_MODE
 from pyro_evidence.numerics import hamiltonian, importance
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.importance import Smoothed, pareto_shapes
-from pyro_evidence.posterior.base import NUM_DRAWS, SHARED, varies
+from pyro_evidence.posterior.base import NUM_DRAWS, SHARED, TOGETHER, varies
 from pyro_evidence.program.checks import require_kept
 from pyro_evidence.settings import check_count, check_seed, seeded
 from pyro_evidence.structure.names import names_of
@@ -176,6 +176,37 @@ def by_chains(elements: Elements, sums: Tensor, count: int) -> Shifts:
     error = torch.stack([apart / sd, 0.5 * (spreads / variance).diff(dim=0)[0]]).std(1) / sums.shape[1] ** 0.5
     method = f"{sums.shape[1] * count:,} draws of Hamiltonian Monte Carlo"
     return Shifts(elements.names, value, error, apart, method, "run NUTS on posterior.model")
+
+
+def by_steps(posterior: Any, white: Tensor, until: float) -> Shifts:
+    """By Newton's steps ``A^-1 g`` along slopes of the log density at draws, by as many as it takes or has time for.
+
+    Of draws of that density they are zero in the mean, and minus ``A^-1`` their products with what draws are off their
+    mean: Stein's identity, whatever ``A``.  Draws that are nearly that are wrong, to first order, by what these lack.
+    Each step has that of the Gaussian at the mode from the same noise as its control variate: errors are those of what
+    is not normal in each coordinate, of however many.  In unconstrained coordinates.
+    """
+    parts, A = list[Tensor](), posterior.state.precision
+    sites = [(p.name, p.unconstrained_shape) for p in posterior._joint.latents if p.size]
+    names = tuple((name, place) for name, shape in sites for place in itertools.product(*map(range, shape)))
+    begun = time.process_time()
+    for count, rows in enumerate(white.split(TOGETHER), 1):
+        u, beside = posterior._unwhitened(rows).double(), posterior._beside(rows).double()
+        parts.append(torch.stack([u, beside, A.solve(_gradient(posterior, u)[1].double())]))
+        u, beside, step = torch.cat(parts, 1)
+        away, square, num = u - u.mean(0), (beside - beside.mean(0)).square(), len(u)
+        spread, fall, own = away.square().mean(0), -(away * step).mean(0), square.mean(0)
+        noise = (step * spread / fall + beside) / (A.variance[0] * spread / own).sqrt()
+        noise_of_sd = 0.5 * (square / own + away * (step - step.mean(0)) / fall)
+        value = torch.stack([noise.mean(0), -0.5 * (fall / own).log()])
+        error = torch.stack([noise, noise_of_sd]).std(1) / num**0.5
+        method = f"Newton's steps from {num:,} draws"
+        apart = (noise - noise.mean(0))[:MOST_NOISE]
+        found = Shifts(names, value, error, apart, method, "run NUTS on posterior.model")
+        now = time.process_time()
+        if found.is_settled() or now + (now - begun) / count > until:
+            break
+    return found
 
 
 def moments(found: Shifts | None, label: Callable[[str, tuple[int, ...]], str], num: int) -> tuple[bool, list[str]]:
@@ -369,10 +400,11 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
     """
     generator, now = seeded(0), time.process_time()
     most = max(SHARED, min(posterior._num_checked, HELD_NUMBERS // max(1, len(posterior.state.u)) // SHARED * SHARED))
-    rows, parts = list[Tensor](), list[Tensor]()
+    rows, parts, noise = list[Tensor](), list[Tensor](), list[Tensor]()
 
     def draw(num: int) -> None:
-        drawn, log_weights = posterior._weighed_rows(posterior._white(num, generator))
+        noise.append(posterior._white(num, generator))
+        drawn, log_weights = posterior._weighed_rows(noise[-1])
         rows.extend(drawn)
         parts.append(log_weights)
 
@@ -393,7 +425,9 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
         check = partial(check_by_blocks, posterior._inside, float(posterior.log_evidence), seed=0)
         found |= most_until(check, most, 0.5 * (time.process_time() + until))
     if best is None or not best.is_settled():
-        best = _by_chains_until(posterior, elements, u, until) or best
+        steps = by_steps(posterior, torch.cat(noise), until)
+        is_right = steps.is_settled() and not bool(steps.alarms.any())
+        best = steps if is_right else _by_chains_until(posterior, elements, u, until) or best
     return found | {"moments": moments(best, names_of(posterior._joint).label, num)}
 
 
@@ -409,17 +443,18 @@ def most_until(check: Callable[[int], dict[str, Any]], most: int, until: float) 
         num *= 3
 
 
+def _gradient(posterior: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Log density of unconstrained rows, nats, and its slopes, ``(S, D)``."""
+    state, size = posterior.state, max(1, posterior._rows // 8)  # of which autograd keeps several tensors
+    with torch.enable_grad(), without_validation():
+        parts = [state.problem.density.gradient(part, state.theta) for part in u.to(state.u).split(size)]
+    value, slope = (torch.cat(each).detach() for each in zip(*parts, strict=True))
+    return value, slope
+
+
 def _by_chains_until(posterior: Any, elements: Elements, u: Tensor, until: float) -> Shifts | None:
     """By as many chains as there is time for, until it is known what to say; None where there is time for too few."""
-    state = posterior.state
-    density, active = state.problem.density, state.problem.active
-
-    def gradient(u: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad(), without_validation():
-            parts = [density.gradient(part, state.theta) for part in u.to(state.u).split(posterior._rows)]
-        value, slope = (torch.cat(each).detach() for each in zip(*parts, strict=True))
-        return value, slope
-
+    gradient, active = partial(_gradient, posterior), posterior.state.problem.active
     gradient(u[:FEW_CHAINS])  # the first is dearer
     before = time.process_time()
     gradient(u[:FEW_CHAINS])
@@ -431,7 +466,7 @@ def _by_chains_until(posterior: Any, elements: Elements, u: Tensor, until: float
     found: Shifts | None = None
     count, last = 0, time.process_time()
     sums = torch.zeros(4, num, len(elements.names), dtype=torch.float64, device=u.device)
-    for drawn in hamiltonian.draws(gradient, state.precision, u[:num], active, seeded(1)):
+    for drawn in hamiltonian.draws(gradient, posterior.state.precision, u[:num], active, seeded(1)):
         if drawn is not None:
             # of the noise that the chains followed, but over several modes, which that does not choose
             beside = posterior._unwhitened(drawn[1].to(u)) if posterior._normal else u[count * num : (count + 1) * num]

@@ -226,6 +226,10 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
             return self._skewed.drawn(white)[0]
         return self._about_mean.u + self.state.precision.unwhiten(white)
 
+    def _beside(self, white: Tensor) -> Tensor:
+        """What the Gaussian at the mode makes of the noise of draws, less the mode, ``(S, D)``."""
+        return self.state.precision.unwhiten(white[:, : len(self.state.u)])
+
     def _draws_until(self, until: float) -> Values:
         return super()._draws_until(until) if self._skewed is None else self._constrained(self._skewed.points)
 

@@ -368,6 +368,8 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
     require_end(around(posterior.state), posterior.state.precision)
     states, exchange = tour.tour(posterior.state, num_draws, seed)
     single = len(states) == 1 and exchange is None
+    if single and not len(states[0].theta):  # beside which that of the fit may be faint
+        posterior = replace(posterior, state=states[0])
     many = len(states) > tour.MOST_MODES
     mirrored = many and posterior._mirrors and float(states[0].log_evidence - states[-1].log_evidence) < SAME_HEIGHT
     if mirrored or (single and len(posterior.state.theta)):

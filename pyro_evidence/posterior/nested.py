@@ -134,6 +134,12 @@ class NestedPosterior(LaplacePosterior):
             return white
         return self._moved(torch.cat([self._with_density(part)[0] for part in white.split(self._rows)]))
 
+    def _beside(self, white: Tensor) -> Tensor:
+        places, found = self._places, self.integral.outer_mode  # the marginalised sites along the axes of draws
+        away = found.gaussian.forward(white[:, places.marginalised]) - found.centre
+        inside = self.state.precision.unwhiten(white.index_fill(1, places.marginalised, 0.0))
+        return inside + places.whole(away, away @ found.follows.mT)
+
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         known, keys = self._latest, [row.tobytes() for row in white.cpu().numpy()]
         if new := [k for k, key in enumerate(keys) if key not in known]:

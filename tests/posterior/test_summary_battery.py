@@ -6,6 +6,7 @@ Right: all means within a tenth of a deviation and all deviations within a tenth
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyro
@@ -18,8 +19,9 @@ from pyro_evidence import ImportancePosterior, LaplaceEvidence, LaplacePosterior
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.importance import checked
+from pyro_evidence.precision.dense import Diagonal
 from pyro_evidence.posterior import diagnostics, laplace
-from pyro_evidence.posterior.diagnostics import Elements, Shifts, by_chains, by_weights, lines, moments, most_until
+from pyro_evidence.posterior.diagnostics import Elements, Shifts, by_chains, by_steps, by_weights, lines, moments, most_until
 from tests.models_for_tests.posterior_models import class_data, fitted_logistic, logistic
 from tests.models_for_tests.sampled_scales import SCHOOLS, schools_centred
 
@@ -147,6 +149,17 @@ def test_elements_of_a_site_tell_of_one_another() -> None:
     outlier = right.double().index_fill(0, torch.tensor(one), 0.5)
     found = shifted_chains(outlier, 1.0)
     assert f"x({one},)" in moments_of(found) and bool(found.unknown()[0][one])
+
+
+def test_steps_say_what_draws_of_another_normal_are_off_by() -> None:
+    """Draws .4 deviations off and half as wide, of 300 normal numbers: exactly that, without any noise."""
+    right = alone(lambda one: dist.Normal(3.0 * one, 2.0), 300)
+    precision = Diagonal(4.0 * right.state.precision.variance.reciprocal())
+    wrong = replace(right, state=replace(right.state, u=right.state.u - 0.8, precision=precision))
+    vars(wrong)["_shifted"] = None  # which would move them back
+    found = by_steps(wrong, wrong._white(64, torch.Generator().manual_seed(0)), 0.0)
+    truth = torch.tensor([[0.8], [math.log(2.0)]]).double().expand(2, 300)
+    assert found.value == pytest.approx(truth) and found.error == pytest.approx(0.0 * truth, abs=1e-9)
 
 
 def moments_of(found: Shifts) -> str:
