@@ -135,10 +135,10 @@ class NestedPosterior(LaplacePosterior):
         return self._moved(torch.cat([self._with_density(part)[0] for part in white.split(self._rows)]))
 
     def _beside(self, white: Tensor) -> Tensor:
-        places, found = self._places, self.integral.outer_mode  # the marginalised sites along the axes of draws
+        places, found = self._places, self.integral.outer_mode  # the factors that draws are made by
         away = found.gaussian.forward(white[:, places.marginalised]) - found.centre
-        inside = self.state.precision.unwhiten(white.index_fill(1, places.marginalised, 0.0))
-        return inside + places.whole(away, away @ found.follows.mT)
+        inside = found.state.precision.unwhiten(white[:, places.inner])
+        return places.whole(away, inside + away @ found.follows.mT)
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         known, keys = self._latest, [row.tobytes() for row in white.cpu().numpy()]
