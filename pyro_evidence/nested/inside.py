@@ -94,7 +94,8 @@ class InsideCorrection:
     :ivar pareto_k: of the weights, ``-inf`` where all are alike.
     :ivar num_draws: how many there are.
     :ivar num_shared: coordinates that were drawn; the others were integrated block by block.
-    :ivar trend: of the gain over the nodes, less a constant, nats, ``(K,)``: Laplace inside errs more at some.
+    :ivar slope: of the gain, nats for each standard deviation of the marginalised sites, ``(d,)``: Laplace inside errs
+        more at some.  Zero where that is not known.
     """
 
     gain: float
@@ -103,7 +104,7 @@ class InsideCorrection:
     pareto_k: float
     num_draws: int
     num_shared: int
-    trend: Tensor
+    slope: Tensor
 
     @property
     def error(self) -> float:
@@ -205,12 +206,12 @@ def _by_draws(
     smoothed = importance.checked(log_weights)
     k = smoothed.pareto_k if lost <= LOST else math.inf
     gain, spread, ratios = _controlled(smoothed.log_weights, (log_normal - log_proposal).exp())
-    z, drawn = places.z, places.z[index]
-    ways = torch.linalg.lstsq(drawn - drawn.mean(0), ratios.unsqueeze(-1)).solution
-    trend = (z.clamp(drawn.amin(0), drawn.amax(0)) @ ways).squeeze(-1)
+    drawn = places.z[index]
+    slope = torch.linalg.lstsq(drawn - drawn.mean(0), ratios.unsqueeze(-1)).solution.squeeze(-1)
+    slope = slope.where(slope.abs() > 2.0 * spread, 0.0)  # nodes are standard: its errors are those of the gain
     shares = (smoothed.log_weights.log_softmax(0) + by_component.log_softmax(0)).exp()
     adapted = tour.adapted(_around_mode(places, marginal), white, shares)
-    return InsideCorrection(gain, spread, coarse, k, num, len(shared), trend), adapted
+    return InsideCorrection(gain, spread, coarse, k, num, len(shared), slope), adapted
 
 
 def _controlled(log_weights: Tensor, normal: Tensor) -> tuple[float, float, Tensor]:

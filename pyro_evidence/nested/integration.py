@@ -217,6 +217,11 @@ class Integral:
         known = torch.isfinite(self.nodes.log_density)
         return Trend(self.chart.inverse(self.phi[known]), self.nodes.u[known])
 
+    def tilted(self, slope: Tensor) -> "Integral":
+        """With a log density that is higher by ``slope'z``, nats, and nodes that weigh accordingly."""
+        log_weights = (self.log_weights + self.chart.inverse(self.phi) @ slope).log_softmax(0)
+        return replace(self, density=self.density.tilted(slope), log_weights=log_weights)
+
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
         """Means and standard deviations of the marginalised coordinates, ``(d,)`` each."""

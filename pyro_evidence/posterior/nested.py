@@ -92,6 +92,13 @@ class NestedPosterior(LaplacePosterior):
         """Change of the log evidence when the nodes were last made more, or its standard error, nats."""
         return self.integral.error
 
+    @cached_property
+    def _tilted(self) -> Integral:
+        """Which draws are of: with what Laplace leaves out inside along the marginalised sites, where it is added."""
+        found = self._left_out
+        is_known = found is not None and found.is_trusted and bool(found.slope.any())
+        return self.integral.tilted(found.slope) if found is not None and is_known else self.integral
+
     @property
     def _inside(self) -> LaplaceState:
         return self.integral.outer_mode.state
@@ -117,7 +124,7 @@ class NestedPosterior(LaplacePosterior):
         if len(self._calibrated.points):
             return self._constrained(self._calibrated.points)
         generator, parts = generator_of(0), list[Tensor]()
-        _ = self.integral.modes, self.integral.skewness_correction  # are found once, and are no draw's price
+        _ = self._tilted.modes, self._tilted.skewness_correction  # are found once, and are no draw's price
 
         def draw(num: int) -> None:
             parts.append(self._unwhitened(self._white(num, generator)))
@@ -165,9 +172,9 @@ class NestedPosterior(LaplacePosterior):
         if not (names and small and dims < PRODUCT_DIMS):
             return ()
         few = float(importance.effective_sample_size(self._weighed(FIRST_LOOK, seed=0)[1]))
-        if few > NEARLY_ALL * FIRST_LOOK or self.relative_ess > ENOUGH or self.integral.margins is None:
+        if few > NEARLY_ALL * FIRST_LOOK or self.relative_ess > ENOUGH or self._tilted.margins is None:
             return ()
-        skew = self.integral.margins.axes(self.integral.phi.new_zeros(1, dims)).skew[0].abs()
+        skew = self._tilted.margins.axes(self.integral.phi.new_zeros(1, dims)).skew[0].abs()
         return tuple(sorted(names, key=lambda name: -float(skew[latents.slices[name]])))
 
     @property
@@ -191,11 +198,11 @@ class NestedPosterior(LaplacePosterior):
         block = torch.arange(latents.size)[latents.slices[site]].to(self._places.marginalised.device)
         if site in self.marginalised_sites:
             rows = [int((self._places.marginalised == i).nonzero()) for i in block]
-            pairs = [marginal.marginalised_density(self.integral, row) for row in rows]
+            pairs = [marginal.marginalised_density(self._tilted, row) for row in rows]
             found = [torch.stack(each, -1) for each in zip(*pairs, strict=True)]
         else:
             index = torch.stack([(self._places.inner == i).nonzero().squeeze() for i in block])
-            found = list(marginal.inner_density(self.integral, index))
+            found = list(marginal.inner_density(self._tilted, index))
         return marginal.constrained(part, *self._density_of_draws(block, *found))
 
     def _density_of_draws(self, index: Tensor, x: Tensor, density: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,9 +220,9 @@ class NestedPosterior(LaplacePosterior):
         :raises BadInput: for a ``q`` outside 0 to 1.
         """
         places, wanted = self._places, torch.as_tensor(q, dtype=self.state.u.dtype).tolist()
-        marginalised = [marginal.marginalised_density(self.integral, i) for i in range(len(places.marginalised))]
+        marginalised = [marginal.marginalised_density(self._tilted, i) for i in range(len(places.marginalised))]
         x, density = (torch.stack(each, -1) for each in zip(*marginalised, strict=True))
-        inner = marginal.inner_density(self.integral, torch.arange(len(places.inner)))
+        inner = marginal.inner_density(self._tilted, torch.arange(len(places.inner)))
         pairs = (places.marginalised, x, density), (places.inner, *inner)
         parts = [marginal.unconstrained(*self._density_of_draws(*pair)).quantiles(wanted) for pair in pairs]
         return self._constrained(self._places.whole(*parts))
@@ -249,7 +256,7 @@ class NestedPosterior(LaplacePosterior):
             whole = tour.integral_over([self.state], seed=0)
             if whole.is_trusted:
                 gain, k = float(whole.log_evidence - self.state.log_evidence), whole.weighed.pareto_k
-                return InsideCorrection(gain, whole.error, 0.0, k, len(whole.draws), size, 0.0 * found.trend)
+                return InsideCorrection(gain, whole.error, 0.0, k, len(whole.draws), size, 0.0 * found.slope)
         return found
 
     def share_of(self, modes: Sequence[LaplaceState]) -> float:
@@ -278,7 +285,7 @@ class NestedPosterior(LaplacePosterior):
     @property
     def proposal(self) -> Proposal:
         """The posterior over all latents, as importance sampling draws from it."""
-        return Proposal(self.integral, self._places)
+        return Proposal(self._tilted, self._places)
 
     @cached_property
     def _calibrated(self) -> Proposal:

@@ -241,10 +241,8 @@ def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
 
     They weigh as in the log evidence: with what Laplace inside leaves out, where that is added.
     """
-    integral, problem = posterior.integral, _problem_around(posterior, partial(Stepped, constants=constants))
-    left_out = posterior._left_out
-    trend = left_out.trend if left_out is not None and left_out.is_trusted else 0.0
-    weights = (integral.log_weights + trend).softmax(0)
+    integral, problem = posterior._tilted, _problem_around(posterior, partial(Stepped, constants=constants))
+    weights = integral.log_weights.softmax(0)
     kept = weights > HEAVY
     weights, u = weights[kept] / weights[kept].sum(), integral.nodes.u[kept]
     theta = _hypers(problem, integral.outer_mode.state.problem, integral.nodes.theta[kept])

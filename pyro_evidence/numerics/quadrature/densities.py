@@ -36,6 +36,10 @@ class Normal:
         log_det = self.tril.diagonal().log().sum()
         return -0.5 * (white.square() + math.log(math.tau)).sum(-1) - log_det
 
+    def tilted(self, slope: Tensor) -> "Normal":
+        """The density times ``exp(slope'z)``, normalised."""
+        return Normal(self.loc + self.tril @ (self.tril.mT @ slope), self.tril)
+
     def permuted(self, order: tuple[int, ...]) -> "Normal":
         """The same density with its axes in another order."""
         covariance = (self.tril @ self.tril.mT)[list(order)][:, list(order)]
@@ -120,6 +124,10 @@ class Interpolated(AxisByAxis):
     def _values(self) -> Tensor:
         return self.log_ratio.unsqueeze(0)
 
+    def tilted(self, slope: Tensor) -> "Interpolated":
+        """The density times ``exp(slope'z)``, normalised."""
+        return Interpolated(self.rule, self.log_ratio + _on_grid([self.rule.nodes[:, 0]] * len(slope)) @ slope)
+
     def permuted(self, order: tuple[int, ...]) -> "Interpolated":
         """The same density with its axes in another order."""
         return Interpolated(self.rule, self.log_ratio.permute(order))
@@ -157,6 +165,11 @@ class Lattice(AxisByAxis):
     step: float  # between neighbours, the same on all axes
     first: Tensor  # (d,) the corner
     log_density: Tensor  # (k_1, ..., k_d) up to a constant, nats; minus infinity where there is next to nothing
+
+    def tilted(self, slope: Tensor) -> "Lattice":
+        """The density times ``exp(slope'z)``, normalised."""
+        axes = [self.step * torch.arange(num).to(slope) for num in self.log_density.shape]
+        return Lattice(self.step, self.first, self.log_density + _on_grid(axes) @ slope)
 
     def permuted(self, order: tuple[int, ...]) -> "Lattice":
         """The same density with its axes in another order."""
@@ -200,6 +213,11 @@ class Lattice(AxisByAxis):
 
     def _given(self, rest: Tensor, z: Tensor) -> Tensor:
         return torch.cat([rest.expand(len(z), -1), z.unsqueeze(-1)], -1)
+
+
+def _on_grid(axes: list[Tensor]) -> Tensor:
+    """The points of a product of axes, ``(k_1, ..., k_d, d)``."""
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
 
 def extended(log_density: Tensor) -> Tensor:
