@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_evidence.blocks import marginal as blocks
 from pyro_evidence.blocks.marginal import Marginal, Place
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, iterate
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.gradient import evidence_slope
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import evidence
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
@@ -110,6 +112,20 @@ def evidence_error(state: LaplaceState) -> EvidenceError:
     better = more.find(state.theta, state.u)
     gain, signed = (better.each - place.each)[:-1], float(more.log_evidence(better) - state.log_evidence)
     return _of_blocks(more, signed, gain, 0.0, f"{problem.nodes} against {more.num} nodes")
+
+
+def slope_of_error(state: LaplaceState) -> Tensor | None:
+    """Derivatives of a state's :func:`evidence_error` by Laplace, ``(T,)``, nats; None where no blocks are independent.
+
+    By few nodes in each block: most of the error is seen by them, and its slope.
+    """
+    marginal = None if state.place is not None else _compared(state.problem)
+    if marginal is None:
+        return None
+    marginal = replace(marginal, num=COMPARED_OF_MANY)
+    p, terms = marginal.partition, marginal.density.terms(state.theta)
+    here = marginal.place(terms, state.u[p.own], state.u[p.shared])
+    return (blocks.slope(marginal, here, state.theta)[0] - evidence_slope(state)[0]).detach()
 
 
 def is_in_blocks(state: LaplaceState) -> bool:

@@ -190,9 +190,11 @@ def by_steps(posterior: Any, white: Tensor, until: float) -> Shifts:
     sites = [(p.name, p.unconstrained_shape) for p in posterior._joint.latents if p.size]
     names = tuple((name, place) for name, shape in sites for place in itertools.product(*map(range, shape)))
     begun = time.process_time()
+    until = max(until, begun + AFTERWARDS)
     for count, rows in enumerate(white.split(TOGETHER), 1):
         u, beside = posterior._unwhitened(rows).double(), posterior._beside(rows).double()
-        parts.append(torch.stack([u, beside, A.solve(_gradient(posterior, u)[1].double())]))
+        slopes = _gradient(posterior, u)[1].double() + posterior._pull_left_out
+        parts.append(torch.stack([u, beside, A.solve(slopes)]))
         u, beside, step = torch.cat(parts, 1)
         away, square, num = u - u.mean(0), (beside - beside.mean(0)).square(), len(u)
         spread, fall, own = away.square().mean(0), -(away * step).mean(0), square.mean(0)
@@ -242,6 +244,7 @@ FEWEST_WEIGHTED = 100  # to whose largest a tail can be fitted
 NOTABLE_GAP = 0.1  # nats
 ENOUGH = 1_000  # draws whose k-hat is known to about a tenth, beyond which only what is not settled asks for more
 PRECISE = 0.02  # nats, a fifth of what is said of a log evidence: its standard error where no more draws are taken
+AFTERWARDS = 0.1  # seconds for slopes at draws that have been made
 CHAINS, FEW_CHAINS = 64, 16  # whose averages tell their own error; and the fewest that do
 FEWEST_ROUNDS = 4  # draws of each chain
 OTHERWISE = {

@@ -16,6 +16,7 @@ from pyro_evidence.fitting.iterate import Fit, Status, Stop
 from pyro_evidence.fitting.process_state import generator_of, own_random_numbers, without_validation
 from pyro_evidence.laplace import tour
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, warn_of_jumps
+from pyro_evidence.laplace.evidence_error import slope_of_error
 from pyro_evidence.laplace.restarts import MOST_COORDINATES
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
@@ -51,6 +52,8 @@ ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as
 FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, no more are asked
 CALIBRATED = 1024  # quasi-random draws whose weights say what marginals are
 STEPS = 4  # Hessians that the search for an inner mode takes
+LITTLE = 0.5  # nats: of so small an error no slope is notable
+FELT = 0.01  # standard deviations that a density moves by: less is rounding, or no matter
 NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredths those of many keep enough
 
 
@@ -93,11 +96,27 @@ class NestedPosterior(LaplacePosterior):
         return self.integral.error
 
     @cached_property
+    def _slope_left_out(self) -> Tensor | None:
+        """Of what Laplace leaves out inside, along the nodes' axes ``(d,)``; None where it is not known.
+
+        By importance sampling, where that is believed, or by quadrature of independent blocks.
+        """
+        left_out, d = self._left_out, self.integral.chart.num_dims
+        if left_out is not None and left_out.is_trusted and bool(left_out.slope.any()):
+            return left_out.slope
+        with own_random_numbers(), without_validation(), torch.enable_grad(), suppress(ArithmeticError, RuntimeError):
+            found = slope_of_error(self._inside) if self._joint.has_data else None
+            if found is not None:
+                return self.integral.chart.basis.mT @ found[self.integral.outer_mode.marginalised].double()
+        known = left_out is not None and not left_out.is_doubtful
+        return self.integral.phi.new_zeros(d) if known else None
+
+    @cached_property
     def _tilted(self) -> Integral:
-        """Which draws are of: with what Laplace leaves out inside along the marginalised sites, where it is added."""
-        found = self._left_out
-        is_known = found is not None and found.is_trusted and bool(found.slope.any())
-        return self.integral.tilted(found.slope) if found is not None and is_known else self.integral
+        """The marginalised sites' density that draws are of: with what Laplace leaves out inside along these."""
+        slope = self._slope_left_out
+        is_tilted = slope is not None and bool((slope.abs() > FELT).any())
+        return self.integral.tilted(slope) if slope is not None and is_tilted else self.integral
 
     @property
     def _inside(self) -> LaplaceState:
@@ -140,6 +159,17 @@ class NestedPosterior(LaplacePosterior):
         if not len(white):
             return white
         return self._moved(torch.cat([self._with_density(part)[0] for part in white.split(self._rows)]))
+
+    @property
+    def _pull_left_out(self) -> Tensor:
+        """Of what Laplace leaves out inside on all coordinates, ``(D,)``, nats: slopes at draws are without it.
+
+        nan where it is not known, and may be notable.
+        """
+        slope, basis = self._slope_left_out, self.integral.chart.basis
+        if slope is None:
+            slope = basis[0] * (0.0 if float(self.log_evidence_error) < LITTLE else math.nan)
+        return self._places.whole(torch.linalg.solve(basis.mT, slope), torch.zeros_like(self._inside.u))
 
     def _beside(self, white: Tensor) -> Tensor:
         places, found = self._places, self.integral.outer_mode  # the factors that draws are made by

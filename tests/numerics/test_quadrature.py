@@ -226,6 +226,21 @@ def test_what_is_added_around_a_lattice_is_no_higher_than_what_it_is_beside() ->
     assert extended(torch.tensor([-1.0, -40.0, -9.0])).tolist()[-1] == -9.0
 
 
+def test_a_tilted_density_is_that_times_an_exponential() -> None:
+    """Oracle: a normal density, which moves by its covariance times the slope, and is as wide as it was."""
+    tril = torch.tensor([[0.9, 0.0], [0.4, 0.7]], dtype=torch.float64)
+    slope, loc = torch.tensor([0.6, -0.3], dtype=torch.float64), torch.tensor([0.2, 0.1], dtype=torch.float64)
+    plain, moved = Normal(loc, tril), Normal(loc + tril @ tril.mT @ slope, tril)
+    rule, axis = rules.gauss_hermite(9), torch.arange(-6.0, 6.1, 0.25).double()
+    nodes, points = (torch.cartesian_prod(x, x) for x in (rule.nodes[:, 0], axis))
+    standard = -0.5 * (nodes.square() + math.log(math.tau)).sum(-1)
+    product = Interpolated(rule, (plain.log_prob(nodes) - standard).reshape(9, 9))
+    lattice = Lattice(0.25, axis[[0, 0]], plain.log_prob(points).reshape(49, 49))
+    z = moved.unwhiten(rules.quasi_normal(50, 2))
+    for density, error in ((plain, 1e-12), (product, 2e-3), (lattice, 0.03)):
+        torch.testing.assert_close(density.tilted(slope).log_prob(z), moved.log_prob(z), rtol=0.0, atol=error)
+
+
 def test_a_trend_is_exact_at_nodes_and_wherever_it_is_a_polynomial_of_its_degree() -> None:
     z = rules.product(rules.gauss_hermite(6), 2).nodes
 
