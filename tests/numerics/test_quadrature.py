@@ -237,7 +237,7 @@ def test_a_tilted_density_is_that_times_an_exponential() -> None:
     product = Interpolated(rule, (plain.log_prob(nodes) - standard).reshape(9, 9))
     lattice = Lattice(0.25, axis[[0, 0]], plain.log_prob(points).reshape(49, 49))
     z = moved.unwhiten(rules.quasi_normal(50, 2).clamp(-2.0, 2.0))
-    for density, error in ((plain, 1e-12), (product, 2e-3), (lattice, 0.03)):
+    for density, error in ((plain, 1e-12), (product, 2e-3), (lattice, 0.07)):  # linear between points
         torch.testing.assert_close(density.tilted(slope).log_prob(z), moved.log_prob(z), rtol=0.0, atol=error)
 
 

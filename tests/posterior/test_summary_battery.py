@@ -19,9 +19,18 @@ from pyro_evidence import ImportancePosterior, LaplaceEvidence, LaplacePosterior
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.numerics.importance import checked
-from pyro_evidence.precision.dense import Diagonal
 from pyro_evidence.posterior import diagnostics, laplace
-from pyro_evidence.posterior.diagnostics import Elements, Shifts, by_chains, by_steps, by_weights, lines, moments, most_until
+from pyro_evidence.posterior.diagnostics import (
+    Elements,
+    Shifts,
+    by_chains,
+    by_steps,
+    by_weights,
+    lines,
+    moments,
+    most_until,
+)
+from pyro_evidence.precision.dense import Diagonal
 from tests.models_for_tests.posterior_models import class_data, fitted_logistic, logistic
 from tests.models_for_tests.sampled_scales import SCHOOLS, schools_centred
 
