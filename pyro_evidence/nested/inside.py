@@ -31,7 +31,7 @@ from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.precision.choices import exact_hessian
-from pyro_evidence.precision.dense import Diagonal, Precision
+from pyro_evidence.precision.dense import FLOAT, Diagonal, Precision, Separate
 from pyro_evidence.settings import seeded
 from pyro_evidence.structure.symmetries import are_nearest
 
@@ -140,6 +140,10 @@ def inside_correction(places: LaplaceNodes) -> InsideCorrection | None:
         alone = marginal.partition.width == places.u.shape[-1]  # nothing is gained by a rule that only spheres are for
         if alone or FEWEST * row_bytes * marginal.nodes_of_each > PRICE:  # few nodes of quadrature can be paid
             marginal = None  # all are drawn
+    if isinstance(places.precision, Separate) and problem.factors is not None:  # which each round asks for
+        most = HELD_NUMBERS // 2 * FLOAT // problem.factors.density.plan.num_bytes
+        kept = places.precision.kept(places.weights.argsort(descending=True)[:most].tolist())
+        places = replace(places, precision=kept)
     found, num, mixture = None, FEWEST, _around_mode(places, marginal)
     with without_validation(), suppress(RuntimeError):  # a model that takes no batch of rows
         shared = torch.arange(places.u.shape[-1]) if marginal is None else marginal.partition.shared

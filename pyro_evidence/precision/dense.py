@@ -1,8 +1,8 @@
 """A posterior precision, dense or diagonal, factorised once, or a batch ``(R,)`` of them."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import torch
@@ -200,6 +200,12 @@ class Separate(Precision):
     def row(self, index: int) -> Precision:
         """One of the batch."""
         return self.members[index]
+
+    def kept(self, rows: Collection[int]) -> "Separate":
+        """With the factors of some rows held once they are made again."""
+        parts = enumerate(self.members)
+        own = (replace(A, make=cache(A.make)) if isinstance(A, Remade) and i in rows else A for i, A in parts)
+        return Separate(tuple(own))
 
 
 @dataclass(frozen=True)

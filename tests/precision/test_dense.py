@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
-from pyro_evidence.precision.dense import Dense, Diagonal, factorise
+from pyro_evidence.precision.dense import Dense, Diagonal, Precision, Remade, Separate, factorise
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 
@@ -93,3 +93,19 @@ def test_a_dense_one_is_refused_by_name() -> None:
 def test_single_precision_is_factorised_in_double() -> None:
     A = matrices().float()
     assert factorise(A).log_det.dtype == factorise(A.diagonal(dim1=-2, dim2=-1)).log_det.dtype == torch.float64
+
+
+def test_factors_that_are_kept_are_made_again_once() -> None:
+    made: list[int] = []
+
+    def member(number: int) -> Remade:
+        def make() -> Precision:
+            made.append(number)
+            return Diagonal(torch.tensor([[2.0 + number]]))
+
+        return Remade(make, torch.zeros(1))
+
+    kept = Separate((member(0), member(1))).kept([1])
+    for _ in range(3):
+        assert kept.solve(torch.ones(2, 1)).tolist() == [[1.0 / 2.0], [1.0 / 3.0]]
+    assert sorted(made) == [0, 0, 0, 1]
