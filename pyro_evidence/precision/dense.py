@@ -130,10 +130,7 @@ class Diagonal(Precision):
         """The reciprocals."""
         return self.diagonal.reciprocal()
 
-    @property
-    def variance(self) -> Tensor:
-        """The reciprocals."""
-        return self.diagonal.reciprocal()
+    variance = adjoint
 
     def solve(self, b: Tensor) -> Tensor:
         """``b / A``."""

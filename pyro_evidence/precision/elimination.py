@@ -25,6 +25,7 @@ MOST_PAIRS = 100_000_000  # of neighbours, over all blocks: what is left is then
 # multiplication in its panel.
 SCATTER, MULTIPLY, CUBE, BATCH, BLOCK, PANEL = 1e-8, 1e-10, 2.5e-11, 7e-5, 3e-6, 1.5e-10
 VISIT, TIMES = 2e-6, 30  # the same of an edge in a search for stretches; how often a plan is used at least
+MARKS = 16  # places of a table that are cleared and read in the time in which one number is sorted
 PORTION = BATCH_NUMBERS  # entries that are held, or looked up, at a time
 KEY = 2**62  # beyond it numbers of rows and random keys would run over
 
@@ -291,7 +292,7 @@ def _with_cliques(old: Tensor, front: Tensor, other: Tensor, count: int) -> Tens
     start = touched.cumsum(0) - touched
     width = touched.repeat_interleave(touched)  # for each entry the number of entries of its front
     start = start.repeat_interleave(touched)
-    if count <= 2 * LARGEST_REST:
+    if count <= 2 * LARGEST_REST and count**2 <= MARKS * int(width.sum()):
         seen = torch.zeros(count * count, dtype=torch.bool, device=old.device)
         seen[old] = True
         for part in _portions(width):

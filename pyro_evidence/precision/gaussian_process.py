@@ -165,8 +165,6 @@ def sandwiched(blocks: Tensor, K: Tensor) -> Tensor:
 
 def diagonal_blocks(K: Tensor, num_coupled: int) -> Tensor:
     """The blocks ``(N, C, C)`` on the diagonal of ``K`` ``(n, n)``."""
-    if num_coupled == 1:
-        return K.diagonal()[:, None, None]
     return K.unflatten(0, (-1, num_coupled)).unflatten(2, (-1, num_coupled)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
 

@@ -127,7 +127,6 @@ def truncated(product: Callable[[Tensor], Tensor], w: Tensor) -> EigenAxes:
     return aligned_axes(h, V, V.mT @ w)
 
 
-FAR = 9.0  # beyond this z the likelihood's mass on the other side of 0 is below exp(-40)
 STIFF = 1.15  # below this z the best a exceeds 3, where the closed form of the score loses a^2 units of rounding
 NUM_NODES = 96  # of Gauss-Laguerre: exact to rounding for a >= 2.5
 
@@ -200,11 +199,10 @@ def scaled_laplace_alpha(z: Tensor) -> Tensor:
     :math:`z > 1`.  Near 1 it goes as :math:`2/\sqrt{z^2 - 1}`, far out as :math:`2/(z + \sqrt{z^2 - 4})`.
     """
     z = z.double()
-    far = 2.0 / (z + (z.square() - 4.0).clamp(min=0.0).sqrt())  # used where z >= FAR only
-    near = torch.full_like(z, torch.inf)
-    for chosen, moments in (((z > 1.0) & (z < STIFF), _stiff), ((z >= STIFF) & (z < FAR), _soft)):
-        near = near.masked_scatter(chosen, _root(z[chosen], moments))
-    return torch.where(z >= FAR, far, near)
+    found = torch.full_like(z, torch.inf)
+    for chosen, moments in (((z > 1.0) & (z < STIFF), _stiff), (z >= STIFF, _soft)):
+        found = found.masked_scatter(chosen, _root(z[chosen], moments))
+    return found
 
 
 def _soft(a: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
