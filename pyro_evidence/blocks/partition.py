@@ -185,8 +185,6 @@ def _width(label: Tensor) -> int:
 
 def _is_shared(edges: Tensor, label: Tensor, shared: Tensor) -> bool:
     """Whether at least half of the coordinates outside of blocks are seen by two blocks or more; not so in a chain."""
-    if not bool(shared.any()):
-        return True
     here, there = edges[:, shared[edges[0]] & (label[edges[1]] >= 0)]
     pairs = torch.unique(here * len(label) + label[there])
     blocks = torch.bincount(pairs // len(label), minlength=len(label))

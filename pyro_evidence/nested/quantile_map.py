@@ -77,8 +77,6 @@ def quantile_map(u: Tensor, log_weights: Tensor) -> QuantileMap | None:
 
     None where weights are as good as equal, or k-hat is above its threshold for certain.
     """
-    if not bool((log_weights > -math.inf).any()):
-        return None
     found = importance.checked(log_weights)
     if found.pareto_k == -math.inf or not found.pareto_k < math.inf or importance.is_beyond(found.pareto_k, len(u)):
         return None

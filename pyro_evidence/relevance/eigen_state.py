@@ -167,10 +167,7 @@ def _of_rows(quadratic: Quadratic, roots: list[tuple[Tensor, Tensor]], w: Tensor
 
 def _root(B: Tensor) -> tuple[Tensor, Tensor] | None:
     """Symmetric square root and its pseudo-inverse of every block; None where a block has none."""
-    if B.shape[-1] == 1:
-        values, vectors = B[..., 0], torch.ones_like(B)
-    else:
-        values, vectors = torch.linalg.eigh(B)
+    values, vectors = torch.linalg.eigh(B)
     if bool((values < -1e-10 * values.abs().max()).any()):
         return None
     root = values.clamp(min=0.0).sqrt()  # rounding below zero
