@@ -1,6 +1,7 @@
 """Laplace's approximation of one log joint: at one setting of its hyperparameters, and at many as a batch of rows."""
 
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -13,12 +14,12 @@ from pyro_evidence.errors import NotPositiveDefinite, NotSmooth, TooLarge
 from pyro_evidence.laplace import mode_checks
 from pyro_evidence.laplace.mode_checks import rounded_inside
 from pyro_evidence.numerics import evidence, lbfgs, newton, trust_region
-from pyro_evidence.numerics.batched import Batched
+from pyro_evidence.numerics.batched import BATCH_BYTES, Batched, apply
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.numerics.line_search import Watch, no_callback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.choices import Curvature, asked_for, block_diagonal, diagonal, exact_hessian, gauss_newton
-from pyro_evidence.precision.dense import Dense, Precision, factorise
+from pyro_evidence.precision.dense import Dense, Precision, Remade, factorise
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import stacklevel
 from pyro_evidence.structure.density import AutogradDensity, LinearDensity, climbing
@@ -33,6 +34,7 @@ from pyro_evidence.structure.symmetries import has_hidden_units
 PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
 NEARLY = 1e-3  # nats, twice what a step promises to a row that is nearly there
 LIGHT = 2**13  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
+ROUGH = 1e-4  # nats that steps may promise before the last, where a thousandth of a nat is enough
 NEAR = 1e-3  # of a coordinate: how far from where a search has stopped a jump is looked for
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
 
@@ -359,6 +361,44 @@ def state_at(
     log_hyperprior = problem.log_hyperprior(theta).detach() if log_hyperprior is None else log_hyperprior
     numbers = (mode.log_joint[row], precision, float(mode.decrement[row]), log_evidence, log_hyperprior)
     return LaplaceState(problem, theta.detach(), u, *numbers, bool(mode.left_saddle[row]))
+
+
+def log_priors(problem: Problem, theta: Tensor) -> Tensor:
+    """Log prior density of the marginalised and maximised sites at each row ``(R, T)``, nats, ``(R,)``."""
+    f = problem.joint.log_hyperprior
+    with torch.no_grad():
+        return apply(f, (theta,), problem.joint.row_bytes, f)
+
+
+def near_states(
+    problem: Problem, theta: Tensor, start: Tensor, prior: Tensor, *, light: bool = False, rough: bool = False
+) -> list[LaplaceState | None] | None:
+    """The states to which a few steps lead that all rows take together; None where they cannot be taken together.
+
+    :param prior: of :func:`log_priors`.
+    :param light: whether sparse factors are let go, and made again when they are asked for.
+    :param rough: whether a thousandth of a nat is enough, where searches are dear.
+    """
+    found: list[LaplaceState | None] = [None] * len(theta)
+    if problem.marginal is not None:
+        for row, place in enumerate(blocks.near_places(problem.marginal, theta, start)):
+            if place is not None:
+                with suppress(ArithmeticError):  # its curvature may be no mode's
+                    found[row] = state_of_blocks(problem, theta[row], place, prior[row])
+    elif problem.factors is not None and problem.nodes == 1 and problem.factors.takes_rows:
+        limits = replace(problem.limits, slack=problem.slack)
+        limits = replace(limits, tolerance=ROUGH) if rough else limits
+        size = max(1, BATCH_BYTES // (problem.joint.row_bytes or BATCH_BYTES))
+        parts = zip(start.split(size), theta.split(size), strict=True)
+        modes = [mode for part in parts for mode in problem.factors.near_modes(*part, limits)]
+        for row, mode in enumerate(modes):
+            if mode is not None:
+                found[row] = state = state_at(problem, theta[row], mode, 0, log_hyperprior=prior[row])
+                if light and mode.make is not None:
+                    found[row] = replace(state, precision=Remade(mode.make, state.precision.log_det))
+    else:
+        return None
+    return found
 
 
 def is_certified(state: LaplaceState) -> bool:

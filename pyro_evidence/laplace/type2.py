@@ -20,7 +20,9 @@ from pyro_evidence.laplace.approximation import (
     is_singular,
     laplace_rows,
     laplace_state,
+    log_priors,
     modes_of_rows,
+    near_states,
     state_of_row,
 )
 from pyro_evidence.laplace.gradient import Asking, ModeAt, Slope, curvature, finite_slope, slopes
@@ -334,13 +336,17 @@ def _off_plateaus(state: TypeII) -> TypeII:
             unit = torch.zeros_like(laplace.theta)
             unit[t] = 1.0
             places.append((laplace.problem, laplace.theta + move * unit))
-    if can_compare(laplace.problem) and len(places) > 1:  # of a batch the highest, and those where it found no mode
-        theta, active = torch.stack([t for _, t in places]), torch.stack([p.active for p, _ in places])
-        height = laplace_rows(laplace.problem, theta, active, laplace.u.expand(len(places), -1)).objective
+    if not places:
+        return state
+    theta, u, own, near = torch.stack([t for _, t in places]), laplace.u.expand(len(places), -1), laplace.problem, None
+    if own.factors is not None:
+        near = near_states(own, theta, u, log_priors(own, theta))
+    elif can_compare(own) and len(places) > 1:  # of a batch the highest, and those where it found no mode
+        height = laplace_rows(own, theta, torch.stack([p.active for p, _ in places]), u).objective
         top = int(height.argmax()) if bool(height.amax() > laplace.objective + 0.5 * WORTH) else -1
         places = [p for i, p in enumerate(places) if i == top or not bool(height[i].isfinite())]
-    for problem, there in places:
-        found = reached(problem, there, laplace.u)
+    for (problem, there), known in zip(places, near or [None] * len(places), strict=True):
+        found = known if known is not None and problem is own else reached(problem, there, laplace.u)
         best = found if found is not None and found.objective > best.objective + WORTH else best
     return state if best is laplace else _arrived(replace(state, scanned=False), best)
 

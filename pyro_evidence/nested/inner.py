@@ -1,7 +1,6 @@
 """The log joint in which some latent sites stand outside, and Laplace inside at many values of these."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.blocks.marginal import near_places
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
     laplace_problem,
     laplace_rows,
     laplace_state,
-    state_at,
-    state_of_blocks,
+    log_priors,
+    near_states,
 )
 from pyro_evidence.laplace.restarts import MOST_COORDINATES
 from pyro_evidence.nested.skewness import Profiles
@@ -32,7 +30,6 @@ from pyro_evidence.structure.factors import SMALL
 MOST_BYTES = 2**29  # that reverse passes for the shapes of inner marginals may write: half a second, a summary has one
 FEW_VALUES = 32  # of a process: a search at each node takes half as long again for 25, a quarter of the time for 60
 MOST_TOGETHER = 64  # rows whose factors are made together: overhead is then small beside what each row costs
-ROUGH = 1e-4  # nats that steps may promise before the last, where a thousandth of a nat is enough
 MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
 
 
@@ -143,13 +140,6 @@ def solve_inner(
     return ConditionalModes(theta, u, precision, log_evidence + prior.to(log_evidence))
 
 
-def log_priors(problem: Problem, theta: Tensor) -> Tensor:
-    """Log prior density of the marginalised and maximised sites at each row ``(R, T)``, nats, ``(R,)``."""
-    f = problem.joint.log_hyperprior
-    with torch.no_grad():
-        return batched.apply(f, (theta,), problem.joint.row_bytes, f)
-
-
 def is_batched(problem: Problem) -> bool:
     """Whether rows with marginalised values of their own are evaluated together."""
     small = problem.joint.latents.size <= (SMALL if problem.latent is None else FEW_VALUES)
@@ -190,7 +180,7 @@ def _one_by_one(
     members, factors = list[Precision]([missing]) * len(start), problem.factors if problem.nodes == 1 else None
     held = 1 if factors is None else factors.density.plan.num_bytes  # for each of the rows that are searched together
     for rows in torch.arange(len(start)).split(max(1, min(MOST_TOGETHER, FLOAT * batched.BATCH_NUMBERS // held))):
-        together = _near(problem, theta[rows], start[rows], prior[rows], light, rough)
+        together = near_states(problem, theta[rows], start[rows], prior[rows], light=light, rough=rough)
         for row, near in zip(rows.tolist(), together or [None] * len(rows), strict=True):
             state = near or _state(problem, theta[row], start[row], again[row] if together else max(1, again[row]))
             if state is not None:
@@ -199,36 +189,6 @@ def _one_by_one(
                     again_at = partial(factors.precision, state.u, theta[row])
                     members[row] = Remade(again_at, state.precision.log_det)
     return u, Separate(tuple(members)), torch.tensor(values, dtype=torch.float64, device=theta.device)
-
-
-def _near(
-    problem: Problem, theta: Tensor, start: Tensor, prior: Tensor, light: bool, rough: bool
-) -> list[LaplaceState | None] | None:
-    """The states to which a few steps lead that all rows take together; None where they cannot be taken together.
-
-    :param prior: of :func:`log_priors`.
-    :param light, rough: as for :func:`solve_inner`.
-    """
-    found: list[LaplaceState | None] = [None] * len(theta)
-    if problem.marginal is not None:
-        for row, place in enumerate(near_places(problem.marginal, theta, start)):
-            if place is not None:
-                with suppress(ArithmeticError):  # its curvature may be no mode's
-                    found[row] = state_of_blocks(problem, theta[row], place, prior[row])
-    elif problem.factors is not None and problem.nodes == 1 and problem.factors.takes_rows:
-        limits = replace(problem.limits, slack=problem.slack)
-        limits = replace(limits, tolerance=ROUGH) if rough else limits
-        size = max(1, batched.BATCH_BYTES // (problem.joint.row_bytes or batched.BATCH_BYTES))
-        parts = zip(start.split(size), theta.split(size), strict=True)
-        modes = [mode for part in parts for mode in problem.factors.near_modes(*part, limits)]
-        for row, mode in enumerate(modes):
-            if mode is not None:
-                found[row] = state = state_at(problem, theta[row], mode, 0, log_hyperprior=prior[row])
-                if light and mode.make is not None:
-                    found[row] = replace(state, precision=Remade(mode.make, state.precision.log_det))
-    else:
-        return None
-    return found
 
 
 def _state(problem: Problem, theta: Tensor, start: Tensor, searches: int) -> LaplaceState | None:

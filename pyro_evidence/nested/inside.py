@@ -23,9 +23,8 @@ from torch import Tensor
 from pyro_evidence.blocks.marginal import Marginal
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace import tour
-from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, log_priors
 from pyro_evidence.laplace.tour import FEWEST, HEAVY, LITTLE, PRICE, NormalMixture
-from pyro_evidence.nested.inner import log_priors
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import HELD_NUMBERS

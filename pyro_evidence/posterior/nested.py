@@ -15,7 +15,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit, Status, Stop
 from pyro_evidence.fitting.process_state import generator_of, own_random_numbers, without_validation
 from pyro_evidence.laplace import tour
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, warn_of_jumps
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, log_priors, warn_of_jumps
 from pyro_evidence.laplace.evidence_error import slope_of_error
 from pyro_evidence.laplace.restarts import MOST_COORDINATES
 from pyro_evidence.laplace.type2 import TypeII
@@ -25,7 +25,6 @@ from pyro_evidence.nested.inner import (
     MarginalisedJoint,
     is_affordable,
     is_batched,
-    log_priors,
     marginalised_problem,
     solve_inner,
 )

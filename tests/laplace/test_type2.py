@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from pyro_evidence import LaplaceEvidence, Start, Status, Stop
 from pyro_evidence.fitting.iterate import iterate
 from pyro_evidence.laplace import approximation, gradient, pruning, type2
 from pyro_evidence.laplace.approximation import is_singular
+from pyro_evidence.models import gmrf
 from pyro_evidence.models.formula import mixed
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
 from pyro_evidence.program import LogJoint
@@ -337,3 +339,28 @@ def test_the_natural_metric_is_made_only_where_it_is_used(monkeypatch: pytest.Mo
     engine = LaplaceEvidence(counts, stop=Stop(progress=False))
     assert engine.run(y).status == "converged"
     assert 1 <= len(made) < len(engine._fits[0].objectives) - 1
+
+
+def many_counts(y: Tensor) -> None:
+    scale, partial = pyro.sample("scale", dist.HalfNormal(1.0)), pyro.sample("partial", dist.Uniform(-1.0, 1.0))
+    x = pyro.sample("x", gmrf.AR(scale, partial.unsqueeze(-1), len(y)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(x.exp()), obs=y)
+
+
+def test_places_beyond_plateaus_are_searched_together_where_the_curvature_has_factors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    joint = MarginalisedJoint(many_counts, (torch.arange(210) % 4.0,), marginalise=["scale", "partial"])
+    problem = marginalised_problem(joint, None)
+    begun = approximation.laplace_state(problem, joint.initial_theta, joint.initial_u, cold=True)
+    state, found, near_states = type2.type2_state(begun), list[Any](), type2.near_states
+    monkeypatch.setattr(type2, "near_states", lambda *rows: found.extend(near_states(*rows) or ()) or found)
+    alone, reached = list[Tensor](), type2.reached
+    monkeypatch.setattr(type2, "reached", lambda *place: alone.append(place[1]) or reached(*place))
+    type2._off_plateaus(replace(state, learned=10.0 * torch.eye(2)))  # by which either may lie on a plateau
+    known = [near for near in found if near is not None]
+    assert len(known) > len(found) // 2 and len(alone) == len(found) - len(known)
+    for near in known:
+        exact = approximation.laplace_state(problem, near.theta, state.laplace.u)
+        assert near.objective == pytest.approx(exact.objective, abs=1e-8)
