@@ -1,4 +1,4 @@
-"""Diagnostics of a posterior: by importance ratios and by chains, and the lines of text that say them."""
+"""Diagnostics of a posterior: by importance ratios and by Newton's steps, and the lines of text that say them."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.evidence_error import COMPARED, by_laplace, element_names
 from pyro_evidence.laplace.restarts import LEVEL as SAME_MODE
-from pyro_evidence.numerics import hamiltonian, importance
+from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.importance import Smoothed, pareto_shapes
 from pyro_evidence.posterior.base import NUM_DRAWS, SHARED, TOGETHER, varies
@@ -161,44 +161,32 @@ def by_weights(
     return Shifts(elements.names, value, error, noise[:MOST_NOISE], method, WEIGHED)
 
 
-def by_chains(elements: Elements, sums: Tensor, count: int) -> Shifts:
-    """By draws of independent chains beside draws of the approximation, whose averages are pairs; errors by these.
-
-    :param sums: of the ``count`` draws of each chain, of their squares, and the same of the approximation's draws, all
-        standardised, ``(4, C, K)``.
-    """
-    means, squares = (sums[i::2] / count for i in (0, 1))  # (2, C, K)
-    middle = means.mean(1, keepdim=True)
-    spreads = squares - 2.0 * middle * means + middle.square()
-    variance = spreads.mean(1, keepdim=True)
-    apart, sd = means[0] - means[1], variance[1, 0].sqrt()
-    value = torch.stack([apart.mean(0) / sd, 0.5 * (variance[0] / variance[1])[0].log()])
-    error = torch.stack([apart / sd, 0.5 * (spreads / variance).diff(dim=0)[0]]).std(1) / sums.shape[1] ** 0.5
-    method = f"{sums.shape[1] * count:,} draws of Hamiltonian Monte Carlo"
-    return Shifts(elements.names, value, error, apart, method, "run NUTS on posterior.model")
-
-
 def by_steps(posterior: Any, white: Tensor, until: float) -> Shifts:
     """By Newton's steps ``A^-1 g`` along slopes of the log density at draws, by as many as it takes or has time for.
 
     Of draws of that density they are zero in the mean, and minus ``A^-1`` their products with what draws are off their
-    mean: Stein's identity, whatever ``A``.  Draws that are nearly that are wrong, to first order, by what these lack.
+    mean: Stein's identity, whatever ``A``.  Draws that are nearly that are off, to first order, by what these lack: their
+    mean from where the line through a coordinate's steps is zero.
     Each step has that of the Gaussian at the mode from the same noise as its control variate: errors are those of what
     is not normal in each coordinate, of however many.  In unconstrained coordinates.
     """
-    parts, A = list[Tensor](), posterior.state.precision
+    parts, state = list[Tensor](), posterior.state
+    A, size = state.precision, max(1, posterior._rows // 8)  # rows, of which autograd keeps several tensors
     sites = [(p.name, p.unconstrained_shape) for p in posterior._joint.latents if p.size]
-    names = tuple((name, place) for name, shape in sites for place in itertools.product(*map(range, shape)))
+    every = ((name, place) for name, shape in sites for place in itertools.product(*map(range, shape)))
+    active = state.problem.active
+    names = tuple(itertools.compress(every, active.tolist()))
     begun = time.process_time()
     until = max(until, begun + AFTERWARDS)
     for count, rows in enumerate(white.split(TOGETHER), 1):
         u, beside = posterior._unwhitened(rows).double(), posterior._beside(rows).double()
-        slopes = _gradient(posterior, u)[1].double() + posterior._pull_left_out
-        parts.append(torch.stack([u, beside, A.solve(slopes)]))
-        u, beside, step = torch.cat(parts, 1)
+        with torch.enable_grad(), without_validation():
+            slopes = [state.problem.density.gradient(x, state.theta)[1].detach() for x in u.to(state.u).split(size)]
+        parts.append(torch.stack([u, beside, A.solve(torch.cat(slopes).double() + posterior._pull_left_out)]))
+        u, beside, step = torch.cat(parts, 1)[..., active]
         away, square, num = u - u.mean(0), (beside - beside.mean(0)).square(), len(u)
         spread, fall, own = away.square().mean(0), -(away * step).mean(0), square.mean(0)
-        noise = (step * spread / fall + beside) / (A.variance[0] * spread / own).sqrt()
+        noise = (step * spread / fall + beside) / (A.variance[0][active] * spread / own).sqrt()
         noise_of_sd = 0.5 * (square / own + away * (step - step.mean(0)) / fall)
         value = torch.stack([noise.mean(0), -0.5 * (fall / own).log()])
         error = torch.stack([noise, noise_of_sd]).std(1) / num**0.5
@@ -211,14 +199,8 @@ def by_steps(posterior: Any, white: Tensor, until: float) -> Shifts:
     return found
 
 
-def moments(found: Shifts | None, label: Callable[[str, tuple[int, ...]], str], num: int) -> tuple[bool, list[str]]:
-    """Whether means or standard deviations are off for certain, and the surest error of each; else what is not known.
-
-    :param found: None where importance weights of ``num`` draws degenerate, and there was no time for chains.
-    """
-    if found is None:
-        said = f"importance weights of {num:,} draws degenerate, and there was no time for Hamiltonian Monte Carlo"
-        return False, [f"{said}: whether means and standard deviations are right is not known"]
+def moments(found: Shifts, label: Callable[[str, tuple[int, ...]], str]) -> tuple[bool, list[str]]:
+    """Whether means or standard deviations are off for certain, with the surest error of each; else what is unknown."""
     rows = zip(*found.scaled, *found.pooled.scaled, found.alarms, found.unknown(), strict=True)
     off, doubtful = list[str](), list[str]()
     for (value, error, shrunk, rest, alarms, unknown), what in zip(rows, ("mean", "standard deviation"), strict=True):
@@ -245,8 +227,6 @@ NOTABLE_GAP = 0.1  # nats
 ENOUGH = 1_000  # draws whose k-hat is known to about a tenth, beyond which only what is not settled asks for more
 PRECISE = 0.02  # nats, a fifth of what is said of a log evidence: its standard error where no more draws are taken
 AFTERWARDS = 0.1  # seconds for slopes at draws that have been made
-CHAINS, FEW_CHAINS = 64, 16  # whose averages tell their own error; and the fewest that do
-FEWEST_ROUNDS = 4  # draws of each chain
 OTHERWISE = {
     "gauss_newton": ", the default of networks: their predictors' own curvature is left out of this evidence, so weigh "
     "it against other Gauss-Newton evidences"
@@ -397,7 +377,7 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
     """The entries of :func:`importance_check`, and ``moments``, by a given time.
 
     Importance weights of ever more draws, until they say enough; where they degenerate, or their errors are too large,
-    by chains of Hamiltonian Monte Carlo that begin at the draws.
+    by Newton's steps from the draws.
 
     :param until: by ``time.process_time()``; half of the time is for importance weights.
     """
@@ -429,9 +409,8 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
         found |= most_until(check, most, 0.5 * (time.process_time() + until))
     if best is None or not best.is_settled():
         steps = by_steps(posterior, torch.cat(noise), until)
-        is_right = steps.is_settled() and not bool(steps.alarms.any())
-        best = steps if is_right else _by_chains_until(posterior, elements, u, until) or best
-    return found | {"moments": moments(best, names_of(posterior._joint).label, num)}
+        best = steps if best is None or steps.is_settled() else best
+    return found | {"moments": moments(best, names_of(posterior._joint).label)}
 
 
 def most_until(check: Callable[[int], dict[str, Any]], most: int, until: float) -> dict[str, Any]:
@@ -444,44 +423,6 @@ def most_until(check: Callable[[int], dict[str, Any]], most: int, until: float) 
         if num >= most or now + 3.0 * (now - begun) > until:
             return found
         num *= 3
-
-
-def _gradient(posterior: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Log density of unconstrained rows, nats, and its slopes, ``(S, D)``."""
-    state, size = posterior.state, max(1, posterior._rows // 8)  # of which autograd keeps several tensors
-    with torch.enable_grad(), without_validation():
-        parts = [state.problem.density.gradient(part, state.theta) for part in u.to(state.u).split(size)]
-    value, slope = (torch.cat(each).detach() for each in zip(*parts, strict=True))
-    return value, slope
-
-
-def _by_chains_until(posterior: Any, elements: Elements, u: Tensor, until: float) -> Shifts | None:
-    """By as many chains as there is time for, until it is known what to say; None where there is time for too few."""
-    gradient, active = partial(_gradient, posterior), posterior.state.problem.active
-    gradient(u[:FEW_CHAINS])  # the first is dearer
-    before = time.process_time()
-    gradient(u[:FEW_CHAINS])
-    price = (time.process_time() - before) / FEW_CHAINS
-    gradients = (hamiltonian.WARM_UP + FEWEST_ROUNDS) * hamiltonian.num_steps(hamiltonian.first_step(active))
-    num = min(CHAINS, len(u), int((until - before) / max(price * gradients, 1e-9)))
-    if num < min(FEW_CHAINS, len(u)):
-        return None
-    found: Shifts | None = None
-    count, last = 0, time.process_time()
-    sums = torch.zeros(4, num, len(elements.names), dtype=torch.float64, device=u.device)
-    for drawn in hamiltonian.draws(gradient, posterior.state.precision, u[:num], active, seeded(1)):
-        if drawn is not None:
-            # of the noise that the chains followed, but over several modes, which that does not choose
-            beside = posterior._unwhitened(drawn[1].to(u)) if posterior._normal else u[count * num : (count + 1) * num]
-            pair = drawn[0].to(u), beside
-            z = [elements.standardised(posterior._constrained(rows)) for rows in pair]
-            sums, count = sums + torch.stack([z[0], z[0].square(), z[1], z[1].square()]), count + 1
-            found = by_chains(elements, sums, count) if count >= FEWEST_ROUNDS else None
-        now = time.process_time()
-        if (found and found.is_settled()) or (count + 1) * num > len(u) or 2.0 * now - last > until:
-            return found
-        last = now
-    return found
 
 
 MOST = 2**27  # of log densities of a check
