@@ -165,10 +165,10 @@ def by_steps(posterior: Any, white: Tensor, until: float) -> Shifts:
     """By Newton's steps ``A^-1 g`` along slopes of the log density at draws, by as many as it takes or has time for.
 
     Of draws of that density they are zero in the mean, and minus ``A^-1`` their products with what draws are off their
-    mean: Stein's identity, whatever ``A``.  Draws that are nearly that are off, to first order, by what these lack: their
-    mean from where the line through a coordinate's steps is zero.
-    Each step has that of the Gaussian at the mode from the same noise as its control variate: errors are those of what
-    is not normal in each coordinate, of however many.  In unconstrained coordinates.
+    mean: Stein's identity, whatever ``A``.  Draws that are nearly that are off, to first order, by what these lack, and
+    by how far the line through a coordinate's steps is zero from their mean.  Each step has that of the Gaussian at the
+    mode from the same noise as its control variate: errors are those of what is not normal in each coordinate, of
+    however many.  In unconstrained coordinates.
     """
     parts, state = list[Tensor](), posterior.state
     A, size = state.precision, max(1, posterior._rows // 8)  # rows, of which autograd keeps several tensors
