@@ -211,7 +211,8 @@ def moments(found: Shifts, label: Callable[[str, tuple[int, ...]], str]) -> tupl
             off.append(f"the {what} of {label(*found.names[i])} is off by {value[i]:.2f} +- {error[i]:.2f} {unit}")
         elif bool(unknown.any()):
             i = int(torch.where(unknown, high.nan_to_num(nan=math.inf), -math.inf).argmax())
-            doubtful.append(f"the {what} of {label(*found.names[i])} may be off by up to {high[i]:.2f} {unit}")
+            how = f"may be off by up to {high[i]:.2f} {unit}" if high[i] < math.inf else "is not known"
+            doubtful.append(f"the {what} of {label(*found.names[i])} {how}")
     if off:
         return True, [f"by {found.method} {', '.join(off)}: {found.remedy}"]
     if doubtful:

@@ -51,7 +51,7 @@ ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as
 FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, no more are asked
 CALIBRATED = 1024  # quasi-random draws whose weights say what marginals are
 STEPS = 4  # Hessians that the search for an inner mode takes
-LITTLE = 0.5  # nats: of so small an error no slope is notable
+LITTLE = 0.05  # nats of an error times the spread of a scale: its slope moves no mean by a tenth of a deviation
 FELT = 0.01  # standard deviations that a density moves by: less is rounding, or no matter
 NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredths those of many keep enough
 
@@ -167,7 +167,8 @@ class NestedPosterior(LaplacePosterior):
         """
         slope, basis = self._slope_left_out, self.integral.chart.basis
         if slope is None:
-            slope = basis[0] * (0.0 if float(self.log_evidence_error) < LITTLE else math.nan)
+            off = float(self.log_evidence_error) * float(self.integral.moments[1].max())
+            slope = basis[0] * (0.0 if off < LITTLE else math.nan)
         return self._places.whole(torch.linalg.solve(basis.mT, slope), torch.zeros_like(self._inside.u))
 
     def _beside(self, white: Tensor) -> Tensor:
