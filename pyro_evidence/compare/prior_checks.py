@@ -12,6 +12,7 @@ from pyro_evidence.compare.sbc import simulations
 from pyro_evidence.display import Shown, Table
 from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.fitting.process_state import own_random_numbers
+from pyro_evidence.numerics.importance import interpolated
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.program.constants import Powered, sites_with_fixed_priors
 from pyro_evidence.program.log_joint import LogJoint
@@ -103,13 +104,8 @@ def distance(p: Tensor, q: Tensor) -> Tensor:
     p, q = p.double().sort().values, q.double().sort().values
     x = torch.cat([p, q]).sort().values
     width = x.diff()
-    functions = []  # distribution functions at the points, linear between draws
-    for draws in (p, q):
-        above = torch.searchsorted(draws, x[:-1].contiguous()).clamp(1, len(draws) - 1)
-        low, high = draws[above - 1], draws[above]
-        share = torch.where(high > low, (x[:-1] - low) / (high - low), 0.0).clamp(0.0, 1.0)  # none beyond the last draw
-        functions.append((above - 0.5 + share) / len(draws))
-    P, Q = functions
+    levels = ((torch.arange(len(p)).to(p) + 0.5) / len(p)).unsqueeze(0)  # of each draw's step
+    P, Q = (interpolated(draws.unsqueeze(0), levels, x[:-1].unsqueeze(0))[0] for draws in (p, q))
 
     def one_way(P: Tensor, Q: Tensor) -> Tensor:
         middle = 0.5 * (P + Q)

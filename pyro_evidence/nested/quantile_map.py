@@ -80,16 +80,9 @@ def quantile_map(u: Tensor, log_weights: Tensor) -> QuantileMap | None:
     found = importance.checked(log_weights)
     if found.pareto_k == -math.inf or not found.pareto_k < math.inf or importance.is_beyond(found.pareto_k, len(u)):
         return None
-    x, order = u.double().sort(0)
-    knots = [_quantiles(x, weights[order]) for weights in (torch.ones_like(found.weights), found.weights)]
+    equal, x = torch.full_like(found.weights, 1.0 / len(u)), u.double()
+    knots = [importance.weighted_quantiles(x, each, levels(x)).mT.contiguous() for each in (equal, found.weights)]
     return QuantileMap(*knots) if all(bool((each.diff(dim=1) > 0).all()) for each in knots) else None
-
-
-def _quantiles(x: Tensor, weights: Tensor) -> Tensor:
-    """Of columns ``(S, D)`` in ascending order, at :func:`levels`, ``(D, K)``."""
-    below = (weights.cumsum(0) - 0.5 * weights) / weights.sum(0)
-    places = levels(x).expand(x.shape[1], -1).contiguous()
-    return importance.interpolated(below.mT.contiguous(), x.mT.contiguous(), places)
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,26 @@ def interpolated(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
     return torch.lerp(y.gather(1, right - 1), y.gather(1, right), share)
 
 
+def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:
+    """Quantiles of weighted numbers, element by element.
+
+    Interpolated between the middles of the weights' steps, so that equal weights give Hazen's quantiles.
+
+    :param values: shape ``(S,) + shape``.
+    :param weights: normalised, shape ``(S,)``.
+    :param levels: shape ``()`` or ``(Q,)``.
+    :return: ``levels.shape + shape``.
+
+    >>> weighted_quantiles(torch.tensor([3.0, 1.0, 2.0]), torch.full((3,), 1 / 3), torch.tensor(0.5))
+    tensor(2.)
+    """
+    columns, order = values.reshape(len(values), -1).mT.contiguous().sort(-1)
+    mass = weights.to(columns)[order]
+    middle = mass.cumsum(-1) - 0.5 * mass
+    wanted = levels.to(columns).reshape(-1).expand(len(columns), -1).contiguous()
+    return interpolated(middle, columns, wanted).mT.reshape((*levels.shape, *values.shape[1:]))
+
+
 def resampled(weights: Tensor, num_samples: int, generator: torch.Generator) -> Tensor:
     """Positions of draws taken by systematic resampling, in random order, shape ``(num_samples,)``.
 

@@ -136,7 +136,7 @@ class CorrectedPosterior(Tabulated):
         :raises BadInput: for a ``q`` outside 0 to 1.
         """
         levels = quantile_levels(q)
-        return {n: weighted_quantiles(v, self.weights, levels) for n, v in self.draws.items()}
+        return {n: importance.weighted_quantiles(v, self.weights, levels) for n, v in self.draws.items()}
 
     def diagnostics(self) -> dict[str, float]:
         """k-hat, effective sample size, and the log evidence with its standard error, nats."""
@@ -179,26 +179,6 @@ class WeightedGuide:
             shape = torch.broadcast_shapes(draws.shape[1:], index.shape + (1,) * event_dim)  # plates of others in front
             values[name] = dist.Delta(draws[index].reshape(shape), event_dim=event_dim)
         return emitted(values, self.frames)
-
-
-def weighted_quantiles(values: Tensor, weights: Tensor, levels: Tensor) -> Tensor:
-    """Quantiles of weighted numbers, element by element.
-
-    Interpolated between the middles of the weights' steps, so that equal weights give Hazen's quantiles.
-
-    :param values: shape ``(S,) + shape``.
-    :param weights: normalised, shape ``(S,)``.
-    :param levels: shape ``()`` or ``(Q,)``.
-    :return: ``levels.shape + shape``.
-
-    >>> weighted_quantiles(torch.tensor([3.0, 1.0, 2.0]), torch.full((3,), 1 / 3), torch.tensor(0.5))
-    tensor(2.)
-    """
-    columns, order = values.reshape(len(values), -1).mT.contiguous().sort(-1)
-    mass = weights.to(columns)[order]
-    middle = mass.cumsum(-1) - 0.5 * mass
-    wanted = levels.to(columns).reshape(-1).expand(len(columns), -1).contiguous()
-    return importance.interpolated(middle, columns, wanted).mT.reshape((*levels.shape, *values.shape[1:]))
 
 
 INNER = 32  # draws at each outer place

@@ -17,6 +17,7 @@ from pyro.params.param_store import user_param_name
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyro_evidence.numerics.batched import log_add_exp
 from pyro_evidence.program.enumeration import log_sum_exp, safe_log
 from pyro_evidence.program.sites import innermost
 
@@ -165,12 +166,7 @@ class _SoftAsymmetricLaplace(dist.SoftAsymmetricLaplace):
     def log_prob(self, value: Tensor) -> Tensor:
         x, L = (value - self.loc) / self.scale, self.asymmetry
         left, right = _soft_tail(x, L, self.softness), _soft_tail(-x, 1.0 / L, self.softness)
-        both = torch.where(
-            left.detach() > right.detach(),
-            left + torch.nn.functional.softplus(right - left),
-            right + torch.nn.functional.softplus(left - right),
-        )
-        return both - math.log(2.0) - (L + 1.0 / L).log() - self.scale.log()
+        return log_add_exp(left, right) - math.log(2.0) - (L + 1.0 / L).log() - self.scale.log()
 
 
 def _soft_tail(x: Tensor, length: Tensor, softness: Tensor) -> Tensor:

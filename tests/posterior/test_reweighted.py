@@ -10,10 +10,9 @@ from pyro.infer import Predictive
 from torch import Tensor
 
 from pyro_evidence import BadInput, LaplaceEvidence, to_inference_data
-from pyro_evidence.numerics.importance import Smoothed, resampled
+from pyro_evidence.numerics.importance import Smoothed, resampled, weighted_quantiles
 from pyro_evidence.posterior import diagnostics
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.reweighted import weighted_quantiles
 from pyro_evidence.precision.choices import damped, exact_hessian
 from tests.models_for_tests.posterior_models import fitted_linear
 
