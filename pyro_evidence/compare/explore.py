@@ -149,8 +149,7 @@ def _explore_formulas(
     def fit(chosen: Mapping[str, Any]) -> LaplacePosterior:
         one, data = engine_of(texts[tuple(bool(chosen[term]) for term in terms)])
         one.stop = replace(one.stop, progress=False)
-        found: LaplacePosterior = one.run(*data)
-        return found
+        return one.run(*data)
 
     whole, _ = engine_of(formula)
     return over(Structures(values, there, log_prior), fit, Start(), whole.stop.progress)

@@ -56,8 +56,7 @@ class Ranks(Communicator):
         parts = list(tensors_of(here))
         pieces = self._added(torch.cat([x.reshape(-1) for x in parts])).split([x.numel() for x in parts])
         shaped = (piece.reshape(x.shape) for piece, x in zip(pieces, parts, strict=True))
-        found: Sums = with_tensors(here, shaped)
-        return found
+        return with_tensors(here, shaped)
 
     def _added(self, here: Tensor) -> Tensor:
         self._meet(f"adds up {here.numel()} numbers, {here.dtype}")

@@ -144,5 +144,4 @@ def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 def zeros_like(sums: Sums) -> Sums:
     """Sums over no rows, of the same shapes."""
-    found: Sums = with_tensors(sums, (torch.zeros_like(x) for x in tensors_of(sums)))
-    return found
+    return with_tensors(sums, (torch.zeros_like(x) for x in tensors_of(sums)))

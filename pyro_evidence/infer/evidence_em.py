@@ -186,8 +186,7 @@ class EvidenceEM(Resumable):
         if self._task is None:
             raise BadInput(NOT_FITTED)
         fit = Fit(self._task.batch, Status.BY_HAND, (self._task.batch.objective,))
-        found: MixturePosterior | MPPCAPosterior = self._task.posterior(choose(self._task, fit, None, self.stop))
-        return found
+        return self._task.posterior(choose(self._task, fit, None, self.stop))
 
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
         """The model on its data."""

@@ -157,13 +157,11 @@ class LaplaceNUTS(MCMCKernel):
 
     def diagnostics(self) -> dict[str, Any]:
         """Pyro's own: divergences and the acceptance rate."""
-        found: dict[str, Any] = self._running.diagnostics()
-        return found
+        return self._running.diagnostics()
 
     def logging(self) -> "OrderedDict[str, str]":
         """Figures of the progress bar."""
-        found: OrderedDict[str, str] = self._running.logging()
-        return found
+        return self._running.logging()
 
     def cleanup(self) -> None:
         """Say so where the draws went on to diverge."""

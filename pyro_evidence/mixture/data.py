@@ -122,8 +122,7 @@ class MixtureData:
         here: Any = of_rows(mine if len(mine) else torch.arange(1))
         order = torch.cat([torch.arange(num)[i :: among.num_ranks] for i in range(among.num_ranks)]).argsort()
         each = {n: x if x.dim() == 0 else among.gathered(x[: len(mine)])[order] for n, x in vars(here).items()}
-        found: Sums = replace(here, **each)
-        return found
+        return replace(here, **each)
 
     @property
     def in_one_piece(self) -> bool:

@@ -54,14 +54,12 @@ class ZeroTruncated(TorchDistribution):
     @property
     def mean(self) -> Tensor:
         """Shape of the batch."""
-        mean: Tensor = self.base.mean / self._log_positive.exp()
-        return mean
+        return self.base.mean / self._log_positive.exp()
 
     @property
     def variance(self) -> Tensor:
         """Shape of the batch."""
-        square: Tensor = (self.base.variance + self.base.mean.square()) / self._log_positive.exp()
-        return square - self.mean.square()
+        return (self.base.variance + self.base.mean.square()) / self._log_positive.exp() - self.mean.square()
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Draws of the base, those of zero drawn again; where these are most, the distribution function inverted."""

@@ -113,8 +113,7 @@ def observe(
     """
     data = None if t is None else likelihood.data(t, eta)
     with pyro.plate(names[0], eta.shape[-2]):
-        drawn: Tensor = pyro.sample(names[1], likelihood.distribution(eta, precisions), obs=data)
-    return drawn
+        return pyro.sample(names[1], likelihood.distribution(eta, precisions), obs=data)
 
 
 def classes(num_classes: int) -> Binary | Softmax:

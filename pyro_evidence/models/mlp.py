@@ -33,8 +33,7 @@ REGRESSION = Regression()
 
 
 def _log_likelihood(output: Output, t: Tensor, eta: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
-    found: Tensor = output.distribution(eta, precisions).log_prob(output.data(t, eta))
-    return found.sum(-1)
+    return output.distribution(eta, precisions).log_prob(output.data(t, eta)).sum(-1)
 
 
 def ard(num_inputs: int, start: float = 1.0) -> dict[str, Precision]:

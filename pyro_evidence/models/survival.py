@@ -298,8 +298,7 @@ class Censored(OfArguments):
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Times without censoring: what would be seen if one waited."""
         with torch.no_grad():
-            draws: Tensor = self.base.sample(sample_shape)
-        return draws
+            return self.base.sample(sample_shape)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "Censored":
         """The same times for each element of a larger batch."""

@@ -117,8 +117,7 @@ class MPPCARestarts(ComponentRestarts):
         return self.defined(evidence.log_evidence_occam(self.it, self.update.gamma(self.it)))
 
     def proposed(self) -> FactorAnalysers:
-        new: FactorAnalysers = self.update(self.it)
-        return new
+        return self.update(self.it)
 
     def reached(self, parameters: FactorAnalysers) -> "MPPCARestarts":
         return self.on(self.data, parameters)

@@ -417,8 +417,7 @@ def observed_at(joint: LogJoint, latents: Values, hypers: Values) -> Any:
     params = {name: value for name, value in hypers.items() if name not in sites}
     model = poutine.condition(poutine.substitute(joint.model, data=params | joint.held), data=latents | sites)
     with without_validation_or_params():
-        trace: Any = poutine.trace(model).get_trace(*joint.args, **joint.kwargs)
-    return trace.nodes[joint.observed[0]]["fn"]
+        return poutine.trace(model).get_trace(*joint.args, **joint.kwargs).nodes[joint.observed[0]]["fn"]
 
 
 def completed(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

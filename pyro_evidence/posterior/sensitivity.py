@@ -195,8 +195,7 @@ def _problem_around(posterior: Any, wrap: Callable[[Model], Model]) -> Problem:
     joint = posterior._joint
     given = {"maximise": joint.maximised_sites or None, "values": joint.values}
     model = joint.model if joint.hypers.size else joint.substituted(posterior._mode_at[1])
-    found: Problem = posterior._problem_of(wrap(model), given)
-    return found
+    return posterior._problem_of(wrap(model), given)
 
 
 def _hypers(problem: Problem, before: Problem, theta: Tensor) -> Tensor:

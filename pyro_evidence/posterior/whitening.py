@@ -41,8 +41,7 @@ class AffineWhitening:
 
     def inverse(self, u: Tensor) -> Tensor:
         """The reverse of :meth:`forward`."""
-        rows: Tensor = self.state.precision.whiten((u - self.state.u).unsqueeze(0))
-        return rows[0] * self.state.problem.active
+        return self.state.precision.whiten((u - self.state.u).unsqueeze(0))[0] * self.state.problem.active
 
 
 @dataclass(frozen=True)
@@ -216,5 +215,4 @@ def _listed(plain: WithGradient, place: Tensor) -> Listed:
     output.args = ((*output.args[0], *infos),)
     module.recompile()
     with torch.no_grad():
-        listed: Listed = torch.jit.trace(module.eval(), (place.clone(),), check_trace=False)
-    return listed
+        return torch.jit.trace(module.eval(), (place.clone(),), check_trace=False)

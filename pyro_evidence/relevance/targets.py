@@ -124,8 +124,7 @@ class LinearTarget(SummedTarget):
     def along(self, T: Tensor) -> "LinearTarget":
         """The log likelihood as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
         if "along" in self._last and torch.equal(self._last["along"][0], T):
-            kept: LinearTarget = self._last["along"][1]
-            return kept
+            return self._last["along"][1]
         rest = self.rest
         turned = None if rest is None else lambda x: rest(x @ T.mT)
         found = LinearTarget(self.rows.mapped(lambda parts: tuple(p.along(T) for p in parts)), turned, self.eps)
@@ -141,8 +140,7 @@ class LinearTarget(SummedTarget):
         last = self._last
         if "y" not in last or last["local"] is not local or not torch.equal(last["y"], y):
             last.update(sums=self.rows.total(partial(sums_of, y, local)), y=y.clone(), local=local)
-        found: LikelihoodSums = last["sums"]
-        return found
+        return last["sums"]
 
 
 @dataclass(frozen=True)

@@ -244,8 +244,7 @@ class StreamedDensity(LinearDensity):
         if not ("place" in self._found and all(map(torch.equal, self._found["place"], place))):
             found = self.rows.total(lambda d: self.of.totals(d, u, theta))
             self._found.update(place=(u.clone(), theta.clone()), found=found)
-        totals: PassTotals = self._found["found"]
-        return totals
+        return self._found["found"]
 
 
 def _totals(density: LinearDensity, u: Tensor, theta: Tensor) -> PassTotals:
@@ -267,8 +266,7 @@ OfChunk = Callable[..., Tensor]  # of a chunk's density and of tensors
 
 def added_up(rows: Rows[Any], of: OfChunk, known: Tensor, *x: Tensor) -> Tensor:
     """The sum of ``of`` over all chunks, whose value is known, differentiable in ``x`` as often as one likes."""
-    found: Tensor = _Sum.apply(rows, of, known, *x)
-    return found
+    return _Sum.apply(rows, of, known, *x)
 
 
 class _Sum(torch.autograd.Function):

@@ -73,8 +73,7 @@ class GLMFamily:
     @property
     def distribution(self) -> Expression:
         """The distribution from the linear predictor ``eta``."""
-        found: Expression = self.fn.with_names(m=self.links[self.link])
-        return found
+        return self.fn.with_names(m=self.links[self.link])
 
     def moments(self, response: Tensor) -> tuple[float, float]:
         """Mean and standard deviation of a response in the predictor's unit; 0 and 1 of log odds and most logarithms.

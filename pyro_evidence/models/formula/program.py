@@ -158,8 +158,7 @@ class Effects:
         """Standard deviations of the effects, or a factor of their covariance."""
         p = None if self.parameter is None else Expression(self.parameter.name)
         sd, block = Expression(self.sd.name), self.block
-        found: Expression = block.structure.scale.with_names(sd=sd, p=p, size=block.size, width=block.width)
-        return found
+        return block.structure.scale.with_names(sd=sd, p=p, size=block.size, width=block.width)
 
     @cached_property
     def distribution(self) -> Expression:
