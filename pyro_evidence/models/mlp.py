@@ -27,7 +27,7 @@ from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_p
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count, check_function, check_methods, seeded
 from pyro_evidence.structure import network
-from pyro_evidence.structure.network import TANGENT, Activation, Layer, NetworkDensity, Wiring
+from pyro_evidence.structure.network import Activation, Layer, NetworkDensity, Wiring
 
 REGRESSION = Regression()
 
@@ -118,11 +118,7 @@ class MLP(PyroModule):
             scale = scale.unsqueeze(-1) if 0 < scale.dim() < len(shape) else scale
             prior = dist.Normal(loc=X.new_zeros(shape), scale=scale).to_event(len(shape))
             weights[site] = pyro.sample(self._full(site), prior)
-        touched, layers = TANGENT.get(), self._layers(weights)
-        if touched is None:
-            eta = network.outputs(X, layers, self.activation)
-        else:
-            eta = network.tangent(X, layers, self._layers(touched), self.activation)
+        eta = network.outputs(X, self._layers(weights), self.activation)
         if eta.dim() > 2:  # inside plates around the model, whose last axis is that of the data
             eta = eta.squeeze(-3)
         precisions = {name: self._precision(name, X) for name in self.output.precisions}

@@ -66,7 +66,7 @@ class Posterior:
     _num_directions: Any  # number of standard normal numbers that make one draw
     _laplace: Any  # this posterior as a LaplacePosterior, of whichever model
     _num_components: Any = None  # of a mixture, that are left; None where the model tells
-    _tangent: Any = None  # weights at which a network is replaced by its tangent in predictions; None for other models
+    _linear_terms: Any = ()  # parameters of observed sites that are predicted by tangents of their predictors
     _in_blocks: ClassVar[bool] = False  # whether the log evidence may be checked block by block
 
     _num_maximised: Any  # number of maximised parameters, for which the log evidence carries no penalty

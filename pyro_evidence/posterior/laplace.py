@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,7 +30,7 @@ from pyro_evidence.nested.skewness import SkewedNormal, skewed_normal
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.posterior import archive, diagnostics
-from pyro_evidence.posterior.base import Values, white_noise
+from pyro_evidence.posterior.base import Values, equal_weights, pairs_in_parts, white_noise
 from pyro_evidence.posterior.diagnostics import MANY, NUM_WEIGHTED, Blocks, check_weighted
 from pyro_evidence.posterior.guide import CoordinateDistribution, LaplaceGuide
 from pyro_evidence.posterior.predict import PredictivePosterior
@@ -38,13 +38,14 @@ from pyro_evidence.posterior.process import ProcessGuide, draw_curve, latents_at
 from pyro_evidence.posterior.reweighted import ConditionalApproximations, CorrectedPosterior, LOOResult, left_out
 from pyro_evidence.posterior.sensitivity import Sensitivity, at_mode, sensitivity
 from pyro_evidence.posterior.summary import Rows, TableLayout, Tabulated, hyper_rows
-from pyro_evidence.precision.choices import exact_hessian
+from pyro_evidence.precision.choices import exact_hessian, gauss_newton
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, require_kept, tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import NOTHING
-from pyro_evidence.program.simulate import ROWS, NewLevels, affordable_draws
+from pyro_evidence.program.predictors import LikelihoodTerm
+from pyro_evidence.program.simulate import ROWS, NewLevels, affordable_draws, largest_row, rows_at_once
 from pyro_evidence.settings import check_count, check_probability
 from pyro_evidence.structure.symmetries import APART, Turn, are_nearest, described, images, mirrors, turned_by
 
@@ -289,11 +290,33 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         found = None
         if isinstance(self.state.precision, LatentPrecision) and bool(self.state.problem.active.any()):
             found = latents_at(self.state, joint, new, num_samples, seed, by_quadrature)  # as predict_latent
+        elif self._linear_terms:
+            found = self._draws_beside_modes(joint, num_samples, seed)
         return super()._latent_draws(joint, new, num_samples, seed, by_quadrature) if found is None else found
 
     @property
-    def _tangent(self) -> Values | None:
-        return None if self.state.problem.structure.network is None else self.mode
+    def _linear_terms(self) -> tuple[LikelihoodTerm, ...]:
+        problem = self._inside.problem
+        is_linear = problem.curvature is gauss_newton and not self._trusts_weights
+        return tuple(t for t in problem.structure.slots or () if t.mixture is None) if is_linear else ()
+
+    def _draws_beside_modes(self, joint: LogJoint, num_samples: int, seed: int) -> Iterator[tuple[Values, Tensor]]:
+        """As :meth:`_latent_draws`, of the Gaussian about each mode, beside this mode, ``name/mode``."""
+        generator, latents, size = generator_of(seed), self._joint.latents, len(self.state.u)
+        shares, modes, unwhiten = self._normals
+        counts = torch.multinomial(shares.cpu(), num_samples, replacement=True, generator=generator).bincount()
+        for k in counts.nonzero().flatten().tolist():
+            mode = {f"{n}/mode": value for n, value in latents.constrained(modes[k].to(joint.dtype)).items()}
+            for white in pairs_in_parts(int(counts[k]), size, generator, max(largest_row(joint), size)):
+                for part in (modes[k] + unwhiten(k, self._of_active(white))).to(joint.dtype).split(rows_at_once(joint)):
+                    beside = {name: value.repeat(len(part), *[1] * value.dim()) for name, value in mode.items()}
+                    yield latents.constrained(part) | beside, equal_weights(len(part))
+
+    @property
+    def _normals(self) -> tuple[Tensor, Tensor, Callable[[int, Tensor], Tensor]]:
+        """Shares ``(K,)`` and modes ``(K, D)`` of Gaussians, and draws about zero of each from white noise."""
+        u, precision = self.state.u, self.state.precision
+        return torch.ones(1), u.unsqueeze(0), lambda _, white: precision.unwhiten(white)
 
     def log_weights(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> Tensor:
         """Log ratios of the exact density to Laplace's Gaussian, that at the mode, at draws from it, nats, ``(S,)``."""

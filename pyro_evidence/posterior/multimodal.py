@@ -1,7 +1,7 @@
 """Posteriors whose log evidence is an integral by importance sampling: of one mode, or over all that were found."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -311,6 +311,11 @@ class MultimodalPosterior(ImportancePosterior):
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
         u, exchange = self._approximate(white), self.integral.exchange
         return u, self._mixture.log_prob(u if exchange is None else exchange.in_order(u)) - self.integral.log_copies
+
+    @property
+    def _normals(self) -> tuple[Tensor, Tensor, Callable[[int, Tensor], Tensor]]:
+        modes = torch.stack([state.u for state in self.states])
+        return self.integral.log_shares.exp(), modes, lambda k, white: self.states[k].precision.unwhiten(white)
 
     @property
     def guide(self) -> LaplaceGuide:

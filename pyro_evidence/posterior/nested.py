@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -188,6 +188,16 @@ class NestedPosterior(LaplacePosterior):
         for key in list(known)[: -max(len(white), KEPT // white.shape[-1])]:
             del known[key]
         return u, log_density
+
+    @property
+    def _normals(self) -> tuple[Tensor, Tensor, Callable[[int, Tensor], Tensor]]:
+        nodes, places = self.integral.nodes, self._places
+
+        def unwhiten(k: int, white: Tensor) -> Tensor:
+            inner = nodes.precision.row(k).unwhiten(white[:, places.inner])
+            return places.whole(torch.zeros_like(white[:, places.marginalised]), inner)
+
+        return self.integral.log_weights.exp(), places.whole(self.integral.phi, nodes.u), unwhiten
 
     @property
     def candidate_hyperparameters(self) -> tuple[str, ...]:

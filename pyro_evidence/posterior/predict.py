@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -27,11 +27,11 @@ from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, in_pairs
 from pyro_evidence.posterior.effects import of_formula
 from pyro_evidence.program.checks import Arguments, new_data
-from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.predictors import hermite, unwrapped
+from pyro_evidence.program.constants import with_arguments
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.predictors import LikelihoodTerm, hermite, unwrapped
 from pyro_evidence.program.simulate import NewLevels, Unobserved, vectorised
 from pyro_evidence.settings import check_count, check_seed, quantile_levels
-from pyro_evidence.structure.network import tangent_at
 
 KINDS = ("response", "link", "population")
 Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
@@ -139,6 +139,43 @@ class _Observed(Messenger):
             msg["value"] = fn.mean + fn.stddev * torch.randn(fn.shape(), dtype=fn.mean.dtype, device=fn.mean.device)
 
 
+UNCHANGED = Messenger()
+
+
+class _Tangents(Messenger):
+    """Gives observed sites predictors that are linear in the latents: the tangents of their own ones.
+
+    A Gauss-Newton matrix is the curvature of that model.  Immer, Korzepa and Bauer (2021).
+
+    :param etas: the predictor of each of some terms.
+    """
+
+    def __init__(self, terms: Sequence[LikelihoodTerm], etas: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.predictors = {term.site: (term, eta) for term, eta in zip(terms, etas, strict=True)}
+
+    @classmethod
+    def at(cls, nodes_at: Callable[[Values], Any], terms: Sequence[LikelihoodTerm], latents: Values) -> Messenger:
+        """Those at the modes ``name/mode`` beside the values of latents; nothing changes without terms."""
+        if not terms:
+            return UNCHANGED
+        mode = {n: latents[f"{n}/mode"] for n in latents if f"{n}/mode" in latents}
+
+        def predictors(values: Values) -> tuple[Tensor, ...]:
+            nodes = nodes_at(values)
+            return tuple(t.link.inverse(getattr(unwrapped(nodes[t.site]["fn"]).base, t.parameter)) for t in terms)
+
+        etas, pull = torch.func.vjp(predictors, mode)[:2]
+        along = torch.func.vjp(pull, tuple(map(torch.zeros_like, etas)))[1]  # forward derivatives are the pull's own
+        (rises,) = along(({n: latents[n] - mode[n] for n in mode},))
+        return cls(terms, [eta + rise for eta, rise in zip(etas, rises, strict=True)])
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self.predictors:
+            term, eta = self.predictors[msg["name"]]
+            msg["fn"] = with_arguments(msg["fn"], {term.parameter: lambda _: term.link.forward(eta)})
+
+
 @entry_point
 class PredictionMixin:
     """Predictions of new data, by a posterior or by an average over posteriors."""
@@ -172,7 +209,8 @@ class PredictionMixin:
         """Means of new data, or class probabilities, averaged over the posterior at fixed hyperparameters.
 
         Means of the likelihood are averaged, not draws of it; a Gaussian process by itself is integrated by quadrature.
-        A network is replaced by its tangent at the mode: draws of its weights are far wilder than what it has learned.
+        A network, a user's own too, is replaced by its tangent at the mode: draws of its weights are far wilder than
+        what it has learned.
 
         :param args: the model's arguments at new inputs; targets may be left out.  Without any, the training inputs.
             Of a formula's model also a ``pandas.DataFrame`` with the columns of its right-hand sides.
@@ -305,6 +343,16 @@ def longer(joint: LogJoint, u: Tensor, theta: Tensor, steps: int) -> Arguments:
     return tuple(grown(i, x) for i, x in enumerate(joint.args)), {n: grown(n, x) for n, x in joint.kwargs.items()}
 
 
+def _nodes_at(
+    model: Model, new: Arguments, observed: Messenger, latents: Values, within: Messenger = UNCHANGED
+) -> Mapping[str, Any]:
+    """The sites of a model on new arguments with these latents."""
+    inside = poutine.condition(observed(within(model)), data=latents)
+    with without_validation_or_params():
+        nodes: Any = poutine.trace(inside).get_trace(*new[0], **new[1]).nodes
+    return nodes
+
+
 def prediction(
     posterior: Posterior,
     joint: LogJoint,
@@ -328,20 +376,19 @@ def prediction(
     """
     num_samples = check_count("num_samples", num_samples)
     check_seed(seed)
-    args, kwargs = new = completed(joint.model, joint.args, joint.kwargs)
+    new = completed(joint.model, joint.args, joint.kwargs)
     alone, bare = len(joint.observed) == 1 and not kept, copy.copy(joint)
     bare.model = Unobserved()(joint.model)
     shapes = {part.name: part.shape for part in joint.latents}
     levels = NewLevels(shapes)
-    model = _Observed(joint.observed, not alone)(levels(bare.substituted(posterior._mode_at[1])))
+    model, observed = levels(bare.substituted(posterior._mode_at[1])), _Observed(joint.observed, not alone)
+    nodes_at = partial(_nodes_at, model, new, observed)
     classes: dict[str, bool] = {}
 
     def run(latents: Values) -> Values:
         levels.noise = {n: latents[f"{n}/noise"] for n in levels.fresh if f"{n}/noise" in latents}
-        with without_validation_or_params():
-            trace = poutine.trace(poutine.condition(model, data=latents)).get_trace(*args, **kwargs)
+        nodes = nodes_at(latents, _Tangents.at(nodes_at, posterior._linear_terms, latents))
         found: Values = {}
-        nodes: Any = trace.nodes
         for name in (n for n in joint.observed if n in nodes):
             fn, value = nodes[name]["fn"], nodes[name]["value"]
             classes[name] = isinstance(_base(fn), Bernoulli | Categorical | OneHotCategorical)
@@ -396,7 +443,7 @@ def prediction(
             parts[name] = SitePrediction(moments, (), False)
         return parts
 
-    with tangent_at(posterior._tangent), new_data(args, kwargs), own_random_numbers(), torch.no_grad():
+    with new_data(*new), own_random_numbers(), torch.no_grad():
         torch.manual_seed(operator.index(seed))
         found = along_axes() if linear else None
         if found is None:

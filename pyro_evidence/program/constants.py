@@ -65,7 +65,7 @@ def prior_constants(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[tuple[Pr
         prior = innermost(nodes[site]["fn"])
         for argument, constraint in given_arguments(prior).items():
             value = getattr(prior, argument)
-            if any(takes_part(value.sum(), leaves)):
+            if not isinstance(value, Tensor) or any(takes_part(value.sum(), leaves)):
                 continue
             unit = None if _is_multiplied(constraint) else _unit(prior, constraint)
             constant = PriorConstant(site, argument, value.detach(), None if unit is None else unit.detach())
@@ -79,8 +79,12 @@ def prior_constants(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[tuple[Pr
 
 def given_arguments(prior: Any) -> Mapping[str, Any]:
     """The arguments that a distribution was made with, and their constraints."""
-    every = {n: c for n, c in prior.arg_constraints.items() if isinstance(getattr(prior, n, None), Tensor)}
-    return {n: c for n, c in every.items() if n in vars(prior)} or every
+    own = vars(prior)
+    given = {n: c for n, c in prior.arg_constraints.items() if n in own} or dict(prior.arg_constraints)
+    if "logits" in given and "probs" in given:
+        by_probs = "probs" in own and getattr(prior, "_param", None) is own["probs"]
+        del given["logits" if by_probs else "probs"]
+    return given
 
 
 def _is_multiplied(constraint: Any) -> bool:

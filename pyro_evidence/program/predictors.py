@@ -45,6 +45,7 @@ from pyro_evidence.numerics.linear_predictor import (
     in_blocks,
 )
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
+from pyro_evidence.program.constants import given_arguments
 from pyro_evidence.program.enumeration import log_sum_exp
 from pyro_evidence.program.exact import SUCCESSES_OR_NOT, exact
 from pyro_evidence.program.log_joint import LogJoint
@@ -184,12 +185,7 @@ class Unwrapped:
     @cached_property
     def names(self) -> list[str]:
         """The parameters that base was given."""
-        every, own = self.base.arg_constraints, self.base.__dict__
-        given = [k for k in every if k in own] or list(every)
-        if "logits" in given and "probs" in given:
-            by_probs = "probs" in own and getattr(self.base, "_param", None) is own["probs"]
-            given.remove("logits" if by_probs else "probs")
-        return given
+        return list(given_arguments(self.base))
 
 
 def unwrapped(fn: Any) -> Unwrapped:

@@ -5,9 +5,7 @@ which :func:`pyro_evidence.structure.recognise.recognise` verifies before it is 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,21 +29,6 @@ def outputs(X: Tensor, layers: Sequence[Layer], activation: Activation) -> Tenso
         hidden = activation(hidden @ W + b.unsqueeze(-2))
     W, b = layers[-1]
     return hidden @ W + b.unsqueeze(-2)
-
-
-def tangent(X: Tensor, layers: Sequence[Layer], point: Sequence[Layer], activation: Activation) -> Tensor:
-    """Outputs of the tangent at the weights ``point``, linear in those of ``layers``, shape ``(..., N, C)``.
-
-    Bishop (2006), eq. 5.169.
-    """
-    hidden, move = X, torch.zeros_like(X)
-    for (W, b), (V, c) in zip(point[:-1], layers[:-1], strict=True):
-        along = move @ W + hidden @ (V - W) + (c - b).unsqueeze(-2)
-        reached = hidden @ W + b.unsqueeze(-2)
-        bend = torch.func.grad(lambda x: activation(x).sum())(reached)  # also within a batch of rows, unlike autograd
-        hidden, move = activation(reached), bend * along
-    (W, b), (V, c) = point[-1], layers[-1]
-    return move @ W + hidden @ V + c.unsqueeze(-2)
 
 
 def is_odd(activation: Activation) -> bool:
@@ -177,22 +160,7 @@ def bend(passed: Passed, g: Tensor) -> tuple[Tensor, Tensor]:
     return weighted.mT @ inputs, across
 
 
-TANGENT: ContextVar[Mapping[str, Tensor] | None] = ContextVar("tangent", default=None)  # see tangent_at
-
 LogLikelihood = Callable[[Tensor, Mapping[str, Tensor]], Tensor]  # eta (R, N, C), precisions (R, 1, ...) -> (R,)
-
-
-@contextmanager
-def tangent_at(weights: Mapping[str, Tensor] | None) -> Iterator[None]:
-    """Let a network that runs within be its own tangent at these weights; None leaves it as it is.
-
-    :param weights: values of its sites, as ``posterior.mode`` has them.
-    """
-    token = TANGENT.set(weights)
-    try:
-        yield
-    finally:
-        TANGENT.reset(token)
 
 
 @dataclass(frozen=True)

@@ -32,28 +32,6 @@ def draw(widths: tuple[int, ...], num: int = 2) -> tuple[Tensor, Tensor]:
     return torch.randn(num, size, generator=generator), torch.randn(7, widths[0], generator=generator)
 
 
-def test_a_tangent_is_linear_in_the_weights_and_touches_the_network() -> None:
-    """What it misses falls with the square of the step, for each row of weights by itself."""
-    widths = (3, 4, 5, 2)
-    u, X = draw(widths)
-    at, away = layers_of(u[:1], widths), torch.randn(u.shape, generator=torch.Generator().manual_seed(1))
-
-    def both(step: float) -> tuple[Tensor, Tensor]:
-        layers = layers_of(u[:1] + step * away, widths)
-        found = (f(layers) for f in (lambda w: network.outputs(X, w, torch.tanh), tangent))
-        exact, straight = found
-        return exact, straight
-
-    def tangent(layers: list[Layer]) -> Tensor:
-        return network.tangent(X, layers, at, torch.tanh)
-
-    here = both(0.0)[0]
-    assert_exact(both(0.0)[1], here)
-    assert_exact(both(0.2)[1] - here, 20.0 * (both(0.01)[1] - here))
-    missed = [(exact - straight).abs().amax((1, 2)) for exact, straight in map(both, (2e-3, 1e-3))]
-    torch.testing.assert_close(missed[0] / missed[1], torch.full((2,), 4.0), rtol=0.1, atol=0.0)
-
-
 def test_outputs_are_those_of_a_module() -> None:  # oracle: torch's own layers
     u, X = draw((3, 5, 2), num=1)
     (W, b), (V, c) = layers_of(u, (3, 5, 2))
