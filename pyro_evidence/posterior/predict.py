@@ -155,7 +155,9 @@ class _Tangents(Messenger):
         self.predictors = {term.site: (term, eta) for term, eta in zip(terms, etas, strict=True)}
 
     @classmethod
-    def at(cls, nodes_at: Callable[[Values], Any], terms: Sequence[LikelihoodTerm], latents: Values) -> Messenger:
+    def beside_modes(
+        cls, nodes_at: Callable[[Values], Any], terms: Sequence[LikelihoodTerm], latents: Values
+    ) -> Messenger:
         """Those at the modes ``name/mode`` beside the values of latents; nothing changes without terms."""
         if not terms:
             return UNCHANGED
@@ -387,7 +389,7 @@ def prediction(
 
     def run(latents: Values) -> Values:
         levels.noise = {n: latents[f"{n}/noise"] for n in levels.fresh if f"{n}/noise" in latents}
-        nodes = nodes_at(latents, _Tangents.at(nodes_at, posterior._linear_terms, latents))
+        nodes = nodes_at(latents, _Tangents.beside_modes(nodes_at, posterior._linear_terms, latents))
         found: Values = {}
         for name in (n for n in joint.observed if n in nodes):
             fn, value = nodes[name]["fn"], nodes[name]["value"]

@@ -18,7 +18,7 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics.derivatives import takes_part
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import NOTHING
-from pyro_evidence.program.sites import Node, innermost
+from pyro_evidence.program.sites import Node, given_arguments, innermost
 
 STEPS = "steps of prior constants"  # the name of a param that no model has
 MULTIPLIED = (constraints.positive, constraints.nonnegative, constraints.positive_definite, constraints.lower_cholesky)
@@ -75,16 +75,6 @@ def prior_constants(joint: LogJoint, u: Tensor, theta: Tensor) -> tuple[tuple[Pr
             else:
                 left_out.append(constant.name)
     return tuple(found), tuple(left_out)
-
-
-def given_arguments(prior: Any) -> Mapping[str, Any]:
-    """The arguments that a distribution was made with, and their constraints."""
-    own = vars(prior)
-    given = {n: c for n, c in prior.arg_constraints.items() if n in own} or dict(prior.arg_constraints)
-    if "logits" in given and "probs" in given:
-        by_probs = "probs" in own and getattr(prior, "_param", None) is own["probs"]
-        del given["logits" if by_probs else "probs"]
-    return given
 
 
 def _is_multiplied(constraint: Any) -> bool:

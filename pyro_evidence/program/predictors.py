@@ -45,11 +45,10 @@ from pyro_evidence.numerics.linear_predictor import (
     in_blocks,
 )
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
-from pyro_evidence.program.constants import given_arguments
 from pyro_evidence.program.enumeration import log_sum_exp
 from pyro_evidence.program.exact import SUCCESSES_OR_NOT, exact
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.sites import log_prob_sum
+from pyro_evidence.program.sites import given_arguments, log_prob_sum
 
 Trace = Any
 Node = Mapping[str, Any]

@@ -76,6 +76,16 @@ def innermost(fn: Any) -> Any:
     return fn
 
 
+def given_arguments(prior: Any) -> Mapping[str, Any]:
+    """The arguments that a distribution was made with, and their constraints."""
+    own = vars(prior)
+    given = {n: c for n, c in prior.arg_constraints.items() if n in own} or dict(prior.arg_constraints)
+    if "logits" in given and "probs" in given:
+        by_probs = "probs" in own and getattr(prior, "_param", None) is own["probs"]
+        del given["logits" if by_probs else "probs"]
+    return given
+
+
 def is_empty(node: Node) -> bool:
     """Whether an observed site has no data; the value of a ``pyro.factor`` is always empty, its batch is not."""
     fn, value = node["fn"], torch.as_tensor(node["value"])
