@@ -487,10 +487,10 @@ class LogJoint:
             return (self.density(values, self.hypers.constrained(theta.to(self.dtype))) + log_det).double()
 
     def _point(self, u: Tensor, theta: Tensor) -> Tensor:
-        """One row; nan where a matrix of the model's is singular, as NUTS has it."""
+        """One row; nan where a matrix of the model is singular, as NUTS has it, and where an assertion of it fails."""
         try:
             return self._one(u, theta)
-        except LinAlgError:
+        except (LinAlgError, AssertionError):
             return (u.sum() + theta.sum()) * torch.nan
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:

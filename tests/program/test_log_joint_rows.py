@@ -196,8 +196,16 @@ def covariance(t: Tensor) -> None:
     pyro.sample("t", dist.MultivariateNormal(torch.zeros(2), K), obs=t[:2])
 
 
-def test_rows_whose_matrix_is_singular_are_nan_and_the_others_are_right() -> None:
-    joint = LogJoint(covariance, (DATA,))
+def asserted(t: Tensor) -> None:
+    """Its distribution asserts that the scale is below two, as Pyro's SineBivariateVonMises does of concentrations."""
+    rho = pyro.sample("rho", dist.Normal(0.0, 1.0))
+    assert bool(rho < 2.0)
+    pyro.sample("t", dist.Normal(torch.zeros(2), rho.exp()).to_event(1), obs=t[:2])
+
+
+@pytest.mark.parametrize("model", [covariance, asserted])
+def test_rows_that_the_model_cannot_be_run_at_are_nan_and_the_others_are_right(model: Callable[..., None]) -> None:
+    joint = LogJoint(model, (DATA,))
     u = torch.tensor([[0.5], [3.0], [-0.2]])
     found = joint.log_joint(u, joint.initial_theta)
     assert found.isnan().tolist() == [False, True, False]
