@@ -174,8 +174,8 @@ def by_steps(posterior: Any, white: Tensor, until: float) -> Shifts:
     A, size = state.precision, max(1, posterior._rows // 8)  # rows, of which autograd keeps several tensors
     sites = [(p.name, p.unconstrained_shape) for p in posterior._joint.latents if p.size]
     every = ((name, place) for name, shape in sites for place in itertools.product(*map(range, shape)))
-    active = state.problem.active
-    names = tuple(itertools.compress(every, active.tolist()))
+    judged = posterior._judged
+    names = tuple(itertools.compress(every, judged.tolist()))
     begun = time.process_time()
     until = max(until, begun + AFTERWARDS)
     for count, rows in enumerate(white.split(TOGETHER), 1):
@@ -183,10 +183,10 @@ def by_steps(posterior: Any, white: Tensor, until: float) -> Shifts:
         with torch.enable_grad(), without_validation():
             slopes = [state.problem.density.gradient(x, state.theta)[1].detach() for x in u.to(state.u).split(size)]
         parts.append(torch.stack([u, beside, A.solve(torch.cat(slopes).double() + posterior._pull_left_out)]))
-        u, beside, step = torch.cat(parts, 1)[..., active]
+        u, beside, step = torch.cat(parts, 1)[..., judged]
         away, square, num = u - u.mean(0), (beside - beside.mean(0)).square(), len(u)
         spread, fall, own = away.square().mean(0), -(away * step).mean(0), square.mean(0)
-        noise = (step * spread / fall + beside) / (A.variance[0][active] * spread / own).sqrt()
+        noise = (step * spread / fall + beside) / (A.variance[0][judged] * spread / own).sqrt()
         noise_of_sd = 0.5 * (square / own + away * (step - step.mean(0)) / fall)
         value = torch.stack([noise.mean(0), -0.5 * (fall / own).log()])
         error = torch.stack([noise, noise_of_sd]).std(1) / num**0.5

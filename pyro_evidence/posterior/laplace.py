@@ -228,6 +228,11 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
             return self._skewed.drawn(white)[0]
         return self._about_mean.u + self.state.precision.unwhiten(white)
 
+    @property
+    def _judged(self) -> Tensor:
+        """Which coordinates are judged by slopes at draws, bool ``(D,)``."""
+        return self.state.problem.active
+
     def _beside(self, white: Tensor) -> Tensor:
         """What the Gaussian at the mode makes of the noise of draws, less the mode, ``(S, D)``."""
         return self.state.precision.unwhiten(white[:, : len(self.state.u)])

@@ -52,6 +52,7 @@ FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, n
 CALIBRATED = 1024  # quasi-random draws whose weights say what marginals are
 STEPS = 4  # Hessians that the search for an inner mode takes
 LITTLE = 0.05  # nats of an error times the spread of a scale: its slope moves no mean by a tenth of a deviation
+FAR = 1.0  # standard deviations that a density is moved by, beyond which a straight slope may be another
 FELT = 0.01  # standard deviations that a density moves by: less is rounding, or no matter
 NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredths those of many keep enough
 
@@ -170,6 +171,14 @@ class NestedPosterior(LaplacePosterior):
             off = float(self.log_evidence_error) * float(self.integral.moments[1].max())
             slope = basis[0] * (0.0 if off < LITTLE else math.nan)
         return self._places.whole(torch.linalg.solve(basis.mT, slope), torch.zeros_like(self._inside.u))
+
+    @property
+    def _judged(self) -> Tensor:
+        slope, judged = self._slope_left_out, super()._judged
+        is_known = slope is not None and bool(
+            (slope.abs() < FAR).all()
+        )  # then the nodes' own error is all that is left
+        return judged.index_fill(0, self._places.marginalised, False) if is_known else judged
 
     def _beside(self, white: Tensor) -> Tensor:
         places, found = self._places, self.integral.outer_mode  # the factors that draws are made by
