@@ -175,10 +175,9 @@ class NestedPosterior(LaplacePosterior):
     @property
     def _judged(self) -> Tensor:
         slope, judged = self._slope_left_out, super()._judged
-        is_known = slope is not None and bool(
-            (slope.abs() < FAR).all()
-        )  # then the nodes' own error is all that is left
-        return judged.index_fill(0, self._places.marginalised, False) if is_known else judged
+        if slope is None or not bool((slope.abs() < FAR).all()):
+            return judged
+        return judged.index_fill(0, self._places.marginalised, False)  # the nodes' own error is all that is left there
 
     def _beside(self, white: Tensor) -> Tensor:
         places, found = self._places, self.integral.outer_mode  # the factors that draws are made by

@@ -121,6 +121,24 @@ def test_three_hills_have_their_integral_shares_and_moments(far: float) -> None:
     assert float(posterior.at_mode(0).log_evidence) == pytest.approx(far + math.log(0.5), abs=1e-6)
 
 
+def test_a_mode_that_leaves_the_first_faint_takes_its_place() -> None:
+    """Oracle: a grid.  The fit ends in the smaller of two camps of data, forty nats below the other."""
+    noise = torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.where(torch.arange(100) < 55, -6.0, 6.0) + noise
+
+    def camps(y: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(torch.zeros((), dtype=torch.float64), 10.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Cauchy(a, 1.0), obs=y)
+
+    x = torch.linspace(-9.0, 9.0, 20_001, dtype=torch.float64)
+    density = dist.Normal(0.0, 10.0).log_prob(x) + dist.Cauchy(x.unsqueeze(-1), 1.0).log_prob(y).sum(-1)
+    start = Start(values={"a": torch.tensor(6.0, dtype=torch.float64)})
+    posterior = LaplaceEvidence(camps, start=start, stop=QUIET).run(y)
+    assert abs(float(posterior.log_evidence - density.logsumexp(0) - (x[1] - x[0]).log())) < 0.01
+    assert float(posterior.mode["a"]) < 0.0
+
+
 def test_each_mode_has_its_draws_however_dear_they_are() -> None:
     posterior = on_hills()
     assert isinstance(posterior, MultimodalPosterior)
