@@ -122,9 +122,9 @@ def test_three_hills_have_their_integral_shares_and_moments(far: float) -> None:
 
 
 def test_a_mode_that_leaves_the_first_faint_takes_its_place() -> None:
-    """Oracle: a grid.  The fit ends in the smaller of two camps of data, forty nats below the other."""
-    noise = torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    y = torch.where(torch.arange(100) < 55, -6.0, 6.0) + noise
+    """Oracle: a grid.  The fit ends in the smaller of two camps of data, tens of nats below the other."""
+    noise = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.where(torch.arange(200) < 104, -6.0, 6.0) + noise
 
     def camps(y: Tensor) -> None:
         a = pyro.sample("a", dist.Normal(torch.zeros((), dtype=torch.float64), 10.0))
