@@ -391,8 +391,8 @@ def _guarded(fit: Callable[..., Any], known_by: Callable[..., str] | None) -> Ca
                     raise NotPositiveDefinite(
                         f"a matrix of the model has no factor where the search has come to ({said}); expected a "
                         f"covariance that is positive definite for all settings that its prior allows. Add more to its "
-                        f"diagonal, as in K + 1e-6 * torch.eye(len(K)), compute in double precision, or give its "
-                        f"settings priors that say more."
+                        f"diagonal, as in K + 1e-6 * torch.eye(len(K)), compute in double precision, not float32, or "
+                        f"give its settings priors that say more."
                     ) from error
                 raise
 

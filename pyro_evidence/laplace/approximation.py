@@ -33,7 +33,7 @@ from pyro_evidence.structure.symmetries import has_hidden_units
 
 PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
 NEARLY = 1e-3  # nats, twice what a step promises to a row that is nearly there
-LIGHT = 2**13  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
+LIGHT = 2**14  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
 ROUGH = 1e-4  # nats that steps may promise before the last, where a thousandth of a nat is enough
 NEAR = 1e-3  # of a coordinate: how far from where a search has stopped a jump is looked for
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
@@ -523,17 +523,22 @@ def can_batch(problem: Problem) -> bool:
 def can_compare(problem: Problem) -> bool:
     """Whether the rows of this problem can be evaluated together, each at its own hyperparameters."""
     structure, joint = problem.structure, problem.joint
-    parts = () if structure.linear is None else structure.linear.linear
     return (
         joint.has_data  # else the rows are elsewhere
         and joint.latents.size <= (SMALL if structure.network is None else DENSE_SEARCH)
         and structure.factors is None
         and problem.latent is None
-        and sum(part.J.numel() for part in parts) <= LIGHT
+        and has_light_designs(problem)
         and problem.curvature in (exact_hessian, gauss_newton)
         and joint.hypers.size > 0
         and not joint.maximised_sites
     )
+
+
+def has_light_designs(problem: Problem) -> bool:
+    """Whether rows are evaluated by autograd together for less than one by one by the algebra of linear predictors."""
+    linear = problem.structure.linear
+    return linear is None or sum(part.J.numel() for part in linear.linear) <= LIGHT
 
 
 def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor) -> LaplaceRows:

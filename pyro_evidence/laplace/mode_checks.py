@@ -20,6 +20,7 @@ from pyro_evidence.precision.dense import Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import unwrapped
 from pyro_evidence.program.sites import Node, sample_nodes
+from pyro_evidence.structure.density import AutogradDensity
 
 WRONG = "its second derivatives are not those of its slope"
 TOLERANCE = 0.05  # of a product with the Hessian, in posterior standard deviations
@@ -191,6 +192,8 @@ def jump_message(
     """
     if _is_smooth(joint, density, u, theta, way):
         return None
+    if (double := joint.in_double) is not joint:  # whose rounding is no jump
+        return jump_message(double, AutogradDensity(double, None), u, theta, way, where, reach)
     ends, num = (u - way, u + way), PIECES
     for _ in range(ROUNDS):
         rows = torch.stack([ends[0].lerp(ends[1], i / num) for i in range(num + 1)])

@@ -11,6 +11,7 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
+    has_light_designs,
     laplace_problem,
     laplace_rows,
     laplace_state,
@@ -135,7 +136,8 @@ def solve_inner(
         return ConditionalModes(theta, start, Dense(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing)
     with torch.enable_grad():  # whoever asks for draws may have switched it off
         again, prior = torch.as_tensor(searches).expand(len(theta)).tolist(), log_priors(problem, theta.detach())
-        search = _together if is_batched(problem) else partial(_one_by_one, prior=prior, light=light, rough=rough)
+        together = is_batched(problem) and has_light_designs(problem)
+        search = _together if together else partial(_one_by_one, prior=prior, light=light, rough=rough)
         u, precision, log_evidence = search(problem, theta.detach(), start.detach(), again)
     return ConditionalModes(theta, u, precision, log_evidence + prior.to(log_evidence))
 

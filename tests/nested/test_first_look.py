@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence.laplace import approximation
 from pyro_evidence.posterior.nested import ENOUGH, FIRST_LOOK, NestedPosterior
+from pyro_evidence.precision.dense import Dense, Separate
 
 
 def times(y: Tensor, group: Tensor) -> None:
@@ -35,3 +37,26 @@ def test_few_draws_settle_it_where_they_keep_their_weight(
     del vars(posterior)["relative_ess"]
     assert posterior.candidate_hyperparameters == ()
     assert asked == looks
+
+
+def test_wide_designs_are_searched_by_their_algebra_with_the_same_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By autograd a row of a batch asks for a pass through all data for each coordinate."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(200, 4, generator=generator, dtype=torch.float64)
+    y = (X[:, 0] + torch.randn(200, generator=generator, dtype=torch.float64) > 0).double()
+
+    def shrunk(y: Tensor) -> None:
+        scale = pyro.sample("scale", dist.HalfNormal(torch.ones((), dtype=torch.float64)))
+        with pyro.plate("columns", 4):
+            w = pyro.sample("w", dist.Normal(0.0, scale))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+    posterior = LaplaceEvidence(shrunk, stop=Stop(progress=False)).run(y)
+    found, phi = posterior.integral.outer_mode, posterior.integral.phi[::3]
+    together = found.inner(phi)
+    monkeypatch.setattr(approximation, "LIGHT", 0)
+    alone = found.inner(phi)
+    assert isinstance(together.precision, Dense) and isinstance(alone.precision, Separate)
+    for a, b in ((together.u, alone.u), (together.log_density, alone.log_density)):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
