@@ -206,7 +206,7 @@ def run_many(engine: Any, *args: Any, **kwargs: Any) -> FitTable:
         if type(quiet) is LaplaceEvidence and quiet.stop.checkpoint is None:
             alike: dict[Any, list[int]] = {}  # numbers of the data sets whose arguments have the same shapes
             for k, own in enumerate(sets):
-                alike.setdefault(tuple(tuple(getattr(x, "shape", ())) for x in own), []).append(k)
+                alike.setdefault(tuple(getattr(x, "shape", None) for x in own), []).append(k)
             for numbers in alike.values():
                 told = examples(len(numbers))
                 fit_alone(numbers[row] for row in told)

@@ -21,7 +21,7 @@ from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.recognise import MPPCAStructure, latents_integrated, recognise_mppca
 from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.precision.dense import Dense
-from pyro_evidence.program.checks import require_kept
+from pyro_evidence.program.checks import describe, require_kept
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import check_count, check_seed, seeded
 
@@ -189,9 +189,7 @@ class MPPCAPosterior(ComponentPosterior):
             require_kept(self._joint, "a method without data")
         Y = own if Y is None else Y
         if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.shape[1] != own.shape[1] or not Y.is_floating_point():
-            raise BadInput(
-                f"Y has shape {tuple(getattr(Y, 'shape', ()))}; expected floats (N, {own.shape[1]}), nan where missing."
-            )
+            raise BadInput(f"got {describe((Y,), {})}; expected floats Y (N, {own.shape[1]}), nan where missing.")
         if bool(Y.isinf().any()):
             raise BadInput(f"Y, shape {tuple(Y.shape)}, contains inf; expected numbers, or nan where one is missing.")
         return Y.detach().double()

@@ -139,7 +139,7 @@ def arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, An
         if isinstance(value, list | tuple):
             if len(value) > 0 and isinstance(value[0], int | float | str | list | tuple):
                 found.append((name, value, value[0]))
-        elif hasattr(value, "__array__") and not isinstance(value, Tensor):
+        elif hasattr(value, "__array__") and not isinstance(value, Tensor | type):
             found.append((name, value, next(iter(value.__array__().flat), None)))
     return found
 

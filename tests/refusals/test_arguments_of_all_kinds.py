@@ -199,6 +199,13 @@ def test_derivatives_of_the_callers_are_left_out() -> None:
     torch.testing.assert_close(found, posteriors()["laplace"].log_evidence)
 
 
+def test_a_class_in_place_of_data_is_refused_at_a_fit_and_after_it() -> None:
+    engine = EvidenceEM(mppca(2, 1), start=Start(restarts=1), stop=QUIET)
+    for given in (engine.run, engine.run(data()[0]).log_prob):
+        with pytest.raises(BadInput, match="expect"):
+            given(Tensor)
+
+
 def test_labels_may_be_true_and_false() -> None:
     Y, labels = heaps(), torch.arange(120) % 2
     engine = EvidenceEM(gaussian_mixture(1), stop=QUIET)
