@@ -139,9 +139,6 @@ class _Observed(Messenger):
             msg["value"] = fn.mean + fn.stddev * torch.randn(fn.shape(), dtype=fn.mean.dtype, device=fn.mean.device)
 
 
-UNCHANGED = Messenger()
-
-
 class _Tangents(Messenger):
     """Gives observed sites predictors that are linear in the latents: the tangents of their own ones.
 
@@ -157,10 +154,10 @@ class _Tangents(Messenger):
     @classmethod
     def beside_modes(
         cls, nodes_at: Callable[[Values], Any], terms: Sequence[LikelihoodTerm], latents: Values
-    ) -> Messenger:
-        """Those at the modes ``name/mode`` beside the values of latents; nothing changes without terms."""
+    ) -> "_Tangents | None":
+        """Those at the modes ``name/mode`` beside the values of latents; None without terms."""
         if not terms:
-            return UNCHANGED
+            return None
         mode = {n: latents[f"{n}/mode"] for n in latents if f"{n}/mode" in latents}
 
         def predictors(values: Values) -> tuple[Tensor, ...]:
@@ -346,10 +343,10 @@ def longer(joint: LogJoint, u: Tensor, theta: Tensor, steps: int) -> Arguments:
 
 
 def _nodes_at(
-    model: Model, new: Arguments, observed: Messenger, latents: Values, within: Messenger = UNCHANGED
+    model: Model, new: Arguments, observed: Messenger, latents: Values, within: Messenger | None = None
 ) -> Mapping[str, Any]:
     """The sites of a model on new arguments with these latents."""
-    inside = poutine.condition(observed(within(model)), data=latents)
+    inside = poutine.condition(observed(model if within is None else within(model)), data=latents)
     with without_validation_or_params():
         nodes: Any = poutine.trace(inside).get_trace(*new[0], **new[1]).nodes
     return nodes
