@@ -145,11 +145,11 @@ class _InverseGamma(dist.InverseGamma):
 
 
 class _Weibull(dist.Weibull):
-    """Without absolute values of what is positive, as of an inverse Gamma."""
+    """Without absolute values of what is positive, as of an inverse Gamma, and without powers, which take long."""
 
     def log_prob(self, value: Tensor) -> Tensor:
-        ratio, k = value / self.scale, self.concentration
-        return (k / self.scale).log() + (k - 1.0) * ratio.log() - ratio**k
+        log_ratio, k = value.log() - self.scale.log(), self.concentration
+        return (k / self.scale).log() + (k - 1.0) * log_ratio - (k * log_ratio).exp()
 
 
 class _SoftLaplace(dist.SoftLaplace):

@@ -131,6 +131,22 @@ def test_every_kind_of_censoring() -> None:
     np.testing.assert_allclose(observed.exp(), expected, rtol=1e-12)
 
 
+@every_kind
+def test_seen_and_censored_rows_of_every_kind(kind: str) -> None:
+    """By hazard and survival: the density itself is another formula."""
+    fn, event = KINDS[kind](A, B), torch.tensor([1, 0, 1])
+    expected = torch.where(event == 1, fn.log_prob(TIMES), log_survival(fn, TIMES))
+    torch.testing.assert_close(Censored(fn, event=event).log_prob(TIMES), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_weibull_s_survival_of_no_time_has_no_slope() -> None:
+    """Where its logarithm has none that is finite, as of a first visit at time 0."""
+    a, b = (torch.ones(1).double().requires_grad_() for _ in range(2))
+    value = log_survival(dist.Weibull(a, b), torch.zeros(1).double())
+    slopes = torch.autograd.grad(value.sum(), (a, b))
+    assert [float(x.detach()) for x in (value, *slopes)] == pytest.approx([0.0, 0.0, 0.0], abs=1e-300)
+
+
 def test_rows_of_another_kind_have_no_part_in_slopes() -> None:
     scale = torch.tensor([2.0, 2.0]).double().requires_grad_()
     fn = Censored(
