@@ -573,6 +573,23 @@ def test_where_there_is_one_mode_nothing_is_climbed(monkeypatch: pytest.MonkeyPa
         tour.tour(several.state, 1_000, seed=0)
 
 
+def test_errors_of_laplace_that_cancel_do_not_make_its_draws_right() -> None:
+    """A heavy and a light tail: the log evidence is right by chance, the 99 % quantile of Student's t is not."""
+    x = torch.linspace(-8.0, 8.0, 4001, dtype=torch.float64)
+    light = -0.19332 * x**4
+
+    def two() -> None:
+        pyro.sample("a", dist.StudentT(3.0, 0.0, 1.0))
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
+        pyro.factor("light", -0.19332 * b**4)
+
+    posterior = fitted(two)
+    exact = float(torch.trapezoid((light - 0.5 * x.square()).exp(), x).log()) - 0.5 * math.log(math.tau)
+    assert abs(float(posterior.state.log_evidence) - exact) < 1e-3
+    assert abs(float(posterior.log_evidence) - exact) < 0.01
+    assert float(posterior.get_samples(20_000, seed=0)["a"].quantile(0.99)) == pytest.approx(4.541, rel=0.1)
+
+
 def test_one_mode_alone_when_no_tour_is_asked_for() -> None:
     assert type(fitted(hills, ZERO, start=Start(tour=0, restarts=1))) is LaplacePosterior
 
