@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Status, bar_of
 from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
+from pyro_evidence.laplace.replicates import columns_of
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.replicates import examples, together
 from pyro_evidence.posterior.structures import StructureFits, StructurePosterior
@@ -211,9 +212,10 @@ def run_many(engine: Any, *args: Any, **kwargs: Any) -> FitTable:
                 told = examples(len(numbers))
                 fit_alone(numbers[row] for row in told)
                 alone = {row: entries[numbers[row]].make() for row in told if entries[numbers[row]].error is None}
-                batch = together([sets[k] for k in numbers], alone, quiet.start, quiet.stop.quadrature_tol)
-                for row in batch.keys() - told:
-                    entries[numbers[row]] = Entry(batch[row][0], CONVERGED, batch[row][1])
+                columns = partial(columns_of, [sets[k] for k in numbers])
+                batch = together(columns, len(numbers), alone, quiet.start, quiet.stop.quadrature_tol)
+                for row in batch.log_evidences.keys() - told:
+                    entries[numbers[row]] = Entry(batch.log_evidences[row], CONVERGED, partial(batch.posterior, row))
                     bar.update()
         fit_alone(range(len(sets)))
     table = [entries[k] for k in range(len(sets))]

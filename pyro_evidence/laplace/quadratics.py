@@ -55,12 +55,15 @@ class Quadratics:
         """The factor of each term at ``(..., T + 1)``, ``(..., M)``."""
         return ((theta - self.centre) @ self.powers.mT).exp()
 
-    def _rows(self, theta: Tensor) -> Tensor:
-        return theta[:, -1].long() - self.first
+    def _rows(self, theta: Tensor) -> Tensor | slice:
+        """Which rows of these the settings ``(r, T + 1)`` are of: where possible a slice, which copies nothing."""
+        rows = theta[:, -1].long() - self.first
+        whole = slice(int(rows[0]), int(rows[0]) + len(rows)) if len(rows) else slice(0)
+        return whole if torch.equal(rows, torch.arange(whole.start or 0, whole.stop).to(rows)) else rows
 
     def log_evidence(self, theta: Tensor) -> Tensor:
         """The log evidence at settings of each data set ``(r, J, T + 1)``, nats, ``(r, J)``; -inf without a mode."""
-        return torch.cat([self._moments(part)[0] for part in self._parts(theta)])
+        return torch.cat([self._value(part)[0] for part in self._parts(theta)])
 
     def evidence(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """That, and its slope in the settings ``(r, J, T + 1)``."""
@@ -71,24 +74,32 @@ class Quadratics:
         size = theta.shape[1] * (self.A if self.axes is None else self.axes[0])[0, 0].numel()
         return theta.split(max(1, CACHED_NUMBERS // size))
 
-    def _moments(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The log evidence, the mode, and the variance along axes or the matrix of covariances."""
-        rows, weights, num = self._rows(theta[:, 0]), self.weights(theta), self.b.shape[-1]
+    def _value(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The log evidence, the slope at zero ``(r, D, J)``, and precisions along axes or the factor of the matrix."""
+        rows, away, num = self._rows(theta[:, 0]), (theta - self.centre).mT, self.b.shape[-1]
+        weights = (self.powers @ away).exp()  # settings last, along which sums are fast
         if self.axes is None:
-            slope = weights @ self.b[rows]
-            tril, info = torch.linalg.cholesky_ex((weights @ self.A[rows].flatten(2)).unflatten(-1, (num, num)))
-            sound, log_det = info == 0, 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-            variance = torch.cholesky_inverse(tril)
-            mode = (variance @ slope.unsqueeze(-1)).squeeze(-1)
+            slope = self.b[rows].mT @ weights
+            A, info = torch.linalg.cholesky_ex((weights.mT @ self.A[rows].flatten(2)).unflatten(-1, (num, num)))
+            log_det = torch.where(info == 0, 2.0 * A.diagonal(dim1=-2, dim2=-1).log().sum(-1), torch.nan)
+            half = torch.linalg.solve_triangular(A, slope.mT.unsqueeze(-1), upper=False)
+            squares = half.square().sum((-2, -1))
         else:
             terms, b, log_scale = (x[rows] for x in self.axes)
-            A, slope = weights @ terms, weights @ b
-            sound, log_det = (A > 0).all(-1), A.log().sum(-1) - 2.0 * log_scale.unsqueeze(-1)
-            variance = A.reciprocal()
-            mode = slope * variance
-        value = (self.line[rows].unsqueeze(1) * (theta - self.centre)).sum(-1)
-        value = value + (weights @ self.a[rows].unsqueeze(-1)).squeeze(-1) + 0.5 * (slope * mode).sum(-1)
-        return torch.where(sound, value + 0.5 * (num * math.log(math.tau) - log_det), -torch.inf), mode, variance
+            A, slope = terms.mT @ weights, b.mT @ weights
+            log_det = A.log().sum(-2) - 2.0 * log_scale.unsqueeze(-1)  # nan where one is negative
+            squares = (slope.square() / A).sum(-2)
+        value = (self.line[rows].unsqueeze(1) @ away + self.a[rows].unsqueeze(1) @ weights).squeeze(1)
+        value = value + 0.5 * (num * math.log(math.tau) + squares - log_det)
+        return torch.where(log_det.isfinite(), value, -torch.inf), slope, A
+
+    def _moments(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The log evidence, the mode, and the variance along axes or the matrix of covariances."""
+        value, slope, A = self._value(theta)
+        if self.axes is not None:
+            return value, (slope / A).mT, A.reciprocal().mT
+        variance = torch.cholesky_inverse(A)
+        return value, (variance @ slope.mT.unsqueeze(-1)).squeeze(-1), variance
 
     def _sloped(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         value, mode, variance = self._moments(theta)
@@ -100,6 +111,28 @@ class Quadratics:
             terms, b, moments = self.axes[0][rows], self.axes[1][rows], mode.square() + variance
         expected = self.a[rows].unsqueeze(1) + mode @ b.mT - 0.5 * moments @ terms.mT  # of terms, by the posterior
         return value, self.line[rows].unsqueeze(1) + (self.weights(theta) * expected) @ self.powers
+
+    def curvature(self, theta: Tensor) -> Tensor:
+        """Minus the second derivatives of the log evidence at ``(r, T + 1)``, ``(r, T + 1, T + 1)``.
+
+        Those of the log of an integral are covariances of the terms by the posterior, beside their own.
+        """
+        _, mode, variance = (x.squeeze(1) for x in self._moments(theta.unsqueeze(1)))
+        rows, weights = self._rows(theta), self.weights(theta).unsqueeze(-1)
+        if self.axes is None:
+            A, b, a = self.A[rows], self.b[rows], self.a[rows]
+            rise = b - (A @ mode[:, None, :, None]).squeeze(-1)
+            spread = A @ variance.unsqueeze(1)
+            covariance = rise @ variance @ rise.mT + 0.5 * spread.flatten(2) @ spread.mT.flatten(2).mT
+            squares = spread.diagonal(dim1=-2, dim2=-1).sum(-1) + ((b - rise) * mode.unsqueeze(1)).sum(-1)
+        else:
+            A, b, a = self.axes[0][rows], self.axes[1][rows], self.a[rows]
+            rise, spread = b - A * mode.unsqueeze(1), A * variance.unsqueeze(1)
+            covariance = (rise * variance.unsqueeze(1)) @ rise.mT + 0.5 * spread @ spread.mT
+            squares = (spread + (b - rise) * mode.unsqueeze(1)).sum(-1)
+        expected = a + (b @ mode.unsqueeze(-1)).squeeze(-1) - 0.5 * squares
+        own = (weights.squeeze(-1) * expected).diag_embed()
+        return -self.powers.mT @ (own + weights * covariance * weights.mT) @ self.powers
 
     def modes(self, theta: Tensor) -> LaplaceRows:
         """Laplace's approximation, which is exact here, at ``(r, T + 1)``."""

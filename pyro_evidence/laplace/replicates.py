@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
@@ -16,8 +17,8 @@ from pyro_evidence.laplace.gradient import STEP, differences, slopes_of_rows
 from pyro_evidence.laplace.pruning import AWAY, either_way
 from pyro_evidence.laplace.quadratics import Quadratics
 from pyro_evidence.laplace.type2 import FLAT, PLATEAU
-from pyro_evidence.numerics import batched, lbfgs
-from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.numerics import batched, lbfgs, newton
+from pyro_evidence.numerics.derivatives import gradient, hessian
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program import checks
 from pyro_evidence.program.log_joint import LogJoint
@@ -25,6 +26,7 @@ from pyro_evidence.program.sites import innermost
 
 NUM_STEPS = 100  # a bound: a search of few hyperparameters takes about ten
 NEAR = 1e-4  # the largest slope from which one step of Newton's method is enough
+ALMOST = newton.Limits(1e-7, slack=1e-12)  # values are sums of terms that cancel; a last step squares what is left
 TRIED = (-1.0, 0.0, 1.3)  # log units at which a log hyperprior is compared
 LEVEL = 1e-12  # nats, of the squared slope that counts as zero
 
@@ -33,18 +35,21 @@ LEVEL = 1e-12  # nats, of the squared slope that counts as zero
 class Maxima:
     """Where the log evidence (plus log hyperprior) of each data set is highest.
 
-    :ivar rows: Laplace's approximation there; ``theta`` ``(R, T + 1)`` ends with the number of the data set.
-    :ivar log_hyperprior: nats, ``(R,)``.
+    :ivar theta: hyperparameters there, and last the number of the data set, ``(R, T + 1)``.
+    :ivar log_evidence, log_hyperprior: nats, ``(R,)`` each.
     :ivar precision: minus the second derivatives in the hyperparameters, ``(R, T, T)``.
-    :ivar follows: derivative of the mode in the hyperparameters, ``(R, D, T)``.
     :ivar found: whether each is known to be a maximum, ``(R,)`` bool.
+    :ivar rows: Laplace's approximation there, and ``follows`` the derivative of the mode in the hyperparameters,
+        ``(R, D, T)``; None where log joints are quadratic in the latents.
     """
 
-    rows: LaplaceRows
+    theta: Tensor
+    log_evidence: Tensor
     log_hyperprior: Tensor
     precision: Tensor
-    follows: Tensor
     found: Tensor
+    rows: LaplaceRows | None = None
+    follows: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,11 @@ class Evidence:
         self.places[numbers[good]] = found.u[good]
         return found
 
+    def log_evidence(self, theta: Tensor) -> Tensor:
+        """That of each row, nats, ``(R,)``."""
+        known = self.known
+        return self.modes(theta).objective if known is None else known.log_evidence(theta.unsqueeze(1)).squeeze(1)
+
     def log_hyperprior(self, theta: Tensor) -> Tensor:
         """Log hyperprior of each row, nats, ``(R,)``."""
         assert isinstance(self.problem.joint, Replicates)
@@ -76,27 +86,37 @@ class Evidence:
 
     def slope(self, found: LaplaceRows) -> Tensor:
         """Exact slopes of the objective, zero for the number of the data set and where there is no mode."""
-        if self.known is not None:
-            return self(found.theta)[1]
         total = slopes_of_rows(self.problem, found.theta, found.u, found.active, found.tril).total
         return torch.where(found.objective.isfinite().unsqueeze(-1), total + self._prior(found.theta)[1], 0.0)
 
     def _prior(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log hyperprior and its slope."""
-        theta = theta.detach().clone().requires_grad_()
-        prior = self.log_hyperprior(theta)
-        return prior.detach(), pullback(prior.sum(), theta)
+        return gradient(lambda rows, _: self.log_hyperprior(rows), theta, theta)
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Objective and slope of each row."""
-        if self.known is None:
-            found = self.modes(theta)
-            return found.objective + self.log_hyperprior(theta).detach(), self.slope(found)
-        (value, slope), (prior, by_prior) = self.known.evidence(theta.unsqueeze(1)), self._prior(theta)
-        return value.squeeze(1) + prior, torch.where(value.isfinite(), slope.squeeze(1) + by_prior, 0.0)
+        found = self.modes(theta)
+        return found.objective + self.log_hyperprior(theta).detach(), self.slope(found)
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Those where log joints are known, at hyperparameters ``(r, T)`` of data sets ``(r, 1)``."""
+        assert self.known is not None
+        rows = torch.cat([u, theta], -1)
+        (value, slope), (prior, by_prior) = self.known.evidence(rows.unsqueeze(1)), self._prior(rows)
+        slope = torch.where(value.isfinite(), slope.squeeze(1) + by_prior, 0.0)
+        return value.squeeze(1) + prior, slope[:, :-1]
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the second derivatives of that objective, ``(r, T, T)``."""
+        assert self.known is not None
+        rows = torch.cat([u, theta], -1)
+        by_prior = hessian(lambda rows, _: self.log_hyperprior(rows), rows, rows)
+        return (self.known.curvature(rows) - by_prior)[:, :-1, :-1]
 
 
-def maxima(problem: Problem, reference: Problem, numbers: Tensor, known: Quadratics | None = None) -> Maxima:
+def maxima(
+    problem: Problem, reference: Problem, numbers: Tensor, known: Quadratics | None = None, start: Tensor | None = None
+) -> Maxima:
     """The maxima of some data sets, and which of them are certain.
 
     Certain is one with a vanishing slope and a negative definite Hessian, by central differences of slopes.  What is in
@@ -106,51 +126,71 @@ def maxima(problem: Problem, reference: Problem, numbers: Tensor, known: Quadrat
     :param problem: of replicates.
     :param reference: of one of them, with what is known of its structure.
     :param known: their log joints, where these are quadratic in the latents.
+    :param start: hyperparameters at which searches begin, ``(T,)``; by default those of the model.
     """
     joint = problem.joint
     assert isinstance(joint, Replicates)
     evidence = Evidence(problem, joint.initial_u.repeat(joint.num, 1), known)
     theta, size = joint.rows(numbers), len(joint.initial_theta) - 1
-    if not size:
+    if start is not None:
+        theta[:, :-1] = start
+    here, follows = None, None
+    if size and known is not None:
+        mode = newton.climb(evidence, evidence.precision, theta[:, :-1], theta[:, -1:], ALMOST)
+        u = mode.u + torch.where(mode.converged.unsqueeze(-1), mode.step, 0.0)
+        slope, H = evidence.gradient(u, theta[:, -1:])[1], mode.precision
+        theta = torch.cat([u, theta[:, -1:]], -1)
+    elif size:
+        theta, H, follows = _climbed(evidence, theta)
         here = evidence.modes(theta)
-        follows, zero = here.u.unsqueeze(-1)[..., :0], torch.zeros_like(here.objective)
-        return Maxima(here, zero, here.u.new_zeros(len(theta), 0, 0), follows, here.objective.isfinite())
-    theta = lbfgs.ascend(evidence, theta, tolerance=NEAR, num_steps=NUM_STEPS, slack=problem.slack)
+        slope = evidence.slope(here)[:, :size]
+    else:
+        slope, H = theta[:, :0], theta.new_zeros(len(theta), 0, 0)
+        if known is None:
+            here = evidence.modes(theta)
+            follows = here.u.unsqueeze(-1)[..., :0]
+    log_evidence = evidence.log_evidence(theta) if here is None else here.objective
+    prior = evidence.log_hyperprior(theta).detach() if size else torch.zeros_like(log_evidence)
+    tril, sound = _factors(H)
+    way = torch.cholesky_solve(slope.unsqueeze(-1), tril).squeeze(-1)
+    sound = sound & log_evidence.isfinite() & ((slope * way).sum(-1) < LEVEL)
+    if size:
+        variance = torch.cholesky_inverse(tril).diagonal(dim1=-2, dim2=-1)
+        wide = (variance > FLAT) & reference.log_units
+        sound = sound & ~(wide & (variance > max(PLATEAU) ** 2)).any(-1)  # on a plateau itself, as far as is looked
+        groups, height = reference.structure.groups, log_evidence + prior
+        grouped = torch.zeros_like(wide) if groups is None else wide & (groups.power != 0)
+        for chosen, moves in ((wide & ~grouped, PLATEAU), (grouped, either_way(AWAY[:-1]))):  # the last is of a limit
+            sound = sound & ~_higher_beyond(evidence, theta, chosen & sound.unsqueeze(-1), moves, height)
+        if groups is not None:
+            latents = Dense((here or evidence.modes(theta)).tril).variance
+            sound = sound & ~(inflation(groups, theta[:, :-1], latents) > INFLATED).any(-1)
+    return Maxima(theta, log_evidence, prior, H, sound, here, follows)
+
+
+def _factors(H: Tensor) -> tuple[Tensor, Tensor]:
+    """Cholesky factors of ``(R, T, T)``, and where there is one; elsewhere the identity."""
+    eye = torch.eye(H.shape[-1]).to(H)
+    sound = H.isfinite().flatten(1).all(-1)
+    tril, info = torch.linalg.cholesky_ex(torch.where(sound[:, None, None], H, eye))
+    sound = sound & (info == 0)
+    return torch.where(sound[:, None, None], tril, eye), sound
+
+
+def _climbed(evidence: Evidence, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Maxima by slopes alone from ``(R, T + 1)``: these, minus the Hessian there, and how inner modes follow."""
+    size = theta.shape[-1] - 1
+    theta = lbfgs.ascend(evidence, theta, tolerance=NEAR, num_steps=NUM_STEPS, slack=evidence.problem.slack)
 
     def moved(step: Tensor) -> tuple[Tensor, Tensor]:
-        if known is not None:
-            return evidence(theta + step)[1][:, :size], theta[:, :0]  # whose modes follow in closed form
         found = evidence.modes(theta + step)
         return evidence.slope(found)[:, :size], found.u
 
     falls, follows = differences(moved, STEP * torch.eye(size, size + 1).to(theta))
     H = 0.5 * (falls.movedim(0, 1) + falls.movedim(0, 2))
-    sound = H.isfinite().all(-1).all(-1)
-    tril, info = torch.linalg.cholesky_ex(torch.where(sound[:, None, None], H, torch.eye(size).to(H)))
-    sound = sound & (info == 0)
-    tril = torch.where(sound[:, None, None], tril, torch.eye(size).to(H))
-
-    def step(slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Newton's, and twice what it promises."""
-        left = slope[:, :size].unsqueeze(-1)
-        way = torch.cholesky_solve(left, tril)
-        return way.squeeze(-1), (left * way).sum((-2, -1))
-
-    way, _ = step(moved(torch.zeros_like(theta[0]))[0])
-    theta = torch.cat([theta[:, :size] + way, theta[:, size:]], -1)
-    here = evidence.modes(theta)
-    prior = evidence.log_hyperprior(theta).detach()
-    sound = sound & here.objective.isfinite() & (step(evidence.slope(here))[1] < LEVEL)
-    variance = torch.cholesky_inverse(tril).diagonal(dim1=-2, dim2=-1)
-    wide = (variance > FLAT) & reference.log_units
-    sound = sound & ~(wide & (variance > max(PLATEAU) ** 2)).any(-1)  # on a plateau itself, as far as will be looked
-    groups = reference.structure.groups
-    grouped = torch.zeros_like(wide) if groups is None else wide & (groups.power != 0)
-    for chosen, moves in ((wide & ~grouped, PLATEAU), (grouped, either_way(AWAY[:-1]))):  # the last is that of a limit
-        sound = sound & ~_higher_beyond(evidence, theta, chosen & sound.unsqueeze(-1), moves, here.objective + prior)
-    if groups is not None:
-        sound = sound & ~(inflation(groups, theta[:, :-1], Dense(here.tril).variance) > INFLATED).any(-1)
-    return Maxima(here, prior, H, follows if known is None else known.follows(here), sound)
+    slope = moved(torch.zeros_like(theta[0]))[0].unsqueeze(-1)
+    way = torch.cholesky_solve(slope, _factors(H)[0]).squeeze(-1)
+    return torch.cat([theta[:, :size] + way, theta[:, size:]], -1), H, follows
 
 
 def _higher_beyond(evidence: Evidence, theta: Tensor, chosen: Tensor, moves: Sequence[float], height: Tensor) -> Tensor:
@@ -164,11 +204,24 @@ def _higher_beyond(evidence: Evidence, theta: Tensor, chosen: Tensor, moves: Seq
         return torch.zeros_like(height, dtype=torch.bool)
     places = theta[row]
     places[torch.arange(len(row)), index] += theta.new_tensor(moves).repeat(len(row) // len(moves))
-    there = replace(evidence, places=evidence.places.clone()).modes(places).objective
+    there = replace(evidence, places=evidence.places.clone()).log_evidence(places)
     there = there + evidence.log_hyperprior(places).detach()
     rounding = evidence.problem.slack * (1.0 + height[row].abs())
     higher = ~(there <= height[row] + rounding)
     return torch.zeros_like(height).index_add(0, row, higher.to(height)) > 0
+
+
+Columns = Sequence[tuple[Any, bool]]  # an argument of all data sets, and whether each has its own, ``(K, ...)``
+
+
+def columns_of(sets: Sequence[tuple[Any, ...]], joint: LogJoint) -> Columns:
+    """Arguments of data sets, stacked.
+
+    :param joint: that of one of them.
+    :raises BadInput: where they cannot be.
+    """
+    first, _ = checks.as_tensors(sets[0], joint.kwargs)
+    return [_stacked(*each) for each in zip(first, zip(*sets, strict=True), strict=True)]
 
 
 class Replicates(LogJoint):
@@ -178,15 +231,10 @@ class Replicates(LogJoint):
     :ivar stacked: arguments of all data sets, ``(K, ...)``; as they are where all share one.
     """
 
-    def __init__(self, joint: LogJoint, sets: Sequence[tuple[Any, ...]]) -> None:
-        """The model of ``joint`` on ``sets`` of arguments.
-
-        :raises BadInput: where they cannot be stacked.
-        """
+    def __init__(self, joint: LogJoint, stacked: Columns, num: int) -> None:
+        """The model of ``joint`` on ``num`` sets of arguments."""
         vars(self).update(vars(joint))
-        self.joint, self.num, self._row_bytes = joint, len(sets), None
-        first, _ = checks.as_tensors(sets[0], joint.kwargs)
-        self.stacked = [_stacked(*each) for each in zip(first, zip(*sets, strict=True), strict=True)]
+        self.joint, self.num, self.stacked, self._row_bytes = joint, num, stacked, None
         self.initial_theta = torch.cat([joint.initial_theta, joint.initial_theta.new_zeros(1)])
 
     def of_row(self, theta: Tensor) -> tuple[LogJoint, Tensor]:
@@ -252,15 +300,21 @@ class Replicates(LogJoint):
 
     def in_support(self) -> Tensor:
         """Whether the data of each set lie in the support of what observes them, ``(K,)`` bool."""
+        differs = []
 
         def inside(theta: Tensor) -> Tensor:
             joint, own = self.of_row(theta)
             nodes = joint.trace(self.initial_u, own).nodes
             sites = [(innermost(nodes[n]["fn"]), nodes[n]["value"]) for n in joint.observed]
-            return torch.stack([fn.support.check(value).all().double() for fn, value in sites]).prod(0)
+            found = torch.stack([fn.support.check(value).all().double() for fn, value in sites]).prod(0)
+            differs.append(is_batchedtensor(found))
+            return found
 
         rows = self.rows(torch.arange(self.num))
         with own_random_numbers(), torch.no_grad(), without_validation():
+            few = batched.apply(inside, (rows[:2],), self.row_bytes, inside) > 0
+            if not any(differs) and len(differs) == 1:  # one run for both rows, in which neither has data of its own
+                return few[:1].expand(self.num)
             return batched.apply(inside, (rows,), self.row_bytes, inside) > 0
 
     def rows(self, numbers: Tensor) -> Tensor:

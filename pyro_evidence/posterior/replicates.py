@@ -1,10 +1,10 @@
 """Fits of :class:`~pyro_evidence.infer.laplace_evidence.LaplaceEvidence` to many data sets as one batch."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
 from pyro_evidence.laplace.quadratics import NUM_SAMPLES, LogJoints, Quadratics, power_sums
-from pyro_evidence.laplace.replicates import Maxima, Replicates, maxima
+from pyro_evidence.laplace.replicates import Columns, Maxima, Replicates, maxima
 from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.nested.hyperparameter_modes import ENDLESS, all_prior_draws, is_proper, other_places
 from pyro_evidence.nested.inner import MarginalisedJoint, solve_inner
@@ -54,7 +54,7 @@ def replicate_integrals(
     :param tolerance: of the log evidence, nats.
     :return: their charts, rows in front; and by how many nodes they have settled, around the one mode that counts.
     """
-    theta, d, joint = modes.rows.theta, modes.precision.shape[-1], problem.joint
+    theta, d, joint = modes.theta, modes.precision.shape[-1], problem.joint
     assert isinstance(joint, Replicates)
 
     def log_density(rows: Tensor, phi: Tensor) -> Tensor:
@@ -63,6 +63,7 @@ def replicate_integrals(
         places = torch.cat([phi, numbers], -1)
         if known is not None:
             return known.log_evidence(places) + joint.log_hyperpriors(places.flatten(0, 1)).view(phi.shape[:2])
+        assert modes.rows is not None and modes.follows is not None
         start = followed(modes.rows.u[rows, None], modes.follows[rows], phi - gaussian.centre[rows]).flatten(0, 1)
         return solve_inner(problem, places.flatten(0, 1), start, searches=1).log_density.reshape(phi.shape[:2])
 
@@ -84,9 +85,9 @@ def replicate_integrals(
     where = gaussian.skewed(profile)
 
     def product(rows: Tensor, num: int) -> NodeProducts:
-        rule, here = rules.product(rules.gauss_hermite(num, rows.device), d), where.rows(rows)
-        phi = here.forward(rule.nodes)
-        log_mass = log_density(rows, phi) + here.log_slope(rule.nodes) + log_volume_of(rule)
+        axis = rules.gauss_hermite(num, rows.device)
+        rule, (phi, log_slope) = rules.product(axis, d), where.rows(rows).on_product(axis.nodes)
+        log_mass = log_density(rows, phi) + log_slope + log_volume_of(rule)
         log_evidence, weights = log_mass.logsumexp(-1), log_mass.softmax(-1).unsqueeze(-1)
         mean = (weights * phi).sum(1)
         sd = (weights * (phi - mean.unsqueeze(1)).square()).sum(1).sqrt()
@@ -107,20 +108,34 @@ def examples(num: int) -> set[int]:
     return {0, num // 2, num - 1}
 
 
-Made = tuple[float, Callable[[], LaplacePosterior]]  # log evidence, and what makes the posterior
+@dataclass(frozen=True)
+class Batch:
+    """Fits that were made together.
+
+    :ivar log_evidences: nats, by the numbers of the data sets.
+    :ivar posterior: of one of these.
+    """
+
+    log_evidences: Mapping[int, float]
+    posterior: Callable[[int], LaplacePosterior]
+
+
+NOTHING = Batch({}, dict[int, LaplacePosterior]().__getitem__)
 
 
 def together(
-    sets: Sequence[tuple[Any, ...]],
+    columns: Callable[[LogJoint], Columns],
+    num: int,
     alone: Mapping[int, LaplacePosterior],
     start: Start,
     tolerance: float,
     program: Model | None = None,
-) -> dict[int, Made]:
-    """Log evidence and posterior of those data sets, of one shape, whose fits a batch has found without doubt.
+) -> Batch:
+    """Fits of those data sets, of one shape, which a batch has found without doubt.
 
     The model is recognised once.  What is left out is to be fitted by itself.
 
+    :param columns: makes the arguments of all ``num`` of them, each stacked, from the log joint of one.
     :param alone: fits of some of them: two or more that are alike say how, and the batch must agree with these.
     :param start: of the engine that has fitted these.
     :param tolerance: of integrals over marginalised sites, nats.
@@ -129,18 +144,18 @@ def together(
     plain = {k: posterior for k, posterior in alone.items() if _is_plain(posterior, start)}
     alike = [{k: other for k, other in plain.items() if _alike(one, other)} for one in plain.values()]
     agreeing = max(alike, key=len, default={})
-    if len(sets) < FEWEST or len(agreeing) < 2:
-        return {}
+    if num < FEWEST or len(agreeing) < 2:
+        return NOTHING
     try:
         inside = next(iter(agreeing.values()))._inside.problem.joint
-        joint = Replicates(inside.inside(lambda model: SingularIsNan()(program or model)), sets)
+        joint = Replicates(inside.inside(lambda model: SingularIsNan()(program or model)), columns(inside), num)
         found = _in_chunks(agreeing, joint, tolerance)
     except REFUSALS:
-        return {}  # a model need not bear that its data are rows of a batch
+        return NOTHING  # a model need not bear that its data are rows of a batch
     for k, posterior in agreeing.items():
         own = float(posterior.log_evidence)
-        if k in found and not abs(found[k][0] - own) <= SAME * (1.0 + abs(own)):
-            return {}
+        if not abs(found.log_evidences.get(k, own) - own) <= SAME * (1.0 + abs(own)):
+            return NOTHING
     return found
 
 
@@ -193,39 +208,49 @@ def _alike(one: LaplacePosterior, other: LaplacePosterior) -> bool:
     return type(one) is type(other) and begun and are_equal(own, others)
 
 
-def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, tolerance: float) -> dict[int, Made]:
+def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, tolerance: float) -> Batch:
     """Fits whose result is certain, as many data sets at a time as derivatives of their densities leave room for."""
-    reference, found = next(iter(alone.values())), dict[int, Made]()
+    reference, found = next(iter(alone.values())), dict[int, float]()
     inside = reference._inside.problem
     if joint.row_bytes is None:
-        return {}
+        return NOTHING
     density, valid = AutogradDensity(joint, inside.structure.slots), joint.in_support()
     problem = replace(inside, joint=joint, structure=Structure(None, inside.structure.slots, None, density))
     runs = BATCH_BYTES // joint.row_bytes
     at_once = runs // joint.latents.size
     num = max(at_once, FEWEST_AT_ONCE)
     origin, told = torch.zeros_like(joint.initial_u), torch.tensor(sorted(alone))
-    made_of = None
+    made_of, drawn, start = None, None, None
     with suppress(*REFUSALS):  # a model need not bear that settings are rows beside those of data
         if runs >= NUM_SAMPLES:
             made_of = power_sums(LogJoints(joint.at_settings, num), reference._inside.theta, told, origin)
     if made_of is None and at_once < FEWEST_AT_ONCE:
-        return {}
-    for numbers in torch.arange(joint.num).split(num):
-        known = None
-        if made_of is not None:
-            known, right = made_of.of(numbers)
-            valid[numbers] &= right
-        chunk = maxima(problem, inside, numbers, known)
-        certain, values, make = chunk.found, chunk.rows.objective, partial(_posterior, reference, joint, chunk)
-        if isinstance(reference, NestedPosterior):
-            drawn = all_prior_draws(reference.integral.outer_mode)
+        return NOTHING
+    if isinstance(reference, NestedPosterior):  # whose batch looks for other modes
+        drawn = all_prior_draws(reference.integral.outer_mode)
+        start = torch.stack([posterior._inside.theta for posterior in alone.values()]).mean(0)
+    chunks = list[tuple[Maxima, tuple[Standardisation, Settled] | None]]()
+    parts = torch.arange(joint.num).split(num)
+
+    @lru_cache(maxsize=1)  # more than one would hold as much as all
+    def quadratics(part: int) -> tuple[Quadratics | None, Tensor]:
+        return (None, torch.ones_like(parts[part]) > 0) if made_of is None else made_of.of(parts[part])
+
+    for part, numbers in enumerate(parts):
+        known, right = quadratics(part)
+        chunk, outside = maxima(problem, inside, numbers, known, start if known is not None else None), None
+        certain, values = chunk.found, chunk.log_evidence
+        if drawn is not None:
             outside = replicate_integrals(problem, chunk, drawn, tolerance, known)
             certain, values = outside[1].found, outside[1].log_evidence
-            make = partial(make, outside=outside)
-        each = zip(numbers.tolist(), (certain & valid[numbers]).tolist(), values.tolist(), strict=True)
-        found |= {k: (value, partial(make, row)) for row, (k, sure, value) in enumerate(each) if sure}
-    return found
+        sure = (certain & valid[numbers] & right).nonzero().squeeze(-1)
+        found |= zip(numbers[sure].tolist(), values[sure].tolist(), strict=True)
+        chunks.append((chunk, outside))
+
+    def posterior(k: int) -> LaplacePosterior:
+        return _posterior(reference, joint, *chunks[k // num], k % num, quadratics(k // num)[0])
+
+    return Batch(found, posterior)
 
 
 def _with_data(problem: Problem, joint: LogJoint) -> Problem:
@@ -238,24 +263,33 @@ def _posterior(
     reference: LaplacePosterior,
     replicates: Replicates,
     chunk: Maxima,
+    outside: tuple[Standardisation, Settled] | None,
     row: int,
-    outside: tuple[Standardisation, Settled] | None = None,
+    known: Quadratics | None,
 ) -> LaplacePosterior:
-    """The posterior of one row of a batch, with its own data; marginalised sites by the nodes of the batch."""
-    rows = chunk.rows[torch.tensor([row])]
+    """The posterior of one row of a batch, with its own data; marginalised sites by the nodes of the batch.
+
+    :param known: its log joint, where that is quadratic in the latents.
+    """
+    if known is None:
+        assert chunk.rows is not None and chunk.follows is not None
+        rows, follows = chunk.rows[torch.tensor([row])], chunk.follows[row]
+    else:
+        rows = known.modes(chunk.theta[row : row + 1])
+        follows = known.follows(rows)[0]
     joint, theta = replicates.of_row(rows.theta[0])
     with torch.no_grad():
         log_joint = joint.log_joint(rows.u[0], theta)
     numbers = (log_joint, Dense(rows.tril), 0.0, rows.objective[0], chunk.log_hyperprior[row], bool(rows.left_saddle))
     state = LaplaceState(_with_data(reference._inside.problem, joint), theta, rows.u[0], *numbers)
-    known: Any = (Status.CONVERGED.value, (state.objective,), state.log_evidence.reshape(1))
+    ended: Any = (Status.CONVERGED.value, (state.objective,), state.log_evidence.reshape(1))
     if outside is None or not isinstance(reference, NestedPosterior):
-        return LaplacePosterior(state, *known)
-    found = OuterMode(state, reference.integral.outer_mode.marginalised, chunk.precision[row], chunk.follows[row])
+        return LaplacePosterior(state, *ended)
+    found = OuterMode(state, reference.integral.outer_mode.marginalised, chunk.precision[row], follows)
     where, nodes = outside
     integral = by_product(found, where.row(row), int(nodes.num_nodes[row]))
     integral = replace(integral, error=float(nodes.error[row]))
     full, own = reference.state.problem, copy.copy(reference.state.problem.joint)
     own.args = joint.args
     whole = whole_state(_with_data(full, own), found, integral.log_evidence)
-    return NestedPosterior(whole, *known, integral=integral)
+    return NestedPosterior(whole, *ended, integral=integral)

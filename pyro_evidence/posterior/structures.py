@@ -20,6 +20,7 @@ from pyro_evidence.fitting.codec import encoded_arguments
 from pyro_evidence.fitting.iterate import Status, Stop, bar_of
 from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.laplace.evidence_error import EvidenceError
+from pyro_evidence.laplace.replicates import Columns
 from pyro_evidence.nested.structures import Evaluate, Search, search, switched
 from pyro_evidence.numerics.batched import along
 from pyro_evidence.posterior.archive import Saved, require_equal
@@ -27,7 +28,7 @@ from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import QUANTILE_DRAWS
 from pyro_evidence.posterior.predict import PredictionMixin, SitePrediction
-from pyro_evidence.posterior.replicates import Made, examples, together
+from pyro_evidence.posterior.replicates import examples, together
 from pyro_evidence.program.branching import (
     MOST,
     IndependentChoices,
@@ -38,6 +39,7 @@ from pyro_evidence.program.branching import (
     structures_of,
 )
 from pyro_evidence.program.checks import Arguments, OutsideSupport
+from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.sites import is_discrete
 from pyro_evidence.settings import Start, check_count, quantile_levels, seed_of, seeded
 
@@ -447,7 +449,7 @@ def over_structures(
     structures = structures_of(model, data)
     batch = switched(model, data, structures) if isinstance(structures, IndependentChoices) else None
 
-    def alike(some: Structures, alone: Mapping[int, LaplacePosterior]) -> Mapping[int, Made]:
+    def alike(some: Structures, alone: Mapping[int, LaplacePosterior]) -> Mapping[int, float]:
         names = list(some.values)
 
         def program(*args: Any, **kwargs: Any) -> Any:
@@ -456,8 +458,11 @@ def over_structures(
 
         if not all(bool(present.all()) for present in some.present.values()):
             return {}
-        sets = [(*row, *data[0]) for row in zip(*some.values.values(), strict=True)]
-        return together(sets, alone, start, stop.quadrature_tol, program)
+
+        def columns(joint: LogJoint) -> Columns:
+            return [*((each, True) for each in some.values.values()), *((each, False) for each in joint.args)]
+
+        return together(columns, len(some), alone, start, stop.quadrature_tol, program).log_evidences
 
     return over(structures, fit, start, stop.progress, None if batch is None else batch.log_evidences, alike)
 
@@ -468,7 +473,7 @@ def over(
     start: Start,
     progress: bool,
     batch: Evaluate | None = None,
-    alike: Callable[[Structures, Mapping[int, LaplacePosterior]], Mapping[int, Made]] | None = None,
+    alike: Callable[[Structures, Mapping[int, LaplacePosterior]], Mapping[int, float]] | None = None,
     penalised: bool = False,
 ) -> StructurePosterior:
     """The posterior over all of some structures, or over those that a search finds.
@@ -509,7 +514,7 @@ def over(
             alone = {row: members[first + row] for row in told if first + row in members}
             known = {} if alike is None else alike(some, alone)
             for row in known.keys() - told:
-                heights[first + row] = known[row][0]
+                heights[first + row] = known[row]
                 bar.update()
             fit_each(set(range(len(some))) - known.keys() - told)
         return torch.tensor(heights[first:], dtype=torch.float64)

@@ -1,6 +1,7 @@
 """Many fits in one table: the numbers of single fits, failures that stop nobody, and what is made of many fits."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pyro
@@ -22,13 +23,14 @@ from pyro_evidence import (
     run_many,
 )
 from pyro_evidence.compare.many import FAILED, rubin
+from pyro_evidence.laplace.replicates import columns_of
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.kernels import Linear as LinearKernel
 from pyro_evidence.models.regression import regression
 from pyro_evidence.nested.hyperparameter_modes import other_places
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, identity
 from pyro_evidence.posterior import replicates
-from pyro_evidence.posterior.replicates import Made, together
+from pyro_evidence.posterior.replicates import Batch, together
 
 QUIET = Stop(progress=False)
 
@@ -237,10 +239,10 @@ CASES = {
 }
 
 
-def batch_of(engine: LaplaceEvidence, sets: list[tuple[Tensor, ...]]) -> dict[int, Made]:
+def batch_of(engine: LaplaceEvidence, sets: list[tuple[Tensor, ...]]) -> Batch:
     """What a batch finds, told by the fits of three."""
     alone = {k: engine.run(*sets[k]) for k in (0, len(sets) // 2, len(sets) - 1)}
-    return together(sets, alone, engine.start, engine.stop.quadrature_tol)
+    return together(partial(columns_of, sets), len(sets), alone, engine.start, engine.stop.quadrature_tol)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -248,10 +250,10 @@ def test_a_batch_is_a_loop(case: str) -> None:
     model, data = CASES[case]
     engine, sets = LaplaceEvidence(model, stop=QUIET), list(zip(*data, strict=True))
     batch = batch_of(engine, sets)
-    assert len(batch) >= len(sets) - 2  # what is doubtful is left to single fits
-    for k in list(batch)[1:-1:3]:
-        log_evidence, make = batch[k]
-        alone, found = LaplaceEvidence(model, stop=QUIET).run(*sets[k]), make()
+    assert len(batch.log_evidences) >= len(sets) - 2  # what is doubtful is left to single fits
+    for k in list(batch.log_evidences)[1:-1:3]:
+        log_evidence = batch.log_evidences[k]
+        alone, found = LaplaceEvidence(model, stop=QUIET).run(*sets[k]), batch.posterior(k)
         assert log_evidence == pytest.approx(float(alone.log_evidence), abs=1e-7)
         assert float(found.log_evidence) == pytest.approx(log_evidence, abs=1e-8)
         for name, value in alone.hyperparameters.items():
@@ -268,9 +270,9 @@ def test_models_without_a_search_for_modes_are_a_batch_however_long_their_data(m
         joint = engine.run(*sets[0])._joint
         monkeypatch.setattr(replicates, "BATCH_BYTES", 15 * joint.row_bytes * joint.latents.size)
         batch = batch_of(engine, sets)
-        assert len(batch) == num
-        for k in list(batch)[1:2]:
-            assert batch[k][0] == pytest.approx(float(engine.run(*sets[k]).log_evidence), abs=1e-7)
+        assert len(batch.log_evidences) == num
+        for k in list(batch.log_evidences)[1:2]:
+            assert batch.log_evidences[k] == pytest.approx(float(engine.run(*sets[k]).log_evidence), abs=1e-7)
 
 
 def test_what_is_doubtful_is_left_to_single_fits() -> None:
@@ -280,7 +282,7 @@ def test_what_is_doubtful_is_left_to_single_fits() -> None:
     y[4] -= torch.stack([y[4][torch.arange(60) % 10 == g].mean() for g in range(10)])[torch.arange(60) % 10]
     y[7, 3] = torch.nan
     batch = batch_of(LaplaceEvidence(intercepts, stop=QUIET), list(zip(x, y, strict=True)))
-    assert set(batch) == set(range(12)) - {4, 7}
+    assert set(batch.log_evidences) == set(range(12)) - {4, 7}
     X, n = counts(12)
     label = (n > 1.0).double()
     label[5, 0] = 2.0  # whose log probability is a number
@@ -298,7 +300,7 @@ def test_a_model_that_looks_at_its_data_is_fitted_one_by_one() -> None:
 
     y = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
     engine = LaplaceEvidence(model, stop=QUIET)
-    assert batch_of(engine, [(each,) for each in y]) == {}
+    assert batch_of(engine, [(each,) for each in y]).log_evidences == {}
     fits = run_many(engine, y)
     for k, each in enumerate(y):
         cov = torch.eye(5) + (4.0 if float(each.mean()) > 0.0 else 1.0)
@@ -351,18 +353,18 @@ def test_ragged_data_are_a_batch_by_masks() -> None:
 
     engine = LaplaceEvidence(model, stop=QUIET)
     batch = batch_of(engine, list(zip(x, torch.where(there, y, 9.0), there, strict=True)))
-    assert len(batch) >= 7
+    assert len(batch.log_evidences) >= 7
     for k in (2, 6):
         alone = engine.run(x[k, : num[k]], y[k, : num[k]], torch.tensor(True))
-        assert batch[k][0] == pytest.approx(float(alone.log_evidence), abs=1e-7)
+        assert batch.log_evidences[k] == pytest.approx(float(alone.log_evidence), abs=1e-7)
 
 
 def test_data_sets_of_which_few_can_be_held_are_fitted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each by what is known of its structure, of which a batch makes no use."""
     sets = list(zip(*lines(9, 12), strict=True))
-    assert len(batch_of(LaplaceEvidence(line, stop=QUIET), sets)) == 9
+    assert len(batch_of(LaplaceEvidence(line, stop=QUIET), sets).log_evidences) == 9
     monkeypatch.setattr("pyro_evidence.posterior.replicates.BATCH_BYTES", 2**10)
-    assert batch_of(LaplaceEvidence(line, stop=QUIET), sets) == {}
+    assert batch_of(LaplaceEvidence(line, stop=QUIET), sets).log_evidences == {}
 
 
 def relevance(X: Tensor, y: Tensor) -> None:
@@ -382,9 +384,9 @@ def test_weights_to_be_pruned_are_left_to_single_fits() -> None:
     batch = batch_of(engine, sets)
     alone = [engine.run(*each) for each in sets]
     pruned = {k for k, posterior in enumerate(alone) if bool(posterior.pruned["w"].any())}
-    assert pruned and len(batch) >= 6
-    assert not pruned & set(batch)
-    for k, (log_evidence, _) in batch.items():
+    assert pruned and len(batch.log_evidences) >= 6
+    assert not pruned & set(batch.log_evidences)
+    for k, log_evidence in batch.log_evidences.items():
         assert log_evidence == pytest.approx(float(alone[k].log_evidence), abs=1e-7)
 
 

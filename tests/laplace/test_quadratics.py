@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.laplace.quadratics import LogJoints, Quadratics, power_sums
-from pyro_evidence.laplace.replicates import Replicates
+from pyro_evidence.laplace.replicates import Replicates, columns_of
 from pyro_evidence.nested.inner import MarginalisedJoint
 
 GROUP = torch.arange(12) % 3
@@ -60,7 +60,8 @@ def looked_at(
 ) -> Any:
     """The terms of the model's log joints on five data sets."""
     sets = list(zip(*(among or data()), strict=True))
-    replicates = Replicates(MarginalisedJoint(model, sets[0], marginalise=sites), sets)
+    joint = MarginalisedJoint(model, sets[0], marginalise=sites)
+    replicates = Replicates(joint, columns_of(sets, joint), len(sets))
     joints, origin = LogJoints(replicates.at_settings, 50), torch.zeros(replicates.latents.size)
     return power_sums(joints, torch.tensor(centre), torch.tensor([0, 2, 4]), origin)
 
@@ -90,6 +91,9 @@ def test_powers_are_read_off_and_the_evidence_is_the_normal_density() -> None:
         ahead, behind = (found.evidence(theta + way)[0] for way in (step, -step))
         torch.testing.assert_close(slope[..., t], (ahead - behind) / 2e-5, rtol=1e-6, atol=1e-8)
     assert not bool(slope[..., 2].any())
+    falls = [found.evidence(theta - way)[1] - found.evidence(theta + way)[1] for way in 1e-5 * torch.eye(3)[:2]]
+    curvature = found.curvature(theta[:, 0])[..., :2]
+    torch.testing.assert_close(curvature, torch.stack(falls, -1)[:, 0] / 2e-5, rtol=1e-6, atol=1e-6)
     rows = found.modes(theta[:, 0])
     assert rows.objective.tolist() == pytest.approx(value[:, 0].tolist(), rel=1e-12)
 
@@ -123,6 +127,7 @@ def test_terms_that_are_diagonal_together_need_no_matrices() -> None:
     theta = settings(6, [0.0])
     for here, there in zip(found.evidence(theta), matrices.evidence(theta), strict=True):
         torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.curvature(theta[:, 0]), matrices.curvature(theta[:, 0]), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("model", "site"), [(logistic, "tau"), (correlated, "rho")])

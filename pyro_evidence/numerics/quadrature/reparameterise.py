@@ -9,6 +9,7 @@ NUM_PARAMS = 4  # of each axis
 CHANGE = 5.0  # of the damping, after a step that helps and one that does not
 NUM_STEPS = 60  # a bound, no target: four parameters of each axis, started from those of the normal
 PULL = 1e-3  # to the identity, beside misfits of order one
+FEW = 16  # of many modes, whose maps are found first: those of the others begin at the middle one
 LEAST_RISE = 1e-10  # of the cost: parameters then move by its root, 1e-5, which no integral over the axis feels
 
 
@@ -59,7 +60,7 @@ def identity(num_dims: int, device: torch.device | None = None) -> AxisMap:
     return map_of(torch.zeros(num_dims, NUM_PARAMS, dtype=torch.float64, device=device))
 
 
-def fitted(t: Tensor, log_density: Tensor) -> AxisMap:
+def fitted(t: Tensor, log_density: Tensor, start: Tensor | None = None) -> AxisMap:
     """The map under which each axis is nearest to a standard normal, from its log density at a few points.
 
     Least squares in the log density, up to a constant, points weighed by that density itself, by Levenberg and
@@ -67,12 +68,13 @@ def fitted(t: Tensor, log_density: Tensor) -> AxisMap:
 
     :param t: points on each axis, ``(d, J)``, at least five.
     :param log_density: the log density there, nats, up to a constant, ``(d, J)``.
+    :param start: parameters of the map where the search begins, ``(d, 4)``; by default those of the identity.
     """
     drop = log_density - log_density.amax(-1, keepdim=True)
     weight = torch.where(torch.isfinite(drop), (0.5 * drop).exp(), 0.0)
     target = torch.where(torch.isfinite(drop), drop, 0.0)
-    params = torch.zeros(len(t), NUM_PARAMS, dtype=torch.float64, device=t.device)
-    return map_of(_levenberg_marquardt(params, t, target, weight))
+    zero = torch.zeros(len(t), NUM_PARAMS, dtype=torch.float64, device=t.device)
+    return map_of(_levenberg_marquardt(zero if start is None else start, t, target, weight))
 
 
 def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,9 +87,12 @@ def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> tuple[
     """
     one = map_of(params.unsqueeze(-2))
     x = (t - one.loc) / one.scale
-    y, root = one.tail * x.asinh() - one.skew, (1.0 + x.square()).sqrt()
-    sinh, cosh = y.sinh(), y.cosh()
-    value = cosh.log() - 0.5 * sinh.square() - root.log() + params[:, 3:] - params[:, 1:2]
+    root = (1.0 + x.square()).sqrt()
+    y = one.tail * (x.abs() + root).log().copysign(x) - one.skew  # asinh, as exact as a misfit needs it
+    up = y.exp()
+    down = up.reciprocal()
+    sinh, cosh = 0.5 * (up - down), 0.5 * (up + down)
+    value = (cosh / root).log() - 0.5 * sinh.square() + params[:, 3:] - params[:, 1:2]
     by_y = sinh / cosh - sinh * cosh
     by_x = by_y * one.tail / root - x / root.square()
     by_params = torch.stack([-by_x / one.scale, -x * by_x - 1.0, -by_y, by_y * (y + one.skew) + 1.0], -1)
@@ -159,6 +164,21 @@ class Standardisation:
         log_volume = torch.linalg.slogdet(self.basis).logabsdet
         return self.axes.log_slope(z) + (log_volume.unsqueeze(-1) if self.basis.dim() > 2 else log_volume)
 
+    def on_product(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`forward` and :meth:`log_slope` of many modes at all products of nodes ``(k, 1)``, the last fastest.
+
+        :return: ``(R, k^d, d)`` and ``(R, k^d)``.
+        """
+        (num, d, _), k = self.basis.shape, len(nodes)
+        t, slopes = self.axes.forward(nodes), self.axes.log_slopes(nodes)
+        phi, log_slope = self.centre.reshape(num, *[1] * d, d), torch.linalg.slogdet(self.basis).logabsdet
+        log_slope = log_slope.reshape(num, *[1] * d)
+        for axis in range(d):
+            shape = (num, *[1] * axis, k, *[1] * (d - axis - 1))
+            phi = phi + t[..., axis].reshape(*shape, 1) * self.basis[..., axis].reshape(num, *[1] * d, d)
+            log_slope = log_slope + slopes[..., axis].reshape(shape)
+        return phi.reshape(num, -1, d), log_slope.reshape(num, -1)
+
     def probes(self) -> Tensor:
         """Points on each axis, ``(..., d * J, d)`` in ``phi``, at which :meth:`skewed` wants the log density."""
         d = self.num_dims
@@ -171,8 +191,12 @@ class Standardisation:
 
         :param log_density: at :meth:`probes`, nats, ``(..., d * J)``.
         """
-        by_axis = log_density.reshape(-1, len(PROBES))
-        axes = fitted(self.centre.new_tensor(PROBES).expand(len(by_axis), -1), by_axis)
+        by_axis, d = log_density.reshape(-1, len(PROBES)), self.num_dims
+        t, start = self.centre.new_tensor(PROBES).expand(len(by_axis), -1), None
+        if len(by_axis) > FEW * d:  # many are alike
+            some = log_density[:: len(log_density) // FEW].reshape(-1, len(PROBES))
+            start = fitted(t[: len(some)], some).params.unflatten(0, (-1, d)).median(0).values.repeat(len(t) // d, 1)
+        axes = fitted(t, by_axis, start)
         return replace(self, axes=map_of(axes.params.reshape(*self.centre.shape, NUM_PARAMS)))
 
     def row(self, index: int) -> "Standardisation":
