@@ -43,12 +43,13 @@ def tail_size(num_samples: int) -> int:
 
 
 def tail_words(pareto_k: float) -> str:
-    """The words of a summary for the shape of the weights' tail, ``-inf`` where there is none.
+    """The words of a summary for the shape of the weights' tail, ``-inf`` where there is none, ``inf`` of too few.
 
-    >>> tail_words(0.4), tail_words(-math.inf)
-    ('k-hat 0.40', 'no weight stands out')
+    >>> tail_words(0.4), tail_words(-math.inf), tail_words(math.inf)
+    ('k-hat 0.40', 'no weight stands out', 'too few weights for a k-hat')
     """
-    return "no weight stands out" if pareto_k == -math.inf else f"k-hat {pareto_k:.2f}"
+    few = {math.inf: "too few weights for a k-hat", -math.inf: "no weight stands out"}
+    return few.get(pareto_k, f"k-hat {pareto_k:.2f}")
 
 
 def is_beyond(pareto_k: float, num_samples: int) -> bool:

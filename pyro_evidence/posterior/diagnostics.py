@@ -358,11 +358,11 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
     elif not reliable and not _unchecked(found):
         many = found.get("num_coordinates", 0) > MANY  # weights of joint draws spread with their number
         is_off = found["moments"][0] if "moments" in found else not many
+        why = "k-hat is above 0.7" if math.isfinite(found["pareto_k"]) else importance.tail_words(found["pareto_k"])
         said.append(
-            "k-hat is above 0.7: importance sampling says little of the log evidence."
+            f"{why}: importance sampling says little of the log evidence."
             if not is_off
-            else "k-hat is above 0.7: the posterior is far from Gaussian; trust neither number, run NUTS on "
-            "posterior.model."
+            else f"{why}: the posterior is far from Gaussian; trust neither number, run NUTS on posterior.model."
         )
     elif not _unchecked(found):
         gap, error = found["log_evidence_importance"] - found["log_evidence"], found["log_evidence_importance_se"]
