@@ -257,7 +257,8 @@ def relabelled(joint: LogJoint, u: Tensor, axes: Mapping[str, int], orders: Sequ
     """Unconstrained rows ``(S, D)`` with elements along some sites' axes in each of some orders, ``(len, S, D)``."""
     if not axes:
         return u.unsqueeze(0)
-    return torch.stack([reordered(joint, u, axes, order.expand(len(u), -1)) for order in torch.tensor(orders)])
+    each, rows = torch.tensor(orders).repeat_interleave(len(u), 0), u.repeat(len(orders), 1)
+    return reordered(joint, rows, axes, each).unflatten(0, (-1, len(u)))
 
 
 def reordered(joint: LogJoint, u: Tensor, axes: Mapping[str, int], orders: Tensor) -> Tensor:
