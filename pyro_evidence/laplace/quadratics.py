@@ -5,7 +5,7 @@ The model runs a few times for each data set; its evidence at any hyperparameter
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from pyro_evidence.laplace.approximation import LaplaceRows
 from pyro_evidence.numerics.batched import CACHED_NUMBERS
 from pyro_evidence.numerics.derivatives import normal_draws, passes_to, pullback
+from pyro_evidence.structure.density import AutogradDensity
 
 POWERS = torch.arange(-4.0, 5.0) / 2.0  # of positive numbers: roots and squares of spreads and of precisions
 MOST_HYPERS = 3  # each with nine powers
@@ -154,6 +155,11 @@ class Quadratics:
         terms = self.a + self.b @ u - 0.5 * (self.A @ u) @ u
         return self.line @ (theta - self.centre) + terms @ self.weights(theta)
 
+    def row(self, index: int) -> "Quadratics":
+        """That of one of the data sets."""
+        own = {n: getattr(self, n)[index : index + 1] for n in ("line", "a", "b", "A")}
+        return replace(self, first=self.first + index, axes=None, **own)
+
     def along_axes(self) -> "Quadratics":
         """These with ``axes``, where all data sets have them."""
         terms = self.A.diagonal(dim1=-2, dim2=-1)
@@ -174,6 +180,36 @@ class Quadratics:
             return self
         b = torch.linalg.solve_triangular(tril, self.b.mT, upper=False).mT @ vectors.squeeze(1)
         return replace(self, axes=(terms.contiguous(), b, -tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)))
+
+
+@dataclass(frozen=True)
+class QuadraticDensity(AutogradDensity):
+    """The density of one log joint that is quadratic in the latents, without runs of the model.
+
+    :ivar known: that log joint alone.
+    """
+
+    known: Quadratics = field(kw_only=True)
+
+    def _weights(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The part free of the latents and of powers, ``(...)``, and the factors of the terms at ``(..., T)``."""
+        away = theta - self.known.centre[:-1]
+        return away @ self.known.line[0, :-1], (away @ self.known.powers[:, :-1].mT).exp()
+
+    def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
+        line, weights = self._weights(theta)
+        squares = ((self.known.A[0] @ u[..., None, :, None]).squeeze(-1) * u.unsqueeze(-2)).sum(-1)
+        return line + (weights * (self.known.a[0] + u @ self.known.b[0].mT - 0.5 * squares)).sum(-1)
+
+    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint and its gradient in ``u``."""
+        fall = (self.precision(u, theta) @ u.unsqueeze(-1)).squeeze(-1)
+        return self.log_joint(u, theta), self._weights(theta)[1] @ self.known.b[0] - fall
+
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian in ``u``, the same everywhere, shape ``(R, D, D)``."""
+        A = (self._weights(theta)[1] @ self.known.A[0].flatten(1)).unflatten(-1, self.known.A.shape[-2:])
+        return A.expand(len(u), -1, -1)
 
 
 @dataclass(frozen=True)

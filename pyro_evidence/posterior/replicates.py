@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
-from pyro_evidence.laplace.quadratics import NUM_SAMPLES, LogJoints, Quadratics, power_sums
+from pyro_evidence.laplace.quadratics import NUM_SAMPLES, LogJoints, QuadraticDensity, Quadratics, power_sums
 from pyro_evidence.laplace.replicates import Columns, Maxima, Replicates, maxima
 from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.nested.hyperparameter_modes import ENDLESS, all_prior_draws, is_proper, other_places
@@ -248,14 +248,16 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
         chunks.append((chunk, outside))
 
     def posterior(k: int) -> LaplacePosterior:
-        return _posterior(reference, joint, *chunks[k // num], k % num, quadratics(k // num)[0])
+        known, _ = quadratics(k // num)
+        return _posterior(reference, joint, *chunks[k // num], k % num, known and known.row(k % num))
 
     return Batch(found, posterior)
 
 
-def _with_data(problem: Problem, joint: LogJoint) -> Problem:
-    """The problem of another data set."""
-    density = AutogradDensity(joint, problem.structure.slots)
+def _with_data(problem: Problem, joint: LogJoint, known: Quadratics | None = None) -> Problem:
+    """The problem of another data set, whose log joint may be known."""
+    slots = problem.structure.slots
+    density = AutogradDensity(joint, slots) if known is None else QuadraticDensity(joint, slots, known=known)
     return replace(problem, joint=joint, structure=replace(problem.structure, known=None, density=density))
 
 
@@ -281,7 +283,7 @@ def _posterior(
     with torch.no_grad():
         log_joint = joint.log_joint(rows.u[0], theta)
     numbers = (log_joint, Dense(rows.tril), 0.0, rows.objective[0], chunk.log_hyperprior[row], bool(rows.left_saddle))
-    state = LaplaceState(_with_data(reference._inside.problem, joint), theta, rows.u[0], *numbers)
+    state = LaplaceState(_with_data(reference._inside.problem, joint, known), theta, rows.u[0], *numbers)
     ended: Any = (Status.CONVERGED.value, (state.objective,), state.log_evidence.reshape(1))
     if outside is None or not isinstance(reference, NestedPosterior):
         return LaplacePosterior(state, *ended)

@@ -147,7 +147,7 @@ class Climbing(AutogradDensity):
 
 def climbing(density: Density) -> Density:
     """A density for one search; others than by autograd find the curvature without another run as they are."""
-    return Climbing(density.joint, density.slots, density.terms) if isinstance(density, AutogradDensity) else density
+    return Climbing(density.joint, density.slots, density.terms) if type(density) is AutogradDensity else density
 
 
 def are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float = 0.0) -> bool:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.quadratics import LogJoints, Quadratics, power_sums
+from pyro_evidence.laplace.quadratics import LogJoints, QuadraticDensity, Quadratics, power_sums
 from pyro_evidence.laplace.replicates import Replicates, columns_of
 from pyro_evidence.nested.inner import MarginalisedJoint
+from pyro_evidence.structure.density import AutogradDensity, climbing
 
 GROUP = torch.arange(12) % 3
 
@@ -133,3 +134,17 @@ def test_terms_that_are_diagonal_together_need_no_matrices() -> None:
 @pytest.mark.parametrize(("model", "site"), [(logistic, "tau"), (correlated, "rho")])
 def test_what_is_no_such_sum_has_no_terms(model: Callable[..., Any], site: str) -> None:
     assert looked_at(model, [site], [0.0]) is None
+
+
+def test_the_density_of_one_data_set_is_that_of_the_model_without_its_runs() -> None:
+    """Its derivatives are those by autograd, at rows with hyperparameters of their own."""
+    found, _ = looked_at(intercepts, ["tau", "sigma"], [-0.5, 0.3]).of(torch.arange(5))
+    x, y = data()
+    for k in (1, 4):
+        joint = MarginalisedJoint(intercepts, (x[k], y[k]), marginalise=["tau", "sigma"])
+        known, plain = QuadraticDensity(joint, None, known=found.row(k)), AutogradDensity(joint, None)
+        u, theta = torch.randn(3, 4, generator=torch.Generator().manual_seed(k)), settings(4, [-0.5, 0.3])[0, :3, :2]
+        for here, there in zip(known.gradient(u, theta), plain.gradient(u, theta), strict=True):
+            torch.testing.assert_close(here, there, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(known.precision(u, theta), plain.precision(u, theta), rtol=1e-9, atol=1e-9)
+        assert climbing(known) is known
