@@ -315,6 +315,8 @@ class Censored(OfArguments):
         if self.event is None:
             found = self.base.log_prob(value)
         elif hazard is not None:  # a survival for all rows: densities of those unseen would be for nothing
+            if self.base._validate_args:
+                self.base._validate_sample(value)
             found = log_survival(self.base, value) + torch.where(self.event.bool(), hazard, 0.0)
         else:
             found = torch.where(self.event.bool(), self.base.log_prob(value), log_survival(self.base, value))

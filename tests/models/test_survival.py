@@ -139,6 +139,15 @@ def test_seen_and_censored_rows_of_every_kind(kind: str) -> None:
     torch.testing.assert_close(Censored(fn, event=event).log_prob(TIMES), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("time", [0.0, -1.0, math.nan])
+def test_times_outside_the_support_are_refused_where_rows_are_censored(time: float) -> None:
+    """As by the density itself, whose hazard would have a number for them."""
+    fn, times = dist.Weibull(torch.ones(2), 0.7), torch.tensor([time, 1.0])
+    for event in (torch.tensor([1, 0]), torch.tensor([0, 1])):
+        with pytest.raises(ValueError, match="support"):
+            Censored(fn, event=event).log_prob(times)
+
+
 def test_a_weibull_s_survival_of_no_time_has_no_slope() -> None:
     """Where its logarithm has none that is finite, as of a first visit at time 0."""
     a, b = (torch.ones(1).double().requires_grad_() for _ in range(2))
