@@ -674,9 +674,19 @@ def _normal(z: Tensor, log_weights: Tensor) -> Normal:
 
 def by_draws(found: OuterMode, where: Standardisation, z: Tensor) -> Integral:
     """Importance sampling over the marginalised sites by draws ``(S, d)`` from a Student-t, in mapped coordinates."""
+    return _of_draws(found, where, z, *_drawn(found, where, z))
+
+
+def _drawn(found: OuterMode, where: Standardisation, z: Tensor) -> tuple[ConditionalModes, Tensor]:
+    """Laplace inside at draws, and the log mass that each stands for, nats, ``(S,)``."""
     log_density = rules.student_log_density(z.square().sum(-1), z.shape[-1])
     nodes, log_mass = _at(found, where, z, -log_density - math.log(len(z)), searches=1)
-    log_mass = log_mass.nan_to_num(nan=-torch.inf)
+    return nodes, log_mass.nan_to_num(nan=-torch.inf)
+
+
+def _of_draws(
+    found: OuterMode, where: Standardisation, z: Tensor, nodes: ConditionalModes, log_mass: Tensor
+) -> Integral:
     weights, error = log_mass.log_softmax(0), float(importance.standard_error(log_mass))
     method = f"importance sampling with {len(z)} draws in {where.num_dims} dimensions"
     numbers = (log_mass.logsumexp(0), error, nodes, weights)
@@ -691,27 +701,29 @@ def _by_adapted(found: OuterMode, where: Standardisation, tolerance: float) -> I
 
     :raises ImproperPosterior: where a few draws carry all the weight.
     """
-    best, most, d = None, 0.0, where.num_dims
+    tried = list[tuple[Standardisation, Tensor, ConditionalModes, Tensor]]()
+    worth, d = list[float](), where.num_dims
     for num in NUM_DRAWS if is_batched(found.state.problem) else NUM_DRAWS[:1]:
-        one = by_draws(found, where, rules.student_draws(num, d).to(where.centre))
-        worth = float(importance.effective_sample_size(one.log_weights))
-        if best is None or worth > most:
-            best, most = one, worth
-        if one.error <= tolerance or not bool(one.log_evidence.isfinite()):
+        if tried:
+            nodes, log_mass = tried[-1][2:]
+            phi, weights = nodes.theta[:, found.marginalised], importance.checked(log_mass).weights
+            mean = weights @ phi
+            covariance = (phi - mean).mT @ (weights.unsqueeze(-1) * (phi - mean))
+            share = min(1.0, 2.0 * d * float(weights.square().sum()))
+            covariance = torch.lerp(covariance, where.basis @ where.basis.mT, share)
+            where = chart(mean, torch.cholesky_inverse(torch.linalg.cholesky(covariance)))
+        z = rules.student_draws(num, d).to(where.centre)
+        tried.append((where, z, *_drawn(found, where, z)))
+        worth.append(float(importance.effective_sample_size(tried[-1][-1])))
+        if not float(importance.standard_error(tried[-1][-1])) > tolerance:  # nan where no draw has an inner mode
             break
-        weights = importance.checked(one.log_weights).weights
-        mean = weights @ one.phi
-        away = one.phi - mean
-        share = min(1.0, 2.0 * d * float(weights.square().sum()))
-        covariance = torch.lerp(away.mT @ (weights.unsqueeze(-1) * away), where.basis @ where.basis.mT, share)
-        where = chart(mean, torch.cholesky_inverse(torch.linalg.cholesky(covariance)))
-    assert best is not None
-    if not most >= max(20.0, 2.0 * d):  # nan where no draw has an inner mode
+    best = tried[worth.index(max(worth))]
+    if not max(worth) >= max(20.0, 2.0 * d):
         inside = list(found.state.problem.joint.latents.names)
         raise ImproperPosterior(
             f"the marginalised sites {found.names}, {len(found.marginalised)} coordinates, cannot be integrated from "
-            f"their mode: {len(best.log_weights)} draws there are worth {most:.1f}. Sample them instead, the rest "
+            f"their mode: {len(best[1])} draws there are worth {max(worth):.1f}. Sample them instead, the rest "
             f"integrated: MCMC(NUTS(LaplaceMarginal(model, integrate={inside})), ...); or name fewer in marginalise=, "
             "or maximise some by maximise=."
         )
-    return best
+    return _of_draws(found, *best)

@@ -2,13 +2,16 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pyro.distributions as dist
+import pytest
 import torch
 from pyro import plate, sample
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, NestedPosterior, Stop
+from pyro_evidence import ImproperPosterior, LaplaceEvidence, NestedPosterior, Stop
+from pyro_evidence.nested import integration
 
 WEIGHTS = torch.tensor([2.0, -1.5, 1.0, 0.3, 0.25, 0.1, -0.1, 0.05, -0.04, 0.02, 0.01, 0.0], dtype=torch.float64)
 NOISE, NUM = 3.0, 32  # standard deviation, and rows
@@ -55,3 +58,18 @@ def test_the_evidence_of_a_horseshoe_is_that_of_each_weight_by_itself(tmp_path: 
     posterior.save(tmp_path / "horseshoe.posterior")
     again = NestedPosterior.load(tmp_path / "horseshoe.posterior", horseshoe)
     torch.testing.assert_close(again.log_evidence, posterior.log_evidence)
+
+
+@pytest.mark.parametrize("num", [0, 1])
+def test_where_few_draws_carry_all_the_weight_the_refusal_says_so(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of no draw, or of one, there is no covariance."""
+    drawn = integration._drawn
+
+    def lost(*given: Any) -> Any:
+        nodes, log_mass = drawn(*given)
+        return nodes, log_mass.where(torch.arange(len(log_mass)) < num, -math.inf)
+
+    monkeypatch.setattr(integration, "_drawn", lost)
+    X = design()
+    with pytest.raises(ImproperPosterior, match="cannot be integrated from their mode"):
+        LaplaceEvidence(horseshoe, marginalise=["common", "spread"], stop=Stop(progress=False)).run(X, X @ WEIGHTS)
