@@ -176,7 +176,7 @@ class KernelExpression:
         """Expressions that one more kernel makes of it, or of one of its parts."""
         for base in bases:
             yield made(Sum(()), self, base)
-            yield made(Product(()), self, base.ending(_without_variance(base.kernel)))
+            yield made(Product(()), self, base.ending(base.kernel.resolved(_without_variance)))
             yield from (made(ChangePoint(()), *pair) for pair in ((self, base), (base, self)))
         for i, part in enumerate(self.parts):
             yield from (made(self.kernel, *self.parts[:i], new, *self.parts[i + 1 :]) for new in part.grown(bases))
@@ -192,9 +192,9 @@ def made(kind: Kernel, *given: KernelExpression) -> KernelExpression:
     return KernelExpression(text, replace(kind, parts=tuple(e.kernel for e in flat)), tuple(flat))
 
 
-def _without_variance(kernel: Kernel) -> Kernel:
-    """A factor of a product whose other factors have a variance."""
-    return kernel.resolved(lambda name, setting, _: 1.0 if name.endswith(".variance") else setting)
+def _without_variance(name: str, setting: Setting, kernel: Kernel) -> Setting:
+    """A setting of a factor of a product, whose other factors have a variance."""
+    return 1.0 if name.endswith(".variance") else setting
 
 
 def _explore_kernels(

@@ -158,15 +158,13 @@ def first_rows(chunks: Chunks, join: Communicator) -> tuple[Any, ...]:
 
     :raises BadInput: where there are none.
     """
-    if join is SINGLE_PROCESS:
-        found = next((args for _, args in with_rows(chunks)), None)
-        if found is None:
-            raise BadInput("the chunks hold no rows; expected at least one tuple of the model's arguments with some.")
-        return found
     some = next((args for _, args in with_rows(chunks)), None)
-    args = few(some or next(arguments(number, chunk) for number, chunk in enumerate(chunks)))
-    size = num_rows(args)
-    return tuple(join.gathered(x)[:FEW] if has_rows(x, size) else x for x in args)
+    if join is not SINGLE_PROCESS:
+        args = few(some or next(arguments(number, chunk) for number, chunk in enumerate(chunks)))
+        return tuple(join.gathered(x)[:FEW] if has_rows(x, num_rows(args)) else x for x in args)
+    if some is None:
+        raise BadInput("the chunks hold no rows; expected at least one tuple of the model's arguments with some.")
+    return some
 
 
 def few(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -51,20 +52,11 @@ class Ranks(Communicator):
 
     def total(self, here: Sums) -> Sums:
         """Sum over all processes, in the order of their ranks: a tensor, or a value made of tensors."""
-        if isinstance(here, Tensor):
-            return self._added(here)  # type: ignore[return-value]
         parts = list(tensors_of(here))
-        pieces = self._added(torch.cat([x.reshape(-1) for x in parts])).split([x.numel() for x in parts])
-        shaped = (piece.reshape(x.shape) for piece, x in zip(pieces, parts, strict=True))
-        return with_tensors(here, shaped)
-
-    def _added(self, here: Tensor) -> Tensor:
-        self._meet(f"adds up {here.numel()} numbers, {here.dtype}")
-        parts = self._all_gather(here)
-        found = parts[0]
-        for part in parts[1:]:
-            found = found + part
-        return found
+        numbers = torch.cat([x.reshape(-1) for x in parts])
+        self._meet(f"adds up {len(numbers)} numbers, {numbers.dtype}")
+        pieces = reduce(add, self._all_gather(numbers)).split([x.numel() for x in parts])
+        return with_tensors(here, (piece.reshape(x.shape) for piece, x in zip(pieces, parts, strict=True)))
 
     def _all_gather(self, here: Tensor) -> list[Tensor]:
         """A tensor of every rank, all of one shape and dtype.

@@ -63,14 +63,14 @@ def labels_as_tensor(labels: Any) -> Tensor:
     if isinstance(found, Tensor):
         require_dense("labels", found)
     if not isinstance(found, Tensor):
-        words = None
+        words = np.array(None)
         if isinstance(labels, list | tuple) or hasattr(labels, "__array__"):
             with suppress(ValueError, TypeError):  # a ragged list, or a class
                 words = np.asarray(labels)
-        if words is not None and words.dtype.kind in "biufU":
+        if words.ndim == 1 and words.dtype.kind == "O" and all(isinstance(w, str) for w in words):
+            words = words.astype(str)
+        if words.dtype.kind in "biufU":
             found = torch.tensor(np.unique(words, return_inverse=True)[1] if words.dtype.kind == "U" else words)
-        elif words is not None and words.ndim == 1 and all(isinstance(w, str) for w in words):
-            found = torch.tensor(np.unique(words.astype(str), return_inverse=True)[1])
     if not isinstance(found, Tensor) or found.dim() != 1 or found.is_complex() or bool(found.isnan().any()):
         given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(labels).__name__}"
         raise BadInput(

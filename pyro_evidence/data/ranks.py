@@ -118,10 +118,9 @@ def _held(function: Any, seen: list[Any]) -> list[str]:
     return found
 
 
-def share(join: Communicator, num_rows: int) -> slice:
-    """The part of rows that all processes have which this one adds up."""
-    begin, end = (i * num_rows // join.num_ranks for i in (join.rank, join.rank + 1))
-    return slice(begin, end)
+def share(rank: int, num_ranks: int, num_rows: int) -> slice:
+    """The part of rows that all processes have which one of them adds up."""
+    return slice(rank * num_rows // num_ranks, (rank + 1) * num_rows // num_ranks)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -47,9 +46,8 @@ class Rows(Generic[Piece]):
     @staticmethod
     def shared(rows: Tensor, communicator: Communicator) -> "Rows[Tensor]":
         """Rows ``(N, ...)`` that all processes have, of which each adds up its share."""
-        ends = [i * len(rows) // communicator.num_ranks for i in range(communicator.num_ranks + 1)]
-        counts = tuple(end - begin for begin, end in pairwise(ends))
-        return Rows((rows[share(communicator, len(rows))],), rows[:0], counts, communicator)
+        shares = [rows[share(rank, communicator.num_ranks, len(rows))] for rank in range(communicator.num_ranks)]
+        return Rows((shares[communicator.rank],), rows[:0], tuple(map(len, shares)), communicator)
 
     @staticmethod
     def of_chunks(

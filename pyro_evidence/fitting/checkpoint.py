@@ -114,9 +114,8 @@ class Loop:
     def note(self, now: Progress) -> None:
         """After a step: to the disk when it is time."""
         recorder = self.recorder
-        if recorder is not None and not (recorder.over or recorder.quiet):
-            if time.monotonic() - recorder.written >= recorder.interval:
-                recorder.write(self, now)
+        if recorder is not None and not recorder.over and time.monotonic() - recorder.written >= recorder.interval:
+            recorder.write(self, now)
 
     def end(self, now: Progress, interrupted: bool) -> None:
         """After the last step; at an interrupt the file is written, and what follows is no part of it."""
@@ -147,9 +146,9 @@ class Recorder:
         self.path, self.interval, self.header = path, interval, header
         self.earlier: list[Any] = list(earlier)
         self.done: list[Any] = [loop for loop in earlier if loop["done"]]
-        self.count, self.over = 0, False
+        self.count = 0
+        self.over = not COMMUNICATOR.get().is_first  # nothing more is written, here
         self.written: float = time.monotonic()
-        self.quiet = False  # another process writes the file
 
     def begun(self, name: str, begin: Progress, start: float) -> Loop:
         """The next loop of the run.
@@ -271,9 +270,8 @@ def recorder_of(engine: Any, data: Callable[[], str]) -> Recorder | None:
             f"run(...) what the interrupted fit was given, or fit anew without resume(...)."
         )
     recorder = Recorder(path, stop.checkpoint_interval, header, () if earlier is None else earlier["loops"])
-    recorder.quiet = not COMMUNICATOR.get().is_first
     with heard_by_all(COMMUNICATOR.get()):
-        if not recorder.quiet:
+        if not recorder.over:
             recorder.begin()
     return recorder
 

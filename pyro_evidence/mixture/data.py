@@ -105,7 +105,7 @@ class MixtureData:
         """One pass: the sum of ``of_part`` over all data, ``size`` rows at a time."""
         here = self
         if self.communicator.num_ranks > 1:
-            mine = share(self.communicator, self.num_rows)
+            mine = share(self.communicator.rank, self.communicator.num_ranks, self.num_rows)
             alone = replace(self, communicator=SINGLE_PROCESS)
             here = alone.along_rows(Tensor.narrow, mine.start, mine.stop - mine.start)
         return self.communicator.total(reduce(add, map(of_part, here.parts(size))))

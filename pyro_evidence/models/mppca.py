@@ -50,9 +50,8 @@ class IsotropicNoise(TensorValue):
 
     def __call__(self, num_components: int, Y: Tensor) -> Tensor:
         """Declares ``beta``: one noise precision for each component."""
-        return _noise(self.beta, Size([num_components]), Y.var(0, correction=0).mean(), "one per component").unsqueeze(
-            -1
-        )
+        variance = Y.var(0, correction=0).mean()
+        return _noise(self.beta, Size([num_components]), variance, "one per component").unsqueeze(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +77,9 @@ def _noise(beta: Precision, shape: Size, variance: Tensor, meaning: str) -> Tens
     :raises BadInput: when it is none, or does not fit the model.
     """
     check_precision("beta", beta, len(shape), shape, meaning)
-    if beta is not LEARNED:
-        return precision_value("beta", beta, shape, variance)
-    start = torch.where(variance > 0, variance, 1.0).reciprocal().expand(shape)
-    return precision_value("beta", Learned(start.detach()), shape, variance)
+    if beta is LEARNED:
+        beta = Learned(torch.where(variance > 0, variance, 1.0).reciprocal().detach())
+    return precision_value("beta", beta, shape, variance)
 
 
 Latents = Callable[[MPPCAParts, Tensor], Tensor]

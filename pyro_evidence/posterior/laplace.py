@@ -659,8 +659,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return replace(self, state=fit.state.laplace).log_evidence
 
     def _hyper_rows(self, layout: TableLayout, errors: bool) -> tuple[Rows, list[str]]:
-        spread = self._spread if errors else None
-        return hyper_rows(self.state, self.hyperparameters, self.gamma, spread, layout, self.pruned)
+        return hyper_rows(self, self._spread if errors else None, layout)
 
     def _notes(self, until: float) -> list[str]:
         """Lines below the table of ``summary()``; one tells of an error of the log evidence above one nat.

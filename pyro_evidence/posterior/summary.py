@@ -358,22 +358,13 @@ def site_rows(posterior: Tabulated, layout: TableLayout, until: float) -> tuple[
     return rows, said
 
 
-def hyper_rows(
-    state: LaplaceState,
-    values: Values,
-    gamma: Values,
-    spread: HyperparameterCovariance | None,
-    layout: TableLayout,
-    pruned: Values,
-) -> tuple[Rows, list[str]]:
-    """A row for each element of each hyperparameter that is not pruned, and what is to be said of the others.
+def hyper_rows(posterior: Any, spread: HyperparameterCovariance | None, layout: TableLayout) -> tuple[Rows, list[str]]:
+    """A row for each element of each hyperparameter of a posterior that is not pruned, and a note on the others.
 
-    :param values: constrained, a pruned precision inf; those that were not maximised come last.
-    :param gamma: of those that are precisions.
     :param spread: how well they are determined, where it is known.
-    :param pruned: which elements of those that were not maximised are pruned, by name.
     """
-    hypers = state.problem.joint.hypers
+    state, values, gamma, pruned = posterior.state, posterior.hyperparameters, posterior.gamma, posterior.pruned
+    hypers = state.problem.joint.hypers  # what was not maximised comes last
     rows: Rows = {}
     said: list[str] = []
     for part in layout.in_order(hypers):

@@ -148,8 +148,8 @@ class L1Prior:
         slope = float((density.precision(start.unsqueeze(0), theta)[0].abs() @ start.abs()).max())
         # what rounding of the density and of the weights leaves of the conditions, nats per unit of weight
         tolerance = max(1e-9, newton.RESTING * target.eps * (1.0 + abs(value)), 10.0 * target.eps * slope)
-        slack = newton.SLACK * target.eps
-        found = relevance_mode.maximise(density, rate, start, orthant, tolerance=tolerance, slack=slack)
+        limits = newton.Limits(tolerance, MOST_STEPS, slack=newton.SLACK * target.eps)
+        found = relevance_mode.maximise(density, rate, start, orthant, limits)
         if not found.converged:
             raise SearchStopped(
                 f"the L1 search stopped with optimality residual {found.residual:.2e}; expected below "
@@ -175,13 +175,8 @@ def climbed(target: Target | QuadraticTarget, alpha: Tensor, start: Tensor) -> T
         if direct.converged:
             return direct.x
     density, theta = Penalised(target, padded), start.new_zeros(0)
-    found = newton.climb(
-        density,
-        density.precision,
-        start.unsqueeze(0),
-        theta,
-        newton.Limits(newton.RESTING * target.eps, MOST_STEPS, slack=newton.SLACK * target.eps),
-    )
+    limits = newton.Limits(newton.RESTING * target.eps, MOST_STEPS, slack=newton.SLACK * target.eps)
+    found = newton.climb(density, density.precision, start.unsqueeze(0), theta, limits)
     if not bool(found.converged[0]):
         raise SearchStopped(
             f"Newton stopped where its next step still promises {0.5 * float(found.decrement[0]):.2e} nats; "

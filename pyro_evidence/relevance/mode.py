@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pyro_evidence.numerics.line_search import KEPT, first_accepted
 from pyro_evidence.numerics.linear_predictor import EPS, gram
-from pyro_evidence.numerics.newton import SLACK
+from pyro_evidence.numerics.newton import SLACK, Limits
 from pyro_evidence.relevance.targets import LinearTarget, Penalised
 
 MOST_STEPS = 200  # of Newton's method
@@ -22,15 +22,7 @@ class Sparse(NamedTuple):
     converged: bool
 
 
-def maximise(
-    density: Penalised,
-    rate: Tensor,
-    start: Tensor,
-    orthant: Tensor | None,
-    *,
-    tolerance: float,
-    slack: float = SLACK * EPS,
-) -> Sparse:
+def maximise(density: Penalised, rate: Tensor, start: Tensor, orthant: Tensor | None, limits: Limits) -> Sparse:
     r"""Maximise ``log_joint(u) - sum(rate |u|)``, shape ``(K,)``.
 
     Newton on the free coordinates, those that are not 0 or whose gradient exceeds their rate, projected on
@@ -38,25 +30,24 @@ def maximise(
 
     :param rate: penalty of each coordinate, 0 for none.
     :param orthant: signs that ``u`` must keep where the rate is positive, or None.
-    :param tolerance: of the residual, nats per unit of ``u``.
-    :param slack: relative rounding of the log joint, a sum over data.
+    :param limits: their tolerance is of the residual, nats per unit of ``u``.
     """
     u, theta = start.clone(), start.new_zeros(0)
-    for step in range(MOST_STEPS + 1):
+    for step in range(limits.num_steps + 1):
         value, slope = (x[0] for x in density.gradient(u.unsqueeze(0), theta))
         beyond = slope.sign() * (slope.abs() - rate).clamp(min=0.0)  # at 0 the penalty holds |slope| <= rate
         if orthant is not None:
             beyond = torch.where((rate > 0) & (beyond * orthant < 0), 0.0, beyond)
         uphill = torch.where(u == 0, beyond, slope - rate * u.sign())  # 0 exactly where the optimality conditions hold
         residual = float(uphill.abs().max())
-        if residual <= tolerance or step == MOST_STEPS:
+        if residual <= limits.tolerance or step == limits.num_steps:
             break
         before = value - rate @ u.abs()
-        new = _step(density, (u, before - slack * (1.0 + before.abs())), uphill, rate)
+        new = _step(density, (u, before - limits.slack * (1.0 + before.abs())), uphill, rate)
         if new is None:
             break
         u = new
-    return Sparse(u, residual, residual <= tolerance)
+    return Sparse(u, residual, residual <= limits.tolerance)
 
 
 def _step(density: Penalised, point: tuple[Tensor, Tensor], uphill: Tensor, rate: Tensor) -> Tensor | None:
