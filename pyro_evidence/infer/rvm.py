@@ -67,7 +67,8 @@ class LinearEngine(Resumable):
         :raises UnsupportedModel: for a predictor that is not linear, latent sites besides the weights, or a likelihood
             that the engine does not take.
         """
-        return self._climbed(linear_weights(self.model, self.site, args, kwargs, self.noise))
+        weights = weights_of(LogJoint(self.model, args, kwargs, maximise=()), self.site)
+        return self._climbed(linear_weights(weights, self.noise))
 
     def run_chunks(self, chunks: Chunks) -> RVMPosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
@@ -151,8 +152,8 @@ class RVM(LinearEngine):
         :return: minus the log evidence, nats.
         """
         if self._fit is None or not same_arguments(self._data, (args, kwargs)):
-            state = self._start(linear_weights(self.model, self.site, args, kwargs, self.noise))
-            self._data = args, kwargs
+            weights = weights_of(LogJoint(self.model, args, kwargs, maximise=()), self.site)
+            state, self._data = self._start(linear_weights(weights, self.noise)), (args, kwargs)
             self._fit = Fit(state, Status.STEP_LIMIT, (state.objective,))
         state = fast_marginal.step(self._fit.state)
         self._fit = Fit(state, state.stop_reason or Status.STEP_LIMIT, (*self._fit.objectives, state.objective))
@@ -206,21 +207,14 @@ class VRVM(LinearEngine):
         return RVMState(state.alpha, state.mean, fit)
 
 
-def linear_weights(
-    model: Model,
-    site: str | Sequence[str] | None,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    noise: str | None = None,
-) -> Rows[Weights]:
-    """The weights of a model in which they are all that is latent, behind a linear predictor.
+def linear_weights(weights: Weights, noise: str | None = None) -> Rows[Weights]:
+    """The rows of a model in which weights are all that is latent, behind a linear predictor.
 
     :param noise: the param that sets the precision of the noise, where it is to be found.
     :raises BadInput: for targets that are one constant, where it is.
     :raises UnsupportedModel: for any other model.
     :raises NotSmooth: for a likelihood with a corner at weights of zero, where the search starts.
     """
-    weights = weights_of(LogJoint(model, args, kwargs, maximise=()), site)
     if not isinstance(weights.target, LinearTarget) or weights.num_others:
         other = sorted(set(weights.joint.latents.names) - set(weights.sites))
         if not other and (why := recognition_error(weights.joint)) is not None:

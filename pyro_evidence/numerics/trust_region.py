@@ -72,8 +72,8 @@ def ascend(
         decrement = torch.where(definite, (gradient * step).sum(-1), torch.inf)
         return Direction(A, step, decrement, definite, torch.zeros_like(step))
 
-    ball = TrustRegion(torch.full((len(u),), FIRST).to(u), scale)
-    found = search(gradient_of(density, theta), direction, u, limits, ball.move)
+    ball = TrustRegion(gradient_of(density, theta), limits.slack, torch.full((len(u),), FIRST).to(u), scale)
+    found = search(ball.gradient, direction, u, limits, ball.move)
     found.converged[found.definite & limits.is_resting(found.decrement, found.log_joint)] = True  # where it stands
     return found
 
@@ -87,17 +87,19 @@ def _scale(A: Tensor) -> Tensor:
 class TrustRegion:
     """Where the quadratic model of each row is believed: ``|scale step| <= radius``."""
 
+    gradient: Gradient
+    slack: float  # relative rounding of the log joint
     radius: Tensor  # (R,) adapted in place
     scale: Tensor | None  # (R, D); None: the root of the curvature's diagonal
 
-    def move(self, gradient: Gradient, found: Mode, rows: Tensor, limits: Limits) -> Tensor:
+    def move(self, _: Gradient, found: Mode, rows: Tensor, _limits: Limits) -> Tensor:
         """Move every row that can rise, in place; those that did."""
         scale = _scale(found.precision[rows]) if self.scale is None else self.scale[rows]
         within = (scale * found.step[rows]).norm(dim=-1) <= self.radius[rows]
         some = (found.definite[rows] & within).nonzero().squeeze(-1)
         done = some[:0]
         if len(some):
-            done = some[self._take(gradient, found, rows[some], found.step[rows[some]], scale[some], limits)]
+            done = some[self._take(found, rows[some], found.step[rows[some]], scale[some])]
         finite = torch.isfinite(found.precision[rows]).all(-1).all(-1)
         left = finite.index_fill(0, done, False).nonzero().squeeze(-1)
         if not len(left):
@@ -111,7 +113,7 @@ class TrustRegion:
             step = (vectors[here] @ best.unsqueeze(-1)).squeeze(-1) / scale[here]
             stiffened = values[here].clamp(min=0.0) + shift + 1.0  # soft and downward directions stay as they are
             floor = CurvedValley(vectors[here], stiffened, scale[here], shift * best)
-            good = self._take(gradient, found, ranks[here], step, scale[here], limits, floor)
+            good = self._take(found, ranks[here], step, scale[here], floor)
             by_curvature = -0.5 * (values[here] * best.square()).sum(-1) > (along[here] * best).sum(-1)
             found.left_saddle[ranks[here[good & by_curvature]]] = True
             moved.append(ranks[here[good]])
@@ -121,23 +123,16 @@ class TrustRegion:
         return torch.cat(moved).sort().values
 
     def _take(
-        self,
-        gradient: Gradient,
-        found: Mode,
-        rows: Tensor,
-        step: Tensor,
-        scale: Tensor,
-        limits: Limits,
-        floor: "CurvedValley | None" = None,
+        self, found: Mode, rows: Tensor, step: Tensor, scale: Tensor, floor: "CurvedValley | None" = None
     ) -> Tensor:
         """Take the steps that raise the log joint as the model says, roughly; adapt the radii.  Which rows moved."""
         A, g, here, radius = found.precision[rows], found.gradient[rows], found.log_joint[rows], self.radius[rows]
         promised = (g * step).sum(-1) - 0.5 * (step * (A @ step.unsqueeze(-1)).squeeze(-1)).sum(-1)
         u = found.u[rows] + step
-        trial = SearchPoint(u, *gradient(u, rows))
+        trial = SearchPoint(u, *self.gradient(u, rows))
         if floor is not None:
-            trial = _on_floor(lambda v: gradient(v, rows), trial, floor, ENOUGH * promised)
-        gain, line = trial.objective - here, Line(promised, limits.slack * (1.0 + here.abs()))
+            trial = _on_floor(lambda v: self.gradient(v, rows), trial, floor, ENOUGH * promised)
+        gain, line = trial.objective - here, Line(promised, self.slack * (1.0 + here.abs()))
         good = finite(trial) & armijo(gain, 1.0, line) & (trial.u != found.u[rows]).any(-1)
         length = (scale * step).norm(dim=-1)
         wider = torch.maximum(radius, 2.0 * length).clamp(max=LARGEST)

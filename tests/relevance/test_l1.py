@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.linear_predictor import Part
+from pyro_evidence.numerics.newton import Limits
 from pyro_evidence.relevance import axis_evidence, mode
 from pyro_evidence.relevance.targets import LinearTarget, Penalised
 
@@ -41,7 +42,7 @@ def test_separable_quadratic_is_soft_thresholded() -> None:
         torch.tensor([1.0, -0.3, -2.0, 0.5]),
         torch.tensor([1.0, 0.5, 2.0, 0.0]),
     )
-    found = mode.maximise(Bowl(h.diag(), centre), rate, centre, None, tolerance=1e-12)
+    found = mode.maximise(Bowl(h.diag(), centre), rate, centre, None, Limits(1e-12, mode.MOST_STEPS))
     torch.testing.assert_close(found.u, centre.sign() * (centre.abs() - rate / h).clamp(min=0.0))
     assert found.converged
 
@@ -52,7 +53,7 @@ def test_optimality_conditions_by_hand_and_no_point_nearby_is_better() -> None:
         root = torch.randn(8, 8, generator=generator)
         bowl = Bowl(root @ root.T + 0.1 * torch.eye(8), torch.randn(8, generator=generator))
         rate = 2.0 * torch.rand(8, generator=generator)
-        found = mode.maximise(bowl, rate, torch.zeros(8), None, tolerance=1e-10)
+        found = mode.maximise(bowl, rate, torch.zeros(8), None, Limits(1e-10, mode.MOST_STEPS))
         g = bowl.gradient(found.u, found.u)[1]
         assert bool(
             (torch.where(found.u == 0, (g.abs() - rate).clamp(min=0.0), (g - rate * found.u.sign()).abs()) < 1e-9).all()
@@ -84,8 +85,8 @@ def test_the_orthant_of_the_maximum_likelihood_point_need_not_hold_the_optimum()
         axes = axis_evidence.from_gram(target.precision(w.unsqueeze(0))[0], w, torch.zeros(2))
         density = Penalised(target.along(axes.directions), torch.zeros(2))
         rate = 0.5 * 10.0 ** (2.0 * torch.rand(2, generator=generator) - 1.5)
-        free = mode.maximise(density, rate, axes.u, None, tolerance=1e-9)
-        held = mode.maximise(density, rate, axes.u, axes.u.sign(), tolerance=1e-9)
+        free = mode.maximise(density, rate, axes.u, None, Limits(1e-9, mode.MOST_STEPS))
+        held = mode.maximise(density, rate, axes.u, axes.u.sign(), Limits(1e-9, mode.MOST_STEPS))
         assert free.converged and held.converged
         assert bool((held.u >= 0).all())
         values = [float(density.log_joint(f.u.unsqueeze(0), w)[0] - rate @ f.u.abs()) for f in (free, held)]
@@ -126,7 +127,7 @@ def test_eight_points_whose_optimum_lies_across_an_axis() -> None:
     density, rate = Penalised(target.along(axes.directions), torch.zeros(2)), 0.5 * torch.tensor([0.1, 0.7])
     values = []
     for orthant, low in ((None, -4.0), (axes.u.sign(), 0.0)):
-        found = mode.maximise(density, rate, axes.u, orthant, tolerance=1e-9)
+        found = mode.maximise(density, rate, axes.u, orthant, Limits(1e-9, mode.MOST_STEPS))
         point, value = highest(density, rate, low)
         torch.testing.assert_close(found.u, point, rtol=0, atol=1e-5)
         values.append(float(density.log_joint(found.u.unsqueeze(0), w)[0] - rate @ found.u.abs()))
@@ -153,6 +154,6 @@ def test_a_coordinate_that_starts_at_zero_can_leave_it(sign: float) -> None:
         torch.ones(2),
         torch.zeros(2),
         None,
-        tolerance=1e-12,
+        Limits(1e-12, mode.MOST_STEPS),
     )
     torch.testing.assert_close(found.u, torch.tensor([2.0 * sign, 0.0]))

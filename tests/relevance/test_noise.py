@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
-from pyro_evidence.infer.rvm import RVM, VRVM, linear_weights
+from pyro_evidence.infer.rvm import RVM, VRVM
+from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.relevance.noise import noise_of
 from pyro_evidence.relevance.posteriors import RVMPosterior
+from pyro_evidence.relevance.weights import weights_of
 from tests.models_for_tests import weight_models as models
 
 Model = Callable[..., Any]
@@ -106,7 +108,7 @@ def test_held_noise_stays() -> None:
 
 def test_a_plates_scale_counts_the_data() -> None:
     Phi, t = problem()
-    weights = linear_weights(poutine.scale(by_scale, 2.5), None, (Phi, t), {}).example
+    weights = weights_of(LogJoint(poutine.scale(by_scale, 2.5), (Phi, t), maximise=()))
     assert noise_of(weights, "scale").num_data == pytest.approx(200.0)
 
     def masked(Phi: Tensor, t: Tensor) -> None:
@@ -115,7 +117,7 @@ def test_a_plates_scale_counts_the_data() -> None:
         with pyro.plate("data", len(Phi)), poutine.mask(mask=torch.arange(80) < 30):
             pyro.sample("t", dist.Normal(Phi @ w, scale), obs=t)
 
-    assert noise_of(linear_weights(masked, "w", (Phi, t), {}).example, "scale").num_data == pytest.approx(30.0)
+    assert noise_of(weights_of(LogJoint(masked, (Phi, t), maximise=())), "scale").num_data == pytest.approx(30.0)
 
 
 def test_the_params_of_the_posterior_are_those_found(tmp_path: Path) -> None:
