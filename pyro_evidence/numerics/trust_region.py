@@ -92,7 +92,7 @@ class TrustRegion:
     radius: Tensor  # (R,) adapted in place
     scale: Tensor | None  # (R, D); None: the root of the curvature's diagonal
 
-    def move(self, _: Gradient, found: Mode, rows: Tensor, _limits: Limits) -> Tensor:
+    def move(self, _gradient: Gradient, found: Mode, rows: Tensor, _limits: Limits) -> Tensor:
         """Move every row that can rise, in place; those that did."""
         scale = _scale(found.precision[rows]) if self.scale is None else self.scale[rows]
         within = (scale * found.step[rows]).norm(dim=-1) <= self.radius[rows]
