@@ -108,7 +108,7 @@ def test_held_noise_stays() -> None:
 
 def test_a_plates_scale_counts_the_data() -> None:
     Phi, t = problem()
-    weights = weights_of(LogJoint(poutine.scale(by_scale, 2.5), (Phi, t), maximise=()))
+    weights = weights_of(LogJoint(poutine.scale(by_scale, 2.5), (Phi, t), maximise=()), "w")
     assert noise_of(weights, "scale").num_data == pytest.approx(200.0)
 
     def masked(Phi: Tensor, t: Tensor) -> None:
@@ -117,7 +117,7 @@ def test_a_plates_scale_counts_the_data() -> None:
         with pyro.plate("data", len(Phi)), poutine.mask(mask=torch.arange(80) < 30):
             pyro.sample("t", dist.Normal(Phi @ w, scale), obs=t)
 
-    assert noise_of(weights_of(LogJoint(masked, (Phi, t), maximise=())), "scale").num_data == pytest.approx(30.0)
+    assert noise_of(weights_of(LogJoint(masked, (Phi, t), maximise=()), "w"), "scale").num_data == pytest.approx(30.0)
 
 
 def test_the_params_of_the_posterior_are_those_found(tmp_path: Path) -> None:
