@@ -584,11 +584,10 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     @property
     def _conditional_approximations(self) -> ConditionalApproximations:
-        """One place: the hyperparameters of the fit."""
-        zero = self.state.u.new_zeros(1)
-        return ConditionalApproximations(
-            self.state.problem, self.state.theta.unsqueeze(0), self.state.u.unsqueeze(0), zero
-        )
+        """A place at each mode, at the hyperparameters of the fit."""
+        _, modes, _ = self._normals
+        theta = self.state.theta.expand(len(modes), -1)
+        return ConditionalApproximations(self.state.problem, theta, modes, modes.new_zeros(len(modes)))
 
     def _smallest_eigenvalue(self) -> float:
         """By the covariance where it is at hand; otherwise by inverse power iterations, an upper bound."""

@@ -28,7 +28,6 @@ from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.posterior.base import Values
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.reweighted import ConditionalApproximations
 from pyro_evidence.posterior.sensitivity import at_draws
 from pyro_evidence.program.log_joint import Model
 from pyro_evidence.settings import check_count, quantile_levels, seeded
@@ -325,14 +324,6 @@ class MultimodalPosterior(ImportancePosterior):
         normals = dist.MultivariateNormal(mixture.loc, precision_matrix=precision)
         shares = dist.Categorical(logits=mixture.log_mixing)
         return LaplaceGuide(self.state, dist.MixtureSameFamily(shares, normals))
-
-    @property
-    def _conditional_approximations(self) -> ConditionalApproximations:
-        """A place at each mode."""
-        u = torch.stack([state.u for state in self.states])
-        return ConditionalApproximations(
-            self.state.problem, self.state.theta.expand(len(u), -1), u, u.new_zeros(len(u))
-        )
 
 
 SAME_HEIGHT = 1e-4  # nats between the evidences of copies of a mode
