@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributions import ComposeTransform, SigmoidTransform, Transform
 
 from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.numerics.batched import apply
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.derivatives import normal_draws
 from pyro_evidence.program.constants import differentiable_trace, prior_depends
@@ -72,13 +73,14 @@ def mirrors(joint: LogJoint, theta: Tensor) -> tuple[Turn, ...]:
     turns = sorted(sign_turns(joint, LARGEST), key=lambda turn: int(turned_by(joint, turn).sum()))  # parts first
     u = normal_draws(joint.latents.size)
     height = _heights(joint, torch.stack([u, *(_scaled(joint, turn, u, -1.0) for turn in turns)]), theta)
-    level = joint.are_level(height, height[0])
+    level = joint.are_level(height, height[0])[1:].tolist()
+    turns = [turn for turn, same in zip(turns, level, strict=True) if same]
     found, basis = [], list[Tensor]()
-    for turn, same in zip(turns, level[1:].tolist(), strict=True):
+    for turn, seen in zip(turns, _are_seen(joint, turns, u, theta).tolist(), strict=True):
         rest = turned_by(joint, turn)
         for known in basis:  # elimination modulo two
             rest = rest ^ known if bool(rest[known.int().argmax()]) else rest
-        if same and bool(rest.any()) and _changes_nothing(joint, turn, theta, flipped):
+        if seen and bool(rest.any()) and _changes_nothing(joint, turn, theta, flipped):
             found.append(turn)
             basis.append(rest)
     return tuple(found)
@@ -168,7 +170,8 @@ def has_labels_beside(joint: LogJoint, marginalised: Sequence[str]) -> bool:
     here = normal_draws(joint.latents.size, seed=1).to(joint.device)
     moved = ~torch.isclose(other_orders(joint, here), here).all(0)  # values that are transformed there and back round
     names = [name for name, where in joint.latents.slices.items() if bool(moved[where].any())]
-    names = [name for name in names if _is_seen(joint, ((name, None),), here, joint.initial_theta)]
+    seen = _are_seen(joint, [((name, None),) for name in names], here, joint.initial_theta).tolist()
+    names = [name for name, each in zip(names, seen, strict=True) if each]
     if not names or {*names} & {*marginalised}:
         return bool(names)
     values, _, nodes = differentiable_trace(joint, here, joint.initial_theta)
@@ -328,22 +331,24 @@ def _changes_nothing(joint: LogJoint, turn: Turn, theta: Tensor, turned: Callabl
         u = torch.randn(joint.latents.size, generator=generator, dtype=torch.float64)
         values = joint.log_joint(torch.stack([u, turned(joint, turn, u)]).to(joint.device), theta).detach()
         rounding = joint.rounding * (1.0 + values[0].abs())
-        if not bool((values[1] - values[0]).abs() <= rounding) or not _is_seen(joint, turn, u, theta):
+        if not bool((values[1] - values[0]).abs() <= rounding) or not bool(_are_seen(joint, [turn], u, theta)):
             return False
     return True
 
 
-def _is_seen(joint: LogJoint, turn: Turn, u: Tensor, theta: Tensor) -> bool:
-    """Whether more than its own prior sees what turns; else its mode is a point."""
-    points = torch.stack([u, _scaled(joint, turn, u, 0.5)]).to(joint.device)
-    of_prior = []  # log densities of the sites that turn, nats
-    for point in points:
+def _are_seen(joint: LogJoint, turns: Sequence[Turn], u: Tensor, theta: Tensor) -> Tensor:
+    """Whether more than its own prior sees what turns, ``(M,)`` bool; else its mode is a point."""
+    points = torch.stack([u, *(_scaled(joint, turn, u, 0.5) for turn in turns)]).to(joint.device)
+    names = list(joint.latents.slices)
+
+    def priors(point: Tensor) -> Tensor:
         nodes = joint.trace(point, theta).nodes
-        sites = [nodes[name] for name in {name for name, _ in turn}]
-        of_prior.append(torch.stack([s["fn"].log_prob(s["value"]).sum().double() for s in sites]).sum().detach())
-    values = joint.log_joint(points, theta).detach()
-    away = (values[1] - values[0] - (of_prior[1] - of_prior[0])).abs()
-    return bool(away > joint.rounding * (1.0 + values[0].abs()))
+        return torch.stack([nodes[n]["fn"].log_prob(nodes[n]["value"]).sum().double() for n in names])
+
+    values, each = joint.log_joint(points, theta), apply(priors, (points,), joint.row_bytes, priors)
+    own = torch.tensor([[name in dict(turn) for name in names] for turn in turns]).reshape(-1, len(names)).to(each)
+    away = (values[1:] - values[0] - ((each[1:] - each[0]) * own).sum(-1)).detach().abs()
+    return away > joint.rounding * (1.0 + values[0].abs())
 
 
 def _parts(joint: LogJoint, turn: Turn, u: Tensor) -> Iterator[Tensor]:
