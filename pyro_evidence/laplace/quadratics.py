@@ -4,12 +4,12 @@ The model runs a few times for each data set; its evidence at any hyperparameter
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import one_hot, pad
 
 from pyro_evidence.laplace.approximation import LaplaceRows
 from pyro_evidence.numerics.batched import CACHED_NUMBERS
@@ -21,7 +21,70 @@ MOST_HYPERS = 3  # each with nine powers
 NUM_SAMPLES = 32  # settings of the hyperparameters, twice as many as there may be terms
 SPREAD = 1.5  # log units on either side over which they are spread: powers that are next differ by e there
 EXACT = 1e-9  # relative size of what rounding leaves of derivatives of a sum over data
+EQUAL = 1e-11  # relative difference of equal axes, of which rounding leaves a hundredth
 WITHIN = 1e-6  # sine of the angle between a function and the span of others in which it lies
+
+
+@dataclass(frozen=True)
+class Axes:
+    r"""What log evidences are made of where all matrices of a data set are diagonal together; equal axes count as one.
+
+    .. math:: a + \tfrac12 \sum_g (S_g / A_g - n_g \log A_g)
+
+    ``a``, all ``A`` and all ``S`` are sums of exponentials of ``theta - theta_0``.
+
+    :ivar log_scale: log determinant of what leads to the latents from there, ``(K,)``.
+    :ivar num: ``n``, axes that are equal, ``(K, 1, G)``.
+    :ivar powers: of the exponentials, ``(E, T)``.
+    :ivar terms: their factors in ``a``, in ``A`` and in ``S``, ``(K, 1 + 2 G, E)``.
+    """
+
+    log_scale: Tensor
+    num: Tensor
+    powers: Tensor
+    terms: Tensor
+
+    @classmethod
+    def of(cls, made: "Quadratics", log_scale: Tensor, terms: Tensor, b: Tensor) -> "Axes":
+        """From the terms of precisions and of slopes at zero on each axis, ``(K, M, D)`` both."""
+        order = (normal_draws(terms.shape[1]).to(terms) @ terms).argsort(-1).unsqueeze(1)  # the equal ones adjoin
+        terms, b = (x.gather(-1, order.expand_as(x)) for x in (terms, b))
+        differ = (terms.diff(dim=-1).abs() > EQUAL * terms[..., 1:].abs().sum(1, keepdim=True)).any(1, keepdim=True)
+        group = pad(differ.cumsum(-1), (1, 0))
+        zeros = terms.new_zeros(len(terms), 1, int(group.max()) + 1)
+
+        def summed(x: Tensor) -> Tensor:
+            return zeros.repeat(1, x.shape[1], 1).scatter_add(-1, group.expand_as(x), x)
+
+        num, pairs = summed(torch.ones_like(terms[:, :1])), torch.triu_indices(*b.shape[1:2] * 2, device=b.device)
+        A = torch.where(num > 0, summed(terms) / num, terms[..., :1])  # a group of none counts for nothing
+        first, second = pairs[:, (b != 0).any(0)[pairs].all(0).any(-1)]
+        S = summed(b[:, first] * b[:, second]) * (2.0 - (first == second).to(b)).unsqueeze(-1)
+        own = torch.cat([made.a.unsqueeze(-1), A, torch.zeros_like(A)], -1)
+        products = torch.cat([torch.zeros_like(S[..., :1]), torch.zeros_like(S), S], -1)
+        powers = torch.cat([made.powers, made.powers[first] + made.powers[second]])
+        return cls(log_scale, num, powers, torch.cat([own, products], 1).mT.contiguous())
+
+    def _split(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``a``, ``A`` and ``S`` of ``(r, 1 + 2 G, ...)``."""
+        size = self.num.shape[-1]
+        return sums[:, 0], sums[:, 1 : 1 + size], sums[:, 1 + size :]
+
+    def _moments(self, rows: Tensor | slice, away: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The number above at ``theta - theta_0`` ``(r, T, J)``, not finite without a mode, ``(r, J)``, and both."""
+        a, A, S = self._split(self.terms[rows] @ (self.powers @ away).exp())
+        value = a + 0.5 * ((S / A).sum(1) - (self.num[rows] @ A.log()).squeeze(1))
+        return value + self.log_scale[rows].unsqueeze(-1), A, S
+
+    def _orders(self, rows: Tensor | slice, away: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """That at one place ``(r, T, 1)``, its slope and its second derivatives ``(r, T, T)``."""
+        value, A, S = self._moments(rows, away)
+        each, num = self.terms[rows] * (self.powers @ away).exp().mT, self.num[rows].mT
+        _, rise, moved = self._split(each @ self.powers)
+        own = (torch.cat([torch.ones_like(A[:, :1]), -0.5 * (S / A + num) / A, 0.5 / A], 1) * each).sum(1)
+        half = rise.mT @ (((S / A + 0.5 * num) * rise - moved) / A.square())
+        second = self.powers.mT @ (own.unsqueeze(-1) * self.powers) + 0.5 * (half + half.mT)
+        return value, own @ self.powers, second
 
 
 @dataclass(frozen=True)
@@ -31,16 +94,14 @@ class Quadratics:
     .. math:: \log p(D_k, u \mid \theta) = l_k'\delta + \sum_m e^{p_m'\delta} (a_{km} + b_{km}'u
         - \tfrac12 u' A_{km} u), \qquad \delta = \theta - \theta_0
 
-    So linear models with normal noise have it, ``theta`` the logarithms of their spreads, and last the number of a data
-    set, whose power is zero.
+    So linear models with normal noise have it, ``theta`` the logarithms of their spreads.
 
     :ivar first: number of the first.
-    :ivar centre: ``theta_0``, ``(T + 1,)``.
-    :ivar powers: ``p``, ``(M, T + 1)``.
-    :ivar line: ``l``, ``(K, T + 1)``.
+    :ivar centre: ``theta_0``, ``(T,)``.
+    :ivar powers: ``p``, ``(M, T)``.
+    :ivar line: ``l``, ``(K, T)``.
     :ivar a, b, A: ``(K, M)``, ``(K, M, D)`` and ``(K, M, D, D)``.
-    :ivar axes: along which all ``A`` of a data set are diagonal: these diagonals, ``b`` there, ``(K, M, D)`` each, and
-        the log determinant of what leads there, ``(K,)``; None where there are none.
+    :ivar axes: on which all ``A`` of a data set are diagonal; None where there are none.
     """
 
     first: int
@@ -50,108 +111,78 @@ class Quadratics:
     a: Tensor
     b: Tensor
     A: Tensor
-    axes: tuple[Tensor, Tensor, Tensor] | None = None
+    axes: Axes | None = None
 
     def weights(self, theta: Tensor) -> Tensor:
-        """The factor of each term at ``(..., T + 1)``, ``(..., M)``."""
+        """The factor of each term at ``(..., T)``, ``(..., M)``."""
         return ((theta - self.centre) @ self.powers.mT).exp()
 
-    def _rows(self, theta: Tensor) -> Tensor | slice:
-        """Which rows of these the settings ``(r, T + 1)`` are of: where possible a slice, which copies nothing."""
-        rows = theta[:, -1].long() - self.first
+    def _rows(self, numbers: Tensor) -> Tensor | slice:
+        """Which rows of these the data sets ``(r,)`` are: where possible a slice, which copies nothing."""
+        rows = numbers.long() - self.first
         whole = slice(int(rows[0]), int(rows[0]) + len(rows)) if len(rows) else slice(0)
         return whole if torch.equal(rows, torch.arange(whole.start or 0, whole.stop).to(rows)) else rows
 
-    def log_evidence(self, theta: Tensor) -> Tensor:
-        """The log evidence at settings of each data set ``(r, J, T + 1)``, nats, ``(r, J)``; -inf without a mode."""
-        return torch.cat([self._value(part)[0] for part in self._parts(theta)])
+    def log_evidence(self, numbers: Tensor, theta: Tensor) -> Tensor:
+        """The log evidence of data sets ``(r,)`` at settings ``(r, J, T)``, nats, ``(r, J)``; -inf without a mode."""
+        size = theta.shape[1] * (self.A[0, 0] if self.axes is None else self.axes.terms[0]).numel()
+        num = max(1, CACHED_NUMBERS // size)
+        found, of = list[Tensor](), self.axes or self
+        for own, part in zip(numbers.split(num), theta.split(num), strict=True):
+            rows, away = self._rows(own), (part - self.centre).mT  # settings last, along which sums are fast
+            found.append(self._finite(of._moments(rows, away)[0], rows, away))
+        return torch.cat(found)
 
-    def evidence(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """That, and its slope in the settings ``(r, J, T + 1)``."""
-        found = [self._sloped(part) for part in self._parts(theta)]
-        return torch.cat([value for value, _ in found]), torch.cat([slope for _, slope in found])
+    def _finite(self, value: Tensor, rows: Tensor | slice, away: Tensor) -> Tensor:
+        """What is not in the sums added."""
+        value = value + (self.line[rows].unsqueeze(1) @ away).squeeze(1) + 0.5 * self.b.shape[-1] * math.log(math.tau)
+        return torch.where(value.isfinite(), value, -torch.inf)
 
-    def _parts(self, theta: Tensor) -> tuple[Tensor, ...]:
-        size = theta.shape[1] * (self.A if self.axes is None else self.axes[0])[0, 0].numel()
-        return theta.split(max(1, CACHED_NUMBERS // size))
+    def orders(self, numbers: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The log evidence at ``(r, T)``, its slope and its second derivatives, ``(r, T, T)``."""
+        rows, away = self._rows(numbers), (theta - self.centre).unsqueeze(-1)
+        value, slope, second = (self.axes or self)._orders(rows, away)
+        return self._finite(value, rows, away).squeeze(1), self.line[rows] + slope, second
 
-    def _value(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The log evidence, the slope at zero ``(r, D, J)``, and precisions along axes or the factor of the matrix."""
-        rows, away, num = self._rows(theta[:, 0]), (theta - self.centre).mT, self.b.shape[-1]
-        weights = (self.powers @ away).exp()  # settings last, along which sums are fast
-        if self.axes is None:
-            slope = self.b[rows].mT @ weights
-            A, info = torch.linalg.cholesky_ex((weights.mT @ self.A[rows].flatten(2)).unflatten(-1, (num, num)))
-            log_det = torch.where(info == 0, 2.0 * A.diagonal(dim1=-2, dim2=-1).log().sum(-1), torch.nan)
-            half = torch.linalg.solve_triangular(A, slope.mT.unsqueeze(-1), upper=False)
-            squares = half.square().sum((-2, -1))
-        else:
-            terms, b, log_scale = (x[rows] for x in self.axes)
-            A, slope = terms.mT @ weights, b.mT @ weights
-            log_det = A.log().sum(-2) - 2.0 * log_scale.unsqueeze(-1)  # nan where one is negative
-            squares = (slope.square() / A).sum(-2)
-        value = (self.line[rows].unsqueeze(1) @ away + self.a[rows].unsqueeze(1) @ weights).squeeze(1)
-        value = value + 0.5 * (num * math.log(math.tau) + squares - log_det)
-        return torch.where(log_det.isfinite(), value, -torch.inf), slope, A
+    def _moments(self, rows: Tensor | slice, away: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As those of :class:`Axes`, then weights, slopes at zero and factors of precisions."""
+        weights, num = (self.powers @ away).exp(), self.b.shape[-1]
+        slope = self.b[rows].mT @ weights
+        tril, info = torch.linalg.cholesky_ex((weights.mT @ self.A[rows].flatten(2)).unflatten(-1, (num, num)))
+        log_det = torch.where(info == 0, 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1), torch.nan)
+        squares = torch.linalg.solve_triangular(tril, slope.mT.unsqueeze(-1), upper=False).square().sum((-2, -1))
+        value = (self.a[rows].unsqueeze(1) @ weights).squeeze(1) + 0.5 * (squares - log_det)
+        return value, weights, slope, tril
 
-    def _moments(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The log evidence, the mode, and the variance along axes or the matrix of covariances."""
-        value, slope, A = self._value(theta)
-        if self.axes is not None:
-            return value, (slope / A).mT, A.reciprocal().mT
-        variance = torch.cholesky_inverse(A)
-        return value, (variance @ slope.mT.unsqueeze(-1)).squeeze(-1), variance
-
-    def _sloped(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        value, mode, variance = self._moments(theta)
-        rows = self._rows(theta[:, 0])
-        if self.axes is None:
-            terms, b = self.A[rows].flatten(2), self.b[rows]
-            moments = (mode.unsqueeze(-1) * mode.unsqueeze(-2) + variance).flatten(2)
-        else:
-            terms, b, moments = self.axes[0][rows], self.axes[1][rows], mode.square() + variance
-        expected = self.a[rows].unsqueeze(1) + mode @ b.mT - 0.5 * moments @ terms.mT  # of terms, by the posterior
-        return value, self.line[rows].unsqueeze(1) + (self.weights(theta) * expected) @ self.powers
-
-    def curvature(self, theta: Tensor) -> Tensor:
-        """Minus the second derivatives of the log evidence at ``(r, T + 1)``, ``(r, T + 1, T + 1)``.
-
-        Those of the log of an integral are covariances of the terms by the posterior, beside their own.
-        """
-        _, mode, variance = (x.squeeze(1) for x in self._moments(theta.unsqueeze(1)))
-        rows, weights = self._rows(theta), self.weights(theta).unsqueeze(-1)
-        if self.axes is None:
-            A, b, a = self.A[rows], self.b[rows], self.a[rows]
-            rise = b - (A @ mode[:, None, :, None]).squeeze(-1)
-            spread = A @ variance.unsqueeze(1)
-            covariance = rise @ variance @ rise.mT + 0.5 * spread.flatten(2) @ spread.mT.flatten(2).mT
-            squares = spread.diagonal(dim1=-2, dim2=-1).sum(-1) + ((b - rise) * mode.unsqueeze(1)).sum(-1)
-        else:
-            A, b, a = self.axes[0][rows], self.axes[1][rows], self.a[rows]
-            rise, spread = b - A * mode.unsqueeze(1), A * variance.unsqueeze(1)
-            covariance = (rise * variance.unsqueeze(1)) @ rise.mT + 0.5 * spread @ spread.mT
-            squares = (spread + (b - rise) * mode.unsqueeze(1)).sum(-1)
-        expected = a + (b @ mode.unsqueeze(-1)).squeeze(-1) - 0.5 * squares
-        own = (weights.squeeze(-1) * expected).diag_embed()
-        return -self.powers.mT @ (own + weights * covariance * weights.mT) @ self.powers
+    def _orders(self, rows: Tensor | slice, away: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As that of :class:`Axes`: those of the log of an integral are covariances of terms, beside their own."""
+        value, weights, slope, tril = self._moments(rows, away)
+        A, b, variance = self.A[rows], self.b[rows], torch.cholesky_inverse(tril.squeeze(1))
+        mode, spread = variance @ slope, A @ variance.unsqueeze(1)
+        rise = b - (A @ mode.unsqueeze(1)).squeeze(-1)
+        covariance = rise @ variance @ rise.mT + 0.5 * spread.flatten(2) @ spread.mT.flatten(2).mT
+        expected = ((b + rise) @ mode).squeeze(-1) - spread.diagonal(dim1=-2, dim2=-1).sum(-1)
+        own = (self.a[rows] + 0.5 * expected) * weights.squeeze(-1)
+        second = self.powers.mT @ (own.diag_embed() + weights * covariance * weights.mT) @ self.powers
+        return value, own @ self.powers, second
 
     def modes(self, theta: Tensor) -> LaplaceRows:
         """Laplace's approximation, which is exact here, at ``(r, T + 1)``."""
-        rows, weights = self._rows(theta), self.weights(theta).unsqueeze(1)
-        A = (weights @ self.A[rows].flatten(2)).unflatten(-1, self.A.shape[2:]).squeeze(1)
-        tril = torch.linalg.cholesky_ex(A).L
-        u = torch.cholesky_solve((weights @ self.b[rows]).mT, tril).squeeze(-1)
-        objective, active = self.log_evidence(theta.unsqueeze(1)).squeeze(1), torch.ones_like(u) > 0
-        return LaplaceRows(theta, active, u, tril, objective, ~active[:, 0])
+        rows, away = self._rows(theta[:, -1]), (theta[:, :-1] - self.centre).unsqueeze(-1)
+        value, _, slope, tril = self._moments(rows, away)
+        u = torch.cholesky_solve(slope, tril[:, 0]).squeeze(-1)
+        objective, active = self._finite(value, rows, away).squeeze(1), torch.ones_like(u) > 0
+        return LaplaceRows(theta, active, u, tril[:, 0], objective, ~active[:, 0])
 
     def follows(self, found: LaplaceRows) -> Tensor:
         """The derivatives of modes in the hyperparameters, ``(r, D, T)``."""
-        rows, weights = self._rows(found.theta), self.weights(found.theta).unsqueeze(-1)
+        theta, numbers = found.theta[:, :-1], found.theta[:, -1]
+        rows, weights = self._rows(numbers), self.weights(theta).unsqueeze(-1)
         forces = weights * (self.b[rows] - (self.A[rows] @ found.u[:, None, :, None]).squeeze(-1))
-        return torch.cholesky_solve(forces.mT @ self.powers[:, :-1], found.tril)
+        return torch.cholesky_solve(forces.mT @ self.powers, found.tril)
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        """The log joint of each data set at one place ``(D,)`` and setting ``(T + 1,)``, nats, ``(K,)``."""
+        """The log joint of each data set at one place ``(D,)`` and setting ``(T,)``, nats, ``(K,)``."""
         terms = self.a + self.b @ u - 0.5 * (self.A @ u) @ u
         return self.line @ (theta - self.centre) + terms @ self.weights(theta)
 
@@ -160,11 +191,11 @@ class Quadratics:
         own = {n: getattr(self, n)[index : index + 1] for n in ("line", "a", "b", "A")}
         return replace(self, first=self.first + index, axes=None, **own)
 
-    def along_axes(self) -> "Quadratics":
+    def along_axes(self, is_diagonal: bool) -> "Quadratics":
         """These with ``axes``, where all data sets have them."""
         terms = self.A.diagonal(dim1=-2, dim2=-1)
-        if bool((self.A.count_nonzero((-2, -1)) == terms.count_nonzero(-1)).all()):
-            return replace(self, axes=(terms.contiguous(), self.b, torch.zeros_like(self.a[:, 0])))
+        if is_diagonal:
+            return replace(self, axes=Axes.of(self, torch.zeros_like(self.a[:, 0]), terms, self.b))
         sound = self.A.isfinite().flatten(1).all(-1)
         every = torch.where(sound[:, None, None, None], self.A, torch.eye(self.A.shape[-1]).to(self.A))
         tril, info = torch.linalg.cholesky_ex(every.sum(1))
@@ -179,7 +210,7 @@ class Quadratics:
         if float((turned - terms.diag_embed()).abs().max()) > EXACT:
             return self
         b = torch.linalg.solve_triangular(tril, self.b.mT, upper=False).mT @ vectors.squeeze(1)
-        return replace(self, axes=(terms.contiguous(), b, -tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)))
+        return replace(self, axes=Axes.of(self, -tril.diagonal(dim1=-2, dim2=-1).log().sum(-1), terms, b))
 
 
 @dataclass(frozen=True)
@@ -191,24 +222,19 @@ class QuadraticDensity(AutogradDensity):
 
     known: Quadratics = field(kw_only=True)
 
-    def _weights(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The part free of the latents and of powers, ``(...)``, and the factors of the terms at ``(..., T)``."""
-        away = theta - self.known.centre[:-1]
-        return away @ self.known.line[0, :-1], (away @ self.known.powers[:, :-1].mT).exp()
-
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        line, weights = self._weights(theta)
+        line, weights = (theta - self.known.centre) @ self.known.line[0], self.known.weights(theta)
         squares = ((self.known.A[0] @ u[..., None, :, None]).squeeze(-1) * u.unsqueeze(-2)).sum(-1)
         return line + (weights * (self.known.a[0] + u @ self.known.b[0].mT - 0.5 * squares)).sum(-1)
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient in ``u``."""
         fall = (self.precision(u, theta) @ u.unsqueeze(-1)).squeeze(-1)
-        return self.log_joint(u, theta), self._weights(theta)[1] @ self.known.b[0] - fall
+        return self.log_joint(u, theta), self.known.weights(theta) @ self.known.b[0] - fall
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
         """Minus the Hessian in ``u``, the same everywhere, shape ``(R, D, D)``."""
-        A = (self._weights(theta)[1] @ self.known.A[0].flatten(1)).unflatten(-1, self.known.A.shape[-2:])
+        A = (self.known.weights(theta) @ self.known.A[0].flatten(1)).unflatten(-1, self.known.A.shape[-2:])
         return A.expand(len(u), -1, -1)
 
 
@@ -248,27 +274,36 @@ class Probing:
 
     The slope is a row below those of the Hessian.
 
-    :ivar places: settings, ``(J, T)``.
+    :ivar at_zero: terms of values at zero latents that all data sets have, ``(M + T,)``.
+    :ivar values, value_solver: settings ``(V, T)`` at which values tell the others, which they are multiplied by.
+    :ivar places, weights: settings, ``(J, T)``, and the factors of terms there, ``(J, M)``.
     :ivar ways: along which the slope is differentiated, ``(W, D)``.
     :ivar way, column: where each entry is read, ``(D + 1, D)`` each.
     :ivar common: terms that all data sets have, ``(M, D + 1, D)``.
     :ivar solver: the others of each entry from what is left of it at the settings, ``(D + 1, D, M, J)``.
+    :ivar is_diagonal: whether no data set has an entry of the Hessian off its diagonal.
     """
 
+    at_zero: Tensor
+    values: Tensor
+    value_solver: Tensor
     places: Tensor
+    weights: Tensor
     ways: Tensor
     way: Tensor
     column: Tensor
     common: Tensor
     solver: Tensor
+    is_diagonal: bool
 
     @classmethod
-    def of(cls, sampled: Tensor, functions: Tensor, common: Tensor, own: Tensor) -> "Probing":
+    def of(cls, values: Sequence[Tensor], sampled: Tensor, functions: Tensor, common: Tensor, own: Tensor) -> "Probing":
         """The one by few settings and ways.
 
         Rows of the Hessian are summed along one way where each entry stands alone in one of its two places.  Powell and
         Toint (1979).
 
+        :param values: the fields of values.
         :param sampled: settings to choose from, ``(S, T)``, and the factors of the terms there, ``(S, M)``.
         :param own: which terms of which entry each data set has of its own, ``(M, D + 1, D)`` bool.
         """
@@ -285,17 +320,16 @@ class Probing:
         is_own = rank.unsqueeze(-1) <= rank
         read_in = torch.cat([torch.where(is_own, way.unsqueeze(-1), way), torch.full_like(way, num_ways)[None]])
         read_at = torch.cat([torch.where(is_own, column, column.unsqueeze(-1)), column[None]])
-        ways = torch.nn.functional.one_hot(way, num_ways).mT.to(common)
+        ways = one_hot(way, num_ways).mT.to(common)
         rows, solver = _telling(functions, own)
-        return cls(sampled[rows], ways, read_in, read_at, common, solver)
+        beside = (seen | common[:, :-1].any(0)).fill_diagonal_(False)
+        read, diagonal = (sampled[rows], functions[rows]), not bool(beside.any())
+        return cls(values[0], values[1], values[2], *read, ways, read_in, read_at, common, solver, diagonal)
 
-    def terms(self, found: Tensor, weights: Tensor) -> Tensor:
-        """All terms ``(K, M, D + 1, D)`` from derivatives ``(K, J, W + 1, D)``.
-
-        :param weights: the factors of terms at the settings, ``(J, M)``.
-        """
+    def terms(self, found: Tensor) -> Tensor:
+        """All terms ``(K, M, D + 1, D)`` from derivatives ``(K, J, W + 1, D)``."""
         known = torch.cat([self.ways @ self.common[:, :-1], self.common[:, -1:]], 1)
-        left = (found - torch.tensordot(weights, known, 1))[:, :, self.way, self.column]
+        left = (found - torch.tensordot(self.weights, known, 1))[:, :, self.way, self.column]
         return self.common + torch.einsum("ijmr,krij->kmij", self.solver, left)
 
 
@@ -305,8 +339,7 @@ class PowerSums:
 
     :ivar origin: of the latents, ``(D,)``.
     :ivar centre, powers: as of :class:`Quadratics`.
-    :ivar probings: of derivatives, the next where one is not right.
-    :ivar values: settings ``(M + T, T)`` at which values tell all terms, and what they are to be multiplied by.
+    :ivar probings: the next where one is not right.
     """
 
     log_joints: LogJoints
@@ -314,28 +347,22 @@ class PowerSums:
     centre: Tensor
     powers: Tensor
     probings: tuple[Probing, ...]
-    values: Tensor
-    solver: Tensor
-
-    def weights(self, theta: Tensor) -> Tensor:
-        """The factor of each term at ``(J, T)``, ``(J, M)``."""
-        return ((theta - self.centre) @ self.powers.mT).exp()
 
     def of(self, numbers: Tensor) -> tuple[Quadratics, Tensor]:
         """Those of data sets ``(K,)``, and whether each is right elsewhere, ``(K,)`` bool."""
-        theta, u = self.values.mean(0), normal_draws(len(self.origin), seed=1).to(self.origin)
-        places = torch.cat([self.origin.expand(len(self.values), -1), u.unsqueeze(0)])
-        heights = self.log_joints.heights(places, torch.cat([self.values, theta.unsqueeze(0)]), numbers)
-        told, height, num = heights[:, :-1] @ self.solver.mT, heights[:, -1], len(self.powers)
-        centre, powers, line = (pad(x, (0, 1)) for x in (self.centre, self.powers, told[:, num:]))
+        theta, u = self.probings[-1].values.mean(0), normal_draws(len(self.origin), seed=1).to(self.origin)
         for probing in self.probings:
-            found = self.log_joints.derivatives(self.origin, probing.places, numbers, probing.ways)
-            terms = probing.terms(found, self.weights(probing.places))
-            made = Quadratics(int(numbers[0]), centre, powers, line, told[:, :num], terms[:, :, -1], terms[:, :, :-1])
-            right = (made.log_joint(u, pad(theta, (0, 1))) - height).abs() <= EXACT * (1.0 + height.abs())
+            places = torch.cat([self.origin.expand(len(probing.values), -1), u.unsqueeze(0)])
+            heights = self.log_joints.heights(places, torch.cat([probing.values, theta.unsqueeze(0)]), numbers)
+            told, height = probing.at_zero + heights[:, :-1] @ probing.value_solver.mT, heights[:, -1]
+            terms = probing.terms(self.log_joints.derivatives(self.origin, probing.places, numbers, probing.ways))
+            a, line = told[:, : len(self.powers)], told[:, len(self.powers) :]
+            found = line, a, terms[:, :, -1], terms[:, :, :-1]
+            made = Quadratics(int(numbers[0]), self.centre, self.powers, *found)
+            right = (made.log_joint(u, theta) - height).abs() <= EXACT * (1.0 + height.abs())
             if bool(right.all()):
                 break
-        return made.along_axes(), right
+        return made.along_axes(probing.is_diagonal), right
 
 
 def power_sums(log_joints: LogJoints, centre: Tensor, told: Tensor, origin: Tensor) -> PowerSums | None:
@@ -343,7 +370,7 @@ def power_sums(log_joints: LogJoints, centre: Tensor, told: Tensor, origin: Tens
 
     What derivatives in the latents are as functions of the hyperparameters spans a space of few dimensions; the powers
     are those that lie in it.  Terms that are nowhere or everywhere the same among these data sets are looked for in no
-    other, unless a value elsewhere shows that it has them.
+    other, unless a value elsewhere shows that it has them; so are terms of values, all or none.
 
     :param centre: hyperparameters about which all is looked at, ``(T,)``.
     :param told: numbers of the data sets that are looked at.
@@ -380,8 +407,11 @@ def power_sums(log_joints: LogJoints, centre: Tensor, told: Tensor, origin: Tens
     other = ((terms - mean).abs() > rounding).any(0)
     common = torch.where(other | (terms.abs() <= rounding).all(0), 0.0, mean)
     known = ((common, other), (torch.zeros_like(common), torch.ones_like(other)))
-    probings = tuple(Probing.of(sampled, functions, *each) for each in known)
-    return PowerSums(log_joints, origin, centre, powers, probings, sampled[rows], solver[0])
+    own, at_zero = (torch.zeros_like(lines[0]), sampled[rows], solver[0]), heights[1]
+    same = (solver[0] @ at_zero[0, rows], sampled[:0], solver[0, :, :0])
+    values = same if bool((at_zero == at_zero[0]).all()) else own, own
+    probings = tuple(Probing.of(of, sampled, functions, *each) for of, each in zip(values, known, strict=True))
+    return PowerSums(log_joints, origin, centre, powers, probings)
 
 
 def _telling(functions: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:

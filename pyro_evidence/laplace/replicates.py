@@ -18,7 +18,7 @@ from pyro_evidence.laplace.pruning import AWAY, either_way
 from pyro_evidence.laplace.quadratics import Quadratics
 from pyro_evidence.laplace.type2 import FLAT, PLATEAU
 from pyro_evidence.numerics import batched, lbfgs, newton
-from pyro_evidence.numerics.derivatives import gradient, hessian
+from pyro_evidence.numerics.derivatives import gradient, sloped
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program import checks
 from pyro_evidence.program.log_joint import LogJoint
@@ -76,13 +76,14 @@ class Evidence:
 
     def log_evidence(self, theta: Tensor) -> Tensor:
         """That of each row, nats, ``(R,)``."""
-        known = self.known
-        return self.modes(theta).objective if known is None else known.log_evidence(theta.unsqueeze(1)).squeeze(1)
+        if self.known is None:
+            return self.modes(theta).objective
+        return self.known.log_evidence(theta[:, -1], theta[:, None, :-1]).squeeze(1)
 
     def log_hyperprior(self, theta: Tensor) -> Tensor:
         """Log hyperprior of each row, nats, ``(R,)``."""
         assert isinstance(self.problem.joint, Replicates)
-        return self.problem.joint.log_hyperpriors(theta)
+        return self.problem.joint.log_hyperpriors(theta[:, -1], theta[:, None, :-1]).squeeze(1)
 
     def slope(self, found: LaplaceRows) -> Tensor:
         """Exact slopes of the objective, zero for the number of the data set and where there is no mode."""
@@ -98,20 +99,17 @@ class Evidence:
         found = self.modes(theta)
         return found.objective + self.log_hyperprior(theta).detach(), self.slope(found)
 
-    def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Those where log joints are known, at hyperparameters ``(r, T)`` of data sets ``(r, 1)``."""
+    def orders(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Objective where log joints are known, its slope ``(r, T)`` and minus its second derivatives ``(r, T, T)``."""
         assert self.known is not None
-        rows = torch.cat([u, theta], -1)
-        (value, slope), (prior, by_prior) = self.known.evidence(rows.unsqueeze(1)), self._prior(rows)
-        slope = torch.where(value.isfinite(), slope.squeeze(1) + by_prior, 0.0)
-        return value.squeeze(1) + prior, slope[:, :-1]
-
-    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
-        """Minus the second derivatives of that objective, ``(r, T, T)``."""
-        assert self.known is not None
-        rows = torch.cat([u, theta], -1)
-        by_prior = hessian(lambda rows, _: self.log_hyperprior(rows), rows, rows)
-        return (self.known.curvature(rows) - by_prior)[:, :-1, :-1]
+        numbers, rows = theta[:, -1], theta[:, :-1].detach().clone().requires_grad_()
+        value, slope, second = self.known.orders(numbers, rows.detach())
+        joint: Any = self.problem.joint
+        prior, by_prior, seconds = sloped(
+            lambda x, of: joint.log_hyperpriors(of, x.unsqueeze(1)).squeeze(1), rows, numbers
+        )
+        slope = torch.where(value.isfinite().unsqueeze(-1), slope + by_prior.detach(), 0.0)
+        return value + prior.detach(), slope, -second - seconds(False)
 
 
 def maxima(
@@ -136,10 +134,18 @@ def maxima(
         theta[:, :-1] = start
     here, follows = None, None
     if size and known is not None:
-        mode = newton.climb(evidence, evidence.precision, theta[:, :-1], theta[:, -1:], ALMOST)
-        u = mode.u + torch.where(mode.converged.unsqueeze(-1), mode.step, 0.0)
-        slope, H = evidence.gradient(u, theta[:, -1:])[1], mode.precision
-        theta = torch.cat([u, theta[:, -1:]], -1)
+        of, seconds = theta[:, -1:], theta.new_empty(len(theta), size, size)
+
+        def gradient_at(u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            value, slope, seconds[rows] = evidence.orders(torch.cat([u, of[rows]], -1))
+            return value, slope
+
+        def direction(_: Tensor, rows: Tensor, slope: Tensor) -> newton.Direction:
+            return newton.by_absolute_value(seconds[rows], slope)  # a row stands where its gradient was last asked for
+
+        mode = newton.search(gradient_at, direction, theta[:, :-1], ALMOST)
+        theta = torch.cat([mode.u + torch.where(mode.converged.unsqueeze(-1), mode.step, 0.0), of], -1)
+        slope, H = evidence.orders(theta)[1], mode.precision
     elif size:
         theta, H, follows = _climbed(evidence, theta)
         here = evidence.modes(theta)
@@ -283,20 +289,22 @@ class Replicates(LogJoint):
         rows[:, -1] = numbers.to(rows)
         with own_random_numbers(), torch.no_grad():
             values = torch.stack([self.log_hyperprior(row) for row in rows])
-            return found if bool(self.are_level(self._by_priors(found, rows), values).all()) else None
+            return found if bool(self.are_level(self._by_priors(found, rows[:, :-1]), values).all()) else None
 
     def _by_priors(self, priors: Mapping[str, Any], theta: Tensor) -> Tensor:
-        """The log hyperprior of rows ``(R, T + 1)`` as these priors have it, nats, ``(R,)``."""
-        values, log_det = self.hypers.constrained_with_log_det(theta[:, :-1])
+        """The log hyperprior of rows ``(R, T)`` as these priors have it, nats, ``(R,)``."""
+        values, log_det = self.hypers.constrained_with_log_det(theta)
         with without_validation():
             parts = [fn.log_prob(values[name]).reshape(len(theta), -1).sum(-1) for name, fn in priors.items()]
         return sum(parts, log_det if getattr(self, "marginalised_sites", ()) else torch.zeros_like(log_det))
 
-    def log_hyperpriors(self, theta: Tensor) -> Tensor:
-        """The log hyperprior of each row ``(R, T + 1)``, nats, ``(R,)``; without a run of the model where that goes."""
+    def log_hyperpriors(self, numbers: Tensor, theta: Tensor) -> Tensor:
+        """The log hyperprior of data sets ``(r,)`` at ``(r, J, T)``, nats, ``(r, J)``; by the model if not known."""
+        rows = theta.flatten(0, 1)
         if self._priors is not None:
-            return self._by_priors(self._priors, theta)
-        return batched.apply(self.log_hyperprior, (theta,), self.row_bytes, self.log_hyperprior)
+            return self._by_priors(self._priors, rows).view(theta.shape[:2])
+        rows = torch.cat([rows, numbers.repeat_interleave(theta.shape[1]).unsqueeze(-1)], -1)
+        return batched.apply(self.log_hyperprior, (rows,), self.row_bytes, self.log_hyperprior).view(theta.shape[:2])
 
     def in_support(self) -> Tensor:
         """Whether the data of each set lie in the support of what observes them, ``(K,)`` bool."""

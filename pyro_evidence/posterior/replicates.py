@@ -59,10 +59,10 @@ def replicate_integrals(
 
     def log_density(rows: Tensor, phi: Tensor) -> Tensor:
         """Log density of marginalised coordinates ``(r, K, d)`` of some data sets, -inf where no mode is found."""
-        numbers = theta[rows, None, -1:].expand(-1, phi.shape[1], 1)
-        places = torch.cat([phi, numbers], -1)
+        numbers = theta[rows, -1]
         if known is not None:
-            return known.log_evidence(places) + joint.log_hyperpriors(places.flatten(0, 1)).view(phi.shape[:2])
+            return known.log_evidence(numbers, phi) + joint.log_hyperpriors(numbers, phi)
+        places = torch.cat([phi, numbers[:, None, None].expand(-1, phi.shape[1], 1)], -1)
         assert modes.rows is not None and modes.follows is not None
         start = followed(modes.rows.u[rows, None], modes.follows[rows], phi - gaussian.centre[rows]).flatten(0, 1)
         return solve_inner(problem, places.flatten(0, 1), start, searches=1).log_density.reshape(phi.shape[:2])

@@ -14,6 +14,8 @@ from pyro_evidence.laplace.replicates import Replicates, columns_of
 from pyro_evidence.nested.inner import MarginalisedJoint
 from pyro_evidence.structure.density import AutogradDensity, climbing
 
+EVERY = torch.arange(5)
+CONTRAST = (-1.0) ** (torch.arange(12) // 3)
 GROUP = torch.arange(12) % 3
 
 
@@ -68,34 +70,35 @@ def looked_at(
 
 
 def settings(num: int, centre: list[float]) -> Tensor:
-    """A few log units about a centre, and the number of the data set last, ``(5, num, T + 1)``."""
+    """A few log units about a centre, ``(5, num, T)``."""
     generator = torch.Generator().manual_seed(1)
-    theta = torch.tensor(centre) + 2.0 * torch.randn(5, num, len(centre), generator=generator)
-    return torch.cat([theta, torch.arange(5.0)[:, None, None].expand(5, num, 1)], -1)
+    return torch.tensor(centre) + 2.0 * torch.randn(5, num, len(centre), generator=generator)
 
 
 def test_powers_are_read_off_and_the_evidence_is_the_normal_density() -> None:
     made_of = looked_at(intercepts, ["tau", "sigma"], [-0.5, 0.3])
     assert set(map(tuple, made_of.powers.tolist())) == {(-2.0, 0.0), (0.0, -2.0), (0.0, 0.0)}
-    found, right = made_of.of(torch.arange(5))
+    found, right = made_of.of(EVERY)
     assert bool(right.all())
     theta, (x, y) = settings(4, [-0.5, 0.3]), data()
-    value, slope = found.evidence(theta)
+    value, slope = (
+        found.log_evidence(EVERY, theta),
+        torch.stack([found.orders(EVERY, theta[:, j])[1] for j in range(4)], 1),
+    )
     for k in range(5):
         for j in range(4):
-            sigma, tau = theta[k, j, :2].exp()
+            sigma, tau = theta[k, j].exp()
             covariance = sigma**2 * torch.eye(12) + 9.0 * torch.outer(x[k], x[k])
             covariance = covariance + tau**2 * (GROUP == GROUP.unsqueeze(-1)).double()
             exact = dist.MultivariateNormal(x[k], covariance).log_prob(y[k])
             assert float(value[k, j]) == pytest.approx(float(exact), rel=1e-9)
-    for t, step in enumerate(1e-5 * torch.eye(3)[:2]):
-        ahead, behind = (found.evidence(theta + way)[0] for way in (step, -step))
+    for t, step in enumerate(1e-5 * torch.eye(2)):
+        ahead, behind = (found.log_evidence(EVERY, theta + way) for way in (step, -step))
         torch.testing.assert_close(slope[..., t], (ahead - behind) / 2e-5, rtol=1e-6, atol=1e-8)
-    assert not bool(slope[..., 2].any())
-    falls = [found.evidence(theta - way)[1] - found.evidence(theta + way)[1] for way in 1e-5 * torch.eye(3)[:2]]
-    curvature = found.curvature(theta[:, 0])[..., :2]
-    torch.testing.assert_close(curvature, torch.stack(falls, -1)[:, 0] / 2e-5, rtol=1e-6, atol=1e-6)
-    rows = found.modes(theta[:, 0])
+    first, ways = theta[:, 0], 1e-5 * torch.eye(2)
+    falls = [found.orders(EVERY, first - way)[1] - found.orders(EVERY, first + way)[1] for way in ways]
+    torch.testing.assert_close(found.orders(EVERY, first)[2], -torch.stack(falls, -1) / 2e-5, rtol=1e-6, atol=1e-6)
+    rows = found.modes(torch.cat([theta[:, 0], EVERY.unsqueeze(-1)], -1))
     assert rows.objective.tolist() == pytest.approx(value[:, 0].tolist(), rel=1e-12)
 
 
@@ -111,24 +114,53 @@ def test_terms_that_the_data_sets_looked_at_do_not_have_are_found_in_others() ->
     x = torch.where(torch.arange(5).unsqueeze(-1) % 2 == 1, x, 0.0)
     made_of, theta = looked_at(intercepts, ["tau", "sigma"], [-0.5, 0.3], (x, y)), settings(4, [-0.5, 0.3])
     assert len(made_of.probings[0].ways) == 1
-    found, right = made_of.of(torch.arange(5))
+    found, right = made_of.of(EVERY)
     assert bool(right.all())
-    sigma, tau = theta[..., :2].exp()[..., None, None].unbind(2)
+    sigma, tau = theta.exp()[..., None, None].unbind(2)
     covariance = sigma**2 * torch.eye(12) + 9.0 * (x.unsqueeze(-1) * x.unsqueeze(-2)).unsqueeze(1)
     covariance = covariance + tau**2 * (GROUP == GROUP.unsqueeze(-1)).double()
     exact = dist.MultivariateNormal(x.unsqueeze(1), covariance).log_prob(y.unsqueeze(1))
-    torch.testing.assert_close(found.evidence(theta)[0], exact, rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(found.log_evidence(EVERY, theta), exact, rtol=1e-9, atol=0.0)
 
 
 def test_terms_that_are_diagonal_together_need_no_matrices() -> None:
     """Numbers along the axes are those of the matrices; a power that is seen in sums alone is told from the rest."""
-    found, right = looked_at(scaled, ["tau"], [0.0]).of(torch.arange(5))
+    found, right = looked_at(scaled, ["tau"], [0.0]).of(EVERY)
     assert bool(right.all()) and found.axes is not None
+    assert found.axes.num.flatten().tolist() == [3.0] * 5  # the groups are alike
     matrices = Quadratics(*(getattr(found, n) for n in ("first", "centre", "powers", "line", "a", "b", "A")))
     theta = settings(6, [0.0])
-    for here, there in zip(found.evidence(theta), matrices.evidence(theta), strict=True):
-        torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found.curvature(theta[:, 0]), matrices.curvature(theta[:, 0]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        found.log_evidence(EVERY, theta), matrices.log_evidence(EVERY, theta), rtol=1e-10, atol=1e-10
+    )
+    for here, there in zip(found.orders(EVERY, theta[:, 0]), matrices.orders(EVERY, theta[:, 0]), strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-9, atol=1e-9)
+
+
+def switched(x: Tensor, y: Tensor) -> None:
+    """Levels of groups, in the model where ``x`` is one, and a contrast within each."""
+    tau, sigma = (pyro.sample(name, dist.HalfCauchy(1.0)) for name in ("tau", "sigma"))
+    b = pyro.sample("b", dist.Normal(1.0, 3.0))
+    e = pyro.sample("e", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("data", 12):
+        pyro.sample("y", dist.Normal(b * CONTRAST + tau * x * e[GROUP], sigma), obs=y)
+
+
+@pytest.mark.parametrize("num_other", [0, 1])
+def test_axes_that_are_equal_count_as_one_and_data_that_are_the_same_are_looked_at_once(num_other: int) -> None:
+    """Which axes are equal differs among data sets; one with other data than those looked at is found to have them."""
+    x = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.0, 1.0, 1.0]])[:, GROUP]
+    y = data()[1][:1].repeat(5, 1)
+    y[1, :num_other] += 1.0
+    made_of, theta = looked_at(switched, ["tau", "sigma"], [0.0, 0.3], (x, y)), settings(4, [0.0, 0.3])
+    assert len(made_of.probings[0].values) == 0
+    found, right = made_of.of(EVERY)
+    assert bool(right.all()) and found.axes is not None and found.axes.num.shape[-1] == 3
+    sigma, tau = theta.exp()[..., None, None].unbind(2)
+    own = tau**2 * ((GROUP == GROUP.unsqueeze(-1)) * x.unsqueeze(-1)).unsqueeze(1)
+    covariance = sigma**2 * torch.eye(12) + 9.0 * torch.outer(CONTRAST, CONTRAST) + own
+    exact = dist.MultivariateNormal(CONTRAST, covariance).log_prob(y.unsqueeze(1))
+    torch.testing.assert_close(found.log_evidence(EVERY, theta), exact, rtol=1e-9, atol=0.0)
 
 
 @pytest.mark.parametrize(("model", "site"), [(logistic, "tau"), (correlated, "rho")])
@@ -138,12 +170,12 @@ def test_what_is_no_such_sum_has_no_terms(model: Callable[..., Any], site: str) 
 
 def test_the_density_of_one_data_set_is_that_of_the_model_without_its_runs() -> None:
     """Its derivatives are those by autograd, at rows with hyperparameters of their own."""
-    found, _ = looked_at(intercepts, ["tau", "sigma"], [-0.5, 0.3]).of(torch.arange(5))
+    found, _ = looked_at(intercepts, ["tau", "sigma"], [-0.5, 0.3]).of(EVERY)
     x, y = data()
     for k in (1, 4):
         joint = MarginalisedJoint(intercepts, (x[k], y[k]), marginalise=["tau", "sigma"])
         known, plain = QuadraticDensity(joint, None, known=found.row(k)), AutogradDensity(joint, None)
-        u, theta = torch.randn(3, 4, generator=torch.Generator().manual_seed(k)), settings(4, [-0.5, 0.3])[0, :3, :2]
+        u, theta = torch.randn(3, 4, generator=torch.Generator().manual_seed(k)), settings(4, [-0.5, 0.3])[0, :3]
         for here, there in zip(known.gradient(u, theta), plain.gradient(u, theta), strict=True):
             torch.testing.assert_close(here, there, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(known.precision(u, theta), plain.precision(u, theta), rtol=1e-9, atol=1e-9)

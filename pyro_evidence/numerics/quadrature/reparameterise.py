@@ -77,8 +77,10 @@ def fitted(t: Tensor, log_density: Tensor, start: Tensor | None = None) -> AxisM
     return map_of(_levenberg_marquardt(zero if start is None else start, t, target, weight))
 
 
-def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Weighed misfit with the best constant, and a mild pull to the identity, ``(d, J + 4)``; and its derivatives.
+def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    r"""Squares and products of the weighed misfit with the best constant and of its four derivatives, ``(d, 5, 5)``.
+
+    Beside a mild pull to the identity.
 
     The log density that a standard normal ``z = sinh(y)`` gives ``t``, ``x = (t - loc) / scale``, is up to a constant
 
@@ -95,35 +97,33 @@ def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> tuple[
     value = (cosh / root).log() - 0.5 * sinh.square() + params[:, 3:] - params[:, 1:2]
     by_y = sinh / cosh - sinh * cosh
     by_x = by_y * one.tail / root - x / root.square()
-    by_params = torch.stack([-by_x / one.scale, -x * by_x - 1.0, -by_y, by_y * (y + one.skew) + 1.0], -1)
-    each = torch.cat([(value - target).unsqueeze(-1), by_params], -1)
+    each = [value - target, -by_x / one.scale, -x * by_x - 1.0, -by_y, by_y * (y + one.skew) + 1.0]
+    rows = torch.stack(each, -2)  # points last, along which sums are fast
     share = weight.square() / weight.square().sum(-1, keepdim=True)
-    each = weight.unsqueeze(-1) * (each - (share.unsqueeze(-1) * each).sum(-2, keepdim=True))
-    pull = PULL * torch.eye(NUM_PARAMS).to(params).expand(len(params), -1, -1)
-    return torch.cat([each[..., 0], PULL * params], -1), torch.cat([each[..., 1:], pull], -2)
+    rows = weight.unsqueeze(-2) * (rows - rows @ share.unsqueeze(-1))
+    pull = PULL * torch.cat([params.unsqueeze(-2), torch.eye(NUM_PARAMS).to(params).expand(len(params), -1, -1)], -2)
+    return rows @ rows.mT + pull @ pull.mT
 
 
 def _levenberg_marquardt(params: Tensor, *data: Tensor) -> Tensor:
     """Minimise the squared residual of every axis by itself, shape ``(d, 4)``; an axis that has arrived stays."""
     found, left = params.clone(), torch.arange(len(params), device=params.device)
     damping = torch.full((len(params), 1), 1e-2, dtype=params.dtype, device=params.device)
-    r, J = _misfit(params, *data)
-    cost = r.square().sum(-1, keepdim=True)
+    here = _misfit(params, *data)
     for _ in range(NUM_STEPS):
-        normal = J.mT @ J
+        normal = here[:, 1:, 1:]
         normal = normal + (damping * normal.diagonal(dim1=-2, dim2=-1)).diag_embed()
-        trial = params - torch.linalg.solve(normal, (J.mT @ r.unsqueeze(-1))).squeeze(-1).clamp(-1.0, 1.0)
+        trial = params - torch.linalg.solve(normal, here[:, 1:, 0]).clamp(-1.0, 1.0)
         ahead = _misfit(trial, *data)
-        trial_cost = ahead[0].square().sum(-1, keepdim=True)
-        better = trial_cost < cost
-        going = torch.where(better, cost - trial_cost > LEAST_RISE * cost, damping <= 1e6).squeeze(-1)
-        params, cost = torch.where(better, trial, params), torch.where(better, trial_cost, cost)
-        r, J = torch.where(better, ahead[0], r), torch.where(better.unsqueeze(-1), ahead[1], J)
+        fall = here[:, :1, 0] - ahead[:, :1, 0]
+        better = fall > 0
+        going = torch.where(better, fall > LEAST_RISE * here[:, :1, 0], damping <= 1e6).squeeze(-1)
+        params, here = torch.where(better, trial, params), torch.where(better.unsqueeze(-1), ahead, here)
         damping = damping * torch.where(better, 1.0 / CHANGE, CHANGE)
         found[left] = params
         if not bool(going.any()):
             break
-        left, params, cost, r, J, damping = (x[going] for x in (left, params, cost, r, J, damping))
+        left, params, here, damping = (x[going] for x in (left, params, here, damping))
         data = tuple(x[going] for x in data)
     return found
 
@@ -169,15 +169,12 @@ class Standardisation:
 
         :return: ``(R, k^d, d)`` and ``(R, k^d)``.
         """
-        (num, d, _), k = self.basis.shape, len(nodes)
-        t, slopes = self.axes.forward(nodes), self.axes.log_slopes(nodes)
-        phi, log_slope = self.centre.reshape(num, *[1] * d, d), torch.linalg.slogdet(self.basis).logabsdet
-        log_slope = log_slope.reshape(num, *[1] * d)
-        for axis in range(d):
-            shape = (num, *[1] * axis, k, *[1] * (d - axis - 1))
-            phi = phi + t[..., axis].reshape(*shape, 1) * self.basis[..., axis].reshape(num, *[1] * d, d)
-            log_slope = log_slope + slopes[..., axis].reshape(shape)
-        return phi.reshape(num, -1, d), log_slope.reshape(num, -1)
+        grid, d = list[Tensor](), self.num_dims
+        for x in (self.axes.forward(nodes), self.axes.log_slopes(nodes)):
+            each = [x[..., a].reshape(-1, *[1] * a, len(nodes), *[1] * (d - a - 1)) for a in range(d)]
+            grid.append(torch.stack(torch.broadcast_tensors(*each), 1).flatten(2))  # nodes last: sums are fast
+        log_volume = torch.linalg.slogdet(self.basis).logabsdet.unsqueeze(-1)
+        return (self.centre.mT + self.basis @ grid[0]).mT, grid[1].sum(1) + log_volume
 
     def probes(self) -> Tensor:
         """Points on each axis, ``(..., d * J, d)`` in ``phi``, at which :meth:`skewed` wants the log density."""
