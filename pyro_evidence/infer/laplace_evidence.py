@@ -58,7 +58,7 @@ from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.coordinates import is_affine
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.precision.choices import Curvature, exact_hessian
+from pyro_evidence.precision.choices import Curvature, exact_hessian, gauss_newton
 from pyro_evidence.program.branching import has_singular_matrix, has_structures
 from pyro_evidence.program.checks import (
     Arguments,
@@ -156,6 +156,7 @@ class LaplaceEvidence(Resumable):
         self._num_nodes: int | str = 1 if self.nodes is None else self.nodes
         self._seeks_all_modes: bool | None = False  # all latents at once; None: where modes have images
         self._has_all_modes = False  # whether they are integrated so
+        self._is_second = False  # whether another fit has a posterior, so that nothing is integrated around no maximum
         self._is_small = False  # few enough latents for that
         self._in_blocks = False  # whether latents are blocks where their joint mode says little: factors, rates of rows
 
@@ -194,18 +195,21 @@ class LaplaceEvidence(Resumable):
         marginalised site for their scale, all latents are tried first, and what is inside where that fails.  Elsewhere
         all latents are tried second: where what is inside has other modes or orders, or no integral around it can be
         had, and in small models whose latents multiply one another where importance sampling around blocks fails.
+        Modes of other heights are kept where their weights cannot be trusted, but for those of a network.
         """
         automatic = self.marginalise is None and self.start.tour != 0
         fit, found = self._attempt(args, kwargs, None if automatic else False)
         is_whole = fit._has_all_modes
-        if is_whole and (isinstance(found, Exception) or not (found._trusts_weights or found.has_unlike_modes)):
-            other, nested = self._attempt(args, kwargs, False)
+        is_doubtful = isinstance(found, Exception) or not found._trusts_weights
+        is_unlike = getattr(found, "has_unlike_modes", False)
+        if is_whole and is_doubtful and (not is_unlike or self._is_network(args, kwargs)):
+            other, nested = self._attempt(args, kwargs, False, isinstance(found, LaplacePosterior))
             if isinstance(found, Exception) or not isinstance(nested, Exception):
                 fit, found = other, nested
         others = fit._share_of_others(found)
         together = automatic and others > LEAST_SHARE and can_tour(found.state)
         if not is_whole and (together or fit._may_have_more_modes(found, automatic)):
-            other, whole = self._attempt(args, kwargs, True)
+            other, whole = self._attempt(args, kwargs, True, isinstance(found, LaplacePosterior))
             several = bool(getattr(whole, "states", ())[1:]) or (together and _holds_all(whole, found, others))
             if several and whole._trusts_weights:
                 fit, found, others = other, whole, 0.0
@@ -216,17 +220,25 @@ class LaplaceEvidence(Resumable):
             raise found
         return found
 
-    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], seeks_all_modes: bool | None) -> Any:
+    def _attempt(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], seeks_all_modes: bool | None, is_second: bool = False
+    ) -> Any:
         """A copy of this engine that has fitted, and its posterior, or why there is none.
 
         :param seeks_all_modes: None: where modes have images.
         """
         other = copy.copy(self)
-        other._seeks_all_modes = seeks_all_modes
+        other._seeks_all_modes, other._is_second = seeks_all_modes, is_second
         try:
             return other, other._fitted(args, kwargs)
         except (ArithmeticError, NotConverged) as error:
             return other, error
+
+    def _is_network(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether what is inside, around marginalised sites, is predicted by tangents, since its draws are wild."""
+        inside = copy.copy(self)
+        inside._seeks_all_modes = False
+        return inside._problem(args, kwargs).curvature is gauss_newton
 
     def _may_have_more_modes(self, found: LaplacePosterior | Exception, automatic: bool) -> bool:
         """Whether a fit of what is inside may miss modes: there are other orders, or weights are not alike."""
@@ -428,6 +440,8 @@ class LaplaceEvidence(Resumable):
 
     def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
         """The posterior, where it is one, and the search has converged; blocks integrated where ``nodes`` asks."""
+        if self._is_second and best.status is not Status.CONVERGED:
+            raise NotConverged(best.status.value, None)
         moved = len(best.objectives) > 1 or best.state.laplace.problem.joint.dtype is not torch.float64
         if moved and best.status not in (Status.UNBOUNDED, Status.SINGULAR):  # else standard deviations mean nothing
             require_proper(best.state.laplace)

@@ -89,7 +89,9 @@ class OuterMode:
         """
         if start is None:
             start = followed(self.state.u, self.follows, phi - self.centre)
-        return solve_inner(self.state.problem, self.theta(phi), start, searches=searches, **how)
+        found = solve_inner(self.state.problem, self.theta(phi), start, searches=searches, **how)
+        has_value = ~found.log_density.isnan()  # not where scales overflow
+        return replace(found, log_density=found.log_density.where(has_value, -math.inf))
 
     @property
     def names(self) -> list[str]:
@@ -435,7 +437,7 @@ def _flood_fill(
 
     Neighbour by neighbour from ``front``, until they are low.
 
-    :return: None where they are more than can be paid for, or there is no inner mode at the first.
+    :return: None where they are more than can be paid for, no inner mode is at the first, or one density is infinite.
     """
     height: dict[tuple[int, ...], float] = {}
     modes = list[Tensor]()
@@ -448,7 +450,7 @@ def _flood_fill(
         height |= zip(cells, (inner.log_density + where.log_slope(z)).tolist(), strict=True)
         modes.append(inner.u)
         low = max(height.values()) - LATTICES[where.num_dims][1]
-        if low == -math.inf:
+        if not math.isfinite(low):
             return None
         front = set()
         for cell, axis, side in itertools.product(cells, range(len(cells[0])), (-1, 1)):

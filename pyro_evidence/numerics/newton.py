@@ -208,7 +208,8 @@ def backtrack(gradient: Gradient, found: Mode, rows: Tensor, limits: Limits) -> 
     decrement, definite = found.decrement[rows], found.definite[rows]
     resting = limits.is_resting(decrement, found.log_joint[rows])
     small = decrement <= limits.tolerance**0.5  # what rounding inside a model may leave
-    saddle = rows[~definite & resting & (found.lowest[rows] != 0).any(-1)]
+    unseen = decrement <= AT_SADDLE * limits.slack * (1.0 + found.log_joint[rows].abs())
+    saddle = rows[~definite & unseen & (found.lowest[rows] != 0).any(-1)]
     if len(saddle):
         way = found.lowest[saddle]
         ahead, behind = (gradient(found.u[saddle] + s * way, saddle)[0] for s in (1.0, -1.0))

@@ -44,6 +44,23 @@ def test_linearised_outputs_have_the_variance_of_the_tangent() -> None:
     torch.testing.assert_close(variance, (J @ covariance @ J.T).diagonal().reshape(4, 3).detach())
 
 
+def test_a_network_of_unlike_modes_predicts_by_tangents_too() -> None:
+    """Oracle: two runs of sequential Monte Carlo from the prior, 4,000 particles each, by a program of their own."""
+
+    def two_units(x: Tensor, y: Tensor | None = None) -> Tensor:
+        noise = pyro.sample("noise", dist.Gamma(0.5, 1.0))
+        slope, bias, out = (pyro.sample(n, dist.Normal(0.0, 1.0).expand([2]).to_event(1)) for n in ("w", "b", "v"))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal(torch.tanh(x.unsqueeze(-1) * slope + bias) @ out, noise), obs=y)
+
+    x = torch.linspace(-2.0, 2.0, 8).double()
+    y = 1.2 * x.sin() + 0.1 * torch.randn(8, generator=torch.Generator().manual_seed(4)).double()
+    posterior = LaplaceEvidence(two_units, start=Start(restarts=1)).run(x, y)
+    mean, sd = posterior.predict(torch.tensor([-3.0, 0.0, 3.0]).double(), return_std=True)
+    torch.testing.assert_close(mean, torch.tensor([-1.31, 0.12, 1.28]).double(), rtol=0.0, atol=0.1)
+    torch.testing.assert_close(sd, torch.tensor([0.145, 0.12, 0.145]).double(), rtol=0.5, atol=0.0)
+
+
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_a_network_predicts_by_its_tangent(scale: float) -> None:
     """Oracles: a Gaussian's mean and variance beside the noise's; the logistic function under it, by quadrature."""

@@ -143,6 +143,18 @@ def test_a_node_without_a_mode_that_counts_leaves_no_integral(monkeypatch: pytes
     assert integration._settled(found, found.gaussian, TOLERANCE) is None
 
 
+def test_a_lattice_leaves_out_cells_without_a_mode_and_refuses_infinite_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the integral of a normal density, of which four standard deviations hold all but 1e-4."""
+
+    def integral(far: float) -> integration.Integral | None:
+        found = outer(lambda phi: torch.where(phi[:, 0] > 4.0, far, -0.5 * phi[:, 0].square()), [], monkeypatch, num=1)
+        return integration.adaptive_grid(found, found.gaussian, TOLERANCE, torch.zeros(0, 1).double())
+
+    found = integral(math.nan)
+    assert found is not None and float(found.log_evidence) == pytest.approx(0.5 * math.log(math.tau), abs=1e-3)
+    assert integral(math.inf) is None
+
+
 @pytest.mark.parametrize(("most", "has_result"), [(40, True), (10, False)])
 def test_a_curve_that_may_see_few_nodes_says_its_error(
     most: int, has_result: bool, monkeypatch: pytest.MonkeyPatch

@@ -68,7 +68,7 @@ def test_modes_on_paper() -> None:
     assert_approx(search(wells, torch.tensor([[0.3, -0.2], [-4.0, 2.0]])).u, torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
 
 
-@pytest.mark.parametrize("start", [[0.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+@pytest.mark.parametrize("start", [[0.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [2e-7, 1.0], [-1.0, 5e-7]])
 def test_a_saddle_or_a_minimum_is_left(start: list[float]) -> None:
     mode = search(wells, torch.tensor([start]))
     assert bool(mode.converged.all())
