@@ -285,14 +285,6 @@ def check_path(name: str, value: Any) -> None:
     raise BadInput(f"{name}{what}; expected the name of a file, such as 'fit.pt'.")
 
 
-def check_positive(name: str, value: Any) -> None:
-    """Refuse what is no positive finite number.
-
-    :raises BadInput: naming the setting.
-    """
-    check_number(name, value, "a positive number", ABOVE_ZERO, FINITE)
-
-
 def check_model(model: Any, goes_to: str = "run(...)") -> None:
     """Refuse what is no Pyro model.
 

@@ -306,25 +306,15 @@ class Evaluated:
         return cls(u, theta, found)
 
 
-def _summed(
-    evaluated: Sequence[_Evaluated],
-    moves: Tensor,
-    u: Tensor,
-    theta: Tensor,
-    share: Tensor,
-    follows: Tensor | None,
-    create_graph: bool,
-) -> _Sums:
-    """Over nodes ``(Q, D)``.
-
-    :param moves: of blocks from where affine predictors were evaluated, ``(Q, n)``.
-    """
-    p, (num_nodes, size) = evaluated[0].family.density.partition, share.shape
+def _summed(place: Evaluated, u: Tensor, share: Tensor, follows: Tensor | None, create_graph: bool) -> _Sums:
+    """Over nodes ``(Q, D)``, of families as they are at a place."""
+    p, (num_nodes, size) = place.families[0].family.density.partition, share.shape
+    moves = (u - place.u.detach())[:, p.own]  # of blocks from where affine predictors were evaluated, (Q, n)
     n, num, moments, totals = len(p.own), len(p.shared), list[list[Tensor]](), _empty(p, share)
     slopes = share.new_zeros(num_nodes, n + 1), share.new_zeros(num_nodes, size * (num + 1))
-    for each in evaluated:
+    for each in place.families:
         family, num_colours = each.family, each.family.second.num_colours
-        tables = each.tables or family.tables(u, theta, create_graph)
+        tables = each.tables or family.tables(u, place.theta, create_graph)
         own = family.coordinates(moves) if each.tables else []
         weight, first = share[:, family.owner], torch.ones_like(share[:1, :1])
         second = None
@@ -332,9 +322,9 @@ def _summed(
             first, second = each.orders(_at(tables[0], own), create_graph)
         for table, places in zip(tables[1 : 1 + num_colours], family.places, strict=True):
             slope = None if follows is None else first * _at(table, own)
-            for place, total in zip(places, slopes, strict=True):
-                if place is not None and slope is not None:
-                    total.scatter_add_(1, place.expand(num_nodes, -1), slope.expand(num_nodes, -1))
+            for index, total in zip(places, slopes, strict=True):
+                if index is not None and slope is not None:
+                    total.scatter_add_(1, index.expand(num_nodes, -1), slope.expand(num_nodes, -1))
         found = _moments(weight * first, None if second is None else weight * second, own)
         if each.tables:
             moments.append(found)
@@ -422,9 +412,9 @@ class _OfNodes(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(u, theta, share, follows)
         ctx.set_materialize_grads(False)
-        place, own, found = Evaluated.of(density, u, theta), density.partition.own, None
+        place, found = Evaluated.of(density, u, theta), None
         for rows, weights in _chunks(density, u, share):
-            part = _summed(place.families, (rows - place.u)[:, own], rows, theta, weights, follows, False)
+            part = _summed(place, rows, weights, follows, False)
             if found is not None:
                 for total, more in zip(tree_leaves(found), tree_leaves(part), strict=True):
                     total.add_(more)
@@ -453,7 +443,7 @@ class _OfNodes(torch.autograd.Function):
             by_theta, by_follows = torch.zeros_like(theta), None if follows is None else torch.zeros_like(follows)
             for part in _chunks(density, u, share):
                 rows, own_share, path = map(_leaf, (*part, follows))
-                sums = _summed(held, (rows - place.u.detach())[:, p.own], rows, place.theta, own_share, path, True)
+                sums = _summed(replace(place, families=held), rows, own_share, path, True)
                 whole = [sums.mean, sums.square, *_trimmed(p, sums.totals), *chain(*sums.moments)]
                 places = (rows, own_share, place.theta, *leaves, *(() if path is None else (path,)))
                 found = pullbacks(_weighed(whole, weights), places)

@@ -193,36 +193,37 @@ class LaplaceMarginal:
             white = normal_draws(1, len(u), seed=first + i).to(u.device)
             return joint.latents.constrained((u + state.precision.unwhiten(white)[0]).to(joint.dtype))
 
-        return self._each(samples, args, kwargs, draw)
+        return _each(self._search(args, kwargs).problem, samples, draw)
 
     def log_evidences(self, samples: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """Laplace's ``log p(D | rest)`` for each draw of the rest, nats, shape ``(S,)``."""
-        found = self._each(samples, args, kwargs, lambda i, state: {"": state.log_evidence})
+        found = _each(self._search(args, kwargs).problem, samples, lambda i, state: {"": state.log_evidence})
         return found[""]
 
-    def _each(
-        self,
-        samples: Mapping[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        of: Callable[[int, LaplaceState], dict[str, Tensor]],
-    ) -> dict[str, Tensor]:
-        problem = self._search(args, kwargs).problem
-        joint = problem.joint
-        missing = [n for n in joint.maximised_sites if n not in samples]
-        if missing:
-            raise BadInput(
-                f"samples lack the site(s) {missing}; expected draws of {list(joint.maximised_sites)}. Pass "
-                "mcmc.get_samples()."
-            )
-        with global_lock():
-            store = pyro.get_param_store()
-            params = {n: store[n].detach() for n in joint.hypers.names if n not in joint.maximised_sites}
-        found = []
-        for i in range(len(next(iter(samples.values())))):
-            values = params | {n: samples[n][i] for n in joint.maximised_sites}
-            found.append(of(i, laplace_state(problem, joint.hypers.flat(values).double(), joint.initial_u, cold=True)))
-        return {n: torch.stack([row[n] for row in found]) for n in found[0]}
+
+OfDraw = Callable[[int, LaplaceState], dict[str, Tensor]]  # its number, and what is inside given it
+
+
+def _each(problem: Problem, samples: Mapping[str, Tensor], of: OfDraw) -> dict[str, Tensor]:
+    """What follows from each draw of the rest, ``(S, ...)``.
+
+    :raises BadInput: when a site is missing.
+    """
+    joint = problem.joint
+    missing = [n for n in joint.maximised_sites if n not in samples]
+    if missing:
+        raise BadInput(
+            f"samples lack the site(s) {missing}; expected draws of {list(joint.maximised_sites)}. Pass "
+            "mcmc.get_samples()."
+        )
+    with global_lock():
+        store = pyro.get_param_store()
+        params = {n: store[n].detach() for n in joint.hypers.names if n not in joint.maximised_sites}
+    found = []
+    for i in range(len(next(iter(samples.values())))):
+        values = params | {n: samples[n][i] for n in joint.maximised_sites}
+        found.append(of(i, laplace_state(problem, joint.hypers.flat(values).double(), joint.initial_u, cold=True)))
+    return {n: torch.stack([row[n] for row in found]) for n in found[0]}
 
 
 class _LogEvidence(torch.autograd.Function):

@@ -70,7 +70,7 @@ from pyro_evidence.numerics.batched import BATCH_NUMBERS, COPIED_ROWS, first_hig
 from pyro_evidence.numerics.linalg import floored
 from pyro_evidence.program.checks import check_sizes
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import Start, check_count, check_positive, check_result, seeded
+from pyro_evidence.settings import ABOVE_ZERO, FINITE, Start, check_count, check_number, check_result, seeded
 
 ALIKE = 1e-5  # relative: what counts as the same prior mean or ratio, those of models in float32 included
 
@@ -365,7 +365,7 @@ class RandomWeights:
     def __post_init__(self) -> None:
         check_count("RandomWeights: warm_up", self.warm_up, 0)
         for name in ("width", "narrow_width_ratio", "alpha"):
-            check_positive(f"RandomWeights: {name}", getattr(self, name))
+            check_number(f"RandomWeights: {name}", getattr(self, name), "a positive number", ABOVE_ZERO, FINITE)
 
     def __call__(self, start: Start, data: MixtureData, model: Mixture, ties: SharedParameters) -> Mixture:
         """All restarts.
