@@ -65,22 +65,17 @@ class Axes:
         powers = torch.cat([made.powers, made.powers[first] + made.powers[second]])
         return cls(log_scale, num, powers, torch.cat([own, products], 1).mT.contiguous())
 
-    def _split(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``a``, ``A`` and ``S`` of ``(r, 1 + 2 G, ...)``."""
-        size = self.num.shape[-1]
-        return sums[:, 0], sums[:, 1 : 1 + size], sums[:, 1 + size :]
-
     def _moments(self, rows: Tensor | slice, away: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The number above at ``theta - theta_0`` ``(r, T, J)``, not finite without a mode, ``(r, J)``, and both."""
-        a, A, S = self._split(self.terms[rows] @ (self.powers @ away).exp())
-        value = a + 0.5 * ((S / A).sum(1) - (self.num[rows] @ A.log()).squeeze(1))
+        a, A, S = (self.terms[rows] @ (self.powers @ away).exp()).split([1, *[self.num.shape[-1]] * 2], 1)
+        value = a.squeeze(1) + 0.5 * ((S / A).sum(1) - (self.num[rows] @ A.log()).squeeze(1))
         return value + self.log_scale[rows].unsqueeze(-1), A, S
 
     def _orders(self, rows: Tensor | slice, away: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """That at one place ``(r, T, 1)``, its slope and its second derivatives ``(r, T, T)``."""
         value, A, S = self._moments(rows, away)
         each, num = self.terms[rows] * (self.powers @ away).exp().mT, self.num[rows].mT
-        _, rise, moved = self._split(each @ self.powers)
+        _, rise, moved = (each @ self.powers).split([1, *A.shape[1:2] * 2], 1)
         own = (torch.cat([torch.ones_like(A[:, :1]), -0.5 * (S / A + num) / A, 0.5 / A], 1) * each).sum(1)
         half = rise.mT @ (((S / A + 0.5 * num) * rise - moved) / A.square())
         second = self.powers.mT @ (own.unsqueeze(-1) * self.powers) + 0.5 * (half + half.mT)

@@ -56,11 +56,13 @@ class Maxima:
 class Evidence:
     """The objective of many data sets as a function of rows of hyperparameters ``(R, T + 1)``.
 
+    :ivar joint: that of the problem.
     :ivar places: where the search for the mode of each data set begins, ``(K, D)``; kept up to date.
     :ivar known: their log joints, where these are quadratic in the latents.
     """
 
     problem: Problem
+    joint: "Replicates"
     places: Tensor
     known: Quadratics | None = None
 
@@ -82,17 +84,13 @@ class Evidence:
 
     def log_hyperprior(self, theta: Tensor) -> Tensor:
         """Log hyperprior of each row, nats, ``(R,)``."""
-        assert isinstance(self.problem.joint, Replicates)
-        return self.problem.joint.log_hyperpriors(theta[:, -1], theta[:, None, :-1]).squeeze(1)
+        return self.joint.log_hyperpriors(theta[:, -1], theta[:, None, :-1]).squeeze(1)
 
     def slope(self, found: LaplaceRows) -> Tensor:
         """Exact slopes of the objective, zero for the number of the data set and where there is no mode."""
         total = slopes_of_rows(self.problem, found.theta, found.u, found.active, found.tril).total
-        return torch.where(found.objective.isfinite().unsqueeze(-1), total + self._prior(found.theta)[1], 0.0)
-
-    def _prior(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The log hyperprior and its slope."""
-        return gradient(lambda rows, _: self.log_hyperprior(rows), theta, theta)
+        total = total + gradient(lambda rows, _: self.log_hyperprior(rows), found.theta, found.theta)[1]
+        return torch.where(found.objective.isfinite().unsqueeze(-1), total, 0.0)
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Objective and slope of each row."""
@@ -104,10 +102,8 @@ class Evidence:
         assert self.known is not None
         numbers, rows = theta[:, -1], theta[:, :-1].detach().clone().requires_grad_()
         value, slope, second = self.known.orders(numbers, rows.detach())
-        joint: Any = self.problem.joint
-        prior, by_prior, seconds = sloped(
-            lambda x, of: joint.log_hyperpriors(of, x.unsqueeze(1)).squeeze(1), rows, numbers
-        )
+        log_prior = self.joint.log_hyperpriors
+        prior, by_prior, seconds = sloped(lambda x, of: log_prior(of, x.unsqueeze(1)).squeeze(1), rows, numbers)
         slope = torch.where(value.isfinite().unsqueeze(-1), slope + by_prior.detach(), 0.0)
         return value + prior.detach(), slope, -second - seconds(False)
 
@@ -128,7 +124,7 @@ def maxima(
     """
     joint = problem.joint
     assert isinstance(joint, Replicates)
-    evidence = Evidence(problem, joint.initial_u.repeat(joint.num, 1), known)
+    evidence = Evidence(problem, joint, joint.initial_u.repeat(joint.num, 1), known)
     theta, size = joint.rows(numbers), len(joint.initial_theta) - 1
     if start is not None:
         theta[:, :-1] = start
