@@ -28,7 +28,7 @@ from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.kernels import Linear as LinearKernel
 from pyro_evidence.models.regression import regression
 from pyro_evidence.nested.hyperparameter_modes import other_places
-from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, identity
+from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, map_of
 from pyro_evidence.posterior import replicates
 from pyro_evidence.posterior.replicates import Batch, together
 
@@ -392,7 +392,7 @@ def test_weights_to_be_pruned_are_left_to_single_fits() -> None:
 
 def test_a_second_mode_of_the_marginalised_sites_is_seen() -> None:
     """A hill on the second of two axes; a place of the prior, far away, that is high; and neither."""
-    where = Standardisation(torch.zeros(3, 1, 2), torch.eye(2).expand(3, 2, 2), identity(2))
+    where = Standardisation(torch.zeros(3, 1, 2), torch.eye(2).expand(3, 2, 2), map_of(torch.zeros(2, 4)))
     profile = (-0.5 * torch.tensor(PROBES).square()).repeat(3, 2)
     profile[0, -1] = -3.0
     drawn, height = torch.tensor([[1.0, 1.0], [0.0, 9.0]]), torch.tensor([[-1.0, -40.0], [-1.0, -8.0], [-1.0, -40.0]])

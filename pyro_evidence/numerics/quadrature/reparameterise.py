@@ -55,11 +55,6 @@ def map_of(params: Tensor) -> AxisMap:
     return AxisMap(loc, log_scale.exp(), skew, log_tail.exp())
 
 
-def identity(num_dims: int, device: torch.device | None = None) -> AxisMap:
-    """The map that changes nothing."""
-    return map_of(torch.zeros(num_dims, NUM_PARAMS, dtype=torch.float64, device=device))
-
-
 def fitted(t: Tensor, log_density: Tensor, start: Tensor | None = None) -> AxisMap:
     """The map under which each axis is nearest to a standard normal, from its log density at a few points.
 
@@ -208,4 +203,5 @@ class Standardisation:
 def chart(centre: Tensor, precision: Tensor) -> Standardisation:
     """Straight axes along the eigenvectors of a precision ``(..., d, d)``, the widest first."""
     values, vectors = torch.linalg.eigh(precision)
-    return Standardisation(centre, vectors * values.rsqrt().unsqueeze(-2), identity(centre.shape[-1], centre.device))
+    nothing = torch.zeros(centre.shape[-1], NUM_PARAMS, dtype=torch.float64, device=centre.device)
+    return Standardisation(centre, vectors * values.rsqrt().unsqueeze(-2), map_of(nothing))
