@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from pyro_evidence.nested import skewness
 from pyro_evidence.nested.inner import ConditionalModes, is_affordable, is_batched, profiles, solve_inner
 from pyro_evidence.nested.skewness import Margins, Profiles, Shift, SkewnessCorrection, skewness_points
 from pyro_evidence.numerics import importance
-from pyro_evidence.numerics.batched import Batched
+from pyro_evidence.numerics.batched import HELD_NUMBERS, Batched
 from pyro_evidence.numerics.newton import rises_without_end
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import (
@@ -32,7 +33,7 @@ from pyro_evidence.numerics.quadrature.densities import (
 )
 from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, PROBES, Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
-from pyro_evidence.precision.dense import Precision, Separate
+from pyro_evidence.precision.dense import Dense, Precision, Separate, precision_tril
 
 NODES = rules.growing(5, 31, 1.3)  # on each axis
 MOST_NODES = 1000  # of a product; each is a search for a mode, and nine on each of three axes are 729
@@ -56,6 +57,9 @@ BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond th
 # of importance sampling, in turn: few settle smooth densities, and where a tenth of the last keep their weight they
 # tell .03 nats
 NUM_DRAWS = (600, 2400, 2400, 9600)
+FEW_HESSIANS = 4096  # of a thousand draws with four steps each to inner modes: where these cost little all are searched
+MOST_KNOWN = 128  # nodes from which draws follow
+CLOSE = 0.1  # standard deviations of all coordinates together that a draw may be off where it follows from nodes
 NEAR = 5.0  # unconstrained units that a mode is followed to first order
 
 
@@ -155,6 +159,9 @@ class Integral:
     method: str
     rule: str
 
+    def __getstate__(self) -> dict[str, Any]:  # without factors that are only kept for speed
+        return {name: value for name, value in vars(self).items() if name != "known"}
+
     @property
     def phi(self) -> Tensor:
         """Marginalised coordinates of the nodes, ``(K, d)``."""
@@ -189,13 +196,13 @@ class Integral:
         ``(B, D)`` each; None where they are not known, or zero.
         """
         z, problem = skewness_points(self.chart.num_dims, self.chart.centre)[0], self.outer_mode.state.problem
-        inner = self.inner(z)
+        inner = self.outer_mode.inner(self.chart.forward(z), self.modes(z))
         rows = [(inner.u[i], inner.precision.row(i)) for i in range(len(z))]
         found = [mean_shift(problem, inner.theta[i], *row) for i, row in enumerate(rows)]
         if inner.num_failures or not all(each is not None and bool(each.any()) for each in found):
             return None
         shifts = [each.unsqueeze(0) for each in found if each is not None]
-        white = torch.cat([A.whiten(shift) for shift, (_, A) in zip(shifts, rows, strict=True)])
+        white = self.factored(inner.precision, len(z)).whiten(torch.cat(shifts))
         basis = skewness.follow(z, len(z))
         in_deviations = torch.cat(shifts) / inner.precision.variance.sqrt()
         return torch.linalg.solve(basis, white), torch.linalg.solve(basis, in_deviations)
@@ -208,12 +215,49 @@ class Integral:
         problem, size = self.outer_mode.state.problem, self.outer_mode.state.problem.joint.latents.size
         choices = skewness_points(self.chart.num_dims, self.chart.centre) if size <= skewness.LARGEST else ()
         z = next((z for z in choices if is_affordable(problem, num_each * size * len(z))), None)
-        found = None if z is None else profiles(problem, self.outer_mode.inner(self.chart.forward(z)))
-        return None if found is None or z is None else (found, z)
+        if z is None:
+            return None
+        inner = self.outer_mode.inner(self.chart.forward(z))
+        found = profiles(problem, replace(inner, precision=self.factored(inner.precision, len(z))))
+        return None if found is None else (found, z)
+
+    def factored(self, precision: Precision, num: int = 1) -> Precision:
+        """So many precisions of inner sites with the factors that draws are made by."""
+        return precision if self.known is None else _dense(precision, num, self.nodes.u.shape[-1])
 
     def inner(self, z: Tensor) -> ConditionalModes:
-        """Laplace inside at ``z`` ``(R, d)``, searched from where the modes at the nodes lead."""
-        return self.outer_mode.inner(self.chart.forward(z), self.modes(z))
+        """Laplace inside at ``z`` ``(R, d)``: as it follows from the nodes, searched where these do not tell.
+
+        The log density of what follows is that of :attr:`density`.
+        """
+        phi, known = self.chart.forward(z), self.known
+        if known is None:
+            return self.outer_mode.inner(phi, self.modes(z))
+        u, tril, error = known.followed(z)
+        log_density = self.log_evidence + self.density.log_prob(z) - self.chart.log_slope(z)
+        far = ~(error <= CLOSE)
+        if bool(far.any()):
+            searched = self.outer_mode.inner(phi[far], self.modes(z[far]))
+            u[far], log_density[far] = searched.u.to(u), searched.log_density
+            tril[far] = _dense(searched.precision, *searched.u.shape).tril.to(tril)
+        return ConditionalModes(self.outer_mode.theta(phi), u, Dense(tril), log_density)
+
+    @cached_property
+    def known(self) -> "Searched | None":
+        """The heaviest nodes, from which draws follow; None where searches cost little, or dense factors much."""
+        weights = self.log_weights.where(self.nodes.log_density.isfinite(), -math.inf)
+        heaviest, rows = weights.topk(min(MOST_KNOWN, len(weights)))
+        rows = rows[heaviest > NEGLIGIBLE]
+        too_large = len(rows) * self.nodes.u.shape[-1] ** 2 > HELD_NUMBERS
+        if too_large or is_affordable(self.outer_mode.state.problem, FEW_HESSIANS):
+            return None
+        theta, precisions = self.nodes.theta[rows], tuple(map(self.nodes.precision.row, rows.tolist()))
+        nodes = ConditionalModes(theta, self.nodes.u[rows], Separate(precisions), self.nodes.log_density[rows])
+        found = _searched_at(self.chart, self.chart.inverse(self.phi[rows]), nodes)
+        try:
+            return found if bool(found.apart.isfinite().all()) else None
+        except LinAlgError:  # nodes too near one another
+            return None
 
     @cached_property
     def modes(self) -> Trend:
@@ -524,6 +568,18 @@ def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
     return log_ratio.index_copy(0, torch.nonzero(missing).squeeze(-1), log_ratio[nearest])
 
 
+def _dense(precision: Precision, num: int, size: int) -> Dense:
+    """A batch of precisions with factors in the order of their coordinates."""
+    return Dense(torch.stack([precision_tril(precision.row(row), size) for row in range(num)]))
+
+
+def _unpacked(packed: Tensor, size: int) -> Tensor:
+    """Factors ``(R, D, D)`` of their logs of the diagonal and the rest over it, ``(R, D * D)``."""
+    packed = packed.view(-1, size, size)
+    diagonal = packed.diagonal(dim1=-2, dim2=-1).exp()
+    return packed.diagonal_scatter(torch.ones_like(diagonal), dim1=-2, dim2=-1) * diagonal.unsqueeze(-2)
+
+
 @dataclass(frozen=True)
 class Searched:
     """Nodes whose inner modes are known, each a search of its own; others follow from them by kriging.
@@ -545,6 +601,33 @@ class Searched:
         """Where inner modes are expected at ``z`` ``(R, d)``, ``(R, D)``."""
         weights = self.curve.weights(z)
         return (weights @ self.u.to(weights)).to(self.u)
+
+    @cached_property
+    def tril(self) -> Tensor:
+        """Lower Cholesky factors of the precisions, ``(K, D, D)``."""
+        return _dense(Separate(self.precisions), *self.u.shape).tril
+
+    @cached_property
+    def _packed(self) -> Tensor:
+        """What is nearly straight of the factors: logs of the diagonal, the rest over it, ``(K, D * D)``."""
+        diagonal = self.tril.diagonal(dim1=-2, dim2=-1)
+        return (self.tril / diagonal.unsqueeze(-2)).diagonal_scatter(diagonal.log(), dim1=-2, dim2=-1).flatten(1)
+
+    @cached_property
+    def apart(self) -> Tensor:
+        """How far draws at each node are from where the others lead, standard deviations of all together, ``(K,)``."""
+        modes = self.tril.mT @ self.curve.left_out(self.u.to(self.z)).unsqueeze(-1)
+        others = _unpacked(self._packed - self.curve.left_out(self._packed), self.u.shape[-1])
+        noise = torch.linalg.solve_triangular(self.tril, others - self.tril, upper=False)
+        return torch.cat([modes, noise], -1).flatten(1).norm(dim=-1)
+
+    def followed(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inner modes ``(R, D)`` and factors ``(R, D, D)`` at ``z`` ``(R, d)``, and standard errors of draws, ``(R,)``.
+
+        These are in standard deviations of all coordinates together.
+        """
+        weights, error = self.curve.weights(z), self.curve.errors(z, self.apart)[0]
+        return weights @ self.u.to(weights), _unpacked(weights @ self._packed, self.u.shape[-1]), error
 
     def integral(self, found: OuterMode, where: Standardisation, num: int) -> Integral:
         """By a product of nodes that follow from these; its error is not known."""

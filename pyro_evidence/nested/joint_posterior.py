@@ -10,6 +10,7 @@ from pyro_evidence.laplace.approximation import DENSE_SEARCH, LaplaceState, Prob
 from pyro_evidence.nested.inner import ConditionalModes
 from pyro_evidence.nested.integration import Integral, OuterMode
 from pyro_evidence.nested.quantile_map import Calibrated
+from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.precision.dense import Dense, Precision, precision_tril
 from pyro_evidence.program.log_joint import LogJoint
 
@@ -135,10 +136,21 @@ class Proposal(Calibrated):
         return self.places.whole(found.centre, found.state.u).unsqueeze(0)
 
     def _drawn(self, white: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`drawn` without the map.
+        u, log_density = zip(*map(self._drawn_together, self._parts(white)), strict=True)
+        return torch.cat(u), torch.cat(log_density)
 
-        Marginalised sites are drawn from their continuous density, inner ones from Laplace's approximation solved anew
-        at each.
+    def _log_prob(self, u: Tensor) -> Tensor:
+        return torch.cat([*map(self._log_prob_together, self._parts(u))])
+
+    def _parts(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """As many rows at a time as factors of draws that follow from nodes are held."""
+        each = 1 if self.integral.known is None else len(self.places.inner) ** 2
+        return rows.split(max(1, HELD_NUMBERS // each))
+
+    def _drawn_together(self, white: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws from white noise, and their log density, nats.
+
+        Marginalised sites are drawn from their continuous density, inner ones from Laplace's approximation at each.
         """
         integral, skewed = self.integral, self.integral.skewness_correction
         z = integral.density.unwhiten(white[:, self.places.marginalised].double())
@@ -147,7 +159,7 @@ class Proposal(Calibrated):
         u = self.places.whole(integral.chart.forward(z), inner.u + inner.precision.unwhiten(inside))
         return u, self._log_density(z, inner, noise) - log_growth
 
-    def _log_prob(self, u: Tensor) -> Tensor:
+    def _log_prob_together(self, u: Tensor) -> Tensor:
         z = self.integral.chart.inverse(u[:, self.places.marginalised].double())
         skewed = self.integral.skewness_correction
         inner = self.integral.inner(z)

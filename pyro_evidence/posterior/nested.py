@@ -29,7 +29,7 @@ from pyro_evidence.nested.inner import (
     solve_inner,
 )
 from pyro_evidence.nested.inside import InsideCorrection, LaplaceNodes
-from pyro_evidence.nested.integration import Integral, integrate
+from pyro_evidence.nested.integration import FEW_HESSIANS, Integral, integrate
 from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.nested.marginal import Marginal
 from pyro_evidence.nested.quantile_map import QuantileMap, levels
@@ -39,6 +39,7 @@ from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import NUM_DRAWS, TOGETHER, Values
+from pyro_evidence.posterior.diagnostics import AFTERWARDS
 from pyro_evidence.posterior.guide import CoordinateDistribution, LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
@@ -51,7 +52,6 @@ LEFT_OUT_PLACES = 64  # of the marginalised sites at which data are left out
 ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as normal
 FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, no more are asked
 CALIBRATED = 1024  # quasi-random draws whose weights say what marginals are
-STEPS = 4  # Hessians that the search for an inner mode takes
 LITTLE = 0.05  # nats of an error times the spread of a scale: its slope moves no mean by a tenth of a deviation
 FAR = 1.0  # standard deviations that a density is moved by, beyond which a straight slope may be another
 FELT = 0.01  # standard deviations that a density moves by: less is rounding, or no matter
@@ -150,19 +150,19 @@ class NestedPosterior(LaplacePosterior):
         if len(self._calibrated.points):
             return self._constrained(self._calibrated.points)
         generator, parts = generator_of(0), list[Tensor]()
-        _ = self._tilted.modes, self._tilted.skewness_correction  # are found once, and are no draw's price
+        _ = self._tilted.known, self._tilted.skewness_correction  # are found once, and are no draw's price
 
         def draw(num: int) -> None:
             parts.append(self._unwhitened(self._white(num, generator)))
 
-        for _ in self._looks(draw, self._num_tabulated, until):
+        for _ in self._looks(draw, self._num_tabulated, max(until, time.process_time() + AFTERWARDS)):
             pass
         u = torch.cat(parts)
         vars(self)["_num_remembered"] = len(u) if u.numel() <= KEPT else 0
         return self._constrained(u)
 
     def _unwhitened(self, white: Tensor) -> Tensor:
-        """Unconstrained draws ``(S, D)`` from white noise, inner modes solved anew for each."""
+        """Unconstrained draws ``(S, D)`` from white noise, each with an inner mode of its own."""
         if not len(white):
             return white
         return self._moved(torch.cat([self._with_density(part)[0] for part in white.split(self._rows)]))
@@ -189,7 +189,7 @@ class NestedPosterior(LaplacePosterior):
     def _beside(self, white: Tensor) -> Tensor:
         places, found = self._places, self.integral.outer_mode  # the factors that draws are made by
         away = found.gaussian.forward(white[:, places.marginalised]) - found.centre
-        inside = found.state.precision.unwhiten(white[:, places.inner])
+        inside = self._tilted.factored(found.state.precision).unwhiten(white[:, places.inner])
         return places.whole(away, inside + away @ found.follows.mT)
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,7 +234,7 @@ class NestedPosterior(LaplacePosterior):
 
     @property
     def guide(self) -> LaplaceGuide:
-        """The posterior as a Pyro guide; inner modes are solved anew at each draw of the marginalised sites.
+        """The posterior as a Pyro guide; inner modes follow the draws of the marginalised sites.
 
         On the data of the fit.  It can be pickled if the model can.
         """
@@ -348,7 +348,7 @@ class NestedPosterior(LaplacePosterior):
         inside = self._inside.problem
         if len(self.state.u) > MOST_COORDINATES or not is_batched(inside):
             return self.proposal
-        if not is_affordable(inside, STEPS * CALIBRATED):
+        if not is_affordable(inside, FEW_HESSIANS):
             return self.proposal
 
         def log_weights(u: Tensor, log_density: Tensor) -> Tensor:

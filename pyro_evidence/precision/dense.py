@@ -385,7 +385,7 @@ class DensePlan(Plan):
 
 def precision_tril(precision: Precision, size: int) -> Tensor:
     """Lower Cholesky factor ``(D, D)`` of a precision of any kind."""
-    if isinstance(precision, Dense):
+    if isinstance(precision, Triangular):
         return precision.tril[0]
-    rows = precision.unwhiten(torch.eye(size, dtype=torch.float64, device=precision.log_det.device))
-    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(rows.mT @ rows)))
+    rows = precision.whiten(torch.eye(size, dtype=torch.float64, device=precision.log_det.device))
+    return torch.linalg.cholesky(rows @ rows.mT)

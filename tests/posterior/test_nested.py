@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplaceKernel, LaplacePosterior, Stop, compare_evidence, importance_sampling
 from pyro_evidence.errors import BadInput, ImproperPosterior, NotConverged
-from pyro_evidence.nested import joint_posterior
+from pyro_evidence.nested import integration, joint_posterior
 from pyro_evidence.plots.posterior import marginal
 from pyro_evidence.posterior.nested import NestedPosterior
+from pyro_evidence.precision.dense import Dense, Precision, Separate, precision_tril
 from tests.models_for_tests.sampled_scales import (
     COUNTS,
     SCHOOL_SDS,
@@ -351,3 +353,100 @@ def test_a_table_and_its_check_solve_each_draw_once(monkeypatch: pytest.MonkeyPa
     first = posterior._with_density(white)
     monkeypatch.setattr(joint_posterior.Proposal, "drawn", lambda *_: pytest.fail("solved twice"))
     assert torch.equal(posterior._with_density(white.clone())[0], first[0])
+
+
+def clinics(y: Tensor) -> None:
+    s = pyro.sample("s", dist.HalfNormal(2.0))
+    a = pyro.sample("a", dist.StudentT(4.0, 0.0, 2.0))
+    with pyro.plate("clinics", 12):
+        b = pyro.sample("b", dist.Normal(0.0, s))
+        with pyro.plate("rows", 8):
+            pyro.sample("y", dist.Bernoulli(logits=a + b), obs=y)
+
+
+def followed_clinics(monkeypatch: pytest.MonkeyPatch) -> NestedPosterior:
+    """Of which searches count as long, so that draws follow from the nodes."""
+    monkeypatch.setattr(integration, "FEW_HESSIANS", 10**12)
+    draw = torch.Generator().manual_seed(1)
+    y = torch.bernoulli(torch.randn(12, generator=draw, dtype=torch.float64).sigmoid().expand(8, 12), generator=draw)
+    posterior = LaplaceEvidence(clinics, stop=QUIET).run(y)
+    assert isinstance(posterior, NestedPosterior) and posterior.integral.known is not None
+    return posterior
+
+
+def test_draws_follow_from_the_nodes_and_are_searched_beyond_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    integral = followed_clinics(monkeypatch).integral
+    z = torch.linspace(-2.5, 2.5, 20, dtype=torch.float64).unsqueeze(-1)
+    white = torch.randn(20, 13, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    searched, beyond = (integral.outer_mode.inner(integral.chart.forward(x)) for x in (z, 3.0 * z[-1:]))
+    assert float((integral.inner(3.0 * z[-1:]).u - beyond.u).abs().max()) < 1e-5
+    monkeypatch.setattr(integration, "solve_inner", lambda *_, **__: pytest.fail("searched"))
+    found = integral.inner(z)
+    away = found.u + found.precision.unwhiten(white) - searched.u - searched.precision.unwhiten(white)
+    assert 0.0 < float(searched.precision.whiten(away).norm(dim=-1).max()) < 0.5 * integration.CLOSE
+    torch.testing.assert_close(found.precision.log_det, searched.precision.log_det, rtol=0.0, atol=0.05)
+    torch.testing.assert_close(found.log_density, searched.log_density, rtol=0.0, atol=0.05)
+
+
+def test_draws_are_searched_where_the_inner_mode_jumps_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    integral = followed_clinics(monkeypatch).integral
+    jump = (integral.chart.inverse(integral.phi) > 0.3).double()
+    nodes = replace(integral.nodes, u=integral.nodes.u + jump)
+    z = torch.linspace(-1.0, 1.0, 5, dtype=torch.float64).unsqueeze(-1)
+    found, searched = replace(integral, nodes=nodes).inner(z), integral.outer_mode.inner(integral.chart.forward(z))
+    torch.testing.assert_close(found.u, searched.u, rtol=0.0, atol=1e-5)
+
+
+def test_importance_weights_are_those_of_draws_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = followed_clinics(monkeypatch)
+    white = posterior._white(300, torch.Generator().manual_seed(3))
+    u, log_density = posterior.proposal.drawn(white)
+    torch.testing.assert_close(posterior.proposal.log_prob(u), log_density)
+    log_weights = posterior.log_weights(300, seed=3)
+    exact = copy.copy(posterior)
+    vars(exact.integral)["known"] = vars(exact._tilted)["known"] = None
+    torch.testing.assert_close(
+        exact.log_weights(300, seed=3).logsumexp(0), log_weights.logsumexp(0), rtol=0.0, atol=0.01
+    )
+
+
+@dataclass(frozen=True)
+class Flipped(Precision):
+    """A precision whose factor has the coordinates in the other order."""
+
+    inner: Dense
+
+    @property
+    def log_det(self) -> Tensor:
+        return self.inner.log_det
+
+    def unwhiten(self, white: Tensor) -> Tensor:
+        return self.inner.unwhiten(white.flip(-1)).flip(-1)
+
+    def whiten(self, rows: Tensor) -> Tensor:
+        return self.inner.whiten(rows.flip(-1)).flip(-1)
+
+
+def flipped(A: Precision) -> Flipped:
+    tril = precision_tril(A, 13)
+    return Flipped(Dense(torch.linalg.cholesky((tril @ tril.mT).flip(0, 1)).unsqueeze(0)))
+
+
+def test_noise_of_draws_that_follow_has_one_order_whatever_that_of_the_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = followed_clinics(monkeypatch)
+    integral, white = posterior.integral, posterior._white(5, torch.Generator().manual_seed(4))
+    state = replace(integral.outer_mode.state, precision=flipped(integral.outer_mode.state.precision))
+    rows = Separate(tuple(flipped(integral.nodes.precision.row(row)) for row in range(len(integral.phi))))
+    other = replace(
+        integral,
+        outer_mode=replace(integral.outer_mode, state=state),
+        nodes=replace(integral.nodes, precision=rows),
+    )
+    turned = replace(posterior, integral=other)
+    vars(posterior)["_tilted"], vars(turned)["_tilted"] = integral, other
+    torch.testing.assert_close(turned.proposal.drawn(white)[0], posterior.proposal.drawn(white)[0])
+    torch.testing.assert_close(turned._beside(white), posterior._beside(white))
+    torch.testing.assert_close(
+        other.factored(rows, len(rows.members)).whiten(rows.unwhiten(rows.whiten(integral.nodes.u))),
+        integral.nodes.precision.whiten(integral.nodes.u),
+    )

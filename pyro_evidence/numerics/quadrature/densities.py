@@ -429,26 +429,32 @@ class Kriged(Trend):
         """Those of values at the nodes in the curve at rows ``(R, d)``, ``(R, K)``."""
         return self._terms(z) @ self._projector + self._covariance(z) @ self._annihilator
 
-    def errors(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def left_out(self, values: Tensor) -> Tensor:
+        """Values ``(K, D)`` less where the curves through the other nodes have each (Dubrule, 1983)."""
+        return (self._annihilator @ values) / self._annihilator.diagonal().unsqueeze(-1)
+
+    def errors(self, z: Tensor, apart: Tensor | None = None) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Standard errors ``(R,)`` at rows ``(R, d)``, scaled by how far nodes are from the others' curve.
 
-        And the variances of sums of the errors by weights ``(S, R)``, ``(S,)``; those of no weight take no time.  A
-        node left out is at ``values - e / diag``, ``e = G values`` (Dubrule, 1983).
+        And the variances of sums of the errors by weights ``(S, R)``, ``(S,)``; those of no weight take no time.
+
+        :param apart: how far that is, ``(K,)``, where the curve is of other values.
         """
-        unit = (self._annihilator @ self.values).squeeze(-1) * self._annihilator.diagonal().rsqrt()
+        apart = self.left_out(self.values).squeeze(-1) if apart is None else apart
+        unit = apart * self._annihilator.diagonal().sqrt()
         nearest = torch.cdist(z, self.z).topk(min(TELLING, len(self.z)), largest=False).indices
         size, covariance = unit[nearest].square().mean(-1).sqrt(), self._covariance(z)
-        apart = self._terms(z) - covariance @ self._inverse @ self._terms(self.z)
+        beyond = self._terms(z) - covariance @ self._inverse @ self._terms(self.z)
 
         def variances(weights: Tensor) -> Tensor:
             kept = (weights != 0.0).any(0)
             own, places = (weights * size)[:, kept], z[kept]
-            seen, trend = own @ covariance[kept], own @ apart[kept]
+            seen, trend = own @ covariance[kept], own @ beyond[kept]
             parts = zip(own.split(PAIRS, 1), places.split(PAIRS), strict=True)
             total = sum((own @ replace(self, z=part)._covariance(places) * w).sum(-1) for w, part in parts)
             return total - ((seen @ self._inverse) * seen).sum(-1) + ((trend @ self._design) * trend).sum(-1)
 
-        left = 1.0 - ((covariance @ self._inverse) * covariance).sum(-1) + ((apart @ self._design) * apart).sum(-1)
+        left = 1.0 - ((covariance @ self._inverse) * covariance).sum(-1) + ((beyond @ self._design) * beyond).sum(-1)
         return size * left.relu().sqrt(), variances  # below 0 by rounding alone
 
     def _covariance(self, z: Tensor) -> Tensor:
