@@ -574,10 +574,11 @@ def _dense(precision: Precision, num: int, size: int) -> Dense:
 
 
 def _unpacked(packed: Tensor, size: int) -> Tensor:
-    """Factors ``(R, D, D)`` of their logs of the diagonal and the rest over it, ``(R, D * D)``."""
-    packed = packed.view(-1, size, size)
-    diagonal = packed.diagonal(dim1=-2, dim2=-1).exp()
-    return packed.diagonal_scatter(torch.ones_like(diagonal), dim1=-2, dim2=-1) * diagonal.unsqueeze(-2)
+    """Factors ``(R, D, D)`` of their logs of the diagonal and the rest over it, ``(R, D * D)``, in their place."""
+    diagonal = packed.view(-1, size, size).diagonal(dim1=-2, dim2=-1)
+    scale = diagonal.exp().unsqueeze(-2)
+    diagonal.fill_(1.0)
+    return packed.view(-1, size, size).mul_(scale)
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ FEWEST_WEIGHTED = 100  # to whose largest a tail can be fitted
 NOTABLE_GAP = 0.1  # nats
 ENOUGH = 1_000  # draws whose k-hat is known to about a tenth, beyond which only what is not settled asks for more
 PRECISE = 0.02  # nats, a fifth of what is said of a log evidence: its standard error where no more draws are taken
-AFTERWARDS = 0.1  # seconds for draws, and for slopes at these, where what they are made of took all of the time
+AFTERWARDS = 0.1  # seconds for slopes at draws that have been made
 OTHERWISE = {
     "gauss_newton": ", the default of networks: their predictors' own curvature is left out of this evidence, so weigh "
     "it against other Gauss-Newton evidences"

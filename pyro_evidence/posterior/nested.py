@@ -39,7 +39,6 @@ from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.posterior import archive
 from pyro_evidence.posterior.base import NUM_DRAWS, TOGETHER, Values
-from pyro_evidence.posterior.diagnostics import AFTERWARDS
 from pyro_evidence.posterior.guide import CoordinateDistribution, LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
@@ -53,6 +52,7 @@ ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as
 FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, no more are asked
 CALIBRATED = 1024  # quasi-random draws whose weights say what marginals are
 LITTLE = 0.05  # nats of an error times the spread of a scale: its slope moves no mean by a tenth of a deviation
+DRAWING = 0.25  # seconds for draws of a table, where what they are made of took all of the time
 FAR = 1.0  # standard deviations that a density is moved by, beyond which a straight slope may be another
 FELT = 0.01  # standard deviations that a density moves by: less is rounding, or no matter
 NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredths those of many keep enough
@@ -155,7 +155,7 @@ class NestedPosterior(LaplacePosterior):
         def draw(num: int) -> None:
             parts.append(self._unwhitened(self._white(num, generator)))
 
-        for _ in self._looks(draw, self._num_tabulated, max(until, time.process_time() + AFTERWARDS)):
+        for _ in self._looks(draw, self._num_tabulated, max(until, time.process_time() + DRAWING)):
             pass
         u = torch.cat(parts)
         vars(self)["_num_remembered"] = len(u) if u.numel() <= KEPT else 0

@@ -405,9 +405,7 @@ def test_importance_weights_are_those_of_draws_that_follow(monkeypatch: pytest.M
     log_weights = posterior.log_weights(300, seed=3)
     exact = copy.copy(posterior)
     vars(exact.integral)["known"] = vars(exact._tilted)["known"] = None
-    torch.testing.assert_close(
-        exact.log_weights(300, seed=3).logsumexp(0), log_weights.logsumexp(0), rtol=0.0, atol=0.01
-    )
+    torch.testing.assert_close(log_weights, exact.log_weights(300, seed=3), rtol=0.0, atol=0.05)
 
 
 @dataclass(frozen=True)
