@@ -69,8 +69,8 @@ def labels_as_tensor(labels: Any) -> Tensor:
                 words = np.asarray(labels)
         if words.ndim == 1 and words.dtype.kind == "O" and all(isinstance(w, str) for w in words):
             words = words.astype(str)
-        if words.dtype.kind in "biufU":
-            found = torch.tensor(np.unique(words, return_inverse=True)[1] if words.dtype.kind == "U" else words)
+        if words.dtype.kind in "biufUT":
+            found = torch.tensor(np.unique(words, return_inverse=True)[1] if words.dtype.kind in "UT" else words)
     if not isinstance(found, Tensor) or found.dim() != 1 or found.is_complex() or bool(found.isnan().any()):
         given = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(labels).__name__}"
         raise BadInput(

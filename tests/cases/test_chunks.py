@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -192,8 +193,11 @@ def test_labels_of_groups_have_one_axis() -> None:
     says(refusal(lambda: list(Groups(labels, torch.arange(4.0), size=10))), "(4, 1)", "(N,)")
 
 
-@pytest.mark.parametrize("labels", [[0, 1, 0, 1], ["a", "b", "a", "b"]], ids=["numbers", "words"])
-def test_labels_of_groups_may_be_a_list(labels: list[Any]) -> None:
+WORDS, STRINGS = ["a", "b", "a", "b"], "T" if hasattr(np.dtypes, "StringDType") else "O"  # since NumPy 2
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 0, 1], WORDS, np.array(WORDS, dtype=STRINGS)], ids=["numbers", "words", "T"])
+def test_labels_of_groups_may_be_a_list_or_strings(labels: Any) -> None:
     """Four rows in two groups, the first and the third in one."""
     chunks = list(Groups(labels, torch.arange(4.0), size=10))
     assert sorted(torch.cat([rows for _, rows in chunks]).tolist()) == [0.0, 1.0, 2.0, 3.0]
