@@ -215,7 +215,7 @@ class LaplaceEvidence(Resumable):
                 fit, found, others = other, whole, 0.0
         if others > LEAST_SHARE and not (found._mirrors or fit._has_labels(found.state)):  # which are counted
             vars(found)["failures"] = (*found.failures, OTHERS.format(others))  # what it has computed is kept
-        vars(self).update(vars(fit))
+        vars(self).update(vars(fit) | {"_is_second": False})
         if isinstance(found, Exception):
             raise found
         return found
