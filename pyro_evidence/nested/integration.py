@@ -248,7 +248,7 @@ class Integral:
         weights = self.log_weights.where(self.nodes.log_density.isfinite(), -math.inf)
         heaviest, rows = weights.topk(min(MOST_KNOWN, len(weights)))
         rows = rows[heaviest > NEGLIGIBLE]
-        too_large = len(rows) * self.nodes.u.shape[-1] ** 2 > HELD_NUMBERS
+        too_large = 4 * len(rows) * self.nodes.u.shape[-1] ** 2 > HELD_NUMBERS  # factors, packed, left out, their noise
         if too_large or is_affordable(self.outer_mode.state.problem, FEW_HESSIANS):
             return None
         theta, precisions = self.nodes.theta[rows], tuple(map(self.nodes.precision.row, rows.tolist()))
