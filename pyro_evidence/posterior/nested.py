@@ -150,7 +150,8 @@ class NestedPosterior(LaplacePosterior):
         if len(self._calibrated.points):
             return self._constrained(self._calibrated.points)
         generator, parts = generator_of(0), list[Tensor]()
-        _ = self._tilted.known, self._tilted.skewness_correction  # are found once, and are no draw's price
+        tilted = self._tilted
+        _ = tilted.known or tilted.modes, tilted.skewness_correction  # are found once, and are no draw's price
 
         def draw(num: int) -> None:
             parts.append(self._unwhitened(self._white(num, generator)))

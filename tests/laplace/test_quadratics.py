@@ -81,10 +81,8 @@ def test_powers_are_read_off_and_the_evidence_is_the_normal_density() -> None:
     found, right = made_of.of(EVERY)
     assert bool(right.all())
     theta, (x, y) = settings(4, [-0.5, 0.3]), data()
-    value, slope = (
-        found.log_evidence(EVERY, theta),
-        torch.stack([found.orders(EVERY, theta[:, j])[1] for j in range(4)], 1),
-    )
+    value = found.log_evidence(EVERY, theta)
+    slope = torch.stack([found.orders(EVERY, theta[:, j])[1] for j in range(4)], 1)
     for k in range(5):
         for j in range(4):
             sigma, tau = theta[k, j].exp()
@@ -130,9 +128,8 @@ def test_terms_that_are_diagonal_together_need_no_matrices() -> None:
     assert found.axes.num.flatten().tolist() == [3.0] * 5  # the groups are alike
     matrices = Quadratics(*(getattr(found, n) for n in ("first", "centre", "powers", "line", "a", "b", "A")))
     theta = settings(6, [0.0])
-    torch.testing.assert_close(
-        found.log_evidence(EVERY, theta), matrices.log_evidence(EVERY, theta), rtol=1e-10, atol=1e-10
-    )
+    here, there = (each.log_evidence(EVERY, theta) for each in (found, matrices))
+    torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-10)
     for here, there in zip(found.orders(EVERY, theta[:, 0]), matrices.orders(EVERY, theta[:, 0]), strict=True):
         torch.testing.assert_close(here, there, rtol=1e-9, atol=1e-9)
 

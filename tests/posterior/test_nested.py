@@ -341,11 +341,10 @@ def test_the_precision_by_parts_is_the_dense_one() -> None:
 
 
 def test_a_posterior_can_be_copied_and_sent() -> None:
-    posterior = fitted(schools_centred)
+    posterior = copy.copy(fitted(schools_centred))  # without draws that were made among others, and rounded so
     for again in (copy.deepcopy(posterior), pickle.loads(pickle.dumps(posterior))):
         assert torch.equal(again.log_evidence, posterior.log_evidence)
-        draws = (each.get_samples(3, seed=1)["tau"] for each in (again, posterior))
-        torch.testing.assert_close(*draws, rtol=1e-12, atol=0.0)  # the latter may be kept from more at a time
+        assert torch.equal(again.get_samples(3, seed=1)["tau"], posterior.get_samples(3, seed=1)["tau"])
 
 
 def test_a_table_and_its_check_solve_each_draw_once(monkeypatch: pytest.MonkeyPatch) -> None:
