@@ -57,6 +57,7 @@ from pyro_evidence.nested.joint_posterior import whole_place
 from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.coordinates import is_affine
+from pyro_evidence.numerics.derivatives import operations
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.choices import Curvature, exact_hessian, gauss_newton
 from pyro_evidence.program.branching import has_singular_matrix, has_structures
@@ -80,6 +81,7 @@ OTHERS = (
     "run NUTS or tempered_smc(posterior)"
 )
 FEW_OTHERS = 5  # modes, whose mass is looked at wherever marginalised sites may be
+CORNERS = {"relu", "leakyrelu", "hardtanh", "prelukernel", "maximum"}  # operations of units whose slope jumps
 SHOWN = 5  # hyperparameters, and elements of each, that an error message shows
 
 
@@ -303,17 +305,28 @@ class LaplaceEvidence(Resumable):
             if self._constant is not None:
                 said = constant_targets(self._constant, "give it a prior that has no mass near 0, such as LogNormal")
                 raise BadInput(f"{said} The fit has ended so: {error}") from error
-            if self.marginalise is None or joint is None:
+            if joint is None:
                 raise
-            given = list(self.marginalise)
-            left = sorted({*marginalised_sites(joint(), None)} - {*given})
-            if not left:
+            whole, given = joint(), list(self.marginalise or ())
+            left = () if self.marginalise is None else sorted({*marginalised_sites(whole, None)} - {*given})
+            value = whole.log_joint(whole.initial_u.requires_grad_(), whole.initial_theta)
+            jumping = sorted(CORNERS & operations(value))
+            if left:
+                cause = (
+                    f"marginalise={given or ()} leaves {left} to a mode of the joint density, which a scale and what "
+                    "it scales may not have: the density grows without bound where both vanish. Leave marginalise "
+                    "out, and they are integrated numerically."
+                )
+            elif jumping:
+                cause = (
+                    f"the model computes with torch's {', '.join(jumping)}, whose slope jumps: modes lie where it "
+                    "does, or units of a network that see the same data trade their weights at no cost, so that there "
+                    "is no curvature for Laplace's approximation. Take a smooth relative: softplus or tanh for relu, "
+                    "torch.logaddexp for maximum."
+                )
+            else:
                 raise
-            raise type(error)(
-                f"marginalise={given or ()} leaves {left} to a mode of the joint density, which a scale and what it "
-                "scales may not have: the density grows without bound where both vanish. Leave marginalise out, and "
-                f"they are integrated numerically. The fit has ended so: {error}"
-            ) from error
+            raise type(error)(f"{cause} The fit has ended so: {error}") from error
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, factors: bool = True) -> None:
         """The modes at the hyperparameters that the model begins with.

@@ -12,7 +12,7 @@ from itertools import chain
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward, saved_tensors_hooks
+from torch.autograd.graph import Node, _engine_run_backward, saved_tensors_hooks
 
 from pyro_evidence.numerics.batched import BATCH_BYTES
 from pyro_evidence.numerics.linalg import relative_rounding
@@ -183,14 +183,24 @@ def pullbacks(
 
 def takes_part(value: Tensor, leaves: Sequence[Tensor]) -> list[bool]:
     """Which leaves the graph of ``value`` leads to, without a derivative."""
-    seen, ahead, ends = set(), [value.grad_fn], set()
+    ends = {id(getattr(node, "variable", None)) for node in _graph(value)}
+    return [id(leaf) in ends for leaf in leaves]
+
+
+def operations(value: Tensor) -> set[str]:
+    """Names, in lower case, of torch's operations between ``value`` and what it is differentiated by."""
+    return {node.name().partition("Backward")[0].lower() for node in _graph(value)}
+
+
+def _graph(value: Tensor) -> set[Node]:
+    """The nodes that lead from ``value`` to its leaves."""
+    seen, ahead = set[Node](), [value.grad_fn]
     while ahead:
         node = ahead.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            ends.add(id(getattr(node, "variable", None)))
             ahead += [before for before, _ in node.next_functions]
-    return [id(leaf) in ends for leaf in leaves]
+    return seen
 
 
 class Forward:

@@ -1,5 +1,6 @@
 """Messages about a model as a program and about its data, each with what it leads to."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -240,7 +241,23 @@ PROGRAMS: dict[str, Remedy] = {
         lambda: fit(hierarchy, Y, maximise=["top"], marginalise=["top"]),
         lambda: fit(hierarchy, Y, maximise=["top"]),
     ),
+    "units whose slope jumps": Remedy(
+        ArithmeticError,
+        "the model computes with torch's relu, .* softplus or tanh for relu",
+        lambda: fit(network(torch.relu), Y),
+        lambda: fit(network(torch.nn.functional.softplus), Y),
+    ),
 }
+
+
+def network(activation: Callable[[Tensor], Tensor]) -> Model:
+    """One unit, which is on or off at the mode of its weight, with a slope of its own on either side."""
+
+    def model(y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0 * T, 1.0))
+        observed("y", dist.Normal(30.0 * w - 50.0 * activation(w) - 1.0, 1.0), y)
+
+    return model
 
 
 def two_columns(num: int) -> Model:
