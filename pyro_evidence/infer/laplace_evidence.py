@@ -212,7 +212,11 @@ class LaplaceEvidence(Resumable):
         together = automatic and others > LEAST_SHARE and can_tour(found.state)
         if not is_whole and (together or fit._may_have_more_modes(found, automatic)):
             other, whole = self._attempt(args, kwargs, True, isinstance(found, LaplacePosterior))
-            several = bool(getattr(whole, "states", ())[1:]) or (together and _holds_all(whole, found, others))
+            states = getattr(whole, "states", ())  # none of a fit that has failed
+            several = len(states) > 1
+            if together and len(states) == 1:  # the integral from one mode of all may hold what others do inside
+                missing = float(found.log_evidence - whole.log_evidence) - math.log1p(-others)
+                several = missing < whole.integral.error
             if several and whole._trusts_weights:
                 fit, found, others = other, whole, 0.0
         if others > LEAST_SHARE and not (found._mirrors or fit._has_labels(found.state)):  # which are counted
@@ -626,14 +630,3 @@ class LaplaceEvidence(Resumable):
                 self._integrated[id(fit)] = results.toured(found, self.start.tour, seed_of(self.start.seed))
             posteriors.append(self._integrated[id(fit)])
         return tuple(posteriors)
-
-
-def _holds_all(whole: Any, found: LaplacePosterior, others: float) -> bool:
-    """Whether the integral from one mode of all latents has what others hold beside one of what is inside.
-
-    :param others: their share of the mass.
-    """
-    if not hasattr(whole, "states"):
-        return False
-    missing = float(found.log_evidence - whole.log_evidence) - math.log1p(-others)
-    return missing < whole.integral.error

@@ -59,12 +59,8 @@ class QuantileMap:
     def _ends(self, places: Tensor, knots: Tensor) -> tuple[Tensor, ...]:
         """Of the interval about each place ``(S, D)``: its ends before and after, and the slopes there."""
         right = torch.searchsorted(knots, places.mT.contiguous()).clamp(1, knots.shape[1] - 1)
-        pairs = [(part.gather(1, right - 1).mT, part.gather(1, right).mT) for part in self._parts]
-        return tuple(end for pair in pairs for end in pair)
-
-    @property
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.before, self.after, self.slopes
+        parts = (self.before, self.after, self.slopes)
+        return tuple(part.gather(1, side).mT for part in parts for side in (right - 1, right))
 
 
 def levels(like: Tensor) -> Tensor:

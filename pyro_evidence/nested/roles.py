@@ -367,7 +367,26 @@ def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[s
     seen = {p.name for p in candidates if p.size == 1 and bool(slope[joint.latents.slices[p.name]] != 0)}
     if sum(p.size for p in candidates if p.name in seen | taken) <= PRODUCT_DIMS:
         taken |= seen
-    taken |= _multiplying_numbers(here, changes, without, along, taken, numbers, _multiplying_in_factors(here, real))
+    # Single real numbers that multiply a site of many elements, such as the slope on a predictor that is latent: some
+    # density that sees the elements no longer does once the number is zero.  The joint mode of two factors says little
+    # of their spread; given the number, what it multiplies is linear.  None where the signs of both can be turned,
+    # which makes two modes, nor where these are more axes than a product of nodes bears.
+    u, slices, affine = here.u.detach(), joint.latents.slices, [p for p in joint.latents if is_affine(p.transform)]
+    found, multiplied = _multiplying_in_factors(here, real)
+    wide = _unseen(changes, without) & {p.name for p in affine if p.size > 1}
+    for name in numbers if wide else ():
+        off = u.clone()
+        off[slices[name]] = 0.0
+        left = _run(joint, off, theta).changes(along)
+        found |= {name} if _unseen(changes, dict(zip(joint.latents.names, left, strict=True))) & wide else set()
+    multiplied |= wide
+    if found and sum(p.size for p in joint.latents if p.name in taken | found) <= PRODUCT_DIMS:
+        turned = u.clone()
+        for name in found | multiplied:
+            turned[slices[name]] *= -1.0
+        heights = joint.log_joint(torch.stack([u, turned]), theta).detach()
+        same = (heights[0] - heights[1]).abs() <= relative_rounding(joint.dtype) * (1.0 + heights[0].abs())
+        taken |= set() if bool(same) else found
     more = taken
     while more:  # with the positive or bounded sites that the prior of a marginalised one depends on
         taken |= more
@@ -375,44 +394,6 @@ def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[s
         pulls = {n: [c for c, slope in changes[n].items() if c != n and bool((slope != 0).any())] for n in others}
         more = {n for n in others if taken & {*pulls[n]}}
     return tuple(sorted(taken)) if len(taken) < len(joint.latents.parts) else ()
-
-
-def _multiplying_numbers(
-    here: Run,
-    changes: Changes,
-    without: Changes,
-    along: Tensor,
-    taken: set[str],
-    numbers: Sequence[str],
-    in_factors: tuple[set[str], set[str]],
-) -> set[str]:
-    """Single real numbers that multiply a site of many elements, such as the slope on a predictor that is latent.
-
-    Some density that sees the elements no longer does once the number is zero.  The joint mode of two factors says
-    little of their spread; given the number, what it multiplies is linear.  None where the signs of both can be turned,
-    which makes two modes, nor where these are more axes than a product of nodes bears.
-
-    :param without: as ``changes``, where all ``numbers`` are zero.
-    :param in_factors: more such sites, and what they multiply.
-    """
-    joint, u = here.joint, here.u.detach()
-    slices, wide = joint.latents.slices, {p.name for p in joint.latents if is_affine(p.transform) and p.size > 1}
-    found, multiplied = set[str](), _unseen(changes, without) & wide
-    for name in numbers if multiplied else ():
-        off = u.clone()
-        off[slices[name]] = 0.0
-        left = _run(joint, off, joint.initial_theta).changes(along)
-        if _unseen(changes, dict(zip(joint.latents.names, left, strict=True))) & multiplied:
-            found.add(name)
-    found, multiplied = found | in_factors[0], multiplied | in_factors[1]
-    if not found or sum(p.size for p in joint.latents if p.name in taken | found) > PRODUCT_DIMS:
-        return set()
-    turned = u.clone()
-    for name in found | multiplied:
-        turned[slices[name]] *= -1.0
-    here_and_turned = joint.log_joint(torch.stack([u, turned]), joint.initial_theta)
-    gap = float((here_and_turned[0] - here_and_turned[1]).detach().abs())
-    return set() if gap <= relative_rounding(joint.dtype) * (1.0 + float(here_and_turned[0].abs())) else found
 
 
 def _multiplying_in_factors(here: Run, real: Sequence[Coordinate]) -> tuple[set[str], set[str]]:

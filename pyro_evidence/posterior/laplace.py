@@ -668,35 +668,24 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         """
         spread, problem = self._spread, self._inside.problem
         said = [] if spread is None else [uncertainty.message(edge) for edge in spread.edges]
-        said += [*self._about_mirrors, *self._about_left_out]
+        if self._mirrors:
+            turns, num = ", of ".join(dict.fromkeys(map(described, self._mirrors))), 2 ** len(self._mirrors)
+            said.append(
+                f"the density stays the same when the signs of {turns} change: {num} mirror images are in the log "
+                "evidence, and draws are of one"
+            )
+        inside = self._left_out
+        if inside is not None and abs(inside.gain) >= TOLD:
+            added = "are added" if inside.is_trusted else "are not added, for these cannot be trusted"
+            said.append(
+                f"importance sampling has {inside.gain:+.2g} nats beside Laplace inside (+- {inside.error:.2g}, "
+                f"{importance.tail_words(inside.pareto_k)}), which {added} to the log evidence"
+            )
         if problem.joint.has_data and (problem.structure.factors is not None or is_in_blocks(self._inside)):
             with suppress(ArithmeticError, RuntimeError):
                 said += messages(self.log_evidence_error, problem.nodes)
         found = self._check(until)  # last: for as long as the others have left
         return diagnostics.lines(self._described(found), said)
-
-    @property
-    def _about_mirrors(self) -> list[str]:
-        """Which signs can be turned, and that draws are of one of the images."""
-        if not self._mirrors:
-            return []
-        turns, num = ", of ".join(dict.fromkeys(map(described, self._mirrors))), 2 ** len(self._mirrors)
-        return [
-            f"the density stays the same when the signs of {turns} change: {num} mirror images are in the log "
-            "evidence, and draws are of one"
-        ]
-
-    @property
-    def _about_left_out(self) -> list[str]:
-        """What importance sampling inside has added, or has not."""
-        found = self._left_out
-        if found is None or abs(found.gain) < TOLD:
-            return []
-        added = "are added" if found.is_trusted else "are not added, for these cannot be trusted"
-        return [
-            f"importance sampling has {found.gain:+.2g} nats beside Laplace inside (+- {found.error:.2g}, "
-            f"{importance.tail_words(found.pareto_k)}), which {added} to the log evidence"
-        ]
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store, so that the rest of an SVI script reads them there.
