@@ -120,7 +120,7 @@ class Quadratics:
 
     def log_evidence(self, numbers: Tensor, theta: Tensor) -> Tensor:
         """The log evidence of data sets ``(r,)`` at settings ``(r, J, T)``, nats, ``(r, J)``; -inf without a mode."""
-        size = theta.shape[1] * (self.A[0, 0] if self.axes is None else self.axes.terms[0]).numel()
+        size = theta.shape[1] * (self.A[0, 0].numel() if self.axes is None else sum(self.axes.terms.shape[1:]))
         num = max(1, CACHED_NUMBERS // size)
         found, of = list[Tensor](), self.axes or self
         for own, part in zip(numbers.split(num), theta.split(num), strict=True):
@@ -273,9 +273,10 @@ class Probing:
     :ivar values, value_solver: settings ``(V, T)`` at which values tell the others, which they are multiplied by.
     :ivar places, weights: settings, ``(J, T)``, and the factors of terms there, ``(J, M)``.
     :ivar ways: along which the slope is differentiated, ``(W, D)``.
-    :ivar way, column: where each entry is read, ``(D + 1, D)`` each.
+    :ivar entries: which entries of ``(D + 1, D)``, flat, have other terms than those of all, ``(E,)``.
+    :ivar way, column: where each of these is read, ``(E,)`` each.
     :ivar common: terms that all data sets have, ``(M, D + 1, D)``.
-    :ivar solver: the others of each entry from what is left of it at the settings, ``(D + 1, D, M, J)``.
+    :ivar solver: the others of these entries from what is left of them at the settings, ``(E, M, J)``.
     :ivar is_diagonal: whether no data set has an entry of the Hessian off its diagonal.
     """
 
@@ -285,6 +286,7 @@ class Probing:
     places: Tensor
     weights: Tensor
     ways: Tensor
+    entries: Tensor
     way: Tensor
     column: Tensor
     common: Tensor
@@ -316,16 +318,20 @@ class Probing:
         read_in = torch.cat([torch.where(is_own, way.unsqueeze(-1), way), torch.full_like(way, num_ways)[None]])
         read_at = torch.cat([torch.where(is_own, column, column.unsqueeze(-1)), column[None]])
         ways = one_hot(way, num_ways).mT.to(common)
-        rows, solver = _telling(functions, own)
+        entries = own.any(0).flatten().nonzero().squeeze(-1)
+        rows, solver = _telling(functions, own.flatten(1)[:, entries])
         beside = (seen | common[:, :-1].any(0)).fill_diagonal_(False)
         read, diagonal = (sampled[rows], functions[rows]), not bool(beside.any())
-        return cls(values[0], values[1], values[2], *read, ways, read_in, read_at, common, solver, diagonal)
+        where = entries, read_in.flatten()[entries], read_at.flatten()[entries]
+        return cls(values[0], values[1], values[2], *read, ways, *where, common, solver, diagonal)
 
     def terms(self, found: Tensor) -> Tensor:
         """All terms ``(K, M, D + 1, D)`` from derivatives ``(K, J, W + 1, D)``."""
         known = torch.cat([self.ways @ self.common[:, :-1], self.common[:, -1:]], 1)
         left = (found - torch.tensordot(self.weights, known, 1))[:, :, self.way, self.column]
-        return self.common + torch.einsum("ijmr,krij->kmij", self.solver, left)
+        terms = self.common.repeat(len(found), 1, 1, 1)
+        terms.flatten(2).index_add_(2, self.entries, torch.einsum("emr,kre->kme", self.solver, left))
+        return terms
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ def replicate_integrals(
 REFUSALS = (ArithmeticError, ValueError, RuntimeError, TypeError, IndexError, NotImplementedError)  # of a batch
 FEWEST = 8  # data sets, of which three are fitted by themselves: fewer are no batch
 FEWEST_AT_ONCE = 16  # data sets in one run of the model: fewer gain less by that than by their structure, alone
+TOGETHER = 2  # times as many of known log joints, whose searches run no model
 SAME = 1e-8  # relative difference between a log evidence by itself and in the batch: rounding, and how a search ends
 
 
@@ -218,18 +219,18 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
     problem = replace(inside, joint=joint, structure=Structure(None, inside.structure.slots, None, density))
     runs = BATCH_BYTES // joint.row_bytes
     at_once = runs // joint.latents.size
-    num = max(at_once, FEWEST_AT_ONCE)
     origin, told = torch.zeros_like(joint.initial_u), torch.tensor(sorted(alone))
     made_of, drawn, start = None, None, None
     with suppress(*REFUSALS):  # a model need not bear that settings are rows beside those of data
         if runs >= NUM_SAMPLES:
-            made_of = power_sums(LogJoints(joint.at_settings, num), reference._inside.theta, told, origin)
+            made_of = power_sums(LogJoints(joint.at_settings, at_once), reference._inside.theta, told, origin)
     if made_of is None and at_once < FEWEST_AT_ONCE:
         return NOTHING
     if isinstance(reference, NestedPosterior):  # whose batch looks for other modes
         drawn = all_prior_draws(reference.integral.outer_mode)
         start = torch.stack([posterior._inside.theta for posterior in alone.values()]).mean(0)
     chunks = list[tuple[Maxima, tuple[Standardisation, Settled] | None]]()
+    num = max(at_once if made_of is None else TOGETHER * at_once, FEWEST_AT_ONCE)
     parts = torch.arange(joint.num).split(num)
 
     @lru_cache(maxsize=1)  # more than one would hold as much as all
@@ -246,6 +247,8 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
         sure = (certain & valid[numbers] & right).nonzero().squeeze(-1)
         found |= zip(numbers[sure].tolist(), values[sure].tolist(), strict=True)
         chunks.append((chunk, outside))
+        if start is not None and len(sure):
+            start = chunk.theta[sure, :-1].mean(0)
 
     def posterior(k: int) -> LaplacePosterior:
         known, _ = quadratics(k // num)

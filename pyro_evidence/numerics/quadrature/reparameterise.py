@@ -69,10 +69,11 @@ def fitted(t: Tensor, log_density: Tensor, start: Tensor | None = None) -> AxisM
     weight = torch.where(torch.isfinite(drop), (0.5 * drop).exp(), 0.0)
     target = torch.where(torch.isfinite(drop), drop, 0.0)
     zero = torch.zeros(len(t), NUM_PARAMS, dtype=torch.float64, device=t.device)
-    return map_of(_levenberg_marquardt(zero if start is None else start, t, target, weight))
+    share = weight.square() / weight.square().sum(-1, keepdim=True)
+    return map_of(_levenberg_marquardt(zero if start is None else start, t, target, weight, share))
 
 
-def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor, share: Tensor) -> Tensor:
     r"""Squares and products of the weighed misfit with the best constant and of its four derivatives, ``(d, 5, 5)``.
 
     Beside a mild pull to the identity.
@@ -94,10 +95,10 @@ def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor) -> Tensor
     by_x = by_y * one.tail / root - x / root.square()
     each = [value - target, -by_x / one.scale, -x * by_x - 1.0, -by_y, by_y * (y + one.skew) + 1.0]
     rows = torch.stack(each, -2)  # points last, along which sums are fast
-    share = weight.square() / weight.square().sum(-1, keepdim=True)
     rows = weight.unsqueeze(-2) * (rows - rows @ share.unsqueeze(-1))
-    pull = PULL * torch.cat([params.unsqueeze(-2), torch.eye(NUM_PARAMS).to(params).expand(len(params), -1, -1)], -2)
-    return rows @ rows.mT + pull @ pull.mT
+    pull = torch.cat([params.unsqueeze(-2), torch.eye(NUM_PARAMS).to(params).expand(len(params), -1, -1)], -2)
+    rows = torch.cat([rows, PULL * pull], -1)
+    return rows @ rows.mT
 
 
 def _levenberg_marquardt(params: Tensor, *data: Tensor) -> Tensor:

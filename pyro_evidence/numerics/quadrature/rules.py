@@ -46,6 +46,7 @@ def growing(first: int, last: int, ratio: float) -> tuple[int, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=32)
 def gauss_hermite(num: int, device: torch.device | None = None) -> Rule:
     """Gauss's rule of ``num`` nodes on one axis, exact for polynomials of degree ``2 num - 1``.
 
