@@ -378,7 +378,7 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
     """The entries of :func:`importance_check`, and ``moments``, by a given time.
 
     Importance weights of ever more draws, until they say enough; where they degenerate, or their errors are too large,
-    by Newton's steps from the draws.
+    by Newton's steps from the draws, unless these say no more and k-hat is low, though of too few draws to be sure.
 
     :param until: by ``time.process_time()``; half of the time is for importance weights.
     """
@@ -398,19 +398,19 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
         found = importance_check(log_weights, draws, posterior._joint.dtype)
         elements = Elements.of(draws[1])
         moved = by_weights(elements, *draws, importance.checked(log_weights))
-        is_reliable = found["pareto_k"] <= importance.threshold(num)
+        is_reliable, is_light = (found["pareto_k"] <= k for k in (importance.threshold(num), TRUSTED))
         is_known = moved.is_settled(NOTABLE) and found["log_evidence_importance_se"] < PRECISE
         error = moved.pooled.scaled[1]
         is_hopeless = not is_reliable or bool((moved.reach * error * (num / most) ** 0.5 > HARMFUL).any())
         if found["pareto_k"] == -math.inf or (num >= ENOUGH and (is_known or is_hopeless)):
             break
-    best: Shifts | None = moved if is_reliable else None
     if posterior._is_by_blocks:
         check = partial(check_by_blocks, posterior._inside, float(posterior.log_evidence), seed=0)
         found |= most_until(check, most, 0.5 * (time.process_time() + until))
-    if best is None or not best.is_settled():
+    best = moved
+    if not (is_reliable and moved.is_settled()):
         steps = by_steps(posterior, torch.cat(noise), until)
-        best = steps if best is None or steps.is_settled() else best
+        best = steps if steps.is_settled() or not is_light else moved
     return found | {"moments": moments(best, names_of(posterior._joint).label)}
 
 

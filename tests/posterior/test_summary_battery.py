@@ -18,6 +18,7 @@ from torch import Tensor
 from pyro_evidence import ImportancePosterior, LaplaceEvidence, LaplacePosterior, Stop
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.nested.joint_posterior import Proposal
+from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.importance import checked
 from pyro_evidence.posterior import diagnostics, laplace
 from pyro_evidence.posterior.diagnostics import (
@@ -189,6 +190,34 @@ def test_errors_of_weighted_moments_are_how_they_spread() -> None:
 def test_without_time_the_summary_says_what_is_wrong() -> None:
     assert "is off by" in "\n".join(WRONG["two hundred of heavy tails"]()[0]._notes(time.process_time()))
     assert fitted_logistic()._check(time.process_time())["effective_sample_size"] <= 128.0
+
+
+def test_weights_of_fewer_draws_than_are_enough_say_more_than_steps_that_do_not_settle(monkeypatch) -> None:
+    """Responses of four subjects to four doses; of four times as many draws the weights are light, and nothing is off.
+
+    Far out the slopes of such curves are of no normal density, and steps along them are as long as they like.
+    """
+    g = torch.Generator().manual_seed(5)
+    draws = [torch.randn(shape, generator=g, dtype=torch.float64) for shape in ((4, 1), (4, 1), (4, 4))]
+    dose = torch.tensor([0.0, 10.0, 20.0, 80.0]).double()
+    y = (2.0 + 0.3 * draws[0]) * dose / ((2.7 + 0.4 * draws[1]).exp() + dose) + 0.4 * draws[2]
+
+    def model(y: Tensor) -> None:
+        spread = pyro.sample("spread", dist.HalfNormal(y.new_tensor(1.0)))
+        with pyro.plate("subjects", 4, dim=-2):
+            most = pyro.sample("most", dist.Normal(y.new_tensor(2.0), 0.5))
+            half = pyro.sample("half", dist.Normal(y.new_tensor(3.0), spread)).exp()
+            with pyro.plate("doses", 4, dim=-1):
+                pyro.sample("y", dist.Normal(most * dose / (half + dose), 0.4), obs=y)
+
+    posterior = LaplaceEvidence(model, stop=QUIET).run(y)
+    vars(posterior)["_num_checked"] = 2048
+    found = posterior._check(math.inf)
+    assert found["pareto_k"] < importance.threshold(2048) and not found["moments"][1]
+    vars(posterior)["_num_checked"] = 512
+    monkeypatch.setattr(importance, "threshold", lambda num: 0.5)
+    found = posterior._check(math.inf)
+    assert 0.5 < found["pareto_k"] < 0.7 and not found["moments"][1]
 
 
 def test_a_summary_of_dear_draws_sees_few_and_each_once(monkeypatch) -> None:
