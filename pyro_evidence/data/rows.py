@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks, first_rows, looked_through, with_rows
 from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums, share, zeros_like
+from pyro_evidence.numerics.batched import COPIED_ROWS
 
 PLACES = 2**32  # of scattered rows
 SCATTER = 2654435761  # odd, PLACES times the golden ratio: multiples of it modulo PLACES are spread evenly
@@ -130,6 +131,30 @@ class Repeated(Generic[Piece]):
 
     def __iter__(self) -> Iterator[Piece]:
         return self.make()
+
+
+def with_ones(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values ``(n, m)``, and weights of 1 for their rows."""
+    return values, values.new_ones(1).expand(len(values))
+
+
+def column_moments(rows: Rows[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight, mean, and mean square about it, of what is not nan in each column, ``(m,)`` each; two passes.
+
+    :param rows: values ``(n, m)`` and the weights ``(n,)`` of their rows.
+    """
+
+    def sums(piece: tuple[Tensor, Tensor], of: Callable[[Tensor], Tensor]) -> Tensor:
+        found = []
+        for Y, weight in zip(*(x.split(COPIED_ROWS) for x in piece), strict=True):
+            share = weight.unsqueeze(-1) * ~Y.isnan()
+            found.append(torch.stack([share.sum(0), (share * of(Y).nan_to_num()).sum(0)]))
+        return torch.stack(found).sum(0)
+
+    count, total = rows.total(lambda piece: sums(piece, lambda Y: Y))
+    count = count.clamp(min=torch.finfo(count.dtype).tiny)  # a column without data has mean 0
+    mean = total / count
+    return count, mean, rows.total(lambda piece: sums(piece, lambda Y: (Y - mean).square()))[1] / count
 
 
 def scattered(numbers: Tensor) -> Tensor:

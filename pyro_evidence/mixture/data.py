@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions.transforms import LowerCholeskyTransform, PositiveDefiniteTransform
 
 from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums, share
-from pyro_evidence.data.rows import PLACES, Rows, scattered
+from pyro_evidence.data.rows import PLACES, Rows, column_moments, scattered
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.batched import BATCH_NUMBERS, Batched
@@ -353,11 +353,8 @@ def response_units(rows: Rows[Responses], noise: Tensor, free: Tensor) -> Units:
     :param free: whether that is to be found, bool, ``(K, m)``.
     :raises BadInput: where none varies, and noise is to be found.
     """
-    count, sums = rows.total(lambda r: torch.stack(_sums(r.Y, r.weight)))
-    count = count.clamp(min=torch.finfo(count.dtype).tiny)  # a column without data has mean 0
-    mean = sums / count
-    squares = rows.total(lambda r: _sums((r.Y - mean).square(), r.weight)[1])
-    spread = (squares / count).sqrt()
+    _, mean, square = column_moments(rows.mapped(lambda r: (r.Y, r.weight)))
+    spread = square.sqrt()
     varies = spread > 1e-12 * mean.abs()  # a constant column keeps rounding errors about its mean
     if bool(free.any()) and not bool(varies.any()):
         raise BadInput(
@@ -391,9 +388,3 @@ def _constancy(G: Tensor | None) -> Tensor:
     some = G if len(G) else G.new_zeros(1, G.shape[-1])
     low, num = some.amin(0), torch.full_like(some[0], float(len(G) > 0))
     return torch.stack([num, num * low, num * low.square(), num * (some.amax(0) != low)])
-
-
-def _sums(Y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Total weight of what was observed, and weighted sums, ``(m,)`` each."""
-    share = weight.unsqueeze(-1) * ~Y.isnan()
-    return share.sum(0), (share * Y.nan_to_num()).sum(0)

@@ -66,7 +66,7 @@ from pyro_evidence.mixture.updates import (
     pruned,
 )
 from pyro_evidence.models.mixture import Responses
-from pyro_evidence.numerics.batched import BATCH_NUMBERS, COPIED_ROWS, first_highest
+from pyro_evidence.numerics.batched import BATCH_NUMBERS, first_highest
 from pyro_evidence.numerics.linalg import floored
 from pyro_evidence.program.checks import check_sizes
 from pyro_evidence.program.log_joint import LogJoint
@@ -475,11 +475,8 @@ def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> Mi
     :raises UnsupportedModel: when it is no mixture of linear-Gaussian kernels.
     """
     structure = recognised(joint)
-    Y, weight = structure.Y.split(COPIED_ROWS), structure.weight.split(COPIED_ROWS)
-    G = [None] * len(Y) if structure.G is None else structure.G.split(COPIED_ROWS)
-    pieces = tuple(map(Responses, Y, G, weight))
-    ties = structure.ties
-    units = response_units(Rows(pieces, pieces[0], (len(structure.Y),)), ties.beta_group, ties.beta_free)
+    rows = Rows.resident(Responses(structure.Y, structure.G, structure.weight), len(structure.Y))
+    units = response_units(rows, structure.ties.beta_group, structure.ties.beta_free)
     products = settings.curvature is not evidence.block or structure.correlation is not None
     return _begun(structure, units, structure.data(units, structure.background, products=products), settings, sampled)
 

@@ -18,13 +18,12 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.data.arrays import require_matrix
-from pyro_evidence.data.rows import Rows
+from pyro_evidence.data.rows import Rows, column_moments, with_ones
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.models.basis import Basis, TensorValue, design_matrix
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value, start_of
 from pyro_evidence.models.wrappers import check_weights
-from pyro_evidence.numerics.batched import COPIED_ROWS
 from pyro_evidence.settings import check_count, check_function, check_tensors
 
 Units = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -32,11 +31,13 @@ Units = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 def data_units(Y: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and population standard deviation of each column, ``(m,)`` each; 1 for a constant one; nan is left out."""
-    mean = Y.nanmean(-2)
-    parts = [((part - mean).square().nansum(-2), (~part.isnan()).sum(-2)) for part in Y.split(COPIED_ROWS, -2)]
-    squares, seen = (torch.stack(x).sum(0) for x in zip(*parts, strict=True))
-    scale = (squares / seen).sqrt()
-    return mean, torch.where(scale > 0, scale, 1.0)
+    return units_of_rows(Rows.resident(Y, len(Y)))
+
+
+def units_of_rows(rows: Rows[Tensor]) -> tuple[Tensor, Tensor]:
+    """:func:`data_units` of rows in pieces ``(n, m)``."""
+    _, mean, square = column_moments(rows.mapped(with_ones))
+    return mean, torch.where(square > 0, square.sqrt(), 1.0)
 
 
 def no_units(Y: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,16 +206,14 @@ class GaussianMixture(_Mixture):
 
         :raises BadInput: for units that are a function of all rows at once, where these come in chunks.
         """
-        num, units = len(rows), self.units
+        units = self.units
         if units is data_units:
-            mean = rows.total(lambda r: r.Y.sum(0)) / num
-            square = rows.total(lambda r: (r.Y - mean).square().sum(0)) / num
-            units = FixedUnits(mean, torch.where(square > 0, square.sqrt(), 1.0))
+            units = FixedUnits(*units_of_rows(rows.mapped(lambda r: r.Y)))
         elif isinstance(rows.pieces, tuple):
             units = FixedUnits(*units(rows.example.Y))
         elif units is not no_units and not isinstance(units, FixedUnits):
             raise BadInput(f"units={units!r} looks at all rows at once; pass units=FixedUnits(origin, unit).")
-        number = self.num_components or enough_components(num, rows.example.Y.shape[-1])
+        number = self.num_components or enough_components(len(rows), rows.example.Y.shape[-1])
         return replace(self, num_components=number, units=units)
 
     def rows(self, Y: Tensor, weight: Tensor | None = None) -> Responses:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.rows import Rows
+from pyro_evidence.data.rows import Rows, column_moments, with_ones
 from pyro_evidence.mixture.data import Units
 
 
@@ -60,10 +60,8 @@ class Observations:
 
         One unit for all outputs leaves isotropic noise isotropic.
         """
-        num = self.rows.total(lambda y: (~y.isnan()).sum(0).double()).clamp(min=1.0)  # a column without data has mean 0
-        origin = self.rows.total(lambda y: y.nan_to_num(0.0).sum(0)) / num
-        squares = self.rows.total(lambda y: (y - origin).nan_to_num_(0.0).square_().sum(0))
-        unit, size = (squares / num).mean().sqrt(), origin.abs().max()
+        _, origin, square = column_moments(self.rows.mapped(with_ones))
+        unit, size = square.mean().sqrt(), origin.abs().max()
         return Units(origin, torch.where(unit > 1e-12 * torch.maximum(size, unit), unit, 1.0), origin)
 
     def log_jacobian(self, unit: Tensor) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_evidence.data.arrays import require_dense
 from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
 from pyro_evidence.data.ranks import COMMUNICATOR
-from pyro_evidence.data.rows import Rows
+from pyro_evidence.data.rows import Rows, column_moments, with_ones
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.em import (
     Chosen,
@@ -438,8 +438,7 @@ def _noise_scale(Y: Observations, ties: SharedParameters, analysers: FactorAnaly
     rest = torch.maximum(rest, rest.new_tensor(LEAST_NOISE))  # data of low rank leave nothing over
     if not bool((ties.beta_group != ties.beta_group[:, :1]).any()):
         return rest.expand(m)
-    mean = Y.rows.total(lambda y: y.sum(0)) / len(Y)
-    variances = Y.rows.total(lambda y: (y - mean).square_().sum(0)) / len(Y)
+    variances = column_moments(Y.rows.mapped(with_ones))[2]
     return rest * variances.clamp(min=1e-3)  # a constant output has no scale
 
 
