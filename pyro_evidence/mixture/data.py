@@ -124,11 +124,6 @@ class MixtureData:
         each = {n: x if x.dim() == 0 else among.gathered(x[: len(mine)])[order] for n, x in vars(here).items()}
         return replace(here, **each)
 
-    @property
-    def in_one_piece(self) -> bool:
-        """Whether all data are at hand at once."""
-        return self.communicator.num_ranks == 1
-
     def log_jacobian(self, unit: Tensor) -> Tensor:
         """Log Jacobian of all data, from standard units to ``unit`` ``(m,)``, which the log density loses, nats."""
         if self.observed is None:
@@ -156,7 +151,6 @@ class StreamedData(MixtureData):
 
     rows: Rows[MixtureData] = field(kw_only=True)
     samples: dict[int, MixtureData] = field(default_factory=dict, compare=False, kw_only=True)
-    in_one_piece = False
 
     @staticmethod
     def of(rows: Rows[MixtureData]) -> "StreamedData":

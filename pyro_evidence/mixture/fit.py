@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.chunks import Chunks, first_rows
-from pyro_evidence.data.chunks import few as first_few
-from pyro_evidence.data.ranks import COMMUNICATOR
+from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.em import (
@@ -46,13 +44,14 @@ from pyro_evidence.mixture.expectation import (
     rows_of,
 )
 from pyro_evidence.mixture.mode import RestartModes
-from pyro_evidence.mixture.posterior import MixturePosterior, without_data
+from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.recognise import (
     MixtureStructure,
     enlarged,
     most_components,
     recognise_mixture,
     recognised,
+    rows_of_chunks,
 )
 from pyro_evidence.mixture.updates import (
     SMALLEST,
@@ -66,9 +65,9 @@ from pyro_evidence.mixture.updates import (
     pruned,
 )
 from pyro_evidence.models.mixture import Responses
+from pyro_evidence.models.wrappers import Marginalised
 from pyro_evidence.numerics.batched import BATCH_NUMBERS, first_highest
 from pyro_evidence.numerics.linalg import floored
-from pyro_evidence.program.checks import check_sizes
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import ABOVE_ZERO, FINITE, Start, check_count, check_number, check_result, seeded
 
@@ -430,13 +429,14 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
 
     def posterior(self, chosen: Chosen[MixtureRestarts]) -> MixturePosterior:
         """One mixture in the model's units; without data where these came in chunks."""
-        structure, fit = enlarged(self.structure, chosen.fit.state.parameters.w.shape[1]), chosen.fit
+        fit = chosen.fit
+        structure = enlarged(self.structure, fit.state.parameters.w.shape[1], recognise_mixture)
         at_mode = mode.find_mode(self.data, fit.state.parameters)
         by_hand = fit.status is Status.BY_HAND  # rounds that nobody watched: their end alone is known
         entries = [self.journal.look(fit.state)] if by_hand else self.journal.entries
         rounds = zip(*([x[min(chosen.number, len(x) - 1)] for x in entry] for entry in entries), strict=True)
         state, mixture = mode.laplace_state(structure, self.units, self.data, at_mode)
-        found = MixturePosterior(
+        return MixturePosterior(
             state,
             *chosen.history(self.jacobian),
             recognised=structure,
@@ -445,7 +445,6 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
             paths=tuple(map(torch.stack, rounds)),
             limit=chosen.limit,
         )
-        return found if self.data.in_one_piece else without_data(found)
 
     def watching(self, joint: LogJoint) -> "MixtureFit":
         """The fit, whose journal has the errors of other data as well."""
@@ -457,7 +456,7 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
 
         :raises BadInput: when they are not of the same kind.
         """
-        found = recognised(joint)
+        found = recognised(joint, recognise_mixture)
         ours, theirs = (
             f"{x.Y.shape[-1]} responses and {1 if x.G is None else x.G.shape[-1]} basis functions"
             for x in (self.structure, found)
@@ -474,7 +473,7 @@ def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> Mi
         :data:`SAMPLE_EACH` for each component.
     :raises UnsupportedModel: when it is no mixture of linear-Gaussian kernels.
     """
-    structure = recognised(joint)
+    structure = recognised(joint, recognise_mixture)
     rows = Rows.resident(Responses(structure.Y, structure.G, structure.weight), len(structure.Y))
     units = response_units(rows, structure.ties.beta_group, structure.ties.beta_free)
     products = settings.curvature is not evidence.block or structure.correlation is not None
@@ -501,40 +500,21 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or differ in more than their rows.
     :raises UnsupportedModel: for models that do not say what their rows are.
     """
-    if not hasattr(model, "settled"):
+    if isinstance(model, Marginalised) or not hasattr(model, "settled"):
         raise UnsupportedModel(
             "run_chunks needs a model that says what its rows are: gaussian_mixture or linear_mixture, alone or in "
             "with_background. Pass all data of other models to run(...)."
         )
-    communicator = COMMUNICATOR.get()
-
-    def read(number: int, args: tuple[Any, ...]) -> Responses:
-        found = model.rows(*args)
-        G = None if found.G is None else found.G.detach().double()
-        return Responses(found.Y.detach().double(), G, found.weight.detach().double())
-
-    def check(number: int, args: tuple[Any, ...]) -> None:
-        check_sizes(args, {})
-        Y = model.rows(*args).Y
-        if bool(Y.isnan().any()):
-            row, column = Y.isnan().nonzero()[0].tolist()
-            raise BadInput(
-                f"chunk {number} holds nan, first in row {row}, column {column} of it; expected numbers. Rows with "
-                f"gaps are for EvidenceEM(marginalised(model)).run(Y), all at once."
-            )
-
-    rows = Rows.of_chunks(model, chunks, read, check=check, communicator=communicator)
-    if communicator.restarts is not None:
+    rows, joint = rows_of_chunks(model, chunks)
+    if rows.communicator.restarts is not None:
         counts = str(rows.counts)
-        communicator.restarts.check_equal("numbers of rows where shards(restarts=...) wants the same", counts)
-    settled_model = model.settled(rows)
-    first = settled_model.few(1, *first_few(first_rows(chunks, communicator)))
-    structure = recognise_mixture(LogJoint(settled_model, first))
+        rows.communicator.restarts.check_equal("numbers of rows where shards(restarts=...) wants the same", counts)
+    structure = recognise_mixture(joint)
     units = response_units(rows, structure.ties.beta_group, structure.ties.beta_free)
     products = settings.curvature is not evidence.block or structure.correlation is not None
 
     def standard(found: Responses) -> MixtureData:
-        here = replace(structure, Y=found.Y, G=found.G, weight=found.weight, offset=structure.offset[:1])
-        return here.data(units, structure.background, products=products)
+        return structure.on(joint, found).data(units, structure.background, products=products)
 
-    return _begun(structure, units, StreamedData.of(rows.mapped(standard)), settings, sampled=True)
+    data = StreamedData.of(rows.mapped(standard))
+    return _begun(structure.on(joint, rows.example[:0]), units, data, settings, sampled=True)

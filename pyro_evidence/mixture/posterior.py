@@ -368,13 +368,3 @@ class MixturePosterior(ComponentPosterior):
         mixture = replace(recognise_mixture(state.problem.joint).start, w=state.u[structure.index].unsqueeze(0))
         own = {"recognised": structure, "mixture": mixture, "paths": tuple(content["paths"]), "limit": content["limit"]}
         return cls(state, *archive.history(content), **own)
-
-
-def without_data(posterior: MixturePosterior) -> MixturePosterior:
-    """The posterior of a fit whose data were not kept; what needs them asks for them."""
-    state, structure = posterior.state, posterior.recognised
-    joint, own = copy.copy(structure.joint), copy.copy(state.problem.joint)
-    joint.args, joint.has_data = own.args, own.has_data = (), False
-    problem = replace(state.problem, joint=own)
-    kept = replace(structure, joint=joint, Y=structure.Y[:0], weight=structure.weight[:0])
-    return replace(posterior, state=replace(state, problem=problem), recognised=kept)

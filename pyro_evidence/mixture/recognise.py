@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, constraints
 
+from pyro_evidence.data.chunks import Chunks, first_rows, num_rows
+from pyro_evidence.data.ranks import COMMUNICATOR
 from pyro_evidence.data.rows import Rows
-from pyro_evidence.errors import UnsupportedModel
+from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.mixture.data import Mixture, MixtureData, Units, mixture_data
 from pyro_evidence.mixture.updates import SharedParameters
+from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.coordinates import Coordinates, is_identity
 from pyro_evidence.numerics.derivatives import jacobian, sole_slopes
 from pyro_evidence.program import predictors
+from pyro_evidence.program.checks import as_tensors, column_names
 from pyro_evidence.program.distributions import Background, WithBackground, WithGaps
 from pyro_evidence.program.log_joint import LogJoint
 
@@ -121,18 +125,43 @@ FEW = 64  # rows on which a model of ours is recognised, or one whose data come 
 
 
 def joint_of_rows(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint | None:
-    """The log joint of a mixture of ours on all its data; None for other models, few rows, and rows with gaps."""
+    """The log joint of a model of ours on all its data; None for other models, few rows, and gaps in mixtures."""
     if not hasattr(model, "settled"):
         return None
     try:
-        rows = model.rows(*args, **kwargs)
+        given, named = as_tensors(args, kwargs)
+        rows = model.rows(*given, **named)
         step = len(rows.Y) // FEW
-        if step < 2 or bool(rows.Y.sum().isnan()):
+        if step < 2:
             return None
-        thin = LogJoint(model.settled(Rows.resident(rows, len(rows.Y))), model.few(step, *args, **kwargs))
-        return thin.on(args, kwargs, times=step)
+        thin = LogJoint(model.settled(Rows.resident(rows, len(rows.Y))), model.few(step, *given, **named))
+        thin.columns = column_names(args, kwargs)
+        return thin.on(given, named, times=step)
     except Exception:  # whatever it is, running the model on its data says it best
         return None
+
+
+def rows_of_chunks(model: Any, chunks: Chunks) -> tuple[Rows[Responses], LogJoint]:
+    """The rows of a model of ours, in double precision, and its density on a few of them.
+
+    :raises BadInput: for chunks that can be gone through only once, hold no rows, or cannot be used.
+    """
+    communicator = COMMUNICATOR.get()
+
+    def read(number: int, args: tuple[Any, ...]) -> Responses:
+        return model.rows(*args).in_double
+
+    def check(number: int, args: tuple[Any, ...]) -> None:
+        try:
+            model.rows(*args)
+        except TypeError as error:
+            raise BadInput(f"it has {len(args)} arguments ({error}); expected those of the model.") from error
+
+    rows = Rows.of_chunks(model, chunks, read, check=check, communicator=communicator)
+    settled, first = model.settled(rows), first_rows(chunks, communicator)
+    joint = LogJoint(settled, settled.few(max(1, num_rows(first) // FEW), *first))
+    joint.has_data = False
+    return rows, joint
 
 
 @dataclass(frozen=True)
@@ -190,6 +219,15 @@ class MixtureStructure:
     start: Mixture  # one row, at the model's own hyperparameters, weights at their prior mean
     offset: Tensor  # (N or 1, m) what was taken away from the responses
     background: Background | None  # a uniform density beside the kernels, in the responses' own place
+
+    def on(self, joint: LogJoint, rows: Any) -> "MixtureStructure":
+        """The same mixture on other rows of a model of ours, whose means have no fixed part."""
+        return replace(self, joint=joint, Y=rows.Y, G=rows.G, weight=rows.weight, offset=self.offset[:1])
+
+    @property
+    def num_components(self) -> int:
+        """``K``."""
+        return len(self.loc)
 
     @property
     def ties(self) -> SharedParameters:
@@ -290,23 +328,24 @@ def recognise_mixture(joint: LogJoint) -> MixtureStructure:
         ) from None
 
 
-def recognised(joint: LogJoint) -> MixtureStructure:
+Structure = TypeVar("Structure", bound=Any)  # of a family of mixtures
+
+
+def recognised(joint: LogJoint, recognise: Callable[[LogJoint], Structure]) -> Structure:
     """The mixture that ``joint`` is, from a few rows where that is enough.
 
+    :param recognise: what knows the family by all rows.
     :raises UnsupportedModel: with the reason why it is none.
     """
     model: Any = joint.model
     if joint.seen is None:
-        return recognise_mixture(joint)
+        return recognise(joint)
     thin = copy.copy(joint)
     thin.args, thin.kwargs = model.few(joint.seen, *joint.args, **joint.kwargs), {}
-    structure = recognise_mixture(thin)
-    rows = model.rows(*joint.args, **joint.kwargs)
-    G = None if rows.G is None else rows.G.detach().double()
-    if G is not None and structure.G is not None and not torch.equal(G[:: joint.seen], structure.G):
-        return recognise_mixture(joint)  # a basis that looks at all rows
-    Y, weight = rows.Y.detach().double(), rows.weight.detach().double()
-    return replace(structure, joint=joint, Y=Y, G=G, weight=weight, offset=structure.offset[:1])  # no fixed part
+    structure, rows = recognise(thin), model.rows(*joint.args, **joint.kwargs).in_double
+    if rows.G is not None and not torch.equal(rows.G[:: joint.seen], structure.G):
+        return recognise(joint)  # a basis that looks at all rows
+    return structure.on(joint, rows)
 
 
 def with_components(model: Any, num_components: int | None) -> Any:
@@ -324,16 +363,19 @@ def most_components(model: Any, num_components: int, num_rows: int, *, alike: bo
     return num_rows if free and with_components(model, num_components + 1) is not model else num_components
 
 
-def enlarged(structure: MixtureStructure, num_components: int) -> MixtureStructure:
+def enlarged(structure: Structure, num_components: int, recognise: Callable[[LogJoint], Structure]) -> Structure:
     """The same model with at least so many components."""
-    if num_components <= len(structure.loc):
+    if num_components <= structure.num_components:
         return structure
-    joint = structure.joint
-    model = with_components(joint.model, num_components)
-    if joint.seen is None:
-        return recognise_mixture(LogJoint(model, joint.args, joint.kwargs))
-    few = model.few(joint.seen, *joint.args, **joint.kwargs)
-    return recognised(LogJoint(model, few).on(joint.args, joint.kwargs, times=joint.seen))
+    old = structure.joint
+    model = with_components(old.model, num_components)
+    if old.seen is None:
+        joint = LogJoint(model, old.args, old.kwargs)
+        joint.has_data = old.has_data
+        found = recognise(joint)
+        return found if old.has_data else found.on(joint, structure)
+    few = model.few(old.seen, *old.args, **old.kwargs)
+    return recognised(LogJoint(model, few).on(old.args, old.kwargs, times=old.seen), recognise)
 
 
 Seen = TypeVar("Seen")

@@ -24,6 +24,7 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.models.basis import Basis, TensorValue, design_matrix
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value, start_of
 from pyro_evidence.models.wrappers import check_weights
+from pyro_evidence.program.checks import bad_entries, check_sizes
 from pyro_evidence.settings import check_count, check_function, check_tensors
 
 Units = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -64,6 +65,15 @@ class Responses:
     Y: Tensor  # (N, m)
     G: Tensor | None  # (N, B) basis functions; None for the constant 1
     weight: Tensor  # (N,)
+
+    def __getitem__(self, some: slice) -> "Responses":
+        return Responses(self.Y[some], None if self.G is None else self.G[some], self.weight[some])
+
+    @property
+    def in_double(self) -> "Responses":
+        """The same in double precision."""
+        parts = (None if x is None else x.detach().double() for x in (self.Y, self.G, self.weight))
+        return Responses(*parts)  # type: ignore[arg-type]
 
 
 # a component's noise: of the number of components and the units it declares the params, and returns what maps
@@ -221,7 +231,7 @@ class GaussianMixture(_Mixture):
 
         :raises BadInput: when they cannot be used.
         """
-        check_responses(Y)
+        check_complete(Y)
         return Responses(Y, None, _weights(weight, Y))
 
     def few(self, step: int, Y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -266,7 +276,7 @@ class LinearMixture(_Mixture):
         :raises BadInput: when they cannot be used.
         """
         Phi = design_matrix(self.basis, X)
-        check_responses(Y, (len(Phi), self.num_outputs))
+        check_complete(Y, (len(Phi), self.num_outputs))
         return Responses(Y, Phi, _weights(weight, Y))
 
     def few(self, step: int, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -292,6 +302,20 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
     empty = Y.isnan().all(0).nonzero().flatten().tolist()
     if empty:
         raise BadInput(f"Y has no value at all, only nan, in columns {empty}; expected one at least. Drop them.")
+
+
+def check_complete(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
+    """Refuse anything but numbers of shape ``(N, m)`` that have fourth powers, gaps among them.
+
+    :raises BadInput: with the shape that was given, or the first bad number.
+    """
+    check_responses(Y, shape)
+    check_sizes((), {"Y": Y})
+    if bool(Y.sum().isnan()):
+        raise BadInput(
+            f"Y, shape {tuple(Y.shape)}{bad_entries(Y)}; expected numbers. Rows with gaps are for "
+            f"EvidenceEM(marginalised(model)), those of mixtures all at once by run(Y)."
+        )
 
 
 def enough_components(num_data: int, num_outputs: int) -> int:

@@ -9,6 +9,7 @@ nan where nothing was observed, are for ``EvidenceEM(marginalised(model))``.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -19,9 +20,12 @@ from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.basis import TensorValue
-from pyro_evidence.models.mixture import check_responses
+from pyro_evidence.models.mixture import Responses, check_complete, check_responses
 from pyro_evidence.models.regression import LEARNED, Learned, Precision, check_precision, precision_value, start_of
 from pyro_evidence.settings import check_count, check_function
+
+FEW = 256  # rows on which the model is recognised: the rest is only looked at by the engine
+FEW_NUMBERS = 2**21  # in the loadings of a few rows, which Pyro expands to one set for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +145,23 @@ class MPPCA(TensorValue):
         alike = own[0] in (Size(), Size([1])) and own[1] == Size()
         return replace(self, num_components=num_components) if alike else None
 
-    @property
-    def marginalised(self) -> "MPPCA":
-        """This model with its latent coordinates integrated out."""
+    def settled(self, rows: Any = None) -> "MPPCA":
+        """This model with its latent coordinates integrated out: a few rows are then enough to know it."""
         return replace(self, latents=marginal)
+
+    def rows(self, Y: Tensor, *, gaps: bool = False) -> Responses:
+        """The data as they are observed, checked; with ``gaps`` nan where missing.
+
+        :raises BadInput: when they cannot be used.
+        """
+        (check_responses if gaps else check_complete)(Y)
+        return Responses(Y, None, Y.new_ones(1).expand(len(Y)))
+
+    def few(self, step: int, Y: Tensor) -> tuple[Tensor]:
+        """A few rows, evenly spaced, gaps filled with the means: to look at the model, not to fit it."""
+        most = FEW_NUMBERS // (self.num_components * self.num_latents * Y.shape[1])
+        few = Y[:: max(1, len(Y) // max(16, min(FEW, most)))]
+        return (few.where(~few.isnan(), Y.nanmean(0)) if bool(few.isnan().any()) else few,)
 
 
 def _alpha_shape(alpha: Precision, num_components: int, num_latents: int) -> Size:

@@ -69,6 +69,14 @@ class Wrapper(OtherLikelihood):
 class Marginalised(Wrapper):
     """The Pyro model that :func:`marginalised` returns."""
 
+    def settled(self, rows: Any = None) -> "Marginalised":
+        """The same around a model that has settled."""
+        return Marginalised(self.model.settled(rows))
+
+    def rows(self, *args: Any, **kwargs: Any) -> Any:
+        """The rows of the model inside, with gaps where that allows them."""
+        return self.model.rows(*args, gaps=True, **kwargs)
+
     def _change(self, msg: Any, value: Tensor) -> None:
         """Values that are nan are integrated out; others stay as they are."""
         seen = ~value.isnan()

@@ -3,7 +3,6 @@
 What one round leads to, the warm-up, what is left out or split; at the end the posterior.
 """
 
-import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -12,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.data.arrays import require_dense
-from pyro_evidence.data.chunks import Chunks, agree_on_kind, first_rows
-from pyro_evidence.data.ranks import COMMUNICATOR
+from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.rows import Rows, column_moments, with_ones
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.em import (
@@ -34,18 +31,16 @@ from pyro_evidence.fitting.iterate import Stop
 from pyro_evidence.mixture import updates as mixture_updates
 from pyro_evidence.mixture.data import Units
 from pyro_evidence.mixture.fit import AUTOMATIC, ROUNDS, SURE, RandomWeights
-from pyro_evidence.mixture.recognise import most_components, with_components
+from pyro_evidence.mixture.recognise import enlarged, most_components, recognised, rows_of_chunks
 from pyro_evidence.mixture.updates import SharedParameters
 from pyro_evidence.models.covariances import FLOOR
-from pyro_evidence.models.mppca import MPPCA
-from pyro_evidence.models.wrappers import Marginalised
 from pyro_evidence.mppca import evidence, expectation
 from pyro_evidence.mppca import start as mppca_start
-from pyro_evidence.mppca.data import Observations, has_gaps
+from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers, FactorStatistics
 from pyro_evidence.mppca.orbit import laplace_state
 from pyro_evidence.mppca.posterior import MPPCAPosterior
-from pyro_evidence.mppca.recognise import MPPCAStructure, latents_integrated, own_model, recognise_mppca
+from pyro_evidence.mppca.recognise import MPPCAStructure, recognise_mppca
 from pyro_evidence.mppca.updates import (
     Iterate,
     MPPCAUpdate,
@@ -57,8 +52,7 @@ from pyro_evidence.mppca.updates import (
 )
 from pyro_evidence.numerics.batched import first_highest
 from pyro_evidence.numerics.linalg import fix_signs
-from pyro_evidence.program.checks import bad_entries, describe
-from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import Start, seeded
 
 DIRECT = 5  # rounds of the warm-up that take loadings straight from covariances; Husmeier (2000), footnote 14
@@ -240,8 +234,6 @@ def _centres(away: Tensor) -> Tensor:
     return torch.cat([torch.stack([along, -along], 1), torch.stack([first, second]).unsqueeze(0)])
 
 
-SLICE = 256  # most data on which a model of ours is recognised: the rest is only looked at by the engine
-SLICE_SIZE = 2**21  # most numbers in their loadings, which Pyro expands to one set for each datum
 LEAST_NOISE = FLOOR  # of the data's variance
 SAMPLE = FEW  # data on which restarts run where there are more; the chosen one goes on with all
 CANDIDATES = 4096  # data among which centres are drawn
@@ -264,55 +256,6 @@ class NormalCentres(RandomWeights):
         """Shape ``(R, K, m)``, in standard units."""
         noise = torch.randn(*shape, Y.shape[1], generator=generator, dtype=torch.float64)
         return self.spread * noise.to(Y)
-
-
-def log_joint(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
-    """The log joint of any model; that of a mixture of probabilistic PCA of ours without running it on all data.
-
-    :raises BadInput: when its data cannot be used.
-    """
-    ours, gappy = own_model(model), isinstance(model, Marginalised)
-    if ours is None:
-        return LogJoint(model, args, kwargs)
-    Y = checked_data(args, kwargs, gappy=gappy)
-    joint = LogJoint(latents_integrated(model), (some_rows(ours, Y),))
-    joint.args, joint.plates = (Y,), {}
-    return joint
-
-
-def some_rows(model: MPPCA, Y: Tensor) -> Tensor:
-    """A few data, evenly spaced, their gaps filled with the means: to look at the model, not to fit it."""
-    num = max(16, min(SLICE, SLICE_SIZE // (model.num_components * Y.shape[1] * model.num_latents)))
-    few = Y[:: max(1, len(Y) // num)]
-    return few.where(~few.isnan(), Y.nanmean(0)) if has_gaps(Y) else few
-
-
-def checked_data(args: tuple[Any, ...], kwargs: dict[str, Any], *, gappy: bool) -> Tensor:
-    """The data alone, fit to be used.
-
-    :raises BadInput: where they are not.
-    """
-    Y = args[0] if len(args) == 1 and not kwargs else kwargs.get("Y") if not args and len(kwargs) == 1 else None
-    if isinstance(Y, Tensor):
-        require_dense("Y", Y)
-    if not isinstance(Y, Tensor) or Y.dim() != 2 or Y.dtype not in (torch.float32, torch.float64) or not Y.numel():
-        raise BadInput(
-            f"run(Y) expects the data alone, a tensor of shape (N, m), N >= 1, m >= 1, float32 or float64; got "
-            f"{describe(args, kwargs)}. Write run(torch.as_tensor(Y).double())."
-        )
-    if has_gaps(Y) or not bool(Y.sum().isfinite()):  # the sum needs no memory
-        bad = Y.isinf() if gappy else ~Y.isfinite()
-        if bool(bad.any()):
-            held = f"Y, shape {tuple(Y.shape)}{bad_entries(Y)}"
-            raise BadInput(f"{held}; expected numbers. Drop such rows: Y[Y.isfinite().all(1)].")
-    whole, largest = Y.nan_to_num(0.0) if has_gaps(Y) else Y, torch.finfo(Y.dtype).max ** 0.25
-    found = float(torch.stack(whole.aminmax()).abs().max())
-    if found > largest:
-        raise BadInput(
-            f"Y, shape {tuple(Y.shape)}, holds {found:.3g} in size; expected less than {largest:.2g} in {Y.dtype}, or "
-            f"powers of it are not finite. Rescale: Y / Y.std()."
-        )
-    return Y.detach()
 
 
 @dataclass(frozen=True)
@@ -345,7 +288,7 @@ class MPPCAFit(ComponentFit[MPPCARestarts]):
     def posterior(self, chosen: Chosen[MPPCARestarts]) -> MPPCAPosterior:
         """The chosen restart at its mode, in the model's units."""
         batch = chosen.fit.state
-        structure = enlarged(self.structure, batch.parameters.W.shape[1])
+        structure = enlarged(self.structure, batch.parameters.W.shape[1], recognise_mppca)
         state, analysers, refusal = laplace_state(structure, self.units, batch.data, batch.it)
         return MPPCAPosterior(
             state,
@@ -358,16 +301,6 @@ class MPPCAFit(ComponentFit[MPPCARestarts]):
         )
 
 
-def recognised(joint: LogJoint) -> MPPCAStructure:
-    """Structure of a model on data, of which some rows tell what a model of ours is."""
-    ours = own_model(joint.model)
-    if ours is None:
-        return recognise_mppca(joint)
-    thin = copy.copy(joint)
-    thin.args = (some_rows(ours, joint.args[0]),)
-    return replace(recognise_mppca(thin), joint=joint, Y=joint.args[0].double())
-
-
 def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> MPPCAFit:
     """All restarts before the first round.
 
@@ -375,7 +308,7 @@ def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> MP
     :raises UnsupportedModel: when it is one that the engine cannot read.
     """
     rule_of(settings.update)  # which refuses others before the model is read
-    structure = recognised(joint)
+    structure = recognised(joint, recognise_mppca)
     return _begun(structure, Observations.resident(structure.Y), settings, sampled)
 
 
@@ -407,21 +340,10 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MPPCAFit:
 
     :raises BadInput: for chunks that can be gone through only once, hold no rows, or cannot be used.
     """
-    ours, gappy, communicator = own_model(model), isinstance(model, Marginalised), COMMUNICATOR.get()
     rule_of(settings.update)  # which refuses others before the data are read
-    assert ours is not None  # others go another way
-    agree_on_kind(model, chunks, communicator)
-    rows = Rows.of_chunks(
-        model,
-        chunks,
-        lambda number, args: args[0].detach().double(),
-        check=lambda number, args: checked_data(args, {}, gappy=gappy),
-        communicator=communicator,
-    )
-    (few,) = first_rows(chunks, communicator)
-    joint = LogJoint(latents_integrated(model), (some_rows(ours, few),))
-    joint.has_data = False
-    return _begun(replace(recognise_mppca(joint), Y=rows.example[:0]), Observations.of(rows), settings, sampled=True)
+    rows, joint = rows_of_chunks(model, chunks)
+    structure = recognise_mppca(joint).on(joint, rows.example[:0])
+    return _begun(structure, Observations.of(rows.mapped(attrgetter("Y"))), settings, sampled=True)
 
 
 def _noise_scale(Y: Observations, ties: SharedParameters, analysers: FactorAnalysers) -> Tensor:
@@ -462,15 +384,3 @@ def _start(
     W = torch.randn(R, K, m, q, generator=generator, dtype=torch.float64).to(model.W)
     analysers = replace(model, W=SMALL * W, mu=mu, beta=beta, alpha=alpha, log_mixing=flat)
     return analysers.rebuilt(lambda _, x: x.expand(R, *x.shape[1:]))
-
-
-def enlarged(structure: MPPCAStructure, num_components: int) -> MPPCAStructure:
-    """The same model with at least so many components."""
-    if num_components <= structure.start.W.shape[1]:
-        return structure
-    joint, model = structure.joint, with_components(structure.joint.model, num_components)
-    ours = own_model(model)
-    assert ours is not None  # others have no more
-    found = LogJoint(model, (some_rows(ours, joint.args[0]),))
-    found.args, found.has_data = joint.args, joint.has_data
-    return replace(recognised(found), Y=structure.Y)

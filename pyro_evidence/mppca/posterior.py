@@ -309,7 +309,9 @@ class MPPCAPosterior(ComponentPosterior):
     def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "MPPCAPosterior":
         model = latents_integrated(with_components(model, sizes["K"]))
         state, analysers = archive.restore(content, model), FactorAnalysers(**content["analysers"])
-        structure = recognise_mppca(LogJoint(model, content["args"], content["kwargs"]))
+        structure, held = recognise_mppca(LogJoint(model, content["args"], content["kwargs"])), content["held"]
+        joint = structure.joint  # whose own hyperparameters, of what is pruned, were those of a few rows
+        joint.initial_theta = joint.hypers.flat({n: held[n].double() for n in joint.hypers.names})
         _require_agreement(state, structure, analysers)
         if bool(content["refusal"]) != bool(state.log_evidence.isnan()):
             raise BadInput(

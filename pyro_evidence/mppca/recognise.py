@@ -22,7 +22,7 @@ from pyro_evidence.mixture.recognise import (
 )
 from pyro_evidence.mixture.updates import Pool, SharedParameters
 from pyro_evidence.models.mppca import MPPCA
-from pyro_evidence.models.wrappers import Marginalised, marginalised
+from pyro_evidence.models.wrappers import Marginalised
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -38,10 +38,7 @@ def own_model(model: Model) -> MPPCA | None:
 
 def latents_integrated(model: Model) -> Model:
     """The same model with its latent coordinates integrated out; any other program as it is."""
-    ours = own_model(model)
-    if ours is None:
-        return model
-    return marginalised(ours.marginalised) if isinstance(model, Marginalised) else ours.marginalised
+    return model if own_model(model) is None else model.settled()  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,15 @@ class MPPCAStructure:
     alpha: Scaling  # (K, q)
     beta: Scaling  # (K, m)
     start: FactorAnalysers  # one row, at the model's own hyperparameters, W at zero
+
+    def on(self, joint: LogJoint, rows: Any) -> "MPPCAStructure":
+        """The same mixture on other rows."""
+        return replace(self, joint=joint, Y=rows.Y)
+
+    @property
+    def num_components(self) -> int:
+        """``K``."""
+        return self.start.W.shape[1]
 
     @property
     def ties(self) -> SharedParameters:

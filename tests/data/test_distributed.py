@@ -117,7 +117,7 @@ def test_restarts_are_a_second_axis_and_four_ranks_are_like_one(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "message"),
-    [("nan", "rank 1: BadInput: chunk 0 holds nan, first in row 3, column 2"), ("columns", "ranks have different")],
+    [("nan", r"rank 1: BadInput: chunk 0: Y.* 1 nan \(first at \[3, 2\]\)"), ("columns", "ranks have different")],
 )
 def test_every_rank_hears_what_is_wrong_on_one(tmp_path: Path, what: str, message: str) -> None:
     said = run(tmp_path, [450, 450], what)

@@ -111,7 +111,12 @@ class Once:
         (gaussian_mixture(2), lambda Y: [(Y[:0],)], BadInput, "hold no rows"),
         (gaussian_mixture(2), lambda Y: [(Y,), (Y[:, :1],)], BadInput, "chunk 1 is"),
         (gaussian_mixture(2), lambda Y: [(Y,), (Y.float(),)], BadInput, "chunk 1 is"),
-        (gaussian_mixture(2), lambda Y: [(Y,), (torch.where(Y > 3.0, torch.nan, Y),)], BadInput, "chunk 1 holds nan"),
+        (
+            gaussian_mixture(2),
+            lambda Y: [(Y,), (torch.where(Y > 3.0, torch.nan, Y),)],
+            BadInput,
+            "chunk 1: Y.* 99 nan",
+        ),
         (gaussian_mixture(2), lambda Y: [Y], BadInput, r"chunk 0 is a Tensor; expected a tuple"),
         (gaussian_mixture(2), lambda Y: [None], BadInput, r"chunk 0 is a NoneType; expected a tuple"),
         (gaussian_mixture(2, units=lambda Y: (Y[0], Y[1])), lambda Y: [(Y,)], BadInput, "FixedUnits"),

@@ -92,7 +92,7 @@ def test_nothing_is_kept() -> None:
     [
         (lambda Y: [(Y,), (torch.where(Y > 8.0, torch.nan, Y),)], BadInput, "Y, shape .*, 221 nan"),
         (lambda Y: [(Y,), (Y[:, :3],)], BadInput, "chunk 1 is"),
-        (lambda Y: [(Y, Y)], BadInput, r"run\(Y\) expects the data alone"),
+        (lambda Y: [(Y, Y)], BadInput, r"chunk 0: it has 2 arguments .*expected those of the model"),
         (lambda Y: [(Y[:0],)], BadInput, "hold no rows"),
     ],
 )
