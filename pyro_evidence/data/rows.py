@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyro_evidence.data.chunks import Chunks, first_rows, looked_through, with_rows
 from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Sums, share, zeros_like
-from pyro_evidence.numerics.batched import COPIED_ROWS
 
+COPIED_ROWS = 2**16  # of the data, that are copied together
 PLACES = 2**32  # of scattered rows
 SCATTER = 2654435761  # odd, PLACES times the golden ratio: multiples of it modulo PLACES are spread evenly
 

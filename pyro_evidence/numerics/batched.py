@@ -168,7 +168,6 @@ BATCH_BYTES = 2**28  # what autograd may keep for the rows that are evaluated to
 BATCH_NUMBERS = 2**22  # of the largest tensors of what is worked on at a time where autograd does not keep it
 HELD_NUMBERS = 4 * BATCH_NUMBERS  # that may be held beside the data: 128 MiB
 CACHED_NUMBERS = 2**18  # that stay in the cache of a processor
-COPIED_ROWS = 2**16  # of the data, that are copied together
 
 RowFunction = Callable[..., Tensor]  # vectors to a scalar
 
