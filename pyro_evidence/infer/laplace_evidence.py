@@ -31,12 +31,12 @@ from pyro_evidence.laplace.approximation import (
     laplace_state,
     problem_of,
     require_no_jump,
-    require_own_slopes,
     require_proper,
     warn_of_jumps,
 )
 from pyro_evidence.laplace.evidence_error import numbers_of_nodes, refined, with_nodes
 from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
+from pyro_evidence.laplace.mode_checks import require_own_slopes
 from pyro_evidence.laplace.restarts import (
     LEVEL,
     MOST_COORDINATES,
@@ -467,13 +467,13 @@ class LaplaceEvidence(Resumable):
             if endless is not None:
                 raise endless
         if best.status is Status.STUCK and self._full is not None:
-            require_no_jump(self._full, *whole_place(self._full.joint, best.state.laplace))
+            require_no_jump(self._full.around(*whole_place(self._full.joint, best.state.laplace)))
         if self._num_nodes != 1 and not (self._in_blocks and isinstance(self._num_nodes, int)):
             pairs = zip(self._fits, self._begun, strict=True)
             self._fits = tuple(refined(fit, begun, self._num_nodes, self.stop) for fit, begun in pairs)
         posterior = self.posterior
         if self._full is not None:  # no search has climbed slopes in what is integrated numerically
-            require_own_slopes(posterior.state)
+            require_own_slopes(posterior.state.around)
         reached = {n: v.reshape(-1)[:SHOWN].tolist() for n, v in list(posterior.hyperparameters.items())[:SHOWN]}
         detail = f". Hyperparameters reached, at most {SHOWN} elements of each: {reached}"
         require_convergence("LaplaceEvidence", Status(posterior.status), posterior, self.stop, detail)

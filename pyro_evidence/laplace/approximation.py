@@ -177,6 +177,10 @@ class Problem:
         found = self.structure.eliminated
         return u.new_zeros(()) if found is None else found(u, theta).sum()
 
+    def around(self, u: Tensor, theta: Tensor) -> mode_checks.ModeNeighbourhood:
+        """A mode ``(D,)``, or where a search for it has stopped, and the density around it."""
+        return mode_checks.ModeNeighbourhood(self.joint, self.density, u, theta, self.active)
+
     def without(self, member: Tensor) -> "Problem":
         """This problem with more coordinates pruned."""
         return replace(self, active=self.active & ~member)
@@ -217,6 +221,11 @@ class LaplaceState:
     def objective(self) -> float:
         """Log evidence plus log hyperprior: what the hyperparameters maximise, nats."""
         return float(self.log_evidence + self.log_hyperprior)
+
+    @property
+    def around(self) -> mode_checks.ModeNeighbourhood:
+        """The mode, and the density around it."""
+        return self.problem.around(self.u, self.theta)
 
     @property
     def gamma(self) -> Tensor:
@@ -330,20 +339,15 @@ def state_at(
     :raises NotPositiveDefinite, NotAMode: when the search ends at no maximum for another reason.
     """
     latents, u = problem.joint.latents, mode.u[row].detach()  # data of the caller's may have a graph
-    summit = mode_checks.ModeNeighbourhood(
-        problem.joint, problem.density, u, theta, mode.log_joint[row], problem.active
-    )
+    summit = problem.around(u, theta)
     if not bool(mode.converged[row]):
         eps = torch.finfo(problem.joint.dtype).eps
         if bool(newton.rounding(mode.u, mode.precision, eps)[row] > newton.ROUNDED):
             raise newton.rounded_away()
-        place, slope = (problem.joint, problem.density, u, theta), mode.gradient[row]
         mode_checks.require_fall_on_rays(summit)  # far out a plateau's steep edge looks like a jump
-        require_no_jump(problem, u, theta)
-        said = mode_checks.cut_message(*place)
-        said = said or mode_checks.nondifferentiable_message(*place, slope)
-        if said is not None:
-            raise NotSmooth(said)
+        require_no_jump(summit)
+        mode_checks.require_own_slopes(summit)
+        mode_checks.require_no_corner(summit, mode.gradient[row])
     try:
         precision = mode.found[row] if mode.found else factorise(mode.precision[row : row + 1], latents.label)
         if isinstance(precision, NotPositiveDefinite):
@@ -428,10 +432,10 @@ def require_proper(state: LaplaceState, *, last: bool = True) -> None:
         return  # damping was asked for, so a flat direction is intended; or it is the mode of an integral
     if problem.joint.dtype is torch.float64 and is_rounding(state):
         raise newton.rounded_away()
-    mode_checks.require_proper_mode(around(state), state.precision)
+    mode_checks.require_proper_mode(state.around, state.precision)
     if problem.curvature is exact_hessian:
         products = mode_checks.of_precision(state.precision, problem.active)
-        mode_checks.certify(problem.joint, problem.density, state.u, state.theta, products, last=last)
+        mode_checks.certify(state.around, products, last=last)
 
 
 def is_rounding(state: LaplaceState) -> bool:
@@ -440,45 +444,28 @@ def is_rounding(state: LaplaceState) -> bool:
     return bool(newton.rounding(state.u.unsqueeze(0), variance.reciprocal(), eps) > newton.ROUNDED)
 
 
-def require_own_slopes(state: LaplaceState) -> None:
-    """Refuse a density whose slope in some site is not its own.
-
-    :raises NotSmooth: naming the site.
-    """
-    said = mode_checks.cut_message(state.problem.joint, state.problem.density, state.u, state.theta)
-    if said is not None:
-        raise NotSmooth(said)
-
-
-def require_no_jump(problem: Problem, u: Tensor, theta: Tensor) -> None:
+def require_no_jump(stopped: mode_checks.ModeNeighbourhood) -> None:
     """Refuse a density that jumps near where a search has stopped.
 
     :raises NotSmooth: naming the site.
     """
-    way = NEAR * (1.0 + u.abs()) * generic_directions(1, len(u), u)[0]
-    where = "where the search for the posterior mode stopped"
-    said = mode_checks.jump_message(problem.joint, problem.density, u, theta, way, where)
+    way = NEAR * (1.0 + stopped.u.abs()) * generic_directions(1, len(stopped.u), stopped.u)[0]
+    said = mode_checks.jump_message(stopped, way, "where the search for the posterior mode stopped")
     if said is not None:
         raise NotSmooth(said)
 
 
 def warn_of_jumps(state: LaplaceState) -> None:
     """Warn where the density jumps near the mode."""
-    joint, u = state.problem.joint, state.u
-    if joint.has_data and len(u) and not is_rounding(state):
+    u = state.u
+    if state.problem.joint.has_data and len(u) and not is_rounding(state):
         white = 2.0 * generic_directions(1, len(u), u)
         way, reach = state.precision.unwhiten(white)[0], float(white.abs().mean())
         where = "within four posterior standard deviations of its mode"
-        said = mode_checks.jump_message(joint, state.problem.density, u, state.theta, way, where, reach)
+        said = mode_checks.jump_message(state.around, way, where, reach)
         if said is not None:
             off = "The log evidence and draws may be off: importance_sampling(posterior) has the log evidence."
             warnings.warn(f"{said} {off}", stacklevel=stacklevel())
-
-
-def around(state: LaplaceState) -> mode_checks.ModeNeighbourhood:
-    """The mode, and the density around it."""
-    place = (state.problem.density, state.u, state.theta, state.log_joint)
-    return mode_checks.ModeNeighbourhood(state.problem.joint, *place, state.problem.active)
 
 
 INFLATED = 1e3  # posterior variance in units of the prior's, beyond which the curvature is becoming singular

@@ -6,7 +6,7 @@ differentiation gets wrong there, and Laplace's approximation would use them wit
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -38,6 +38,43 @@ MOST_LOOKED_AT = 64  # coordinates along which a corner is looked for
 
 
 @dataclass(frozen=True)
+class ModeNeighbourhood:
+    """A mode, or where a search for it has stopped, and the density around it.
+
+    :ivar u: the mode, shape ``(D,)``.
+    :ivar active: coordinates that are not pruned, bool, shape ``(D,)``.
+    """
+
+    joint: LogJoint
+    density: Density
+    u: Tensor
+    theta: Tensor
+    active: Tensor
+
+    def fall(self, moves: Tensor) -> Tensor:
+        """Fall of the log joint from the mode to ``u`` plus each move ``(P, D)``, nats, shape ``(P,)``."""
+        value = self.heights(torch.cat([self.u.unsqueeze(0), self.u + moves]))
+        return value[0] - value[1:]
+
+    def heights(self, rows: Tensor) -> Tensor:
+        """The log joint at rows ``(P, D)``, nats, shape ``(P,)``."""
+        with torch.no_grad(), without_validation():
+            return self.density.log_joint(rows, self.theta)
+
+    def slopes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The log joint at rows ``(P, D)``, shape ``(P,)``, and its gradient, shape ``(P, D)``."""
+        with without_validation():
+            value, gradient = self.density.gradient(rows, self.theta)
+        return value.detach(), gradient
+
+    def differences(self, directions: Tensor, step: float) -> Tensor:
+        """Central differences of the gradient along each direction, shape ``(P, D)``."""
+        slope = self.slopes(torch.cat([self.u + step * directions, self.u - step * directions]))[1]
+        ahead, behind = slope.chunk(2)
+        return (ahead - behind) / (2.0 * step)
+
+
+@dataclass(frozen=True)
 class Products:
     """Directions and what the curvature makes of them.
 
@@ -63,45 +100,34 @@ def of_precision(precision: Precision, active: Tensor) -> Products:
     return Products(directions / length, images / length, unit * length.mean())
 
 
-def curvature_error(density: Density, u: Tensor, theta: Tensor, products: Products, step: float) -> float:
+def curvature_error(summit: ModeNeighbourhood, products: Products, step: float) -> float:
     """The largest difference between the products and differences of the gradient, relative to the largest of either.
 
     :param step: of the differences, in units of the directions.
     """
-    found = -_differences(density, u, theta, products.directions, step)
+    found = -summit.differences(products.directions, step)
     size = torch.maximum(products.images.abs(), found.abs()) * products.unit
     gap = (found - products.images).abs() * products.unit
     largest = size.amax()
     return float(gap.amax() / torch.where(largest > 0.0, largest, 1.0))
 
 
-def _differences(density: Density, u: Tensor, theta: Tensor, directions: Tensor, step: float) -> Tensor:
-    """Central differences of the gradient along each direction, shape ``(P, D)``."""
-    rows = torch.cat([u + step * directions, u - step * directions])
-    with without_validation():
-        slope = density.gradient(rows, theta)[1]
-    ahead, behind = slope.chunk(2)
-    return (ahead - behind) / (2.0 * step)
-
-
-def certify(
-    joint: LogJoint, density: Density, u: Tensor, theta: Tensor, products: Products, *, last: bool = True
-) -> float:
+def certify(summit: ModeNeighbourhood, products: Products, *, last: bool = True) -> float:
     """Compare products with the Hessian at a mode with differences of the gradient.
 
-    :param u: the mode, shape ``(D,)``.
     :param last: whether the search has ended.  Before that, where scales are far from the data's, a slope may be lost
         in the rounding of single precision that is none in the end.
     :return: the relative error, 1e-6 or less where all is well.
     :raises NotSmooth: where they disagree, with the site and its distribution, or single precision as the reason.
     :raises NotAMode: where the curvature is next to singular.
     """
+    joint = summit.joint
     step, error = float(torch.finfo(joint.dtype).eps ** 0.25), math.inf  # errors and rounding are small
     for longer in STEPS:
-        error = curvature_error(density, u, theta, products, longer * step)
+        error = curvature_error(summit, products, longer * step)
         if error <= TOLERANCE:
             return error
-    if joint.dtype is not torch.float64 and _is_rounded_away(density, u, theta, products, step):
+    if joint.dtype is not torch.float64 and _is_rounded_away(summit, products, step):
         if not last:
             return error
         raise NotSmooth(
@@ -109,7 +135,7 @@ def certify(
             f"density is rounded by more than it changes; expected differences that show its curvature. "
             f"{double_precision(joint)}"
         )
-    gaps = [-_differences(density, u, theta, products.directions, s * step) - products.images for s in (1.0, 0.1)]
+    gaps = [-summit.differences(products.directions, s * step) - products.images for s in (1.0, 0.1)]
     far, near = (float((gap.abs() * products.unit).amax()) for gap in gaps)
     if near < SQUARED * far:  # they draw near with the square of the step, as at no corner
         raise NotAMode(
@@ -118,10 +144,8 @@ def certify(
             f"to merge with another one or to split, which hyperparameters that are maximised seek, because the log "
             f"evidence grows without bound there. Give them a prior (maximise=[...] of sites), or fix them."
         )
-    raise NotSmooth(
-        cut_message(joint, density, u, theta)
-        or _message(joint, u, theta, step * products.directions[0], "at the posterior mode", WRONG)
-    )
+    require_own_slopes(summit)
+    raise _not_smooth(summit, step * products.directions[0], "at the posterior mode", WRONG)
 
 
 def double_precision(joint: LogJoint) -> str:
@@ -134,11 +158,10 @@ def double_precision(joint: LogJoint) -> str:
     )
 
 
-def _is_rounded_away(density: Density, u: Tensor, theta: Tensor, products: Products, step: float) -> bool:
+def _is_rounded_away(summit: ModeNeighbourhood, products: Products, step: float) -> bool:
     """Whether slopes a quarter of a step apart, all on one side of the mode, change by leaps: no corner does that."""
-    rows = torch.cat([u + (1.0 + k / 4) * step * products.directions for k in range(3)])
-    with without_validation():
-        slope = density.gradient(rows, theta)[1].reshape(-1, *products.directions.shape)
+    rows = torch.stack([summit.u + (1.0 + k / 4) * step * products.directions for k in range(3)])
+    slope = summit.slopes(rows.flatten(0, 1))[1].reshape(rows.shape)
     leaps = (slope[0] - 2.0 * slope[1] + slope[2]).abs() * products.unit
     return bool(leaps.amax() > TOLERANCE * 2.0 * step * (products.images.abs() * products.unit).amax())
 
@@ -153,36 +176,33 @@ def certify_sites(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str
     gaps = _site_gaps(joint, u, theta, step)
     bad = [n for n in names if not gaps[n].error <= TOLERANCE]
     if bad:
-        raise NotSmooth(_said(gaps[bad[0]], bad[0], "where the search starts", WRONG))
+        raise _kink(gaps[bad[0]], bad[0], "where the search starts", WRONG)
 
 
-def nondifferentiable_message(
-    joint: LogJoint, density: Density, u: Tensor, theta: Tensor, gradient: Tensor
-) -> str | None:
-    """The error message for a search that stopped on a corner of the log density; None where the slope does not jump.
+def require_no_corner(summit: ModeNeighbourhood, gradient: Tensor) -> None:
+    """Refuse a log density on a corner of which a search has stopped: its slope jumps there.
 
     The change of the slope from one side of the point to the other goes to zero with the distance where the density
     is smooth, and does not where there is a corner.
 
     :param gradient: where the search stopped, shape ``(D,)``; its largest elements are looked at.
+    :raises NotSmooth: with the site and its distribution.
     """
+    joint, u = summit.joint, summit.u
     index = gradient.abs().argsort(descending=True)[:MOST_LOOKED_AT]
     ways = torch.zeros(len(index), len(u), dtype=u.dtype, device=u.device)
     reach = 10.0 * float(torch.finfo(joint.dtype).eps ** 0.5) * (1.0 + u[index].abs())
     ways[torch.arange(len(index)), index] = reach
-    changes = [_differences(density, u, theta, s * ways, 1.0) for s in (100.0, *ONE_AND_HUNDREDTH)]
+    changes = [summit.differences(s * ways, 1.0) for s in (100.0, *ONE_AND_HUNDREDTH)]
     sizes = [2.0 * each.gather(1, index.unsqueeze(-1)).squeeze(-1).abs() for each in changes]
     jumps = torch.stack([torch.where(near > JUMPS * far, near, 0.0) for far, near in pairwise(sizes)]).amax(0)
     worst = int(jumps.argmax())
-    if not float(jumps[worst]) > 0.1 * float(gradient.abs().max()):
-        return None
-    jump = f"its slope jumps by {float(jumps[worst]):.2e} along {joint.latents.label(int(index[worst]))}"
-    return _message(joint, u, theta, ways[worst], "where the search for the posterior mode stopped", jump)
+    if float(jumps[worst]) > 0.1 * float(gradient.abs().max()):
+        jump = f"its slope jumps by {float(jumps[worst]):.2e} along {joint.latents.label(int(index[worst]))}"
+        raise _not_smooth(summit, ways[worst], "where the search for the posterior mode stopped", jump)
 
 
-def jump_message(
-    joint: LogJoint, density: Density, u: Tensor, theta: Tensor, way: Tensor, where: str, reach: float = 0.0
-) -> str | None:
+def jump_message(summit: ModeNeighbourhood, way: Tensor, where: str, reach: float = 0.0) -> str | None:
     """The error message for a jump of the log density from ``u - way`` to ``u + way``; None where it is continuous.
 
     Across ever smaller parts of the way, that part is taken in which the density changes most by what its slope does
@@ -190,15 +210,16 @@ def jump_message(
 
     :param reach: posterior standard deviations from ``u`` to either end: a jump counts by the mass that lies beyond.
     """
-    if _is_smooth(joint, density, u, theta, way):
+    joint, u = summit.joint, summit.u
+    if _is_smooth(summit, way):
         return None
     if (double := joint.in_double) is not joint:  # whose rounding is no jump
-        return jump_message(double, AutogradDensity(double, None), u, theta, way, where, reach)
+        exact = replace(summit, joint=double, density=AutogradDensity(double, None))
+        return jump_message(exact, way, where, reach)
     ends, num = (u - way, u + way), PIECES
     for _ in range(ROUNDS):
         rows = torch.stack([ends[0].lerp(ends[1], i / num) for i in range(num + 1)])
-        with without_validation():
-            value, slope = (x.detach() for x in density.gradient(rows, theta))
+        value, slope = summit.slopes(rows)
         along = 0.5 / num * (slope @ (ends[1] - ends[0]))
         gaps, rounding = (value.diff() - along[:-1] - along[1:]).abs(), 1e3 * torch.finfo(joint.dtype).eps * value.abs()
         away = reach * (rows[1:] - u).norm(dim=-1) / way.norm()
@@ -208,11 +229,8 @@ def jump_message(
         if not size:
             return None
         ends, num = (rows[worst], rows[worst + 1]), 4
-    moved = torch.stack([ends[0]] * (1 + len(joint.latents.parts)))
-    for row, block in zip(moved[1:], joint.latents.slices.values(), strict=True):
-        row[block] = ends[1][block]
-    with torch.no_grad(), without_validation():
-        jumps = (density.log_joint(moved, theta)[1:] - value[worst]).abs().nan_to_num()
+    moved = torch.where(joint.latents.by_part.to(u.device), ends[1], ends[0])
+    jumps = (summit.heights(moved) - value[worst]).abs().nan_to_num()
     return (
         f"the log joint density jumps by {size:.2g} nats along site '{joint.latents.names[int(jumps.argmax())]}', "
         f"{where}; expected a density that is continuous and smooth in every latent. Look for comparisons with that "
@@ -222,41 +240,36 @@ def jump_message(
     )
 
 
-def _is_smooth(joint: LogJoint, density: Density, u: Tensor, theta: Tensor, way: Tensor) -> bool:
+def _is_smooth(summit: ModeNeighbourhood, way: Tensor) -> bool:
     """Whether the values of the density from ``u - way`` to ``u + way``, and one slope, tell that it does not jump.
 
     Seventh differences show a jump twentyfold, and two of one sign fivefold; but not stairs of one height in each
     piece, which rise where the slope does not.
     """
-    rows, middle = torch.stack([(u - way).lerp(u + way, i / PIECES) for i in range(PIECES + 1)]), PIECES // 2
-    with without_validation():
-        along = density.gradient(u.unsqueeze(0), theta)[1][0] @ way / middle
-        with torch.no_grad():
-            value = density.log_joint(rows, theta)
+    u, middle = summit.u, PIECES // 2
+    along = summit.slopes(u.unsqueeze(0))[1][0] @ way / middle
+    value = summit.heights(torch.stack([(u - way).lerp(u + way, i / PIECES) for i in range(PIECES + 1)]))
     near, far = (value[middle + k] - value[middle - k] for k in (1, 2))
     stairs = (8.0 * near - far) / 12.0 - along  # the difference is of order four
     off = torch.cat([value.diff(n=7), stairs.reshape(1)]).abs()
-    return bool((off <= JUMP + 1e3 * torch.finfo(joint.dtype).eps * value.abs().amax()).all())
+    return bool((off <= JUMP + 1e3 * torch.finfo(summit.joint.dtype).eps * value.abs().amax()).all())
 
 
-def cut_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor) -> str | None:
-    """The error message for slopes that are not those of the log density; None where they are.
+def require_own_slopes(summit: ModeNeighbourhood) -> None:
+    """Refuse a density whose slope along some site is not its own.
 
     Along each site, beside the point, where corners are not, the slope is compared with a difference of the density;
     what that is itself off by, rounding of a nearly singular matrix among it, shows where the step is doubled.
+
+    :raises NotSmooth: naming the site.
     """
-    ways = torch.zeros(len(joint.latents.names), len(u), dtype=u.dtype, device=u.device)
-    for way, block in zip(ways, joint.latents.slices.values(), strict=True):
-        way[block] = ((1.0 + u.abs()) * generic_directions(1, len(u), u)[0])[block]
+    joint, u = summit.joint, summit.u
+    ways = joint.latents.by_part.to(u.device) * ((1.0 + u.abs()) * generic_directions(1, len(u), u)[0])
     beside = u + 0.01 * (1.0 + u.abs()) * generic_directions(2, len(u), u)[1]
     eps = torch.finfo(joint.dtype).eps
     step = eps ** (1.0 / 3.0)
-    with without_validation():
-        slope = density.gradient(beside.unsqueeze(0), theta)[1][0]
-        with torch.no_grad():
-            ends = density.log_joint(
-                torch.cat([beside + times * step * ways for times in (1.0, -1.0, 2.0, -2.0)]), theta
-            )
+    slope = summit.slopes(beside.unsqueeze(0))[1][0]
+    ends = summit.heights(torch.cat([beside + times * step * ways for times in (1.0, -1.0, 2.0, -2.0)]))
     ahead, behind, farther_ahead, farther_behind = ends.chunk(4)
     promised, found = ways @ slope, (ahead - behind) / (2.0 * step)
     unsure = (found - (farther_ahead - farther_behind) / (4.0 * step)).abs()
@@ -264,9 +277,9 @@ def cut_message(joint: LogJoint, density: Density, u: Tensor, theta: Tensor) -> 
     gaps = ((found - promised).abs() - rounding) / (torch.maximum(promised.abs(), found.abs()) + rounding)
     worst = int(gaps.nan_to_num().argmax())
     if not float(gaps[worst]) > max(CUT, 400.0 * step**2):  # a third derivative is up to thousands of the slope
-        return None
+        return
     name = joint.latents.names[worst]
-    return (
+    raise NotSmooth(
         f"the log joint density changes by {float(found[worst]):.3g} nats a unit along site '{name}', and by its slope "
         f"by {float(promised[worst]):.3g}: part of it is computed where no derivative follows. Expected '{name}' to be "
         f"computed with as a tensor: look for {name}.item(), float({name}), int({name}), {name}.detach(), .data or "
@@ -288,14 +301,14 @@ class GradientMismatch:
     error: float
 
 
-def _message(joint: LogJoint, u: Tensor, theta: Tensor, step: Tensor, where: str, what: str) -> str:
-    gaps = _site_gaps(joint, u, theta, step)
+def _not_smooth(summit: ModeNeighbourhood, step: Tensor, where: str, what: str) -> NotSmooth:
+    gaps = _site_gaps(summit.joint, summit.u, summit.theta, step)
     name = max(gaps, key=lambda n: gaps[n].size)
-    return _said(gaps[name], name, where, what)
+    return _kink(gaps[name], name, where, what)
 
 
-def _said(gap: GradientMismatch, name: str, where: str, what: str) -> str:
-    return (
+def _kink(gap: GradientMismatch, name: str, where: str, what: str) -> NotSmooth:
+    return NotSmooth(
         f"the log density of site '{name}', a {gap.kind}, has a kink {where}: {what}, so that there is no curvature "
         f"for Laplace's approximation. Expected a smooth density. Take a smooth relative (SoftLaplace or StudentT for "
         f"Laplace, softplus for relu or clamp, sqrt(x**2 + 1e-3) for abs), or run NUTS on the model; where weights "
@@ -344,28 +357,6 @@ LEAST_DIP = 0.01  # nats below the far end, somewhere before it
 FAR_OUT = 1e8  # times the mode, or where a coordinate is as large
 
 
-@dataclass(frozen=True)
-class ModeNeighbourhood:
-    """A mode and the density around it.
-
-    :ivar u: the mode, shape ``(D,)``.
-    :ivar height: the log joint there, nats.
-    :ivar active: coordinates that are not pruned, bool, shape ``(D,)``.
-    """
-
-    joint: LogJoint
-    density: Density
-    u: Tensor
-    theta: Tensor
-    height: Tensor
-    active: Tensor
-
-    def fall(self, moves: Tensor) -> Tensor:
-        """Fall of the log joint from the mode to ``u`` plus each move ``(P, D)``, nats, shape ``(P,)``."""
-        with torch.no_grad():
-            return self.height - self.density.log_joint(self.u + moves, self.theta)
-
-
 def require_proper_mode(summit: ModeNeighbourhood, precision: Precision) -> None:
     """Walk away from the mode along its flattest direction, and along the ray from the origin through each site.
 
@@ -408,10 +399,8 @@ def require_end(summit: ModeNeighbourhood, precision: Precision) -> None:
     near, far = summit.fall(moves).chunk(2)
     if not bool(((far < near) & (near < -LEAST)).any()):
         return
-    alone = torch.zeros(len(summit.joint.latents.parts), len(sd)).to(sd)
-    for row, block in zip(alone, summit.joint.latents.slices.values(), strict=True):
-        row[block] = BEYOND[0] * way[block]
-    worst = list(summit.joint.latents.slices)[int(torch.minimum(summit.fall(alone), summit.fall(-alone)).argmin())]
+    alone = summit.joint.latents.by_part.to(sd.device) * (BEYOND[0] * way)
+    worst = summit.joint.latents.names[int(torch.minimum(summit.fall(alone), summit.fall(-alone)).argmin())]
     raise ImproperPosterior(
         f"the log joint rises without end {BEYOND[0]:g} and {BEYOND[1]:g} posterior standard deviations from its mode, "
         f"most in site '{worst}': its integral is infinite, and there is no posterior. Look for a pyro.factor or a "

@@ -65,6 +65,12 @@ class Coordinates:
             found.append(bent[0] if alone else bent.any(-1))
         return torch.cat(found)
 
+    @cached_property
+    def by_part(self) -> Tensor:
+        """Which coordinates belong to each part, bool, shape ``(P, D)``."""
+        owner = torch.cat([torch.full((part.size,), row) for row, part in enumerate(self)])
+        return owner == torch.arange(len(self.parts)).unsqueeze(-1)
+
     def label(self, index: int) -> str:
         """Name of flat coordinate ``index`` for the reader."""
         name = next(n for n, s in self.slices.items() if s.start <= index < s.stop)

@@ -16,7 +16,7 @@ from pyro_evidence.files import Array
 from pyro_evidence.fitting.iterate import Fit
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace import tour
-from pyro_evidence.laplace.approximation import LaplaceState, around, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.mean_shift import at_mean
 from pyro_evidence.laplace.mode_checks import require_end
@@ -361,7 +361,7 @@ def toured(posterior: LaplacePosterior, num_draws: int | None, seed: int) -> Lap
     :param num_draws: from the prior; None: as many as :func:`~pyro_evidence.laplace.tour.tour` takes.
     :raises ImproperPosterior: where the density rises without end.
     """
-    require_end(around(posterior.state), posterior.state.precision)
+    require_end(posterior.state.around, posterior.state.precision)
     states, exchange = tour.tour(posterior.state, num_draws, seed)
     single = len(states) == 1 and exchange is None
     if single and not len(states[0].theta):  # beside which that of the fit may be faint

@@ -167,8 +167,8 @@ def test_a_quartic_is_told_from_a_corner(power: int, error: type[Exception], sai
         pyro.factor("top", -(x.abs() ** power))
 
     problem = laplace_problem(LogJoint(flat, (), {}))
-    place = torch.zeros(1), problem.joint.initial_theta
+    summit = problem.around(torch.zeros(1), problem.joint.initial_theta)
     products = mode_checks.of_precision(Dense(torch.full((1, 1, 1), 1e-5)), problem.active)
     with pytest.raises(error, match=said) as caught:
-        mode_checks.certify(problem.joint, problem.density, *place, products)
+        mode_checks.certify(summit, products)
     assert (type(caught.value) is NotSmooth) == (power == 1)

@@ -83,8 +83,8 @@ def test_a_search_that_stopped_short_of_a_corner_names_it(away: float) -> None:
     problem = laplace_problem(LogJoint(one_laplace, (torch.tensor(0.5),)))
     u, theta = torch.tensor([0.5 + away]), problem.joint.initial_theta
     slope = problem.density.gradient(u.unsqueeze(0), theta)[1][0]
-    said = mode_checks.nondifferentiable_message(problem.joint, problem.density, u, theta, slope)
-    assert said is not None and "site 'y', a Laplace, has a kink" in said and "jumps by 2.00e+00" in said
+    with pytest.raises(NotSmooth, match=r"site 'y', a Laplace, has a kink .*jumps by 2\.00e\+00"):
+        mode_checks.require_no_corner(problem.around(u, theta), slope)
 
 
 @pytest.mark.parametrize("of_each", [0.3, 1.0, 7.0])
@@ -94,9 +94,7 @@ def test_stairs_are_told_however_many_are_in_a_piece(of_each: float) -> None:
         pyro.sample("y", dist.Normal(0.1 * torch.floor(0.5 * mode_checks.PIECES * of_each * a + 0.3), 1.0), obs=y)
 
     problem, u = laplace_problem(LogJoint(model, (torch.tensor(0.5),))), torch.tensor([0.1])
-    said = mode_checks.jump_message(
-        problem.joint, problem.density, u, problem.joint.initial_theta, torch.ones_like(u), "there"
-    )
+    said = mode_checks.jump_message(problem.around(u, problem.joint.initial_theta), torch.ones_like(u), "there")
     assert said is not None and "along site 'a', there" in said
 
 
@@ -113,21 +111,20 @@ def test_a_rectified_predictor_away_from_its_corners_is_fitted() -> None:
 def test_smooth_models_have_small_errors(fitted: Callable[[], LaplacePosterior]) -> None:  # law
     state = fitted().state
     products = mode_checks.of_precision(state.precision, state.problem.active)
-    density = state.problem.density
-    assert mode_checks.curvature_error(density, state.u, state.theta, products, 1e-4) < 1e-6
+    assert mode_checks.curvature_error(state.around, products, 1e-4) < 1e-6
     row, unit = state.u.detach().unsqueeze(0).requires_grad_(), state.precision.variance[0].sqrt()
-    slope = pullback(density.log_joint(row, state.theta).sum(), row, create_graph=True)
+    slope = pullback(state.problem.density.log_joint(row, state.theta).sum(), row, create_graph=True)
     directions = generic_directions(2, len(state.u), unit) * unit
     images = torch.stack([-pullback(slope, row, v.unsqueeze(0))[0] for v in directions])
     products = mode_checks.Products(directions, images, unit)
-    assert mode_checks.curvature_error(density, state.u, state.theta, products, 1e-4) < 1e-6
+    assert mode_checks.curvature_error(state.around, products, 1e-4) < 1e-6
 
 
 def test_a_curvature_that_is_half_of_the_true_one_is_found_out() -> None:  # oracle: halved on purpose
     state = fitted_logistic().state
     products = mode_checks.of_precision(state.precision, state.problem.active)
     halved = mode_checks.Products(products.directions, 0.5 * products.images, products.unit)
-    error = mode_checks.curvature_error(state.problem.density, state.u, state.theta, halved, 1e-4)
+    error = mode_checks.curvature_error(state.around, halved, 1e-4)
     assert error == pytest.approx(0.5, abs=1e-3)
 
 
