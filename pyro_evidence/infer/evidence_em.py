@@ -20,7 +20,7 @@ from pyro_evidence.mixture.updates import BoundedInflation, Update
 from pyro_evidence.models.wrappers import explain_gaps
 from pyro_evidence.mppca import fit as mppca_fit
 from pyro_evidence.mppca.posterior import MPPCAPosterior
-from pyro_evidence.mppca.recognise import is_mppca, latents_integrated, own_model
+from pyro_evidence.mppca.recognise import is_mppca, own_model
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.checks import Arguments, same_arguments
@@ -191,7 +191,8 @@ class EvidenceEM(Resumable):
     def _joint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LogJoint:
         """The model on its data."""
         try:
-            return joint_of_rows(self.model, args, kwargs) or LogJoint(latents_integrated(self.model), args, kwargs)
+            whole: Any = self.model.settled() if self._is_mppca else self.model  # type: ignore[attr-defined]
+            return joint_of_rows(self.model, args, kwargs) or LogJoint(whole, args, kwargs)
         except BadInput as error:
             explain_gaps(error, self.model, args, kwargs)
             raise

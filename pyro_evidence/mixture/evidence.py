@@ -50,7 +50,7 @@ def log_det_slopes(data: MixtureData, mixture: Mixture) -> LogDetSlopes:
     log_det = (adjoint * H).sum()
     by_w = torch.autograd.grad(log_det, w, retain_graph=True)[0]
     shift = (adjoint @ by_w.flatten(1).unsqueeze(-1)).reshape(w.shape)
-    (slope,) = torch.autograd.grad(log_joint(data, moved).sum(), w, create_graph=True)
+    slope = log_joint_gradient(data, moved)[1]
     by_noise, by_alpha, by_logits = torch.autograd.grad(log_det + (slope * shift).sum(), (noise, log_alpha, logits))
     return LogDetSlopes(0.5 * (by_noise + by_noise.mT) if mixture.has_full_noise else by_noise, by_alpha, by_logits)
 
@@ -117,11 +117,7 @@ def log_prior(mixture: Mixture) -> Tensor:
 
 def log_joint(data: MixtureData, mixture: Mixture) -> Tensor:
     """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
-
-    def of_part(part: MixtureData) -> Tensor:
-        return (pointwise_joint(part, mixture).log_density * part.weight).sum(-1)
-
-    return data.total(_rows(mixture), of_part) + log_prior(mixture)
+    return log_joint_gradient(data, mixture)[0]
 
 
 def _rows(mixture: Mixture) -> int:

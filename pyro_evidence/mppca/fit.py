@@ -351,15 +351,12 @@ def _noise_scale(Y: Observations, ties: SharedParameters, analysers: FactorAnaly
 
     Shared out by the outputs' variances if each has its own noise.
     """
-    m = Y.shape[1]
-    like = analysers.W
-    on = torch.ones(1, 1, like.shape[-1], dtype=torch.bool, device=like.device)
-    flat = like.new_zeros(1, 1, m)
-    one = FactorAnalysers(like[:, :1], flat, flat + 1.0, like.new_zeros(1, 1), on + 0.0, on)
+    one = analysers.rebuilt(lambda _, x: x[:, :1])
+    one = replace(one, log_mixing=torch.zeros_like(one.log_mixing))
     rest = mppca_start.direct(Y, one).beta[0, 0, 0].reciprocal()
     rest = torch.maximum(rest, rest.new_tensor(LEAST_NOISE))  # data of low rank leave nothing over
     if not bool((ties.beta_group != ties.beta_group[:, :1]).any()):
-        return rest.expand(m)
+        return rest.expand(Y.shape[1])
     variances = column_moments(Y.rows.mapped(with_ones))[2]
     return rest * variances.clamp(min=1e-3)  # a constant output has no scale
 

@@ -182,8 +182,11 @@ class MPPCAPosterior(ComponentPosterior):
         each = orbit.well_determined_columns(self.state.precision, self.analysers)
         return self.recognised.alpha.totals(self.recognised.joint.hypers, each)
 
-    def _checked(self, Y: Tensor | None) -> Tensor:
-        """Data, the training data by default, checked."""
+    def _about_means(self, Y: Tensor | None) -> tuple[Tensor, FactorAnalysers]:
+        """Data, the training data by default, checked, and parameters, about the mean of the components.
+
+        Squares of data far from zero would lose digits.
+        """
         own = self.recognised.Y
         if Y is None:
             require_kept(self._joint, "a method without data")
@@ -192,20 +195,15 @@ class MPPCAPosterior(ComponentPosterior):
             raise BadInput(f"got {describe((Y,), {})}; expected floats Y (N, {own.shape[1]}), nan where missing.")
         if bool(Y.isinf().any()):
             raise BadInput(f"Y, shape {tuple(Y.shape)}, contains inf; expected numbers, or nan where one is missing.")
-        return Y.detach().double()
-
-    def _centred(self, Y: Tensor) -> tuple[Tensor, FactorAnalysers]:
-        """Data and parameters about the mean of the components: squares of data far from zero would lose digits."""
-        analysers = self.analysers
-        origin = analysers.log_mixing[0].exp() @ analysers.mu[0]
-        return Y - origin, replace(analysers, mu=analysers.mu - origin)
+        origin = self.analysers.log_mixing[0].exp() @ self.analysers.mu[0]
+        return Y.detach().double() - origin, replace(self.analysers, mu=self.analysers.mu - origin)
 
     def log_prob(self, Y: Tensor | None = None) -> Tensor:
         """Log density of the observed part of each datum at the mode, nats, shape ``(N,)``.
 
         :raises BadInput: on anything but floats ``(N, m)``.
         """
-        return expectation.log_joint(*self._centred(self._checked(Y)))[0].logsumexp(-1)
+        return expectation.log_joint(*self._about_means(Y))[0].logsumexp(-1)
 
     def log_likelihood(self, Y: Tensor | None = None) -> dict[str, Tensor]:
         """Pointwise log density at the mode, :meth:`log_prob`, by the name of the observed site."""
@@ -213,16 +211,16 @@ class MPPCAPosterior(ComponentPosterior):
 
     def responsibilities(self, Y: Tensor | None = None) -> Tensor:
         """``p(component | observed part of the datum)`` at the mode, shape ``(N, K)``."""
-        return expectation.log_joint(*self._centred(self._checked(Y)))[0].softmax(-1)
+        return expectation.log_joint(*self._about_means(Y))[0].softmax(-1)
 
     def transform(self, Y: Tensor | None = None) -> LatentCoordinates:
         """Latent coordinates of data, with their covariances and the components' responsibilities."""
-        found = expectation.latent(*self._centred(self._checked(Y)))
+        found = expectation.latent(*self._about_means(Y))
         return LatentCoordinates(found.log_joint[0].softmax(-1), found.mean[0], found.covariance[0])
 
     def reconstruct(self, Y: Tensor | None = None) -> Tensor:
         """Mean of the data without noise, given their observed parts, shape ``(N, m)``; fills what is missing."""
-        found, analysers = expectation.latent(*self._centred(self._checked(Y))), self.analysers
+        found, analysers = expectation.latent(*self._about_means(Y)), self.analysers
         each = torch.einsum("kia,nka->nki", analysers.W[0], found.mean[0]) + analysers.mu[0]
         return torch.einsum("nk,nki->ni", found.log_joint[0].softmax(-1), each)
 
@@ -272,13 +270,13 @@ class MPPCAPosterior(ComponentPosterior):
         num_samples = check_count("num_samples", num_samples)
         check_seed(seed)
         require_kept(self._joint, "importance sampling")
-        Y, precision = self.recognised.Y, self.state.precision
+        precision = self.state.precision
         if not isinstance(precision, Dense):
             raise TooLarge(
                 f"{self.analysers.W.numel()} loadings are too many for the dense curvature that importance ratios "
                 f"need. Fit fewer components or latents."
             )
-        return orbit.log_weights(*self._centred(Y), precision, num_samples, seed)
+        return orbit.log_weights(*self._about_means(None), precision, num_samples, seed)
 
     @property
     def _is_checkable(self) -> bool:
