@@ -36,7 +36,8 @@ def entry_point(function: Function) -> Function:
     """A function whose failed allocations are an error message, whatever was made of them on the way up.
 
     Of a class it is every public method and property that the class itself defines.  It takes derivatives as it needs,
-    also where the caller has switched gradients off, and computes on one thread what is not worth several.
+    also where the caller has switched gradients off or is in inference mode, and computes on one thread what is not
+    worth several.
 
     >>> import torch
     >>> from pyro_evidence.fitting.process_state import entry_point
@@ -59,7 +60,7 @@ def entry_point(function: Function) -> Function:
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
-            with torch.enable_grad(), one_thread_if_small():
+            with torch.inference_mode(mode=False), one_thread_if_small():  # gradients are on as well
                 return function(*args, **kwargs)
         except Exception as error:
             now: BaseException | None = None if isinstance(error, TooLarge) else error

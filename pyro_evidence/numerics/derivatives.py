@@ -7,14 +7,14 @@ Many derivatives of one value are taken as batched reverse passes, in chunks tha
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import chain
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node, _engine_run_backward, saved_tensors_hooks
 
-from pyro_evidence.numerics.batched import BATCH_BYTES
+from pyro_evidence.numerics.batched import BATCH_BYTES, cached
 from pyro_evidence.numerics.linalg import relative_rounding
 
 LARGEST_CHUNK = 256  # passes; more at once are no faster
@@ -152,7 +152,7 @@ def _directions(num: int, size: int) -> Tensor:
     return (1.0 + draw) * sign
 
 
-_few_directions = lru_cache(maxsize=64)(_directions)
+_few_directions = cached(64)(_directions)
 
 
 def normal_draws(*shape: int, seed: int = 0) -> Tensor:

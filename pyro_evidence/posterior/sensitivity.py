@@ -169,7 +169,7 @@ def sensitivity(posterior: Any) -> Sensitivity:
     posterior._needs_data("sensitivity()")
     with own_random_numbers(), without_validation():
         every, left_out = prior_constants(posterior._joint, *posterior._mode_at)
-        pruned = {site for site, cells in posterior.pruned.items() if bool(cells.all())}
+        pruned = {site for site, cells in posterior.pruned.items() if bool(cells.any())}  # about means that would move
         constants = tuple(each for each in every if each.site not in pruned)
         left_out += tuple(each.name for each in every if each.site in pruned)
         if not constants:
@@ -209,7 +209,8 @@ def _hypers(problem: Problem, before: Problem, theta: Tensor) -> Tensor:
 
 def at_mode(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
     """Laplace's mode, which follows the constants by itself and by the hyperparameters that follow them."""
-    state, problem = posterior.state, _problem_around(posterior, partial(Stepped, constants=constants))
+    state = posterior.state
+    problem = _problem_around(posterior, partial(Stepped, constants=constants)).without(~state.problem.active)
     here = laplace_state(problem, _hypers(problem, state.problem, state.theta), state.u)
     ways = _ways(here)
     moves = response(here, ways.to(here.u)).unsqueeze(0)

@@ -76,18 +76,6 @@ def says_singular(error: BaseException | None) -> bool:
     return isinstance(error, LINALG_ERROR) or "PositiveDefinite" in str(error)
 
 
-def require_slopes() -> None:
-    """Refuse a fit inside of ``torch.inference_mode()``, where torch takes no slopes.
-
-    :raises BadInput: saying what is taken in its place.
-    """
-    if torch.is_inference_mode_enabled():
-        raise BadInput(
-            "this call is inside of torch.inference_mode(), where torch takes no slopes; expected a fit outside of it. "
-            "End that block before run(...), which takes the data made there, or write torch.no_grad() in its place."
-        )
-
-
 def column_names(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Names of the columns of those arguments that are tables, before they became tensors."""
     tables = {n: v for n, v in _named(args, kwargs).items() if hasattr(v, "columns") and not isinstance(v, Tensor)}

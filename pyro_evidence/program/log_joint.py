@@ -119,7 +119,6 @@ class LogJoint:
         self.args: tuple[Any, ...]
         self.kwargs: dict[str, Any]
         self.args, self.kwargs = checks.as_tensors(args, kwargs or {})
-        checks.require_slopes()
         self.seen: int | None = None  # of how many rows one was run on to know the model; None for all
         self.has_data = True  # whether the arguments are all data; not where these came in chunks
         checks.check_sizes(self.args, self.kwargs)

@@ -307,6 +307,26 @@ def test_priors_of_pruned_sites_and_of_no_site_have_no_slope() -> None:
         LaplaceEvidence(model).run(False).sensitivity()
 
 
+def test_slopes_beside_weights_of_which_some_are_pruned_are_those_of_refits() -> None:
+    """Means of pruned weights have no slope; of the others' priors, differences of refits."""
+    *X, noise = torch.randn(6, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    X = torch.stack(X, -1)
+
+    def model(scale: float) -> None:
+        spread = param("spread", torch.ones(5).double(), constraint=constraints.positive)
+        w = sample("w", dist.Normal(double(0.0), spread).to_event(1))
+        b = sample("b", dist.Normal(double(0.0), double(scale)))
+        with plate("rows", 30):
+            sample("t", dist.Normal(X @ w + b, double(0.3)), obs=X[:, 0] + 0.3 * noise)
+
+    fit = LaplaceEvidence(model).run(2.0)
+    assert 0 < int(fit.pruned["w"].sum()) < 5
+    found = fit.sensitivity()
+    assert "w.loc" in found.left_out
+    more, less = (LaplaceEvidence(model).run(2.0 ** (1.0 + h)).log_evidence for h in (0.01, -0.01))
+    assert found.log_evidence["b.scale"] == pytest.approx(float(more - less) / 0.02, abs=1e-4)
+
+
 def test_bad_input() -> None:
     posterior = LaplaceEvidence(linear).run(design(), design()[:, 0])
     found = posterior.sensitivity()

@@ -16,6 +16,7 @@ from torch.distributions import constraints
 from pyro_evidence import REVM, RVM, VRVM, LaplaceEvidence
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.models.basis import Linear
+from pyro_evidence.models.gmrf import ICAR, RandomWalk
 from pyro_evidence.models.regression import regression as linear_regression
 from pyro_evidence.program.log_joint import LogJoint
 from tests.refusals.messages import refused, says
@@ -98,12 +99,24 @@ def test_matrices_without_rows_or_columns(engine: Callable[..., Any]) -> None:
 
 
 def test_inference_mode() -> None:
-    expected = LaplaceEvidence(regression).run(X, T).log_evidence
+    """Fits and predictions are the same inside, and what they and fields keep is of use outside."""
+    graph = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
+
+    def fields(y: Tensor) -> None:
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        around = pyro.sample("around", ICAR(graph, scale)) + pyro.sample("along", RandomWalk(scale, 4))
+        with pyro.plate("data", 4):
+            pyro.sample("y", dist.Normal(around, 0.5), obs=y)
+
     with torch.inference_mode():
-        made = X * 1.0
-        says(refused(BadInput, LaplaceEvidence(regression).run, X, T), "inference_mode", "torch.no_grad()")
-    with torch.no_grad():
-        assert torch.equal(LaplaceEvidence(regression).run(made, T).log_evidence, expected)
+        poutine.trace(fields).get_trace(T[:4]).compute_log_prob()
+        inside = LaplaceEvidence(regression).run(X * 1.0, T)
+        predicted = inside.predict(X)
+    outside = LaplaceEvidence(regression).run(X, T)
+    assert torch.equal(inside.log_evidence, outside.log_evidence)
+    assert torch.equal(predicted, outside.predict(X)) and torch.equal(predicted, inside.predict(X))
+    assert inside.sensitivity().log_evidence == outside.sensitivity().log_evidence
+    assert LaplaceEvidence(fields).run(T[:4]).log_evidence.isfinite()
 
 
 def test_shapes_that_do_not_broadcast() -> None:

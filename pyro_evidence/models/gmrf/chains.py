@@ -1,7 +1,6 @@
 """Fields along a line: random walks, seasons, autoregressions, at equal or unequal distances."""
 
 import math
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +12,7 @@ from torch.distributions.utils import broadcast_all
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure
 from pyro_evidence.models.gmrf.field import Between, GaussianField, Unit, parameters
+from pyro_evidence.numerics.batched import cached
 
 
 class RandomWalk(GaussianField):
@@ -80,7 +80,7 @@ def _check_increase(locations: Tensor) -> None:
         )
 
 
-@lru_cache(maxsize=32)
+@cached(32)
 def _regular_walk(size: int, order: int, device: torch.device) -> Unit:
     return _open_walk(torch.arange(size, dtype=torch.float64, device=device), order)
 
@@ -103,7 +103,7 @@ def _open_walk(t: Tensor, order: int) -> Unit:
     return Unit(Structure(index, fixed, anchors), coefficients, weights, part, log_det)
 
 
-@lru_cache(maxsize=32)
+@cached(32)
 def _regular_cycle(size: int, order: int, device: torch.device) -> Unit:
     node = torch.arange(size, device=device)
     index = (node.unsqueeze(-1) + torch.arange(order + 1, device=device)) % size
@@ -194,7 +194,7 @@ class AR(GaussianField):
         return -_levinson(self.partial)[0][..., -1, 1:]
 
 
-@lru_cache(maxsize=32)
+@cached(32)
 def _lags(size: int, most: int, device: torch.device) -> Structure:
     """Each value and as many before it; before the first value, where coefficients are zero, the first."""
     back = torch.arange(size, device=device).unsqueeze(-1) - torch.arange(most + 1, device=device)

@@ -1,6 +1,5 @@
 """Fields made of others, and of a precision that the user writes."""
 
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +11,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure, most_independent
 from pyro_evidence.models.gmrf.field import GaussianField
 from pyro_evidence.models.gmrf.graphs import check_pairs
+from pyro_evidence.numerics.batched import cached
 
 
 class Kronecker(GaussianField):
@@ -63,7 +63,7 @@ class Kronecker(GaussianField):
         return self.first.unwhitened(along.reshape(-1, shape[1])).view(shape[0], shape[2], shape[1]).mT.flatten(1)
 
 
-@lru_cache(maxsize=8)
+@cached(8)
 def _product(one: Structure, two: Structure) -> Structure:
     index = (one.index[:, None, :, None] * two.size + two.index[None, :, None, :]).flatten(2).flatten(0, 1)
     every, other = (torch.eye(part.size).to(part.fixed) for part in (one, two))

@@ -7,12 +7,12 @@ add is taken off again exactly.  Rue and Held (2005), section 2.3.3.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.batched import cached_property
 from pyro_evidence.numerics.linalg import coordinate
 from pyro_evidence.precision.blocks import BlockPlan, BlockPrecision, elimination
 from pyro_evidence.precision.dense import DenseElements, DensePlan, Pattern, pattern_product

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure, least_square, log_det, most_independent, squares
+from pyro_evidence.numerics.batched import cached_property
 from pyro_evidence.program.distributions import OfArguments
 
 

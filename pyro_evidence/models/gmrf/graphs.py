@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +12,7 @@ from torch.distributions.utils import broadcast_all
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure, log_det, squares
 from pyro_evidence.models.gmrf.field import Between, GaussianField, Unit, parameters
+from pyro_evidence.numerics.batched import cached, cached_property
 from pyro_evidence.precision.elimination import components
 
 SPECTRUM = 1000  # nodes up to which eigenvalues, .2 s once for a graph, cost less than a factorisation at each run
@@ -299,7 +299,7 @@ class Lattice(GaussianField):
         super().__init__(*unit.factors(self.scale, self.level), torch.Size([rows, columns]), validate_args)
 
 
-@lru_cache(maxsize=8)
+@cached(8)
 def _thin_plate(rows: int, columns: int, device: torch.device) -> Unit:
     node = torch.arange(rows * columns, device=device).view(rows, columns)
     across = [node[:, :-2], node[:, 1:-1], node[:, 2:], node[:, 2:]]

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +13,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.lazy_import import import_extra
 from pyro_evidence.models.gmrf.field import GaussianField
 from pyro_evidence.models.gmrf.graphs import Operator
+from pyro_evidence.numerics.batched import cached_property, ordinary
 
 SMALLEST_ANGLE = 1e-3  # radians: below, the entries of one triangle differ by 1e6 and half of the digits are gone
 AT_A_TIME = 2**22  # pairs of a place and a triangle that are looked at together
@@ -108,6 +108,7 @@ class Mesh:
         third = (factor * self.areas / 3.0).unsqueeze(-1).expand(-1, 3)
         return torch.zeros_like(self.points[:, 0]).index_add_(0, self.triangles.flatten(), third.flatten())
 
+    @ordinary
     def equation(self, fraction: float) -> tuple[Operator, Tensor]:
         """Masses and stiffness, and the variances of the right side at unit range and scale, ``(n,)``.
 

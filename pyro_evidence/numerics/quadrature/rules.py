@@ -3,14 +3,13 @@
 import itertools
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from string import ascii_uppercase
 
 import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from pyro_evidence.numerics.batched import BATCH_NUMBERS
+from pyro_evidence.numerics.batched import BATCH_NUMBERS, cached
 
 # Generators of the fractions 2^(d-p) of highest resolution: the first d-p axes, A, B, ..., are free, each other one is
 # the product of those that its word names.
@@ -46,7 +45,7 @@ def growing(first: int, last: int, ratio: float) -> tuple[int, ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=32)
+@cached(32)
 def gauss_hermite(num: int, device: torch.device | None = None) -> Rule:
     """Gauss's rule of ``num`` nodes on one axis, exact for polynomials of degree ``2 num - 1``.
 
@@ -153,7 +152,7 @@ def stretched(rule: Rule) -> Rule:
     return Rule(further, rule.log_weights + change.squeeze(-1))
 
 
-@lru_cache
+@cached(128)
 def block_rule(num: int, num_dims: int, curved: bool = False) -> Rule:
     """Nodes and log weights against the standard normal density in ``num_dims`` dimensions.
 
