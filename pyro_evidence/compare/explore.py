@@ -1,7 +1,7 @@
 """Which of several programs, and with which probability: one structure site in front of them."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_evidence.compare.many import FAILURES
 from pyro_evidence.errors import BadInput, NotAMode, NotConverged
 from pyro_evidence.fitting.iterate import bar_of
+from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.laplace.restarts import thetas
@@ -28,7 +29,7 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.structures import StructurePosterior, over
 from pyro_evidence.program.branching import Model, Structures
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.settings import Start, check_count, seeded
+from pyro_evidence.settings import Start, check_count, check_model, seeded
 
 CHOICE, KERNEL = "program", "kernel"  # the structure sites
 LEVEL = 1e-3  # nats, a slope that is nothing beside the nat that a setting costs: one that runs to zero goes on long
@@ -57,7 +58,7 @@ def explore(
     programs: Mapping[str, Model] | str,
     *args: Any,
     prior: Mapping[str, float] | None = None,
-    engine: Callable[[Model], LaplaceEvidence] = LaplaceEvidence,
+    engine: Callable[[Model], Any] = LaplaceEvidence,
     **kwargs: Any,
 ) -> StructurePosterior:
     """The posterior over whole programs of the same data: their probabilities, and predictions averaged over them.
@@ -68,8 +69,9 @@ def explore(
     with sums, products and change points of these, found by steps: the best at each depth, as many as ``beam``, go on
     to all that one more kernel makes of it or of one of its parts (Duvenaud et al. 2013; Lloyd et al. 2014).  Settings
     with priors are integrated.  Those that are learned begin where their parts ended, or elsewhere if that is higher,
-    and the prior of a kernel falls by a nat with each, since it may have gained as much.  What kernels that were not
-    looked at hold is not known: ``unvisited`` is nan.
+    and the prior of a kernel falls by a nat with each, since it may have gained as much; so it does for mixtures with
+    each number that ``engine=EvidenceEM`` maximises.  What kernels that were not looked at hold is not known:
+    ``unvisited`` is nan.
 
     Of a formula and a frame,
     ``explore("y ~ (a + b + c)^2 + (1 | g)", frame)``, the programs are the formulas within it: fixed terms may be in or
@@ -97,6 +99,8 @@ def explore(
     >>> {name: round(float(p), 3) for name, p in posterior.values_of("program").items()}
     {'heads': 0.538, 'fair': 0.462}
     """
+    if not callable(engine):
+        raise BadInput(f"engine={engine!r}; expected what makes one of a model: partial(LaplaceEvidence, nodes=7).")
     if isinstance(programs, str):
         return _explore_formulas(programs, *args, prior=prior, engine=engine, **kwargs)
     if not isinstance(programs, Mapping) or not programs:
@@ -106,10 +110,44 @@ def explore(
             raise BadInput("programs has kernels, and prior= or other programs too; expected kernels alone.")
         return _explore_kernels(programs, *args, engine=engine, **kwargs)
     shares = _shares(programs, prior)
-    model = Programs(tuple(programs.values()), tuple(shares))
-    found = engine(model).run(*args, **kwargs)
-    assert isinstance(found, StructurePosterior)
-    return replace(found, labels={CHOICE: tuple(programs)})
+    for program in programs.values():
+        check_model(program)
+    one = engine(Programs(tuple(programs.values()), tuple(shares)))
+    if isinstance(one, LaplaceEvidence):
+        return replace(one.run(*args, **kwargs), labels={CHOICE: tuple(programs)})
+    if not isinstance(one, EvidenceEM):
+        raise BadInput(f"engine= makes {type(one).__name__}; expected LaplaceEvidence, or EvidenceEM of mixtures.")
+    ends = dict[str, LaplacePosterior | Exception]()
+    for name, program in programs.items():
+        try:
+            ends[name] = engine(program).run(*args, **kwargs)
+        except (ArithmeticError, NotConverged) as error:
+            ends[name] = error
+    sizes = [0 if isinstance(end, Exception) else end._num_maximised for end in ends.values()]
+    return _of_ends(CHOICE, ends, torch.tensor(shares, dtype=torch.float64).log(), sizes)
+
+
+def _of_ends(
+    site: str, ends: Mapping[str, LaplacePosterior | Exception], log_prior: Tensor, sizes: Sequence[int]
+) -> StructurePosterior:
+    """The posterior over programs, by name, of which fits are known, or why there is none.
+
+    :param sizes: how many numbers are maximised in each.
+    """
+    names, every = tuple(ends), torch.ones(len(ends), dtype=torch.bool)
+
+    def end(chosen: Mapping[str, Any]) -> LaplacePosterior:
+        one = ends[names[int(chosen[site])]]
+        if isinstance(one, Exception):
+            raise one if isinstance(one, ArithmeticError | NotConverged) else NotAMode(str(one)) from one
+        return one
+
+    log_prior = (log_prior - torch.tensor(sizes, dtype=torch.float64)).log_softmax(0)
+    looked = over(
+        Structures({site: torch.arange(len(names))}, {site: every}, log_prior), end, Start(), False, penalised=True
+    )
+    said = "the log prior falls by a nat with each number that is maximised, which may have gained as much"
+    return replace(looked, labels={site: names}, notes=(said,))
 
 
 def _shares(names: Collection[str], prior: Mapping[str, float] | None) -> list[float]:
@@ -126,7 +164,7 @@ def _shares(names: Collection[str], prior: Mapping[str, float] | None) -> list[f
 
 def _explore_formulas(
     formula: str,
-    frame: Any,
+    frame: Any = None,
     *,
     prior: Mapping[str, float] | None,
     engine: Callable[[Model], LaplaceEvidence],
@@ -237,19 +275,8 @@ def _explore_kernels(
             best = sorted(found, key=itemgetter(0), reverse=True)[:beam]
             grown = [(new, others) for _, each, others in best for new in each.grown(bases)]
             level = {new.text: (new, others) for new, others in grown if new.text not in ends}
-    texts = tuple(ends)
-
-    def end(chosen: Mapping[str, Any]) -> LaplacePosterior:
-        one = ends[texts[int(chosen[KERNEL])]]
-        if isinstance(one, Exception):
-            raise one if isinstance(one, ArithmeticError | NotConverged) else NotAMode(str(one)) from one
-        return one
-
-    values, every = {KERNEL: torch.arange(len(texts))}, torch.ones(len(texts), dtype=torch.bool)
-    log_prior = -torch.tensor([sizes[text] for text in texts], dtype=torch.float64)
-    looked = over(Structures(values, {KERNEL: every}, log_prior.log_softmax(0)), end, Start(), False, penalised=True)
-    said = "the log prior of a kernel falls by a nat with each setting that is learned, which may have gained as much"
-    return replace(looked, search=replace(looked.search, unvisited=math.nan), labels={KERNEL: texts}, notes=(said,))
+    looked = _of_ends(KERNEL, ends, torch.zeros(len(ends), dtype=torch.float64), [sizes[text] for text in ends])
+    return replace(looked, search=replace(looked.search, unvisited=math.nan))
 
 
 def _num_learned(kernel: Kernel) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.data.chunks import cut_rows, has_rows
+from pyro_evidence.data.groups import labels_as_tensor
 from pyro_evidence.display import Table
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Status, bar_of
@@ -253,8 +254,11 @@ def _with_rows(
     """The arguments of a fit with some rows of the data: of every tensor among them with ``num`` rows."""
     joint = _one_of(posterior)._joint
     args, kwargs = joint.args, joint.kwargs
-    if any(has_rows(x, num) for x in kwargs.values()):
-        raise BadInput(f"keyword arguments have {num} rows; expected data as positional arguments: run(X, y).")
+    if any(has_rows(x, num) for x in kwargs.values()) or not any(has_rows(x, num) for x in args):
+        raise BadInput(
+            f"no positional argument has {num} rows, or one by keyword has; expected data as positional arguments, "
+            "run(X, y), a row for each observation, and as many labels of groups."
+        )
     return [cut_rows(args, num, rows) for rows in choices]
 
 
@@ -321,13 +325,13 @@ def leave_one_group_out(posterior: LaplacePosterior | StructurePosterior, groups
     It is the log evidence of all data less that without the group, hyperparameters held, as those of
     :meth:`~pyro_evidence.posterior.laplace.LaplacePosterior.loo`, which needs no refits and is an approximation of it.
 
-    :param groups: labels of the rows of the data ``(N,)``; groups in the order of ``groups.unique()``.
+    :param groups: labels of the rows of the data ``(N,)``, numbers or words; groups in their order.
     :return: ``(G,)``, nan where a fit failed, and the fits.
-    :raises BadInput: for data that are no positional arguments.
+    :raises BadInput: for data that are no positional arguments, and for other numbers of labels than of rows.
 
     >>> log_densities, fits = leave_one_group_out(posterior, school)  # doctest: +SKIP
     """
-    labels = torch.as_tensor(groups)
+    labels = labels_as_tensor(groups)
     kept = [(labels != group).nonzero().squeeze(-1) for group in labels.unique()]
     fits = run_many(engine_of(posterior, held=True), _with_rows(posterior, len(labels), kept))
     return posterior.log_evidence - fits.log_evidence, fits

@@ -221,7 +221,8 @@ class StructurePosterior(Saved, PredictionMixin):
     @cached_property
     def _notes(self) -> tuple[str, ...]:
         """What is to be said of structures whose evidences may be of unlike things, by those that were fitted."""
-        return *self.notes, *_unlike({label_of(self.found.of(k), self.labels): m for k, m in self._members.items()})
+        members = {label_of(self.found.of(k), self.labels): m for k, m in self._members.items()}
+        return *self.notes, *_unlike(members, self.failures)
 
     @cached_property
     def _vague(self) -> str:
@@ -564,7 +565,7 @@ def _reached(error: Exception) -> float:
     return float(end.log_evidence) if end is not None and end.status in runs_away else -math.inf
 
 
-def _unlike(members: Mapping[str, LaplacePosterior]) -> Iterator[str]:
+def _unlike(members: Mapping[str, LaplacePosterior], failures: Sequence[str]) -> Iterator[str]:
     """Remarks on fits of structures, by their labels, that differ in more than their evidences tell.
 
     Sites of one name and several shapes; flat priors that do not cancel; other data; probabilities beside densities.
@@ -585,7 +586,8 @@ def _unlike(members: Mapping[str, LaplacePosterior]) -> Iterator[str]:
             each = ", ".join(f"{shape} with {label}" for shape, label in list(known.items())[:3])
             each += ", and others" * (len(known) > 3)
             yield f"site '{name}' has shape {each}: draws of it are those of one structure, posterior.member(k)"
-    loose = sorted(n for n in flat if num[n] < len(members) or len(shapes[n]) > 1)
+    failed = {n for n in flat for said in failures if f"site '{n}'" in said}
+    loose = sorted(n for n in flat if num[n] < len(members) or len(shapes[n]) > 1 or n in failed)
     if loose:
         yield (
             f"flat priors of {', '.join(loose)} have an arbitrary constant, which does not cancel where structures "

@@ -48,7 +48,7 @@ def test_line_and_season_are_found_and_each_evidence_is_that_of_a_fit() -> None:
     falls = posterior.found.log_prior - posterior.found.log_prior[texts.index("line")]
     assert float(falls[best]) == pytest.approx(-3.0)  # four settings in place of one
     assert math.isnan(posterior.unvisited) and "elsewhere is not known" in str(posterior.structures(2))
-    assert "falls by a nat with each setting" in str(posterior.structures(2))
+    assert "falls by a nat with each number that is maximised" in str(posterior.structures(2))
     torch.testing.assert_close(posterior.predict(X[:3]), alone.predict(X[:3]), rtol=0.0, atol=0.03)
 
 

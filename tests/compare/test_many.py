@@ -165,6 +165,12 @@ def test_leaving_groups_out() -> None:
     expected = [whole - exact(X[groups != g], y[groups != g])[2] for g in range(3)]
     assert found.tolist() == pytest.approx(expected, rel=1e-8)
     assert len(fits) == 3
+    words = leave_one_group_out(posterior, np.array(["a", "b", "c"])[groups])[0]
+    assert words.tolist() == found.tolist()
+    with pytest.raises(BadInput, match="no positional argument has 5 rows"):
+        leave_one_group_out(posterior, groups[:5])
+    with pytest.raises(BadInput, match="no positional argument has 12 rows"):
+        bootstrap(LaplaceEvidence(partial(line, X, y), stop=QUIET).run())
 
 
 def intercepts(x: Tensor, y: Tensor) -> None:

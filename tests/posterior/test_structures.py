@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from pyro_evidence import (
     RVM,
     BadInput,
+    EvidenceEM,
     ImproperPosterior,
     LaplaceEvidence,
     NotAMode,
@@ -28,6 +30,7 @@ from pyro_evidence import (
     explore,
 )
 from pyro_evidence.errors import Unbounded
+from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.posterior import structures
 from pyro_evidence.posterior.structures import StructureFits, over_structures
 from pyro_evidence.program.branching import IndependentChoices, fixed, structures_of
@@ -484,6 +487,29 @@ def test_programs_are_explored_by_name() -> None:
         explore([poisson], X, counted)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="a positive number for each"):
         explore({"Poisson": poisson}, X, counted, prior={"other": 1.0})
+    for programs, settings, said in (
+        ({"Poisson": 3}, {}, "model is a int"),
+        ({"Poisson": poisson}, {"engine": RVM}, "engine= makes RVM"),
+        ({"Poisson": poisson}, {"engine": LaplaceEvidence(poisson)}, "expected what makes one of a model"),
+        ("y ~ a", {}, "frame is a Tensor"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            explore(programs, X, **settings)
+    with pytest.raises(BadInput, match="frame is a NoneType"):
+        explore("y ~ a")
+
+
+def test_numbers_of_components_are_explored_by_em() -> None:
+    """By the evidences of the fits, and a nat for each number that is maximised."""
+    Y = torch.cat([torch.randn(30, 2, generator=torch.Generator().manual_seed(0)) + m for m in (-3.0, 3.0)])
+    engine = partial(EvidenceEM, stop=QUIET)
+    found = explore({str(k): gaussian_mixture(k) for k in (1, 2)}, Y, engine=engine, prior={"1": 3, "2": 1})
+    alone = [engine(gaussian_mixture(k)).run(Y) for k in (1, 2)]
+    evidences = torch.tensor([float(fit.log_evidence) for fit in alone])
+    torch.testing.assert_close(found.log_evidences, evidences, rtol=1e-9, atol=0.0)
+    expected = torch.tensor([3.0, 1.0]).log() - torch.tensor([3.0, 6.0])  # a precision of each kind, a share
+    assert float(found.found.log_prior.diff()) == pytest.approx(float(expected.diff()))
+    assert "falls by a nat with each number that is maximised" in str(found.structures())
 
 
 def flat(y: Tensor) -> None:
@@ -497,6 +523,7 @@ def flat(y: Tensor) -> None:
 def test_structures_without_a_posterior_are_told_and_left_out() -> None:
     posterior = LaplaceEvidence(flat, stop=QUIET).run(torch.tensor(0.3))
     assert len(posterior.failures) == 1 and "1 structures have no posterior" in str(posterior.structures())
+    assert "flat priors of mu have an arbitrary constant" in str(posterior.structures())
     assert float(posterior.probabilities.max()) == 1.0
 
     def fails(values: dict[str, Tensor]) -> Any:
