@@ -1,18 +1,18 @@
 """Train and test densities, number of components and evidence of a mixture's fit, round by round."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.fitting.em import repeated, warmed
+from pyro_evidence.fitting.em import advance, repeated, warmed
 from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.mixture.density import MixtureDensity
 from pyro_evidence.mixture.expectation import Mixture, natural_parameters, responsibilities
-from pyro_evidence.mixture.fit import Journal, MixtureRestarts, begin
+from pyro_evidence.mixture.fit import MixtureRestarts, begin, watched
 from pyro_evidence.mixture.updates import padded
 from pyro_evidence.program.distributions import Background
 from pyro_evidence.program.log_joint import LogJoint
@@ -97,10 +97,10 @@ def learning_curve(
         whole = padded(mixture, task.units.standard(task.structure.start))
         return both[0], both[1], batch.log_evidence - task.jacobian, task.units.original(whole)
 
-    journal = Journal(look, [look(task.batch)])
+    step, begun = watched(advance, look), replace(task.batch, seen=(look(task.batch),))
     num_warm = min(engine.initial.warm_up, num_steps)
-    repeated(warmed(task.batch, num_warm, journal), num_steps - num_warm, journal)
-    seen, new, evidence, mixtures = zip(*journal.entries, strict=True)
+    end = repeated(warmed(begun, num_warm, step), num_steps - num_warm, step)
+    seen, new, evidence, mixtures = zip(*end.seen, strict=True)
     return LearningCurve(
         torch.stack(seen), torch.stack(new), torch.stack(evidence), mixtures, task.structure.background
     )

@@ -45,8 +45,8 @@ from pyro_evidence.fitting.process_state import entry_point, exclusive, restored
 from pyro_evidence.numerics.linalg import PER_NUMBER, expect
 from pyro_evidence.settings import check_path, stacklevel
 
-FORMAT = "pyro_evidence checkpoint 4"
-PROGRESS = {"tuple": [[int, object], [int, object], [int, {"tuple": [[int, float]]}], [int, object], [int, object]]}
+FORMAT = "pyro_evidence checkpoint 5"
+PROGRESS = {"tuple": [[int, object], [int, {"tuple": [[int, float]]}], [int, object], [int, object]]}
 LOOP = {"name": str, "start": float, "done": bool, "count": int, "progress": PROGRESS}
 CHECKPOINT = {"format": str, "engine": str, "data": str, "loops": [LOOP]}
 TAKEN = "It is no checkpoint, and is not overwritten: give another name, or remove it."
@@ -85,7 +85,7 @@ def _in_a_file(value: Any) -> Any:
 class Progress:
     """Where a loop stands.
 
-    :ivar step: what is repeated; where it keeps a journal, that counts as well.
+    :ivar step: what is repeated.
     :ivar status: why the loop is at its end; None while it goes on.
     :ivar last: the state before the last step, by which a file's state is checked; None before the first.
     """
@@ -133,8 +133,7 @@ class Loop:
 
     def stored(self, now: Progress) -> dict[str, Any]:
         """For the file."""
-        known = {k: v for k, v in self.known.items() if k != id(self.begin.step) or not dataclasses.is_dataclass(v[1])}
-        progress = put_down((self.begin.step, now.state, now.objectives, now.status, now.last), known)
+        progress = put_down((now.state, now.objectives, now.status, now.last), self.known)
         done, count = now.status is not None, len(now.objectives)
         return {"name": self.name, "start": self.start, "done": done, "count": count, "progress": progress}
 
@@ -171,7 +170,7 @@ class Recorder:
             )
         try:
             stored = taken_up(earlier["progress"], (begin.step, begin.state))
-            step, state, objectives, status, last = stored
+            state, objectives, status, last = stored
             if not (isinstance(status, Enum) if earlier["done"] else status is None):
                 raise ValueError("its status is not that of a loop that has ended, or of one that goes on")
             made = [begin.state]
@@ -185,8 +184,6 @@ class Recorder:
                 raise ValueError(f"it holds {len(objectives)} objectives, and {earlier['count']} by its count")
         except files.UNFIT as error:
             raise files.unreadable(self.path, error, "checkpoint", "Stop(checkpoint=path)") from error
-        if step is not begin.step:  # a step that keeps a journal goes on with it
-            vars(begin.step).update(vars(step))
         return Progress(begin.step, made[-1], objectives, status, last)
 
     def begin(self) -> None:

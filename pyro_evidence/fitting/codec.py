@@ -37,7 +37,7 @@ CLASSES = {
     "laplace.type2": "TypeII",
     "mixture.data": "Mixture",
     "mixture.expectation": "MixtureStatistics",
-    "mixture.fit": "Journal MixtureRestarts",
+    "mixture.fit": "MixtureRestarts",
     "mixture.updates": "EStep SharedParameters",
     "mppca.expectation": "FactorAnalysers FactorStatistics",
     "mppca.updates": "Iterate",

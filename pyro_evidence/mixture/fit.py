@@ -1,7 +1,7 @@
 """One recognised mixture on its way: from the Pyro model to a batch of restarts, round by round, and to a posterior.
 
-What one round leads to, the warm-up, components left out or split, a journal of errors.  Candidates are screened for a
-few rounds on at most :data:`FEW_FOR_SCREENING` data, whatever their number.
+What one round leads to, the warm-up, components left out or split, errors round by round.  Candidates are screened for
+a few rounds on at most :data:`FEW_FOR_SCREENING` data, whatever their number.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,6 @@ from pyro_evidence.fitting.em import (
     Phase,
     SplitProposals,
     Step,
-    advance,
     repeated,
     settled,
 )
@@ -127,6 +126,7 @@ class MixtureRestarts(ComponentRestarts):
     """One iterate of all restarts.  Built by :func:`first` and :func:`~pyro_evidence.fitting.em.advance`."""
 
     expected: EStep
+    seen: tuple[Any, ...] = ()  # of every round that was watched, the start first
 
     parameters = property(attrgetter("expected.mixture"))
     data = property(attrgetter("expected.data"))
@@ -238,7 +238,8 @@ class MixtureRestarts(ComponentRestarts):
         """The batch at parameters of another number of components, with the ties of the model."""
         num = parameters.w.shape[1]
         mixture = replace(parameters, loc=parameters.loc[:1].expand(num, *parameters.loc.shape[1:]))
-        return first(self.expected.data, mixture, ties.resized(num), self.expected.curvature, self.update)
+        begun = first(self.expected.data, mixture, ties.resized(num), self.expected.curvature, self.update)
+        return replace(begun, seen=self.seen)
 
     def after_splits(self, deletion: GreedyDeletion) -> "MixtureRestarts":
         """Without what is superfluous beside the new components."""
@@ -291,22 +292,14 @@ def _directions(data: MixtureData, resp: Tensor, A: Tensor, number: int, mixture
     return steps.reshape(DIRECTIONS, *mixture.w.shape[2:])
 
 
-@dataclass
-class Journal:
-    """Rounds that write down what is seen of each, from the start on.
+def watched(step: Step[MixtureRestarts], look: Callable[[MixtureRestarts], Any]) -> Step[MixtureRestarts]:
+    """A round after which the restarts keep what ``look`` sees of them."""
 
-    :ivar look: what is written of the restarts as they stand.
-    :ivar entries: one before the first round, and one for each.
-    """
+    def watched_step(batch: MixtureRestarts) -> MixtureRestarts:
+        after = step(batch)
+        return replace(after, seen=(*after.seen, look(after)))
 
-    look: Callable[[MixtureRestarts], Any]
-    entries: list[Any]
-    step: Step[MixtureRestarts] = advance
-
-    def __call__(self, batch: MixtureRestarts) -> MixtureRestarts:
-        after = self.step(batch)
-        self.entries.append(self.look(after))
-        return after
+    return watched_step
 
 
 @dataclass(frozen=True)
@@ -396,16 +389,15 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
     units: Units
     data: MixtureData
     ties: SharedParameters
-    journal: Journal
+    errors: Errors
 
     def together(self, stop: Stop, deletion: GreedyDeletion) -> Stop:
         """Restarts are compared at their modes, settled or not."""
         return replace(stop, num_steps=min(stop.num_steps, deletion.after))
 
-    def watched(self, step: Step[MixtureRestarts]) -> Journal:
-        """A round after which the errors are written down."""
-        self.journal.step = step
-        return self.journal
+    def watched(self, step: Step[MixtureRestarts]) -> Step[MixtureRestarts]:
+        """A round of which the errors are kept."""
+        return watched(step, self.errors)
 
     def chosen(self, fit: Fit[MixtureRestarts], deletion: GreedyDeletion | None) -> Chosen[MixtureRestarts]:
         """The restart that is highest at its mode after deletions in the best ones."""
@@ -417,7 +409,8 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
         expected = alone.expected
         if expected.data.num_rows == self.data.num_rows:
             return alone
-        return first(self.data, expected.mixture, expected.ties, expected.curvature, alone.update)
+        on_all = first(self.data, expected.mixture, expected.ties, expected.curvature, alone.update)
+        return replace(on_all, seen=alone.seen)
 
     def resized(self, alone: MixtureRestarts, deletion: GreedyDeletion) -> tuple[MixtureRestarts, str]:
         """The chosen restart with components split, and what kept it from further splits."""
@@ -433,8 +426,8 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
         structure = enlarged(self.structure, fit.state.parameters.w.shape[1], recognise_mixture)
         at_mode = mode.find_mode(self.data, fit.state.parameters)
         by_hand = fit.status is Status.BY_HAND  # rounds that nobody watched: their end alone is known
-        entries = [self.journal.look(fit.state)] if by_hand else self.journal.entries
-        rounds = zip(*([x[min(chosen.number, len(x) - 1)] for x in entry] for entry in entries), strict=True)
+        seen = [self.errors(fit.state)] if by_hand else fit.state.seen
+        rounds = zip(*([x[min(chosen.number, len(x) - 1)] for x in each] for each in seen), strict=True)
         state, mixture = mode.laplace_state(structure, self.units, self.data, at_mode)
         return MixturePosterior(
             state,
@@ -447,9 +440,9 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
         )
 
     def watching(self, joint: LogJoint) -> "MixtureFit":
-        """The fit, whose journal has the errors of other data as well."""
+        """The fit, which keeps the errors of other data as well."""
         errors = Errors(self.units, (self.unseen(joint),))
-        return replace(self, journal=Journal(errors, [errors(self.batch)]))
+        return replace(self, errors=errors, batch=replace(self.batch, seen=(errors(self.batch),)))
 
     def unseen(self, joint: LogJoint) -> MixtureData:
         """Other data of the same model, in the units inside.
@@ -491,7 +484,7 @@ def _begun(
     start = settings.initial(settings.start, few, own, ties)
     batch = first(few, start, ties, settings.curvature, settings.update)
     errors = Errors(units)
-    return MixtureFit(structure, units, data, batch, ties, Journal(errors, [errors(batch)]))
+    return MixtureFit(structure, units, data, replace(batch, seen=(errors(batch),)), ties, errors)
 
 
 def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit:

@@ -268,7 +268,7 @@ def checkpoint_ending_of(name: str, folder: Path, change: Callable[[Any], Any]) 
     expected = numbers(run(make(), *args()))
     killed_at(make(), args(), path, 4)
     content = thawed(files.read(path))
-    state = content["loops"][-1]["progress"]["tuple"][1][1]["inside"]
+    state = content["loops"][-1]["progress"]["tuple"][0][1]["inside"]
     fields = dict(state)
     change(fields)
     state[:] = [[field, value] for field, value in fields.items()]

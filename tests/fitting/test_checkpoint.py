@@ -331,8 +331,8 @@ def forged(path: Path, change: Callable[[dict[Any, Any]], Any]) -> None:
     """The last state in a file replaced."""
     content = dict(files.read(path))
     *loops, last = content["loops"]
-    step, (_, state), *rest = last["progress"]["tuple"]
-    last = dict(last) | {"progress": {"tuple": [step, [1, change(dict(state))], *rest]}}
+    (_, state), *rest = last["progress"]["tuple"]
+    last = dict(last) | {"progress": {"tuple": [[0, change(dict(state))], *rest]}}
     files.write(content | {"loops": [*loops, last]}, path)
 
 
@@ -367,7 +367,7 @@ def test_objectives_that_begin_elsewhere_than_their_loop_are_refused(change, tmp
     make, args = FITS["RVM"]
     killed_at(make(), args(), tmp_path / "file", 4)
     content = files.read(tmp_path / "file")
-    change(content["loops"][-1]["progress"]["tuple"][2][1]["tuple"])
+    change(content["loops"][-1]["progress"]["tuple"][1][1]["tuple"])
     files.write(content, tmp_path / "file")
     with pytest.raises(BadInput, match="is not what its last step leads to"):
         run(make().resume(tmp_path / "file"), *args())
@@ -376,10 +376,10 @@ def test_objectives_that_begin_elsewhere_than_their_loop_are_refused(change, tmp
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda loop: loop["progress"]["tuple"][3].__setitem__(1, "a"), "its status"),
-        (lambda loop: loop["progress"]["tuple"][3].__setitem__(1, {"kind": "Status", "member": "STUCK"}), "its status"),
+        (lambda loop: loop["progress"]["tuple"][2].__setitem__(1, "a"), "its status"),
+        (lambda loop: loop["progress"]["tuple"][2].__setitem__(1, {"kind": "Status", "member": "STUCK"}), "its status"),
         (lambda loop: loop.update(done=True), "its status"),
-        (lambda loop: loop["progress"]["tuple"][2][1]["tuple"].pop(2), "4 objectives, and 5 by its count"),
+        (lambda loop: loop["progress"]["tuple"][1][1]["tuple"].pop(2), "4 objectives, and 5 by its count"),
         (lambda loop: loop.update(count=4), "5 objectives, and 4 by its count"),
     ],
 )
