@@ -163,15 +163,11 @@ def full(data: MixtureData, mixture: Mixture, stats: MixtureStatistics) -> Tenso
     """
     natural = natural_parameters(mixture, data.layout)
     own = data_precision(stats.moments[..., data.layout.gram], mixture.noise_matrix)
-    zero = own.new_zeros(len(own), mixture.w[0].numel(), mixture.w[0].numel())
 
     def of_part(part: MixtureData) -> Tensor:
         resp, _ = responsibilities(part.columns(natural.shape[-1]), natural, part.floor)
-        index = ((resp * (1.0 - resp)).amax((0, 1)) > expectation.CERTAIN).nonzero().flatten()
-        rest = some(part, index)
-        return (
-            rest.total(size, lambda piece: _responsible(pointwise_joint(piece, mixture), piece)) if len(index) else zero
-        )
+        rest = some(part, ((resp * (1.0 - resp)).amax((0, 1)) > expectation.CERTAIN).nonzero().flatten())
+        return rest.total(size, lambda piece: _responsible(pointwise_joint(piece, mixture), piece))
 
     size, many = _rows(mixture), expectation.SHARD // (natural.shape[-1] + natural[..., 0].numel())
     return (_block_diagonal(own) + data.total(max(size, many), of_part))[:, None]

@@ -468,16 +468,22 @@ def begin(joint: LogJoint, settings: EMSettings, *, sampled: bool = False) -> Mi
     """
     structure = recognised(joint, recognise_mixture)
     rows = Rows.resident(Responses(structure.Y, structure.G, structure.weight), len(structure.Y))
-    units = response_units(rows, structure.ties.beta_group, structure.ties.beta_free)
-    products = settings.curvature is not evidence.block or structure.correlation is not None
-    return _begun(structure, units, structure.data(units, structure.background, products=products), settings, sampled)
+    return _begun(structure, rows, settings, sampled)
 
 
-def _begun(
-    structure: MixtureStructure, units: Units, data: MixtureData, settings: EMSettings, sampled: bool
-) -> MixtureFit:
+def _begun(structure: MixtureStructure, rows: Rows[Responses], settings: EMSettings, sampled: bool) -> MixtureFit:
     """All restarts before the first round, as :func:`begin`."""
-    ties, unit, own = structure.ties, units.unit, units.standard(structure.start)
+    ties, products = structure.ties, settings.curvature is not evidence.block or structure.correlation is not None
+    units = response_units(rows, ties.beta_group, ties.beta_free)
+
+    def standard(found: MixtureStructure) -> MixtureData:
+        return found.data(units, found.background, products=products)
+
+    if structure.joint.has_data:
+        data = standard(structure)
+    else:
+        data = StreamedData.of(rows.mapped(lambda found: standard(structure.on(structure.joint, found))))
+    unit, own = units.unit, units.standard(structure.start)
     alpha = _centred(ties.alpha_ratio * unit.square().unsqueeze(-1), ties.alpha_group)
     ties = replace(ties, alpha_ratio=alpha, beta_ratio=_centred(ties.beta_ratio * unit.square(), ties.beta_group))
     few = data.sampled(max(SAMPLE, SAMPLE_EACH * len(own.loc))) if sampled else data
@@ -502,12 +508,4 @@ def begin_chunks(model: Any, chunks: Chunks, settings: EMSettings) -> MixtureFit
     if rows.communicator.restarts is not None:
         counts = str(rows.counts)
         rows.communicator.restarts.check_equal("numbers of rows where shards(restarts=...) wants the same", counts)
-    structure = recognise_mixture(joint)
-    units = response_units(rows, structure.ties.beta_group, structure.ties.beta_free)
-    products = settings.curvature is not evidence.block or structure.correlation is not None
-
-    def standard(found: Responses) -> MixtureData:
-        return structure.on(joint, found).data(units, structure.background, products=products)
-
-    data = StreamedData.of(rows.mapped(standard))
-    return _begun(structure.on(joint, rows.example[:0]), units, data, settings, sampled=True)
+    return _begun(recognise_mixture(joint).on(joint, rows.example[:0]), rows, settings, sampled=True)

@@ -175,11 +175,11 @@ class MPPCARestarts(ComponentRestarts):
             own = few[index[:: 1 + len(index) // EACH]]
             one = self.parameters.rebuilt(lambda _, x, k=k: x[:1, k : k + 1])
             one = replace(one, log_mixing=torch.where(one.active, 0.0, one.log_mixing))
-            starts, its = _starts(own, one, ties), Observations.resident(own)
             if len(own) < 2 * (2 + one.W.shape[-1]) or not bool(one.active.all()):
-                halves.append(starts.rebuilt(lambda _, x: x[:1]))
+                halves.append(one.rebuilt(lambda _, x: x.expand(1, 2, *x.shape[2:])))
                 gains.append(variance.new_full((1,), -torch.inf))
                 continue
+            starts, its = _starts(own, one, ties), Observations.resident(own)
             single, double = (first(its, x, ties.resized(n), variance, self.update) for x, n in ((one, 1), (starts, 2)))
             single, double = repeated(single, ROUNDS), repeated(warmed(double, ROUNDS), ROUNDS)
             height = torch.where(double.parameters.active.all(-1), double.occam, -torch.inf)
@@ -224,11 +224,8 @@ def _starts(own: Tensor, one: FactorAnalysers, ties: SharedParameters) -> Factor
 
 def _centres(away: Tensor) -> Tensor:
     """Pairs of centres about zero: along the two directions of largest variance, and two data far apart."""
-    if len(away) < 2:
-        return away.new_zeros(PAIRS, 2, away.shape[-1])
     _, sizes, V = torch.linalg.svd(away, full_matrices=False)
     along = (sizes[:, None] * fix_signs(V.mT).mT / len(away) ** 0.5)[: PAIRS - 1]
-    along = along[torch.arange(PAIRS - 1).clamp(max=len(along) - 1)]
     first = away[away.square().sum(-1).argmax()]
     second = away[(away - first).square().sum(-1).argmax()]
     return torch.cat([torch.stack([along, -along], 1), torch.stack([first, second]).unsqueeze(0)])

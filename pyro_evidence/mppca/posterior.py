@@ -68,8 +68,7 @@ def principal_subspace(W: Tensor, beta: Tensor) -> PrincipalSubspace:
     noise = beta.reciprocal().mean()
     squares = lengths.square()
     new = torch.ones_like(squares, dtype=torch.bool)
-    if len(squares) > 1:
-        new[1:] = squares[:-1] - squares[1:] > APART * squares[:-1]
+    new[1:] = squares[:-1] - squares[1:] > APART * squares[:-1]
     return PrincipalSubspace(U * sign, squares + noise, noise, new.long().cumsum(0) - 1)
 
 

@@ -252,14 +252,8 @@ class PRBFPosterior(ClassProbabilities, archive.Saved):
         ``covariance_gain`` is what full covariances would gain by rows held out, nats, and ``notes`` says it in words.
         """
         gain = self.covariance_gain
-        return {
-            "status": self.status,
-            "objectives": self.objectives,
-            "alpha": self.alpha,
-            "num_kernels": self.num_kernels,
-            "rejections": self.rejections,
-            "losses": self.losses,
-            "held": self.held,
+        found = ("status", "objectives", "alpha", "num_kernels", "rejections", "losses", "held")
+        return {name: getattr(self, name) for name in found} | {
             "floored": self.floored.nonzero().flatten().tolist(),
             "restarts": self.restarts.tolist(),
             "covariance_gain": 0.0 if gain is None else gain.nats,
