@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.laplace.approximation import Problem, laplace_problem
+from pyro_evidence.laplace.restarts import MOST_COORDINATES
 from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import evidence, newton
 from pyro_evidence.numerics.batched import HELD_NUMBERS
@@ -49,6 +50,14 @@ class Switched:
         elements = structures.elements().to(self._theta.device)
         ones = elements.new_ones(len(elements), 1)
         return torch.cat([elements, ones], -1)[:, self.owner]
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether fits look for no other modes: likelihoods are log-concave, or there are too many coordinates."""
+        joint = self.density.joint
+        trace = joint.trace(joint.initial_u, self._theta)
+        concave = not joint.discrete and all(part.slot.is_log_concave(trace) for part in self.density.linear)
+        return concave or joint.latents.size > MOST_COORDINATES
 
     @property
     def _prior(self) -> NormalPrior:
@@ -186,7 +195,7 @@ def search(product: IndependentChoices, evaluate: Evaluate, most: int, seed: int
             heapq.heappush(frontier, (-height, row))
 
     look(torch.stack([torch.zeros_like(sizes), sizes - 1]))
-    while frontier and len(known) < most // 4:
+    while frontier and (not expanded or len(known) < most // 4):
         _, row = heapq.heappop(frontier)
         look(_neighbours(torch.tensor(row), sizes))
         expanded.append(row)

@@ -21,7 +21,7 @@ from pyro_evidence.fitting.iterate import Status, Stop, bar_of
 from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.replicates import Columns
-from pyro_evidence.nested.structures import Evaluate, Search, search, switched
+from pyro_evidence.nested.structures import Evaluate, Search, Switched, search, switched
 from pyro_evidence.numerics.batched import along
 from pyro_evidence.posterior.archive import Saved, require_equal
 from pyro_evidence.posterior.base import NUM_DRAWS, Values
@@ -44,6 +44,7 @@ from pyro_evidence.program.sites import is_discrete
 from pyro_evidence.settings import Start, check_count, quantile_levels, seed_of, seeded
 
 SEARCHED, SEARCHED_APART = 2**14, 2**9  # structures looked at where there are more: together, or a fit for each
+FAR, AWAY = 10.0, 0.02  # nats below the best at which fits are made beside a batch, and between them that count
 CLOSE = 5.0  # nats below the best structure, within which a structure's own error counts
 SHOWN = 10  # structures in a summary
 NESTED = 8  # in a tree
@@ -465,7 +466,7 @@ def over_structures(
 
         return together(columns, len(some), alone, start, stop.quadrature_tol, program).log_evidences
 
-    return over(structures, fit, start, stop.progress, None if batch is None else batch.log_evidences, alike)
+    return over(structures, fit, start, stop.progress, batch, alike)
 
 
 def over(
@@ -473,13 +474,14 @@ def over(
     fit: Callable[[Values], LaplacePosterior],
     start: Start,
     progress: bool,
-    batch: Evaluate | None = None,
+    batch: Switched | None = None,
     alike: Callable[[Structures, Mapping[int, LaplacePosterior]], Mapping[int, float]] | None = None,
     penalised: bool = False,
 ) -> StructurePosterior:
     """The posterior over all of some structures, or over those that a search finds.
 
-    :param batch: log evidences of many structures; None: by fits.
+    :param batch: log evidences of many structures; None: by fits.  Where it is not certain that it finds what fits
+        find, the best structures are fitted, too.
     :param alike: log evidences of those of many structures that some fits tell how to find together.
     :param penalised: whether the log prior counts the hyperparameters that are maximised.
     :raises UnsupportedModel: where structures maximise different numbers of hyperparameters, which evidences that have
@@ -521,7 +523,7 @@ def over(
         return torch.tensor(heights[first:], dtype=torch.float64)
 
     def evaluate(some: Structures) -> Tensor:
-        return (batch or by_fits)(some).cpu()
+        return (by_fits if batch is None else batch.log_evidences)(some).cpu()
 
     num = math.prod(structures.sizes) if isinstance(structures, IndependentChoices) else len(structures)
     most = start.structures or (num if num <= MOST else SEARCHED if batch else SEARCHED_APART)
@@ -532,6 +534,12 @@ def over(
         every = every.rows((every.log_prior > -math.inf).nonzero().flatten())
         log_evidences = evaluate(every)
         found = Search(every, log_evidences, log_evidences + every.log_prior, 0.0, 0.0)
+    notes: tuple[str, ...] = ()
+    if batch is not None and not batch.is_certain:
+        found, fitted = _with_fits(found, by_fits)
+        members = {fitted[k]: member for k, member in members.items()}
+        if len(fitted) < len(found.structures):
+            notes = (f"but for the best {len(fitted)}, log evidences are Laplace's approximation around one mode",)
     log_weights = found.log_weights.nan_to_num(nan=-math.inf)
     if not bool(log_weights.isfinite().any()):
         said = failures[0] if failures else "no mode was found."
@@ -553,7 +561,26 @@ def over(
             "pyro.sample in place of pyro.param."
         )
     found, num_maximised = replace(found, log_weights=log_weights), max(maximised, default=0)
-    return StructurePosterior(found, fit, tuple(failures), num_maximised, _members=dict(sorted(members.items())))
+    more: Any = {"notes": notes, "_members": dict(sorted(members.items()))}
+    return StructurePosterior(found, fit, tuple(failures), num_maximised, **more)
+
+
+def _with_fits(found: Search, by_fits: Evaluate) -> tuple[Search, list[int]]:
+    """With the log evidences of fits for the best structures, ten at a time as long as these differ; and which."""
+    fitted, moved = list[int](), math.inf
+    while moved > AWAY:
+        log_weights = found.log_weights.nan_to_num(nan=-math.inf)
+        order = log_weights.argsort(descending=True, stable=True)
+        near = order[log_weights[order] > log_weights[order[0]] - FAR].tolist()
+        near = [place for place in near if place not in fitted][:SHOWN]
+        if not near:
+            break
+        rows = torch.tensor(near)
+        rise = by_fits(found.structures.rows(rows)) - found.log_evidences[rows]
+        own, weights = (x.index_add(0, rows, rise) for x in (found.log_evidences, found.log_weights))
+        found, moved = replace(found, log_evidences=own, log_weights=weights), float(rise.abs().nan_to_num().max())
+        fitted += near
+    return found, fitted
 
 
 def _reached(error: Exception) -> float:

@@ -140,6 +140,25 @@ def test_a_batch_is_fits_one_by_one() -> None:
         assert float(posterior.log_evidences[row]) == pytest.approx(float(alone.log_evidence), abs=1e-8)
 
 
+def robust(X: Tensor, y: Tensor) -> None:
+    keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer=BRANCHING)
+    w = pyro.sample("w", dist.Normal(0.0, 3.0).expand([X.shape[1]]).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.StudentT(2.0, X @ (w * keep), 0.5), obs=y)
+
+
+def test_structures_whose_density_may_have_other_modes_are_fitted() -> None:
+    """Against quadrature: Laplace's approximation around one mode is two nats off."""
+    X = torch.tensor([[-1.1], [-0.4], [0.9], [0.1], [0.2], [-1.4], [0.3], [-0.2]])
+    y = torch.tensor([3.0, -3.0, 2.0, -2.0, 0.0, 4.0, -4.0, 0.5])
+    w = torch.linspace(-15.0, 15.0, 3001)
+    heights = dist.StudentT(2.0, w.unsqueeze(-1) * X[:, 0], 0.5).log_prob(y).sum(-1) + dist.Normal(0.0, 3.0).log_prob(w)
+    exact = heights.logsumexp(0) + math.log(0.01)
+    posterior = LaplaceEvidence(robust, stop=QUIET).run(X, y)
+    assert float(posterior.log_evidences[1]) == pytest.approx(float(exact), abs=0.02)
+    assert float(posterior.log_evidences[0]) == pytest.approx(float(dist.StudentT(2.0, 0.0, 0.5).log_prob(y).sum()))
+
+
 def with_scales(X: Tensor, y: Tensor) -> None:
     keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer=BRANCHING)
     s, sigma = pyro.sample("s", dist.HalfNormal(2.0)), pyro.sample("sigma", dist.Exponential(1.0))
@@ -451,6 +470,15 @@ def test_a_search_says_what_it_has_not_visited() -> None:
     again = LaplaceEvidence(linear, start=Start(structures=200)).run(X, y)
     assert float(again.log_evidence) == float(found.log_evidence)
     assert any("not all structures" in note for note in found.structures(1).notes)
+
+
+def test_a_search_among_fewer_structures_than_neighbours() -> None:
+    X, y = data()
+    posterior = LaplaceEvidence(linear, start=Start(structures=6)).run(X, y)
+    exact = in_closed_form(X, y)[1]
+    places = (posterior.found.values["keep"] @ torch.tensor([16.0, 8.0, 4.0, 2.0, 1.0])).long()
+    torch.testing.assert_close(posterior.log_evidences + posterior.found.log_prior, exact[places])
+    assert 0.0 < posterior.unvisited < 1.0
 
 
 def test_a_structure_is_a_model_for_other_engines() -> None:
