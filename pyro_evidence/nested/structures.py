@@ -1,6 +1,7 @@
 """The log evidence of many structures of one model: of columns switched off in one batch, or fit by fit."""
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -158,7 +159,8 @@ class Search:
     :ivar log_weights: whose exponentials estimate ``p(D)`` by their sum, and sums over structures by weighted ones:
         ``log p(D, structure)``, of some more for what was not evaluated, ``(S,)``.
     :ivar error: standard error of the log of their sum, nats.
-    :ivar unvisited: the share of the posterior mass that was not looked at, two standard errors above its estimate.
+    :ivar unvisited: the share of the posterior mass that was not looked at, two standard errors above its estimate; nan
+        where no draw was of a structure that was not known before.
     """
 
     structures: Structures
@@ -231,6 +233,8 @@ def search(product: IndependentChoices, evaluate: Evaluate, most: int, seed: int
     total = float(weights.sum())
     error = float((unseen.square() * (1.0 + log_expected.exp())).sum().sqrt()) / total
     unvisited = max(0.0, 1.0 - float(mass.sum()) / total / (1.0 + 2.0 * error))
+    if not bool(once.any()) and len(known) < math.prod(product.sizes):  # no draw tells of those
+        unvisited = math.nan
     structures = product.with_choices(torch.tensor(list(known)))
     return Search(structures, heights - structures.log_prior, weights.log() + shift, error, unvisited)
 

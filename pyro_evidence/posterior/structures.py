@@ -132,7 +132,7 @@ class StructurePosterior(Saved, PredictionMixin):
         """The share of the posterior mass that was not looked at.
 
         Zero where all structures were, else two standard errors above an estimate by importance sampling; nan where
-        nothing is known about the others, as of kernels that are found by steps.
+        nothing is known about the others, as of kernels that are found by steps, or where few were asked for.
         """
         return self.search.unvisited
 
