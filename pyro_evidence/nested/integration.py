@@ -171,10 +171,11 @@ class Integral:
     def skewness_correction(self) -> SkewnessCorrection | Shift | None:
         """The shape of the inner densities; their means alone of many coordinates; None where they are normal."""
         joint, looked = self.outer_mode.state.problem.joint, self._profiles(2)
-        batch = skewness.NUM_POINTS if joint.row_bytes is not None else skewness.FEW_POINTS
         with torch.enable_grad():  # whoever asks for draws may have switched it off
-            if looked is not None:
-                return skewness.skewness_correction(*looked, batch)
+            if looked is not None and joint.row_bytes is not None:
+                return skewness.skewness_correction(*looked, skewness.NUM_POINTS)
+            if looked is not None:  # rows are evaluated one by one
+                return skewness.skewness_correction(looked[0], looked[1][:1], skewness.FEW_POINTS)
         return None if self._shifts is None else Shift(self._shifts[0])
 
     @cached_property

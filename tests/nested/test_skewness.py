@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
@@ -139,3 +141,24 @@ def test_draws_of_a_skewed_hierarchy_need_no_weights() -> None:
     law = posterior.guide.gaussian
     torch.testing.assert_close(law.log_prob(u), law.density.drawn(white)[1])
     assert math.isfinite(float(law.log_prob(u + 0.1).sum()))
+
+
+def test_a_model_that_takes_one_row_at_a_time_runs_for_the_shape_at_the_centre_alone() -> None:
+    """Shapes at all the places that others are looked at would be seven times as many runs."""
+    runs = 0
+
+    def model(y: Tensor) -> None:
+        nonlocal runs
+        runs += 1
+        scale = pyro.sample("scale", dist.HalfNormal(y.new_tensor(1.0)))
+        with pyro.plate("groups", 2):
+            u = pyro.sample("u", dist.Normal(y.new_tensor(0.0), scale))
+        if bool((u > 1e6).any()):  # which a batch of rows cannot be asked
+            return
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Poisson(u.exp().repeat(3)), obs=y)
+
+    posterior = LaplaceEvidence(model, stop=Stop(progress=False)).run(torch.tensor([0.0, 3, 1, 2, 0, 4]))
+    runs = 0
+    assert posterior.integral.skewness_correction is not None
+    assert 128 < runs < 600
