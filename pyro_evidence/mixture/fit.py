@@ -450,10 +450,8 @@ class MixtureFit(ComponentFit[MixtureRestarts]):
         :raises BadInput: when they are not of the same kind.
         """
         found = recognised(joint, recognise_mixture)
-        ours, theirs = (
-            f"{x.Y.shape[-1]} responses and {1 if x.G is None else x.G.shape[-1]} basis functions"
-            for x in (self.structure, found)
-        )
+        kinds = (x.start.w.shape[2:] for x in (self.structure, found))
+        ours, theirs = (f"{responses} responses and {functions} basis functions" for responses, functions in kinds)
         if ours != theirs:
             raise BadInput(f"the unseen data have {theirs}, the fitted ones {ours}: expected the same.")
         return found.data(self.units, self.structure.background, products=self.data.layout.has_products)

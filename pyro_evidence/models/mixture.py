@@ -142,29 +142,14 @@ def _in_units(beta: Precision, shape: Size, scale: Tensor) -> Tensor:
     return precision_value("beta", beta, shape, scale)
 
 
-def _component(num_components: int, like: Tensor) -> Tensor:
-    """The datum's component, from the param ``mixing``."""
-    start = like.new_full((num_components,), 1.0 / num_components)
-    mixing = pyro.param("mixing", start, constraint=constraints.simplex)
-    return pyro.sample("z", dist.Categorical(mixing), infer={"enumerate": "parallel"})
-
-
-def _weighted(components: Any, num_components: int, Y: Tensor | None, weight: Tensor) -> Tensor:
-    """The data with their weights, components summed out: ``weight_n log p(y_n)`` each."""
-    check_weights(weight, None if Y is None else len(Y))
-    start = weight.new_full((num_components,), 1.0 / num_components)
-    mixing = pyro.param("mixing", start, constraint=constraints.simplex)
-    with without_validation():
-        scaled = poutine.scale(scale=weight)  # would refuse a weight of 0
-    with pyro.plate("data", len(weight)), scaled:
-        return pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(mixing), components), obs=Y)
-
-
 def _weights(weight: Tensor | None, Y: Tensor) -> Tensor:
     if weight is None:
         return Y.new_ones(1).expand(len(Y))
     check_weights(weight, len(Y))
     return weight
+
+
+Means = Callable[[Tensor | None], Tensor]  # of kernels, for data of component ``z``; for None of all, side by side
 
 
 class _Mixture(TensorValue):
@@ -180,6 +165,23 @@ class _Mixture(TensorValue):
         own = (self.alpha, getattr(self.noise, "beta", LEARNED))
         alike = not any(start_of(x).shape for x in own)
         return replace(self, num_components=num_components) if alike else None  # type: ignore[type-var]
+
+    def _observed(self, num: int, means: Means, noise: Any, like: Tensor, Y: Tensor | None, weight: Any) -> Tensor:
+        """The data: each of its component ``z``, or ``weight_n log p(y_n)`` each, components summed out.
+
+        :param like: a row for each datum.
+        """
+        mixing = pyro.param("mixing", like.new_full((num,), 1.0 / num), constraint=constraints.simplex)
+        if weight is None:
+            with pyro.plate("data", len(like)):
+                z = pyro.sample("z", dist.Categorical(mixing), infer={"enumerate": "parallel"})
+                return pyro.sample("y", noise(means(z), z), obs=Y)
+        check_weights(weight, None if Y is None else len(Y))
+        with without_validation():
+            scaled = poutine.scale(scale=weight)  # would refuse a weight of 0
+        with pyro.plate("data", len(weight)), scaled:
+            kernels = noise(means(None), torch.arange(num))
+            return pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(mixing), kernels), obs=Y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,11 +207,7 @@ class GaussianMixture(_Mixture):
         if not callable(noise):
             raise BadInput(f"noise gave {noise!r}; expected a function (mean, component) -> distribution.")
         w = pyro.sample("w", dist.Normal(loc.expand_as(prior_scale), prior_scale).to_event(2))
-        if weight is not None:
-            return _weighted(noise(w, torch.arange(num)), num, Y, weight)
-        with pyro.plate("data", len(Y)):
-            z = _component(num, Y)
-            return pyro.sample("y", noise(Vindex(w)[..., z, :], z), obs=Y)
+        return self._observed(num, lambda z: w if z is None else Vindex(w)[..., z, :], noise, Y, Y, weight)
 
     def settled(self, rows: Rows[Responses]) -> "GaussianMixture":
         """This model with what it takes from all data held as numbers: a few rows are then enough to know it.
@@ -262,13 +260,13 @@ class LinearMixture(_Mixture):
         prior_scale = alpha.rsqrt().reshape(-1, 1, 1).expand(shape)
         noise = self.noise(self.num_components, Phi.new_ones(self.num_outputs))
         w = pyro.sample("w", dist.Normal(Phi.new_zeros(shape), prior_scale).to_event(len(shape)))
-        if weight is not None:
-            loc = torch.einsum("...kmb,nb->...nkm", w, Phi)
-            return _weighted(noise(loc, torch.arange(self.num_components)), self.num_components, Y, weight)
-        with pyro.plate("data", len(Phi)):
-            z = _component(self.num_components, Phi)
-            loc = (Vindex(w)[..., z, :, :] @ Phi.unsqueeze(-1)).squeeze(-1)
-            return pyro.sample("y", noise(loc, z), obs=Y)
+
+        def means(z: Tensor | None) -> Tensor:
+            if z is None:
+                return torch.einsum("...kmb,nb->...nkm", w, Phi)
+            return (Vindex(w)[..., z, :, :] @ Phi.unsqueeze(-1)).squeeze(-1)
+
+        return self._observed(self.num_components, means, noise, Phi, Y, weight)
 
     def rows(self, X: Tensor, Y: Tensor, weight: Tensor | None = None) -> Responses:
         """The data as they are observed, checked.

@@ -50,11 +50,6 @@ class Observations:
         return torch.Size((len(self), self.rows.example.shape[1]))
 
     @property
-    def filled(self) -> "Observations":
-        """The data with zeros where they are missing."""
-        return Observations(self.rows.mapped(lambda y: y.nan_to_num(0.0)), False) if self.has_gaps else self
-
-    @property
     def units(self) -> Units:
         """Mean, and root mean variance, of what is not nan; 1 where nothing varies.
 

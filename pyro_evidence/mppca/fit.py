@@ -322,7 +322,7 @@ def _begun(structure: MPPCAStructure, raw: Observations, settings: EMSettings, s
         raise BadInput(f"Y has {N} row; expected at least two, or nothing varies.")
     units = raw.units
     Y = replace(raw, rows=raw.rows.mapped(lambda y: (y - units.origin).div_(units.unit)))
-    whole = Y.filled
+    whole = Observations(Y.rows.mapped(lambda y: y.nan_to_num(0.0)), False) if Y.has_gaps else Y
     variance = _noise_scale(whole, structure.ties, structure.start)
     analysers = _start(whole, units.standard(structure.start), structure.ties, settings.start, settings.initial)
     few = Y

@@ -18,7 +18,7 @@ from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import curvature, expectation, orbit
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
-from pyro_evidence.mppca.recognise import MPPCAStructure, latents_integrated, recognise_mppca
+from pyro_evidence.mppca.recognise import MPPCAStructure, own_model, recognise_mppca
 from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.checks import describe, require_kept
@@ -304,7 +304,8 @@ class MPPCAPosterior(ComponentPosterior):
 
     @classmethod
     def _restored(cls, content: Mapping[str, Any], model: Model, sizes: Mapping[str, int]) -> "MPPCAPosterior":
-        model = latents_integrated(with_components(model, sizes["K"]))
+        grown = with_components(model, sizes["K"])
+        model = grown if own_model(grown) is None else grown.settled()
         state, analysers = archive.restore(content, model), FactorAnalysers(**content["analysers"])
         structure, held = recognise_mppca(LogJoint(model, content["args"], content["kwargs"])), content["held"]
         joint = structure.joint  # whose own hyperparameters, of what is pruned, were those of a few rows

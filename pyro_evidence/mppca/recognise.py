@@ -36,11 +36,6 @@ def own_model(model: Model) -> MPPCA | None:
     return model if isinstance(model, MPPCA) else None
 
 
-def latents_integrated(model: Model) -> Model:
-    """The same model with its latent coordinates integrated out; any other program as it is."""
-    return model if own_model(model) is None else model.settled()  # type: ignore[attr-defined]
-
-
 @dataclass(frozen=True)
 class MPPCAStructure:
     """A recognised mixture of probabilistic PCA.  Built by :func:`recognise_mppca`."""
