@@ -21,7 +21,8 @@ from pyro_evidence.laplace.approximation import (
     state_at,
 )
 from pyro_evidence.laplace.gradient import evidence_slope
-from pyro_evidence.numerics.derivatives import normal_draws
+from pyro_evidence.numerics.derivatives import Last, normal_draws
+from pyro_evidence.program.checks import Arguments, same_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.sites import is_plate
 from pyro_evidence.settings import check_model, seed_of
@@ -114,11 +115,7 @@ class LaplaceMarginal:
             raise BadInput(f"integrate={integrate!r}; expected a list of names of latent sites, such as ['f'].")
         self.model = model
         self.integrate: tuple[str, ...] = tuple(integrate)
-        self._last: tuple[tuple[Any, ...], Mapping[str, Any], InnerSearch] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is only kept for speed."""
-        return vars(self) | {"_last": None}
+        self._last: Last[Arguments, InnerSearch] = Last()
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the model over the rest.
@@ -144,26 +141,25 @@ class LaplaceMarginal:
     @property
     def num_values(self) -> int:
         """Number of evaluations of the inner log evidence, on the last arguments."""
-        return self._last[2].num_values if self._last else 0
+        return self._last.pair[1].num_values if self._last.pair else 0
 
     @property
     def num_failures(self) -> int:
         """At how many of these no mode was found, so that the density was taken as zero."""
-        return self._last[2].num_failures if self._last else 0
+        return self._last.pair[1].num_failures if self._last.pair else 0
 
-    def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InnerSearch:
-        """The search on these very arguments, made once."""
-        given = [id(x) for x in (*args, *kwargs.values())]
-        if self._last is None or given != [id(x) for x in (*self._last[0], *self._last[1].values())]:
-            with poutine.block(), torch.enable_grad():
-                joint = LogJoint(self.model, args, kwargs, integrate=self.integrate)
-                if not joint.hypers.size:
-                    raise BadInput(
-                        f"integrate={list(self.integrate)} leaves nothing to sample; expected at least one more latent "
-                        f"site or param. Use LaplaceEvidence for the evidence itself."
-                    )
-                self._last = args, kwargs, InnerSearch(laplace_problem(joint))
-        return self._last[2]
+    def _search(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InnerSearch:
+        return self._last.found((args, kwargs), same_arguments, self._made)
+
+    def _made(self, given: Arguments) -> InnerSearch:
+        with poutine.block(), torch.enable_grad():
+            joint = LogJoint(self.model, *given, integrate=self.integrate)
+            if not joint.hypers.size:
+                raise BadInput(
+                    f"integrate={list(self.integrate)} leaves nothing to sample; expected at least one more latent "
+                    f"site or param. Use LaplaceEvidence for the evidence itself."
+                )
+            return InnerSearch(laplace_problem(joint))
 
     def _rest(self, problem: Problem, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The other sites and the params of one run, which handlers around it see; nothing else is seen."""

@@ -22,13 +22,13 @@ from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.data.rows import Repeated, Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import generic_directions, pullback
+from pyro_evidence.numerics.derivatives import Last, generic_directions, pullback
 from pyro_evidence.numerics.newton import limits_of
 from pyro_evidence.program.checks import Constant
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import prior_alone, shapes_on
 from pyro_evidence.settings import stacklevel
-from pyro_evidence.structure.density import AutogradDensity
+from pyro_evidence.structure.density import AutogradDensity, are_equal
 from pyro_evidence.structure.factors import SMALL, NotSparse
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.structure.streamed import (
@@ -125,8 +125,7 @@ class LastIterate:
     """Where the modes of a chunk's groups were found last, kept from pass to pass."""
 
     own: Tensor  # (n,)
-    place: tuple[Tensor, Tensor] | None = None  # shared coordinates and hyperparameters
-    modes: Modes | None = None
+    modes: Last[tuple[Tensor, Tensor], Modes] = field(default_factory=Last)  # by shared ones and hyperparameters
 
 
 @dataclass(frozen=True)
@@ -155,11 +154,13 @@ class Groups:
 
     def modes(self, w: Tensor, theta: Tensor) -> Modes:
         """Modes of all groups given shared coordinates ``(P,)``, searched from where they were found last."""
-        place, last = (w.detach(), theta.detach()), self.last
-        if last.modes is None or last.place is None or not all(map(torch.equal, last.place, place)):
-            found = block_modes(self.density.terms(place[1]), last.own, place[0], self.tolerance)
-            last.own, last.place, last.modes = found.own, (place[0].clone(), place[1].clone()), found
-        return last.modes
+
+        def found_at(place: tuple[Tensor, Tensor]) -> Modes:
+            found = block_modes(self.density.terms(place[1]), self.last.own, place[0], self.tolerance)
+            self.last.own = found.own
+            return found
+
+        return self.last.modes.found((w.detach().clone(), theta.detach().clone()), are_equal, found_at)
 
     def following(self, w: Tensor, theta: Tensor) -> tuple[Terms, Tensor]:
         """The terms, and the modes as a function of shared coordinates and hyperparameters, ``(n,)``."""
@@ -238,14 +239,16 @@ class GroupRows(Rows[Groups]):
     prior: LogJoint = field(kw_only=True)
     own: tuple[str, ...] = field(kw_only=True)
     known: dict[int, Groups] = field(kw_only=True)
-    _last: list[tuple[Tensor, ...]] = field(default_factory=list, kw_only=True)  # a point and the integral there
+    _integral: Last[tuple[Tensor, Tensor], Tensor] = field(default_factory=Last, kw_only=True)
 
     def integral(self, u: Tensor, theta: Tensor) -> Tensor:
         """Log of the Gaussian integral over all groups, nats, ``(R,)``; differentiable once."""
-        place = u.detach().clone(), theta.detach().clone()
-        if not (self._last and all(map(torch.equal, self._last[0], place))):
-            self._last[:] = [(*place, self.total(lambda g: integral(g, *place)))]
-        return added_up(self, integral, self._last[0][2], u, theta)
+
+        def found_at(place: tuple[Tensor, Tensor]) -> Tensor:
+            return self.total(lambda g: integral(g, *place))
+
+        known = self._integral.found((u.detach().clone(), theta.detach().clone()), are_equal, found_at)
+        return added_up(self, integral, known, u, theta)
 
     @property
     def structure(self) -> Structure:

@@ -17,6 +17,7 @@ from torch._C._functorch import peek_interpreter_stack  # None outside vmap, gra
 
 from pyro_evidence.data.arrays import require_matrix
 from pyro_evidence.errors import BadInput
+from pyro_evidence.numerics.derivatives import Last
 from pyro_evidence.settings import check_count, check_numbers, check_tensor
 
 Basis = Callable[[Tensor], Tensor]  # X (..., N, D) -> Phi (..., N, M)
@@ -43,23 +44,14 @@ class TensorValue:
         return hash((type(self), *(v.shape if isinstance(v, Tensor) else v for v in vars(self).values())))
 
 
-class OneEntryCache:
-    """Cache of the last result for given inputs and settings; no part of a value's content, and not pickled."""
-
-    def __init__(self) -> None:
-        self.key: tuple[Any, ...] | None = None
-        self.X: Tensor | None = None
-        self.made: Any = None
-        self.version = 0
+class OneEntryCache(Last[tuple[Any, ...], Any]):
+    """The last result for given inputs and settings; no part of a value's content."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OneEntryCache)
 
     def __hash__(self) -> int:
         return 0
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return OneEntryCache, ()
 
     def recall(self, X: Tensor, settings: list[Tensor], make: Callable[[], Any]) -> Any:
         """The last one again where inputs and settings are the same numbers, without graphs; else a new one."""
@@ -70,10 +62,11 @@ class OneEntryCache:
         except RuntimeError:  # a batch under vmap
             return make()
         key = (X._version, is_validation_enabled(), values)
-        if self.X is not X or self.key != key or self.version != getattr(self.made, "_version", 0):
-            self.X, self.key, self.made = X, key, make()
-            self.version = getattr(self.made, "_version", 0)  # changes in place that a tensor has seen
-        return self.made
+        pair = self.pair
+        if pair is None or pair[0][0] is not X or pair[0][1:] != (key, getattr(pair[1], "_version", 0)):
+            made = make()
+            pair = self.pair = (X, key, getattr(made, "_version", 0)), made  # changes in place that a tensor has seen
+        return pair[1]
 
 
 @dataclass(frozen=True, eq=False)

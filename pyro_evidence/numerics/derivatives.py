@@ -2,6 +2,8 @@
 
 Many derivatives of one value are taken as batched reverse passes, in chunks that keep the memory of a chunk near
 :data:`BATCH_BYTES`; without a graph the result is filled in place, so that no second copy of it ever exists.
+
+What is asked for where it was asked for last, as a search asks for value, slope and curvature, is :class:`Last`'s.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +24,31 @@ LARGEST_CHUNK = 256  # passes; more at once are no faster
 FEW = 4  # passes that are faster one by one
 
 Function = Callable[[Tensor, Tensor], Tensor]
+Key = TypeVar("Key")
+Found = TypeVar("Found")
+
+
+class Last(Generic[Key, Found]):
+    """What was found last, kept for speed alone: what is pickled or copied with all its parts has none of it.
+
+    :ivar pair: where that was, and it.
+    """
+
+    def __init__(self) -> None:
+        self.pair: tuple[Key, Found] | None = None
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(self), ()
+
+    def found(self, key: Key, are_same: Callable[[Key, Key], bool], find: Callable[[Key], Found]) -> Found:
+        """What is at a place: the last again where that was there, else found anew.
+
+        :param key: the place, which nobody writes into afterwards.
+        """
+        pair = self.pair  # which another thread may change meanwhile
+        if pair is None or not are_same(pair[0], key):
+            pair = self.pair = key, find(key)
+        return pair[1]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pyro_evidence.laplace.tour import NormalMixture
 from pyro_evidence.nested.joint_posterior import Proposal
 from pyro_evidence.nested.skewness import SkewedNormal
 from pyro_evidence.numerics.coordinates import Coordinates
+from pyro_evidence.numerics.derivatives import Last
 from pyro_evidence.precision.dense import Dense, Diagonal
 from pyro_evidence.precision.gaussian_process import LatentPrecision
 from pyro_evidence.program.checks import Arguments, same_arguments
@@ -52,11 +53,11 @@ class LaplaceGuide:
         self.active: Tensor = state.problem.active
         self.gaussian: Any = _gaussian(state) if gaussian is None else gaussian
         self._model: Model | None = joint.substituted(state.theta)
-        self._asked: tuple[Arguments, bool] | None = None  # last arguments, and whether they ask for other sizes
+        self._asked: Last[Arguments, bool] = Last()  # whether arguments ask for other sizes
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the model, which may be no file's matter."""
-        return vars(self) | {"_model": None, "_asked": None}
+        return vars(self) | {"_model": None}
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """One draw of every integrated site."""
@@ -66,7 +67,8 @@ class LaplaceGuide:
         u[..., self.active] = latent
         u = u.to(self.dtype)
         points = {}
-        if u.dim() == 1 and self._model is not None and (args or kwargs) and self._has_grown(args, kwargs):
+        given, single = (args, kwargs), u.dim() == 1 and bool(args or kwargs)
+        if self._model is not None and single and self._asked.found(given, same_arguments, self._has_grown):
             values = self.latents.constrained(u)
             with poutine.block(), without_validation(), NewLevels({p.name: p.shape for p in self.latents}):
                 model = poutine.condition(self._model, data=dict(values))
@@ -87,18 +89,15 @@ class LaplaceGuide:
             points[part.name] = dist.Delta(value, log_density=log_density, event_dim=event_dim)
         return emitted(points, self.frames)
 
-    def _has_grown(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether these arguments ask for plates of other sizes; the model is run once for each set of them."""
-        if self._asked is None or not same_arguments(self._asked[0], (args, dict(kwargs))):
-            try:
-                with own_random_numbers(), torch.no_grad(), poutine.block(), without_validation():
-                    nodes: Any = poutine.trace(self._model).get_trace(*args, **kwargs).nodes
-                found = [(torch.as_tensor(nodes[p.name]["value"]), p.shape) for p in self.latents if p.name in nodes]
-                other = any(value.shape != shape for value, shape in found)
-            except Exception:  # the guide may be called with what the model does not take
-                other = False
-            self._asked = (args, dict(kwargs)), other
-        return self._asked[1]
+    def _has_grown(self, given: Arguments) -> bool:
+        """Whether these arguments ask for plates of other sizes."""
+        try:
+            with own_random_numbers(), torch.no_grad(), poutine.block(), without_validation():
+                nodes: Any = poutine.trace(self._model).get_trace(*given[0], **given[1]).nodes
+            found = [(torch.as_tensor(nodes[p.name]["value"]), p.shape) for p in self.latents if p.name in nodes]
+            return any(value.shape != shape for value, shape in found)
+        except Exception:  # the guide may be called with what the model does not take
+            return False
 
 
 def emitted(values: Mapping[str, TorchDistribution], frames: Mapping[str, tuple[Frame, ...]]) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from pyro_evidence.display import NUM_GRID, Axes
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.numerics.derivatives import Last
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights, quasi_normal
 from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, equal_weights, in_pairs, white_noise
@@ -256,17 +257,13 @@ class ProcessGuide(LaplaceGuide):
         super().__init__(state)
         self.state = state
         self.functions: list[str] = functions_of(state)
-        self._last: tuple[Arguments, list[tuple[int, ...]], Tensor, Tensor] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is only kept for speed."""
-        return vars(self) | {"_last": None}
+        self._laws: Last[Arguments, tuple[list[tuple[int, ...]], Tensor, Tensor]] = Last()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Values:
         """One draw of every integrated site."""
         if self._fitted(args, kwargs):
             return super().__call__(*args, **kwargs)
-        shapes, mean, tril = self._law((args, kwargs))
+        shapes, mean, tril = self._laws.found((args, kwargs), same_arguments, self._law)
         law = dist.MultivariateNormal(mean, scale_tril=tril)
         flat = pyro.sample("_laplace_latent", law, infer={"is_auxiliary": True})
         values = self._by_site(flat, shapes)
@@ -276,7 +273,7 @@ class ProcessGuide(LaplaceGuide):
         """Draws of all latents at new inputs, in pairs around the mean; None where the inputs are the fitted ones."""
         if self._fitted(*new):
             return None
-        shapes, mean, tril = self._law(new)
+        shapes, mean, tril = self._laws.found(new, same_arguments, self._law)
         return self._by_site(mean + in_pairs(num_samples, len(mean), generator).to(mean) @ tril.mT, shapes)
 
     def _by_site(self, flat: Tensor, shapes: list[tuple[int, ...]]) -> Values:
@@ -292,16 +289,14 @@ class ProcessGuide(LaplaceGuide):
         return all(isinstance(a, Tensor) and a.shape == b.shape and torch.equal(a, b.to(a)) for a, b in given)
 
     def _law(self, new: Arguments) -> tuple[list[tuple[int, ...]], Tensor, Tensor]:
-        """Shapes of the sites, flat mean and scale; kept for the next call with the same tensors."""
-        if self._last is None or not same_arguments(self._last[0], new):
-            values = [
-                new_values(self.state, n, new) if n in self.functions else old_values(self.state, n)
-                for n in self.latents.names
-            ]
-            found = predicted(self.state, values)
-            tril = cholesky(found.covariance, "the latents' posterior covariance at these inputs")
-            self._last = new, [v.shape for v in values], found.mean.reshape(-1), tril
-        return self._last[1:]
+        """Shapes of the sites, flat mean and scale."""
+        values = [
+            new_values(self.state, n, new) if n in self.functions else old_values(self.state, n)
+            for n in self.latents.names
+        ]
+        found = predicted(self.state, values)
+        tril = cholesky(found.covariance, "the latents' posterior covariance at these inputs")
+        return [v.shape for v in values], found.mean.reshape(-1), tril
 
 
 def latents_at(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import add
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from torch import Tensor
 from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import generic_directions
+from pyro_evidence.numerics.derivatives import Last, generic_directions
 from pyro_evidence.numerics.linear_predictor import EPS, Function, Part, gram
+from pyro_evidence.structure.density import are_equal
 
 Parts = tuple[Part, ...]  # the observed sites of some rows
 AWAY = 3.0  # units of a predictor, at which a likelihood that is not quadratic has another curvature than at 0
@@ -84,7 +85,8 @@ class LinearTarget(SummedTarget):
     rows: Rows[Parts]
     rest: Function | None = None
     eps: float = EPS
-    _last: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    _sums: Last[tuple[Tensor, Local], LikelihoodSums] = field(default_factory=Last, compare=False, repr=False)
+    _along: Last[Tensor, "LinearTarget"] = field(default_factory=Last, compare=False, repr=False)
 
     @staticmethod
     def resident(parts: Parts, rest: Function | None = None, eps: float = EPS) -> "LinearTarget":
@@ -116,31 +118,31 @@ class LinearTarget(SummedTarget):
 
     def _known(self, y: Tensor) -> Tensor | None:
         """The log likelihood where the last pass has met it."""
-        if "y" not in self._last:
+        if self._sums.pair is None:
             return None
-        found: LikelihoodSums = self._last["sums"]
-        return found.value if torch.equal(self._last["y"], y) else None if bool(y.any()) else found.null
+        (last, _), found = self._sums.pair
+        return found.value if torch.equal(last, y) else None if bool(y.any()) else found.null
 
     def along(self, T: Tensor) -> "LinearTarget":
         """The log likelihood as a function of ``x``, ``y = T x``, ``T`` of shape ``(D, K)``."""
-        if "along" in self._last and torch.equal(self._last["along"][0], T):
-            return self._last["along"][1]
+        if self.is_resident:
+            return self._turned(T)
+        return self._along.found(T, torch.equal, self._turned)  # a pass is dear, and nothing but sums is kept
+
+    def _turned(self, T: Tensor) -> "LinearTarget":
         rest = self.rest
         turned = None if rest is None else lambda x: rest(x @ T.mT)
-        found = LinearTarget(self.rows.mapped(lambda parts: tuple(p.along(T) for p in parts)), turned, self.eps)
-        if not self.is_resident:  # a pass is dear, and nothing but sums is kept
-            self._last["along"] = T, found
-        return found
+        return LinearTarget(self.rows.mapped(lambda parts: tuple(p.along(T) for p in parts)), turned, self.eps)
 
     def sums(self, y: Tensor, local: Local = exact_derivatives) -> LikelihoodSums:
         """Value, gradient and curvature of the likelihood at ``y`` ``(D,)``, in one pass.
 
         :param local: each datum's derivatives.
         """
-        last = self._last
-        if "y" not in last or last["local"] is not local or not torch.equal(last["y"], y):
-            last.update(sums=self.rows.total(partial(sums_of, y, local)), y=y.clone(), local=local)
-        return last["sums"]
+        return self._sums.found((y.clone(), local), are_equal, self._summed)
+
+    def _summed(self, place: tuple[Tensor, Local]) -> LikelihoodSums:
+        return self.rows.total(partial(sums_of, *place))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Both satisfy :class:`pyro_evidence.precision.choices.Density`, and must agree: t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
-from operator import add
+from operator import add, is_
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import Orders
+from pyro_evidence.numerics.derivatives import Last, Orders
 from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import (
     CHUNK,
@@ -175,10 +175,7 @@ class LinearPart:
     reach: ClassVar[Callable[..., Tensor]]  # |J| |u| for one row (D,), the size of what is summed, (N, C)
 
     slot: LikelihoodTerm  # where it sees them
-    _last: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed
-        return vars(self) | {"_last": {}}
+    _closed: Last[Any, ClosedForm | None] = field(default_factory=Last, init=False, repr=False, compare=False)
 
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         """Predictors of rows ``(R, D)``, blocks ``(R, N, C)``."""
@@ -190,7 +187,7 @@ class LinearPart:
         :param trace: where the rest of the site is read.
         :param eta: blocks ``(R, N, C)``.
         """
-        closed, eta = self._closed(trace, eta), eta.detach()
+        closed, eta = self._closed_form(trace, eta), eta.detach()
         if closed is None:
             return slope_and_curvature(self.slot.log_likelihood(trace), self.slot.layout, eta)
         value, slope, curvature = (x.detach() for x in closed(eta))
@@ -198,18 +195,13 @@ class LinearPart:
 
     def derivatives_graph(self, trace: Any, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log likelihoods, slopes and curvatures as in :meth:`derivatives`, in one graph."""
-        closed = self._closed(trace, eta)
+        closed = self._closed_form(trace, eta)
         if closed is None:
             return curvature_graph(self.slot.log_likelihood(trace), self.slot.layout, eta)
         return closed(eta)
 
-    def _closed(self, trace: Any, eta: Tensor) -> ClosedForm | None:
-        if eta.dtype != torch.float64:
-            return None
-        known = self._last.get("closed")
-        if known is None or known[0] is not trace:
-            known = self._last["closed"] = trace, self.slot.closed(trace)
-        return known[1]
+    def _closed_form(self, trace: Any, eta: Tensor) -> ClosedForm | None:
+        return self._closed.found(trace, is_, self.slot.closed) if eta.dtype == torch.float64 else None
 
 
 @dataclass(frozen=True)
@@ -218,6 +210,7 @@ class DenseLinear(LinearPart):
 
     J: Tensor  # (N, C, D); often a view of the model's own design matrix, so never written to
     even: bool = False  # whether all data have normal noise of one precision
+    _product: Last[Tensor, Tensor] = field(default_factory=Last, init=False, repr=False, compare=False)
 
     def product(self, u: Tensor) -> Tensor:
         return (u @ self.J.flatten(0, 1).mT).unflatten(-1, self.J.shape[:2])
@@ -225,11 +218,8 @@ class DenseLinear(LinearPart):
     def eta(self, u: Tensor, offset: Tensor) -> Tensor:
         if u.requires_grad or len(u) != 1:
             return self.product(u) + offset
-        known = self._last.get("product")  # of one row the last is kept, as a search begins where another has ended
-        if known is None or not torch.equal(known[0], u):
-            own = u.detach().clone()
-            known = self._last["product"] = own, self.product(own)
-        return known[1] + offset
+        # of one row the last is kept, as a search begins where another has ended
+        return self._product.found(u.detach().clone(), torch.equal, self.product) + offset
 
     @cached_property
     def square(self) -> Tensor:

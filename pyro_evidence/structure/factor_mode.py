@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, lbfgs, newton
-from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.numerics.derivatives import Last, pullback
 from pyro_evidence.numerics.linalg import Label
 from pyro_evidence.numerics.line_search import no_callback
 from pyro_evidence.numerics.linear_predictor import CLOSE, slope_and_curvature
@@ -260,7 +260,7 @@ class PredictorRows:
     density: Structured
     start: Tensor
     theta: Tensor
-    _last: list[tuple[Tensor, list[Slopes]]] = field(default_factory=list, repr=False, compare=False)
+    _last: Last[Tensor, list[Slopes]] = field(default_factory=Last, repr=False, compare=False)
 
     @cached_property
     def _read(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
@@ -297,9 +297,7 @@ class PredictorRows:
         others = [x for part in self.density.parts for x in part.slot.others(trace)]
         return None if any(isinstance(x, Tensor) and x.requires_grad for x in others) else trace
 
-    def _slopes(self, u: Tensor, rows: Tensor) -> list[Slopes]:
-        if self._last and torch.equal(self._last[0][0], u):
-            return self._last[0][1]
+    def _slopes(self, rows: Tensor, u: Tensor) -> list[Slopes]:
         away, joint, found = u - self.start[rows], self.density.joint, []
         for part, eta in zip(self.density.parts, self._read[3], strict=True):
             here = (eta[rows] + part.rows.product(away)).to(joint.dtype)
@@ -307,7 +305,6 @@ class PredictorRows:
                 found.append(part.derivatives(self._shared, here))
             else:
                 found.append(slope_and_curvature(partial(self._log_likelihood, part, rows), part.slot.layout, here))
-        self._last[:] = [(u.clone(), found)]
         return found
 
     def _log_likelihood(self, part: SparseLinear, rows: Tensor, eta: Tensor) -> Tensor:
@@ -330,14 +327,16 @@ class PredictorRows:
             of_factors.index_add_(1, family.index.flatten(), product)
         moved = self._read[2][rows] * away + self.density.back(of_factors)  # the prior's precision times away
         value, slope = value + ((slope - 0.5 * moved) * away).sum(-1), slope - moved
-        for part, (found, by_eta, _) in zip(self.density.parts, self._slopes(u, rows), strict=True):
+        likelihoods = self._last.found(u.clone(), torch.equal, partial(self._slopes, rows))
+        for part, (found, by_eta, _) in zip(self.density.parts, likelihoods, strict=True):
             value, slope = value + found.double(), slope + part.back(by_eta)
         return value, slope
 
     def elements(self, u: Tensor, rows: Tensor) -> Elements:
         """Minus the Hessians at points ``(r, D)`` of some rows."""
-        blocks = [block().double() for *_, block in self._slopes(u, rows)]
-        self._last.clear()  # its graph is used up
+        likelihoods = self._last.found(u.clone(), torch.equal, partial(self._slopes, rows))
+        blocks = [block().double() for *_, block in likelihoods]
+        self._last.pair = None  # its graph is used up
         alone = torch.nn.functional.pad(self._read[2][rows], (0, len(self.density.B)))
         joined = [part.rows.elements(B) for part, B in zip(self.density.parts, blocks, strict=True)]
         return self.density.laid_out(alone, joined, [own[rows] for own in self._factors])

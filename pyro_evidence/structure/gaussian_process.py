@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.numerics.derivatives import Last
 from pyro_evidence.numerics.line_search import Watch
 from pyro_evidence.precision import gaussian_process as process
 from pyro_evidence.precision.gaussian_process import (
@@ -134,12 +136,8 @@ class GaussianLatent(LinearDensity):
     """A density of linear predictors whose latents have a Gaussian prior, some of it dense, free of the latents."""
 
     seen: ObservationMap = field(kw_only=True)
-    _read: list[Reading] = field(default_factory=list, repr=False, compare=False, kw_only=True)
-    _graph: list[tuple[Tensor, Reading]] = field(default_factory=list, repr=False, compare=False, kw_only=True)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what is only kept for speed."""
-        return super().__getstate__() | {"_read": [], "_graph": []}
+    _read: Last[ModelParts, Reading] = field(default_factory=Last, repr=False, compare=False, kw_only=True)
+    _graph: Last[Tensor, tuple[Tensor, Reading]] = field(default_factory=Last, repr=False, compare=False, kw_only=True)
 
     def parts(self, theta: Tensor) -> ModelParts:
         """The model's parts at ``theta``, whose graph, of matrices, is made only where it is asked for.
@@ -154,25 +152,22 @@ class GaussianLatent(LinearDensity):
 
     def reading(self, theta: Tensor) -> Reading:
         """The prior and the likelihood at ``theta`` ``(T,)``, read once per run of the model."""
-        parts = self.parts(theta)
-        if not (self._read and self._read[0].parts is parts):
-            self._read[:] = [self._reading(parts)]
-        return self._read[0]
+        return self._read.found(self.parts(theta), is_, self._reading)
 
     def graph(self, theta: Tensor) -> tuple[Tensor, Reading]:
         """A copy of ``theta`` ``(T,)``, and a reading that can be differentiated in it, for mode and slope alike.
 
         :raises NotPositiveDefinite: where the model cannot factorise its covariance.
         """
-        if not (self._graph and torch.equal(self._graph[0][0], theta)):
-            leaf = theta.detach().clone().requires_grad_()
-            try:
-                with torch.enable_grad():
-                    parts = self.parts_at(leaf, self.joint.trace(self.joint.initial_u, leaf))
-                    self._graph[:] = [(leaf, self._reading(parts))]
-            except LinAlgError as error:
-                raise _no_covariance(error) from error
-        return self._graph[0]
+        return self._graph.found(theta.detach().clone(), torch.equal, self._made)
+
+    def _made(self, theta: Tensor) -> tuple[Tensor, Reading]:
+        leaf = theta.clone().requires_grad_()
+        try:
+            with torch.enable_grad():
+                return leaf, self._reading(self.parts_at(leaf, self.joint.trace(self.joint.initial_u, leaf)))
+        except LinAlgError as error:
+            raise _no_covariance(error) from error
 
     def _reading(self, parts: ModelParts) -> Reading:
         blocks = prior_blocks(self.joint, parts.trace)

@@ -18,11 +18,11 @@ from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import Orders, generic_directions
+from pyro_evidence.numerics.derivatives import Last, Orders, generic_directions
 from pyro_evidence.program.checks import Constant
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.density import LinearDensity, wants_graph, with_prior
+from pyro_evidence.structure.density import LinearDensity, are_equal, wants_graph, with_prior
 from pyro_evidence.structure.groups import PrecisionGroups
 from pyro_evidence.structure.probes import Unreadable
 from pyro_evidence.structure.recognise import Structure, read_again, recognise
@@ -204,7 +204,7 @@ class StreamedDensity(LinearDensity):
 
     rows: Rows[Any] = field(kw_only=True)
     of: Summands = field(default_factory=lambda: LINEAR)
-    _found: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # the totals at the last points
+    _totals_last: Last[tuple[Tensor, Tensor], PassTotals] = field(default_factory=Last, compare=False, repr=False)
 
     def log_likelihood(self, u: Tensor, theta: Tensor) -> Tensor:
         """Log likelihood of all observed sites, nats, shape ``(R,)``; differentiable, by a pass for each derivative."""
@@ -239,12 +239,11 @@ class StreamedDensity(LinearDensity):
 
     def _totals(self, u: Tensor, theta: Tensor) -> PassTotals:
         """Value, gradient and curvature of the likelihood, in one pass; those of the last points are kept."""
-        u, theta = u.detach(), theta.detach()
-        place = (u, theta)
-        if not ("place" in self._found and all(map(torch.equal, self._found["place"], place))):
-            found = self.rows.total(lambda d: self.of.totals(d, u, theta))
-            self._found.update(place=(u.clone(), theta.clone()), found=found)
-        return self._found["found"]
+
+        def found_at(place: tuple[Tensor, Tensor]) -> PassTotals:
+            return self.rows.total(lambda d: self.of.totals(d, *place))
+
+        return self._totals_last.found((u.detach().clone(), theta.detach().clone()), are_equal, found_at)
 
 
 def _totals(density: LinearDensity, u: Tensor, theta: Tensor) -> PassTotals:

@@ -242,7 +242,7 @@ def test_a_basis_is_made_once_for_the_same_inputs(basis: Any) -> None:
     basis(X)[0, 1] = -5.0
     assert float(basis(X)[0, 1]) == float(X[0, 1])  # somebody wrote into the last one
     assert basis == type(basis)(**{k: v for k, v in vars(basis).items() if k != "last"})
-    assert pickle.loads(pickle.dumps(basis)).last.made is None
+    assert pickle.loads(pickle.dumps(basis)).last.pair is None
 
 
 def test_what_is_made_inside_a_transform_of_torch_stays_there() -> None:

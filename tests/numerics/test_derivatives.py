@@ -1,6 +1,8 @@
 """Derivatives of rows: against torch's own, in chunks and at once, with and without a graph."""
 
+import copy
 import gc
+import pickle
 import weakref
 from functools import partial
 from typing import Any
@@ -12,6 +14,7 @@ from torch import Tensor
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import (
     Forward,
+    Last,
     generic_directions,
     gradient,
     hessian,
@@ -231,3 +234,16 @@ def test_leaves_that_take_part_are_those_with_a_derivative() -> None:
     value = (a * b.detach()).exp() + c * 0.0
     assert derivatives.takes_part(value, [a, b, c]) == [True, False, True]
     assert derivatives.takes_part(torch.ones(()), [a]) == [False]
+
+
+def test_what_was_found_last_is_found_once_and_is_in_no_copy() -> None:
+    last, met = Last[Tensor, float](), list[float]()
+
+    def find(x: Tensor) -> float:
+        met.append(float(x))
+        return 2.0 * float(x)
+
+    places = [torch.tensor(x) for x in (1.0, 1.0, 3.0, 1.0)]
+    assert [last.found(x, torch.equal, find) for x in places] == [2.0, 2.0, 6.0, 2.0] and met == [1.0, 3.0, 1.0]
+    for copied in (copy.deepcopy([last])[0], pickle.loads(pickle.dumps(last))):
+        assert copied.pair is None and last.pair is not None

@@ -236,7 +236,7 @@ def test_formulas_of_a_likelihood_are_its_derivatives_at_every_theta() -> None:
     for theta in (joint.initial_theta, joint.initial_theta + 0.5, joint.initial_theta):
         for found, expected in zip(linear.gradient(u, theta), plain.gradient(u, theta), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
-        assert linear.linear[0]._last["closed"][1] is not None
+        assert linear.linear[0]._closed.pair[1] is not None
         torch.testing.assert_close(linear.precision(u, theta), plain.precision(u, theta), rtol=1e-11, atol=1e-11)
 
 
