@@ -38,6 +38,9 @@ class _Folder(ModuleType):
         self.__dict__[name] = value
         return value
 
+    def __dir__(self) -> list[str]:
+        return [*self.__dict__["__all__"], *(name for name in self.__dict__ if name.startswith("__"))]
+
     def __setattr__(self, name: str, value: Any) -> None:
         """A submodule that is imported does not hide the function of its name."""
         path = self.on_demand.get(name)

@@ -20,6 +20,7 @@ def test_every_name_is_what_its_module_has(package) -> None:
     for name, path in package.on_demand.items():
         module = importlib.import_module(path)
         assert getattr(package, name) is getattr(module, name, module)
+    assert [name for name in dir(package) if not name.startswith("_")] == sorted(package.__all__)
 
 
 def test_one_engine_imports_no_other_a_first_fit_no_algebra_and_folders_are_there_unasked() -> None:

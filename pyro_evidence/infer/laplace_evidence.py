@@ -528,7 +528,7 @@ class LaplaceEvidence(Resumable):
             raise UnsupportedModel(
                 f"site(s) {', '.join(outside)} set the spread of others and are integrated numerically around Laplace, "
                 f"for which all rows must be at hand: pass them to run(...). Or pass maximise={list(outside)} to "
-                "maximise them, or marginalise=() for one Gaussian over everything."
+                "maximise them, or, in groups that lie whole in one chunk, marginalise=() for one Gaussian over all."
             )
         with self._causes_named(None):
             if sites:

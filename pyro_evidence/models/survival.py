@@ -349,7 +349,7 @@ class CoxPartialLikelihood(OfArguments):
     ``torch.logcumsumexp`` has no third derivative; the sums over those at risk here have all.
 
     :param log_ratio: of each row's hazard, ``(..., N)``.
-    :param event: whether the event was seen, ``(N,)``; else the row left at its time.
+    :param event: whether the event was seen, ``(N,)``; else the row left at its time.  None: seen of all.
     :param efron: whether tied events are treated by Efron's approximation; else by Breslow's.
     :param entry: times after which rows are at risk, ``(N,)``; by default all are from the start.
 
@@ -366,12 +366,13 @@ class CoxPartialLikelihood(OfArguments):
     def __init__(
         self,
         log_ratio: Tensor,
-        event: Tensor,
+        event: Tensor | None,
         efron: bool = False,
         validate_args: bool | None = None,
         *,
         entry: Tensor | None = None,
     ) -> None:
+        event = log_ratio.new_ones(log_ratio.shape[-1:]) if event is None else event
         entered = event if entry is None else entry
         if event.dim() != 1 or log_ratio.shape[-1:] != event.shape or entered.shape != event.shape:
             raise BadInput(

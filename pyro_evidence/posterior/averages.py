@@ -44,8 +44,12 @@ def level_means(values: Sequence[Any] | Levels, _: Any, levels: Levels) -> Quest
 
 
 def contrasts(step: float, frame: Any, levels: Levels) -> Question:
-    """Each level less the first, or without levels a number that is a step higher less the number itself."""
+    """Each level less the first, or without levels a number that is a step higher less the number itself.
+
+    Of numbers 0 and 1 alone a step is that between them, as in marginaleffects.
+    """
     ((name, own),) = levels.items()
+    own = own or [0, 1] * (step == 1.0 and set(frame[name]) <= {0, 1})
     if not own:
         return [{}, {name: frame[name] + step}], {f"{name} + {step:g}": (-1.0, 1.0)}
     unit = torch.eye(len(own))

@@ -676,10 +676,10 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
             )
         inside = self._left_out
         if inside is not None and abs(inside.gain) >= TOLD:
-            added = "are added" if inside.is_trusted else "are not added, for these cannot be trusted"
+            added = "are added to" if inside.is_trusted else "cannot be trusted and are not added to"
             said.append(
                 f"importance sampling has {inside.gain:+.2g} nats beside Laplace inside (+- {inside.error:.2g}, "
-                f"{importance.tail_words(inside.pareto_k)}), which {added} to the log evidence"
+                f"{importance.tail_words(inside.pareto_k)}), which {added} the log evidence"
             )
         if problem.joint.has_data and (problem.structure.factors is not None or is_in_blocks(self._inside)):
             with suppress(ArithmeticError, RuntimeError):

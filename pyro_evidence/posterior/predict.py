@@ -315,8 +315,20 @@ class PredictivePosterior(PredictionMixin, Posterior):
         joint, kept = self._with(args, kwargs), 0 if quantiles is None else num_samples
         found = prediction(self, joint, site, num_samples, seed, kept, linear=self._is_normal and quantiles is None)
         moments, values = found.moments, tuple(value[:, -steps:] for value in found.values)
+        seen = min(map(len, _seen(self._joint, *self._mode_at))) if self._joint.has_data else 0
+        if len(moments.mean) < seen + steps:
+            raise BadInput(
+                f"forecast({steps}, ...): the model has {len(moments.mean)} values on these arguments, of which the fit "
+                f"has seen {seen}; expected arguments over all {seen + steps} steps, those of the fit and the new ones."
+            )
         last = PredictiveMoments(moments.weight, moments.mean[-steps:], moments.variance[-steps:])
         return SitePrediction(last, values, found.classes).statistics(return_std, quantiles)
+
+
+def _seen(joint: LogJoint, u: Tensor, theta: Tensor) -> list[Tensor]:
+    """The values of the observed sites."""
+    nodes = joint.trace(u, theta).nodes
+    return [nodes[name]["value"] for name in joint.observed]
 
 
 def longer(joint: LogJoint, u: Tensor, theta: Tensor, steps: int) -> Arguments:
@@ -324,8 +336,7 @@ def longer(joint: LogJoint, u: Tensor, theta: Tensor, steps: int) -> Arguments:
 
     :raises BadInput: for inputs as long as the data: their next values are for the user to say.
     """
-    nodes = joint.trace(u, theta).nodes
-    seen = [nodes[name]["value"] for name in joint.observed]
+    seen = _seen(joint, u, theta)
 
     def grown(name: int | str, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -462,8 +473,9 @@ def observed_at(joint: LogJoint, latents: Values, hypers: Values) -> Any:
     sites = {name: hypers[name] for name in joint.maximised_sites}
     params = {name: value for name, value in hypers.items() if name not in sites}
     model = poutine.condition(poutine.substitute(joint.model, data=params | joint.held), data=latents | sites)
+    args, kwargs = completed(joint.model, joint.args, joint.kwargs)
     with without_validation_or_params():
-        return poutine.trace(model).get_trace(*joint.args, **joint.kwargs).nodes[joint.observed[0]]["fn"]
+        return poutine.trace(model).get_trace(*args, **kwargs).nodes[joint.observed[0]]["fn"]
 
 
 def completed(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

@@ -131,6 +131,23 @@ def test_predictions_are_of_times_without_censoring(kidney: Any) -> None:
     assert mean.numpy() == pytest.approx(near, rel=0.2)
 
 
+def test_averages_are_of_times_too_and_a_step_of_zero_and_one_is_that_between_them(kidney: Any) -> None:
+    fit = {}
+    for family in ("weibull", "cox"):
+        model, data = mixed("surv(time, event) ~ age + sex", kidney, family=family)
+        fit[family] = LaplaceEvidence(model).run(*data)
+    row = fit["weibull"].comparisons("sex").rows["sex[1] - sex[0]"]
+    b, shape = (fit["weibull"].hyperparameters[name].numpy() for name in ("b", "shape"))
+    women, men = (
+        weibull_min(float(shape), scale=np.exp(b[0] + b[1] * kidney.age + b[2] * sex)).mean() for sex in (1, 0)
+    )
+    assert row["value"] == pytest.approx((women - men).mean(), rel=1e-9)
+    rows = kidney[["age", "sex"]]
+    assert fit["cox"].predict(rows, kind="link").numpy() == pytest.approx(
+        rows.to_numpy() @ fit["cox"].hyperparameters["b"].numpy(), rel=1e-9
+    )
+
+
 MESSAGES = [
     ("surv(time, event, age, sex) ~ age", "weibull", r"expected surv\(time, event\)"),
     ("surv(time, age) ~ sex", "weibull", "1 where the event was seen"),

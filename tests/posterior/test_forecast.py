@@ -75,6 +75,9 @@ def test_a_year_of_road_deaths_ahead_is_the_dense_conditional(data_dir: Path) ->
     torch.testing.assert_close(mean, gain @ y, rtol=0.0, atol=1e-8)
     variance = (signal[192:, 192:] - gain @ signal[:192, 192:]).diagonal() + NOISE**2
     torch.testing.assert_close(sd, variance.sqrt(), rtol=0.0, atol=1e-8)
+    for few in (192, 198):
+        with pytest.raises(BadInput, match="192; expected arguments over all 204 steps"):
+            posterior.forecast(12, belt[:few])
     drawn = posterior.forecast(12, belt, quantiles=[0.1587, 0.5, 0.8413], num_samples=4000)
     assert drawn.shape == (3, 12)
     assert float((drawn - torch.stack([mean - sd, mean, mean + sd])).abs().max()) < 0.1 * float(sd.max())

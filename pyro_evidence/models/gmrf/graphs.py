@@ -34,9 +34,10 @@ class Neighbours:
     weights: Tensor | None = None
 
     def __post_init__(self) -> None:
-        edges = self.edges
+        edges = torch.as_tensor(self.edges)
         if edges.dim() != 2 or edges.shape[-1] != 2 or edges.is_floating_point() or not len(edges):
             raise BadInput(f"edges of shape {tuple(edges.shape)}, {edges.dtype}; expected pairs of nodes (E, 2), long.")
+        object.__setattr__(self, "edges", edges := edges.long())
         if not self.size:
             object.__setattr__(self, "size", int(edges.max()) + 1)
         check_pairs(edges, self.size)
