@@ -318,8 +318,8 @@ class PredictivePosterior(PredictionMixin, Posterior):
         seen = min(map(len, _seen(self._joint, *self._mode_at))) if self._joint.has_data else 0
         if len(moments.mean) < seen + steps:
             raise BadInput(
-                f"forecast({steps}, ...): the model has {len(moments.mean)} values on these arguments, of which the fit "
-                f"has seen {seen}; expected arguments over all {seen + steps} steps, those of the fit and the new ones."
+                f"forecast({steps}, ...): the model has {len(moments.mean)} values on these arguments, and the fit has "
+                f"seen {seen}; expected arguments over all {seen + steps} steps, those of the fit and the new ones."
             )
         last = PredictiveMoments(moments.weight, moments.mean[-steps:], moments.variance[-steps:])
         return SitePrediction(last, values, found.classes).statistics(return_std, quantiles)

@@ -216,7 +216,7 @@ class Tabulated(Protocol):
         kind: str = "response",
         prob: float = PROB,
     ) -> Table:
-        """Average differences of predictions: each level of a factor less the first, 1 less 0, or a number a step higher.
+        """Average differences of predictions: levels of a factor less the first, 1 less 0, or a number a step higher.
 
         :param column: and all other settings, as for :meth:`means`.
 

@@ -642,5 +642,18 @@ def test_ordered_grades_have_the_cutpoints_of_cumulative_logits() -> None:
     assert found.predict(frame.head(3)).shape == (3, 4)
 
 
+def test_cutpoints_with_a_prior_are_integrated() -> None:
+    """The first and the log of the difference are normal: the evidence of a grid."""
+    counts = torch.tensor([12, 20, 8])
+    model, data = mixed("y ~ 1", pandas.DataFrame({"y": np.repeat(range(3), counts)}), family="ordinal", priors="weak")
+    first, difference = torch.meshgrid(torch.linspace(-8, 8, 801), torch.linspace(-8, 8, 801), indexing="ij")
+    below = torch.stack([first, first + difference.exp()]).double().sigmoid()
+    shares = torch.stack([below[0], below[1] - below[0], 1.0 - below[1]])
+    prior = dist.Normal(0.0, 2.5).log_prob(first) + dist.Normal(0.0, 1.5).log_prob(difference)
+    joint = torch.einsum("k,kij->ij", counts.double(), shares.log()) + prior
+    expected = float(joint.flatten().logsumexp(0)) + 2.0 * math.log(0.02)
+    assert float(fit(model, data).log_evidence) == pytest.approx(expected, abs=0.02)
+
+
 if __name__ == "__main__":
     sys.stdout.write(f"{families()}\n")

@@ -199,7 +199,7 @@ def test_rows_far_from_those_of_the_fit_are_refused(frame: Any) -> None:
     model, _ = mixed("y ~ gp(x) + ar1(t | g)", frame)
     with pytest.raises(BadInput, match=r"gp\(x\) at 9 to 9; expected values from -0\.2\d+ to 1\.2"):
         model.arguments(pandas.DataFrame({"x": [9.0], "g": [1], "t": [1]}))
-    with pytest.raises(BadInput, match=r"time 6 is new; expected one of \[0, 1"):
+    with pytest.raises(BadInput, match=r"time 6 is new; expected 0 to 5, as in the fit"):
         model.arguments(pandas.DataFrame({"x": [0.0], "g": [1], "t": [6]}))
 
 

@@ -138,7 +138,8 @@ class FrameDesign:
             names = (self.frame if frame is None else frame)[smooth.covariates[0]].astype(str)
             if unknown := sorted(set(names) - set(nodes)):
                 raise BadInput(
-                    f"{smooth.text}: {unknown[0]!r} is none of the {len(nodes)} nodes of the graph; expected {nodes}."
+                    f"{smooth.text}: {unknown[0]!r} is none of the {len(nodes)} nodes of the graph; expected one of "
+                    f"them, such as {nodes[0]!r}. Pass its neighbours to mixed(..., neighbours=...) too."
                 )
             x = torch.tensor([[float(nodes.index(name))] for name in names], dtype=torch.float64)
         else:
@@ -203,10 +204,14 @@ class FrameDesign:
         """
         if varying.structure != "ar1":
             return self.matrix(varying.terms, frame)
-        places = {time: place for place, time in enumerate(self._every_time(varying))}
+        times = self._every_time(varying)
+        places = {time: place for place, time in enumerate(times)}
         found = (self.frame if frame is None else frame)[_column_of(varying)].tolist()
         if unknown := [time for time in found if time not in places]:
-            raise BadInput(f"{varying.text}: time {unknown[0]!r} is new; expected one of {list(places)}.")
+            raise BadInput(
+                f"{varying.text}: time {unknown[0]!r} is new; expected {times[0]!r} to {times[-1]!r}, as in the fit. "
+                "For later times write the model with models.gmrf.AR1, and take posterior.forecast(...)."
+            )
         return torch.nn.functional.one_hot(torch.tensor([places[time] for time in found]), len(places)).double()
 
     def _every_time(self, varying: Varying) -> Sequence[Any]:

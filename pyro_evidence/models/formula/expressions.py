@@ -9,7 +9,8 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 
-MODULES = {"dist": dist, "torch.special": torch.special, "torch": torch}  # as the program for reading imports them
+# as the program for reading imports them
+MODULES = {"dist": dist, "dist.transforms": dist.transforms, "torch.special": torch.special, "torch": torch}
 
 
 @dataclass(frozen=True, eq=False)

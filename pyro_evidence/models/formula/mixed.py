@@ -169,8 +169,8 @@ def mixed(
     :param frame: a ``pandas.DataFrame``; rows with a missing value are left out, and counted in ``model.dropped``.
     :param family: one of ``FAMILIES``, in any case, or R's name of it (``nbinom2``): gaussian, student, gamma, beta,
         bernoulli, binomial, beta binomial, poisson, negative binomial (1: its variance is ``mean (1 + phi)``),
-        truncated poisson, truncated negative binomial (counts from 1), categorical, ordinal (a cumulative link, whose
-        cutpoints are maximised); of times until an event, ``surv(time, event)``, ``surv(start, stop, event)``, or a
+        truncated poisson, truncated negative binomial (counts from 1), categorical, ordinal (a cumulative link and
+        ``cutpoints``); of times until an event, ``surv(time, event)``, ``surv(start, stop, event)``, or a
         column where all were seen, exponential, weibull, lognormal, loglogistic (``eta`` is the log of a typical time),
         gompertz (the log of the hazard at 0), or cox, Cox's partial likelihood with Efron's
         treatment of ties, "cox breslow" with Breslow's (the log of a ratio of hazards, no intercept).  Any distribution
@@ -180,7 +180,8 @@ def mixed(
         for the family's first.
     :param priors: of ``b`` (fixed effects), ``sd`` (spreads of groups, or ``sd_subject`` for one), ``L`` (their
         correlations, or ``rho``, that of ``ar1`` and ``cs``), ``ell`` (the length of a ``gp``), of the family's
-        parameters (``sigma``, ``shape``, ``phi``, ``df``, ``growth``), of ``b_sigma`` where that has a formula: what
+        parameters (``sigma``, ``shape``, ``phi``, ``df``, ``growth``; ``cutpoints``, where it is of the first of them
+        and of the logarithms of their differences), of ``b_sigma`` where that has a formula: what
         has one is a latent site.  ``{"b": "flat"}`` gives restricted maximum likelihood, ``"weak"`` priors in the
         data's units for all; ``model.source`` states them.
     :param weights: the column that says how often each row counts, in the log likelihood, as in glmmTMB and brms.
@@ -276,7 +277,7 @@ def _parameter(name: str, family: GLMFamily, response: Response, stated: Priors)
         counts = torch.bincount(response.values, minlength=len(response.classes)).double()
         start = tuple(round(x, 3) for x in (counts.cumsum(0)[:-1] / counts.sum()).logit().tolist())
         between = tuple(f"{low}|{high}" for low, high in pairwise(response.classes))
-        return Quantity(name, (len(between),), "ordered", between, None, start)
+        return _quantity(name, (len(between),), "ordered", between, stated, start)
     first = 1.0
     if name == "growth":  # a hazard, which overflows at late times
         first = 1.0 / float(response.values.max())

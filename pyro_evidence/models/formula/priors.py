@@ -130,9 +130,11 @@ def weak_priors(X: Tensor, names: tuple[str, ...], family: GLMFamily, response: 
     rates = {"df": 0.1}
     if family.response == "real" and len(response) > 1:
         rates |= dict.fromkeys(("sigma", "scale"), 1.0 / float(response.std()))
-    for name in (n for n in family.parameters if n != CUTPOINTS):  # maximised in any case
+    for name in family.parameters:
         rate = float(response.mean()) if hazard else rates.get(name, 1.0)
         found[name] = f"Exponential({rate:.3g})"
+    if CUTPOINTS in found:  # of the first, and of logarithms of differences
+        found[CUTPOINTS] = f"Normal(0, {[2.5 * unit] + [1.5] * (int(response.max()) - 1)})"
     return found
 
 

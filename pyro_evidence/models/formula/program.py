@@ -60,9 +60,16 @@ class Quantity:
     def value(self, X: Tensor) -> Tensor:
         """Its value in this run."""
         if self.prior is not None:
-            return pyro.sample(self.name, self.prior.distribution(self.shape).value({"X": X}))
+            return pyro.sample(self.name, self._distribution(self.prior).value({"X": X}))
         first, _, constraint = self._param
         return pyro.param(self.name, first.value({"X": X}), constraint=constraint)
+
+    def _distribution(self, prior: Prior) -> Expression:
+        """The prior; of ordered numbers it is of the first, and of logarithms of their differences."""
+        made = prior.distribution(self.shape)
+        if self.constraint != "ordered":
+            return made
+        return call(dist.TransformedDistribution, made, call(dist.transforms.OrderedTransform))
 
     @cached_property
     def _param(self) -> tuple[Expression, str, constraints.Constraint]:
@@ -87,7 +94,7 @@ class Quantity:
     def text(self) -> str:
         """A line of the program that states this param or site."""
         if self.prior is not None:
-            return f'{self.name} = pyro.sample("{self.name}", {self.prior.distribution(self.shape).text})'
+            return f'{self.name} = pyro.sample("{self.name}", {self._distribution(self.prior).text})'
         first, limits, _ = self._param
         return f'{self.name} = pyro.param("{self.name}", {first.text}{f", constraint={limits}" if limits else ""})'
 
