@@ -29,6 +29,7 @@ from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import QUANTILE_DRAWS
 from pyro_evidence.posterior.predict import PredictionMixin, SitePrediction
 from pyro_evidence.posterior.replicates import examples, together
+from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.branching import (
     MOST,
     IndependentChoices,
@@ -62,6 +63,13 @@ class StructureFits:
     engine: Any
     data: Arguments
     outside: set[str] = field(default_factory=set)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether fits are Laplace's approximation of all latents by the exact Hessian, as far as settings say."""
+        of = self.engine
+        plain = of.maximise is None and not of.marginalise and of.nodes in (None, 1)
+        return plain and of.curvature in (None, exact_hessian)
 
     def __call__(self, values: Values) -> LaplacePosterior:
         """The posterior given a structure, with those sites marginalised that were so in others.
@@ -441,15 +449,15 @@ class StructurePosterior(Saved, PredictionMixin):
         return parents
 
 
-def over_structures(
-    model: Model, data: Arguments, fit: Callable[[Values], LaplacePosterior], start: Start, stop: Stop
-) -> StructurePosterior:
+def over_structures(model: Model, data: Arguments, fit: StructureFits, start: Start, stop: Stop) -> StructurePosterior:
     """The posterior over the structures of a model: as one batch where they switch columns, or by fits.
 
     Fits of structures are a batch where these are no more than numbers in the density, as data are.
     """
     structures = structures_of(model, data)
-    batch = switched(model, data, structures) if isinstance(structures, IndependentChoices) else None
+    batch = None
+    if isinstance(structures, IndependentChoices) and fit.is_plain:
+        batch = switched(model, data, structures)
 
     def alike(some: Structures, alone: Mapping[int, LaplacePosterior]) -> Mapping[int, float]:
         names = list(some.values)

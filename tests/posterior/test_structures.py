@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,13 @@ from pyro_evidence import (
     Stop,
     StructurePosterior,
     UnsupportedModel,
+    diagonal,
     explore,
 )
 from pyro_evidence.errors import Unbounded
 from pyro_evidence.models.mixture import gaussian_mixture
 from pyro_evidence.posterior import structures
-from pyro_evidence.posterior.structures import StructureFits, over_structures
+from pyro_evidence.posterior.structures import StructureFits, over
 from pyro_evidence.program.branching import IndependentChoices, fixed, structures_of
 
 BRANCHING = {"branching": True}
@@ -138,6 +140,17 @@ def test_a_batch_is_fits_one_by_one() -> None:
     for row in (0, 1, 7, 31):
         alone = LaplaceEvidence(fixed(logistic, posterior.found.of(row)), stop=QUIET).run(X, y)
         assert float(posterior.log_evidences[row]) == pytest.approx(float(alone.log_evidence), abs=1e-8)
+
+
+@pytest.mark.parametrize("given", [{"maximise": ["b"]}, {"curvature": diagonal}], ids=["maximise", "curvature"])
+def test_settings_of_the_engine_are_those_of_every_structure(given: dict[str, Any]) -> None:
+    X, y = data(size=3)
+    engine = LaplaceEvidence(logistic, stop=QUIET, **given)
+    posterior = engine.run(X, (y > 0).double())
+    for row in (0, 5):
+        alone = replace(engine, model=fixed(logistic, posterior.found.of(row))).run(X, (y > 0).double())
+        assert float(posterior.log_evidences[row]) == pytest.approx(float(alone.log_evidence), abs=1e-7)
+    assert posterior.num_maximised == len(given.get("maximise", ()))
 
 
 def robust(X: Tensor, y: Tensor) -> None:
@@ -558,7 +571,7 @@ def test_structures_without_a_posterior_are_told_and_left_out() -> None:
         raise ImproperPosterior("it has no integral.")
 
     with pytest.raises(NotAMode, match=r"none of the 2 structures has a posterior.*it has no integral"):
-        over_structures(flat, ((torch.tensor(0.3),), {}), fails, Start(), QUIET)
+        over(structures_of(flat, ((torch.tensor(0.3),), {})), fails, Start(), progress=False)
 
 
 def continuous(y: Tensor) -> None:
