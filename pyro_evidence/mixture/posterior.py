@@ -54,30 +54,6 @@ class NoiseGain:
         return [self.advice] if self.nats > self.chance else []
 
 
-def correlation_gain(structure: MixtureStructure, mixture: Mixture, resp: Tensor) -> NoiseGain | None:
-    r"""Gain of one round of EM by correlated noise; None where noise is correlated, or values are missing.
-
-    .. math:: -\tfrac12 \sum_k N_k \log |R_k|
-
-    with the correlations ``R_k`` of a component's residuals, each datum by how likely it is of it.
-
-    :param mixture: weights and hyperparameters, one row, in the model's units.
-    :param resp: responsibilities of the training data, shape ``(N, K)``.
-    """
-    Y, G, active = structure.Y, structure.G, mixture.active[0]
-    if mixture.has_full_noise or len(resp) != len(Y) or not bool(Y.isfinite().all()):
-        return None
-    means = [w[:, 0] if G is None else G @ w.mT for w in mixture.w[0, active]]
-    weights = resp.mT[active] * structure.weight
-    nats = sum(gain(Y - mean, weight) for mean, weight in zip(means, weights, strict=True))
-    num = len(means) * Y.shape[1] * (Y.shape[1] - 1) // 2
-    advice = (
-        f"correlated noise would gain at least {nats:.0f} nats by {num} more parameters (chance alone gives "
-        f"{0.5 * num:.0f}): fit the model with noise=FullNoise() and compare the log evidences."
-    )
-    return NoiseGain(nats, NOTABLE_GAIN + 0.5 * num * math.log(len(Y)), advice)
-
-
 def gain(residuals: Tensor, weight: Tensor) -> float:
     """Minus half the weight times the log determinant of the correlations of residuals ``(N, m)``, nats."""
     S = (residuals * weight.unsqueeze(-1)).mT @ residuals
@@ -348,10 +324,24 @@ class MixturePosterior(ComponentPosterior):
 
     @property
     def correlation_gain(self) -> NoiseGain | None:
-        """Gain that correlated noise would bring; None where it is correlated, or data were not kept or have gaps."""
-        if not self._joint.has_data:
+        r"""Gain of one round of EM by correlated noise; None where it is so, or data were not kept or have gaps.
+
+        .. math:: -\tfrac12 \sum_k N_k \log |R_k|
+
+        with the correlations ``R_k`` of a component's residuals, each datum by how likely it is of it.
+        """
+        Y, G, mixture, active = self.recognised.Y, self.recognised.G, self.mixture, self.active
+        if not self._joint.has_data or mixture.has_full_noise or not bool(Y.isfinite().all()):
             return None
-        return correlation_gain(self.recognised, self.mixture, self.responsibilities())
+        means = [w[:, 0] if G is None else G @ w.mT for w in mixture.w[0, active]]
+        weights = self.responsibilities().mT[active] * self.recognised.weight
+        nats = sum(gain(Y - mean, weight) for mean, weight in zip(means, weights, strict=True))
+        num = len(means) * Y.shape[1] * (Y.shape[1] - 1) // 2
+        advice = (
+            f"correlated noise would gain at least {nats:.0f} nats by {num} more parameters (chance alone gives "
+            f"{0.5 * num:.0f}): fit the model with noise=FullNoise() and compare the log evidences."
+        )
+        return NoiseGain(nats, NOTABLE_GAIN + 0.5 * num * math.log(len(Y)), advice)
 
     def _record(self) -> dict[str, Any]:
         return super()._record() | {"paths": self.paths, "num_components": len(self.active), "limit": self.limit}

@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop, class_conditional
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.mixture import RandomWeights, Unregularised, WeightDecay, corrected, husmeier2000_update, stationary
+from pyro_evidence.models import mppca as planes_model
 from pyro_evidence.models.mppca import (
     DiagonalNoise,
     IsotropicNoise,
@@ -262,6 +263,19 @@ def test_a_posterior_survives_the_disk(two: MPPCAPosterior, tmp_path: Path) -> N
     near(again.log_evidence, two.log_evidence)
     near(again.log_prob(planes()), two.log_prob(planes()))
     near(again.gamma["alpha"], two.gamma["alpha"])
+
+
+def test_what_is_pruned_survives_the_disk_where_a_few_rows_tell_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hyperparameters stay where the model has them, which takes them from other rows when it is loaded."""
+    monkeypatch.setattr(planes_model, "FEW", 16)
+    found = fit(planes(), start=Start(restarts=1))
+    assert not bool(found.active.all())
+    found.save(tmp_path / "fit.pt")
+    again = MPPCAPosterior.load(tmp_path / "fit.pt", mppca(3, 2))
+    near(again.log_evidence, found.log_evidence)
+    near(again.hyperparameters["beta"], found.hyperparameters["beta"])
 
 
 def test_a_model_with_explicit_latents_loads_what_it_was_fitted_to(tmp_path: Path) -> None:
