@@ -50,9 +50,7 @@ class Start:
     def __post_init__(self) -> None:
         values: Any = self.values
         if values is not None and not (isinstance(values, Mapping) and all(isinstance(n, str) for n in values)):
-            raise BadInput(
-                f"Start: values={values!r}; expected values by the names of sites, such as values={{'w': w}}."
-            )
+            raise BadInput(f"Start: values={values!r}; expected values by names of sites, such as values={{'w': w}}.")
         for name, value in (values or {}).items():
             if not isinstance(value, Tensor | Real) or not bool(torch.isfinite(torch.as_tensor(value)).all()):
                 raise BadInput(f"Start: values of '{name}' are {value!r}; expected a tensor of finite numbers.")

@@ -114,9 +114,7 @@ class FitTable:
         """Quantiles of every site and succeeded fit, at a standard deviation below the median, there and above it."""
         found = [posterior.quantiles(ONE_SD) for posterior in self]
         if not found:
-            raise BadInput(
-                f"all of {len(self)} fits failed; expected one that did not. The first said: {self.errors[0]}"
-            )
+            raise BadInput(f"all of {len(self)} fits failed; expected one that did not. First: {self.errors[0]}")
         return {n: torch.stack([each[n] for each in found]) for n in found[0]}
 
     def estimates(self, site: str) -> tuple[Tensor, Tensor]:

@@ -101,9 +101,7 @@ def _values(joint: LogJoint, point: Mapping[str, Any]) -> dict[str, Tensor]:
     for site, value in point.items():
         part, given = parts[site], torch.as_tensor(value, dtype=joint.dtype, device=joint.device)
         if given.dim() and given.shape != part.shape:
-            raise BadInput(
-                f"point[{site!r}] has shape {tuple(given.shape)}; expected {tuple(part.shape)}, or a number."
-            )
+            raise BadInput(f"point[{site!r}] has shape {tuple(given.shape)}; expected {tuple(part.shape)} or a number.")
         values[site] = given.expand(part.shape)
         if not bool(part.transform.codomain.check(values[site]).all()):
             raise BadInput(f"point[{site!r}] = {value}; expected a value in the support, {part.transform.codomain}.")

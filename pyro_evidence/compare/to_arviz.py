@@ -176,9 +176,7 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
     chains = _in_chains(draws)
     if isinstance(fit, CorrectedPosterior):
         if NOTHING in chains:
-            raise BadInput(
-                "the model has no latent sites, and weights of draws say nothing of its params; pass the fit."
-            )
+            raise BadInput("the model has no latent sites, and weights say nothing of its params; pass the fit.")
         return GroupedDraws(fit.joint, fit.theta, chains, {})
     estimated = _in_chains(_estimated(fit, num_samples, seed))
     return GroupedDraws(fit.state.problem.joint, fit.state.theta, chains, {}, estimated)

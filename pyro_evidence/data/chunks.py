@@ -300,9 +300,7 @@ class Parquet:
                 there = file.schema_arrow.names
                 for name in self._names:
                     if there.count(name) > 1:
-                        raise BadInput(
-                            f"{path} has a column {name} twice; expected one of that name. Rename the other."
-                        )
+                        raise BadInput(f"{path} has a column {name} twice; expected one of that name. Rename one.")
                 if missing := [name for name in self._names if name not in there]:
                     names = ", ".join(sorted(there))
                     raise BadInput(f"{path} has no column {', '.join(missing)}; expected names among {names}.")

@@ -162,9 +162,7 @@ def check_halves(target: Target, chains: Tensor) -> tuple[Tensor, Tensor]:
     moves = varies(first.transpose(0, 1)).all(0)
     if not bool(moves.all()):
         stuck = target.joint.latents.label(int(target.active.nonzero()[int(moves.long().argmin())]))
-        raise BadInput(
-            f"the draws do not vary in {stuck}; expected chains that move. Warm up longer, or reparametrise."
-        )
+        raise BadInput(f"the draws do not vary in {stuck}; expected chains that move. Warm up longer or reparametrise.")
     return first, second
 
 
@@ -174,9 +172,7 @@ def laplace_posterior(of: Posterior) -> LaplacePosterior:
     :raises BadInput: when every axis is pruned, or for what is no posterior of this package.
     """
     if not isinstance(of, Posterior):
-        raise BadInput(
-            f"a {type(of).__name__} has no density to check; expected a posterior as engine.run(...) returns."
-        )
+        raise BadInput(f"a {type(of).__name__} has no density to check; expected what engine.run(...) returns.")
     if not of._num_directions:
         raise BadInput("every axis was pruned, so there is nothing to integrate; use its log_evidence, which is exact.")
     return of._laplace

@@ -184,9 +184,7 @@ def class_conditional(
         raise BadInput(f"log_prior has shape {tuple(log_prior.shape)}; expected ({len(classes)},), one for each class.")
     if bool((counts < 2).any()):
         rare = classes[counts < 2].tolist()
-        raise BadInput(
-            f"classes {rare} have a single datum; expected at least two of each, or no density can be fitted."
-        )
+        raise BadInput(f"classes {rare} have a single datum; expected at least two, or no density can be fitted.")
     posteriors = tuple(engine.run(X[labels == c]) for c in classes)
     if not isinstance(log_prior, Tensor):
         log_prior = log_prior(torch.stack([p.log_prob(X) for p in posteriors], -1), place)

@@ -44,7 +44,7 @@ def declared(
         return precision_value(name, setting, start_of(setting).shape, like, constraint, begin)
     if not hasattr(setting, "sample"):
         raise BadInput(
-            f"{name} is set to {setting!r}; expected a number, Learned(start), or a distribution as its prior."
+            f"{name} is set to {setting!r}; expected a number, Learned(start), or a distribution, its prior."
         )
     return torch.as_tensor(pyro.sample(name, setting)).to(like)
 

@@ -294,9 +294,7 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
         return  # the sum needs no memory
     infinite = Y.isinf().any(0).nonzero().flatten().tolist()
     if infinite:
-        raise BadInput(
-            f"Y has {int(Y.isinf().sum())} values that are inf, in columns {infinite}; expected finite ones."
-        )
+        raise BadInput(f"Y has {int(Y.isinf().sum())} values that are inf in columns {infinite}; expected finite ones.")
     empty = Y.isnan().all(0).nonzero().flatten().tolist()
     if empty:
         raise BadInput(f"Y has no value at all, only nan, in columns {empty}; expected one at least. Drop them.")

@@ -83,9 +83,7 @@ class Marginalised(Wrapper):
         if bool(seen.all()):
             return
         if empty := (~seen.reshape(len(seen), -1).any(0)).nonzero().flatten().tolist():
-            raise BadInput(
-                f"site '{msg['name']}' has no value at all in columns {empty}; expected one at least. Drop them."
-            )
+            raise BadInput(f"site '{msg['name']}' has no value in columns {empty}; expected one at least. Drop them.")
         fn = msg["fn"]
         if isinstance(fn, WithBackground):  # which knows what gaps in its base mean
             msg["fn"] = WithBackground(WithGaps(fn.base_dist, seen), fn.background)

@@ -129,9 +129,7 @@ def of_all_rows(rows: Rows[Weights]) -> Weights:
 
 def _chosen(joint: LogJoint, site: str | Sequence[str] | None) -> tuple[str, ...]:
     if not isinstance(site, Sequence | None):
-        raise BadInput(
-            f"site={site!r}; expected the name of a latent site, or several: {', '.join(joint.latents.names)}."
-        )
+        raise BadInput(f"site={site!r}; expected a latent site's name, or several: {', '.join(joint.latents.names)}.")
     names = joint.latents.names if site is None else (site,) if isinstance(site, str) else tuple(site)
     if site is None and len(names) > 1:
         raise BadInput(f"the model has latent sites {', '.join(names)}; say which hold the weights: site='{names[0]}'.")

@@ -136,7 +136,7 @@ def test_a_param_begins_at_its_value_and_a_marginalised_site_too() -> None:
         ({"x": torch.ones(2)}, "'x' has shape (2,); expected ()"),
         ({"x": torch.tensor(float("nan"))}, "expected a tensor of finite numbers"),
         ({"x": "2"}, "expected a tensor of finite numbers"),
-        ([("x", 2.0)], "expected values by the names of sites"),
+        ([("x", 2.0)], "expected values by names of sites"),
     ],
 )
 def test_values_that_the_model_cannot_begin_at_are_refused(values: Any, message: str) -> None:

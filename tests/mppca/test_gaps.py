@@ -115,7 +115,7 @@ def test_a_gaussian_of_low_rank_is_integrated_over_what_is_missing() -> None:
     ("column", "value", "model", "message"),
     [
         (1, math.nan, marginalised(mppca(3, 2)), r"only nan, in columns \[1\].*Drop them"),
-        (1, math.inf, marginalised(mppca(3, 2)), r"160 values that are inf, in columns \[1\]"),
+        (1, math.inf, marginalised(mppca(3, 2)), r"160 values that are inf in columns \[1\]"),
         (1, math.nan, mppca(3, 2), r"only nan, in columns \[1\].*EvidenceEM\(marginalised\(model\)\)"),
     ],
 )

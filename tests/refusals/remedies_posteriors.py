@@ -227,7 +227,7 @@ POSTERIORS: dict[str, Remedy] = {
     ),
     "a single datum of a class": Remedy(
         BadInput,
-        "at least two of each",
+        "at least two, or no density",
         lambda: classes(torch.cat([BELONGS[:-1], BELONGS.new_tensor([2])])),
         lambda: classes(BELONGS),
     ),

@@ -135,7 +135,7 @@ def test_a_ridge_may_be_a_tensor_and_what_a_function_finds_is_checked() -> None:
 def test_what_is_no_prior_and_no_site_is_refused() -> None:
     with pytest.raises(BadInput, match=r"prior='laplace' has no alpha and .*; expected an object such as L1Prior"):
         REVM(models.logistic, prior="laplace")  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="site=3; expected the name of a latent site, or several: w"):
+    with pytest.raises(BadInput, match="site=3; expected a latent site's name, or several: w"):
         REVM(models.logistic, site=3).run(*problem())  # type: ignore[arg-type]
 
 

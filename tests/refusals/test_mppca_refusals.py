@@ -33,7 +33,7 @@ from tests.models_for_tests.mppca_cases import QUIET, SHORT, fit, my_model, plan
     ("Y", "message"),
     [
         (torch.tensor([[1.0, math.nan, 0.0], [0.0, 1.0, 2.0]]), "1 nan"),
-        (torch.tensor([[1.0, math.inf, 0.0], [0.0, 1.0, 2.0]]), r"1 values that are inf, in columns \[1\]"),
+        (torch.tensor([[1.0, math.inf, 0.0], [0.0, 1.0, 2.0]]), r"1 values that are inf in columns \[1\]"),
         (torch.tensor([[1.0, 1e120, 0.0], [0.0, 1.0, 2.0]]), r"1e\+120 at \[0, 1\].*divide by a typical value"),
         (planes(8).half(), "float16"),
         (torch.zeros(3), r"shape \(3,\)"),

@@ -151,9 +151,7 @@ class FrameDesign:
                     )
             x = torch.cat([self.matrix(f"0 + {covariate}", frame) for covariate in smooth.covariates], 1)
         if not bool(x.isfinite().all()):
-            raise BadInput(
-                f"{smooth.text} has values that are not finite; expected numbers, such as log(x) of x above 0."
-            )
+            raise BadInput(f"{smooth.text} has values that are not finite; expected numbers, such as log(x) of x > 0.")
         return x, x.new_ones(len(x), 1) if smooth.by is None else self.matrix(f"0 + {smooth.by}", frame)
 
     def _is_numeric(self, text: str) -> bool:

@@ -165,9 +165,7 @@ class Basis:
         vectors = vectors @ torch.linalg.qr(seen.T, mode="complete").Q[:, free.shape[1] :]
         curvature, axes = torch.linalg.eigh(vectors.T @ penalty.kernel(knots, knots) @ vectors)
         if bool(curvature[0] <= NEAR * curvature[-1]):
-            raise BadInput(
-                f"{text}: two of its knots nearly coincide; expected fewer functions, by k=, or other knots."
-            )
+            raise BadInput(f"{text}: two of its knots nearly coincide; expected fewer functions (k=) or other knots.")
         weights = vectors @ (axes * curvature.rsqrt())
         # Of all rotations the one that makes fixed sums of rows a symmetric matrix: signs and pairs of eigenvectors are
         # left to rounding, and a fit that was saved is to find its functions again.

@@ -135,9 +135,7 @@ class Seasonal(GaussianField):
 
     def __init__(self, scale: Any, size: int, period: int, level: Any = 1.0, validate_args: bool | None = None) -> None:
         if not 2 <= period <= size:
-            raise BadInput(
-                f"Seasonal(size={size}, period={period}); expected a period from 2 on, and that many values."
-            )
+            raise BadInput(f"Seasonal(size={size}, period={period}); expected a period from 2 on and that many values.")
         self.scale, self.level = broadcast_all(scale, level)
         sums, start = size - period + 1, period - 1
         coefficients = torch.ones(size, period).to(self.scale)

@@ -43,9 +43,7 @@ class Neighbours:
         check_pairs(edges, self.size)
         alone = torch.nonzero(torch.bincount(edges.flatten(), minlength=self.size) == 0).flatten()
         if len(alone):
-            raise BadInput(
-                f"node {int(alone[0])} has no neighbour; expected one at least: join it to one, or leave it out."
-            )
+            raise BadInput(f"node {int(alone[0])} has no neighbour; expected one: join it to one, or leave it out.")
         weights = torch.ones(len(edges)) if self.weights is None else self.weights
         if weights.shape != edges.shape[:1] or not bool((weights > 0).all() & weights.isfinite().all()):
             raise BadInput(f"weights of shape {tuple(weights.shape)}; expected {len(edges)} finite numbers above 0.")
