@@ -174,7 +174,7 @@ def by_steps(posterior: Any, white: Tensor, until: float) -> Shifts:
     A, size = state.precision, max(1, posterior._rows // 8)  # rows, of which autograd keeps several tensors
     sites = [(p.name, p.unconstrained_shape) for p in posterior._joint.latents if p.size]
     every = ((name, place) for name, shape in sites for place in itertools.product(*map(range, shape)))
-    judged = posterior._judged
+    judged, left_out = posterior._judged
     names = tuple(itertools.compress(every, judged.tolist()))
     begun = time.process_time()
     until = max(until, begun + AFTERWARDS)
@@ -182,7 +182,7 @@ def by_steps(posterior: Any, white: Tensor, until: float) -> Shifts:
         u, beside = posterior._unwhitened(rows).double(), posterior._beside(rows).double()
         with torch.enable_grad(), without_validation():
             slopes = [state.problem.density.gradient(x, state.theta)[1].detach() for x in u.to(state.u).split(size)]
-        parts.append(torch.stack([u, beside, A.solve(torch.cat(slopes).double() + posterior._pull_left_out)]))
+        parts.append(torch.stack([u, beside, A.solve(torch.cat(slopes).double() + left_out)]))
         u, beside, step = torch.cat(parts, 1)[..., judged]
         away, square, num = u - u.mean(0), (beside - beside.mean(0)).square(), len(u)
         spread, fall, own = away.square().mean(0), -(away * step).mean(0), square.mean(0)

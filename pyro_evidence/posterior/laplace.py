@@ -95,7 +95,6 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     _maximises_evidence: ClassVar[bool] = True  # not what else may stand for it in the loop
     _is_checkable: ClassVar[Any] = True  # whether there are draws to weigh, and data to weigh them by
     _has_orbits: ClassVar[bool] = False  # along which the density does not change, and its log weights integrate
-    _pull_left_out: ClassVar[Any] = 0.0  # what slopes of the density at draws are without
     _about_mode: ClassVar[bool] = False  # whether draws are, where others are about the mean
     _trusts_weights: ClassVar[Any] = None  # of importance sampling over modes; None where the log evidence asks none
     has_unlike_modes: ClassVar[Any] = False  # whether there are modes of other heights
@@ -229,9 +228,9 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return self._about_mean.u + self.state.precision.unwhiten(white)
 
     @property
-    def _judged(self) -> Tensor:
-        """Which coordinates are judged by slopes at draws, bool ``(D,)``."""
-        return self.state.problem.active
+    def _judged(self) -> tuple[Tensor, Any]:
+        """Which coordinates are judged by slopes at draws, bool ``(D,)``, and what these are without, nats."""
+        return self.state.problem.active, 0.0
 
     def _beside(self, white: Tensor) -> Tensor:
         """What the Gaussian at the mode makes of the noise of draws, less the mode, ``(S, D)``."""

@@ -169,23 +169,15 @@ class NestedPosterior(LaplacePosterior):
         return self._moved(torch.cat([self._with_density(part)[0] for part in white.split(self._rows)]))
 
     @property
-    def _pull_left_out(self) -> Tensor:
-        """Of what Laplace leaves out inside on all coordinates, ``(D,)``, nats: slopes at draws are without it.
-
-        nan where it is not known, and may be notable.
-        """
-        slope, basis = self._slope_left_out, self.integral.chart.basis
+    def _judged(self) -> tuple[Tensor, Tensor]:
+        """Slopes are without what Laplace leaves out inside; nan where it is not known, and may be notable."""
+        slope, basis, judged = self._slope_left_out, self.integral.chart.basis, self.state.problem.active
         if slope is None:
             off = float(self.log_evidence_error) * float(self.integral.moments[1].max())
             slope = basis[0] * (0.0 if off < LITTLE else math.nan)
-        return self._places.whole(torch.linalg.solve(basis.mT, slope), torch.zeros_like(self._inside.u))
-
-    @property
-    def _judged(self) -> Tensor:
-        slope, judged = self._slope_left_out, super()._judged
-        if slope is None or not bool((slope.abs() < FAR).all()):
-            return judged
-        return judged.index_fill(0, self._places.marginalised, False)  # the nodes' own error is all that is left there
+        elif bool((slope.abs() < FAR).all()):  # the nodes' own error is all that is left there
+            judged = judged.index_fill(0, self._places.marginalised, False)
+        return judged, self._places.whole(torch.linalg.solve(basis.mT, slope), torch.zeros_like(self._inside.u))
 
     def _beside(self, white: Tensor) -> Tensor:
         places, found = self._places, self.integral.outer_mode  # the factors that draws are made by

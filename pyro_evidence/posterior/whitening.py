@@ -14,7 +14,7 @@ from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.numerics.linear_predictor import CLOSE
-from pyro_evidence.numerics.quadrature.densities import Interpolated, spline
+from pyro_evidence.numerics.quadrature.densities import Interpolated, spline, straight_beyond
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.dense import precision_tril
@@ -92,13 +92,8 @@ def splines(nodes: Tensor, z: Tensor) -> Tensor:
 
     :param nodes: ascending, ``(k,)``.
     """
-    inside = torch.minimum(torch.maximum(z, nodes[:1]), nodes[-1:])
-    ends, steps = torch.zeros(2, len(nodes)).to(z), nodes.diff()
-    ends[0, :2], ends[1, -2:] = z.new_tensor([-1.0, 1.0]) / steps[0], z.new_tensor([-1.0, 1.0]) / steps[-1]
-    beyond = (z - inside).unsqueeze(-1)
-    on_axes = spline(nodes, inside.unsqueeze(-1)) + beyond.relu() * ends[1] - (-beyond).relu() * ends[0]
     found = torch.ones_like(z[:1])
-    for axis in on_axes:  # (k,)
+    for axis in straight_beyond(nodes, z, spline):  # (k,)
         found = (found.unsqueeze(-1) * axis).flatten()
     return found
 

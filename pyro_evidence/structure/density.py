@@ -306,11 +306,8 @@ class LinearPredictors(JointDensity):
     free: tuple[str, ...]  # observed sites that do not see the latents
     gaussian: bool  # every integrated site has a Gaussian prior that depends on hyperparameters alone
     W: Tensor | None = None  # (D, D): W u less its mean is normal and independent, where ``gaussian`` is not the case
-    _cache: list[ModelParts] = field(default_factory=list, repr=False, compare=False)
-    _last: list[tuple[Tensor, ModelParts, Blocks]] = field(default_factory=list, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:  # without what is only kept for speed, and may carry a graph
-        return {**vars(self), "_cache": [], "_last": []}
+    _cache: Last[ModelParts, ModelParts] = field(default_factory=Last, repr=False, compare=False)  # one with the graph
+    _last: Last[tuple[Tensor, ModelParts], Blocks] = field(default_factory=Last, repr=False, compare=False)
 
     @property
     def slots(self) -> tuple[LikelihoodTerm, ...]:
@@ -320,7 +317,7 @@ class LinearPredictors(JointDensity):
     def parts(self, theta: Tensor) -> ModelParts:
         """The model's parts at ``theta``, ``(T,)`` or rows of one; one run is for their values and for derivatives."""
         graph = theta.requires_grad and torch.is_grad_enabled()
-        for parts in self._cache:
+        for parts in self._cache.pair or ():
             if parts.version == parts.theta._version and parts.graph == graph:
                 if parts.theta is theta or (not graph and torch.equal(parts.theta, theta)):
                     return parts
@@ -328,12 +325,12 @@ class LinearPredictors(JointDensity):
         leaf = own if graph or not torch.is_grad_enabled() else own.detach().clone().requires_grad_()
         parts = self.parts_at(leaf, self.joint.trace(self.joint.initial_u, leaf))
         made = parts if graph else parts.detached(theta)
-        self._cache[:] = [made, *([parts] if parts.graph and not graph else [])]
+        self._cache.pair = made, parts
         return made
 
     def leaf(self, theta: Tensor) -> Tensor:
         """A copy of ``theta`` to differentiate in: that of the last run, where it was there."""
-        kept = [parts.theta for parts in self._cache if parts.graph and torch.equal(parts.theta, theta)]
+        kept = [parts.theta for parts in self._cache.pair or () if parts.graph and torch.equal(parts.theta, theta)]
         return kept[0] if kept else theta.detach().clone().requires_grad_()
 
     def parts_at(self, theta: Tensor, trace: Any) -> ModelParts:
@@ -381,23 +378,23 @@ class LinearPredictors(JointDensity):
 
     def likelihood_gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
         """The log likelihood and its gradient in ``u``, detached."""
-        self._last.clear()  # let go before the next is made
+        self._last.pair = None  # let go before the next is made
         u, parts, blocks = u.detach(), self.parts(theta), []
         value, slope = torch.as_tensor(parts.rest).detach() + u.new_zeros(len(u)), torch.zeros_like(u)
         for part, eta in zip(self.linear, self._etas(u, theta), strict=True):
             found, by_eta, block = part.derivatives(parts.trace, eta)
             value, slope = value + found.double(), slope + part.back(by_eta)
             blocks.append(block)
-        self._last.append((u, parts, blocks))
+        self._last.pair = (u, parts), blocks
         return value, slope
 
     def curvatures(self, u: Tensor, theta: Tensor) -> list[Tensor]:
         """Minus the second derivatives of the likelihoods in their predictors, ``(R, N, C, C)`` each."""
         graph, parts = wants_graph(u, theta), self.parts(theta)
-        last = None if graph else next(iter(self._last), None)  # which another thread may take meanwhile
-        if last is not None and last[1] is parts and torch.equal(last[0], u):
-            self._last.clear()
-            return [block().double() for block in last[2]]
+        last = None if graph else self._last.pair  # which another thread may take meanwhile
+        if last is not None and last[0][1] is parts and torch.equal(last[0][0], u):
+            self._last.pair = None
+            return [block().double() for block in last[1]]
         pairs = zip(self.linear, self._etas(u, theta), strict=True)
         if graph:
             return [part.derivatives_graph(parts.trace, eta)[2].double() for part, eta in pairs]

@@ -146,12 +146,7 @@ class Interpolated(AxisByAxis):
     def _basis(self, z: Tensor) -> Tensor:
         """Weights of the nodes' values at ``z`` ``(S,)``, straight lines beyond the outermost, ``(S, k)``."""
         nodes = self.rule.nodes[:, 0]
-        inside = z.clamp(float(nodes[0]), float(nodes[-1])).unsqueeze(-1)
-        found = lagrange(nodes, inside) if len(nodes) <= MOST_LAGRANGE else spline(nodes, inside)
-        beyond = (z.unsqueeze(-1) - inside) / (nodes[-1] - nodes[-2])
-        ends = torch.zeros(2, len(nodes)).to(nodes)
-        ends[0, :2], ends[1, -2:] = nodes.new_tensor([-1.0, 1.0]), nodes.new_tensor([-1.0, 1.0])
-        return found + torch.where(beyond < 0, beyond * ends[0], beyond * ends[1])
+        return straight_beyond(nodes, z, lagrange if len(nodes) <= MOST_LAGRANGE else spline)
 
 
 @dataclass(frozen=True)
@@ -268,6 +263,15 @@ def _cell(place: Tensor, num: int) -> tuple[Tensor, Tensor]:
     place = place.clamp(0.0, num - 1.0)
     cell = place.floor().long().clamp(max=num - 2)
     return cell, place - cell
+
+
+def straight_beyond(nodes: Tensor, z: Tensor, curve: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Weights of the values at ``nodes`` ``(k,)`` at ``z`` ``(S,)``, ``(S, k)``: a curve, straight lines beyond."""
+    inside = torch.minimum(torch.maximum(z, nodes[:1]), nodes[-1:]).unsqueeze(-1)
+    beyond = (z.unsqueeze(-1) - inside) / (nodes[-1] - nodes[-2])
+    ends = torch.zeros(2, len(nodes)).to(nodes)
+    ends[0, :2], ends[1, -2:] = nodes.new_tensor([-1.0, 1.0]), nodes.new_tensor([-1.0, 1.0])
+    return curve(nodes, inside) + torch.where(beyond < 0, beyond * ends[0], beyond * ends[1])
 
 
 def lagrange(nodes: Tensor, z: Tensor) -> Tensor:
