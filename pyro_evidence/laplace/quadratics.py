@@ -318,7 +318,9 @@ class Probing:
         read_in = torch.cat([torch.where(is_own, way.unsqueeze(-1), way), torch.full_like(way, num_ways)[None]])
         read_at = torch.cat([torch.where(is_own, column, column.unsqueeze(-1)), column[None]])
         ways = one_hot(way, num_ways).mT.to(common)
-        entries = own.any(0).flatten().nonzero().squeeze(-1)
+        some = own.any(0).flatten()
+        some[0] = True  # one at least
+        entries = some.nonzero().squeeze(-1)
         rows, solver = _telling(functions, own.flatten(1)[:, entries])
         beside = (seen | common[:, :-1].any(0)).fill_diagonal_(False)
         read, diagonal = (sampled[rows], functions[rows]), not bool(beside.any())
@@ -418,8 +420,8 @@ def power_sums(log_joints: LogJoints, centre: Tensor, told: Tensor, origin: Tens
 def _telling(functions: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     """As few of the rows of ``(S, M)`` as tell terms from values, of some such choices the best.
 
-    :param own: which terms there may be in each value, ``(M, ...)`` bool.
-    :return: rows ``(J,)``, and what the values there are to be multiplied by, ``(..., M, J)``.
+    :param own: which terms there may be in each value, ``(M, E)`` bool.
+    :return: rows ``(J,)``, and what the values there are to be multiplied by, ``(E, M, J)``.
     """
     left, order, num = functions / functions.norm(dim=0), list[int](), max(1, int(own.sum(0).max()))
     for _ in range(functions.shape[-1]):  # each the farthest from the span of those before
@@ -428,7 +430,7 @@ def _telling(functions: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         left = left - (left @ way).unsqueeze(-1) * way
     order += [row for row in range(len(functions)) if row not in order]
     each = torch.tensor(order, device=own.device).unfold(0, num, 1)
-    kinds, kind = own.flatten(1).unique(dim=1, return_inverse=True)
+    kinds, kind = own.unique(dim=1, return_inverse=True)
     solvers = [torch.linalg.pinv(kinds.mT.unsqueeze(-2) * functions[rows]) for rows in each]
     best = int(torch.stack([solver.abs().max() for solver in solvers]).argmin())
-    return each[best], solvers[best][kind].unflatten(0, own.shape[1:])
+    return each[best], solvers[best][kind]

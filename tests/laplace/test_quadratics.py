@@ -106,6 +106,16 @@ def test_second_derivatives_take_no_more_settings_and_ways_than_differ_among_dat
     assert [(len(each.places), len(each.ways)) for each in made_of.probings] == [(1, 2), (3, 4)]
 
 
+def test_data_sets_that_are_looked_at_may_be_the_same() -> None:
+    x, y = data()
+    x, y = (each[[0, 1, 0, 3, 0]] for each in (x, y))
+    found, right = looked_at(intercepts, ["tau", "sigma"], [-0.5, 0.3], (x, y)).of(EVERY)
+    own, _ = looked_at(intercepts, ["tau", "sigma"], [-0.5, 0.3]).of(EVERY)
+    assert bool(right.all())
+    for name in ("line", "a", "b", "A"):
+        torch.testing.assert_close(getattr(found, name)[[0, 1, 3]], getattr(own, name)[[0, 1, 3]], rtol=1e-7, atol=1e-7)
+
+
 def test_terms_that_the_data_sets_looked_at_do_not_have_are_found_in_others() -> None:
     """Levels and slope are in one entry where the column is not zero, as it is in those that are looked at."""
     x, y = data()
