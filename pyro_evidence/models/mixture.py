@@ -294,7 +294,8 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
         return  # the sum needs no memory
     infinite = Y.isinf().any(0).nonzero().flatten().tolist()
     if infinite:
-        raise BadInput(f"Y has {int(Y.isinf().sum())} values that are inf in columns {infinite}; expected finite ones.")
+        found = f"{int(Y.isinf().sum())} values that are inf in columns {infinite}"
+        raise BadInput(f"Y has {found}; expected finite ones. Drop such rows: Y[~Y.isinf().any(1)].")
     empty = Y.isnan().all(0).nonzero().flatten().tolist()
     if empty:
         raise BadInput(f"Y has no value at all, only nan, in columns {empty}; expected one at least. Drop them.")

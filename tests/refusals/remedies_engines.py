@@ -365,13 +365,13 @@ ENGINES: dict[str, Remedy] = {
     ),
     "an infinite datum of planes": Remedy(
         BadInput,
-        r"Drop such rows: Y\[Y\.isfinite\(\)\.all\(1\)\]",
+        r"Drop such rows: Y\[~Y\.isinf\(\)\.any\(1\)\]",
         lambda: EvidenceEM(mppca(1, 1)).run(infinite()),
-        lambda: EvidenceEM(mppca(1, 1)).run(infinite()[infinite().isfinite().all(1)]),
+        lambda: EvidenceEM(mppca(1, 1)).run(infinite()[~infinite().isinf().any(1)]),
     ),
     "planes of huge numbers": Remedy(
         BadInput,
-        r"Rescale: Y / Y\.std\(\)",
+        "else divide by a typical value",
         lambda: EvidenceEM(mppca(1, 1)).run(FOUR * 1e200),
         lambda: EvidenceEM(mppca(1, 1)).run(FOUR * 1e200 / (FOUR * 1e200).abs().max()),
     ),

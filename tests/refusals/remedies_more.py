@@ -158,9 +158,9 @@ MORE: dict[str, Remedy] = {
     ),
     "planes of an array": Remedy(
         BadInput,
-        r"Write run\(torch\.as_tensor\(Y\)\.double\(\)\)",
+        r"Y\.double\(\) for integers",
         lambda: EvidenceEM(mppca(1, 1)).run(FOUR.long()),
-        lambda: EvidenceEM(mppca(1, 1)).run(torch.as_tensor(FOUR.long()).double()),
+        lambda: EvidenceEM(mppca(1, 1)).run(FOUR.long().double()),
     ),
     "a fold without a class": Remedy(
         BadInput,
