@@ -24,7 +24,7 @@ from pyro_evidence.models.mixture import Responses
 from pyro_evidence.numerics.coordinates import Coordinates, is_identity
 from pyro_evidence.numerics.derivatives import jacobian, sole_slopes
 from pyro_evidence.program import predictors
-from pyro_evidence.program.checks import as_tensors, column_names
+from pyro_evidence.program.checks import as_tensors, check_sizes, column_names
 from pyro_evidence.program.distributions import Background, WithBackground, WithGaps
 from pyro_evidence.program.log_joint import LogJoint
 
@@ -130,6 +130,7 @@ def joint_of_rows(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return None
     try:
         given, named = as_tensors(args, kwargs)
+        check_sizes(given, named)
         rows = model.rows(*given, **named)
         step = len(rows.Y) // FEW
         if step < 2:
@@ -152,6 +153,7 @@ def rows_of_chunks(model: Any, chunks: Chunks) -> tuple[Rows[Responses], LogJoin
         return model.rows(*args).in_double
 
     def check(number: int, args: tuple[Any, ...]) -> None:
+        check_sizes(args, {})
         try:
             model.rows(*args)
         except TypeError as error:

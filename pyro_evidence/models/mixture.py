@@ -24,7 +24,7 @@ from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.models.basis import Basis, TensorValue, design_matrix
 from pyro_evidence.models.regression import LEARNED, Precision, check_precision, precision_value, start_of
 from pyro_evidence.models.wrappers import check_weights
-from pyro_evidence.program.checks import bad_entries, check_sizes
+from pyro_evidence.program.checks import bad_entries
 from pyro_evidence.settings import check_count, check_function, check_tensors
 
 Units = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -302,12 +302,11 @@ def check_responses(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
 
 
 def check_complete(Y: Tensor, shape: tuple[int, int] | None = None) -> None:
-    """Refuse anything but numbers of shape ``(N, m)`` that have fourth powers, gaps among them.
+    """Refuse anything but numbers of shape ``(N, m)``, gaps among them.
 
     :raises BadInput: with the shape that was given, or the first bad number.
     """
     check_responses(Y, shape)
-    check_sizes((), {"Y": Y})
     if bool(Y.sum().isnan()):
         raise BadInput(
             f"Y, shape {tuple(Y.shape)}{bad_entries(Y)}; expected numbers. Rows with gaps are for "

@@ -122,6 +122,7 @@ class MPPCA(TensorValue):
     def __call__(self, Y: Tensor) -> Tensor:
         """Run the model; with ``Y``, shape ``(N, m)``, on those data."""
         check_responses(Y)
+        _check_powers(Y)
         K, m, q = self.num_components, Y.shape[-1], self.num_latents
         if q >= m:
             fewer = f"num_latents={m - 1} at most, or " if m > 1 else ""
@@ -155,6 +156,7 @@ class MPPCA(TensorValue):
         :raises BadInput: when they cannot be used.
         """
         (check_responses if gaps else check_complete)(Y)
+        _check_powers(Y)
         return Responses(Y, None, Y.new_ones(1).expand(len(Y)))
 
     def few(self, step: int, Y: Tensor) -> tuple[Tensor]:
@@ -162,6 +164,16 @@ class MPPCA(TensorValue):
         most = FEW_NUMBERS // (self.num_components * self.num_latents * Y.shape[1])
         few = Y[:: max(1, len(Y) // max(16, min(FEW, most)))]
         return (few.where(~few.isnan(), Y.nanmean(0)) if bool(few.isnan().any()) else few,)
+
+
+def _check_powers(Y: Tensor) -> None:
+    """Refuse numbers whose fourth powers are not finite, also those of single precision."""
+    found, largest = float(Y.nan_to_num(0.0).abs().max()), torch.finfo(Y.dtype).max ** 0.25
+    if found > largest:
+        raise BadInput(
+            f"Y, shape {tuple(Y.shape)}, holds {found:.3g} in size; expected less than {largest:.2g} in {Y.dtype}, or "
+            f"powers of it are not finite. Rescale: Y / Y.std()."
+        )
 
 
 def _alpha_shape(alpha: Precision, num_components: int, num_latents: int) -> Size:

@@ -35,6 +35,7 @@ from tests.models_for_tests.mppca_cases import QUIET, SHORT, fit, my_model, plan
         (torch.tensor([[1.0, math.nan, 0.0], [0.0, 1.0, 2.0]]), "1 nan"),
         (torch.tensor([[1.0, math.inf, 0.0], [0.0, 1.0, 2.0]]), r"1 values that are inf in columns \[1\]"),
         (torch.tensor([[1.0, 1e120, 0.0], [0.0, 1.0, 2.0]]), r"1e\+120 at \[0, 1\].*divide by a typical value"),
+        (1e12 * planes(200).float(), r"in torch.float32, or powers.*Rescale: Y / Y.std\(\)"),
         (planes(8).half(), "float16"),
         (torch.zeros(3), r"shape \(3,\)"),
         (torch.zeros(0, 3), "no data; expected at least one row"),
