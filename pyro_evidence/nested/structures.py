@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
+from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.laplace.approximation import Problem, laplace_problem
 from pyro_evidence.laplace.restarts import MOST_COORDINATES
 from pyro_evidence.nested.roles import marginalised_sites
-from pyro_evidence.numerics import evidence, newton
+from pyro_evidence.numerics import batched, evidence, newton
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.derivatives import generic_directions
-from pyro_evidence.program.branching import IndependentChoices, Model, Structures, fixed
+from pyro_evidence.program.branching import MOST, IndependentChoices, Model, Structures, fixed
 from pyro_evidence.program.checks import Arguments
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import seeded
 from pyro_evidence.structure.density import LinearDensity, NormalPrior, with_prior
 
-TESTED = 3  # structures at which a switched density is compared with the model's own
+TESTED = 64  # random structures at which a switched density is compared with the model's own, where there are too many
 SPREAD = 0.4  # about one, of the numbers that stand for an element's value to see what it multiplies
 Evaluate = Callable[[Structures], Tensor]  # to log p(D | structure), nats, (S,)
 
@@ -53,6 +54,11 @@ class Switched:
         return torch.cat([elements, ones], -1)[:, self.owner]
 
     @property
+    def num_rows(self) -> int:
+        """Number of linear predictors."""
+        return sum(part.J[..., 0].numel() for part in self.density.linear)
+
+    @property
     def is_certain(self) -> bool:
         """Whether fits look for no other modes: likelihoods are log-concave, or there are too many coordinates."""
         joint = self.density.joint
@@ -80,7 +86,7 @@ class Switched:
 
     def log_evidences(self, structures: Structures) -> Tensor:
         """Laplace's log evidence of each structure, nats, nan where no mode was found, ``(S,)``."""
-        size = max(self.density.joint.latents.size**2, sum(part.J[..., 0].numel() for part in self.density.linear))
+        size = max(self.density.joint.latents.size**2, self.num_rows)
         parts = []
         for switches in self.switches(structures).split(max(1, HELD_NUMBERS // (4 * size))):
             start = self.density.joint.initial_u.expand(len(switches), -1)
@@ -135,19 +141,30 @@ def _owners(density: LinearDensity, other: LinearDensity, factors: Tensor) -> Te
 
 
 def _agrees(found: Switched, model: Model, data: Arguments, product: IndependentChoices) -> bool:
-    """Whether the density is the model's own at some structures, all of them random places."""
-    sizes, generator = product.sizes, seeded(0)
-    for _ in range(TESTED):
-        choice = torch.randint(2, (1, len(sizes)), generator=generator)
-        structures = product.with_choices(choice)
-        joint = LogJoint(fixed(model, structures.of(0)), *data)
-        if joint.hypers.size or joint.latents.slices != found.density.joint.latents.slices:
-            return False
-        u = joint.initial(1, seed=0)
-        own, here = joint.log_joint(u, joint.initial_theta), found.gradient(u, found.switches(structures))[0]
-        if not bool(joint.are_level(here, own)):
-            return False
-    return True
+    """Whether the density is the model's own in every structure; of too many in those at the ends and random ones."""
+    size = len(product.sizes)
+    ends, some = torch.eye(size, dtype=torch.long), torch.randint(2, (TESTED, size), generator=seeded(0))
+    every = product.all() if 2**size <= MOST else torch.cat([0 * ends[:1], ends, 1 - ends, some])
+    structures = product.with_choices(every)
+    structures = structures.rows((structures.log_prior > -torch.inf).nonzero().flatten())
+    held, names = structures.of(0), list(structures.values)
+    joint = LogJoint(lambda *args, **kwargs: fixed(model, held)(*args, **kwargs), *data)
+    if joint.hypers.size or joint.latents.slices != found.density.joint.latents.slices:
+        return False
+    u = joint.initial(1, seed=0)
+
+    def own(*values: Tensor) -> Tensor:
+        held.update(zip(names, values, strict=True))
+        return joint._one(u[0], joint.initial_theta)
+
+    try:
+        with torch.no_grad(), own_random_numbers():
+            there = batched.apply(own, tuple(structures.values.values()), joint.row_bytes, own)
+            parts = found.switches(structures).split(max(1, batched.BATCH_NUMBERS // found.num_rows))
+            here = [found.gradient(u.expand(len(part), -1), part)[0] for part in parts]
+    except (RuntimeError, ValueError):  # of one structure, of which its fit will tell
+        return False
+    return bool(joint.are_level(torch.cat(here), there).all())
 
 
 @dataclass(frozen=True)

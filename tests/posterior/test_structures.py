@@ -153,6 +153,23 @@ def test_settings_of_the_engine_are_those_of_every_structure(given: dict[str, An
     assert posterior.num_maximised == len(given.get("maximise", ()))
 
 
+def noisier(X: Tensor, y: Tensor) -> None:
+    """With more noise where one column is chosen, which few structures have."""
+    keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer=BRANCHING)
+    w = pyro.sample("w", dist.Normal(0.0, 2.0).expand([X.shape[1]]).to_event(1))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(X @ (w * keep), 0.9 if float(keep.sum()) == 1.0 else NOISE), obs=y)
+
+
+def test_what_few_structures_have_is_seen() -> None:
+    X, y = data(size=4)
+    posterior = LaplaceEvidence(noisier, stop=QUIET).run(X, y)
+    for k, keep in enumerate(posterior.found.values["keep"]):
+        noise = 0.9 if float(keep.sum()) == 1.0 else NOISE
+        exact = dist.MultivariateNormal(torch.zeros(40), noise**2 * torch.eye(40) + 4.0 * (X * keep) @ X.T).log_prob(y)
+        assert float(posterior.log_evidences[k]) == pytest.approx(float(exact), abs=1e-8)
+
+
 def robust(X: Tensor, y: Tensor) -> None:
     keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1), infer=BRANCHING)
     w = pyro.sample("w", dist.Normal(0.0, 3.0).expand([X.shape[1]]).to_event(1))
