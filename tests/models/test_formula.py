@@ -642,6 +642,14 @@ def test_ordered_grades_have_the_cutpoints_of_cumulative_logits() -> None:
     assert found.predict(frame.head(3)).shape == (3, 4)
 
 
+def test_a_grade_that_no_row_has_is_refused() -> None:
+    """Its cutpoint would be at infinity."""
+    column = pandas.Categorical(list("abab"), list("abc"), ordered=True)
+    with pytest.raises(BadInput, match="no row has the grade 'c'"):
+        mixed("y ~ 1", pandas.DataFrame({"y": column}), family="ordinal")
+    mixed("y ~ 1", pandas.DataFrame({"y": column.remove_unused_categories()}), family="ordinal")
+
+
 def test_cutpoints_with_a_prior_are_integrated() -> None:
     """The first and the log of the difference are normal: the evidence of a grid."""
     counts = torch.tensor([12, 20, 8])

@@ -560,6 +560,8 @@ def _classes(column: Any, level: str, kind: str, seen: Any) -> Response:
     if kind == "binary":
         _require(len(names) == 2, f"the response with {len(names)} values", "of two values, or named: y['yes']")
     codes = [names.index(_word(c)) for c in column]
+    if kind == "grades" and (empty := sorted({*range(len(names))} - {*codes})):
+        raise BadInput(f"no row has the grade '{names[empty[0]]}'; expected one. Drop it: remove_unused_categories().")
     return Response(torch.tensor(codes, dtype=torch.float64 if kind == "binary" else torch.long), classes=names)
 
 
