@@ -17,7 +17,7 @@ from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import batched, evidence, newton
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.derivatives import generic_directions
-from pyro_evidence.program.branching import MOST, IndependentChoices, Model, Structures, fixed
+from pyro_evidence.program.branching import MOST_RUNS, IndependentChoices, Model, Structures, fixed
 from pyro_evidence.program.checks import Arguments
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import seeded
@@ -144,7 +144,7 @@ def _agrees(found: Switched, model: Model, data: Arguments, product: Independent
     """Whether the density is the model's own in every structure; of too many in those at the ends and random ones."""
     size = len(product.sizes)
     ends, some = torch.eye(size, dtype=torch.long), torch.randint(2, (TESTED, size), generator=seeded(0))
-    every = product.all() if 2**size <= MOST else torch.cat([0 * ends[:1], ends, 1 - ends, some])
+    every = product.all() if 2**size <= MOST_RUNS else torch.cat([0 * ends[:1], ends, 1 - ends, some])
     structures = product.with_choices(every)
     structures = structures.rows((structures.log_prior > -torch.inf).nonzero().flatten())
     held, names = structures.of(0), list(structures.values)
