@@ -55,7 +55,9 @@ class OneEntryCache(Last[tuple[Any, ...], Any]):
 
     def recall(self, X: Tensor, settings: list[Tensor], make: Callable[[], Any]) -> Any:
         """The last one again where inputs and settings are the same numbers, without graphs; else a new one."""
-        if X.requires_grad or any(s.requires_grad for s in settings) or peek_interpreter_stack() is not None:
+        inference = X.is_inference() or torch.is_inference_mode_enabled()  # whose tensors have no versions
+        graph = X.requires_grad or any(s.requires_grad for s in settings)
+        if graph or inference or peek_interpreter_stack() is not None:
             return make()
         try:
             values = [(tuple(s.shape), s.flatten().tolist()) for s in settings]

@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ContextDecorator
 from dataclasses import fields, replace
-from functools import cached_property as computed_once
-from functools import lru_cache, partial, wraps
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -14,30 +13,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 Self = TypeVar("Self", bound="Batched")
-Made = TypeVar("Made")
-
-
-def cached_property(make: Callable[[Any], Made]) -> computed_once[Made]:
-    """``functools.cached_property`` of what holds tensors, for values that models share (:func:`ordinary`)."""
-    return computed_once(ordinary(make))
-
-
-def cached(num: int) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
-    """``functools.lru_cache`` of what holds tensors, for functions that models share (:func:`ordinary`)."""
-    return lambda make: lru_cache(num)(ordinary(make))
-
-
-def ordinary(make: Callable[..., Made]) -> Callable[..., Made]:
-    """A function whose tensors are ordinary ones in inference mode too, whose own are of no use outside."""
-
-    @wraps(make)
-    def made(*args: Any, **kwargs: Any) -> Made:
-        if not torch.is_inference_mode_enabled():
-            return make(*args, **kwargs)
-        with torch.inference_mode(mode=False), torch.no_grad():
-            return make(*args, **kwargs)
-
-    return made
 
 
 class Batched:

@@ -9,15 +9,16 @@ What is asked for where it was asked for last, as a search asks for value, slope
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property as computed_once
+from functools import lru_cache, partial, wraps
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node, _engine_run_backward, saved_tensors_hooks
 
-from pyro_evidence.numerics.batched import BATCH_BYTES, cached
+from pyro_evidence.numerics.batched import BATCH_BYTES
 from pyro_evidence.numerics.linalg import relative_rounding
 
 LARGEST_CHUNK = 256  # passes; more at once are no faster
@@ -26,6 +27,29 @@ FEW = 4  # passes that are faster one by one
 Function = Callable[[Tensor, Tensor], Tensor]
 Key = TypeVar("Key")
 Found = TypeVar("Found")
+
+
+def cached_property(make: Callable[[Any], Found]) -> computed_once[Found]:
+    """``functools.cached_property`` of what holds tensors, for values that models share (:func:`ordinary`)."""
+    return computed_once(ordinary(make))
+
+
+def cached(num: int) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
+    """``functools.lru_cache`` of what holds tensors, for functions that models share (:func:`ordinary`)."""
+    return lambda make: lru_cache(num)(ordinary(make))
+
+
+def ordinary(make: Callable[..., Found]) -> Callable[..., Found]:
+    """A function whose tensors are ordinary ones in inference mode too, whose own are of no use outside."""
+
+    @wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Found:
+        if not torch.is_inference_mode_enabled():
+            return make(*args, **kwargs)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return make(*args, **kwargs)
+
+    return made
 
 
 class Last(Generic[Key, Found]):

@@ -15,7 +15,7 @@ from torch.distributions import constraints
 
 from pyro_evidence import REVM, RVM, VRVM, LaplaceEvidence
 from pyro_evidence.errors import BadInput, UnsupportedModel
-from pyro_evidence.models.basis import Linear
+from pyro_evidence.models.basis import Linear, Polynomial
 from pyro_evidence.models.gmrf import ICAR, RandomWalk
 from pyro_evidence.models.regression import regression as linear_regression
 from pyro_evidence.program.log_joint import LogJoint
@@ -108,7 +108,9 @@ def test_inference_mode() -> None:
         with pyro.plate("data", 4):
             pyro.sample("y", dist.Normal(around, 0.5), obs=y)
 
+    powers = linear_regression(Polynomial(2), alpha=1.0, beta=1.0)
     with torch.inference_mode():
+        poutine.trace(powers).get_trace(X, T)
         poutine.trace(fields).get_trace(T[:4]).compute_log_prob()
         inside = LaplaceEvidence(regression).run(X * 1.0, T)
         predicted = inside.predict(X)
@@ -117,6 +119,7 @@ def test_inference_mode() -> None:
     assert torch.equal(predicted, outside.predict(X)) and torch.equal(predicted, inside.predict(X))
     assert inside.sensitivity().log_evidence == outside.sensitivity().log_evidence
     assert LaplaceEvidence(fields).run(T[:4]).log_evidence.isfinite()
+    assert LaplaceEvidence(powers).run(X, T).log_evidence.isfinite()
 
 
 def test_shapes_that_do_not_broadcast() -> None:

@@ -12,7 +12,7 @@ from torch.distributions.utils import broadcast_all
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure
 from pyro_evidence.models.gmrf.field import Between, GaussianField, Unit, parameters
-from pyro_evidence.numerics.batched import cached
+from pyro_evidence.numerics.derivatives import cached
 
 
 class RandomWalk(GaussianField):

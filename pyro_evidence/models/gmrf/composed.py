@@ -11,7 +11,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure, most_independent
 from pyro_evidence.models.gmrf.field import GaussianField
 from pyro_evidence.models.gmrf.graphs import check_pairs
-from pyro_evidence.numerics.batched import cached
+from pyro_evidence.numerics.derivatives import cached
 
 
 class Kronecker(GaussianField):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.batched import cached_property
+from pyro_evidence.numerics.derivatives import cached_property
 from pyro_evidence.numerics.linalg import coordinate
 from pyro_evidence.precision.blocks import BlockPlan, BlockPrecision, elimination
 from pyro_evidence.precision.dense import DenseElements, DensePlan, Pattern, pattern_product

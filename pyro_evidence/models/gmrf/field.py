@@ -14,7 +14,7 @@ from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure, least_square, log_det, most_independent, squares
-from pyro_evidence.numerics.batched import cached_property
+from pyro_evidence.numerics.derivatives import cached_property
 from pyro_evidence.program.distributions import OfArguments
 
 

@@ -12,7 +12,7 @@ from torch.distributions.utils import broadcast_all
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure, log_det, squares
 from pyro_evidence.models.gmrf.field import Between, GaussianField, Unit, parameters
-from pyro_evidence.numerics.batched import cached, cached_property
+from pyro_evidence.numerics.derivatives import cached, cached_property
 from pyro_evidence.precision.elimination import components
 
 SPECTRUM = 1000  # nodes up to which eigenvalues, .2 s once for a graph, cost less than a factorisation at each run

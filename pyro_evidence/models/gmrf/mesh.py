@@ -13,7 +13,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.lazy_import import import_extra
 from pyro_evidence.models.gmrf.field import GaussianField
 from pyro_evidence.models.gmrf.graphs import Operator
-from pyro_evidence.numerics.batched import cached_property, ordinary
+from pyro_evidence.numerics.derivatives import cached_property, ordinary
 
 SMALLEST_ANGLE = 1e-3  # radians: below, the entries of one triangle differ by 1e6 and half of the digits are gone
 AT_A_TIME = 2**22  # pairs of a place and a triangle that are looked at together

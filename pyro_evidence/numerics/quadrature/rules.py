@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from pyro_evidence.numerics.batched import BATCH_NUMBERS, cached
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
+from pyro_evidence.numerics.derivatives import cached
 
 # Generators of the fractions 2^(d-p) of highest resolution: the first d-p axes, A, B, ..., are free, each other one is
 # the product of those that its word names.
