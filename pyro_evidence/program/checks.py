@@ -190,16 +190,18 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def _other_types(given: Sequence[tuple[str, Tensor]], others: Sequence[tuple[str, Any, Any]]) -> str:
-    """The advice on data that are no tensors, :func:`arrays`, and on tensors of integers and complex numbers."""
+    """The advice on data that are no tensors, :func:`arrays`, and on integers, complex numbers and half precision."""
     words = [name for name, _, element in others if isinstance(element, str | bytes)]
     if words:
         named = ", ".join(words)
         return f"Levels are whole numbers from 0: codes, levels = pandas.factorize({named}), and pass the codes. "
     whole = ", ".join(n for n, t in given if not t.is_floating_point() and not t.is_complex())
+    half = ", ".join(n for n, t in given if t.dtype in (torch.float16, torch.bfloat16))
     imaginary = ", ".join(n for n, t in given if t.is_complex())
     named = ", ".join(n for n, *_ in others)
     advice = f"Expected tensors: write torch.as_tensor(...) around {named}. " if others else ""
     advice += f"Expected real numbers: pass the .real or the .abs() of {imaginary}. " if imaginary else ""
+    advice += f"Half precision has two or three digits: pass .double() of {half}. " if half else ""
     return advice + (f"Integers and floats may not mix: try .double() after {whole}. " if whole else "")
 
 

@@ -13,6 +13,7 @@ from torch.distributions import constraints
 
 from pyro_evidence import RVM, BadInput, EvidenceEM, LaplaceEvidence, UnsupportedModel
 from pyro_evidence.models.mixture import gaussian_mixture
+from pyro_evidence.models.mppca import mppca
 from pyro_evidence.models.wrappers import with_background
 from tests.refusals.remedies import COUNTS, LINE, Model, Remedy, X, Y, draw, fit, normal, observed
 
@@ -228,6 +229,12 @@ PROGRAMS: dict[str, Remedy] = {
         r"Y\.double\(\) for integers",
         lambda: EvidenceEM(with_background(gaussian_mixture(1))).run(BLOBS.long()),
         lambda: EvidenceEM(with_background(gaussian_mixture(1))).run(BLOBS.long().double()),
+    ),
+    "planes in half precision": Remedy(
+        BadInput,
+        r"two or three digits: pass \.double\(\) of argument 0",
+        lambda: EvidenceEM(mppca(2, 1)).run(BLOBS.half()),
+        lambda: EvidenceEM(mppca(2, 1)).run(BLOBS.half().double()),
     ),
     "two sets of weights": Remedy(
         BadInput,
