@@ -76,6 +76,10 @@ class Factor:
         """The predictor's own posterior variances, the diagonal of ``K - K R K``, shape ``(n,)``."""
         return K.diagonal() - self.explained_diagonal(K)
 
+    def covariance(self, K: Tensor, v: Tensor) -> Tensor:
+        """The predictor's own posterior covariance times vectors, ``(K - K R K) v``, shape ``(n, k)``."""
+        return K @ (v - self.apply(K @ v))
+
 
 @dataclass(frozen=True)
 class RootFactor(Factor):
@@ -115,16 +119,26 @@ class RootFactor(Factor):
         """Squared columns of that half."""
         return self._half(cross).square().sum(0)
 
+    @cached_property
+    def _lost(self) -> Tensor:
+        """Which data have next to no share, ``1 - diag B^-1 = W variance``, ``(n,)``."""
+        return ~(1.0 - self._inverse.diagonal() > LEAST_SHARE)
+
     def variance(self, K: Tensor) -> Tensor:
         """From ``B^-1``, whose diagonal is ``1 - W variance``; by columns where a datum's share is lost in that."""
         if self.S.shape[-1] > 1:
             return super().variance(K)
-        share = 1.0 - self._inverse.diagonal()
-        found = share / self.S[:, 0, 0].square()
-        lost = (~(share > LEAST_SHARE)).nonzero().flatten()
+        found, lost = (1.0 - self._inverse.diagonal()) / self.S[:, 0, 0].square(), self._lost.nonzero().flatten()
         if len(lost):
             found[lost] = K.diagonal()[lost] - self.explained_diagonal(K[:, lost])
         return found
+
+    def covariance(self, K: Tensor, v: Tensor) -> Tensor:
+        """By ``1 - B^-1 = S covariance S``, which little noise leaves exact, where no datum's share is lost in that."""
+        if self.S.shape[-1] > 1 or bool(self._lost.any()):
+            return super().covariance(K, v)
+        half = v / self.S[:, 0]
+        return (half - self._inverse @ half) / self.S[:, 0]
 
 
 @dataclass(frozen=True)
@@ -434,6 +448,8 @@ class LatentPrecision(Precision):
 
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b`` for each ``b``, shape ``(S, D)``."""
+        if self.seen.is_identity:
+            return self.mode.factor.covariance(self.covariance, b.mT).mT
         return (self.covariance @ b.mT - self.cross.mT @ self.mode.factor.apply(self.cross @ b.mT)).mT
 
     @cached_property
