@@ -117,7 +117,11 @@ def log_prior(mixture: Mixture) -> Tensor:
 
 def log_joint(data: MixtureData, mixture: Mixture) -> Tensor:
     """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
-    return log_joint_gradient(data, mixture)[0]
+
+    def of_part(part: MixtureData) -> Tensor:
+        return (pointwise_joint(part, mixture).log_density * part.weight).sum(-1)
+
+    return data.total(_rows(mixture), of_part) + log_prior(mixture)
 
 
 def _rows(mixture: Mixture) -> int:

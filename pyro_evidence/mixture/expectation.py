@@ -162,7 +162,10 @@ def data_precision(gram: Tensor, noise: Tensor) -> Tensor:
 def residual_squares(stats: MixtureStatistics, layout: Layout, w: Tensor) -> Tensor:
     """``sum_n r_nk (y_ni - w_ki g_n)^2``, shape ``(R, K, m)``, never below zero."""
     gram, cross, square = (stats.moments[..., index] for index in (layout.gram, layout.cross, layout.square.diagonal()))
-    both = (((gram @ w.unsqueeze(-1)).squeeze(-1) - 2.0 * cross) * w).sum(-1)
+    if w.shape[-1] == 1:
+        both = ((gram.squeeze(-1) * w - 2.0 * cross) * w).squeeze(-1)
+    else:
+        both = (((gram @ w.unsqueeze(-1)).squeeze(-1) - 2.0 * cross) * w).sum(-1)
     return (square + both).clamp(min=0.0)  # rounding may leave a tiny negative
 
 
