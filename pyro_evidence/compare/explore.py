@@ -21,11 +21,12 @@ from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.laplace.restarts import thetas
 from pyro_evidence.models.basis import Learned
 from pyro_evidence.models.formula.design import complete_rows, formulas_within
-from pyro_evidence.models.formula.mixed import mixed
+from pyro_evidence.models.formula.mixed import MixedModel, mixed
 from pyro_evidence.models.formula.terms import parsed
 from pyro_evidence.models.gp import gp_regression
 from pyro_evidence.models.kernels import ChangePoint, CompositeKernel, Kernel, Product, Setting, Sum
 from pyro_evidence.posterior.laplace import LaplacePosterior
+from pyro_evidence.posterior.replicates import FEWEST, agreed, is_plain, together
 from pyro_evidence.posterior.structures import StructurePosterior, over
 from pyro_evidence.program.branching import Model, Structures
 from pyro_evidence.program.log_joint import LogJoint
@@ -173,24 +174,49 @@ def _explore_formulas(
 ) -> StructurePosterior:
     """The posterior over the formulas within a formula, on the rows that the whole formula has."""
     kept = complete_rows(parsed(formula, frame).values(), frame, [] if weights is None else [weights])
-    terms, within = formulas_within(formula, kept)
+    terms, within, alike_in_all = formulas_within(formula, kept)
     columns = torch.tensor(list(within.values()), dtype=torch.float64).unbind(-1)
     values = dict(zip(terms, columns, strict=True))
     there = {term: torch.ones(len(within), dtype=torch.bool) for term in terms}
     log_prior = torch.tensor(_shares(within, prior), dtype=torch.float64).log()
     texts = {keep: text for text, keep in within.items()}
 
-    def engine_of(text: str) -> tuple[LaplaceEvidence, Any]:
-        model, data = mixed(text, kept, weights=weights, **{"priors": "weak", **settings})
-        return engine(model), data
+    def model_of(text: str) -> tuple[MixedModel, tuple[Any, ...]]:
+        return mixed(text, kept, weights=weights, **{"priors": "weak", **settings})
 
     def fit(chosen: Mapping[str, Any]) -> LaplacePosterior:
-        one, data = engine_of(texts[tuple(bool(chosen[term]) for term in terms)])
+        model, data = model_of(texts[tuple(bool(chosen[term]) for term in terms)])
+        one = engine(model)
         one.stop = replace(one.stop, progress=False)
         return one.run(*data)
 
-    whole, _ = engine_of(formula)
-    return over(Structures(values, there, log_prior), fit, Start(), whole.stop.progress)
+    model, data = model_of(formula)
+    whole = engine(model)
+
+    def together_with(some: Structures, alone: Mapping[int, LaplacePosterior]) -> Mapping[int, float]:
+        """Log evidences by the program of the whole formula: a coefficient whose column is zero has its prior alone."""
+        if len(some) < FEWEST or not alike_in_all or not all(is_plain(each, whole.start) for each in alone.values()):
+            return {}
+        names = model.coords["coefficient"]
+        of_term = torch.tensor([[1.0 * (name in columns) for name in names] for columns in terms.values()]).double()
+        every = 1.0 - (1.0 - torch.stack([some.values[term] for term in terms], -1)) @ of_term
+
+        def masked(factors: Tensor, X: Tensor, *others: Any) -> Any:
+            return model(X * factors, *others)
+
+        one = replace(whole, model=masked, stop=replace(whole.stop, progress=False))
+        try:
+            fits = {k: one.run(every[k], *data) for k in alone}
+        except FAILURES:
+            return {}
+        found = together(
+            lambda joint: [(every, True), *((x, False) for x in joint.args[1:])],
+            *(len(some), fits, whole.start, whole.stop.quadrature_tol),
+        ).log_evidences
+        agree = all(agreed(found.get(k, math.nan), float(each.log_evidence)) for k, each in alone.items())
+        return found if agree else {}
+
+    return over(Structures(values, there, log_prior), fit, Start(), whole.stop.progress, None, together_with)
 
 
 @dataclass(frozen=True)

@@ -560,7 +560,7 @@ def at_modes(theta: Tensor, active: Tensor, mode: newton.Mode, sound: Tensor) ->
     tril, info = torch.linalg.cholesky_ex(A)
     sound = sound & (info == 0) & torch.isfinite(mode.log_joint)
     tril = torch.where(sound[:, None, None], tril, torch.eye(A.shape[-1]).to(tril))
-    log_evidence = evidence.log_evidence(mode.log_joint, Dense(tril).log_det, active.sum(-1))
+    log_evidence = evidence.log_evidence(mode.log_joint, Dense(tril).log_det, active.to(A).sum(-1))
     return LaplaceRows(theta, active, mode.u, tril, torch.where(sound, log_evidence, -torch.inf), mode.left_saddle)
 
 

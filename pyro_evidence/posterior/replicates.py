@@ -142,7 +142,7 @@ def together(
     :param tolerance: of integrals over marginalised sites, nats.
     :param program: of the data sets' arguments, where it is not that of these fits; of log evidences alone.
     """
-    plain = {k: posterior for k, posterior in alone.items() if _is_plain(posterior, start)}
+    plain = {k: posterior for k, posterior in alone.items() if is_plain(posterior, start)}
     alike = [{k: other for k, other in plain.items() if _alike(one, other)} for one in plain.values()]
     agreeing = max(alike, key=len, default={})
     if num < FEWEST or len(agreeing) < 2:
@@ -155,12 +155,17 @@ def together(
         return NOTHING  # a model need not bear that its data are rows of a batch
     for k, posterior in agreeing.items():
         own = float(posterior.log_evidence)
-        if not abs(found.log_evidences.get(k, own) - own) <= SAME * (1.0 + abs(own)):
+        if not agreed(found.log_evidences.get(k, own), own):
             return NOTHING
     return found
 
 
-def _is_plain(posterior: LaplacePosterior, start: Start) -> bool:
+def agreed(log_evidence: float, alone: float) -> bool:
+    """Whether a log evidence is that of a fit by itself, but for rounding and how a search ends."""
+    return abs(log_evidence - alone) <= SAME * (1.0 + abs(alone))
+
+
+def is_plain(posterior: LaplacePosterior, start: Start) -> bool:
     """Whether a fit is one that a batch can make: of one mode, dense, by Laplace alone, its search at a maximum.
 
     Under proper priors, by which each data set has a mode.  Sites may be marginalised where these are all that is

@@ -28,8 +28,8 @@ def frame() -> pd.DataFrame:
 
 def test_an_interaction_comes_with_its_margins() -> None:
     """Of three factors: each set of main effects, with any of the interactions among these."""
-    terms, within = formulas_within("y ~ (a + b + c)^2 + (1 | g)", frame().dropna())
-    assert terms == ("a", "b", "c", "a:b", "a:c", "b:c")
+    terms, within, alike = formulas_within("y ~ (a + b + c)^2 + (1 | g)", frame().dropna())
+    assert tuple(terms) == ("a", "b", "c", "a:b", "a:c", "b:c") and alike
     assert len(within) == sum(math.comb(3, k) * 2 ** math.comb(k, 2) for k in range(4))
     assert all(text.endswith(" + (1 | g)") for text in within)
     assert all(keep[0] and keep[1] for keep in within.values() if keep[3])
@@ -49,9 +49,10 @@ def test_probabilities_are_those_of_fits_of_each_formula_on_the_same_rows() -> N
     rows = frame()
     found = explore("y ~ (a + b)^2 + c", rows, engine=QUIET, priors=PRIORS)
     expected = found.log_evidences
+    assert len(found._members) == 3  # the others together with these
     for place, text in list(enumerate(formulas_within("y ~ a * b + c", rows.dropna())[1]))[::3]:
         model, data = mixed(text, rows.dropna(), priors=PRIORS)
-        assert float(expected[place]) == pytest.approx(float(QUIET(model).run(*data).log_evidence), abs=1e-6)
+        assert float(expected[place]) == pytest.approx(float(QUIET(model).run(*data).log_evidence), abs=1e-8)
     torch.testing.assert_close(found.probabilities, expected.softmax(0), atol=1e-6, rtol=0.0)
     assert float(found.log_evidence) == pytest.approx(float(expected.logsumexp(0)) - math.log(len(expected)), abs=1e-6)
     assert float(found.inclusion("a:b")) > 0.9 > 0.5 > float(found.inclusion("c"))
@@ -59,6 +60,17 @@ def test_probabilities_are_those_of_fits_of_each_formula_on_the_same_rows() -> N
     means = torch.stack([found.member(k).predict(rows.dropna().head(4)) for k in range(len(expected))])
     averaged = found.probabilities[found.order].to(means) @ means
     torch.testing.assert_close(found.predict(rows.dropna().head(4)), averaged, atol=0.02, rtol=0.0)
+
+
+def test_columns_of_levels_hang_on_what_else_is_there() -> None:
+    """Without a constant the first factor has a column for each level; so has ``g`` in ``a:g`` without ``g`` itself."""
+    rows = frame().dropna()
+    assert formulas_within("y ~ a * g", rows)[0]["g"] == tuple(f"g[{i}]" for i in range(1, 6))
+    assert [formulas_within(text, rows)[2] for text in ("y ~ a * g", "y ~ 0 + a + g", "y ~ a + a:g")] == [
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -283,3 +283,12 @@ def test_failures_of_all_restarts_are_told() -> None:
     X, t = wave()
     with pytest.raises((NotAMode, NotConverged, BadInput)):
         LaplaceEvidence(MLP(1, 2), start=Start(restarts=2)).run(X, t * torch.nan)
+
+
+def test_log_evidences_of_rows_are_as_exact_as_their_modes() -> None:
+    """With single precision as torch's default, too: of 5/2 log 2 pi as of all else."""
+    rows, numbers, yes = torch.zeros(1, 5), torch.zeros(1), torch.ones(1) > 0
+    mode = newton.Mode(rows, numbers, rows, torch.eye(5).unsqueeze(0), numbers, yes, yes, rows, rows, ~yes)
+    torch.set_default_dtype(torch.float32)
+    found = approximation.at_modes(rows, rows > -1.0, mode, yes).objective
+    assert float(found) == pytest.approx(2.5 * math.log(2.0 * math.pi), abs=1e-12)

@@ -346,8 +346,11 @@ MOST_TERMS = 16  # whose choices are gone through
 MOST = 2**12  # formulas, a fit for each
 
 
-def formulas_within(formula: str, frame: Frame) -> tuple[tuple[str, ...], dict[str, tuple[bool, ...]]]:
-    """Terms of the fixed part that a formula may lack, and each formula with which of them it has.
+def formulas_within(formula: str, frame: Frame) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[bool, ...]], bool]:
+    """Terms of the fixed part that a formula may lack, with names of their columns, and each formula with which it has.
+
+    Then whether the columns of a term are the same in all formulas: those of levels need not be where the constant or a
+    margin of a term is nowhere.
 
     An interaction comes with all terms whose columns are among its own (Nelder, 1977).  Constant, offsets, groups,
     smooths, and formulas of other parameters stay.
@@ -364,7 +367,11 @@ def formulas_within(formula: str, frame: Frame) -> tuple[tuple[str, ...], dict[s
     named = {} if common is None else common.terms
     offsets = [name for name, term in named.items() if term.kind == "offset"]
     always = ["1" if "Intercept" in named else "0", *offsets]
-    terms = tuple(name for name in named if name != "Intercept" and name not in offsets)
+    terms = {
+        name: tuple(map(str, term.labels or [name]))
+        for name, term in named.items()
+        if name != "Intercept" and name not in offsets
+    }
     if not 0 < len(terms) <= MOST_TERMS:
         raise BadInput(
             f"{formula!r} has {len(terms)} fixed terms to choose from; expected 1 to {MOST_TERMS}. Of many columns a "
@@ -380,7 +387,8 @@ def formulas_within(formula: str, frame: Frame) -> tuple[tuple[str, ...], dict[s
         found[with_fixed(formula, " + ".join([*always, *own]))] = keep
         if len(found) > MOST:
             raise BadInput(f"{formula!r} has more than {MOST:,} formulas within; expected fewer, a fit for each.")
-    return terms, found
+    whole = "Intercept" in named and all(len(m) == 2 ** len(p) - 2 for m, p in zip(margins, parts, strict=True))
+    return terms, found, whole
 
 
 def complete_rows(formulas: Collection[Formula], frame: Frame, others: Sequence[str] = ()) -> Frame:
