@@ -22,7 +22,7 @@ from pyro_evidence.precision.choices import Curvature, asked_for, block_diagonal
 from pyro_evidence.precision.dense import Dense, Precision, Remade, factorise
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import stacklevel
-from pyro_evidence.structure.density import AutogradDensity, LinearDensity, climbing
+from pyro_evidence.structure.density import AutogradDensity, LinearPredictors, climbing
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_mode import StructuredProblem
 from pyro_evidence.structure.factors import SMALL, NotSparse
@@ -158,10 +158,13 @@ class Problem:
         return replace(self, structure=replace(self.structure, known=None))
 
     @property
-    def shared(self) -> LinearDensity | None:
+    def shared(self) -> LinearPredictors | None:
         """The linear predictors whose one run at some hyperparameters is for mode, slope and prior; None for others."""
-        alone = self.form is None and self.structure.latent is None and self.joint.has_data
-        return self.structure.linear if alone else None
+        if self.structure.latent is not None or not self.joint.has_data:
+            return None
+        if self.factors is not None:
+            return self.factors.density.linear
+        return self.structure.linear if self.form is None else None
 
     def leaf(self, theta: Tensor) -> Tensor:
         """A copy of the hyperparameters to differentiate in."""

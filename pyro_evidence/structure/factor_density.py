@@ -4,18 +4,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress, groupby
-from operator import itemgetter
+from operator import is_, itemgetter
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import Forward, generic_directions, jacobian, pullback, pullbacks
+from pyro_evidence.numerics.derivatives import Forward, Last, generic_directions, jacobian, pullback, pullbacks
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.precision.blocks import BlockPlan, elimination
 from pyro_evidence.precision.dense import Elements, Pattern, Plan, pattern_product
 from pyro_evidence.precision.elimination import coloured
 from pyro_evidence.precision.low_rank import LowRankPlan
+from pyro_evidence.program.log_joint import Trace
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factor_cells import FactorFamily, cells
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
@@ -157,6 +158,7 @@ class Structured(AutogradDensity):
     followed: tuple[Tensor, Tensor] | None = None  # (D,), (T,) where the factors were found
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
     _seconds: dict[Chosen, Second] = field(default_factory=dict, repr=False, compare=False)
+    _fixed: Last[None, Trace | None] = field(default_factory=Last, repr=False, compare=False)
 
     @property
     def differentiated(self) -> Chosen:
@@ -221,6 +223,17 @@ class Structured(AutogradDensity):
         """The linear predictors."""
         return () if self.linear is None else self.linear.linear
 
+    @property
+    def fixed_run(self) -> Trace | None:
+        """A run whose likelihoods of predictors are those of all; None where they depend on hyperparameters."""
+        return self._fixed.found(None, is_, lambda _: self._run_of_all())
+
+    def _run_of_all(self) -> Trace | None:
+        with torch.enable_grad():
+            trace = self.joint.trace(self.joint.initial_u, self.joint.initial_theta.detach().requires_grad_())
+        others = [x for part in self.parts for x in part.slot.others(trace)]
+        return None if any(isinstance(x, Tensor) and x.requires_grad for x in others) else trace
+
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         if self.linear is not None:
             return self.linear.log_joint(u, theta)
@@ -264,18 +277,25 @@ class Structured(AutogradDensity):
             return self.joint.row_bytes is not None and (not any(self.varies) or not self.families)
         return bool(self.families) and not len(self.B) and (self.terms is not None or self.joint.row_bytes is not None)
 
-    def factors_of_rows(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
-        """Minus the second derivatives of each family at rows ``(R, D)`` and hyperparameters, ``(R, F, k, k)``."""
+    def factors_of_rows(self, u: Tensor, theta: Tensor, forms: Sequence[Tensor] | None = None) -> tuple[Tensor, ...]:
+        """Minus the second derivatives of each family at rows ``(R, D)`` and hyperparameters, ``(R, F, k, k)``.
+
+        :param forms: those in closed form, where a run has told them.
+        """
         values = torch.vmap(lambda v, t: self._values(t, self.differentiated)(v))
-        closed = iter(torch.vmap(self._closed_forms)(u, theta) if not all(self.differentiated) else ())
-        second = self.second_of(self.differentiated)
+        if forms is None and not all(self.differentiated):
+            forms = torch.vmap(lambda v, t: self.closed_forms(self.joint.trace(v, t)))(u, theta)
+        closed, second = iter(forms or ()), self.second_of(self.differentiated)
         made = iter(second.elements(lambda v: values(v, theta), self._seen(u)) if any(self.differentiated) else ())
         return tuple(next(made if own else closed).detach() for own in self.differentiated)
 
-    def _closed_forms(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
-        """Second derivatives in closed form at hyperparameters ``(T,)``, ``(F, k, k)`` for each such family."""
-        nodes = self.joint.trace(u, theta).nodes
-        return tuple(family.elements(nodes) for family in self.families if family.closed)
+    def _run(self, u: Tensor, theta: Tensor) -> Trace:
+        """A run of the model in which closed forms are read, whatever the latents."""
+        return self.joint.trace(u, theta) if self.linear is None else self.linear.parts(theta).trace
+
+    def closed_forms(self, trace: Trace) -> tuple[Tensor, ...]:
+        """Second derivatives in closed form at the hyperparameters of a run, ``(F, k, k)`` for each such family."""
+        return tuple(family.elements(trace.nodes) for family in self.families if family.closed)
 
     def _factors(self, u: Tensor, theta: Tensor) -> tuple[Tensor, ...]:
         if not (self.families or self.wide):
@@ -284,9 +304,9 @@ class Structured(AutogradDensity):
         if known and not any(self.varies):
             return known
         new = self.varies[: len(self.families)] if known else self.differentiated
-        closed = iter(() if known or all(self.differentiated) else self._closed_forms(u, theta))
+        closed = iter(() if known or all(self.differentiated) else self.closed_forms(self._run(u, theta)))
         made = iter(self.second_of(new).elements(self._values(theta, new), self._seen(u)) if any(new) else ())
-        found = tuple(next(made) if own else known[i] if known else next(closed) for i, own in enumerate(new))
+        found = tuple(next(made) if own else known[i] if known else next(closed).detach() for i, own in enumerate(new))
         if self.wide:
             with torch.enable_grad():
                 leaf = u.detach().clone().requires_grad_()
@@ -342,7 +362,8 @@ class Structured(AutogradDensity):
             diagonal[family.index].unsqueeze(-1) if family.index.shape[-1] == 1 else next(several)
             for family in (*self.families, *self.wide)
         ]
-        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
+        u = u.detach().clone().requires_grad_()
+        theta = theta.detach().clone().requires_grad_() if self.linear is None else self.linear.leaf(theta)
         by_u, by_theta = torch.zeros_like(u), torch.zeros_like(theta)
         if self.wide:
             with torch.enable_grad():
@@ -353,7 +374,7 @@ class Structured(AutogradDensity):
         if not all(self.differentiated):
             with torch.enable_grad():
                 closed = [weight for family, weight in zip(self.families, weights, strict=False) if family.closed]
-                each = zip(closed, self._closed_forms(u.detach(), theta), strict=True)
+                each = zip(closed, self.closed_forms(self._run(u.detach(), theta)), strict=True)
                 total = torch.stack([(weight * element).sum() for weight, element in each]).sum()
             by_theta = by_theta + derivatives.pullback(total, theta)
         if any(self.differentiated):

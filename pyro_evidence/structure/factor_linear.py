@@ -124,9 +124,10 @@ class SparsePredictors(LinearPredictors):
         :param diagonal: of the inverse of ``A``, ``(D,)``.
         :param adjoint: the inverse of ``A`` on the parts' patterns.
         """
-        u, theta = u.detach().clone().requires_grad_(), theta.detach().clone().requires_grad_()
+        u = u.detach().clone().requires_grad_()
         with torch.enable_grad():
-            read = self.parts_at(theta, self.joint.trace(self.joint.initial_u, theta))
+            theta = self.leaf(theta)
+            read = self.parts(theta)
             value, sloped, spread = torch.as_tensor(read.rest).double(), [], u.new_zeros(())
             for part, offset, weights in zip(self.linear, read.offsets, adjoint, strict=True):
                 eta = part.eta(u.unsqueeze(0), offset).to(self.joint.dtype)
@@ -137,7 +138,8 @@ class SparsePredictors(LinearPredictors):
             if read.normal is not None:
                 spread, value = spread + diagonal @ read.normal.precision, value + read.normal.log_prob(u)
             else:
-                value = value + predictors.log_prior_rows(self.joint, u.unsqueeze(0), theta)[0]
+                prior = predictors.log_prior_rows(self.joint, u.unsqueeze(0), theta)[0]
+                value, sloped_prior = value + prior, derivatives.pullback(prior, u, create_graph=True)
 
         def mixed(moved: Tensor) -> Tensor:
             with torch.enable_grad():
@@ -146,9 +148,7 @@ class SparsePredictors(LinearPredictors):
                     total = total + (part.rows.product(moved.unsqueeze(0)) * slope.double()).sum()
                 if read.normal is not None:
                     return derivatives.pullback(total + read.normal.slope(u.detach()) @ moved, theta)
-                log_prior = predictors.log_prior_rows(self.joint, u.unsqueeze(0), theta).sum()
-                total = total + derivatives.pullback(log_prior, u, create_graph=True) @ moved
-                return derivatives.pullback(total, theta)
+                return derivatives.pullback(total + sloped_prior @ moved, theta)
 
         by_u, by_theta, partial = (
             derivatives.pullback(x, y) for x, y in ((spread, u), (spread, theta), (value, theta))

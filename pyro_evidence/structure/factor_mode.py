@@ -263,10 +263,10 @@ class PredictorRows:
     _last: Last[Tensor, list[Slopes]] = field(default_factory=Last, repr=False, compare=False)
 
     @cached_property
-    def _read(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    def _read(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
         """At the starts: all but the predictors' likelihoods, its gradient, the prior's own diagonal, and predictors.
 
-        The diagonal is that of independent latents, which have no families; else zero.
+        The diagonal is that of independent latents, which have no families; else zero.  Last closed forms of families.
         """
         joint, linear = self.density.joint, self.density.linear
         assert linear is not None
@@ -275,34 +275,28 @@ class PredictorRows:
             trace = joint.trace(u, theta)
             log_det = joint.latents.constrained_with_log_det(u.to(joint.dtype))[1]
             value = (log_prob_sum(trace, (*joint.latents.names, *linear.free)) + log_det).double()
-            return value, *(part.slot.blocks(trace).double() for part in self.density.parts)
+            etas = (part.slot.blocks(trace).double() for part in self.density.parts)
+            return value, *etas, *self.density.closed_forms(trace)
 
         with torch.enable_grad():
             u = self.start.detach().requires_grad_()
-            value, *etas = torch.vmap(one)(u, self.theta)
+            value, *others = torch.vmap(one)(u, self.theta)
             slope = pullback(value.sum(), u, create_graph=True)
             alone = torch.zeros_like(u) if self.density.families else -pullback(slope.sum(), u)
-        return value.detach(), slope.detach(), alone.detach(), [eta.detach() for eta in etas]
+        found, num = [each.detach() for each in others], len(self.density.parts)
+        return value.detach(), slope.detach(), alone.detach(), found[:num], found[num:]
 
     @cached_property
     def _factors(self) -> tuple[Tensor, ...]:
         """The precision of each factor of the prior, ``(R, F, k, k)`` for each family."""
-        return self.density.factors_of_rows(self.start, self.theta)
-
-    @cached_property
-    def _shared(self) -> Any:
-        """A trace whose likelihoods are those of all rows; None where they depend on hyperparameters."""
-        with torch.enable_grad():
-            trace = self.density.joint.trace(self.start[0].detach(), self.theta[0].detach().requires_grad_())
-        others = [x for part in self.density.parts for x in part.slot.others(trace)]
-        return None if any(isinstance(x, Tensor) and x.requires_grad for x in others) else trace
+        return self.density.factors_of_rows(self.start, self.theta, self._read[4])
 
     def _slopes(self, rows: Tensor, u: Tensor) -> list[Slopes]:
         away, joint, found = u - self.start[rows], self.density.joint, []
         for part, eta in zip(self.density.parts, self._read[3], strict=True):
             here = (eta[rows] + part.rows.product(away)).to(joint.dtype)
-            if self._shared is not None:
-                found.append(part.derivatives(self._shared, here))
+            if (run := self.density.fixed_run) is not None:
+                found.append(part.derivatives(run, here))
             else:
                 found.append(slope_and_curvature(partial(self._log_likelihood, part, rows), part.slot.layout, here))
         return found

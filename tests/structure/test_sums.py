@@ -168,8 +168,8 @@ def test_second_derivatives_of_a_prior_are_made_once_for_each_setting(monkeypatc
     density = laplace_problem(LogJoint(model, (data(),))).structure.known
     assert isinstance(density, Structured) and len(density.B) > 0 and density.linear is None
     assert density.varies == tuple(any(member.name == "y" for member in family.members) for family in density.families)
-    theta, made, closed = torch.tensor([0.1]), list[Tensor](), Structured._closed_forms
-    monkeypatch.setattr(Structured, "_closed_forms", lambda *args: made.append(args[1]) or closed(*args))
+    theta, made, closed = torch.tensor([0.1]), list[Tensor](), Structured.closed_forms
+    monkeypatch.setattr(Structured, "closed_forms", lambda *args: made.append(args[1]) or closed(*args))
     u = torch.linspace(-1.0, 1.0, density.joint.latents.size)
     first, again = density.elements(0.3 * u, theta), density.elements(u, theta)
     assert len(made) == 1
