@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,12 +13,14 @@ from pyro_evidence.errors import BadInput, NotAMode, TooLarge
 from pyro_evidence.files import Array, Double
 from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.laplace.approximation import LaplaceState
+from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.mixture.posterior import ComponentPosterior
 from pyro_evidence.mixture.recognise import with_components
 from pyro_evidence.mppca import curvature, expectation, orbit
 from pyro_evidence.mppca.data import Observations
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.mppca.recognise import MPPCAStructure, own_model, recognise_mppca
+from pyro_evidence.numerics import importance
 from pyro_evidence.posterior import archive, diagnostics
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.checks import describe, require_kept
@@ -276,6 +278,18 @@ class MPPCAPosterior(ComponentPosterior):
                 f"need. Fit fewer components or latents."
             )
         return orbit.log_weights(*self._about_means(None), precision, num_samples, seed)
+
+    @cached_property
+    def log_evidence_error(self) -> EvidenceError:
+        """What importance sampling over the orbits has beside the log evidence, and its standard error, nats.
+
+        :raises TooLarge: as :meth:`log_weights`.
+        """
+        found = importance.checked(self.log_weights())
+        gain = float(importance.log_mean(found.log_weights) - self.log_evidence)
+        method = f"importance sampling over orbits by {DRAWS:,} draws, {importance.tail_words(found.pareto_k)}"
+        error = EvidenceError.of(gain, "", 0.0, 0.0, method)
+        return error.beside(float(importance.standard_error(found.log_weights)))
 
     @property
     def _is_checkable(self) -> bool:

@@ -680,7 +680,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
                 f"importance sampling has {inside.gain:+.2g} nats beside Laplace inside (+- {inside.error:.2g}, "
                 f"{importance.tail_words(inside.pareto_k)}), which {added} the log evidence"
             )
-        if problem.joint.has_data and (problem.structure.factors is not None or is_in_blocks(self._inside)):
+        known = problem.structure.factors is not None or is_in_blocks(self._inside)
+        if problem.joint.has_data and known and not self._has_orbits:
             with suppress(ArithmeticError, RuntimeError):
                 said += messages(self.log_evidence_error, problem.nodes)
         found = self._check(until)  # last: for as long as the others have left
