@@ -582,6 +582,8 @@ def test_what_is_no_frame_is_refused(frame: Any) -> None:
         model.arguments([1.0, 2.0])
     with pytest.raises(BadInput, match="with levels that the fit has seen"):
         model.arguments(frame.head(1).assign(h="never seen"))
+    with pytest.raises(BadInput, match="convert string to float: 'word'"):
+        model.arguments(frame.head(1).assign(x="word"))
 
 
 def test_columns_in_the_other_byte_order_are_the_same_columns(frame: Any) -> None:

@@ -501,7 +501,9 @@ def _design_matrices(text: str, frame: Frame) -> Any:
 def _evaluated(common: Any, frame: Frame) -> Any:
     try:
         with global_lock(), redirect_stdout(StringIO()):
-            return common.evaluate_new_data(frame)
+            found = common.evaluate_new_data(frame)
+        np.asarray(found.design_matrix, dtype=np.float64)  # of which words among numbers are no part
+        return found
     except Exception as error:
         raise BadInput(
             f"the fixed part of the formula cannot be evaluated on the new rows ({error}); expected the fit's columns, "
