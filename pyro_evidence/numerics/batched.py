@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode
 
 Self = TypeVar("Self", bound="Batched")
@@ -216,10 +217,13 @@ def apply(
     if row_bytes is not None and num > 1:
         for together, dims in ((shared, (None,)), (each, (0,)))[0 if shared else 1 :]:
             in_dims, size = (0,) * len(rows) + dims * len(shared), max(1, BATCH_BYTES // row_bytes)
-            try:
-                return torch.vmap(f, in_dims=in_dims, chunk_size=size)(*rows, *together)
-            except Exception:
-                pass  # one bad row or too little memory; what one() raises below is what the caller sees
+            for g in (f, SingularIsNan()(f)):
+                try:
+                    return torch.vmap(g, in_dims=in_dims, chunk_size=size)(*rows, *together)
+                except LinAlgError:
+                    continue  # of one row: its matrices are singular
+                except Exception:
+                    break  # one bad row or too little memory; what one() raises below is what the caller sees
     return torch.stack([one(*row) for row in zip(*rows, *each, strict=True)])
 
 

@@ -124,3 +124,12 @@ def test_what_fails_on_one_row_is_raised() -> None:
 
     with pytest.raises(KeyError, match="row"):
         batched.apply(broken, (X, Y), 1, broken)
+
+
+def test_a_row_whose_matrix_is_singular_leaves_the_others_together() -> None:
+    def log_scale(x: Tensor, y: Tensor) -> Tensor:
+        return torch.linalg.cholesky(y * torch.eye(5)).diagonal().log().sum() + x.sum()
+
+    expected = (X.sum(1) + 2.5 * Y.log()).index_fill(0, torch.tensor(3), torch.nan)
+    found = batched.apply(log_scale, (X, Y.index_fill(0, torch.tensor(3), -1.0)), 1000, pytest.fail)
+    torch.testing.assert_close(found, expected, equal_nan=True)
