@@ -57,7 +57,7 @@ BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond th
 # of importance sampling, in turn: few settle smooth densities, and where a tenth of the last keep their weight they
 # tell .03 nats
 NUM_DRAWS = (600, 2400, 2400, 9600)
-FEW_HESSIANS = 4096  # of a thousand draws with four steps each to inner modes: where these cost little all are searched
+FEW_HESSIANS = 16_384  # of a thousand draws of four steps each to inner modes: where these cost little all are searched
 MOST_KNOWN = 128  # nodes from which draws follow
 CLOSE = 0.1  # standard deviations of all coordinates together that a draw may be off where it follows from nodes
 NEAR = 5.0  # unconstrained units that a mode is followed to first order
@@ -172,10 +172,9 @@ class Integral:
         """The shape of the inner densities; their means alone of many coordinates; None where they are normal."""
         joint, looked = self.outer_mode.state.problem.joint, self._profiles(2)
         with torch.enable_grad():  # whoever asks for draws may have switched it off
-            if looked is not None and joint.row_bytes is not None:
-                return skewness.skewness_correction(*looked, skewness.NUM_POINTS)
-            if looked is not None:  # rows are evaluated one by one
-                return skewness.skewness_correction(looked[0], looked[1][:1], skewness.FEW_POINTS)
+            if looked is not None:
+                z = looked[1] if joint.row_bytes is not None else looked[1][:1]  # rows are evaluated one by one
+                return skewness.skewness_correction(looked[0], z, skewness.num_matched(joint, len(z)))
         return None if self._shifts is None else Shift(self._shifts[0])
 
     @cached_property

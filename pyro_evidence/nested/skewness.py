@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.laplace.tour import within
 from pyro_evidence.nested.quantile_map import Calibrated
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
@@ -14,6 +15,7 @@ from pyro_evidence.numerics.quadrature.densities import beyond_valleys
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap, fitted, map_of
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.precision.dense import Precision
+from pyro_evidence.program.log_joint import LogJoint
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ STEP = 1.0  # of differences of curvatures, in standard deviations
 LARGEST = 100  # coordinates
 NUM_POINTS = 512  # quasi-random points at which means and standard deviations are matched
 TABULATED = 4096  # quasi-random points of tables and quantiles, which are then known to a hundredth of a deviation
-FEW_POINTS = 128  # where rows are evaluated one by one
+FEW_POINTS = 128  # where rows are evaluated one by one, or cost much
+PRICE = 2**27  # bytes that points may cost, as :func:`within` counts them: a third of a second
+PASSES = 4  # over the points that are matched
 WORTH = 0.05  # share of the points that weights must leave to be believed
 
 
@@ -185,6 +189,16 @@ class Shift:
 def _along(basis: Tensor, values: Tensor) -> Tensor:
     """Values ``(B, S, D)`` summed over the basis of each row, ``(S, D)``."""
     return torch.einsum("sb,bsd->sd", basis, values)
+
+
+def affordable(joint: LogJoint, passes: int, few: int, most: int) -> int:
+    """Number of points of so many passes over them: few, where rows are evaluated one by one, or cost much."""
+    return few if joint.row_bytes is None else max(few, within(PRICE / passes, joint, most))
+
+
+def num_matched(joint: LogJoint, num_modes: int) -> int:
+    """Number of points at each of so many modes, at which means and standard deviations are matched."""
+    return affordable(joint, PASSES * num_modes, FEW_POINTS, NUM_POINTS)
 
 
 def skewness_correction(profiles: Profiles, z: Tensor, num_points: int) -> SkewnessCorrection | None:
@@ -307,13 +321,14 @@ class SkewedNormal(Calibrated):
         return 0.5 * self.precision.log_det - 0.5 * (white.square() + math.log(math.tau)).sum(-1)
 
 
-def skewed_normal(profile: Profiles, precision: Precision) -> SkewedNormal | None:
+def skewed_normal(profile: Profiles, precision: Precision, joint: LogJoint) -> SkewedNormal | None:
     """The density about one mode with its skewness; None where it is normal, or a normal is nearer to it."""
-    found = skewness_correction(profile, profile.u[:, :0], NUM_POINTS)
+    found = skewness_correction(profile, profile.u[:, :0], num_matched(joint, 1))
     if found is None:
         return None
 
     def log_weights(u: Tensor, log_density: Tensor) -> Tensor:
         return (profile.log_joint(0, u) - log_density).nan_to_num(nan=-torch.inf)
 
-    return SkewedNormal(profile.u[0], precision, found).calibrated(TABULATED, log_weights)
+    num = affordable(joint, 1, NUM_POINTS, TABULATED)
+    return SkewedNormal(profile.u[0], precision, found).calibrated(num, log_weights)

@@ -250,7 +250,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
             return None
         with own_random_numbers(), without_validation(), torch.enable_grad(), suppress(ArithmeticError):
             profile = profile_at(self.state)
-            return None if profile is None else skewed_normal(profile, self.state.precision)
+            return None if profile is None else skewed_normal(profile, self.state.precision, problem.joint)
         return None
 
     @cached_property

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pyro
 import pyro.distributions as dist
@@ -162,3 +163,8 @@ def test_a_model_that_takes_one_row_at_a_time_runs_for_the_shape_at_the_centre_a
     runs = 0
     assert posterior.integral.skewness_correction is not None
     assert 128 < runs < 600
+
+
+@pytest.mark.parametrize(("row_bytes", "expected"), [(100, 512), (30_000, 256), (10**9, 128), (None, 128)])
+def test_points_are_as_many_as_rows_are_cheap(row_bytes: int | None, expected: int) -> None:
+    assert skewness.num_matched(SimpleNamespace(row_bytes=row_bytes), 3) == expected  # type: ignore[arg-type]

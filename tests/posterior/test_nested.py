@@ -19,6 +19,7 @@ from pyro_evidence import LaplaceEvidence, LaplaceKernel, LaplacePosterior, Stop
 from pyro_evidence.errors import BadInput, ImproperPosterior, NotConverged
 from pyro_evidence.nested import integration, joint_posterior
 from pyro_evidence.plots.posterior import marginal
+from pyro_evidence.posterior import nested
 from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.precision.dense import Dense, Precision, Separate, precision_tril
 from tests.models_for_tests.sampled_scales import (
@@ -406,6 +407,19 @@ def test_importance_weights_are_those_of_draws_that_follow(monkeypatch: pytest.M
     exact = copy.copy(posterior)
     vars(exact.integral)["known"] = vars(exact._tilted)["known"] = None
     torch.testing.assert_close(log_weights, exact.log_weights(300, seed=3), rtol=0.0, atol=0.05)
+
+
+def test_marginals_of_draws_that_follow_are_those_of_searched_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nested, "is_affordable", lambda *_: False)
+    posterior = followed_clinics(monkeypatch)
+    exact = copy.copy(posterior)
+    points = posterior._calibrated.points
+    vars(exact.integral)["known"] = vars(exact._tilted)["known"] = None
+    monkeypatch.setattr(nested, "is_affordable", lambda *_: True)
+    searched = exact._calibrated.points
+    assert len(points) == nested.CALIBRATED
+    torch.testing.assert_close(points.std(0), searched.std(0), rtol=0.01, atol=0.0)
+    assert float(((points - searched).mean(0) / searched.std(0)).abs().max()) < 0.01
 
 
 @dataclass(frozen=True)
