@@ -106,7 +106,7 @@ def has_one_mode(state: LaplaceState) -> bool:
         return False
     if not linear.gaussian and linear.W is None:
         rows = torch.stack([state.u, *(state.u + generic_directions(2, len(state.u), state.u))])
-        here, *there = derivatives.hessian(linear._log_prior, rows, state.theta).detach()
+        here, *there = derivatives.hessian(linear.log_prior, rows, state.theta).detach()
         scale = 1e-9 * float(here.abs().max())
         if not all(float((H - here).abs().max()) <= scale for H in there):
             return False

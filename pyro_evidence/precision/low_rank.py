@@ -36,10 +36,10 @@ class LowRankPlan(Plan):
 
     @cached_property
     def _own(self) -> list[tuple[Tensor, Tensor]]:
-        """For each family the coordinates, a sum's place taken by some coordinate, and which are no sums."""
-        own = [index < self.size for index in self.pattern.index]
-        pairs = zip(self.pattern.index, own, strict=True)
-        return [(torch.where(keep, index, index[:, :1] % self.size), keep) for index, keep in pairs]
+        """For each family the coordinates, a sum's place taken by one of the same factor, and which are no sums."""
+        own = [(index, index < self.size) for index in self.pattern.index]
+        first = [index.gather(1, keep.byte().argmax(-1, keepdim=True)) % self.size for index, keep in own]
+        return [(torch.where(keep, index, one), keep) for (index, keep), one in zip(own, first, strict=True)]
 
     @property
     def sentence(self) -> str:
@@ -180,8 +180,8 @@ class LowRank(Precision):
         return tuple(self._entries(index, keep, own, whole, size) for index, (_, keep), own in pairs)
 
     def _entries(self, index: Tensor, keep: Tensor, own: Tensor, whole: Tensor, size: int) -> Tensor:
-        W = self.W[index.clamp(max=size - 1)]  # clamp: a sum, replaced below
-        found = own + W @ self._more @ W.mT
+        place = index.clamp(max=size - 1)  # clamp: a sum, replaced below
+        found = own + (self.W @ self._more)[place] @ self.W[place].mT
         if bool(keep.all()):
             return found
         number = (index - size).clamp(min=0)  # clamp: no sum, not used

@@ -344,7 +344,8 @@ class LinearPredictors(JointDensity):
         rest, graph = log_prob_sum(trace, self.free), theta.requires_grad and torch.is_grad_enabled()
         return ModelParts(theta, trace, offsets, normal, rest, theta._version, graph)
 
-    def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
+    def log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Log prior density of rows ``(R, D)``, nats, ``(R,)``."""
         normal = self.parts(theta).normal
         if normal is None:
             return predictors.log_prior_rows(self.joint, u, theta[0] if theta.dim() == 2 else theta)
@@ -356,7 +357,7 @@ class LinearPredictors(JointDensity):
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
-        return self._log_prior(u, theta) + self.log_likelihood(u, theta)
+        return self.log_prior(u, theta) + self.log_likelihood(u, theta)
 
     def log_likelihood(self, u: Tensor, theta: Tensor) -> Tensor:
         """Log likelihood of all observed sites, nats, shape ``(R,)``."""
@@ -372,7 +373,7 @@ class LinearPredictors(JointDensity):
         found, rise = self.likelihood_gradient(u, theta)
         normal = self.parts(theta).normal
         if normal is None:
-            value, slope = derivatives.gradient(self._log_prior, u, theta)
+            value, slope = derivatives.gradient(self.log_prior, u, theta)
             return value + found, slope + rise
         return normal.detached.log_prob(u.detach()) + found, normal.detached.slope(u.detach()) + rise
 
@@ -426,7 +427,7 @@ class LinearDensity(LinearPredictors):
         """The log prior density of rows, its gradient, and minus its Hessian or the diagonal of that."""
         normal = self.parts(theta).normal
         if normal is None:
-            return derivatives.orders(self._log_prior, u, theta)
+            return derivatives.orders(self.log_prior, u, theta)
         return Orders(normal.log_prob(u), normal.slope(u), normal.curvature)
 
     def precision(self, u: Tensor, theta: Tensor) -> Tensor:
@@ -451,7 +452,7 @@ class LinearDensity(LinearPredictors):
         normal = self.parts(theta).normal
         if normal is not None:
             return normal.curvature
-        return -derivatives.hessian(self._log_prior, u, theta, create_graph=wants_graph(u, theta))
+        return -derivatives.hessian(self.log_prior, u, theta, create_graph=wants_graph(u, theta))
 
     def precision_diagonal(self, u: Tensor, theta: Tensor) -> Tensor:
         parts = [gram_diagonal(p.J, B) for p, B in zip(self.linear, self.curvatures(u, theta), strict=True)]
@@ -460,7 +461,7 @@ class LinearDensity(LinearPredictors):
             A = normal.curvature
             return sum(parts, A if A.dim() == 1 else A.diagonal(dim1=-2, dim2=-1))
         graph = wants_graph(u, theta)
-        return sum(parts, -derivatives.hessian_diagonal(self._log_prior, u, theta, self.blocks, create_graph=graph))
+        return sum(parts, -derivatives.hessian_diagonal(self.log_prior, u, theta, self.blocks, create_graph=graph))
 
     def gauss_newton(self, u: Tensor, theta: Tensor) -> Tensor:
         """The exact precision: a linear predictor has no curvature of its own."""

@@ -153,10 +153,14 @@ class Member:
         if isinstance(base, MultivariateNormal):
             k = base.event_shape.numel()
             return base.precision_matrix.expand(*node["value"].shape, k).reshape(-1, k, k).double()
-        if not hasattr(node["fn"], "elements"):
+        if not hasattr(node["fn"], "elements_of"):
             return predictors.gaussian_site(node, node["value"].numel())[1].double().reshape(-1, 1, 1)
-        own: Tensor = node["fn"].elements.flatten(0, -3) * node["scale"]
-        return own if self.design is None else self.design.mT @ own @ self.design
+        return torch.as_tensor(node["fn"].elements_of(self.design, node["scale"]))
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """The parts in one tensor, a single one as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 @dataclass(frozen=True)
@@ -172,12 +176,11 @@ class FactorFamily:
 
     def elements(self, nodes: Mapping[str, Any]) -> Tensor:
         """The precisions of fields, as sites of a trace, ``(F, k, k)``."""
-        return torch.cat([member.elements(nodes[member.name]) for member in self.members])
+        return joined([member.elements(nodes[member.name]) for member in self.members])
 
     def of(self, cells: Mapping[str, Tensor]) -> Tensor:
         """The factors' values, nats, ``(F,)``."""
-        parts = [member.of(cells) for member in self.members]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return joined([member.of(cells) for member in self.members])
 
 
 def coordinate_table(groups: Groups, shape: Sequence[int]) -> Tensor:

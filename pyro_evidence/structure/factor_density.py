@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_evidence.numerics import derivatives
 from pyro_evidence.numerics.derivatives import Forward, Last, generic_directions, jacobian, pullback, pullbacks
 from pyro_evidence.numerics.linalg import relative_rounding
+from pyro_evidence.numerics.newton import Gradient
 from pyro_evidence.precision.blocks import BlockPlan, elimination
 from pyro_evidence.precision.dense import Elements, Pattern, Plan, pattern_product
 from pyro_evidence.precision.elimination import coloured
@@ -269,12 +270,38 @@ class Structured(AutogradDensity):
         return (diagonal[..., None, None], *joined, *several)
 
     @property
+    def is_quadratic(self) -> bool:
+        """Whether the factors beside linear predictors are those of a quadratic prior."""
+        return self.linear is not None and bool(self.families) and not self.wide and not any(self.varies)
+
+    def product(self, factors: Sequence[Tensor], v: Tensor) -> Tensor:
+        """Minus the second derivatives ``(R, F, k, k)`` of the families times rows ``(R, D)``."""
+        seen = torch.cat([v, v @ self.B.mT], -1)  # factors see sums too
+        found = torch.zeros_like(seen)
+        for family, own in zip(self.families, factors, strict=True):
+            found.index_add_(1, family.index.flatten(), (own @ seen[:, family.index].unsqueeze(-1)).flatten(1))
+        return self.back(found)
+
+    def expanded(self, start: Tensor, theta: Tensor) -> Gradient:
+        """The log joint and its gradient at ``(1, D)``, a quadratic prior expanded about ``start``: one run for all."""
+        assert self.linear is not None
+        linear, factors = self.linear, [own.unsqueeze(0) for own in self._factors(start[0], theta)]
+        at_start, rise = derivatives.gradient(linear.log_prior, start, theta)
+
+        def gradient(u: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+            (value, slope), away = linear.likelihood_gradient(u, theta), u - start
+            moved = self.product(factors, away)
+            return value + at_start + ((rise - 0.5 * moved) * away).sum(-1), slope + rise - moved
+
+        return gradient
+
+    @property
     def takes_rows(self) -> bool:
         """Whether rows with hyperparameters of their own are differentiated together."""
         if self.wide:
             return False
         if self.linear is not None:
-            return self.joint.row_bytes is not None and (not any(self.varies) or not self.families)
+            return self.joint.row_bytes is not None and (self.is_quadratic or not self.families)
         return bool(self.families) and not len(self.B) and (self.terms is not None or self.joint.row_bytes is not None)
 
     def factors_of_rows(self, u: Tensor, theta: Tensor, forms: Sequence[Tensor] | None = None) -> tuple[Tensor, ...]:

@@ -123,14 +123,7 @@ class StructuredProblem:
             try:
                 rows = PredictorRows(density, u.detach(), theta)
                 mode = self._search(rows.gradient, rows.elements, u.detach(), limits, shifted=False)
-                # An expansion of the prior loses digits where a search went far: the model's own gradient decides.
-                value, slope = derivatives.gradient(density.joint.log_joint, mode.u, theta)
-                good = torch.tensor([not isinstance(p, NotPositiveDefinite) for p in mode.found])
-                factors = Separate(tuple(p for p in mode.found if not isinstance(p, NotPositiveDefinite)))
-                decrement = torch.full_like(value, torch.inf)
-                decrement[good] = (slope[good] * factors.solve(slope[good])).sum(-1)
-                rests = mode.converged & limits.is_resting(decrement, value)
-                found = replace(mode, log_joint=value, gradient=slope, decrement=decrement, converged=rests)
+                found = self._decided(mode, *derivatives.gradient(density.joint.log_joint, mode.u, theta), limits)
             except (ArithmeticError, RuntimeError, ValueError):  # of one bad row; each is searched by itself then
                 return [None] * len(u)
         modes = [found.row(i) if arrived else None for i, arrived in enumerate(found.converged.tolist())]
@@ -138,6 +131,18 @@ class StructuredProblem:
             return modes
         make = [partial(self._again, rows, i, found.u[i : i + 1]) for i in range(len(u))]
         return [mode and replace(mode, make=own) for mode, own in zip(modes, make, strict=True)]
+
+    def _decided(self, mode: newton.Mode, value: Tensor, slope: Tensor, limits: newton.Limits) -> newton.Mode:
+        """A mode that was found on expansions of the prior, which lose digits where a search went far.
+
+        Whether it has arrived the model's own log joint and gradient decide.
+        """
+        good = torch.tensor([not isinstance(p, NotPositiveDefinite) for p in mode.found])
+        factors = Separate(tuple(p for p in mode.found if not isinstance(p, NotPositiveDefinite)))
+        decrement = torch.full_like(value, torch.inf)
+        decrement[good] = (slope[good] * factors.solve(slope[good])).sum(-1)
+        rests = mode.converged & limits.is_resting(decrement, value)
+        return replace(mode, log_joint=value, gradient=slope, decrement=decrement, converged=rests)
 
     def _again(self, rows: "PredictorRows", row: int, u: Tensor) -> Precision:
         with torch.enable_grad():  # whoever asks for draws may have switched it off
@@ -159,13 +164,23 @@ class StructuredProblem:
         return mode
 
     def _climb(self, u: Tensor, theta: Tensor, limits: newton.Limits, *, shifted: bool = True) -> newton.Mode:
-        """Newton from one start ``(D,)``; the curvature of a point is made of what its gradient has computed."""
-        gradient = newton.gradient_of(self.value, theta)
+        """Newton from one start ``(D,)``; the curvature of a point is made of what its gradient has computed.
+
+        Where the prior is quadratic it is expanded about the start, as far as that goes.
+        """
 
         def elements_at(u: Tensor, _: Tensor) -> Elements:
             return tuple(own.unsqueeze(0) for own in self.elements(u[0], theta))
 
-        return self._search(gradient, elements_at, u.unsqueeze(0), limits, shifted=shifted)
+        u = u.unsqueeze(0)
+        if self.density.is_quadratic and bool(self.active.all()):
+            mode = self._search(self.density.expanded(u, theta), elements_at, u, limits, shifted=shifted)
+            if bool(mode.converged) and not torch.equal(mode.u, u):
+                mode = self._decided(mode, *self.density.gradient(mode.u, theta), limits)
+            if bool(mode.converged):
+                return mode
+            u = mode.u
+        return self._search(newton.gradient_of(self.value, theta), elements_at, u, limits, shifted=shifted)
 
     def _search(
         self,
@@ -292,10 +307,10 @@ class PredictorRows:
         return self.density.factors_of_rows(self.start, self.theta, self._read[4])
 
     def _slopes(self, rows: Tensor, u: Tensor) -> list[Slopes]:
-        away, joint, found = u - self.start[rows], self.density.joint, []
+        away, joint, found, run = u - self.start[rows], self.density.joint, [], self.density.fixed_run
         for part, eta in zip(self.density.parts, self._read[3], strict=True):
             here = (eta[rows] + part.rows.product(away)).to(joint.dtype)
-            if (run := self.density.fixed_run) is not None:
+            if run is not None:
                 found.append(part.derivatives(run, here))
             else:
                 found.append(slope_and_curvature(partial(self._log_likelihood, part, rows), part.slot.layout, here))
@@ -313,13 +328,8 @@ class PredictorRows:
     def gradient(self, u: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The log joint and its gradient at points ``(r, D)`` of some rows, detached."""
         value, slope, away = self._read[0][rows], self._read[1][rows], u.detach() - self.start[rows]
-        seen = torch.cat([away, away @ self.density.B.mT], -1)  # factors see sums too
-        of_factors = torch.zeros_like(seen)
-        for family, own in zip(self.density.families, self._factors, strict=True):
-            here = own if len(rows) == len(own) else own[rows]
-            product = (here @ seen[:, family.index].unsqueeze(-1)).flatten(1)
-            of_factors.index_add_(1, family.index.flatten(), product)
-        moved = self._read[2][rows] * away + self.density.back(of_factors)  # the prior's precision times away
+        factors = [own if len(rows) == len(own) else own[rows] for own in self._factors]
+        moved = self._read[2][rows] * away + self.density.product(factors, away)  # the prior's precision times away
         value, slope = value + ((slope - 0.5 * moved) * away).sum(-1), slope - moved
         likelihoods = self._last.found(u.clone(), torch.equal, partial(self._slopes, rows))
         for part, (found, by_eta, _) in zip(self.density.parts, likelihoods, strict=True):

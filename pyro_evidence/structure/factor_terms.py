@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import batched
-from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullback
+from pyro_evidence.numerics.derivatives import Forward, generic_directions, pullbacks
 from pyro_evidence.numerics.recorded import Picked, Replay, StandIns, Unrecordable, replay
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.dependencies import NARROW, Follow, Groups, Lost
@@ -164,7 +164,7 @@ def terms_of_sums(
     with torch.enable_grad():  # the sums are straight in the coordinates, or :func:`_is_right` refuses them
         leaf, z = u.detach().clone().requires_grad_(), u.new_zeros(num).requires_grad_()
         sums = made(leaf, theta.detach(), z)[-num:][used]
-        by_u, by_z = (torch.stack([pullback(s, x) for s in sums]) for x in (leaf, z))
+        by_u, by_z = map(torch.stack, zip(*(pullbacks(s, (leaf, z)) for s in sums), strict=True))
     inner = torch.eye(len(sums)).to(by_z) - by_z[:, used]
     B = torch.linalg.solve(inner, by_u)
     c = torch.linalg.solve(inner, sums.detach() - by_u @ u.detach())

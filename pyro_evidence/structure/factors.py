@@ -243,7 +243,9 @@ def _affordable(density: Structured) -> bool:
     """Whether few second derivatives give all factors, and they fit into memory."""
     size, device = density.pattern.size, density.joint.device
     numbers = sum(index.numel() * index.shape[-1] for index in density.pattern.index)
-    few = len(density.second_of(density.differentiated).pairs) <= min(MANY_PAIRS, size)
+    second, most = density.second_of(density.differentiated), min(MANY_PAIRS, size)
+    widths = [index.shape[-1] for index in second.index]  # pairs of colours meet in each factor
+    few = all(k * (k + 1) <= 2 * most for k in widths) and len(second.pairs) <= most
     return few and has_room(COPIES * FLOAT * numbers, device)
 
 

@@ -189,7 +189,7 @@ class GaussianLatent(LinearDensity):
 
         return Reading(parts, tuple(blocks), loc, K, LatentPredictor(mean, covariance, log_likelihood, root, formula))
 
-    def _log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
+    def log_prior(self, u: Tensor, theta: Tensor) -> Tensor:
         reading = self.reading(theta[0] if theta.dim() == 2 else theta)
         squares = torch.stack([b.whitened(u[:, b.where]).square().sum(-1) for b in reading.blocks]).sum(0)
         return -0.5 * (squares + reading.log_det + u.shape[-1] * LOG_TAU)

@@ -54,3 +54,9 @@ def test_what_is_not_positive_definite_over_its_sums_is_refused() -> None:
     pattern, elements, B = case(False)
     with pytest.raises(NotPositiveDefinite, match="posterior precision A over its sums"):
         LowRankPlan(pattern, B).factorise((*elements[:-1], elements[-1] - 1e6 * torch.eye(2).double()), str)
+
+
+def test_a_factor_that_begins_with_a_sum_touches_no_coordinate_but_its_own() -> None:
+    index = torch.tensor([[7, 4, 5], [6, 7, 2]])
+    ((own, _),) = LowRankPlan(Pattern(8, (index,)), torch.ones(2, 6).double())._own
+    assert [set(row) for row in own.tolist()] == [{4, 5}, {2}]

@@ -212,6 +212,13 @@ def test_fields_of_given_sums_and_linear_predictors_are_not_differentiated(
         A, precision = problem.structure.density.precision(found.u, own)[0], found.found[0]
         assert float(precision.log_det) == pytest.approx(float(torch.logdet(A)), abs=1e-8)
         assert torch.allclose(precision.variance[0], torch.linalg.inv(A).diagonal(), atol=1e-9)
+    expanded = density.expanded(u[:1], theta[0])(u[1:], torch.zeros(1, dtype=torch.long))
+    for mine, own in zip(expanded, problem.structure.density.gradient(u[1:], theta[0]), strict=True):
+        torch.testing.assert_close(mine, own, rtol=1e-10, atol=1e-10)
+    runs, trace_at = list[Any](), LogJoint.trace_at
+    monkeypatch.setattr(LogJoint, "trace_at", lambda *args: runs.append(args) or trace_at(*args))
+    slope(laplace_state(problem, theta[0] + 0.1, modes[0].u[0]))
+    assert len(runs) <= 4  # all that does not depend on the latents, the prior at the start, at the end, and its slope
 
 
 def test_coordinates_that_all_factors_see_are_not_laid_out_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def squares(coefficients: Tensor, precision: Tensor) -> Tensor:
     :param precision: ``(..., F)``.
     """
     c = coefficients.double()
-    return precision.double()[..., None, None] * c.unsqueeze(-1) * c.unsqueeze(-2)
+    return (precision.double().unsqueeze(-1) * c).unsqueeze(-1) * c.unsqueeze(-2)
 
 
 def log_det(elements: Tensor, structure: Structure) -> Tensor:

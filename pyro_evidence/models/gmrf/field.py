@@ -172,6 +172,16 @@ class GaussianField(OfArguments):
         """The precision of each factor among the values that it takes, ``(..., F, k, k)`` float64."""
         return squares(self._coefficients, self._precision)
 
+    def elements_of(self, design: Tensor | None, times: Any) -> Tensor:
+        """Those of all fields of a batch, multiplied, ``(F, k, k)``, among coordinates of which the values are made.
+
+        :param design: the values of each factor in its coordinates, ``(F, v, k)``; None: these themselves.
+        """
+        coefficients = self._coefficients.flatten(0, -2)
+        if design is not None:
+            coefficients = (coefficients.unsqueeze(-1) * design).sum(-2)
+        return squares(coefficients, self._precision.flatten() * times)
+
     @property
     def log_det(self) -> Tensor:
         """Log determinant of the precision on the values that may vary, of the batch's shape."""
