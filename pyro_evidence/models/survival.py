@@ -46,6 +46,19 @@ class LogLogistic(OfArguments):
         self.scale, self.concentration = broadcast_all(scale, concentration)
         super().__init__(self.scale.shape, validate_args=validate_args)
 
+    @property
+    def mean(self) -> Tensor:
+        """Infinite for a concentration of one or less."""
+        angle = math.pi / self.concentration
+        return torch.where(self.concentration > 1.0, self.scale * angle / angle.sin(), math.inf)
+
+    @property
+    def variance(self) -> Tensor:
+        """Infinite for a concentration of two or less."""
+        angle = math.pi / self.concentration
+        second = self.scale.square() * 2.0 * angle / (2.0 * angle).sin()
+        return torch.where(self.concentration > 2.0, second - self.mean.square(), math.inf)
+
     def _log_odds(self, value: Tensor) -> Tensor:
         return self.concentration * (value.log() - self.scale.log())
 
@@ -381,6 +394,18 @@ class CoxPartialLikelihood(OfArguments):
             )
         self.log_ratio, self.event, self.efron, self.entry = log_ratio, event.bool(), efron, entry
         super().__init__(log_ratio.shape[:-1], log_ratio.shape[-1:], validate_args=validate_args)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        """There are no times to draw, nor have they a mean.
+
+        :raises UnsupportedModel: always.
+        """
+        raise UnsupportedModel(
+            "a partial likelihood is of the order of events, and predicts no times; expected kind='link', the log of a "
+            "row's ratio of hazards, or a likelihood of times, such as PiecewiseExponential."
+        )
+
+    mean = variance = property(sample)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log partial likelihood, nats, of times ``(N,)``."""

@@ -402,7 +402,7 @@ def prediction(
         for name in (n for n in joint.observed if n in nodes):
             fn, value = nodes[name]["fn"], nodes[name]["value"]
             classes[name] = isinstance(_base(fn), Bernoulli | Categorical | OneHotCategorical)
-            mean, variance = likelihood_moments(fn, value)
+            mean, variance = likelihood_moments(fn, value, required=not kept)  # quantiles want none
             found |= {f"{name}/mean": mean, f"{name}/variance": variance}
             found |= {f"{name}/value": mean if classes[name] else value} if kept else {}
         return found
@@ -500,9 +500,10 @@ def _base(fn: Any) -> Any:
     return _base(base.base_dist) if type(base).__name__ == "MaskedDistribution" else base
 
 
-def likelihood_moments(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+def likelihood_moments(fn: Any, value: Tensor, required: bool = True) -> tuple[Tensor, Tensor]:
     """Mean and variance of an observed site given all else; for a categorical one its probabilities, ``(N, C)``.
 
+    :param required: where they are not known ``value`` stands for both else.
     :raises UnsupportedModel: where they are not known.
     """
     base = _base(fn)
@@ -513,8 +514,10 @@ def likelihood_moments(fn: Any, value: Tensor) -> tuple[Tensor, Tensor]:
         else:
             mean, variance = fn.mean.expand(value.shape), fn.variance.expand(value.shape)
     except NotImplementedError as error:
+        if not required:
+            return value.double(), value.double()
         raise UnsupportedModel(
             f"{type(base).__name__} has no mean or variance in closed form; expected a likelihood that has. Use "
-            "Predictive(posterior.model, guide=posterior.guide, num_samples=1000)."
+            "Predictive(posterior.model, guide=posterior.guide, num_samples=1000), or ask for quantiles=[0.05, 0.5]."
         ) from error
     return mean.double(), variance.double()

@@ -372,6 +372,8 @@ class NewLevels(Messenger):
             common = tuple(slice(0, min(a, b)) for a, b in zip(fitted, new.shape, strict=True))
             new[common] = value.reshape(fitted)[common]
             msg["value"] = new
+        elif wanted == fitted:  # Predictive's, which puts dims of plates in front of what stands outside of them
+            msg["value"] = value.reshape(fitted)
 
     def _drawn(self, name: str, fn: Any) -> Tensor:
         base, white = innermost(fn), self.noise.get(name)

@@ -11,7 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import MCMC, NUTS
+from pyro.infer import MCMC, NUTS, Predictive
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -570,6 +570,28 @@ def test_words_of_a_family_may_stand_apart() -> None:
 def test_a_class_that_is_named_is_the_one_that_counts(frame: Any) -> None:
     _, (*_, y) = mixed("kind['b'] ~ x", frame, family="bernoulli")
     np.testing.assert_array_equal(y.numpy(), frame.kind == "b")
+
+
+def test_rows_without_numbers_of_trials_are_of_one(frame: Any) -> None:
+    chances = []
+    for response, both in (("prop(hits, tries)", ["tries"]), ("cbind(hits, tries - hits)", ["hits", "tries"])):
+        model, data = mixed(f"{response} ~ x + (1 | g)", frame, family="binomial")
+        posterior = LaplaceEvidence(model, stop=Stop(progress=False)).run(*data)
+        chances.append(posterior.predict(frame[["x", "g"]]))
+        whole = posterior.predict(frame[["x", "g", *both]])
+        torch.testing.assert_close(whole, chances[-1] * torch.tensor(frame.tries.to_numpy()))
+    torch.testing.assert_close(*chances)
+    with pytest.raises(BadInput, match="no column 'tries'"):
+        posterior.predict(frame[["x", "g", "hits"]])
+
+
+def test_predictive_draws_where_coefficients_stand_outside_of_plates(frame: Any) -> None:
+    """Predictive gives them a dim for the plate of the groups."""
+    model, data = mixed("y ~ x + (1 | g)", frame, priors="weak")
+    posterior = LaplaceEvidence(model, stop=Stop(progress=False)).run(*data)
+    draws = Predictive(posterior.model, guide=posterior.guide, num_samples=60)(*data[:-1])
+    away = draws["y"].mean(0) - posterior.predict(frame)
+    assert draws["y"].shape == (60, len(frame)) and float(away.abs().max()) < 4.5 * 0.8 / 60**0.5
 
 
 def test_what_is_no_frame_is_refused(frame: Any) -> None:

@@ -11,6 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence
@@ -107,6 +108,15 @@ def test_draws_survive_as_often_as_said(kind: str) -> None:
     for t in (0.4, 1.5):
         share = (draws > t).double().mean(0)
         torch.testing.assert_close(share, log_survival(fn, torch.full((3,), t).double()).exp(), rtol=0.0, atol=0.012)
+
+
+def test_moments_of_the_log_logistic() -> None:  # oracle: SciPy's, and no end of either below 2 and 1
+    made = LogLogistic(torch.tensor([0.7, 2.0, 3.0, 1.0]).double(), torch.tensor([2.5, 6.0, 1.5, 0.9]).double())
+    for moment, of in ((made.mean, stats.fisk.mean), (made.variance, stats.fisk.var)):
+        expected = [of(c, scale=s) for s, c in zip(made.scale.tolist(), made.concentration.tolist(), strict=True)]
+        np.testing.assert_allclose(moment.numpy()[:2], expected[:2], rtol=1e-12)
+    assert made.mean.isfinite().tolist() == [True, True, True, False]
+    assert made.variance.isfinite().tolist() == [True, True, False, False]
 
 
 def test_every_kind_of_censoring() -> None:
@@ -262,6 +272,13 @@ def test_a_weibull_with_frailty_is_fitted() -> None:
 def test_messages(make: Callable[[], object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         make()
+
+
+def test_what_has_no_times_predicts_none() -> None:
+    with pytest.raises(UnsupportedModel, match="predicts no times"):
+        CoxPartialLikelihood(torch.zeros(3), None).sample()
+    with pytest.raises(UnsupportedModel, match="predicts no times"):
+        _ = CoxPartialLikelihood(torch.zeros(3), None).mean
 
 
 def test_a_distribution_without_survival_is_named() -> None:

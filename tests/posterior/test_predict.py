@@ -12,6 +12,7 @@ from pyro_evidence import REVM, RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence
 from pyro_evidence.models.gp import gp_regression
 from pyro_evidence.models.kernels import RBF
 from pyro_evidence.models.mixture import gaussian_mixture
+from pyro_evidence.models.survival import Gompertz
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.predict import completed
 
@@ -175,6 +176,19 @@ def test_missing_targets_are_none() -> None:
     assert completed(linear, (X_NEW,), {}) == ((X_NEW,), {"t": None})
     assert completed(logistic, (X_NEW,), {}) == ((X_NEW,), {})
     assert completed(print, (1,), {"a": 2}) == ((1,), {"a": 2})
+
+
+def test_quantiles_want_no_moments() -> None:  # oracle: survival exp(1 - e^t) where all is known
+    def model(y: Tensor | None = None) -> None:
+        rate = pyro.sample("rate", dist.LogNormal(0.0, 1e-6))
+        pyro.sample("y", Gompertz(rate, 1.0).expand([2000]).to_event(1), obs=y)
+
+    posterior = LaplaceEvidence(model).run(torch.full((2000,), 0.5))
+    found = posterior.predict(quantiles=[0.25, 0.5, 0.75]).mean(-1)
+    levels = torch.tensor([0.25, 0.5, 0.75])
+    torch.testing.assert_close(1.0 - (1.0 - found.exp()).exp(), levels.to(found), atol=0.02, rtol=0.0)
+    with pytest.raises(UnsupportedModel, match="ask for quantiles"):
+        posterior.predict()
 
 
 def test_a_single_number_has_predictive_quantiles() -> None:

@@ -293,22 +293,32 @@ class FrameDesign:
         return Response(values)
 
     def trials_in(self, frame: Frame) -> Tensor | None:
-        """The numbers of trials of each row; None where there are none, or the frame has not their columns."""
-        words = Formula(self.formula.response, "", ()).words
-        needed = [c for c in self.frame.columns if c in words]
-        if self.kind != "trials" or not all(c in getattr(frame, "columns", ()) for c in needed):
+        """The number of trials of each row, one where the frame has not their columns; None of other responses."""
+        if self.kind != "trials":
             return None
-        return self._trials(columns_of(frame, needed, needed)).given["trials"]
+        are_summed, parts = self._of_trials()
+        parts = parts if are_summed else parts[1:]
+        words = set[str]().union(*(Formula(part, "", ()).words for part in parts))
+        needed = [c for c in self.frame.columns if c in words]
+        if needed and not any(c in getattr(frame, "columns", ()) for c in needed):
+            return torch.ones(len(frame), dtype=torch.float64)
+        frame = columns_of(frame, needed, needed)
+        return torch.stack([_float(self._column(part, frame)) for part in parts]).sum(0)
 
-    def _trials(self, frame: Frame) -> Response:
+    def _of_trials(self) -> tuple[bool, list[str]]:
+        """Whether the two terms of a response are successes and failures; else they are successes and trials."""
         found = re.fullmatch(r"(p|prop|proportion|cbind)\((.*),(.*)\)", self.formula.response)
         if not found:
             raise BadInput(
                 f"the response of a family of trials is '{self.formula.response}'; expected prop(successes, trials) or "
                 f"cbind(successes, failures). For zeros and ones take family='bernoulli'."
             )
-        successes, other = (_float(self._column(text.strip(), frame)) for text in found.groups()[1:])
-        trials = successes + other if found.group(1) == "cbind" else other
+        return found.group(1) == "cbind", [text.strip() for text in found.groups()[1:]]
+
+    def _trials(self, frame: Frame) -> Response:
+        are_summed, parts = self._of_trials()
+        successes, other = (_float(self._column(part, frame)) for part in parts)
+        trials = successes + other if are_summed else other
         _require(bool(((successes >= 0) & (successes <= trials)).all()), "successes", "from 0 to the number of trials")
         return Response(successes, {"trials": trials})
 

@@ -124,8 +124,8 @@ class MixedModel:
     def arguments(self, frame: Frame | None = None, groups: bool = True) -> Arguments:
         """The program's arguments for new rows, without the response: ``posterior.predict(frame)`` takes these.
 
-        Groups that the fit has not seen get effects drawn from their distribution.  Numbers of trials are among the
-        arguments where the frame has the columns that they are made of.
+        Groups that the fit has not seen get effects drawn from their distribution.  Where the frame has
+        not the columns of the numbers of trials, each row is of one trial: its mean is the chance.
 
         :param frame: a ``pandas.DataFrame`` with the columns of the right-hand side; None for the rows of the fit.
         :param groups: False leaves their effects out; the frame needs no columns of groups then.
