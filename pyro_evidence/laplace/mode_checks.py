@@ -28,6 +28,7 @@ ONE_AND_HUNDREDTH = (1.0, 0.01)  # of a reach: a smooth slope changes by a hundr
 # Of differences: a bend as narrow as the first step is none at a tenth of it; the rounding of an ill-conditioned slope
 # is little at thirty and a thousand times the step, an eighth of a standard deviation, where a corner still shows.
 STEPS = (1.0, 0.1, 30.0, 1000.0)
+ROUNDED = 1e-3  # of a precision: where each latent alone has variances that others share by so many digits
 SQUARED = 0.1  # of a gap, left at a tenth of the step: a smooth slope leaves a hundredth, a corner all of it or more
 CUT = 1e-3  # of the change along a site, which its slope leaves out
 JUMP = 1e-3  # nats: a smaller one moves no log evidence by more
@@ -81,11 +82,21 @@ class Products:
     :ivar directions: shape ``(P, D)``.
     :ivar images: minus the Hessian times each, as it is believed to be, shape ``(P, D)``.
     :ivar unit: what one unit of each coordinate of an image is worth, shape ``(D,)``: its standard deviation.
+    :ivar precision: the Hessian as it is believed to be.
     """
 
     directions: Tensor
     images: Tensor
     unit: Tensor
+    precision: Precision
+
+    def joint_error(self, found: Tensor) -> float:
+        """Largest difference of other images ``(P, D)``, in standard deviations of all coordinates together.
+
+        As if a coordinate alone made it, whose share of such a direction falls with the root of their number.
+        """
+        gap = found - self.images
+        return float((gap * self.precision.solve(gap)).sum(-1).amax().abs() * gap.shape[-1]) ** 0.5
 
 
 def of_precision(precision: Precision, active: Tensor) -> Products:
@@ -97,7 +108,7 @@ def of_precision(precision: Precision, active: Tensor) -> Products:
     images = generic_directions(2, len(active), unit) / unit * active
     directions = torch.cat([precision.solve(image.unsqueeze(0)) for image in images])
     length = (directions * images).sum(-1, keepdim=True).sqrt()
-    return Products(directions / length, images / length, unit * length.mean())
+    return Products(directions / length, images / length, unit * length.mean(), precision)
 
 
 def curvature_error(summit: ModeNeighbourhood, products: Products, step: float) -> float:
@@ -127,6 +138,10 @@ def certify(summit: ModeNeighbourhood, products: Products, *, last: bool = True)
         error = curvature_error(summit, products, longer * step)
         if error <= TOLERANCE:
             return error
+    # Rounding of latents that are nearly functions of one another is large in each, and small in all together.
+    error = products.joint_error(-summit.differences(products.directions, step))
+    if error <= TOLERANCE:
+        return error
     if joint.dtype is not torch.float64 and _is_rounded_away(summit, products, step):
         if not last:
             return error
@@ -143,6 +158,16 @@ def certify(summit: ModeNeighbourhood, products: Products, *, last: bool = True)
             f"another, though the density is smooth, so that Laplace's approximation holds nowhere. The mode is about "
             f"to merge with another one or to split, which hyperparameters that are maximised seek, because the log "
             f"evidence grows without bound there. Give them a prior (maximise=[...] of sites), or fix them."
+        )
+    alone = generic_directions(2, len(summit.u), products.unit) * products.precision.variance[0].sqrt()
+    if float(products.precision.whiten(alone).square().sum(-1).amax()) > ROUNDED / torch.finfo(torch.float64).eps:
+        where = joint.latents.label(int((gaps[0].abs() * products.unit).amax(0).argmax()))
+        raise NotAMode(
+            f"latents determine one another to the last digits of {joint.dtype}, {where} among them, so that the "
+            f"curvature at the posterior mode is rounding; expected latents that vary on their own. Where a covariance "
+            f"is maximised and runs to correlations of 1 or -1, as of slopes that do not vary alone, leave such "
+            f"slopes out, or their correlations: (x || g) for (x | g) in a formula; or write effects as z @ A.T, z "
+            f"standard normal and A a param without constraints."
         )
     require_own_slopes(summit)
     raise _not_smooth(summit, step * products.directions[0], "at the posterior mode", WRONG)

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyro
@@ -116,16 +118,44 @@ def test_smooth_models_have_small_errors(fitted: Callable[[], LaplacePosterior])
     slope = pullback(state.problem.density.log_joint(row, state.theta).sum(), row, create_graph=True)
     directions = generic_directions(2, len(state.u), unit) * unit
     images = torch.stack([-pullback(slope, row, v.unsqueeze(0))[0] for v in directions])
-    products = mode_checks.Products(directions, images, unit)
+    products = mode_checks.Products(directions, images, unit, state.precision)
     assert mode_checks.curvature_error(state.around, products, 1e-4) < 1e-6
 
 
 def test_a_curvature_that_is_half_of_the_true_one_is_found_out() -> None:  # oracle: halved on purpose
     state = fitted_logistic().state
     products = mode_checks.of_precision(state.precision, state.problem.active)
-    halved = mode_checks.Products(products.directions, 0.5 * products.images, products.unit)
+    halved = replace(products, images=0.5 * products.images)
     error = mode_checks.curvature_error(state.around, halved, 1e-4)
     assert error == pytest.approx(0.5, abs=1e-3)
+
+
+def effects_apart(apart: float, x: Tensor, y: Tensor) -> None:
+    """Intercepts and slopes of eight groups, that are each other's opposites but for so much."""
+    group = torch.arange(len(x)) % 8
+    with pyro.plate("groups", 8):
+        tril = torch.tensor([[1.0, 0.0], [-1.0, apart]])
+        u = pyro.sample("u", dist.MultivariateNormal(torch.zeros(2), scale_tril=tril))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Poisson((1.0 + u[group, 0] + x * u[group, 1]).exp()), obs=y)
+
+
+def effects_in_one(x: Tensor, y: Tensor) -> None:
+    group = torch.arange(len(x)) % 8
+    with pyro.plate("groups", 8):
+        u = pyro.sample("u", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Poisson((1.0 + (1.0 - x) * u[group]).exp()), obs=y)
+
+
+def test_latents_that_are_nearly_functions_of_one_another_have_no_kink() -> None:
+    x = torch.linspace(-1.0, 1.0, 40)
+    y = torch.poisson((1.0 + x).exp(), generator=torch.Generator().manual_seed(0))
+    expected = float(LaplaceEvidence(effects_in_one).run(x, y).log_evidence)
+    found = LaplaceEvidence(partial(effects_apart, 1e-7)).run(x, y)
+    assert float(found.log_evidence) == pytest.approx(expected, abs=0.01)
+    with pytest.raises(NotAMode, match=r"determine one another .* site 'u'"):
+        LaplaceEvidence(partial(effects_apart, 1e-8)).run(x, y)
 
 
 def test_even_odds() -> None:  # oracle: the beta-binomial sum is uniform, 1 / 11
