@@ -203,9 +203,13 @@ def other_places(where: Standardisation, profile: Tensor, drawn: Tensor, height:
 
 
 def prior_draws(found: OuterMode) -> Tensor:
-    """:func:`all_prior_draws` but those that are farther off than any data leave a scale, as of vague priors."""
+    """:func:`all_prior_draws` but those that are farther off than any data leave a scale, as of vague priors.
+
+    On several axes those near the mode tell nothing either; on one they may see a valley before others.
+    """
     rows = all_prior_draws(found)
-    return rows[((rows - found.centre).abs() < ENDLESS).all(-1)]
+    far = found.gaussian.inverse(rows).norm(dim=-1) > (-PROBES[0] if rows.shape[-1] > 1 else 0.0)
+    return rows[far & ((rows - found.centre).abs() < ENDLESS).all(-1)]
 
 
 def all_prior_draws(found: OuterMode) -> Tensor:

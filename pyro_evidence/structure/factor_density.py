@@ -236,8 +236,8 @@ class Structured(AutogradDensity):
         return None if any(isinstance(x, Tensor) and x.requires_grad for x in others) else trace
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
-        if self.linear is not None:
-            return self.linear.log_joint(u, theta)
+        if self.linear is not None and (self.linear.gaussian or len(u) > 1):
+            return self.linear.log_joint(u, theta)  # else the prior takes a run of the model, in which the rest is too
         return self.joint.log_joint(u, theta) if len(self.B) else super().log_joint(u, theta)
 
     def gradient(self, u: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:

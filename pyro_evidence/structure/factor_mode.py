@@ -118,12 +118,13 @@ class StructuredProblem:
                 return density.laid_out(u.new_zeros(len(u), density.size), (), density.factors_of_rows(u, theta[rows]))
 
             gradient = newton.gradient_of(density, theta)
-            found = self._search(gradient, elements_at, u.detach(), limits, shifted=False)
+            found, _ = self._search(gradient, elements_at, u.detach(), limits, shifted=False)
         else:
             try:
                 rows = PredictorRows(density, u.detach(), theta)
-                mode = self._search(rows.gradient, rows.elements, u.detach(), limits, shifted=False)
-                found = self._decided(mode, *derivatives.gradient(density.joint.log_joint, mode.u, theta), limits)
+                mode, whole = self._search(rows.gradient, rows.elements, u.detach(), limits, shifted=False)
+                own = derivatives.gradient(density.joint.log_joint, mode.u, theta)
+                found = self._decided(mode, whole, *own, limits)
             except (ArithmeticError, RuntimeError, ValueError):  # of one bad row; each is searched by itself then
                 return [None] * len(u)
         modes = [found.row(i) if arrived else None for i, arrived in enumerate(found.converged.tolist())]
@@ -132,13 +133,17 @@ class StructuredProblem:
         make = [partial(self._again, rows, i, found.u[i : i + 1]) for i in range(len(u))]
         return [mode and replace(mode, make=own) for mode, own in zip(modes, make, strict=True)]
 
-    def _decided(self, mode: newton.Mode, value: Tensor, slope: Tensor, limits: newton.Limits) -> newton.Mode:
+    def _decided(
+        self, mode: newton.Mode, whole: Precision | None, value: Tensor, slope: Tensor, limits: newton.Limits
+    ) -> newton.Mode:
         """A mode that was found on expansions of the prior, which lose digits where a search went far.
 
         Whether it has arrived the model's own log joint and gradient decide.
+
+        :param whole: the precisions of all rows, where they were made together.
         """
         good = torch.tensor([not isinstance(p, NotPositiveDefinite) for p in mode.found])
-        factors = Separate(tuple(p for p in mode.found if not isinstance(p, NotPositiveDefinite)))
+        factors = whole or Separate(tuple(p for p in mode.found if not isinstance(p, NotPositiveDefinite)))
         decrement = torch.full_like(value, torch.inf)
         decrement[good] = (slope[good] * factors.solve(slope[good])).sum(-1)
         rests = mode.converged & limits.is_resting(decrement, value)
@@ -174,13 +179,13 @@ class StructuredProblem:
 
         u = u.unsqueeze(0)
         if self.density.is_quadratic and bool(self.active.all()):
-            mode = self._search(self.density.expanded(u, theta), elements_at, u, limits, shifted=shifted)
+            mode, whole = self._search(self.density.expanded(u, theta), elements_at, u, limits, shifted=shifted)
             if bool(mode.converged) and not torch.equal(mode.u, u):
-                mode = self._decided(mode, *self.density.gradient(mode.u, theta), limits)
+                mode = self._decided(mode, whole, *self.density.gradient(mode.u, theta), limits)
             if bool(mode.converged):
                 return mode
             u = mode.u
-        return self._search(newton.gradient_of(self.value, theta), elements_at, u, limits, shifted=shifted)
+        return self._search(newton.gradient_of(self.value, theta), elements_at, u, limits, shifted=shifted)[0]
 
     def _search(
         self,
@@ -190,8 +195,8 @@ class StructuredProblem:
         limits: newton.Limits,
         *,
         shifted: bool,
-    ) -> newton.Mode:
-        """Newton from rows ``(R, D)``, a factor for each.
+    ) -> tuple[newton.Mode, Precision | None]:
+        """Newton from rows ``(R, D)``, a factor for each; all of these in one where they were made together last.
 
         :param elements_at: minus the Hessians at points of some rows.
         :param shifted: whether a curvature that is not positive definite is, for a step, shifted; else its row is
@@ -246,7 +251,8 @@ class StructuredProblem:
             return moved
 
         mode = newton.search(gradient, direction, u, limits, move)
-        return replace(mode, found=tuple(found[row] for row in range(len(u))))
+        whole = last[0][2] if last and last[0][0] == list(range(len(u))) and not (~mode.definite).any() else None
+        return replace(mode, found=tuple(found[row] for row in range(len(u)))), whole
 
     def _shifted(self, elements: Elements, error: NotPositiveDefinite) -> Precision:
         """A factor for one step, with as much on the diagonal as that takes, and ten times more."""
