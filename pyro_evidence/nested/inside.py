@@ -27,7 +27,7 @@ from pyro_evidence.laplace.approximation import LaplaceState, Problem, log_prior
 from pyro_evidence.laplace.tour import FEWEST, HEAVY, LITTLE, PRICE, NormalMixture
 from pyro_evidence.nested.integration import Integral
 from pyro_evidence.numerics import importance
-from pyro_evidence.numerics.batched import HELD_NUMBERS
+from pyro_evidence.numerics.batched import BATCH_BYTES, HELD_NUMBERS
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import FLOAT, Diagonal, Precision, Separate
@@ -40,6 +40,7 @@ PRECISE = 0.015  # nats that are left by either error: three of them are a twent
 NODES, NODES_OF_WIDE = 5, 9  # on each axis of a block; beyond three axes, where fewer have but one set of directions
 FEWER = 2  # nodes, whose number is compared; and as many more are next where that differs by more than PRECISE
 LEAST = 1e-4  # nats: less is rounding, or no matter
+PARTS = 16  # in which as many draws are evaluated as others are together: in the same time, in less memory
 LOST = 0.01  # of the draws, at which a block may have no mode
 ROUNDS = 4  # of sizes along a ray, each in the light of the one before
 COMPARED = 8  # every eighth draw tells what fewer nodes would say
@@ -192,8 +193,10 @@ def _by_draws(
     theta, beside = places.theta[index], log_proposal + places.laplace[index]
     if marginal is None:
         rows, by_node = torch.cat([theta, problem.active.expand(num, -1).to(theta)], -1), index.argsort()
+        size, coarse = max(1, BATCH_BYTES // (PARTS * (problem.joint.row_bytes or 1))), 0.0
+        parts = zip(u[by_node].split(size), rows[by_node].split(size), strict=True)
         with torch.no_grad():  # one node after the other: what hangs on its hyperparameters alone is made once
-            log_weights, coarse = problem.density_by_rows.log_joint(u[by_node], rows[by_node]), 0.0
+            log_weights = torch.cat([problem.density_by_rows.log_joint(*part) for part in parts])
         log_weights = log_weights[by_node.argsort()] - beside
     else:
         log_weights, every = marginal.integrated(theta, u) - beside, slice(None, None, COMPARED)

@@ -20,6 +20,7 @@ from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior.nested import NestedPosterior
 from pyro_evidence.precision.dense import Diagonal, precision_tril
+from pyro_evidence.structure.groups import Pruned
 from tests.models_for_tests.sampled_scales import SCHOOLS, generated, schools_centred
 
 SCALES = 0.05 * (torch.arange(240, dtype=torch.float64) + 0.5)  # middles of cells: a half-normal density ends at zero
@@ -313,6 +314,16 @@ def test_coordinates_may_be_more_than_quasi_random_numbers_have(monkeypatch: pyt
     by_margins = inside_correction(again(walk)._inside_places)
     assert by_sobol is not None and by_margins is not None
     assert by_margins.gain == pytest.approx(by_sobol.gain, abs=4.0 * (by_sobol.error + by_margins.error))
+
+
+def test_draws_are_evaluated_a_part_of_them_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    places, sizes, log_joint = again(walk)._inside_places, list[int](), Pruned.log_joint
+    whole, row_bytes = inside_correction(places), places.problem.joint.row_bytes
+    assert whole is not None and row_bytes is not None
+    monkeypatch.setattr(Pruned, "log_joint", lambda *args: sizes.append(len(args[1])) or log_joint(*args))
+    monkeypatch.setattr(inside, "BATCH_BYTES", 10 * inside.PARTS * row_bytes)
+    parts = inside_correction(places)
+    assert parts is not None and parts.gain == pytest.approx(whole.gain, abs=1e-9) and max(sizes) == 10
 
 
 def test_a_density_that_is_zero_at_all_draws_leaves_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
