@@ -500,11 +500,16 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return math.log(float(near.double().mean()))
 
     @cached_property
-    def _left_out(self) -> InsideCorrection | None:
+    def _by_inside_draws(self) -> InsideCorrection | None:
         """Error of Laplace inside the log evidence; None where it costs too much, or data were not kept."""
         places = self._inside_places
         with own_random_numbers():
             return None if places is None else inside_correction(places)
+
+    @cached_property
+    def _left_out(self) -> InsideCorrection | None:
+        """That error, by whatever tells it."""
+        return self._by_inside_draws
 
     @property
     def _inside_places(self) -> LaplaceNodes | None:

@@ -108,15 +108,14 @@ class NestedPosterior(LaplacePosterior):
             here, there = problem.density.precision(torch.stack([state.u, state.u + away]), state.theta).detach()
             if float((there - here).abs().max()) <= relative_rounding(problem.joint.dtype) * float(here.abs().max()):
                 return self.integral.phi.new_zeros(d)  # Laplace's approximation is exact
-        left_out = self._left_out
-        if left_out is not None and left_out.is_trusted and bool(left_out.slope.any()):
-            return left_out.slope
+        found = self._by_inside_draws
+        if found is not None and found.is_trusted and bool(found.slope.any()):
+            return found.slope
         with own_random_numbers(), without_validation(), torch.enable_grad(), suppress(ArithmeticError, RuntimeError):
-            found = slope_of_error(self._inside) if self._joint.has_data else None
-            if found is not None:
-                return self.integral.chart.basis.mT @ found[self.integral.outer_mode.marginalised].double()
-        known = left_out is not None and not left_out.is_doubtful
-        return self.integral.phi.new_zeros(d) if known else None
+            slope = slope_of_error(self._inside) if self._joint.has_data else None
+            if slope is not None:
+                return self.integral.chart.basis.mT @ slope[self.integral.outer_mode.marginalised].double()
+        return None
 
     @cached_property
     def _tilted(self) -> Integral:
@@ -172,6 +171,8 @@ class NestedPosterior(LaplacePosterior):
     def _judged(self) -> tuple[Tensor, Tensor]:
         """Slopes are without what Laplace leaves out inside; nan where it is not known, and may be notable."""
         slope, basis, judged = self._slope_left_out, self.integral.chart.basis, self.state.problem.active
+        if slope is None and self._left_out is not None and not self._left_out.is_doubtful:
+            slope = torch.zeros_like(basis[0])
         if slope is None:
             off = float(self.log_evidence_error) * float(self.integral.moments[1].max())
             slope = basis[0] * (0.0 if off < LITTLE else math.nan)
@@ -297,7 +298,7 @@ class NestedPosterior(LaplacePosterior):
     @cached_property
     def _left_out(self) -> InsideCorrection | None:
         """Of few latents, where weights at the nodes say nothing, by importance sampling of all latents together."""
-        found, size = super()._left_out, len(self.state.u)
+        found, size = self._by_inside_draws, len(self.state.u)
         if found is None or not found.is_doubtful or size > MOST_COORDINATES or self._mirrors:
             return found
         with own_random_numbers(), without_validation(), suppress(ArithmeticError, BadInput):

@@ -83,7 +83,8 @@ def kept(model: object) -> NestedPosterior:
 def again(model: object) -> NestedPosterior:
     """A fit that was made before, of which nothing is known that Laplace leaves out inside."""
     found = copy.copy(kept(model))
-    vars(found).pop("_left_out", None)
+    for name in ("_left_out", "_by_inside_draws"):
+        vars(found).pop(name, None)
     return found
 
 
