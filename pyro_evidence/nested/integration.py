@@ -59,6 +59,7 @@ BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond th
 NUM_DRAWS = (600, 2400, 2400, 9600)
 FEW_HESSIANS = 16_384  # of a thousand draws of four steps each to inner modes: where these cost little all are searched
 MOST_KNOWN = 128  # nodes from which draws follow
+FEW_DRAWS = 256  # that tell how many do not follow
 CLOSE = 0.1  # standard deviations of all coordinates together that a draw may be off where it follows from nodes
 NEAR = 5.0  # unconstrained units that a mode is followed to first order
 
@@ -258,6 +259,14 @@ class Integral:
             return found if bool(found.apart.isfinite().all()) else None
         except LinAlgError:  # nodes too near one another
             return None
+
+    @cached_property
+    def searched(self) -> float:
+        """Share of draws whose inner modes are searched, by a few of them."""
+        if self.known is None:
+            return 1.0
+        z = self.density.unwhiten(rules.quasi_normal(FEW_DRAWS, self.chart.num_dims).to(self.chart.centre))
+        return float((self.known.curve.errors(z, self.known.apart)[0] > CLOSE).double().mean())
 
     @cached_property
     def modes(self) -> Trend:

@@ -342,7 +342,7 @@ class NestedPosterior(LaplacePosterior):
         inside = self._inside.problem
         if len(self.state.u) > MOST_COORDINATES or not is_batched(inside):
             return self.proposal
-        if self._tilted.known is None and not is_affordable(inside, FEW_HESSIANS):
+        if not is_affordable(inside, int(FEW_HESSIANS * self._tilted.searched)):
             return self.proposal
 
         def log_weights(u: Tensor, log_density: Tensor) -> Tensor:

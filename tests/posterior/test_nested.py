@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, LaplaceKernel, LaplacePosterior, Stop, compare_evidence, importance_sampling
 from pyro_evidence.errors import BadInput, ImproperPosterior, NotConverged
+from pyro_evidence.models.formula import mixed
 from pyro_evidence.nested import integration, joint_posterior
 from pyro_evidence.plots.posterior import marginal
 from pyro_evidence.posterior import nested
@@ -410,8 +413,9 @@ def test_importance_weights_are_those_of_draws_that_follow(monkeypatch: pytest.M
 
 
 def test_marginals_of_draws_that_follow_are_those_of_searched_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nested, "is_affordable", lambda *_: False)
+    monkeypatch.setattr(nested, "is_affordable", lambda _, num: num < nested.FEW_HESSIANS // 8)
     posterior = followed_clinics(monkeypatch)
+    assert posterior.integral.searched < 0.05
     exact = copy.copy(posterior)
     points = posterior._calibrated.points
     vars(exact.integral)["known"] = vars(exact._tilted)["known"] = None
@@ -420,6 +424,19 @@ def test_marginals_of_draws_that_follow_are_those_of_searched_ones(monkeypatch: 
     assert len(points) == nested.CALIBRATED
     torch.testing.assert_close(points.std(0), searched.std(0), rtol=0.01, atol=0.0)
     assert float(((points - searched).mean(0) / searched.std(0)).abs().max()) < 0.01
+
+
+def test_marginals_are_not_asked_of_draws_that_are_searched_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In four dimensions the nodes of a central composite design are too far apart for draws to follow from them."""
+    monkeypatch.setattr(nested, "is_affordable", lambda _, num: num < nested.FEW_HESSIANS // 8)
+    monkeypatch.setattr(integration, "FEW_HESSIANS", 10**12)
+    random = np.random.default_rng(5)
+    frame = pd.DataFrame(random.uniform(size=(80, 2)), columns=["x", "z"])
+    frame["y"] = random.normal(size=80)
+    model, data = mixed("y ~ t2(x, z)", frame, priors="weak")
+    posterior = LaplaceEvidence(model, stop=QUIET).run(*data)
+    assert isinstance(posterior, NestedPosterior) and posterior.integral.searched > 0.5
+    assert not len(posterior._calibrated.points)
 
 
 @dataclass(frozen=True)
