@@ -192,8 +192,10 @@ def graph_of(pattern: Pattern) -> Graph:
     """The coordinates and the pairs that occur in one factor."""
     size, device = pattern.size, pattern.device
     several = (index for index in pattern.index if index.shape[-1] > 1)
-    keys = [_pairs(index[first_of_each(row_numbers(index, size))], size) for index in several]
+    rows = [index[first_of_each(row_numbers(index, size))] for index in several]
+    keys = [torch.unique(own.unsqueeze(-1) * size + own.unsqueeze(-2)) for own in rows]  # of pairs both ways
     key = torch.cat([torch.empty(0, dtype=torch.long, device=device), *keys])
+    key = key[key // size != key % size]
     one_each = torch.ones(size, dtype=torch.long, device=device)
     return Graph(torch.arange(size, device=device), one_each, _edges(torch.unique(key), size))
 
@@ -214,14 +216,6 @@ def first_of_each(number: Tensor) -> Tensor:
     count = int(number.max()) + 1 if len(number) else 0
     places = torch.arange(len(number), device=number.device)
     return torch.full((count,), len(number), device=number.device).scatter_reduce_(0, number, places, "amin")
-
-
-def _pairs(rows: Tensor, size: int) -> Tensor:
-    """Keys of the pairs of different coordinates in each row, both ways."""
-    width = rows.shape[-1]
-    keys = [rows[:, a] * size + rows[:, b] for a in range(width) for b in range(width) if a != b]
-    key = torch.unique(torch.cat(keys)) if width > 2 else torch.cat(keys)
-    return key[key // size != key % size]
 
 
 def _edges(key: Tensor, size: int) -> Tensor:

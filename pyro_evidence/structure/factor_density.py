@@ -368,18 +368,20 @@ class Structured(AutogradDensity):
         :param solve: from ``(D,)`` to the solution with ``A``.
         """
         by_u, by_theta, of_linear = self.log_det_slopes(adjoint, u, theta)
-        if of_linear is not None:
-            partial, mixed = of_linear
-            return partial - 0.5 * by_theta - mixed(solve(0.5 * by_u)), partial
-        u, theta = (x.detach().clone().requires_grad_() for x in (u, theta))
-        log_joint = self.log_joint(u.unsqueeze(0), theta).sum()
-        partial = derivatives.pullback(log_joint, theta)
-        slope = derivatives.pullback(log_joint, u, create_graph=True)
-        return partial - 0.5 * by_theta - derivatives.pullback(slope, theta, solve(0.5 * by_u)), partial
+        theta = self._leaf(theta)
+        if of_linear is None:
+            u = u.detach().clone().requires_grad_()
+            log_joint = self.log_joint(u.unsqueeze(0), theta).sum()
+            of_linear = derivatives.pullback(log_joint, theta), derivatives.pullback(log_joint, u, create_graph=True)
+        partial, rise = of_linear
+        return partial - 0.5 * by_theta - derivatives.pullback(rise, theta, solve(0.5 * by_u)), partial
+
+    def _leaf(self, theta: Tensor) -> Tensor:
+        return theta.detach().clone().requires_grad_() if self.linear is None else self.linear.leaf(theta)
 
     def log_det_slopes(
         self, adjoint: Elements, u: Tensor, theta: Tensor
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Solve] | None]:
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Derivatives of ``log |A|`` in ``u`` ``(D,)`` and ``theta`` ``(T,)``; last what linear predictors know beside.
 
         :param adjoint: ``d log |A| / d elements`` at ``u``.
@@ -390,7 +392,7 @@ class Structured(AutogradDensity):
             for family in (*self.families, *self.wide)
         ]
         u = u.detach().clone().requires_grad_()
-        theta = theta.detach().clone().requires_grad_() if self.linear is None else self.linear.leaf(theta)
+        theta = self._leaf(theta)
         by_u, by_theta = torch.zeros_like(u), torch.zeros_like(theta)
         if self.wide:
             with torch.enable_grad():
@@ -414,8 +416,8 @@ class Structured(AutogradDensity):
         if self.linear is None:
             return by_u, by_theta, None
         joined = adjoint[1 : 1 + len(self.parts)]
-        more_by_u, more_by_theta, partial, mixed = self.linear.slopes(diagonal[: len(u)], joined, u, theta)
-        return by_u + more_by_u, by_theta + more_by_theta, (partial, mixed)
+        more_by_u, more_by_theta, partial, rise = self.linear.slopes(diagonal[: len(u)], joined, u, theta)
+        return by_u + more_by_u, by_theta + more_by_theta, (partial, rise)
 
     def back(self, seen: Tensor) -> Tensor:
         """Derivatives in the coordinates from those in what factors see, rows too."""

@@ -1,6 +1,6 @@
 """Data that linear predictors join to sparse coordinates: value, slope and curvature from one evaluation each."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -115,11 +115,11 @@ class SparsePredictors(LinearPredictors):
 
     def slopes(
         self, diagonal: Tensor, adjoint: Sequence[Tensor], u: Tensor, theta: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Derivatives of ``log |A|`` in ``u`` and ``theta`` through predictors and Gaussian priors, and more.
 
-        Third are the derivatives of the log joint at fixed latents, ``(T,)``; last is what gives those of the product
-        of its gradient in ``u`` with a vector ``(D,)``.
+        Third are the derivatives of the log joint at fixed latents, ``(T,)``; last is its gradient in ``u`` ``(D,)``,
+        with a graph to the :meth:`leaf` of ``theta``.
 
         :param diagonal: of the inverse of ``A``, ``(D,)``.
         :param adjoint: the inverse of ``A`` on the parts' patterns.
@@ -128,29 +128,18 @@ class SparsePredictors(LinearPredictors):
         with torch.enable_grad():
             theta = self.leaf(theta)
             read = self.parts(theta)
-            value, sloped, spread = torch.as_tensor(read.rest).double(), [], u.new_zeros(())
+            value, spread = torch.as_tensor(read.rest).double(), u.new_zeros(())
             for part, offset, weights in zip(self.linear, read.offsets, adjoint, strict=True):
                 eta = part.eta(u.unsqueeze(0), offset).to(self.joint.dtype)
-                found, slope, B = curvature_graph(part.slot.log_likelihood(read.trace), part.slot.layout, eta)
+                found, _, B = curvature_graph(part.slot.log_likelihood(read.trace), part.slot.layout, eta)
                 value = value + found.sum().double()
                 spread = spread + (part.rows.sandwiched(weights) * B[0].double()).sum()
-                sloped.append(slope)
             if read.normal is not None:
                 spread, value = spread + diagonal @ read.normal.precision, value + read.normal.log_prob(u)
             else:
-                prior = predictors.log_prior_rows(self.joint, u.unsqueeze(0), theta)[0]
-                value, sloped_prior = value + prior, derivatives.pullback(prior, u, create_graph=True)
-
-        def mixed(moved: Tensor) -> Tensor:
-            with torch.enable_grad():
-                total = u.new_zeros(())
-                for part, slope in zip(self.linear, sloped, strict=True):
-                    total = total + (part.rows.product(moved.unsqueeze(0)) * slope.double()).sum()
-                if read.normal is not None:
-                    return derivatives.pullback(total + read.normal.slope(u.detach()) @ moved, theta)
-                return derivatives.pullback(total + sloped_prior @ moved, theta)
-
+                value = value + predictors.log_prior_rows(self.joint, u.unsqueeze(0), theta)[0]
+            rise = derivatives.pullback(value, u, create_graph=True)
         by_u, by_theta, partial = (
             derivatives.pullback(x, y) for x, y in ((spread, u), (spread, theta), (value, theta))
         )
-        return by_u, by_theta, partial, mixed
+        return by_u, by_theta, partial, rise

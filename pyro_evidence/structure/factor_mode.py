@@ -16,6 +16,7 @@ from pyro_evidence.numerics.line_search import no_callback
 from pyro_evidence.numerics.linear_predictor import CLOSE, slope_and_curvature
 from pyro_evidence.precision.dense import Elements, Precision, Separate
 from pyro_evidence.program.sites import log_prob_sum
+from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparseLinear
 from pyro_evidence.structure.groups import Pruned
@@ -118,40 +119,21 @@ class StructuredProblem:
                 return density.laid_out(u.new_zeros(len(u), density.size), (), density.factors_of_rows(u, theta[rows]))
 
             gradient = newton.gradient_of(density, theta)
-            found, _ = self._search(gradient, elements_at, u.detach(), limits, shifted=False)
+            found = self._search(gradient, elements_at, u.detach(), limits, shifted=False)
         else:
+            own = newton.gradient_of(AutogradDensity(density.joint, None), theta)
             try:
                 rows = PredictorRows(density, u.detach(), theta)
-                mode, whole = self._search(rows.gradient, rows.elements, u.detach(), limits, shifted=False)
-                own = derivatives.gradient(density.joint.log_joint, mode.u, theta)
-                found = self._decided(mode, whole, *own, limits)
+                found = self._search(rows.gradient, rows.elements, u.detach(), limits, shifted=False, own=own)
             except (ArithmeticError, RuntimeError, ValueError):  # of one bad row; each is searched by itself then
                 return [None] * len(u)
-        modes = [found.row(i) if arrived else None for i, arrived in enumerate(found.converged.tolist())]
-        if rows is None:
-            return modes
-        make = [partial(self._again, rows, i, found.u[i : i + 1]) for i in range(len(u))]
-        return [mode and replace(mode, make=own) for mode, own in zip(modes, make, strict=True)]
+        again = [None if rows is None else partial(self._again, rows, i, found.u[i : i + 1]) for i in range(len(u))]
+        pairs = enumerate(found.converged.tolist())
+        return [replace(found.row(i), make=again[i]) if arrived else None for i, arrived in pairs]
 
-    def _decided(
-        self, mode: newton.Mode, whole: Precision | None, value: Tensor, slope: Tensor, limits: newton.Limits
-    ) -> newton.Mode:
-        """A mode that was found on expansions of the prior, which lose digits where a search went far.
-
-        Whether it has arrived the model's own log joint and gradient decide.
-
-        :param whole: the precisions of all rows, where they were made together.
-        """
-        good = torch.tensor([not isinstance(p, NotPositiveDefinite) for p in mode.found])
-        factors = whole or Separate(tuple(p for p in mode.found if not isinstance(p, NotPositiveDefinite)))
-        decrement = torch.full_like(value, torch.inf)
-        decrement[good] = (slope[good] * factors.solve(slope[good])).sum(-1)
-        rests = mode.converged & limits.is_resting(decrement, value)
-        return replace(mode, log_joint=value, gradient=slope, decrement=decrement, converged=rests)
-
+    @torch.enable_grad()  # whoever asks for draws may have switched it off
     def _again(self, rows: "PredictorRows", row: int, u: Tensor) -> Precision:
-        with torch.enable_grad():  # whoever asks for draws may have switched it off
-            elements = rows.elements(u, torch.tensor([row]))
+        elements = rows.elements(u, torch.tensor([row]))
         return self.density.plan.factorise(tuple(own[0] for own in elements), self.label)
 
     def _mode(self, u: Tensor, theta: Tensor, limits: newton.Limits, far: bool) -> newton.Mode:
@@ -178,14 +160,14 @@ class StructuredProblem:
             return tuple(own.unsqueeze(0) for own in self.elements(u[0], theta))
 
         u = u.unsqueeze(0)
+        own = newton.gradient_of(self.value, theta)
         if self.density.is_quadratic and bool(self.active.all()):
-            mode, whole = self._search(self.density.expanded(u, theta), elements_at, u, limits, shifted=shifted)
-            if bool(mode.converged) and not torch.equal(mode.u, u):
-                mode = self._decided(mode, whole, *self.density.gradient(mode.u, theta), limits)
+            expanded = self.density.expanded(u, theta)
+            mode = self._search(expanded, elements_at, u, limits, shifted=shifted, own=own)
             if bool(mode.converged):
                 return mode
             u = mode.u
-        return self._search(newton.gradient_of(self.value, theta), elements_at, u, limits, shifted=shifted)[0]
+        return self._search(own, elements_at, u, limits, shifted=shifted)
 
     def _search(
         self,
@@ -195,12 +177,14 @@ class StructuredProblem:
         limits: newton.Limits,
         *,
         shifted: bool,
-    ) -> tuple[newton.Mode, Precision | None]:
-        """Newton from rows ``(R, D)``, a factor for each; all of these in one where they were made together last.
+        own: newton.Gradient | None = None,
+    ) -> newton.Mode:
+        """Newton from rows ``(R, D)``, a factor for each.
 
         :param elements_at: minus the Hessians at points of some rows.
         :param shifted: whether a curvature that is not positive definite is, for a step, shifted; else its row is
             given up.
+        :param own: the model's own, which decides where ``gradient`` is of an expansion: that loses digits far away.
         """
         found: dict[int, Precision | NotPositiveDefinite] = {}
         last: list[tuple[list[int], Elements, Precision]] = []  # of the factors that were made together
@@ -251,8 +235,17 @@ class StructuredProblem:
             return moved
 
         mode = newton.search(gradient, direction, u, limits, move)
-        whole = last[0][2] if last and last[0][0] == list(range(len(u))) and not (~mode.definite).any() else None
-        return replace(mode, found=tuple(found[row] for row in range(len(u)))), whole
+        mode, every = replace(mode, found=tuple(found[row] for row in range(len(u)))), list(range(len(u)))
+        if own is None or torch.equal(mode.u, u) or not bool(mode.converged.any()):
+            return mode
+        value, slope = own(mode.u, torch.arange(len(u)))
+        good, together = mode.definite, bool(mode.definite.all()) and last[0][0] == every
+        apart = tuple(each for each in mode.found if not isinstance(each, NotPositiveDefinite))
+        factors = last[0][2] if together else Separate(apart)
+        decrement = torch.full_like(value, torch.inf)
+        decrement[good] = (slope[good] * factors.solve(slope[good])).sum(-1)
+        rests = mode.converged & limits.is_resting(decrement, value)
+        return replace(mode, log_joint=value, gradient=slope, decrement=decrement, converged=rests)
 
     def _shifted(self, elements: Elements, error: NotPositiveDefinite) -> Precision:
         """A factor for one step, with as much on the diagonal as that takes, and ten times more."""
