@@ -346,7 +346,9 @@ def _unchecked(found: Mapping[str, Any]) -> bool:
 def _doubts(found: Mapping[str, Any]) -> list[str]:
     """Doubts by importance weights: in the log evidence, whatever k-hat, and in the draws, where it is low."""
     said = []
-    reliable = found["pareto_k"] <= TRUSTED  # not nan
+    gap, error = found["log_evidence_importance"] - found["log_evidence"], found["log_evidence_importance_se"]
+    agrees = found.get("moments") == (False, []) and abs(gap) + 3.0 * error < NOTABLE_GAP  # whatever tails weights have
+    reliable = found["pareto_k"] <= TRUSTED or agrees  # not nan
     if "log_evidence_by" in found:
         pass  # the weights are of the draws alone, of which their moments say more
     elif found.get("num_blocks"):
@@ -365,7 +367,6 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
             else f"{why}: the posterior is far from Gaussian; trust neither number, run NUTS on posterior.model."
         )
     elif not _unchecked(found):
-        gap, error = found["log_evidence_importance"] - found["log_evidence"], found["log_evidence_importance_se"]
         if abs(gap) > max(NOTABLE_GAP, 3.0 * error):
             said.append(
                 f"Laplace's log evidence is {abs(gap):.2f} nats too {'low' if gap > 0 else 'high'} by importance "

@@ -121,6 +121,21 @@ def test_a_joint_k_hat_of_many_coordinates_is_no_alarm() -> None:
     assert "k-hat is above 0.7: importance sampling says little of the log evidence" in said and not alarms(said)
 
 
+@pytest.mark.parametrize(
+    ("gap", "error", "moments", "silent"),
+    [(0.01, 0.01, [], True), (0.2, 0.01, [], False), (0.01, 0.05, [], False), (0.01, 0.01, ["in doubt"], False)],
+    ids=["all agree", "another log evidence", "few weights count", "moments are not known"],
+)
+def test_a_tail_of_weights_that_change_nothing_is_no_alarm(
+    gap: float, error: float, moments: list[str], silent: bool
+) -> None:
+    posterior, _ = RIGHT["three hundred of heavier tails"]()
+    importance = {"log_evidence_importance": float(posterior.log_evidence) + gap, "log_evidence_importance_se": error}
+    found = posterior._check(time.process_time()) | importance | {"pareto_k": 0.9, "moments": (False, moments)}
+    said = "\n".join(lines(posterior._described(found)))
+    assert ("k-hat is above 0.7" not in said) == silent and ("k-hat 0.9" in said)
+
+
 def shifted(shift: Tensor, apart: float = 1.0) -> Shifts:
     """Shifts by a sample of 32 errors of a quarter of a deviation; those of elements go together but for a part.
 
