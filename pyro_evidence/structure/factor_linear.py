@@ -74,7 +74,10 @@ class SparseRows:
         for rows in self._chunks():
             J = self.value[rows]
             for sums, own in zip(total, B[:, rows], strict=True):
-                sums.index_add_(0, owner[rows], (J.mT @ (own @ J)).double())
+                found = (
+                    J.mT * (own * J) if J.shape[1] == 1 else J.mT @ (own @ J)
+                )  # torch's product takes thrice as long
+                sums.index_add_(0, owner[rows], found.double())
         return total
 
     def sandwiched(self, weights: Tensor) -> Tensor:
