@@ -33,7 +33,7 @@ from pyro_evidence.numerics.quadrature.densities import (
 )
 from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, PROBES, Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
-from pyro_evidence.precision.dense import Dense, Precision, Separate, precision_tril
+from pyro_evidence.precision.dense import Dense, Precision, Separate, packed, precision_tril, unpacked
 
 NODES = rules.growing(5, 31, 1.3)  # on each axis
 MOST_NODES = 1000  # of a product; each is a search for a mode, and nine on each of three axes are 729
@@ -61,6 +61,7 @@ FEW_HESSIANS = 16_384  # of a thousand draws of four steps each to inner modes: 
 MOST_KNOWN = 128  # nodes from which draws follow
 FEW_DRAWS = 256  # that tell how many do not follow
 CLOSE = 0.1  # standard deviations of all coordinates together that a draw may be off where it follows from nodes
+NOISE = 32  # white vectors, that tell how far sparse factors are apart
 NEAR = 5.0  # unconstrained units that a mode is followed to first order
 
 
@@ -197,15 +198,15 @@ class Integral:
         ``(B, D)`` each; None where they are not known, or zero.
         """
         z, problem = skewness_points(self.chart.num_dims, self.chart.centre)[0], self.outer_mode.state.problem
-        inner = self.outer_mode.inner(self.chart.forward(z), self.modes(z))
+        inner = self.inner(z)
         rows = [(inner.u[i], inner.precision.row(i)) for i in range(len(z))]
         found = [mean_shift(problem, inner.theta[i], *row) for i, row in enumerate(rows)]
         if inner.num_failures or not all(each is not None and bool(each.any()) for each in found):
             return None
         shifts = [each.unsqueeze(0) for each in found if each is not None]
-        white = self.factored(inner.precision, len(z)).whiten(torch.cat(shifts))
+        white = inner.precision.whiten(torch.cat(shifts))
         basis = skewness.follow(z, len(z))
-        in_deviations = torch.cat(shifts) / inner.precision.variance.sqrt()
+        in_deviations = torch.cat(shifts) / torch.cat([A.variance for _, A in rows]).sqrt()
         return torch.linalg.solve(basis, white), torch.linalg.solve(basis, in_deviations)
 
     def _profiles(self, num_each: int) -> tuple[Profiles, Tensor] | None:
@@ -224,37 +225,40 @@ class Integral:
 
     def factored(self, precision: Precision, num: int = 1) -> Precision:
         """So many precisions of inner sites with the factors that draws are made by."""
-        return precision if self.known is None else _dense(precision, num, self.nodes.u.shape[-1])
+        own = () if self.known is None else tuple(self.known.factored(precision.row(row)) for row in range(num))
+        return Separate(own) if own else precision
 
     def inner(self, z: Tensor) -> ConditionalModes:
-        """Laplace inside at ``z`` ``(R, d)``: as it follows from the nodes, searched where these do not tell.
-
-        The log density of what follows is that of :attr:`density`.
-        """
+        """Laplace inside at ``z`` ``(R, d)``: as it follows from the nodes, searched where these do not tell."""
         phi, known = self.chart.forward(z), self.known
         if known is None:
             return self.outer_mode.inner(phi, self.modes(z))
-        u, tril, error = known.followed(z)
-        log_density = self.log_evidence + self.density.log_prob(z) - self.chart.log_slope(z)
+        weights, error = known.curve.weights(z), known.curve.errors(z, known.apart)[0]
+        log_ratio, u, factors = (weights @ x.to(weights) for x in (known.log_ratio, known.u, known.packed))
+        log_density = log_ratio - self.chart.log_slope(z) - 0.5 * (z.square() + math.log(math.tau)).sum(-1)
         far = ~(error <= CLOSE)
         if bool(far.any()):
             searched = self.outer_mode.inner(phi[far], self.modes(z[far]))
             u[far], log_density[far] = searched.u.to(u), searched.log_density
-            tril[far] = _dense(searched.precision, *searched.u.shape).tril.to(tril)
-        return ConditionalModes(self.outer_mode.theta(phi), u, Dense(tril), log_density)
+            for row, place in enumerate(far.nonzero().flatten().tolist()):
+                if bool(log_density[place] > -math.inf):  # else there is no factor
+                    factors[place] = packed(known.factored(searched.precision.row(row)))[0]
+        return ConditionalModes(self.outer_mode.theta(phi), u, unpacked(factors, known.first), log_density)
 
     @cached_property
     def known(self) -> "Searched | None":
-        """The heaviest nodes, from which draws follow; None where searches cost little, or dense factors much."""
+        """The heaviest nodes, from which draws follow; None where searches cost little, or factors much."""
+        if is_affordable(self.outer_mode.state.problem, FEW_HESSIANS):
+            return None
         weights = self.log_weights.where(self.nodes.log_density.isfinite(), -math.inf)
         heaviest, rows = weights.topk(min(MOST_KNOWN, len(weights)))
         rows = rows[heaviest > NEGLIGIBLE]
-        too_large = 4 * len(rows) * self.nodes.u.shape[-1] ** 2 > HELD_NUMBERS  # factors, packed, left out, their noise
-        if too_large or is_affordable(self.outer_mode.state.problem, FEW_HESSIANS):
+        if not _fits_dense(self.nodes.u[rows]):  # two copies of factors of their own
+            each = sum(panel.numel() for panel in self.outer_mode.state.precision.panels)
+            rows = rows[: each and HELD_NUMBERS // (2 * each)]
+        if not len(rows):
             return None
-        theta, precisions = self.nodes.theta[rows], tuple(map(self.nodes.precision.row, rows.tolist()))
-        nodes = ConditionalModes(theta, self.nodes.u[rows], Separate(precisions), self.nodes.log_density[rows])
-        found = _searched_at(self.chart, self.chart.inverse(self.phi[rows]), nodes)
+        found = _searched_at(self.chart, self.chart.inverse(self.phi), self.nodes).at(rows)
         try:
             return found if bool(found.apart.isfinite().all()) else None
         except LinAlgError:  # nodes too near one another
@@ -577,17 +581,9 @@ def _filled(rule: Rule, log_ratio: Tensor) -> Tensor:
     return log_ratio.index_copy(0, torch.nonzero(missing).squeeze(-1), log_ratio[nearest])
 
 
-def _dense(precision: Precision, num: int, size: int) -> Dense:
-    """A batch of precisions with factors in the order of their coordinates."""
-    return Dense(torch.stack([precision_tril(precision.row(row), size) for row in range(num)]))
-
-
-def _unpacked(packed: Tensor, size: int) -> Tensor:
-    """Factors ``(R, D, D)`` of their logs of the diagonal and the rest over it, ``(R, D * D)``, in their place."""
-    diagonal = packed.view(-1, size, size).diagonal(dim1=-2, dim2=-1)
-    scale = diagonal.exp().unsqueeze(-2)
-    diagonal.fill_(1.0)
-    return packed.view(-1, size, size).mul_(scale)
+def _fits_dense(u: Tensor) -> bool:
+    """Whether dense factors at inner modes ``(K, D)``, packed, left out and their noise can be held."""
+    return 4 * u.numel() * u.shape[-1] <= HELD_NUMBERS
 
 
 @dataclass(frozen=True)
@@ -609,35 +605,37 @@ class Searched:
 
     def modes(self, z: Tensor) -> Tensor:
         """Where inner modes are expected at ``z`` ``(R, d)``, ``(R, D)``."""
-        weights = self.curve.weights(z)
-        return (weights @ self.u.to(weights)).to(self.u)
+        return (self.curve.weights(z) @ self.u.to(self.z)).to(self.u)
+
+    def at(self, rows: Tensor) -> "Searched":
+        """Some of the nodes, by their numbers."""
+        return Searched(self.z[rows], self.u[rows], self.log_ratio[rows], tuple(self.precisions[i] for i in rows))
+
+    def factored(self, A: Precision) -> Precision:
+        """A precision, ``R = 1``, with the factor that draws are made by: a dense one, or else its own."""
+        return Dense(precision_tril(A, self.u.shape[-1]).unsqueeze(0)) if _fits_dense(self.u) else A.row(0)
 
     @cached_property
-    def tril(self) -> Tensor:
-        """Lower Cholesky factors of the precisions, ``(K, D, D)``."""
-        return _dense(Separate(self.precisions), *self.u.shape).tril
+    def first(self) -> Precision:
+        """That of the first node, so factored."""
+        return self.factored(self.precisions[0])
 
     @cached_property
-    def _packed(self) -> Tensor:
-        """What is nearly straight of the factors: logs of the diagonal, the rest over it, ``(K, D * D)``."""
-        diagonal = self.tril.diagonal(dim1=-2, dim2=-1)
-        return (self.tril / diagonal.unsqueeze(-2)).diagonal_scatter(diagonal.log(), dim1=-2, dim2=-1).flatten(1)
+    def packed(self) -> Tensor:
+        """What is nearly straight of the factors, ``(K, n)``."""
+        return torch.cat([packed(self.factored(A)) for A in self.precisions])
 
     @cached_property
     def apart(self) -> Tensor:
         """How far draws at each node are from where the others lead, standard deviations of all together, ``(K,)``."""
-        modes = self.tril.mT @ self.curve.left_out(self.u.to(self.z)).unsqueeze(-1)
-        others = _unpacked(self._packed - self.curve.left_out(self._packed), self.u.shape[-1])
-        noise = torch.linalg.solve_triangular(self.tril, others - self.tril, upper=False)
-        return torch.cat([modes, noise], -1).flatten(1).norm(dim=-1)
-
-    def followed(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inner modes ``(R, D)`` and factors ``(R, D, D)`` at ``z`` ``(R, d)``, and standard errors of draws, ``(R,)``.
-
-        These are in standard deviations of all coordinates together.
-        """
-        weights, error = self.curve.weights(z), self.curve.errors(z, self.apart)[0]
-        return weights @ self.u.to(weights), _unpacked(weights @ self._packed, self.u.shape[-1]), error
+        size, modes, found = self.u.shape[-1], self.curve.left_out(self.u.to(self.z)), list[Tensor]()
+        white = (size**0.5 * torch.eye(size) if _fits_dense(self.u) else rules.quasi_normal(NOISE, size)).to(self.z)
+        for only in (slice(row, row + 1) for row in range(len(self.u))):
+            pair = self.packed[only].clone(), self.packed[only] - self.curve.left_out(self.packed, only)
+            own, others = (unpacked(rows, self.first).row(0) for rows in pair)
+            noise = others.whiten(own.unwhiten(white)) - white
+            found.append((own.whiten(modes[only]).square().sum() + noise.square().sum() / len(white)).sqrt())
+        return torch.stack(found)
 
     def integral(self, found: OuterMode, where: Standardisation, num: int) -> Integral:
         """By a product of nodes that follow from these; its error is not known."""
@@ -673,8 +671,7 @@ def _along_axes(found: OuterMode, where: Standardisation) -> Searched:
     log_mass = every.log_ratio - 0.5 * every.z.square().sum(-1)
     counts = log_mass > log_mass[log_mass.isfinite()].amax() + NEGLIGIBLE
     counts[PROBES.index(0.0) + len(PROBES) :: len(PROBES)] = False
-    rows = counts.nonzero().flatten().tolist()
-    return Searched(every.z[rows], every.u[rows], every.log_ratio[rows], tuple(every.precisions[i] for i in rows))
+    return every.at(counts.nonzero().flatten())
 
 
 def _by_kriging(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:

@@ -10,7 +10,7 @@ from pyro_evidence.laplace.approximation import DENSE_SEARCH, LaplaceState, Prob
 from pyro_evidence.nested.inner import ConditionalModes
 from pyro_evidence.nested.integration import Integral, OuterMode
 from pyro_evidence.nested.quantile_map import Calibrated
-from pyro_evidence.numerics.batched import HELD_NUMBERS
+from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.precision.dense import Dense, Precision, precision_tril
 from pyro_evidence.program.log_joint import LogJoint
 
@@ -143,9 +143,9 @@ class Proposal(Calibrated):
         return torch.cat([*map(self._log_prob_together, self._parts(u))])
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """As many rows at a time as factors of draws that follow from nodes are held."""
-        each = 1 if self.integral.known is None else len(self.places.inner) ** 2
-        return rows.split(max(1, HELD_NUMBERS // each))
+        """Few rows at a time where draws follow from nodes: memory for factors is then not taken anew each time."""
+        each = 1 if self.integral.known is None else self.integral.known.packed.shape[-1]
+        return rows.split(max(1, BATCH_NUMBERS // each))
 
     def _drawn_together(self, white: Tensor) -> tuple[Tensor, Tensor]:
         """Draws from white noise, and their log density, nats.

@@ -177,8 +177,8 @@ def by_steps(posterior: Any, white: Tensor, until: float) -> Shifts:
     judged, left_out = posterior._judged
     names = tuple(itertools.compress(every, judged.tolist()))
     begun = time.process_time()
-    until = max(until, begun + AFTERWARDS)
-    for count, rows in enumerate(white.split(TOGETHER), 1):
+    together, until = TOGETHER if begun < until else 2 * SHARED, max(until, begun + AFTERWARDS)
+    for count, rows in enumerate(white.split(together), 1):
         u, beside = posterior._unwhitened(rows).double(), posterior._beside(rows).double()
         with torch.enable_grad(), without_validation():
             slopes = [state.problem.density.gradient(x, state.theta)[1].detach() for x in u.to(state.u).split(size)]

@@ -52,7 +52,7 @@ ENOUGH = 0.9  # share of draws that weights leave where the inside is as good as
 FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, no more are asked
 CALIBRATED = 1024  # quasi-random draws whose weights say what marginals are
 LITTLE = 0.05  # nats of an error times the spread of a scale: its slope moves no mean by a tenth of a deviation
-DRAWING = 0.25  # seconds for draws of a table, where what they are made of took all of the time
+DRAWING = 0.75  # seconds for draws of a table, where what they are made of took all of the time
 FAR = 1.0  # standard deviations that a density is moved by, beyond which a straight slope may be another
 FELT = 0.01  # standard deviations that a density moves by: less is rounding, or no matter
 NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredths those of many keep enough
@@ -148,9 +148,10 @@ class NestedPosterior(LaplacePosterior):
     def _draws_until(self, until: float) -> Values:
         if len(self._calibrated.points):
             return self._constrained(self._calibrated.points)
-        generator, parts = generator_of(0), list[Tensor]()
+        generator, parts, begun = generator_of(0), list[Tensor](), time.process_time()
         tilted = self._tilted
         _ = tilted.known or tilted.modes, tilted.skewness_correction  # are found once, and are no draw's price
+        until += 0.5 * (time.process_time() - begun)  # half of it is the check's
 
         def draw(num: int) -> None:
             parts.append(self._unwhitened(self._white(num, generator)))
@@ -183,7 +184,7 @@ class NestedPosterior(LaplacePosterior):
     def _beside(self, white: Tensor) -> Tensor:
         places, found = self._places, self.integral.outer_mode  # the factors that draws are made by
         away = found.gaussian.forward(white[:, places.marginalised]) - found.centre
-        inside = self._tilted.factored(found.state.precision).unwhiten(white[:, places.inner])
+        inside = self._tilted.factored(found.state.precision).row(0).unwhiten(white[:, places.inner])
         return places.whole(away, inside + away @ found.follows.mT)
 
     def _with_density(self, white: Tensor) -> tuple[Tensor, Tensor]:

@@ -309,6 +309,19 @@ class BlockPrecision(Precision):
         logs = [2.0 * part.diagonal(dim1=-2, dim2=-1).log().flatten(self.tril.dim() - 2).sum(-1) for part in parts]
         return torch.stack(logs).sum(0).reshape(-1)
 
+    @property
+    def panels(self) -> tuple[Tensor, ...]:
+        """Those of the steps, and the remainder's."""
+        blocks = (torch.cat([own.tril.mT, own.Y], -1) for own in self.factors)
+        every = (*blocks, self.tril.mT.unsqueeze(-3))
+        return tuple(x if self.tril.dim() > 2 else x.unsqueeze(0) for x in every)
+
+    def with_panels(self, panels: tuple[Tensor, ...]) -> "BlockPrecision":
+        """Others of this plan."""
+        *blocks, rest = panels
+        parts = [x.split([x.shape[-2], x.shape[-1] - x.shape[-2]], -1) for x in blocks]
+        return BlockPrecision(self.plan, tuple(StepFactor(own.mT, Y) for own, Y in parts), rest.squeeze(1).mT)
+
     @cached_property
     def inverse(self) -> Tensor:
         """``A^-1`` where the factor has entries, in the places of the panels."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -41,6 +41,15 @@ class Precision(Protocol):
 
     def whiten(self, rows: Tensor) -> Tensor:
         """The white noise that :meth:`unwhiten` made ``rows`` ``(S, D)`` of: ``|whiten(x)|^2 = x' A x``."""
+
+    @property
+    def panels(self) -> tuple[Tensor, ...]:
+        """Rows of ``L'`` in blocks of one shape, own columns first, ``(R, G, d, w)``; none of other factors."""
+        return ()
+
+    def with_panels(self, panels: tuple[Tensor, ...]) -> "Precision":
+        """A batch of this kind, of these."""
+        return self  # without any
 
     def half_solve(self, b: Tensor) -> Tensor:
         """``L^-1 b`` for each row of ``b``, where :meth:`whiten` is ``L' x``."""
@@ -90,6 +99,19 @@ class Triangular(Precision):
         """``L' x`` for each ``x``."""
         return (self.tril.mT @ self._columns(rows)).mT.reshape(rows.shape)
 
+    @property
+    def panels(self) -> tuple[Tensor, ...]:
+        """The transposed factor as one block."""
+        return (self.tril.mT.unsqueeze(1),)
+
+    def with_panels(self, panels: tuple[Tensor, ...]) -> Self:
+        """A batch of other factors."""
+        return replace(self, tril=panels[0].squeeze(1).mT)
+
+    def row(self, index: int) -> Self:
+        """One of the batch."""
+        return replace(self, tril=self.tril[index : index + 1])
+
     def _columns(self, rows: Tensor) -> Tensor:
         """Vectors ``(S, D)`` beside the matrices that they belong to, ``(R, D, S / R)``."""
         rows = rows.to(self.tril)
@@ -108,10 +130,6 @@ class Dense(Triangular):
     def variance(self) -> Tensor:
         """Diagonal of ``A^-1``."""
         return self.adjoint.diagonal(dim1=-2, dim2=-1).clone()  # lets the rest go
-
-    def row(self, index: int) -> "Dense":
-        """One of the batch."""
-        return Dense(self.tril[index : index + 1])
 
 
 @dataclass(frozen=True)
@@ -216,6 +234,10 @@ class Remade(Precision):
     def log_det(self) -> Tensor:
         """``log |A|``."""
         return self.known
+
+    def row(self, index: int) -> Precision:
+        """The factor."""
+        return self.make()
 
     @cached_property
     def variance(self) -> Tensor:
@@ -381,6 +403,25 @@ class DensePlan(Plan):
         require_memory(self.num_bytes, f"A dense precision of {self.pattern.size:,} coordinates", self.pattern.device)
         A = assembled(self.pattern, elements)
         return DenseElements(cholesky(A, "posterior precision A", label).unsqueeze(0), self.pattern)
+
+
+def packed(precision: Precision) -> Tensor:
+    """What is nearly straight of factors: logs of panels' diagonals, the rest of each row over these, ``(R, n)``."""
+    pairs = [(panel, panel.diagonal(dim1=-2, dim2=-1)) for panel in precision.panels]
+    rows = [(x / d.unsqueeze(-1)).diagonal_scatter(d.log(), dim1=-2, dim2=-1).flatten(1) for x, d in pairs]
+    return torch.cat(rows, 1)
+
+
+def unpacked(rows: Tensor, like: Precision) -> Precision:
+    """A batch of precisions of rows as :func:`packed` gives them, in their place."""
+    shapes = [panel.shape[1:] for panel in like.panels]
+    parts = zip(rows.split([shape.numel() for shape in shapes], 1), shapes, strict=True)
+    panels = tuple(part.unflatten(1, shape) for part, shape in parts)
+    for panel in panels:
+        scale = panel.diagonal(dim1=-2, dim2=-1).exp().unsqueeze(-1)
+        panel.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+        panel.mul_(scale)
+    return like.with_panels(panels)
 
 
 def precision_tril(precision: Precision, size: int) -> Tensor:

@@ -76,17 +76,22 @@ class LowRankPlan(Plan):
         pairs = zip(families, self._inside, strict=True)
         own = tuple(family if bool(inside.all()) else family * inside for family, inside in pairs)
         try:
-            found = LowRank(self, self._inner_rows(own, label), U, C, label)
+            inner = self._inner_rows(own, label)
         except NotPositiveDefinite:
-            found = self._held(own, U, C, label)
-        assert len(found.G)  # whether it is positive definite shows here
-        return found
+            inner, U, C = self._held(own, U, C, label)
+        Q, R = torch.linalg.qr(inner.half_solve(U.mT).mT)
+        sign = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0.0, -1.0, 1.0).unsqueeze(-2)  # else they jump
+        Q, R = Q * sign, R * sign.mT
+        G = torch.eye(R.shape[-1]).to(R) + R @ C @ R.mT
+        largest = int(U[0, :, : 2 * num].abs().sum(-1).argmax())
+        G = cholesky(0.5 * (G + G.mT), "posterior precision A over its sums", lambda _: label(largest))
+        return LowRank(self, inner, Q, R, G)
 
     def _inner_rows(self, families: Elements, label: Label) -> Precision:
         whole = self.inner.factorise_rows(families, label)
         return whole.row(0) if len(families[0]) == 1 else whole
 
-    def _held(self, own: Elements, U: Tensor, C: Tensor, label: Label) -> "LowRank":
+    def _held(self, own: Elements, U: Tensor, C: Tensor, label: Label) -> tuple[Precision, Tensor, Tensor]:
         """With one coordinate of each sum held, and let go again in the border: a field that its sum alone pins."""
         chosen, num = self.B.abs().argmax(-1), len(self.B)
         amount = max(float(own[0].abs().median()), 1.0)
@@ -96,7 +101,7 @@ class LowRankPlan(Plan):
         more = (-amount * torch.eye(num).to(C)).expand(len(C), num, num)
         C = torch.stack([torch.block_diag(*pair) for pair in zip(C, more, strict=True)])
         U = torch.cat([U, units.expand(len(U), -1, -1)], -1)
-        return LowRank(self, self._inner_rows((held, *own[1:]), label), U, C, label)
+        return self._inner_rows((held, *own[1:]), label), U, C
 
     @cached_property
     def _inside(self) -> list[Tensor]:
@@ -117,41 +122,36 @@ class LowRankPlan(Plan):
 
 @dataclass(frozen=True)
 class LowRank(Precision):
-    """``A = S + U C U'`` by factors of ``S``, of ``R`` rows; one of them knows its inverse."""
+    """``A = L (I + Q (G G' - I) Q') L'`` by factors of ``S = L L'``, of ``R`` rows; one of them knows its inverse."""
 
     plan: LowRankPlan
     inner: Precision  # S
-    U: Tensor  # (R, D, q), of which the columns from r to 2 r are B'
-    C: Tensor  # (R, q, q)
-    label: Label
+    Q: Tensor  # (R, D, q) QR factors of L^-1 U
+    R: Tensor  # (R, q, q), of which the columns from r to 2 r are those of B'
+    G: Tensor  # (R, q, q) lower Cholesky factor of I + R C R'
 
     def row(self, index: int) -> "LowRank":
         """One of several."""
-        if len(self.U) == 1:
-            return self
-        only = slice(index, index + 1)
-        found = LowRank(self.plan, self.inner.row(index), self.U[only], self.C[only], self.label)
-        vars(found).update(QR=(self.QR[0][only], self.QR[1][only]), G=self.G[only])  # known already
-        return found
+        return LowRank(self.plan, self.inner.row(index), *(x[index : index + 1] for x in (self.Q, self.R, self.G)))
 
-    @cached_property
-    def QR(self) -> tuple[Tensor, Tensor]:
-        """QR factors of ``L^-1 U``, ``(R, D, q)`` and ``(R, q, q)``."""
-        found = torch.linalg.qr(self.inner.half_solve(self.U.mT).mT)
-        return found.Q, found.R
+    @property
+    def panels(self) -> tuple[Tensor, ...]:
+        """Those of ``S``, and ``G'`` beside its diagonal times ``Q'``."""
+        border = torch.cat([self.G.mT, self.G.diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * self.Q.mT], -1)
+        return (*self.inner.panels, border.unsqueeze(1))
 
-    @cached_property
-    def G(self) -> Tensor:
-        """Lower Cholesky factor of ``I + R C R'``, ``(R, q, q)``."""
-        R = self.QR[1]
-        G = torch.eye(R.shape[-1]).to(R) + R @ self.C @ R.mT
-        place = int(self.U[0, :, : len(self.plan.B) * 2].abs().sum(-1).argmax())
-        return cholesky(0.5 * (G + G.mT), "posterior precision A over its sums", lambda _: self.label(place))
+    def with_panels(self, panels: tuple[Tensor, ...]) -> "LowRank":
+        """Others of this plan, with ``Q`` made orthonormal again; their adjoints are not known."""
+        *inner, border = panels
+        G, Q = (x.mT for x in border.squeeze(1).split([self.G.shape[-1], self.plan.size], -1))
+        Q = Q / G.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
+        Q = torch.linalg.solve_triangular(torch.linalg.cholesky(Q.mT @ Q), Q.mT, upper=False).mT
+        return LowRank(self.plan, self.inner.with_panels(tuple(inner)), Q, self.R[:0], G)
 
     @cached_property
     def W(self) -> Tensor:
         """``L'^-1 Q`` of one row, ``(D, q)``."""
-        return self.inner.unwhiten(self.QR[0][0].mT).mT
+        return self.inner.unwhiten(self.Q[0].mT).mT
 
     @property
     def log_det(self) -> Tensor:
@@ -172,7 +172,7 @@ class LowRank(Precision):
     def adjoint(self) -> Elements:
         """The covariance of ``x = (u, z)`` where factors touch it, per family ``(F, k, k)``."""
         size, num = self.plan.size, len(self.plan.B)
-        R, G = self.QR[1][0, :, num : 2 * num], self.G[0]
+        R, G = self.R[0, :, num : 2 * num], self.G[0]
         half = torch.linalg.solve_triangular(G, R, upper=False)  # (q, r)
         cross = self.W @ torch.linalg.solve_triangular(G.mT, half, upper=True)  # A^-1 B', (D, r)
         whole = torch.cat([cross, half.mT @ half])  # cov(x, z)
@@ -191,21 +191,21 @@ class LowRank(Precision):
 
     def solve(self, b: Tensor) -> Tensor:
         """``A^-1 b`` for each row of ``b``, ``(S, D)``; each by its own where they are several."""
-        return self.unwhiten(self._turned(self.inner.half_solve(b.to(self.U)), transposed=False))
+        return self.unwhiten(self._turned(self.inner.half_solve(b.to(self.Q)), transposed=False))
 
     def unwhiten(self, white: Tensor) -> Tensor:
         """White noise ``(S, D)`` to noise of covariance ``A^-1``."""
-        return self.inner.unwhiten(self._turned(white.to(self.U), transposed=True))
+        return self.inner.unwhiten(self._turned(white.to(self.Q), transposed=True))
 
     def whiten(self, rows: Tensor) -> Tensor:
         """Takes :meth:`unwhiten` back."""
-        x, Q = self.inner.whiten(rows).view(len(self.U), -1, self.plan.size), self.QR[0]
-        part = x @ Q
-        return (x + (part @ self.G - part) @ Q.mT).flatten(0, 1)
+        x = self.inner.whiten(rows).view(len(self.Q), -1, self.plan.size)
+        part = x @ self.Q
+        return (x + (part @ self.G - part) @ self.Q.mT).flatten(0, 1)
 
     def _turned(self, x: Tensor, transposed: bool) -> Tensor:
         """``(I + Q (F - I) Q')^-1`` or its transposed, of rows, with ``F`` the factor of ``G``."""
-        x, Q = x.view(len(self.U), -1, self.plan.size), self.QR[0]
-        part = x @ Q
+        x = x.view(len(self.Q), -1, self.plan.size)
+        part = x @ self.Q
         F = self.G.mT if transposed else self.G
-        return (x + (torch.linalg.solve_triangular(F, part.mT, upper=transposed).mT - part) @ Q.mT).flatten(0, 1)
+        return (x + (torch.linalg.solve_triangular(F, part.mT, upper=transposed).mT - part) @ self.Q.mT).flatten(0, 1)

@@ -20,11 +20,14 @@ from torch import Tensor
 from pyro_evidence import LaplaceEvidence, LaplaceKernel, LaplacePosterior, Stop, compare_evidence, importance_sampling
 from pyro_evidence.errors import BadInput, ImproperPosterior, NotConverged
 from pyro_evidence.models.formula import mixed
+from pyro_evidence.models.gmrf import RandomWalk
 from pyro_evidence.nested import integration, joint_posterior
 from pyro_evidence.plots.posterior import marginal
 from pyro_evidence.posterior import nested
 from pyro_evidence.posterior.nested import NestedPosterior
+from pyro_evidence.precision.blocks import BlockPrecision
 from pyro_evidence.precision.dense import Dense, Precision, Separate, precision_tril
+from pyro_evidence.precision.low_rank import LowRank
 from tests.models_for_tests.sampled_scales import (
     COUNTS,
     SCHOOL_SDS,
@@ -390,6 +393,40 @@ def test_draws_follow_from_the_nodes_and_are_searched_beyond_them(monkeypatch: p
     assert 0.0 < float(searched.precision.whiten(away).norm(dim=-1).max()) < 0.5 * integration.CLOSE
     torch.testing.assert_close(found.precision.log_det, searched.precision.log_det, rtol=0.0, atol=0.05)
     torch.testing.assert_close(found.log_density, searched.log_density, rtol=0.0, atol=0.05)
+
+
+def units(y: Tensor) -> None:
+    s, a = pyro.sample("s", dist.HalfNormal(1.0)), pyro.sample("a", dist.Normal(0.0, 2.0))
+    with pyro.plate("units", len(y)):
+        pyro.sample("y", dist.Poisson((a + pyro.sample("b", dist.Normal(0.0, s))).exp()), obs=y)
+
+
+def walk(y: Tensor) -> None:
+    s, a = pyro.sample("s", dist.HalfNormal(1.0)), pyro.sample("a", dist.Normal(0.0, 2.0))
+    x = pyro.sample("x", RandomWalk(s, len(y)))
+    with pyro.plate("times", len(y)):
+        pyro.sample("y", dist.Poisson((a + x).exp()), obs=y)
+
+
+@pytest.mark.parametrize(("model", "kind"), [(units, BlockPrecision), (walk, LowRank)])
+def test_draws_of_many_coordinates_follow_by_the_factors_that_searches_leave(
+    model, kind: type[Precision], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(1)
+    log_rate = torch.linspace(0.0, 9.0, 210, dtype=torch.float64).sin() + 1.0
+    log_rate += 0.5 * torch.randn(210, generator=draw, dtype=torch.float64)
+    y = torch.poisson(log_rate.exp(), generator=draw)
+    posterior = LaplaceEvidence(model, stop=QUIET).run(y)
+    assert isinstance(posterior, NestedPosterior)
+    integral = posterior.integral
+    monkeypatch.setattr(integration, "HELD_NUMBERS", 2**20)  # too few for dense factors
+    z = torch.linspace(-1.5, 1.5, 9, dtype=torch.float64).unsqueeze(-1)
+    searched, found = integral.outer_mode.inner(integral.chart.forward(z)), integral.inner(z)
+    white = torch.randn(found.u.shape, generator=draw, dtype=torch.float64)
+    assert isinstance(found.precision, kind)
+    away = found.u + found.precision.unwhiten(white) - searched.u - searched.precision.unwhiten(white)
+    assert 0.0 < float(searched.precision.whiten(away).norm(dim=-1).max()) < 0.5 * integration.CLOSE
+    torch.testing.assert_close(found.precision.log_det, searched.precision.log_det, rtol=0.0, atol=0.1)
 
 
 def test_draws_are_searched_where_the_inner_mode_jumps_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.precision.blocks import BlockPrecision
-from pyro_evidence.precision.dense import DenseElements, DensePlan, Precision, Separate, factorise
+from pyro_evidence.precision.dense import DenseElements, DensePlan, Precision, Separate, factorise, packed, unpacked
 from pyro_evidence.precision.gaussian_process import LatentPrecision, Selection
 from pyro_evidence.precision.low_rank import LowRank, LowRankPlan
 from tests.models_for_tests.patterns import groups_with_weights, with_elements
@@ -72,6 +72,17 @@ def test_the_kinds_are_what_they_are_called() -> None:
     expected = {"dense by factors": DenseElements, "blocks": BlockPrecision, "low rank": LowRank}
     for kind, cls in expected.items():
         assert isinstance(batches()[kind].row(0), cls)
+
+
+@pytest.mark.parametrize("kind", ["dense", "dense by factors", "blocks", "low rank"])
+def test_factors_are_what_was_packed(kind: str) -> None:
+    batch = batches()[kind]
+    rows, (b, _) = [batch.row(row) for row in range(3)], vectors(batch)
+    again = unpacked(torch.cat([packed(A) for A in rows]), rows[0])
+    for name in ("unwhiten", "whiten"):
+        assert_exact(getattr(again, name)(b), getattr(batch, name)(b))
+        assert_exact(getattr(again.row(1), name)(b), getattr(rows[1], name)(b))
+    assert_exact(again.log_det, batch.log_det)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -433,9 +433,9 @@ class Kriged(Trend):
         """Those of values at the nodes in the curve at rows ``(R, d)``, ``(R, K)``."""
         return self._terms(z) @ self._projector + self._covariance(z) @ self._annihilator
 
-    def left_out(self, values: Tensor) -> Tensor:
-        """Values ``(K, D)`` less where the curves through the other nodes have each (Dubrule, 1983)."""
-        return (self._annihilator @ values) / self._annihilator.diagonal().unsqueeze(-1)
+    def left_out(self, values: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Values ``(K, D)`` less where the curves through the other nodes have each (Dubrule, 1983), of some nodes."""
+        return (self._annihilator[rows] @ values) / self._annihilator.diagonal()[rows].unsqueeze(-1)
 
     def errors(self, z: Tensor, apart: Tensor | None = None) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Standard errors ``(R,)`` at rows ``(R, d)``, scaled by how far nodes are from the others' curve.
