@@ -203,11 +203,9 @@ class Integral:
         found = [mean_shift(problem, inner.theta[i], *row) for i, row in enumerate(rows)]
         if inner.num_failures or not all(each is not None and bool(each.any()) for each in found):
             return None
-        shifts = [each.unsqueeze(0) for each in found if each is not None]
-        white = inner.precision.whiten(torch.cat(shifts))
-        basis = skewness.follow(z, len(z))
-        in_deviations = torch.cat(shifts) / torch.cat([A.variance for _, A in rows]).sqrt()
-        return torch.linalg.solve(basis, white), torch.linalg.solve(basis, in_deviations)
+        shifts = torch.stack([each for each in found if each is not None])
+        basis, sd = skewness.follow(z, len(z)), torch.cat([A.variance for _, A in rows]).sqrt()
+        return torch.linalg.solve(basis, inner.precision.whiten(shifts)), torch.linalg.solve(basis, shifts / sd)
 
     def _profiles(self, num_each: int) -> tuple[Profiles, Tensor] | None:
         """Inner modes at as many marginalised points as so many Hessians for each coordinate allow, and those points.

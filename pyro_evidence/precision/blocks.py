@@ -312,8 +312,7 @@ class BlockPrecision(Precision):
     @property
     def panels(self) -> tuple[Tensor, ...]:
         """Those of the steps, and the remainder's."""
-        blocks = (torch.cat([own.tril.mT, own.Y], -1) for own in self.factors)
-        every = (*blocks, self.tril.mT.unsqueeze(-3))
+        every = (*(torch.cat([own.tril.mT, own.Y], -1) for own in self.factors), self.tril.mT.unsqueeze(-3))
         return tuple(x if self.tril.dim() > 2 else x.unsqueeze(0) for x in every)
 
     def with_panels(self, panels: tuple[Tensor, ...]) -> "BlockPrecision":

@@ -47,10 +47,6 @@ class Precision(Protocol):
         """Rows of ``L'`` in blocks of one shape, own columns first, ``(R, G, d, w)``; none of other factors."""
         return ()
 
-    def with_panels(self, panels: tuple[Tensor, ...]) -> "Precision":
-        """A batch of this kind, of these."""
-        return self  # without any
-
     def half_solve(self, b: Tensor) -> Tensor:
         """``L^-1 b`` for each row of ``b``, where :meth:`whiten` is ``L' x``."""
         return self.whiten(self.solve(b.flatten(0, -2))).view(b.shape)
@@ -412,15 +408,17 @@ def packed(precision: Precision) -> Tensor:
     return torch.cat(rows, 1)
 
 
-def unpacked(rows: Tensor, like: Precision) -> Precision:
-    """A batch of precisions of rows as :func:`packed` gives them, in their place."""
+def unpacked(rows: Tensor, like: Any) -> Any:
+    """A batch of precisions of rows as :func:`packed` gives them, in their place.
+
+    :param like: a precision with panels.
+    """
     shapes = [panel.shape[1:] for panel in like.panels]
     parts = zip(rows.split([shape.numel() for shape in shapes], 1), shapes, strict=True)
     panels = tuple(part.unflatten(1, shape) for part, shape in parts)
     for panel in panels:
         scale = panel.diagonal(dim1=-2, dim2=-1).exp().unsqueeze(-1)
-        panel.diagonal(dim1=-2, dim2=-1).fill_(1.0)
-        panel.mul_(scale)
+        panel.mul_(scale).diagonal(dim1=-2, dim2=-1).copy_(scale.squeeze(-1))
     return like.with_panels(panels)
 
 

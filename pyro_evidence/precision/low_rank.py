@@ -7,6 +7,7 @@ With ``x = (u, z)``, ``z = B u + c``, and ``K`` minus the second derivatives in 
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,7 +126,7 @@ class LowRank(Precision):
     """``A = L (I + Q (G G' - I) Q') L'`` by factors of ``S = L L'``, of ``R`` rows; one of them knows its inverse."""
 
     plan: LowRankPlan
-    inner: Precision  # S
+    inner: Any  # the precision S
     Q: Tensor  # (R, D, q) QR factors of L^-1 U
     R: Tensor  # (R, q, q), of which the columns from r to 2 r are those of B'
     G: Tensor  # (R, q, q) lower Cholesky factor of I + R C R'

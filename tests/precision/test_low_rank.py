@@ -60,3 +60,11 @@ def test_a_factor_that_begins_with_a_sum_touches_no_coordinate_but_its_own() -> 
     index = torch.tensor([[7, 4, 5], [6, 7, 2]])
     ((own, _),) = LowRankPlan(Pattern(8, (index,)), torch.ones(2, 6).double())._own
     assert [set(row) for row in own.tolist()] == [{4, 5}, {2}]
+
+
+def test_directions_of_sums_do_not_turn_from_one_matrix_to_the_next() -> None:
+    pattern, elements, B = case(False)
+    plan = LowRankPlan(pattern, B)
+    for scale in (0.5, 1.0, 2.0, 40.0):
+        precision = plan.factorise(tuple(scale * e for e in elements), str)
+        assert bool((precision.R.diagonal(dim1=-2, dim2=-1) >= 0.0).all())
