@@ -256,7 +256,7 @@ class Integral:
             rows = rows[: each and HELD_NUMBERS // (2 * each)]
         if not len(rows):
             return None
-        found = _searched_at(self.chart, self.chart.inverse(self.phi), self.nodes).at(rows)
+        found = _searched_at(self.chart, self.chart.inverse(self.phi), self.nodes).chosen(rows)
         try:
             return found if bool(found.apart.isfinite().all()) else None
         except LinAlgError:  # nodes too near one another
@@ -605,7 +605,7 @@ class Searched:
         """Where inner modes are expected at ``z`` ``(R, d)``, ``(R, D)``."""
         return (self.curve.weights(z) @ self.u.to(self.z)).to(self.u)
 
-    def at(self, rows: Tensor) -> "Searched":
+    def chosen(self, rows: Tensor) -> "Searched":
         """Some of the nodes, by their numbers."""
         return Searched(self.z[rows], self.u[rows], self.log_ratio[rows], tuple(self.precisions[i] for i in rows))
 
@@ -669,7 +669,7 @@ def _along_axes(found: OuterMode, where: Standardisation) -> Searched:
     log_mass = every.log_ratio - 0.5 * every.z.square().sum(-1)
     counts = log_mass > log_mass[log_mass.isfinite()].amax() + NEGLIGIBLE
     counts[PROBES.index(0.0) + len(PROBES) :: len(PROBES)] = False
-    return every.at(counts.nonzero().flatten())
+    return every.chosen(counts.nonzero().flatten())
 
 
 def _by_kriging(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
