@@ -379,7 +379,7 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
     """The entries of :func:`importance_check`, and ``moments``, by a given time.
 
     Importance weights of ever more draws, until they say enough; where they degenerate, or their errors are too large,
-    by Newton's steps from the draws, unless these say no more and k-hat is low, though of too few draws to be sure.
+    by Newton's steps from the draws, unless these say no more and weights have a mean, though of too few draws to tell.
 
     :param until: by ``time.process_time()``; half of the time is for importance weights.
     """
@@ -399,7 +399,7 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
         found = importance_check(log_weights, draws, posterior._joint.dtype)
         elements = Elements.of(draws[1])
         moved = by_weights(elements, *draws, importance.checked(log_weights))
-        is_reliable, is_light = (found["pareto_k"] <= k for k in (importance.threshold(num), TRUSTED))
+        is_reliable = found["pareto_k"] <= importance.threshold(num)
         is_known = moved.is_settled(NOTABLE) and found["log_evidence_importance_se"] < PRECISE
         error = moved.pooled.scaled[1]
         is_hopeless = not is_reliable or bool((moved.reach * error * (num / most) ** 0.5 > HARMFUL).any())
@@ -411,7 +411,7 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
     best = moved
     if not (is_reliable and moved.is_settled()):
         steps = by_steps(posterior, torch.cat(noise), until)
-        best = steps if steps.is_settled() or not is_light else moved
+        best = steps if steps.is_settled() or found["pareto_k"] > 1.0 else moved  # whose weights have no mean
     return found | {"moments": moments(best, names_of(posterior._joint).label)}
 
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyro
@@ -134,6 +135,18 @@ def test_a_tail_of_weights_that_change_nothing_is_no_alarm(
     found = posterior._check(time.process_time()) | importance | {"pareto_k": 0.9, "moments": (False, moments)}
     said = "\n".join(lines(posterior._described(found)))
     assert ("k-hat is above 0.7" not in said) == silent and ("k-hat 0.9" in said)
+
+
+@pytest.mark.parametrize(("pareto_k", "by_weights_alone"), [(0.8, True), (1.2, False)])
+def test_weights_that_have_a_mean_count_where_steps_say_nothing(
+    monkeypatch: pytest.MonkeyPatch, pareto_k: float, by_weights_alone: bool
+) -> None:
+    nothing, used, check = SimpleNamespace(is_settled=lambda: False), list[Any](), diagnostics.importance_check
+    monkeypatch.setattr(diagnostics, "by_steps", lambda *_: nothing)
+    monkeypatch.setattr(diagnostics, "importance_check", lambda *given: check(*given) | {"pareto_k": pareto_k})
+    monkeypatch.setattr(diagnostics, "moments", lambda shifts, _: used.append(shifts))
+    diagnostics.check_until(fitted_logistic(), time.process_time())
+    assert (used[0] is not nothing) == by_weights_alone
 
 
 def shifted(shift: Tensor, apart: float = 1.0) -> Shifts:
