@@ -143,7 +143,12 @@ class NestedPosterior(LaplacePosterior):
 
     @property
     def _rows(self) -> int:
-        return min(super()._rows, TOGETHER)
+        return min(super()._rows, self._num_tabulated if self._follows else TOGETHER)
+
+    @property
+    def _follows(self) -> bool:
+        """Whether many draws at once cost little, few of them being searched."""
+        return is_affordable(self._inside.problem, int(FEW_HESSIANS * self._tilted.searched))
 
     def _draws_until(self, until: float) -> Values:
         if len(self._calibrated.points):
@@ -151,6 +156,7 @@ class NestedPosterior(LaplacePosterior):
         generator, parts, begun = generator_of(0), list[Tensor](), time.process_time()
         tilted = self._tilted
         _ = tilted.known or tilted.modes, tilted.skewness_correction  # are found once, and are no draw's price
+        vars(self)["_num_remembered"] = self._num_tabulated if self._follows else 0  # of a first batch
         until += 0.5 * (time.process_time() - begun)  # half of it is the check's
 
         def draw(num: int) -> None:
@@ -343,7 +349,7 @@ class NestedPosterior(LaplacePosterior):
         inside = self._inside.problem
         if len(self.state.u) > MOST_COORDINATES or not is_batched(inside):
             return self.proposal
-        if not is_affordable(inside, int(FEW_HESSIANS * self._tilted.searched)):
+        if not self._follows or not is_affordable(inside, FEW_HESSIANS // 4):  # else tables and checks share draws
             return self.proposal
 
         def log_weights(u: Tensor, log_density: Tensor) -> Tensor:
