@@ -78,7 +78,8 @@ def test_trials_are_found_where_the_frame_has_them(data_dir: Path) -> None:
     found = fitted("cbind(incidence, size - incidence) ~ C(period) + (1 | herd)", frame, family="binomial")
     mean = found.predict(frame)
     assert mean.shape == (len(frame),) and float(mean.sum()) == pytest.approx(float(frame.incidence.sum()), rel=0.05)
-    arguments = as_written(found._joint.model).arguments(frame.drop(columns="size"))
+    *arguments, ones = as_written(found._joint.model).arguments(frame.drop(columns=["size", "incidence"]))
+    assert torch.equal(ones, torch.ones(len(frame)))
     assert torch.equal(mean, found.predict(*arguments, torch.tensor(frame["size"].to_list()).double()))
 
 
