@@ -258,6 +258,7 @@ def test_a_summary_of_dear_draws_sees_few_and_each_once(monkeypatch) -> None:
         return drawn(self, white)
 
     vars(posterior)["_calibrated"] = posterior.proposal  # as of draws that are too dear for a thousand
+    monkeypatch.setattr(type(posterior), "_follows", False)
     monkeypatch.setattr(Proposal, "drawn", dear)
     monkeypatch.setattr(time, "process_time", lambda: real() + 0.02 * sum(map(len, rows)))
     vars(posterior).pop("_latest", None)
