@@ -18,6 +18,7 @@ from pyro_evidence.fitting.iterate import bar_of
 from pyro_evidence.infer.evidence_em import EvidenceEM
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
+from pyro_evidence.laplace.replicates import Columns
 from pyro_evidence.laplace.restarts import thetas
 from pyro_evidence.models.basis import Learned
 from pyro_evidence.models.formula.design import complete_rows, formulas_within
@@ -26,7 +27,7 @@ from pyro_evidence.models.formula.terms import parsed
 from pyro_evidence.models.gp import gp_regression
 from pyro_evidence.models.kernels import ChangePoint, CompositeKernel, Kernel, Product, Setting, Sum
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.replicates import FEWEST, agreed, is_plain, together
+from pyro_evidence.posterior.replicates import FEWEST, agreed, can_be_batched, together
 from pyro_evidence.posterior.structures import StructurePosterior, over
 from pyro_evidence.program.branching import Model, Structures
 from pyro_evidence.program.log_joint import LogJoint
@@ -195,7 +196,11 @@ def _explore_formulas(
 
     def together_with(some: Structures, alone: Mapping[int, LaplacePosterior]) -> Mapping[int, float]:
         """Log evidences by the program of the whole formula: a coefficient whose column is zero has its prior alone."""
-        if len(some) < FEWEST or not alike_in_all or not all(is_plain(each, whole.start) for each in alone.values()):
+        if (
+            len(some) < FEWEST
+            or not alike_in_all
+            or not all(can_be_batched(each, whole.start) for each in alone.values())
+        ):
             return {}
         names = model.coords["coefficient"]
         of_term = torch.tensor([[1.0 * (name in columns) for name in names] for columns in terms.values()]).double()
@@ -204,15 +209,15 @@ def _explore_formulas(
         def masked(factors: Tensor, X: Tensor, *others: Any) -> Any:
             return model(X * factors, *others)
 
+        def columns_of(joint: LogJoint) -> Columns:
+            return [(every, True), *((x, False) for x in joint.args[1:])]
+
         one = replace(whole, model=masked, stop=replace(whole.stop, progress=False))
         try:
             fits = {k: one.run(every[k], *data) for k in alone}
         except FAILURES:
             return {}
-        found = together(
-            lambda joint: [(every, True), *((x, False) for x in joint.args[1:])],
-            *(len(some), fits, whole.start, whole.stop.quadrature_tol),
-        ).log_evidences
+        found = together(columns_of, len(some), fits, whole.start, whole.stop.quadrature_tol).log_evidences
         agree = all(agreed(found.get(k, math.nan), float(each.log_evidence)) for k, each in alone.items())
         return found if agree else {}
 

@@ -33,7 +33,7 @@ from pyro_evidence.numerics.quadrature.densities import (
 )
 from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, PROBES, Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
-from pyro_evidence.precision.dense import Dense, Precision, Separate, packed, precision_tril, unpacked
+from pyro_evidence.precision.dense import Dense, Precision, Separate, packed_factors, precision_tril, unpacked_factors
 
 NODES = rules.growing(5, 31, 1.3)  # on each axis
 MOST_NODES = 1000  # of a product; each is a search for a mode, and nine on each of three axes are 729
@@ -240,8 +240,8 @@ class Integral:
             u[far], log_density[far] = searched.u.to(u), searched.log_density
             for row, place in enumerate(far.nonzero().flatten().tolist()):
                 if bool(log_density[place] > -math.inf):  # else there is no factor
-                    factors[place] = packed(known.factored(searched.precision.row(row)))[0]
-        return ConditionalModes(self.outer_mode.theta(phi), u, unpacked(factors, known.first), log_density)
+                    factors[place] = packed_factors(known.factored(searched.precision.row(row)))[0]
+        return ConditionalModes(self.outer_mode.theta(phi), u, unpacked_factors(factors, known.first), log_density)
 
     @cached_property
     def known(self) -> "Searched | None":
@@ -621,7 +621,7 @@ class Searched:
     @cached_property
     def packed(self) -> Tensor:
         """What is nearly straight of the factors, ``(K, n)``."""
-        return torch.cat([packed(self.factored(A)) for A in self.precisions])
+        return torch.cat([packed_factors(self.factored(A)) for A in self.precisions])
 
     @cached_property
     def apart(self) -> Tensor:
@@ -630,7 +630,7 @@ class Searched:
         white = (size**0.5 * torch.eye(size) if _fits_dense(self.u) else rules.quasi_normal(NOISE, size)).to(self.z)
         for only in (slice(row, row + 1) for row in range(len(self.u))):
             pair = self.packed[only].clone(), self.packed[only] - self.curve.left_out(self.packed, only)
-            own, others = (unpacked(rows, self.first).row(0) for rows in pair)
+            own, others = (unpacked_factors(rows, self.first).row(0) for rows in pair)
             noise = others.whiten(own.unwhiten(white)) - white
             found.append((own.whiten(modes[only]).square().sum() + noise.square().sum() / len(white)).sqrt())
         return torch.stack(found)

@@ -142,7 +142,7 @@ def together(
     :param tolerance: of integrals over marginalised sites, nats.
     :param program: of the data sets' arguments, where it is not that of these fits; of log evidences alone.
     """
-    plain = {k: posterior for k, posterior in alone.items() if is_plain(posterior, start)}
+    plain = {k: posterior for k, posterior in alone.items() if can_be_batched(posterior, start)}
     alike = [{k: other for k, other in plain.items() if _alike(one, other)} for one in plain.values()]
     agreeing = max(alike, key=len, default={})
     if num < FEWEST or len(agreeing) < 2:
@@ -165,7 +165,7 @@ def agreed(log_evidence: float, alone: float) -> bool:
     return abs(log_evidence - alone) <= SAME * (1.0 + abs(alone))
 
 
-def is_plain(posterior: LaplacePosterior, start: Start) -> bool:
+def can_be_batched(posterior: LaplacePosterior, start: Start) -> bool:
     """Whether a fit is one that a batch can make: of one mode, dense, by Laplace alone, its search at a maximum.
 
     Under proper priors, by which each data set has a mode.  Sites may be marginalised where these are all that is

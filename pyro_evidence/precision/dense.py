@@ -401,15 +401,15 @@ class DensePlan(Plan):
         return DenseElements(cholesky(A, "posterior precision A", label).unsqueeze(0), self.pattern)
 
 
-def packed(precision: Precision) -> Tensor:
+def packed_factors(precision: Precision) -> Tensor:
     """What is nearly straight of factors: logs of panels' diagonals, the rest of each row over these, ``(R, n)``."""
     pairs = [(panel, panel.diagonal(dim1=-2, dim2=-1)) for panel in precision.panels]
     rows = [(x / d.unsqueeze(-1)).diagonal_scatter(d.log(), dim1=-2, dim2=-1).flatten(1) for x, d in pairs]
     return torch.cat(rows, 1)
 
 
-def unpacked(rows: Tensor, like: Any) -> Any:
-    """A batch of precisions of rows as :func:`packed` gives them, in their place.
+def unpacked_factors(rows: Tensor, like: Any) -> Any:
+    """A batch of precisions of rows as :func:`packed_factors` gives them, in their place.
 
     :param like: a precision with panels.
     """

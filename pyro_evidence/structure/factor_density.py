@@ -227,9 +227,9 @@ class Structured(AutogradDensity):
     @property
     def fixed_run(self) -> Trace | None:
         """A run whose likelihoods of predictors are those of all; None where they depend on hyperparameters."""
-        return self._fixed.found(None, is_, lambda _: self._run_of_all())
+        return self._fixed.found(None, is_, self._run_of_all)
 
-    def _run_of_all(self) -> Trace | None:
+    def _run_of_all(self, _: None) -> Trace | None:
         with torch.enable_grad():
             trace = self.joint.trace(self.joint.initial_u, self.joint.initial_theta.detach().requires_grad_())
         others = [x for part in self.parts for x in part.slot.others(trace)]

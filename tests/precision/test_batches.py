@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.precision.blocks import BlockPrecision
-from pyro_evidence.precision.dense import DenseElements, DensePlan, Precision, Separate, factorise, packed, unpacked
+from pyro_evidence.precision.dense import (
+    DenseElements,
+    DensePlan,
+    Precision,
+    Separate,
+    factorise,
+    packed_factors,
+    unpacked_factors,
+)
 from pyro_evidence.precision.gaussian_process import LatentPrecision, Selection
 from pyro_evidence.precision.low_rank import LowRank, LowRankPlan
 from tests.models_for_tests.patterns import groups_with_weights, with_elements
@@ -78,7 +86,7 @@ def test_the_kinds_are_what_they_are_called() -> None:
 def test_factors_are_what_was_packed(kind: str) -> None:
     batch = batches()[kind]
     rows, (b, _) = [batch.row(row) for row in range(3)], vectors(batch)
-    again = unpacked(torch.cat([packed(A) for A in rows]), rows[0])
+    again = unpacked_factors(torch.cat([packed_factors(A) for A in rows]), rows[0])
     for name in ("unwhiten", "whiten"):
         assert_exact(getattr(again, name)(b), getattr(batch, name)(b))
         assert_exact(getattr(again.row(1), name)(b), getattr(rows[1], name)(b))
