@@ -185,7 +185,8 @@ def _by_draws(
     shared = torch.arange(places.u.shape[-1]) if marginal is None else marginal.partition.shared
     index = importance.resampled(places.weights, num, generator := seeded(0)).sort().values.view(-1, 2)
     index = index[torch.randperm(num // 2, generator=generator)].mT.flatten()  # of both in a pair, nearly always
-    white = mixture.unwhiten_pairs(quasi_normal(num // 2, len(shared) + 1).to(mixture.loc))
+    quasi = quasi_normal(num // 2, len(shared) + 1, num - FEWEST)  # others than a mixture has adapted to
+    white = mixture.unwhiten_pairs(quasi.to(mixture.loc))
     by_component = mixture.by_component(white)
     u, log_slope = _at_nodes(places, index, shared, white, sizes, covariance_at)
     log_proposal = by_component.logsumexp(0) - log_slope
