@@ -357,10 +357,10 @@ MOST = 2**12  # formulas, a fit for each
 
 
 def formulas_within(formula: str, frame: Frame) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[bool, ...]], bool]:
-    """Terms of the fixed part that a formula may lack, with names of their columns, and each formula with which it has.
+    """Terms of the fixed part that a formula may lack, with names of their columns; and each formula with its terms.
 
-    Then whether the columns of a term are the same in all formulas: those of levels need not be where the constant or a
-    margin of a term is nowhere.
+    Last whether a term has the same columns in all formulas: levels may have others where the constant, or a margin of
+    an interaction, is in none.
 
     An interaction comes with all terms whose columns are among its own (Nelder, 1977).  Constant, offsets, groups,
     smooths, and formulas of other parameters stay.
