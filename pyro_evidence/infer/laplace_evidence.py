@@ -72,6 +72,7 @@ from pyro_evidence.program.checks import (
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
+from pyro_evidence.structure.recognise import unread
 from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_structure
 from pyro_evidence.structure.symmetries import has_images, has_labels_beside, has_other_orders, off_orbits
 
@@ -184,8 +185,8 @@ class LaplaceEvidence(Resumable):
             self._over = results.over_structures(self.model, (args, kwargs), fits, self.start, self.stop)
             return self._over
         posterior = posterior if self.marginalise is not None else self._with_more_marginalised(posterior)
-        verified = posterior.state.problem.structure.known is not None  # a form of all, at places far from one another
-        if self._full is None and not verified:
+        # unless a form of all was verified, at places far from one another
+        if self._full is None and posterior.state.problem.structure.known is None:
             warn_of_jumps(posterior.state)
         return posterior
 
@@ -359,11 +360,11 @@ class LaplaceEvidence(Resumable):
         joint = LogJoint(self.model, args, kwargs, **given)
         self._require_varied(joint)
         joint.initial_theta = off_orbits(joint)
-        problem = laplace_problem(joint, self.curvature)
-        inside = self._multipliers(problem)
-        linear = problem.structure.linear  # where all latents are weights under Gaussian priors, none sets a spread
-        none = self.marginalise is None and linear is not None and linear.gaussian
-        own = () if none or inside else self._bounded_blocks(problem)
+        structure = unread(joint, factors=self.curvature in (None, exact_hessian))
+        whole = problem_of(joint, structure, self.curvature or exact_hessian)
+        inside = self._multipliers(whole)
+        none = self.marginalise is None and structure.is_gaussian
+        own = () if none or inside else self._bounded_blocks(whole)
         sites = () if none else marginalised_sites(joint, self.marginalise, inside, own)
         inside = inside or own
         latents, others = joint.latents.slices.keys(), {*sites, *self._more}
@@ -382,8 +383,10 @@ class LaplaceEvidence(Resumable):
         if marginalise:
             conditional = MarginalisedJoint(self.model, args, kwargs, marginalise=marginalise, **given)
             conditional.initial_theta = off_orbits(conditional)
-            full, problem = problem, marginalised_problem(conditional, self.curvature)
-            self._full = replace(full, curvature=problem.curvature)
+            problem = marginalised_problem(conditional, self.curvature)
+            self._full = replace(whole, curvature=problem.curvature)
+        else:
+            problem = problem_of(joint, structure, self.curvature)
         of = problem.joint, problem.structure
         if self._num_nodes != 1 and not isinstance(all_blocks(*of), Partition):
             raise no_blocks(*of, f"nodes={self._num_nodes!r}")
@@ -473,7 +476,7 @@ class LaplaceEvidence(Resumable):
             self._fits = tuple(refined(fit, begun, self._num_nodes, self.stop) for fit, begun in pairs)
         posterior = self.posterior
         if self._full is not None:  # no search has climbed slopes in what is integrated numerically
-            require_own_slopes(posterior.state.around)
+            require_own_slopes(self._full.unread.around(posterior.state.u, posterior.state.theta))
         reached = {n: v.reshape(-1)[:SHOWN].tolist() for n, v in list(posterior.hyperparameters.items())[:SHOWN]}
         detail = f". Hyperparameters reached, at most {SHOWN} elements of each: {reached}"
         require_convergence("LaplaceEvidence", Status(posterior.status), posterior, self.stop, detail)

@@ -158,6 +158,11 @@ class Problem:
         return replace(self, structure=replace(self.structure, known=None))
 
     @property
+    def unread(self) -> "Problem":
+        """This problem by its plain density, for a few points of one whose structure was not needed."""
+        return replace(self, structure=Structure(None, None, None, self.structure.density))
+
+    @property
     def shared(self) -> LinearPredictors | None:
         """The linear predictors whose one run at some hyperparameters is for mode, slope and prior; None for others."""
         if self.structure.latent is not None or not self.joint.has_data:
@@ -189,20 +194,19 @@ class Problem:
         return replace(self, active=self.active & ~member)
 
 
-def problem_of(joint: LogJoint, structure: Structure, curvature: Curvature) -> Problem:
-    """The problem before anything is pruned."""
+def problem_of(joint: LogJoint, structure: Structure, curvature: Curvature | None = None) -> Problem:
+    """The problem before anything is pruned.
+
+    :param curvature: None for Gauss-Newton where the latents are the weights of a network, else the exact Hessian.
+    """
+    if curvature is None:
+        curvature = gauss_newton if structure.linear is None and has_hidden_units(structure) else exact_hessian
     return Problem(joint, structure, curvature, torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device))
 
 
 def laplace_problem(joint: LogJoint, curvature: Curvature | None = None) -> Problem:
-    """The problem of a model, whose structure is looked for.
-
-    :param curvature: None for Gauss-Newton where the latents are the weights of a network, else the exact Hessian.
-    """
-    structure = recognise(joint, factors=curvature in (None, exact_hessian))
-    if curvature is None:
-        curvature = gauss_newton if structure.linear is None and has_hidden_units(structure) else exact_hessian
-    return problem_of(joint, structure, curvature)
+    """The problem of a model, whose structure is looked for."""
+    return problem_of(joint, recognise(joint, factors=curvature in (None, exact_hessian)), curvature)
 
 
 @dataclass(frozen=True)

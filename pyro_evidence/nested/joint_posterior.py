@@ -42,7 +42,7 @@ def whole_state(full: Problem, found: OuterMode, log_evidence: Tensor) -> Laplac
     joint, place = full.joint, index_map(full.joint, found.state.problem.joint)
     u, theta = whole_place(joint, found.state)
     with torch.no_grad():
-        log_joint = full.density.log_joint(u.unsqueeze(0), theta)[0]
+        log_joint = full.structure.density.log_joint(u.unsqueeze(0), theta)[0]
     log_hyperprior = joint.log_hyperprior(theta).detach()
     numbers = (log_joint, joint_precision(found, place), 0.0, log_evidence, log_hyperprior)
     return LaplaceState(full, theta, u, *numbers, left_saddle=found.state.left_saddle)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class Run:
     u: Tensor  # (D,)
     nodes: Any
     children: tuple[Child, ...]
+    _shifts: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def changes(self, directions: Tensor) -> list[dict[str, Tensor]]:
         """Derivatives of every child's log density, its own value held, along directions ``(P, D)`` of the latents."""
@@ -74,6 +75,8 @@ class Run:
 
     def shift(self, child: Child) -> Tensor:
         """Derivative of a child's log density as its points move together in unconstrained space."""
+        if child.name in self._shifts:
+            return self._shifts[child.name]
         fn = self.nodes[child.name]["fn"]
         transform = bijection(child.name, fn)
         y = transform.inv(child.points).detach().requires_grad_()
@@ -83,7 +86,8 @@ class Run:
         log_det = transform.log_abs_det_jacobian(y, x).reshape(*log_prob.shape, -1).sum(-1)
         flat = (log_prob + log_det).double().reshape(-1)
         along = Forward(flat, y).along(torch.ones_like(y).unsqueeze(0))
-        return along.reshape(log_prob.shape)
+        self._shifts[child.name] = along.reshape(log_prob.shape)
+        return self._shifts[child.name]
 
 
 def _run(joint: LogJoint, u: Tensor, theta: Tensor) -> Run:
@@ -357,7 +361,7 @@ def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[s
             size = block.stop - block.start
             row[block] = (torch.randn(size, generator=generator) if is_affine(p.transform) else torch.ones(size)).to(u)
         at_points.append(dict(zip(joint.latents.names, here.changes(along), strict=True)))
-        taken |= {p.name for p in candidates if spreads(p.name, at_points[-1], here)}
+        taken |= {p.name for p in candidates if p.name not in taken and spreads(p.name, at_points[-1], here)}
     without, changes = at_points
     taken |= multiplying(joint, [p for p in candidates if p.name not in taken], theta)
     # single numbers that a pyro.factor sees, which does not say what they do there, where these are few

@@ -136,8 +136,8 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     @property
     def hyperparameters(self) -> dict[str, Tensor]:
         """Constrained values by the model's own names; a pruned precision is ``inf``, a pruned scale 0."""
-        theta, groups, active = self.state.theta, self.state.problem.structure.groups, self.state.problem.active
-        if groups is not None and not bool(active.all()):
+        theta, active = self.state.theta, self.state.problem.active
+        if not bool(active.all()) and (groups := self.state.problem.structure.groups) is not None:
             pruned = groups.member[~active].unique()
             theta = theta.index_copy(0, pruned, groups.power[pruned].sign() * math.inf)
         params, sites = self._joint.split_hypers(theta)

@@ -401,7 +401,7 @@ def _integral_around(fit: Fit[TypeII], tolerance: float, full: Problem | None = 
     if fit.status is Status.STEP_LIMIT:
         found = best_mode(found)
     if full is not None:
-        warn_of_jumps(joint_posterior.whole_state(full, found, found.state.log_evidence))
+        warn_of_jumps(joint_posterior.whole_state(full.unread, found, found.state.log_evidence))
     found, elsewhere = check_multimodality(found, tolerance)
     integral = integrate(found, tolerance, elsewhere)
     arrived = fit.status is Status.STEP_LIMIT and len(found.marginalised) == len(found.state.theta)

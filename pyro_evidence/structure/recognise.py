@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.batched import HELD_NUMBERS
+from pyro_evidence.numerics.coordinates import is_affine
 from pyro_evidence.numerics.derivatives import Forward, generic_directions, normal_draws
 from pyro_evidence.numerics.linalg import has_room
 from pyro_evidence.numerics.linear_predictor import NormalTargets, is_separable
@@ -74,6 +76,11 @@ class Structure:
         return self.known if isinstance(self.known, LinearDensity) else None
 
     @property
+    def is_gaussian(self) -> bool:
+        """Whether all latents are weights under Gaussian priors, of which none sets a spread."""
+        return self.linear is not None and self.linear.gaussian
+
+    @property
     def latent(self) -> GaussianLatent | None:
         """The density of linear predictors whose latents have a dense Gaussian prior."""
         return self.known if isinstance(self.known, GaussianLatent) else None
@@ -110,6 +117,38 @@ class Structure:
         step = 1e-4
         moved = (self.density.gradient(u + step * u * signs, theta)[1] - exact).abs().amax() / step
         return apart <= allowed + 64.0 * torch.finfo(joint.dtype).eps * float(moved)
+
+
+class Unread(Structure):
+    """The facts about a log joint, looked for when one of them is first asked for; its plain density is there."""
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not there yet."""
+        if name not in ("groups", "slots", "known"):
+            raise AttributeError(name)
+        with torch.enable_grad():  # whoever asks may have switched it off
+            vars(self).update(vars(recognise(self.density.joint, factors=self.look_for_factors)))
+        return vars(self)[name]
+
+    @property
+    def is_gaussian(self) -> bool:
+        """It is not: an end of a range is no Gaussian's."""
+        return False
+
+    @cached_property
+    def multipliers(self) -> tuple[str, ...]:
+        """As above, where there are any; one site of several elements has none beside it."""
+        several = sum(part.size > 1 for part in self.density.joint.latents) > 1
+        return super().multipliers if several and multipliers(self.density.joint) else ()
+
+
+def unread(joint: LogJoint, *, factors: bool) -> Structure:
+    """:func:`recognise`, later where some latents have an end of their range, which may be integrated outside."""
+    if all(is_affine(part.transform) for part in joint.latents):
+        return recognise(joint, factors=factors)
+    found = object.__new__(Unread)
+    vars(found).update(density=AutogradDensity(joint, None), look_for_factors=factors)
+    return found
 
 
 def recognition_error(joint: LogJoint) -> BaseException | None:

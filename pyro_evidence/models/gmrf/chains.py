@@ -67,7 +67,12 @@ def _walk(size: int | Tensor, order: int, cyclic: bool, device: torch.device) ->
         return _regular_cycle(size, order, device) if cyclic else _regular_walk(size, order, device)
     if cyclic:
         raise BadInput("RandomWalk(cyclic=True) at locations; expected their number: a circle has equal distances.")
-    t = size.detach().double()
+    return _uneven_walk(tuple(size.detach().double().tolist()), order, device)
+
+
+@cached(32)
+def _uneven_walk(locations: tuple[float, ...], order: int, device: torch.device) -> Unit:
+    t = torch.tensor(locations, dtype=torch.float64, device=device)
     _check_increase(t)
     return _open_walk(t, order)
 

@@ -250,13 +250,17 @@ class BYM2(GaussianField):
         coefficients = torch.cat([own.expand(*self.scale.shape, *own.shape), effect], -2)
         precision = torch.cat([precision, noise.reciprocal().unsqueeze(-1).expand(*self.scale.shape, size)], -1)
         # the field behind the effects, with a factor for each effect given its field
-        field, node = graph.unit.structure if self.level is None else graph.unit.at_a_level, torch.arange(size)
-        node = node.to(graph.edges)
-        index = torch.cat([field.index + size, torch.stack([node, node + size], -1)])
-        structure = Structure(index, torch.cat([torch.zeros_like(field.fixed), field.fixed]), field.anchors + size)
+        structure = _with_effects(graph.unit.structure if self.level is None else graph.unit.at_a_level)
         super().__init__(
             structure, (coefficients, precision), log_det - size * noise.log(), torch.Size([2, size]), validate_args
         )
+
+
+@cached(8)
+def _with_effects(field: Structure) -> Structure:
+    node = torch.arange(field.size, device=field.index.device)
+    index = torch.cat([field.index + field.size, torch.stack([node, node + field.size], -1)])
+    return Structure(index, torch.cat([torch.zeros_like(field.fixed), field.fixed]), field.anchors + field.size)
 
 
 class Lattice(GaussianField):
