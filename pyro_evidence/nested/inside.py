@@ -30,7 +30,7 @@ from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_BYTES, HELD_NUMBERS
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.precision.choices import exact_hessian
-from pyro_evidence.precision.dense import FLOAT, Diagonal, Precision, Separate
+from pyro_evidence.precision.dense import Diagonal, Precision, Separate
 from pyro_evidence.settings import seeded
 from pyro_evidence.structure.symmetries import are_nearest
 
@@ -141,8 +141,9 @@ def inside_correction(places: LaplaceNodes) -> InsideCorrection | None:
         if alone or FEWEST * row_bytes * marginal.nodes_of_each > PRICE:  # few nodes of quadrature can be paid
             marginal = None  # all are drawn
     if isinstance(places.precision, Separate) and problem.factors is not None:  # which each round asks for
-        most = HELD_NUMBERS // 2 * FLOAT // problem.factors.density.plan.num_bytes
-        kept = places.precision.kept(places.weights.argsort(descending=True)[:most].tolist())
+        order = places.weights.argsort(descending=True).tolist()
+        each = sum(panel.numel() for panel in places.precision.row(order[0]).row(0).panels)
+        kept = places.precision.kept(order[: HELD_NUMBERS // (2 * each) if each else 0])
         places = replace(places, precision=kept)
     found, num, mixture = None, FEWEST, _around_mode(places, marginal)
     with without_validation(), suppress(RuntimeError):  # a model that takes no batch of rows

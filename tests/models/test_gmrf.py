@@ -648,3 +648,18 @@ def test_a_large_graph_s_log_determinant_is_that_of_its_eigenvalues(monkeypatch:
     monkeypatch.setattr(graphs, "SPECTRUM", 0)
     for actual, own in zip(found(), expected, strict=True):
         torch.testing.assert_close(actual, own, rtol=1e-10, atol=1e-10)
+
+
+def test_runs_of_a_model_share_what_does_not_depend_on_scales() -> None:
+    """Plans of elimination are made once for it."""
+    graph, t = Neighbours(torch.tensor([[0, 1], [1, 2], [2, 0]]), 3), torch.tensor([0.0, 1.0, 2.5, 3.0])
+
+    def made(scale: float) -> list[GaussianField]:
+        s = torch.tensor(scale)
+        return [RandomWalk(s, t, order=2, level=1.0), BYM2(graph, s, torch.tensor(0.5))]
+
+    assert all(one.structure is other.structure for one, other in zip(made(0.5), made(2.0), strict=True))
+    t += torch.tensor([0.0, 0.0, 0.0, 1.0])  # in place: another walk
+    other = RandomWalk(0.5, t, order=2, level=1.0)
+    x = torch.tensor([0.3, -0.1, 0.4, 0.2])
+    torch.testing.assert_close(other.log_prob(x), RandomWalk(0.5, t.clone(), order=2, level=1.0).log_prob(x))

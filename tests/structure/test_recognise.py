@@ -1,5 +1,6 @@
 """What is recognised equals the generic path wherever one looks; what only looks alike is not recognised."""
 
+from dataclasses import replace
 from functools import cache, partial
 
 import pyro
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence.models import gmrf
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.numerics.linalg import available_bytes
 from pyro_evidence.precision.dense import assembled
@@ -450,3 +452,35 @@ def test_a_density_at_plain_numbers_carries_no_graph() -> None:
     again = linear.log_joint(u, joint.initial_theta)
     assert_same(again, value)
     assert not again.requires_grad
+
+
+def a_walk_of_counts(y: Tensor) -> None:
+    s = pyro.sample("s", dist.HalfNormal(1.0))
+    x = pyro.sample("x", gmrf.RandomWalk(s, torch.arange(len(y)).double().square(), level=3.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson(x.exp()), obs=y)
+
+
+def test_what_stands_around_a_field_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the density of all latents together a fit needs a few values, for which nothing need be recognised."""
+    read: list[LogJoint] = []
+
+    def counted(joint: LogJoint, *, factors: bool = False) -> Structure:
+        read.append(joint)
+        return recognise(joint, factors=factors)
+
+    monkeypatch.setattr(structure, "recognise", counted)
+    size = structure.SMALL + 20
+    y = torch.poisson(torch.full((size,), 3.0), torch.Generator().manual_seed(0))
+    posterior = LaplaceEvidence(a_walk_of_counts, nodes=1).run(y)
+    assert posterior.marginalised_sites == ("s",)
+    assert not read
+    problem = posterior.state.problem
+    with torch.no_grad():
+        value = problem.density.log_joint(posterior.state.u.expand(2, -1), posterior.state.theta)
+    assert len(read) == 1
+    assert problem.structure.factors is not None
+    assert_same(value, posterior.state.log_joint.expand(2))
+    again = replace(problem.structure, known=None)
+    assert again.known is None
+    assert len(read) == 1
