@@ -72,7 +72,7 @@ from pyro_evidence.program.checks import (
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import with_dummy_site
 from pyro_evidence.settings import Start, check_function, check_instance, check_model, seed_of
-from pyro_evidence.structure.recognise import unread
+from pyro_evidence.structure.recognise import recognise, unread
 from pyro_evidence.structure.streamed import first_joint, linear_rows, streamed_structure
 from pyro_evidence.structure.symmetries import has_images, has_labels_beside, has_other_orders, off_orbits
 
@@ -360,12 +360,12 @@ class LaplaceEvidence(Resumable):
         joint = LogJoint(self.model, args, kwargs, **given)
         self._require_varied(joint)
         joint.initial_theta = off_orbits(joint)
-        structure = unread(joint, factors=self.curvature in (None, exact_hessian))
+        ends = any(not is_affine(p.transform) for p in joint.latents)  # else none is a scale, which is integrated
+        structure = (unread if ends else recognise)(joint, factors=self.curvature in (None, exact_hessian))
         whole = problem_of(joint, structure, self.curvature or exact_hessian)
         inside = self._multipliers(whole)
-        none = self.marginalise is None and structure.is_gaussian
-        own = () if none or inside else self._bounded_blocks(whole)
-        sites = () if none else marginalised_sites(joint, self.marginalise, inside, own)
+        own = self._bounded_blocks(whole) if ends and not inside else ()
+        sites = marginalised_sites(joint, self.marginalise, inside, own) if ends or self.marginalise else ()
         inside = inside or own
         latents, others = joint.latents.slices.keys(), {*sites, *self._more}
         shared = others | (latents & self._outside)

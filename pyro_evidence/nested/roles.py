@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,7 +58,6 @@ class Run:
     u: Tensor  # (D,)
     nodes: Any
     children: tuple[Child, ...]
-    _shifts: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def changes(self, directions: Tensor) -> list[dict[str, Tensor]]:
         """Derivatives of every child's log density, its own value held, along directions ``(P, D)`` of the latents."""
@@ -75,8 +74,6 @@ class Run:
 
     def shift(self, child: Child) -> Tensor:
         """Derivative of a child's log density as its points move together in unconstrained space."""
-        if child.name in self._shifts:
-            return self._shifts[child.name]
         fn = self.nodes[child.name]["fn"]
         transform = bijection(child.name, fn)
         y = transform.inv(child.points).detach().requires_grad_()
@@ -86,8 +83,7 @@ class Run:
         log_det = transform.log_abs_det_jacobian(y, x).reshape(*log_prob.shape, -1).sum(-1)
         flat = (log_prob + log_det).double().reshape(-1)
         along = Forward(flat, y).along(torch.ones_like(y).unsqueeze(0))
-        self._shifts[child.name] = along.reshape(log_prob.shape)
-        return self._shifts[child.name]
+        return along.reshape(log_prob.shape)
 
 
 def _run(joint: LogJoint, u: Tensor, theta: Tensor) -> Run:

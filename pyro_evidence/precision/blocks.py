@@ -122,8 +122,7 @@ class Step:
     """Blocks of one shape that are eliminated together, and where their panels and their neighbours' entries lie."""
 
     own: Tensor  # (G, d), padded
-    slots: slice  # their places in vectors in the order of elimination, each padded
-    border: Tensor  # (G, p) places there of the neighbours, padded
+    border: Tensor  # (G, p), padded
     padding: Tensor | None  # (G, d) float64, one where a block has no coordinate; None where all have as many
     part: slice  # their panels in the flat vector
     places: Tensor | None  # (G, p, p) of the entries among neighbours; None where all are in the remainder
@@ -133,10 +132,6 @@ class Step:
     def panel(self, flat: Tensor) -> Tensor:
         """Their part of flat vectors ``(..., total)``, ``(..., G, d, d + p)``."""
         return flat[..., self.part].unflatten(-1, (*self.own.shape, -1))
-
-    def own_part(self, x: Tensor) -> Tensor:
-        """Their part of columns in the order of elimination ``(R, M, S)``, ``(R, G, d, S)``."""
-        return x[:, self.slots].view(len(x), *self.own.shape, -1)
 
     def slices(self, num: int = 1, columns: int | None = None) -> list[slice]:
         """Slices of blocks, of so many matrices or rows, whose entries among neighbours may be held at a time.
@@ -168,8 +163,6 @@ class BlockPlan(Plan):
     places: PanelLayout
     families: tuple[FamilyPlaces, ...]
     steps: tuple[Step, ...]
-    turns: Tensor  # (M,) coordinates in the order of elimination, padding among them
-    slot: Tensor  # (D + 1,) where each is there, and last the padding of neighbours
 
     @property
     def sentence(self) -> str:
@@ -242,16 +235,12 @@ def block_plan(pattern: Pattern, order: Order) -> BlockPlan:
     """The plan for a pattern and an order of elimination."""
     places = layout(order, pattern.size)
     families, steps, start = [], [], (len(order.rest) + 1) ** 2
-    fronts = [front for level in order.levels for front in level]
-    turns = torch.cat([*(front.own.flatten() for front in fronts), order.rest, places.turn.new_tensor([pattern.size])])
-    slot = torch.zeros_like(places.turn).index_put_((turns,), torch.arange(len(turns), device=turns.device))
-    slot[-1], first_slot = len(turns) - 1, 0
     for index in pattern.index:
         number = row_numbers(index, places.size)
         first = first_of_each(number)
         repeated = len(first) < len(index)
         families.append(FamilyPlaces(number if repeated else None, places.places(index[first] if repeated else index)))
-    for front in fronts:
+    for front in (front for level in order.levels for front in level):
         part = slice(start, start + front.own.numel() * front.width)
         in_rest = bool((places.turn[front.border] >= len(order.levels)).all())
         count, (width, border) = len(front.own), (front.own.shape[-1], front.border.shape[-1])
@@ -259,10 +248,10 @@ def block_plan(pattern: Pattern, order: Order) -> BlockPlan:
         fits = count * width * len(order.rest) <= 16 * PORTION
         own_places, padding = None if in_rest else places.places(front.border), (front.own == pattern.size).double()
         padded = padding if bool(padding.any()) else None
-        rows, own = places.row[front.border], slice(first_slot, first_slot + front.own.numel())
-        steps.append(Step(front.own, own, slot[front.border], padded, part, own_places, rows, product and fits))
-        start, first_slot = part.stop, own.stop
-    return BlockPlan(pattern.size, order, places, tuple(families), tuple(steps), turns, slot)
+        rows = places.row[front.border]
+        steps.append(Step(front.own, front.border, padded, part, own_places, rows, product and fits))
+        start = part.stop
+    return BlockPlan(pattern.size, order, places, tuple(families), tuple(steps))
 
 
 @dataclass(frozen=True)
@@ -402,7 +391,7 @@ class BlockPrecision(Precision):
 
     def half_solve(self, b: Tensor) -> Tensor:
         """``L^-1 b`` for each row of ``b``, ``(S, D)``, or for some with each matrix, ``(R, S, D)``."""
-        return self._as_rows(self._forward(self._columns(b))).view(b.shape)
+        return _as_rows(self._forward(self._columns(b))).view(b.shape)
 
     def unwhiten(self, white: Tensor) -> Tensor:
         """``L'^-1 z`` for each ``z``, ``(S, D)``, with ``A = L L'`` in the order of elimination."""
@@ -413,51 +402,46 @@ class BlockPrecision(Precision):
         x = self._columns(rows)
         out = torch.zeros_like(x)
         for step, factor in zip(self.plan.steps, self.factors, strict=True):
-            step.own_part(out).copy_(factor.tril.mT @ step.own_part(x) + step.times(factor.Y, x))
-        out[:, self._rest] = self.tril.mT @ x[:, self._rest]
-        return self._as_rows(out)
-
-    @property
-    def _rest(self) -> slice:
-        """Places of the remainder in vectors in the order of elimination: before the last, which takes padding."""
-        return slice(len(self.plan.turns) - 1 - len(self.plan.order.rest), len(self.plan.turns) - 1)
+            out[:, step.own] = factor.tril.mT @ x[:, step.own] + step.times(factor.Y, x)
+        out[:, self.plan.order.rest] = self.tril.mT @ x[:, self.plan.order.rest]
+        return _as_rows(out)
 
     def _columns(self, rows: Tensor) -> Tensor:
-        """``(S, D)`` as columns in the order of elimination beside their matrices, ``(R, M, S / R)``."""
-        x = torch.nn.functional.pad(rows.to(self.tril), (0, 1)).index_select(-1, self.plan.turns)
+        """``(S, D)`` as new columns beside their matrices with a place for the padding, ``(R, D + 1, S / R)``."""
+        padded = torch.nn.functional.pad(rows.to(self.tril), (0, 1))
         if rows.dim() == 3:
-            return x.mT.contiguous()
-        return (x.mT.unsqueeze(0) if self.tril.dim() == 2 else x.unsqueeze(-1)).contiguous()
-
-    def _as_rows(self, x: Tensor) -> Tensor:
-        """Such columns as rows ``(S, D)``."""
-        return x.index_select(1, self.plan.slot[:-1]).mT.flatten(0, 1).contiguous()
+            return padded.mT.contiguous()
+        return (padded.mT.unsqueeze(0) if self.tril.dim() == 2 else padded.unsqueeze(-1)).contiguous()
 
     def _forward(self, x: Tensor) -> Tensor:
-        """``L^-1 x`` in place, ``(R, M, S / R)``."""
+        """``L^-1 x`` in place, ``(R, D + 1, S / R)``."""
         for step, factor in zip(self.plan.steps, self.factors, strict=True):
-            y = factor.forward(step.own_part(x))
-            step.own_part(x).copy_(y)
+            y = factor.forward(x[:, step.own])
+            x[:, step.own] = y
             for part in step.slices(len(x), x.shape[-1]):  # Y' y of each block goes off x at its border
                 _add(x, step.border[part], -_product(factor.Y[..., part, :, :].mT, y[:, part]).flatten(1, 2))
-        x[:, self._rest] = torch.linalg.solve_triangular(self.tril, x[:, self._rest], upper=False)
+        rest = self.plan.order.rest
+        x[:, rest] = torch.linalg.solve_triangular(self.tril, x[:, rest], upper=False)
         return x
 
     def _backward(self, x: Tensor) -> Tensor:
-        """``L'^-1 x`` as rows, ``(S, D)``."""
-        x[:, self._rest] = torch.linalg.solve_triangular(self.tril.mT, x[:, self._rest], upper=True)
+        """``L'^-1 x`` without the padding, ``(S, D)``."""
+        rest = self.plan.order.rest
+        x[:, rest] = torch.linalg.solve_triangular(self.tril.mT, x[:, rest], upper=True)
         x[:, -1] = 0.0
         for step, factor in zip(reversed(self.plan.steps), reversed(self.factors), strict=True):
-            own = step.own_part(x)
-            own.copy_(factor.backward(own - step.times(factor.Y, x)))
-        return self._as_rows(x)
+            x[:, step.own] = factor.backward(x[:, step.own] - step.times(factor.Y, x))
+        return _as_rows(x)
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """Columns ``(R, D + 1, S / R)`` without the padding as rows ``(S, D)``."""
+    return x[:, :-1].mT.flatten(0, 1).contiguous()
 
 
 def _product(A: Tensor, x: Tensor) -> Tensor:
-    """``A x``; of one column as of one row, in a fifth of the time that torch's product takes for a batch of columns."""
-    if x.shape[-1] > 1 or A.shape[-2] == 1:
-        return A @ x
-    return A * x if A.shape[-1] == 1 else (x.mT @ A.mT).mT
+    """``A x``; of one column as of one row, in a fifth of the time that torch takes for a batch of columns."""
+    return A @ x if x.shape[-1] > 1 or 1 in A.shape[-2:] else (x.mT @ A.mT).mT
 
 
 def _add(total: Tensor, places: Tensor, values: Tensor) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.batched import HELD_NUMBERS
-from pyro_evidence.numerics.coordinates import is_affine
 from pyro_evidence.numerics.derivatives import Forward, generic_directions, normal_draws
 from pyro_evidence.numerics.linalg import has_room
 from pyro_evidence.numerics.linear_predictor import NormalTargets, is_separable
@@ -76,11 +75,6 @@ class Structure:
         return self.known if isinstance(self.known, LinearDensity) else None
 
     @property
-    def is_gaussian(self) -> bool:
-        """Whether all latents are weights under Gaussian priors, of which none sets a spread."""
-        return self.linear is not None and self.linear.gaussian
-
-    @property
     def latent(self) -> GaussianLatent | None:
         """The density of linear predictors whose latents have a dense Gaussian prior."""
         return self.known if isinstance(self.known, GaussianLatent) else None
@@ -88,8 +82,10 @@ class Structure:
     @cached_property
     def multipliers(self) -> tuple[str, ...]:
         """The sites that multiply those of another plate, such as the discriminations of items the abilities."""
-        linear = self.linear or self.network or (self.factors is not None and self.factors.linear)
-        return () if linear else multipliers(self.density.joint)
+        several = sum(part.size > 1 for part in self.density.joint.latents) > 1
+        found = multipliers(self.density.joint) if several else ()
+        linear = found and (self.linear or self.network or (self.factors is not None and self.factors.linear))
+        return () if linear else found
 
     @property
     def factors(self) -> Structured | None:
@@ -130,22 +126,9 @@ class Unread(Structure):
             vars(self).update(vars(recognise(self.density.joint, factors=self.look_for_factors)))
         return vars(self)[name]
 
-    @property
-    def is_gaussian(self) -> bool:
-        """It is not: an end of a range is no Gaussian's."""
-        return False
-
-    @cached_property
-    def multipliers(self) -> tuple[str, ...]:
-        """As above, where there are any; one site of several elements has none beside it."""
-        several = sum(part.size > 1 for part in self.density.joint.latents) > 1
-        return super().multipliers if several and multipliers(self.density.joint) else ()
-
 
 def unread(joint: LogJoint, *, factors: bool) -> Structure:
-    """:func:`recognise`, later where some latents have an end of their range, which may be integrated outside."""
-    if all(is_affine(part.transform) for part in joint.latents):
-        return recognise(joint, factors=factors)
+    """:func:`recognise`, later."""
     found = object.__new__(Unread)
     vars(found).update(density=AutogradDensity(joint, None), look_for_factors=factors)
     return found

@@ -64,17 +64,10 @@ def _walk(size: int | Tensor, order: int, cyclic: bool, device: torch.device) ->
             f"at least."
         )
     if isinstance(size, int):
-        return _regular_cycle(size, order, device) if cyclic else _regular_walk(size, order, device)
+        return _regular_cycle(size, order, device) if cyclic else _open_walk(range(size), order, device)
     if cyclic:
         raise BadInput("RandomWalk(cyclic=True) at locations; expected their number: a circle has equal distances.")
-    return _uneven_walk(tuple(size.detach().double().tolist()), order, device)
-
-
-@cached(32)
-def _uneven_walk(locations: tuple[float, ...], order: int, device: torch.device) -> Unit:
-    t = torch.tensor(locations, dtype=torch.float64, device=device)
-    _check_increase(t)
-    return _open_walk(t, order)
+    return _open_walk(tuple(size.detach().double().tolist()), order, device)
 
 
 def _check_increase(locations: Tensor) -> None:
@@ -86,11 +79,9 @@ def _check_increase(locations: Tensor) -> None:
 
 
 @cached(32)
-def _regular_walk(size: int, order: int, device: torch.device) -> Unit:
-    return _open_walk(torch.arange(size, dtype=torch.float64, device=device), order)
-
-
-def _open_walk(t: Tensor, order: int) -> Unit:
+def _open_walk(places: range | tuple[float, ...], order: int, device: torch.device) -> Unit:
+    t = torch.tensor(places, dtype=torch.float64, device=device)
+    _check_increase(t)
     size, d = len(t), t.diff()
     if order == 1:
         coefficients, weights = torch.tensor([-1.0, 1.0]).to(t).expand(size - 1, 2), 1.0 / d
