@@ -9,10 +9,15 @@ hyperparameters, finds the mode there again by Newton's method on a dense Hessia
 whole log density, and gives the largest difference in the log evidence, nats; exact where the data are Gaussian.  It
 is made where the latents are few enough for a dense Hessian; that of frailties by the integral of each patient on a
 grid.  Simulated data have a seed of their own.
+
+With --nuts, the default table instead of the check, beside the chains that benchmarks/inla_nuts.py has stored: the
+largest difference of means, in standard deviations, and the largest relative ones of standard deviations and of the
+medians of hyperparameters; of the simulated rents, how much of what they were made of lies within intervals.
 """
 
 import argparse
 import csv
+import json
 import os
 import resource
 import subprocess
@@ -34,6 +39,7 @@ from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.structure.density import AutogradDensity
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
+STORED = Path(__file__).resolve().parents[1] / "tests" / "oracles" / "inla_nuts.json"
 DENSE = 1600  # latents up to which the check is made
 SECONDS = 120  # for each fit
 
@@ -70,6 +76,12 @@ def planar(size: int) -> gmrf.Neighbours:
 def wave(size: int, periods: float = 1.0) -> Tensor:
     """A smooth curve."""
     return torch.sin(2.0 * torch.pi * periods * torch.arange(size) / size)
+
+
+def without_slope(curve: Tensor) -> Tensor:
+    """What a second-order walk of no level and slope may be."""
+    basis = torch.linalg.qr(torch.stack([torch.ones(len(curve)), torch.arange(len(curve)).double()], -1)).Q
+    return curve - basis @ (basis.mT @ curve)
 
 
 def counts_of(field: Callable[..., Any], size: int, **priors: Any) -> Case:
@@ -119,15 +131,24 @@ def germany() -> Case:
     return model, (data["E"], data["Y"])
 
 
-def rents() -> Case:
-    """Simulated: two walks of order 2, a graph of 380 districts, twelve coefficients, four scales."""
+def flats() -> tuple[gmrf.Neighbours, tuple[Tensor, ...], tuple[Tensor, Tensor], dict[str, Tensor]]:
+    """Simulated: districts; size, year and district of each flat; covariates and rents; what they were made of."""
     torch.manual_seed(1)
     num, graph = 2035, planar(380)
     size, year = torch.randint(130, (num,)), torch.randint(80, (num,))
     place, X = torch.randint(380, (num,)), torch.randn(num, 12)
-    district = gmrf.ICAR(graph, 0.5).sample()
-    rent = 8.0 + wave(130)[size] + 0.5 * wave(80, 0.5)[year] + district[place] + X @ torch.linspace(-1, 1, 12)
+    district, w = gmrf.ICAR(graph, 0.5).sample(), torch.linspace(-1, 1, 12)
+    by_size, by_year = without_slope(wave(130)), without_slope(0.5 * wave(80, 0.5))
+    rent = 8.0 + by_size[size] + by_year[year] + district[place] + X @ w
     rent = rent + 0.8 * torch.randn(num)
+    truth = {"by_size": by_size, "by_year": by_year, "by_place": district, "w": w}
+    truth |= {"intercept": torch.tensor(8.0), "s_place": torch.tensor(0.5), "noise": torch.tensor(0.8)}
+    return graph, (size, year, place), (X, rent), truth
+
+
+def rents() -> Case:
+    """Two walks of order 2, a graph of 380 districts, twelve coefficients, four scales."""
+    graph, (size, year, place), data, _ = flats()
 
     def model(X: Tensor, rent: Tensor) -> None:
         scales = [pyro.sample(n, dist.HalfNormal(1.0)) for n in ("s_size", "s_year", "s_place", "noise")]
@@ -140,7 +161,7 @@ def rents() -> Case:
         with pyro.plate("data", len(rent)):
             pyro.sample("rent", dist.Normal(mean, scales[3]), obs=rent)
 
-    return model, (X, rent)
+    return model, data
 
 
 def drivers() -> Case:
@@ -161,14 +182,19 @@ def drivers() -> Case:
     return model, (data["belt"], data["y"][seen].log())
 
 
-def weibull() -> Case:
+def districts() -> tuple[gmrf.Neighbours, Tensor, tuple[Tensor, Tensor, Tensor]]:
     """Simulated: 1,000 patients of 24 districts, a third of the times censored."""
     torch.manual_seed(2)
     graph, where, x = planar(24), torch.randint(24, (1000,)), torch.randn(1000)
     field = gmrf.ICAR(graph, 0.5).sample()
     time_ = dist.Weibull((1.0 - 0.5 * x - field[where]).exp(), torch.tensor(1.4)).sample()
     end = dist.Exponential(torch.tensor(0.15)).sample((1000,))
-    event, time_ = (time_ <= end).double(), torch.minimum(time_, end)
+    return graph, where, (x, (time_ <= end).double(), torch.minimum(time_, end))
+
+
+def weibull() -> Case:
+    """Times of patients, a field of districts."""
+    graph, where, data = districts()
 
     def model(x: Tensor, event: Tensor, time_: Tensor) -> None:
         scale = pyro.sample("scale", dist.HalfNormal(1.0))
@@ -179,7 +205,7 @@ def weibull() -> Case:
         with pyro.plate("data", len(time_)):
             pyro.sample("time", Censored(dist.Weibull(typical, shape), event=event), obs=time_)
 
-    return model, (x, event, time_)
+    return model, data
 
 
 def new_york(*, level: float | None = None) -> Case:
@@ -421,12 +447,42 @@ def gap(posterior: Any) -> float | None:
     return max(gaps)
 
 
+def rows_of(table: Any, site: str) -> list[dict[str, float]]:
+    """The rows of a table that are elements of a site."""
+    return [row for label, row in table.rows.items() if label == site or label.startswith(f"{site}[")]
+
+
+def covered(table: Any, truth: dict[str, Tensor]) -> str:
+    """How many elements of each site lie within their intervals of 90 %."""
+    said = []
+    for site, true in truth.items():
+        rows, ends = rows_of(table, site), [c for c in table.columns if c.endswith("%")]
+        low, high = (torch.tensor([row[c] for row in rows]).double() for c in ends)
+        inside = (low < true.flatten()) & (true.flatten() < high)
+        said.append(f"{site} {int(inside.sum())} of {len(rows)}")
+    return "within 90 %: " + ", ".join(said)
+
+
+def beside_nuts(table: Any, stored: Any) -> tuple[float, float, float]:
+    """The largest differences of a table from stored moments: of means, deviations and medians."""
+    off: dict[str, list[float]] = {"mean": [0.0], "sd": [0.0], "median": [0.0]}
+    for site, known in stored["sites"].items():
+        rows = rows_of(table, site)
+        mean, sd, median = (torch.tensor([row[c] for row in rows]).double() for c in ("value", "sd", "median"))
+        true = {name: torch.tensor(known[name]).double().flatten() for name in off.keys() & known.keys()}
+        off["mean"].append(float(((mean - true["mean"]) / true["sd"]).abs().max()))
+        off["sd"].append(float((sd / true["sd"] - 1.0).abs().max()))
+        if "median" in true:
+            off["median"].append(float((median / true["median"] - 1.0).abs().max()))
+    return max(off["mean"]), max(off["sd"]), max(off["median"])
+
+
 def peak() -> float:
     """MiB that the process has held at most."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0
 
 
-def fit(name: str) -> None:
+def fit(name: str, nuts: bool) -> None:
     """One case, in this process."""
     torch.set_default_dtype(torch.float64)
     model, args = CASES[name]()
@@ -437,6 +493,11 @@ def fit(name: str) -> None:
     value, both = float(posterior.log_evidence), time.process_time() - start
     memory = peak() - before
     found = None
+    if nuts:
+        table = posterior.table()
+        mean, sd, median = beside_nuts(table, json.loads(STORED.read_text())[name])
+        print(f"{name:16} means {mean:.3f} sd, sds {sd:.1%}, medians {median:.1%}; {seconds:.2f} s")
+        return print(f"{'':16} {covered(table, flats()[-1])}") if name == "rents" else None
     if frailties:
         found = by_patient(family, posterior)
     elif hasattr(posterior, "integral"):
@@ -450,15 +511,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="case", help=", ".join(CASES))
     parser.add_argument("--here", action="store_true", help="in this process")
+    parser.add_argument("--nuts", action="store_true", help="beside stored chains")
     options = parser.parse_args()
     if options.here:
         torch.set_num_threads(1)
-        return fit(options.cases[0])
-    for name in options.cases or CASES:
+        return fit(options.cases[0], options.nuts)
+    for name in options.cases or (json.loads(STORED.read_text()) if options.nuts else CASES):
+        command = [sys.executable, __file__, "--here", name, *["--nuts"] * options.nuts]
         try:
-            done = subprocess.run(
-                [sys.executable, __file__, "--here", name], capture_output=True, text=True, timeout=SECONDS
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
         except subprocess.TimeoutExpired:
             print(f"{name:16} not done in {SECONDS} s")
             continue
