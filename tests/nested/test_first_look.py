@@ -20,11 +20,11 @@ def times(y: Tensor, group: Tensor) -> None:
         pyro.sample("y", dist.Weibull(a[group].exp(), shape), obs=y)
 
 
-@pytest.mark.parametrize(("num", "looks"), [(400, [FIRST_LOOK]), (6, [FIRST_LOOK, 500])])
+@pytest.mark.parametrize(("num", "end", "looks"), [(400, 0.02, [FIRST_LOOK]), (8, 0.3, [FIRST_LOOK, 500])])
 def test_few_draws_settle_it_where_they_keep_their_weight(
-    num: int, looks: list[int], monkeypatch: pytest.MonkeyPatch
+    num: int, end: float, looks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group, y = torch.arange(num) % 4, torch.linspace(0.02, 0.98, num).log().neg()
+    group, y = torch.arange(num) % 4, torch.linspace(end, 1.0 - end, num).log().neg()
     asked, weighed = list[int](), NestedPosterior._weighed
 
     def noted(self: NestedPosterior, num_samples: int, seed: int, kept: bool = True) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 
 from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.compare.to_arviz import arviz_groups, to_inference_data
+from pyro_evidence.fitting.process_state import generator_of
 from pyro_evidence.posterior.nested import NestedPosterior
 from tests.models_for_tests.sampled_scales import SCHOOL_SDS, SCHOOLS, schools_centred
 
@@ -72,4 +73,14 @@ def test_weighted_draws_are_those_of_the_exact_density() -> None:
         assert sd == pytest.approx(moments[name][1], rel=0.08)
     assert corrected.get_samples(50)["theta"].shape == (50, 8)
 
-    assert torch.equal(corrected.draws["mu"], fitted().get_samples(2000, seed=0)["mu"])
+    drawn = fitted()._unwhitened(fitted()._white(2000, generator_of(0)))  # as those of a table
+    assert torch.equal(corrected.draws["mu"], fitted()._constrained(drawn)["mu"])
+
+
+def test_each_coordinate_of_sixteen_rows_of_noise_has_one_in_each_sixteenth() -> None:
+    """However these are shared out."""
+    rows = fitted()._white(112, generator_of(0))
+    parts = (torch.special.ndtr(rows).view(7, 16, -1) * 16).long().sort(1).values
+    assert torch.equal(parts, torch.arange(16).view(1, 16, 1).expand_as(parts))
+    generator = generator_of(0)
+    assert torch.equal(torch.cat([fitted()._white(num, generator) for num in (16, 96)]), rows)
