@@ -133,13 +133,13 @@ def cjs_2(history: Tensor, summed: bool = False) -> None:
     (lives_summed if summed else lives)(history, lambda t: phi[t - 1], lambda t: rho)
 
 
-def cjs_3(history: Tensor) -> None:
+def cjs_3(history: Tensor, summed: bool = False) -> None:
     rho = pyro.sample("rho", dist.Uniform(0.0, 1.0))
     mean = pyro.sample("phi_mean", dist.Uniform(0.0, 1.0))
     logit_mean = mean.log() - (1.0 - mean).log()
     sigma = pyro.sample("phi_sigma", dist.Uniform(0.0, 10.0))
     logits = [pyro.sample(f"phi_logit_{t}", dist.Normal(logit_mean, sigma)) for t in range(1, history.shape[1])]
-    lives(history, lambda t: logits[t - 1].sigmoid(), lambda t: rho)
+    (lives_summed if summed else lives)(history, lambda t: logits[t - 1].sigmoid(), lambda t: rho)
 
 
 def cjs_4(history: Tensor, summed: bool = False) -> None:
@@ -724,7 +724,7 @@ PROGRAMS: dict[str, Program] = {
     "eight schools, svi": Program(schools_svi, SCHOOLS, compared=False),
     "cjs 1": Program(cjs_1, lambda: (CAUGHT(),), summed=summed(cjs_1)),
     "cjs 2": Program(cjs_2, lambda: (CAUGHT(),), summed=summed(cjs_2)),
-    "cjs 3": Program(cjs_3, lambda: (CAUGHT(),), slow=True),
+    "cjs 3": Program(cjs_3, lambda: (CAUGHT(),), summed=summed(cjs_3), slow=True),
     "cjs 4": Program(cjs_4, lambda: (CAUGHT(),), summed=summed(cjs_4)),
     "cjs 5": Program(cjs_5, lambda: (CAUGHT(),), summed=summed(cjs_5)),
     "intro, maximised": Program(
