@@ -228,14 +228,15 @@ class LaplaceEvidence(Resumable):
         return found
 
     def _attempt(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], seeks_all_modes: bool | None, is_second: bool = False
+        self, args: Any, kwargs: Any, seeks_all_modes: bool | None, is_second: bool = False, more: Any = None
     ) -> Any:
         """A copy of this engine that has fitted, and its posterior, or why there is none.
 
         :param seeks_all_modes: None: where modes have images.
+        :param more: other values of its attributes.
         """
         other = copy.copy(self)
-        other._seeks_all_modes, other._is_second = seeks_all_modes, is_second
+        vars(other).update({"_seeks_all_modes": seeks_all_modes, "_is_second": is_second} | (more or {}))
         try:
             return other, other._fitted(args, kwargs)
         except (ArithmeticError, NotConverged) as error:
@@ -482,31 +483,28 @@ class LaplaceEvidence(Resumable):
         require_convergence("LaplaceEvidence", Status(posterior.status), posterior, self.stop, detail)
         return posterior
 
-    def _with_more_marginalised(self, posterior: LaplacePosterior, left_out: Set[str] = frozenset()) -> LaplacePosterior:
+    def _with_more_marginalised(self, posterior: LaplacePosterior, barred: Set[str] = frozenset()) -> LaplacePosterior:
         """The fit with further sites marginalised, one at a time, as long as more draws keep their weight by that.
 
         Any more, where the log evidence is no number without.  The search for the mode of one more goes on from where
         those are, in no more steps than theirs took: where Laplace's evidence inside has no maximum, as where modes
         inside merge, it would climb for long.
 
-        :param left_out: sites that gain nothing, and are not tried beside others.
+        :param barred: sites that gain nothing, and are not tried beside others.
         """
         if self._data is None:
             return posterior
         least = 0.0 if posterior._trusts_weights is False else GAIN
-        for site in posterior.candidate_hyperparameters:
-            if site in left_out:
-                continue
-            wider = copy.copy(self)
-            wider._more = (*self._more, site)
+        for site in (name for name in posterior.candidate_hyperparameters if name not in barred):
             begun = {n: posterior.mode[n] for n in (*posterior.marginalised_sites, site)}
-            wider.start = replace(self.start, values={**(self.start.values or {}), **begun})
-            wider.stop = replace(self.stop, num_steps=len(posterior.log_evidences))
-            fit, found = wider._attempt(*self._data, False, True)
+            start = replace(self.start, values={**(self.start.values or {}), **begun})
+            stop = replace(self.stop, num_steps=len(posterior.log_evidences))
+            more = {"_more": (*self._more, site), "start": start, "stop": stop}
+            fit, found = self._attempt(*self._data, False, True, more)
             if not isinstance(found, Exception) and found.relative_ess > posterior.relative_ess + least:
                 vars(self).update(vars(fit) | {"start": self.start, "stop": self.stop, "_is_second": False})
-                return self._with_more_marginalised(found, left_out)
-            left_out |= {site}
+                return self._with_more_marginalised(found, barred)
+            barred |= {site}
         return posterior
 
     def run_chunks(self, chunks: Chunks, *, own: Sequence[str] | None = None) -> LaplacePosterior:
