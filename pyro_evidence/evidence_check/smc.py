@@ -25,26 +25,6 @@ from pyro_evidence.program.predictors import log_prior_rows
 from pyro_evidence.program.simulate import ROWS, latents_from_prior
 from pyro_evidence.settings import check_count, seed_of, seeded
 
-
-def next_temperature(log_ratio: Tensor, before: float) -> float:
-    """The inverse temperature at which the pooled effective sample size has fallen to a half; at most 1.
-
-    :param log_ratio: ``log p(u, D) - log reference(u)`` of all particles, any shape.
-    """
-
-    def is_enough(power: float) -> bool:
-        effective = importance.effective_sample_size((power - before) * log_ratio)
-        return bool(effective >= 0.5 * log_ratio.numel())
-
-    if is_enough(1.0):
-        return 1.0
-    low, high = before, 1.0
-    while high - low > torch.finfo(log_ratio.dtype).eps:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if is_enough(middle) else (low, middle)
-    return high
-
-
 NUM_GROUPS = 16  # independent runs, whose spread is the standard error
 LEAPFROGS = 5  # at most .15 pi sds each, where the leapfrog is stable below 2, Neal (2011)
 ACCEPTED = 0.7  # share of the moves: .65 is best in many dimensions, Beskos et al. (2013), more in few
@@ -128,12 +108,7 @@ def reweighed(swarm: Particles, power: float) -> Particles:
     Resampled systematically inside each group.
     """
     log_weights = (power - swarm.power) * swarm.places.log_likelihood.reshape(NUM_GROUPS, -1)
-    size = log_weights.shape[-1]
-    gained = log_weights.logsumexp(-1) - math.log(size)
-    uniform = torch.rand(NUM_GROUPS, 1, generator=swarm.seeds, dtype=torch.float64).to(log_weights)
-    points = (torch.arange(size).to(log_weights) + uniform) / size
-    parent = torch.searchsorted(log_weights.softmax(-1).cumsum(-1), points).clamp(max=size - 1)
-    parent = (parent + size * torch.arange(NUM_GROUPS, device=parent.device).unsqueeze(-1)).reshape(-1)
+    parent, gained = importance.survivors(log_weights, swarm.seeds)
     total, num_steps = swarm.log_evidences + gained, swarm.num_steps + 1
     return replace(swarm, places=swarm.places[parent], power=power, log_evidences=total, num_steps=num_steps)
 
@@ -191,16 +166,6 @@ def hmc_step(swarm: Particles) -> tuple[Particles, float]:
     return replace(swarm, places=there.where(accept, swarm.places), step=step), share
 
 
-def error_of_groups(log_evidences: Tensor) -> Tensor:
-    """Standard error, nats, shape ``()``, of the log of the mean evidence of groups, from the logs ``(G,)``.
-
-    Evidences of particles are lognormal in the limit, Berard, Del Moral and Doucet (2014), and a few of them mostly
-    vary less than their distribution does, while their logs vary as much.
-    """
-    spread = (log_evidences.var().expm1() / len(log_evidences)).sqrt()
-    return torch.fmax(spread, importance.standard_error(log_evidences))  # a group without evidence has no log
-
-
 MOST_TEMPERATURES = 500  # each keeps half of the particles that count: enough for 2^-500 of the prior
 
 
@@ -227,10 +192,10 @@ def tempered_smc(
     with without_validation():
         swarm = prior_particles(target, num_particles, seed)
         while swarm.power < 1.0 and swarm.num_steps < MOST_TEMPERATURES:
-            power = next_temperature(swarm.places.log_likelihood, swarm.power)
+            power = importance.next_temperature(swarm.places.log_likelihood, swarm.power)
             swarm, _ = after_moves(swarm, num_moves)  # a power that the weighted particles chose would bias their mean
             swarm = reweighed(swarm, power)
-    error = error_of_groups(swarm.log_evidences)
+    error = importance.error_of_groups(swarm.log_evidences)
     return estimated(
         f"tempered SMC, {len(swarm.places.x)} particles",
         importance.log_mean(swarm.log_evidences),

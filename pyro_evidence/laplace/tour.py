@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.fitting.process_state import without_validation
@@ -36,6 +37,7 @@ from pyro_evidence.structure.symmetries import (
     axes_of_length,
     exchanged,
     lengths,
+    on_intervals,
     relabelled,
     reordered,
     sign_turns,
@@ -66,10 +68,15 @@ PARTS, MOST_PARTS = 10, 20  # of the draws, that a normal at a heavy one has; an
 DEGREES = 2.0  # of freedom of these: the square of such a draw's length is a normal one's over an exponential number
 POWERS = (0.1, 0.2, 0.4, 0.7, 1.0)  # of the density at which walkers move, so that valleys between them are shallow
 WALKERS, MOVES, FAMILIES = 512, 16, 8  # moves at each power; normals fitted to where walkers end, in as many rounds
+PARTICLES, GROUPS = 4_096, 16  # that walk to a density whose weights cannot be trusted
+MOST_WALKED = 32  # coordinates, of each of which a group has eight particles; they take as many moves at each power
+FURTHER = 3  # times as many moves as at one power, after which particles that miss a place have begun to reach it
+DOUBTED = 0.5  # nats of standard error, beyond which sixteen groups do not tell it
 FOR_MOMENTS = 3  # times as many draws as in a turn, of which each set of unused elements has its share
 TURNS = 2  # of adaptation: the second sees what the first has left in the tails
 NEARLY_ALL = 0.9  # of the draws that weights leave: a tail that looks heavy then holds next to nothing
 LEAST_SHARE = 0.01  # of the draws of the highest mode, for each
+NARROWER = 0.1  # of the length of the mean direction, by which a sum of angles is to vary less than one: beyond chance
 TRIED = 64  # draws at which elements are exchanged, by which their numbers' standard deviations are known to a tenth
 NO_PRIOR_DRAWS = (ArithmeticError, RuntimeError, NotImplementedError, ValueError, Warning)  # improper, or not in rows
 
@@ -168,7 +175,9 @@ class NormalMixture:
 class ActiveDensity:
     """``log p(D, w | hyperparameters)`` of rows ``(S, d)``: the active unconstrained coordinates.
 
-    Angles are log odds of how far they are from a cut, in turns: where they close, an unconstrained one is infinite.
+    Those on an interval may be normal scores: a density that is level at an end then has a normal one's tail, which in
+    log odds is exponential.  Angles, or their sums with others, are counted from a cut: where they close, an
+    unconstrained one is infinite.
     """
 
     joint: LogJoint
@@ -176,7 +185,8 @@ class ActiveDensity:
     theta: Tensor  # (T,)
     active: Tensor  # (D,) bool
     centre: Tensor  # (D,) where the inactive coordinates stay
-    cut: Tensor | None = None  # (d,) turns, nan where there is no angle; None: none is one
+    cut: Tensor | None = None  # (d,) turns, 0 where an interval does not close, nan where there is none; None: nowhere
+    sums: Tensor | None = None  # (d, d) what is added to each angle: one, or minus one, times another that stays
 
     @property
     def size(self) -> int:
@@ -188,12 +198,14 @@ class ActiveDensity:
         x = u[..., self.active]
         if self.cut is None:
             return x
-        return x.where(self.cut.isnan(), (x.sigmoid() - self.cut).remainder(1.0).logit())
+        odds = self._turned(x, back=False)
+        return x.where(self.cut.isnan(), -odds.sign() * torch.special.ndtri(torch.sigmoid(-odds.abs())))
 
     def embedded(self, x: Tensor) -> Tensor:
         """Rows ``(S, d)`` as rows ``(S, D)`` of all coordinates."""
         if self.cut is not None:
-            x = x.where(self.cut.isnan(), (x.sigmoid() + self.cut).remainder(1.0).logit())
+            odds = torch.special.log_ndtr(x) - torch.special.log_ndtr(-x)
+            x = x.where(self.cut.isnan(), self._turned(odds, back=True))
         if self.size == len(self.active):
             return x
         u = self.centre.expand(len(x), -1).clone()
@@ -212,23 +224,56 @@ class ActiveDensity:
             value = torch.cat([self.density.log_joint(part, self.theta) for part in u.split(rows_at_once(self.joint))])
         if self.cut is None:
             return value
-        logits = torch.stack([u[:, self.active], x])[..., ~self.cut.isnan()]
-        log_slopes = torch.nn.functional.softplus(torch.stack([logits, -logits])).sum((0, -1))
-        return value + log_slopes[0] - log_slopes[1]
+        odds = u[:, self.active]
+        log_slopes = -0.5 * (x.square() + math.log(math.tau)) + softplus(odds) + softplus(-odds)  # of u in x
+        return value + log_slopes.where(~self.cut.isnan(), 0.0).sum(-1)
 
-    def with_angles(self, modes: Sequence[LaplaceState]) -> "ActiveDensity":
-        """This density with coordinates on an interval as angles, where the density is the same at both of its ends.
+    def _turned(self, log_odds: Tensor, *, back: bool) -> Tensor:
+        """Log odds of angles, as of these from their cuts, or of their sums; ``back`` to the angles themselves."""
+        assert self.cut is not None and self.sums is not None
+        turns = log_odds.sigmoid() + (self.cut.nan_to_num() if back else 0.0)
+        others = turns @ self.sums.mT
+        turns = turns - others if back else turns + others - self.cut
+        return log_odds.where(~(self.cut.abs() > 0), turns.remainder(1.0).logit())
 
-        Each is cut in the middle of the widest arc without a mode, so that what is near an end is not in a tail.
+    def with_scores(self, modes: Sequence[LaplaceState]) -> "ActiveDensity":
+        """This density with normal scores for coordinates on an interval; it closes where both ends have one density.
+
+        Each that does is cut in the middle of the widest arc without a mode, so that what is near an end is not in a
+        tail.  In place of an angle stands its sum with another, or the difference, where that varies less.
         """
+        inside = on_intervals(self.joint).to(self.active.device)[self.active]
+        if not bool(inside.any()):
+            return self
         white = normal_draws(LOOKS, len(self.active)).to(self.centre)
         closed = angles(self.joint, modes[0].u + modes[0].precision.unwhiten(white), self.theta)[self.active]
-        if not bool(closed.any()):
-            return self
-        turns = torch.stack([mode.u[self.active] for mode in modes]).sigmoid().sort(0).values
+        drawn = proposal(modes).unwhiten(quasi_normal(PRIOR, self.size, 0).to(self.centre)).sigmoid()
+        sums = _narrow_sums(drawn, closed)
+        turns = torch.stack([mode.u[self.active] for mode in modes]).sigmoid()
+        turns = (turns + turns @ sums.mT).remainder(1.0).sort(0).values
         gaps = torch.cat([turns[1:], turns[:1] + 1.0]) - turns
         widest, start = gaps.max(0).values, turns.gather(0, gaps.argmax(0, keepdim=True))[0]
-        return replace(self, cut=(start + 0.5 * widest).remainder(1.0).masked_fill(~closed, math.nan))
+        cut = (start + 0.5 * widest).remainder(1.0).where(closed, 0.0)
+        return replace(self, cut=cut.masked_fill(~inside, math.nan), sums=sums)
+
+
+def _narrow_sums(turns: Tensor, closed: Tensor) -> Tensor:
+    """What is added to each angle so that it varies less, ``(d, d)``: one, or minus one, times another that stays.
+
+    :param turns: draws of all coordinates ``(S, d)``.
+    :param closed: which are angles.
+    """
+    sums = torch.zeros(len(closed), len(closed)).to(turns)
+    there = torch.polar(torch.ones_like(turns), math.tau * turns)
+    pairs = [((there.mT @ other) / len(turns)).abs() for other in (there, there.conj())]  # of sums, of differences
+    alone = there.mean(0).abs()
+    gains = torch.stack([p - alone.unsqueeze(-1) for p in pairs])
+    gains = gains.where(closed & closed.unsqueeze(-1) & ~torch.eye(len(closed)).to(closed).bool(), 0.0)
+    while float(gains.max()) > NARROWER:
+        kind, of, other = (int(x) for x in torch.unravel_index(gains.argmax(), gains.shape))
+        sums[of, other] = (1.0, -1.0)[kind]
+        gains[:, of], gains[:, :, of], gains[:, other] = 0.0, 0.0, 0.0
+    return sums
 
 
 def density_of(state: LaplaceState) -> ActiveDensity:
@@ -475,6 +520,7 @@ class ModeIntegral:
     :ivar log_shares: of each mode in the integral, ``(M,)``.
     :ivar draws: unconstrained, ``(S, D)``.
     :ivar exchange: elements of which one order has been integrated; None where all have been.
+    :ivar walked: standard error of the log evidence, nats, where draws have walked to the density, all of one weight.
     """
 
     log_joint: Tensor
@@ -482,6 +528,7 @@ class ModeIntegral:
     log_shares: Tensor
     draws: Tensor
     exchange: Exchange | None
+    walked: float | None = None
 
     @property
     def heaviest(self) -> Tensor:
@@ -502,7 +549,12 @@ class ModeIntegral:
     @property
     def error(self) -> float:
         """Standard error of :attr:`log_evidence`, nats."""
-        return float(importance.standard_error(self.weighed.log_weights))
+        return self.walked or float(importance.standard_error(self.weighed.log_weights))
+
+    @property
+    def method(self) -> str:
+        """How it is made, in the words of a summary."""
+        return "importance sampling" if self.walked is None else "sequential Monte Carlo"
 
     @property
     def is_crowded(self) -> bool:
@@ -530,7 +582,7 @@ def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0, density: ActiveD
     loc, precisions = torch.stack([mode.u[active] for mode in modes]), tuple(mode.precision for mode in modes)
     if density is not None and density.cut is not None:
         loc = torch.stack([density.reduced(mode.u) for mode in modes])
-        precisions = tuple(_in_coordinates(mode, x, density.cut) for mode, x in zip(modes, loc, strict=True))
+        precisions = tuple(_in_coordinates(mode, density) for mode in modes)
     if not heavy:
         return NormalMixture(mixing, loc, precisions, active)
     mixing = torch.cat([mixing + math.log1p(-heavy), mixing + math.log(heavy)])
@@ -538,12 +590,16 @@ def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0, density: ActiveD
     return NormalMixture(mixing, loc.repeat(2, 1), precisions * 2, active, kinds)
 
 
-def _in_coordinates(mode: LaplaceState, x: Tensor, cut: Tensor) -> Dense:
-    """The precision at a mode at ``x`` ``(d,)``, of angles where ``cut`` is not nan: ``dp / du = p (1 - p)``."""
-    slope, active = torch.ones_like(mode.u), mode.problem.active
-    turns, apart = mode.u[active].sigmoid(), x.sigmoid()
-    slope[active] = (turns * (1.0 - turns) / (apart * (1.0 - apart))).where(~cut.isnan(), 1.0)
-    covariance = mode.precision.solve(torch.eye(len(slope)).to(slope)) * slope * slope.unsqueeze(-1)
+def _in_coordinates(mode: LaplaceState, density: ActiveDensity) -> Dense:
+    """The precision at a mode in a density's coordinates."""
+    active, cut, slope = density.active, density.cut, torch.eye(len(mode.u)).to(mode.u)
+    assert cut is not None and density.sums is not None
+    x, turns = density.reduced(mode.u), mode.u[active].sigmoid()
+    place = active.nonzero().squeeze(-1)
+    score = (0.5 * (x.square() + math.log(math.tau))).exp().unsqueeze(-1)  # one over the normal density
+    turned = score * (torch.eye(density.size).to(x) + density.sums) * (turns * (1.0 - turns))
+    slope[place.unsqueeze(-1), place] = turned.where(~cut.isnan().unsqueeze(-1), torch.eye(density.size).to(x))
+    covariance = slope @ mode.precision.solve(torch.eye(len(slope)).to(slope)) @ slope.mT
     return Dense(torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(covariance))).unsqueeze(0))
 
 
@@ -656,8 +712,9 @@ def integral_over(
     Where elements can be exchanged, and that is not precise, from t distributions where some are as under their prior.
     Adapted twice: normals of the weighted draws' shares, means and covariances stand beside the first ones, after
     Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15; then, where that is not precise, a normal at a time is added
-    where weights are largest.  Where it is far from precise, all begins anew with what walkers from the modes reach.
-    Draws are quasi-random, so that the standard error is an upper bound in few dimensions.
+    where weights are largest.  Where it is far from precise, all begins anew with what walkers from the modes reach;
+    where weights cannot be trusted in the end, draws of all those walk to the density.  Draws are quasi-random, so that
+    the standard error is an upper bound in few dimensions.
 
     :param num: of draws, each time; None: 8,000, fewer of many data, more in the end where the error asks for them.
     :param price: bytes that these draws may cost where ``num`` is None, but for 256 at each mode.
@@ -667,7 +724,7 @@ def integral_over(
     :raises NotAMode: when the density is zero at all draws.
     """
     given = num
-    density = (density_of(modes[0]) if density is None else density).with_angles(modes)
+    density = (density_of(modes[0]) if density is None else density).with_scores(modes)
     affordable = within(price / (TURNS + MORE), density.joint, WEIGHTED)
     most, num = (1.0, num) if num else (MORE, max(affordable, min(OF_EACH * len(modes), WEIGHTED)))
     at_modes = proposal(modes, HEAVY, density)
@@ -705,9 +762,78 @@ def integral_over(
         if turn == TURNS and not importance.is_beyond(all_together.pareto_k, len(all_together.log_weights)):
             error = float(importance.standard_error(all_together.log_weights))
             num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
-    by_mode = at_modes.by_component(x).reshape(2, len(modes), len(x)).logsumexp(0)
-    log_shares = (found.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
-    return ModeIntegral(log_joint, found, log_shares, density.embedded(x), exchange)
+
+    def integral(x: Tensor, log_joint: Tensor, weighed: Smoothed, walked: float | None = None) -> ModeIntegral:
+        by_mode = at_modes.by_component(x).reshape(2, len(modes), len(x)).logsumexp(0)
+        log_shares = (weighed.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
+        return ModeIntegral(log_joint, weighed, log_shares, density.embedded(x), exchange, walked)
+
+    made = integral(x, log_joint, found)
+    if given is None and walks and density.size <= MOST_WALKED and not made.is_trusted and not made.is_crowded:
+        x, log_joint, value, error = _walked(mixture, heights, density.size, seed + TURNS + 3 + MOST_PARTS)
+        if error <= DOUBTED:
+            made = integral(x, log_joint, Smoothed(value.expand(len(x)), -math.inf), error)
+    return made
+
+
+def _walked(
+    mixture: NormalMixture, heights: Callable[[Tensor], tuple[Tensor, Tensor]], size: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Draws of a density to which particles have walked from a mixture, ``(S, d)``.
+
+    In groups, by powers of the ratio of both, each of which leaves half of the particles.  Moves at each power are
+    along the difference of two particles of another group, ter Braak (2006), eq. 2, of random length, so that the
+    mean weight of a group is an unbiased estimate of the integral, Del Moral, Doucet and Jasra (2006), section 3.3;
+    every fourth is to a draw of the mixture.  Where hardly any draws of the mixture are in some place of much mass, all
+    groups miss it alike; but particles that walk on reach it, and their mean log ratio rises.
+
+    :param heights: the log joint density at rows, and that which is integrated.
+    :return: also the log joint density there, ``(S,)``; the log of the integral, nats, and its standard error, with
+        twice that of the rise; infinite where the log ratio rises by more.
+    """
+    generator, num, num_moves = seeded(seed), PARTICLES // GROUPS, max(MOVES, size)
+    own = torch.arange(PARTICLES) // num
+
+    def from_mixture() -> Tensor:
+        white = torch.randn(PARTICLES, size + 1, generator=generator, dtype=torch.float64).to(mixture.loc)
+        return mixture.unwhiten(white)[torch.randperm(PARTICLES, generator=generator)]
+
+    def looked_at(x: Tensor) -> tuple[Tensor, ...]:
+        log_joint, inside = heights(x)
+        return x, log_joint, inside.nan_to_num(nan=-math.inf, posinf=-math.inf), mixture.log_prob(x)
+
+    def after_moves(here: tuple[Tensor, ...], power: float, num_moves: int) -> tuple[Tensor, ...]:
+        for move in range(num_moves):
+            x, _, height, log_q = here
+            if move % 4 == 3:
+                there = looked_at(from_mixture())
+                gain = power * (there[2] - there[3] - height + log_q)
+            else:
+                group = (own + torch.randint(1, GROUPS, (PARTICLES,), generator=generator)) % GROUPS
+                a, b = (group * num + torch.randint(num, (PARTICLES,), generator=generator) for _ in range(2))
+                length = torch.rand(PARTICLES, 1, generator=generator, dtype=torch.float64).to(x)
+                there = looked_at(x + 2.38 / (2 * size) ** 0.5 * length * (x[a] - x[b]))
+                gain = power * (there[2] - height) + (1.0 - power) * (there[3] - log_q)
+            moved = torch.rand(PARTICLES, generator=generator, dtype=torch.float64).log().to(x) < gain
+            pairs = zip(there, here, strict=True)
+            here = tuple(torch.where(moved.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in pairs)
+        return here
+
+    here, power = looked_at(from_mixture()), 0.0
+    log_evidences = here[0].new_zeros(GROUPS)
+    while power < 1.0:
+        log_ratio, before = here[2] - here[3], power
+        power = importance.next_temperature(log_ratio, before)
+        parent, gained = importance.survivors(((power - before) * log_ratio).view(GROUPS, num), generator)
+        log_evidences = log_evidences + gained
+        here = after_moves(tuple(each[parent] for each in here), power, num_moves)
+    later = after_moves(here, 1.0, FURTHER * num_moves)
+    rises = (later[2] - later[3] - here[2] + here[3]).view(GROUPS, num).mean(-1)
+    noise = 2.0 * float(rises.std()) / GROUPS**0.5
+    error = math.hypot(noise, float(importance.error_of_groups(log_evidences)))
+    chosen = importance.resampled(log_evidences.softmax(0).repeat_interleave(num), PARTICLES, generator)
+    log_evidence = importance.log_mean(log_evidences)
+    return later[0][chosen], later[1][chosen], log_evidence, error if float(rises.mean()) <= noise else math.inf
 
 
 def _are_good(weighed: Smoothed, error: float) -> bool:

@@ -176,6 +176,49 @@ def resampled(weights: Tensor, num_samples: int, generator: torch.Generator) -> 
     return index[torch.randperm(num_samples, generator=generator)].to(weights.device)
 
 
+def survivors(log_weights: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Positions of particles taken by systematic resampling inside each group, and the log of each mean weight.
+
+    :param log_weights: nats, by groups, ``(G, P)``.
+    :return: ``(G * P,)`` among all particles, and ``(G,)``.
+    """
+    num, size = log_weights.shape
+    uniform = torch.rand(num, 1, generator=generator, dtype=torch.float64).to(log_weights)
+    points = (torch.arange(size).to(log_weights) + uniform) / size
+    parent = torch.searchsorted(log_weights.softmax(-1).cumsum(-1), points).clamp(max=size - 1)
+    first = size * torch.arange(num, device=parent.device).unsqueeze(-1)
+    return (parent + first).reshape(-1), log_weights.logsumexp(-1) - math.log(size)
+
+
+def next_temperature(log_ratio: Tensor, before: float) -> float:
+    """The inverse temperature at which the pooled effective sample size has fallen to a half; at most 1.
+
+    :param log_ratio: ``log p(u, D) - log reference(u)`` of all particles, any shape.
+    """
+
+    def is_enough(power: float) -> bool:
+        effective = effective_sample_size((power - before) * log_ratio)
+        return bool(effective >= 0.5 * log_ratio.numel())
+
+    if is_enough(1.0):
+        return 1.0
+    low, high = before, 1.0
+    while high - low > torch.finfo(log_ratio.dtype).eps:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if is_enough(middle) else (low, middle)
+    return high
+
+
+def error_of_groups(log_evidences: Tensor) -> Tensor:
+    """Standard error, nats, shape ``()``, of the log of the mean evidence of groups, from the logs ``(G,)``.
+
+    Evidences of particles are lognormal in the limit, Berard, Del Moral and Doucet (2014), and a few of them mostly
+    vary less than their distribution does, while their logs vary as much.
+    """
+    spread = (log_evidences.var().expm1() / len(log_evidences)).sqrt()
+    return torch.fmax(spread, standard_error(log_evidences))  # a group without evidence has no log
+
+
 def generalised_pareto(excess: Tensor) -> tuple[Tensor, Tensor]:
     """Shape and scale, ``(...)``, of the generalised Pareto distribution of positive numbers ``(M, ...)``.
 

@@ -150,7 +150,7 @@ class ImportancePosterior(LaplacePosterior):
     @cached_property
     def log_evidence_error(self) -> EvidenceError:
         """The standard error of importance sampling; of the sum of modes, what it differs by; nats."""
-        over = f"importance sampling over {len(self.states)} mode{'s' * (len(self.states) > 1)}"
+        over = f"{self.integral.method} over {len(self.states)} mode{'s' * (len(self.states) > 1)}"
         if self.integral.is_trusted:
             return EvidenceError.of(0.0, "", 0.0, 0.0, over).beside(self.integral.error)
         gap = float(self.integral.log_evidence - self._by_laplace)
@@ -227,9 +227,9 @@ class ImportancePosterior(LaplacePosterior):
         k, error = self.integral.weighed.pareto_k, self.integral.error
         many = f"there are more than {tour.MOST_MODES} of these"
         why = many if self.integral.is_crowded else f"the k-hat of importance sampling over the modes is {k:.2f}"
+        weights = importance.tail_words(k) if self.integral.walked is None else "whose weights are not to be trusted"
         by = (
-            f"+- {error:.2g}, by importance sampling from normals and t distributions at the modes, "
-            f"{importance.tail_words(k)}"
+            f"+- {error:.2g}, by {self.integral.method} from normals and t distributions at the modes, {weights}"
             if self.integral.is_trusted
             else f"the sum of Laplace's at each mode, and no number to compare models by: {why}; run NUTS or "
             "tempered_smc(posterior)"

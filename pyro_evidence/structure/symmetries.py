@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import ComposeTransform, SigmoidTransform, Transform
+from torch.distributions import ComposeTransform, IndependentTransform, SigmoidTransform, Transform
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.batched import apply
@@ -288,9 +288,7 @@ def angles(joint: LogJoint, rows: Tensor, theta: Tensor) -> Tensor:
 
     :param rows: unconstrained places ``(S, D)`` of the others at which ends are compared.
     """
-    found = torch.zeros(joint.latents.size, dtype=torch.bool, device=rows.device)
-    for part in (part for part in joint.latents if _is_interval(part.transform)):
-        found[joint.latents.slices[part.name]] = True
+    found = on_intervals(joint).to(rows.device)
     inside = found.nonzero()
     if len(inside):
         ends = torch.cat([rows.index_fill(1, index, end) for end in (-END, END) for index in inside])
@@ -299,8 +297,18 @@ def angles(joint: LogJoint, rows: Tensor, theta: Tensor) -> Tensor:
     return found
 
 
+def on_intervals(joint: LogJoint) -> Tensor:
+    """Which coordinates are log odds of a place on an interval, each alone, bool ``(D,)``."""
+    found = torch.zeros(joint.latents.size, dtype=torch.bool)
+    for part in (part for part in joint.latents if _is_interval(part.transform)):
+        found[joint.latents.slices[part.name]] = True
+    return found
+
+
 def _is_interval(transform: Transform) -> bool:
     """Whether values are the logistic function of unconstrained ones, or a multiple of that, each alone."""
+    while isinstance(transform, IndependentTransform):
+        transform = transform.base_transform
     parts = transform.parts if isinstance(transform, ComposeTransform) else [transform]
     return bool(parts) and isinstance(parts[0], SigmoidTransform)
 

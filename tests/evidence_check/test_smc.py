@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.evidence_check import tempered_smc
-from pyro_evidence.evidence_check.smc import NUM_GROUPS, DensityRows, Particles, next_temperature, reweighed
+from pyro_evidence.evidence_check.smc import NUM_GROUPS, DensityRows, Particles, reweighed
+from pyro_evidence.numerics.importance import next_temperature
 from pyro_evidence.program import LogJoint
 
 NORMAL = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

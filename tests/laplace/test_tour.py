@@ -29,6 +29,7 @@ from pyro_evidence.laplace.restarts import has_one_mode
 from pyro_evidence.nested import inside
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import MultimodalPosterior
+from pyro_evidence.precision.dense import Dense
 
 QUIET = Stop(progress=False)
 ZERO = torch.tensor(0.0)
@@ -702,3 +703,58 @@ def test_where_no_draw_has_a_weight_the_integral_around_one_mode_is_kept(monkeyp
     assert isinstance(posterior, NestedPosterior) and posterior.marginalised_sites == ("s",)
     with pytest.raises(NotAMode, match="-inf or nan at all 1000 draws"):
         importance_sampling(posterior, num_samples=1000)
+
+
+def sums_of_angles(t: Tensor) -> None:
+    """Ridges around a torus: the integral of a density of sums of uniform angles is that of uniform ones."""
+    a, b = (pyro.sample(n, dist.Uniform(0.0, math.tau).expand([4]).to_event(1)) for n in "ab")
+    pyro.sample("t", dist.VonMises(a + b, 20.0).to_event(1), obs=t)
+
+
+def test_angles_of_one_site_are_replaced_by_their_sums_where_these_are_what_data_see() -> None:
+    posterior = fitted(sums_of_angles, torch.linspace(-2.0, 2.0, 4))
+    assert float(posterior.log_evidence) == pytest.approx(-4.0 * math.log(math.tau), abs=0.02)
+
+
+def test_densities_that_are_level_at_an_end_are_integrated_to_it() -> None:
+    """Numbers whose logarithms have a Gamma distributed sum, beside two modes."""
+    num, t = 30, torch.tensor(4.0)
+
+    def model(t: Tensor) -> None:
+        a = pyro.sample("a", dist.Normal(0.0, 2.0))
+        with pyro.plate("numbers", num):
+            x = pyro.sample("x", dist.Beta(3.0, 1.0))
+        pyro.sample("t", dist.Normal(a.square() - 0.1 * x.log().sum(), 0.3), obs=t)
+
+    total, a = torch.linspace(1e-3, 40.0, 4001), torch.linspace(-8.0, 8.0, 1601)
+    rows = dist.Normal(a.square() + 0.1 * total.unsqueeze(-1), 0.3).log_prob(t) + dist.Normal(0.0, 2.0).log_prob(a)
+    known = torch.trapezoid(dist.Gamma(num, 3.0).log_prob(total).exp() * torch.trapezoid(rows.exp(), a), total).log()
+    assert float(fitted(model, t).log_evidence) == pytest.approx(float(known), abs=0.05)
+
+
+@pytest.mark.parametrize("spread", [6.0, 2.0, 1.0])
+def test_particles_that_walk_to_a_density_tell_its_integral_and_how_well(spread: float) -> None:
+    """A plateau between -10 and 10 along one axis, normal across it: the narrower the start, the less is known."""
+
+    def heights(x: Tensor) -> tuple[Tensor, Tensor]:
+        value = -((x[:, 0] / 10.0) ** 8) - 0.5 * x[:, 1:].square().sum(-1)
+        return value, value
+
+    precision = Dense(torch.tensor([spread, 1.2, 1.2, 1.2]).reciprocal().diag().unsqueeze(0))
+    start = tour.NormalMixture(torch.zeros(1), torch.zeros(1, 4), (precision,), torch.ones(4).bool(), (False,))
+    draws, log_joint, log_evidence, error = tour._walked(start, heights, 4, seed=0)
+    known = math.log(20.0) + math.lgamma(1.125) + 1.5 * math.log(math.tau)
+    assert abs(float(log_evidence) - known) < 2.0 * error < 2.0 / spread
+    assert torch.equal(log_joint, heights(draws)[0])
+    variance = 100.0 * math.gamma(0.375) / math.gamma(0.125)
+    assert spread == 1.0 or float(draws[:, 0].var()) == pytest.approx(variance, rel=0.1)
+
+
+def test_particles_that_have_not_reached_all_ridges_do_not_vouch_for_their_integral(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("angles", "on_intervals"):
+        monkeypatch.setattr(tour, name, lambda joint, *_: torch.zeros(joint.latents.size) > 0)
+    posterior = fitted(sums_of_angles, torch.linspace(-2.0, 2.0, 4))
+    gap = float(posterior.log_evidence) + 4.0 * math.log(math.tau)
+    assert abs(gap) < 2.0 * float(posterior.log_evidence_error)
