@@ -361,12 +361,14 @@ class LaplaceEvidence(Resumable):
         joint = LogJoint(self.model, args, kwargs, **given)
         self._require_varied(joint)
         joint.initial_theta = off_orbits(joint)
-        ends = any(not is_affine(p.transform) for p in joint.latents)  # else none is a scale, which is integrated
+        ends = any(not is_affine(p.transform) for p in joint.latents)  # as of a scale, which is integrated
         structure = (unread if ends else recognise)(joint, factors=self.curvature in (None, exact_hessian))
         whole = problem_of(joint, structure, self.curvature or exact_hessian)
         inside = self._multipliers(whole)
         own = self._bounded_blocks(whole) if ends and not inside else ()
-        sites = marginalised_sites(joint, self.marginalise, inside, own) if ends or self.marginalise else ()
+        linear = None if ends else structure.linear  # of weights under Gaussian priors alone, of which none multiplies
+        none = self.marginalise is None and linear is not None and linear.gaussian
+        sites = () if none else marginalised_sites(joint, self.marginalise, inside, own)
         inside = inside or own
         latents, others = joint.latents.slices.keys(), {*sites, *self._more}
         shared = others | (latents & self._outside)
@@ -498,7 +500,7 @@ class LaplaceEvidence(Resumable):
         for site in (name for name in posterior.candidate_hyperparameters if name not in barred):
             begun = {n: posterior.mode[n] for n in (*posterior.marginalised_sites, site)}
             start = replace(self.start, values={**(self.start.values or {}), **begun})
-            stop = replace(self.stop, num_steps=len(posterior.log_evidences))
+            stop = replace(self.stop, num_steps=len(posterior.log_evidences)) if len(begun) > 1 else self.stop
             more = {"_more": (*self._more, site), "start": start, "stop": stop}
             fit, found = self._attempt(*self._data, False, True, more)
             if not isinstance(found, Exception) and found.relative_ess > posterior.relative_ess + least:

@@ -79,10 +79,11 @@ class LaplaceNUTS(MCMCKernel):
         if self._value is None:
             away = torch.randn(2, len(self._z), generator=torch.Generator().manual_seed(0), dtype=self._z.dtype)
             mode_and_around, state = torch.cat([self._z.unsqueeze(0), away.to(self._z)]), self.posterior.state
+            density = state.problem.density  # recognised here, and not while it is traced
 
             def minus_log_density(z: Tensor) -> Tensor:  # nats, up to a constant
                 u, log_volume = self.round.forward(z)
-                log_joint = state.problem.density.log_joint(u.unsqueeze(0), state.theta)[0]
+                log_joint = density.log_joint(u.unsqueeze(0), state.theta)[0]
                 return 0.5 * (~state.problem.active * z.square()).sum() - log_joint - log_volume
 
             with without_validation():
