@@ -821,7 +821,7 @@ def _walked(
 
     here, power = looked_at(from_mixture()), 0.0
     log_evidences = here[0].new_zeros(GROUPS)
-    while power < 1.0:
+    while power < 1.0 and bool((log_evidences > -math.inf).any()):  # some are where there is a density
         log_ratio, before = here[2] - here[3], power
         power = importance.next_temperature(log_ratio, before)
         parent, gained = importance.survivors(((power - before) * log_ratio).view(GROUPS, num), generator)

@@ -760,6 +760,16 @@ def test_particles_that_walk_to_a_density_tell_its_integral_and_how_well(spread:
     assert spread == 1.0 or float(draws[:, 0].var()) == pytest.approx(variance, rel=0.1)
 
 
+def test_particles_of_which_none_is_where_a_density_is_tell_nothing() -> None:
+    def nothing(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:, 0], torch.full_like(x[:, 0], -math.inf)
+
+    start = tour.NormalMixture(
+        torch.zeros(1), torch.zeros(1, 2), (Dense(torch.eye(2).unsqueeze(0)),), torch.ones(2).bool(), (False,)
+    )
+    assert not tour._walked(start, nothing, 2, seed=0)[-1] < math.inf
+
+
 def test_particles_that_have_not_reached_all_ridges_do_not_vouch_for_their_integral(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
