@@ -521,6 +521,8 @@ class ModeIntegral:
     :ivar draws: unconstrained, ``(S, D)``.
     :ivar exchange: elements of which one order has been integrated; None where all have been.
     :ivar walked: standard error of the log evidence, nats, where draws have walked to the density, all of one weight.
+    :ivar walk: makes that of such draws, None where they do not tell it; None where weights can be trusted, or the
+        density is too dear or of too many coordinates.
     """
 
     log_joint: Tensor
@@ -529,6 +531,7 @@ class ModeIntegral:
     draws: Tensor
     exchange: Exchange | None
     walked: float | None = None
+    walk: "Callable[[], ModeIntegral | None] | None" = None
 
     @property
     def heaviest(self) -> Tensor:
@@ -713,8 +716,8 @@ def integral_over(
     Adapted twice: normals of the weighted draws' shares, means and covariances stand beside the first ones, after
     Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15; then, where that is not precise, a normal at a time is added
     where weights are largest.  Where it is far from precise, all begins anew with what walkers from the modes reach;
-    where weights cannot be trusted in the end, draws of all those walk to the density.  Draws are quasi-random, so that
-    the standard error is an upper bound in few dimensions.
+    where weights cannot be trusted in the end, draws of all those may walk to the density.  Draws are quasi-random, so
+    that the standard error is an upper bound in few dimensions.
 
     :param num: of draws, each time; None: 8,000, fewer of many data, more in the end where the error asks for them.
     :param price: bytes that these draws may cost where ``num`` is None, but for 256 at each mode.
@@ -768,12 +771,14 @@ def integral_over(
         log_shares = (weighed.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
         return ModeIntegral(log_joint, weighed, log_shares, density.embedded(x), exchange, walked)
 
-    made = integral(x, log_joint, found)
-    if given is None and walks and density.size <= MOST_WALKED and not made.is_trusted and not made.is_crowded:
+    def walked() -> ModeIntegral | None:
         x, log_joint, value, error = _walked(mixture, heights, density.size, seed + TURNS + 3 + MOST_PARTS)
-        if error <= DOUBTED:
-            made = integral(x, log_joint, Smoothed(value.expand(len(x)), -math.inf), error)
-    return made
+        weighed = Smoothed(value.expand(len(x)), -math.inf)
+        return integral(x, log_joint, weighed, error) if error <= DOUBTED else None
+
+    made = integral(x, log_joint, found)
+    may_walk = given is None and walks and density.size <= MOST_WALKED and not (made.is_trusted or made.is_crowded)
+    return replace(made, walk=walked if may_walk else None)
 
 
 def _walked(
