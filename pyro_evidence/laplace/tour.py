@@ -805,7 +805,8 @@ def _walked(
 
     def looked_at(x: Tensor) -> tuple[Tensor, ...]:
         log_joint, inside = heights(x)
-        return x, log_joint, inside.nan_to_num(nan=-math.inf, posinf=-math.inf), mixture.log_prob(x)
+        nowhere = {"nan": -math.inf, "neginf": -math.inf, "posinf": -math.inf}
+        return x, log_joint, inside.nan_to_num(**nowhere), mixture.log_prob(x)
 
     def after_moves(here: tuple[Tensor, ...], power: float, num_moves: int) -> tuple[Tensor, ...]:
         for move in range(num_moves):
