@@ -27,7 +27,7 @@ from pyro_evidence.models.formula.terms import parsed
 from pyro_evidence.models.gp import gp_regression
 from pyro_evidence.models.kernels import ChangePoint, CompositeKernel, Kernel, Product, Setting, Sum
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.replicates import FEWEST, agreed, can_be_batched, together
+from pyro_evidence.posterior.replicates import agreed, can_be_batched, examples, together
 from pyro_evidence.posterior.structures import StructurePosterior, over
 from pyro_evidence.program.branching import Model, Structures
 from pyro_evidence.program.log_joint import LogJoint
@@ -194,13 +194,9 @@ def _explore_formulas(
     model, data = model_of(formula)
     whole = engine(model)
 
-    def together_with(some: Structures, alone: Mapping[int, LaplacePosterior]) -> Mapping[int, float]:
+    def together_with(some: Structures, alone: Callable[[int], LaplacePosterior | None]) -> Mapping[int, float]:
         """Log evidences by the program of the whole formula: a coefficient whose column is zero has its prior alone."""
-        if (
-            len(some) < FEWEST
-            or not alike_in_all
-            or not all(can_be_batched(each, whole.start) for each in alone.values())
-        ):
+        if not alike_in_all:
             return {}
         names = model.coords["coefficient"]
         of_term = torch.tensor([[1.0 * (name in columns) for name in names] for columns in terms.values()]).double()
@@ -213,12 +209,17 @@ def _explore_formulas(
             return [(every, True), *((x, False) for x in joint.args[1:])]
 
         one = replace(whole, model=masked, stop=replace(whole.stop, progress=False))
-        try:
-            fits = {k: one.run(every[k], *data) for k in alone}
-        except FAILURES:
-            return {}
-        found = together(columns_of, len(some), fits, whole.start, whole.stop.quadrature_tol).log_evidences
-        agree = all(agreed(found.get(k, math.nan), float(each.log_evidence)) for k, each in alone.items())
+
+        def by_whole(k: int) -> LaplacePosterior | None:
+            found = alone(k)
+            if found is not None and can_be_batched(found, whole.start):
+                with suppress(*FAILURES):
+                    return one.run(every[k], *data)
+            return None
+
+        found = together(columns_of, len(some), by_whole, whole.start, whole.stop.quadrature_tol).log_evidences
+        told = {k: alone(k) for k in examples(len(some))} if found else {}
+        agree = all(each and agreed(found.get(k, math.nan), float(each.log_evidence)) for k, each in told.items())
         return found if agree else {}
 
     return over(Structures(values, there, log_prior), fit, Start(), whole.stop.progress, None, together_with)

@@ -18,7 +18,7 @@ from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.laplace.replicates import columns_of
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.replicates import examples, together
+from pyro_evidence.posterior.replicates import together
 from pyro_evidence.posterior.structures import StructureFits, StructurePosterior
 from pyro_evidence.program.sites import sample_nodes
 from pyro_evidence.settings import check_count, seed_of, seeded
@@ -208,12 +208,14 @@ def run_many(engine: Any, *args: Any, **kwargs: Any) -> FitTable:
             for k, own in enumerate(sets):
                 alike.setdefault(tuple(getattr(x, "shape", None) for x in own), []).append(k)
             for numbers in alike.values():
-                told = examples(len(numbers))
-                fit_alone(numbers[row] for row in told)
-                alone = {row: entries[numbers[row]].make() for row in told if entries[numbers[row]].error is None}
                 columns = partial(columns_of, [sets[k] for k in numbers])
+
+                def alone(row: int, numbers: list[int] = numbers) -> LaplacePosterior | None:
+                    fit_alone([numbers[row]])
+                    return entries[numbers[row]].make()
+
                 batch = together(columns, len(numbers), alone, quiet.start, quiet.stop.quadrature_tol)
-                for row in batch.log_evidences.keys() - told:
+                for row in (row for row in batch.log_evidences if numbers[row] not in entries):
                     entries[numbers[row]] = Entry(batch.log_evidences[row], CONVERGED, partial(batch.posterior, row))
                     bar.update()
         fit_alone(range(len(sets)))

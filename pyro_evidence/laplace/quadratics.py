@@ -77,7 +77,7 @@ class Axes:
         each, num = self.terms[rows] * (self.powers @ away).exp().mT, self.num[rows].mT
         _, rise, moved = (each @ self.powers).split([1, *A.shape[1:2] * 2], 1)
         own = (torch.cat([torch.ones_like(A[:, :1]), -0.5 * (S / A + num) / A, 0.5 / A], 1) * each).sum(1)
-        half = rise.mT @ (((S / A + 0.5 * num) * rise - moved) / A.square())
+        half = (rise / A).mT @ (((S / A + 0.5 * num) * rise - moved) / A)  # squares of large precisions overflow
         second = self.powers.mT @ (own.unsqueeze(-1) * self.powers) + 0.5 * (half + half.mT)
         return value, own @ self.powers, second
 
@@ -153,12 +153,13 @@ class Quadratics:
         """As that of :class:`Axes`: those of the log of an integral are covariances of terms, beside their own."""
         value, weights, slope, tril = self._moments(rows, away)
         A, b, variance = self.A[rows], self.b[rows], torch.cholesky_inverse(tril.squeeze(1))
-        mode, spread = variance @ slope, A @ variance.unsqueeze(1)
-        rise = b - (A @ mode.unsqueeze(1)).squeeze(-1)
+        mode = variance @ slope
+        rise = weights * (b - (A @ mode.unsqueeze(1)).squeeze(-1))  # each has its factor: that of a sum may overflow
+        spread = weights.unsqueeze(-1) * (A @ variance.unsqueeze(1))
         covariance = rise @ variance @ rise.mT + 0.5 * spread.flatten(2) @ spread.mT.flatten(2).mT
-        expected = ((b + rise) @ mode).squeeze(-1) - spread.diagonal(dim1=-2, dim2=-1).sum(-1)
-        own = (self.a[rows] + 0.5 * expected) * weights.squeeze(-1)
-        second = self.powers.mT @ (own.diag_embed() + weights * covariance * weights.mT) @ self.powers
+        expected = ((weights * b + rise) @ mode).squeeze(-1) - spread.diagonal(dim1=-2, dim2=-1).sum(-1)
+        own = self.a[rows] * weights.squeeze(-1) + 0.5 * expected
+        second = self.powers.mT @ (own.diag_embed() + covariance) @ self.powers
         return value, own @ self.powers, second
 
     def modes(self, theta: Tensor) -> LaplaceRows:

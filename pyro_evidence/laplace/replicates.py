@@ -120,14 +120,16 @@ def maxima(
     :param problem: of replicates.
     :param reference: of one of them, with what is known of its structure.
     :param known: their log joints, where these are quadratic in the latents.
-    :param start: hyperparameters at which searches begin, ``(T,)``; by default those of the model.
+    :param start: hyperparameters of which each search begins at the best, ``(P, T)``; by default those of the model.
     """
     joint = problem.joint
     assert isinstance(joint, Replicates)
     evidence = Evidence(problem, joint, joint.initial_u.repeat(joint.num, 1), known)
     theta, size = joint.rows(numbers), len(joint.initial_theta) - 1
-    if start is not None:
-        theta[:, :-1] = start
+    if start is not None and known is not None:
+        places = start.expand(len(theta), -1, -1)
+        height = known.log_evidence(theta[:, -1], places) + joint.log_hyperpriors(theta[:, -1], places)
+        theta[:, :-1] = start[height.nan_to_num(nan=-torch.inf).argmax(-1)]
     here, follows = None, None
     if size and known is not None:
         of, seconds = theta[:, -1:], theta.new_empty(len(theta), size, size)

@@ -98,15 +98,15 @@ def replicate_integrals(
 
 
 REFUSALS = (ArithmeticError, ValueError, RuntimeError, TypeError, IndexError, NotImplementedError)  # of a batch
-FEWEST = 8  # data sets, of which three are fitted by themselves: fewer are no batch
+FEWEST = 8  # data sets, of which up to three are fitted by themselves: fewer are no batch
 FEWEST_AT_ONCE = 16  # data sets in one run of the model: fewer gain less by that than by their structure, alone
 TOGETHER = 2  # times as many of known log joints, whose searches run no model
 SAME = 1e-8  # relative difference between a log evidence by itself and in the batch: rounding, and how a search ends
 
 
-def examples(num: int) -> set[int]:
-    """Which of some data sets are fitted by themselves: they say how a batch is made, and it must agree with them."""
-    return {0, num // 2, num - 1}
+def examples(num: int) -> list[int]:
+    """Which of some data sets are looked at by themselves."""
+    return sorted({0, num // 2, num - 1})
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ NOTHING = Batch({}, dict[int, LaplacePosterior]().__getitem__)
 def together(
     columns: Callable[[LogJoint], Columns],
     num: int,
-    alone: Mapping[int, LaplacePosterior],
+    alone: Callable[[int], LaplacePosterior | None],
     start: Start,
     tolerance: float,
     program: Model | None = None,
@@ -137,27 +137,32 @@ def together(
     The model is recognised once.  What is left out is to be fitted by itself.
 
     :param columns: makes the arguments of all ``num`` of them, each stacked, from the log joint of one.
-    :param alone: fits of some of them: two or more that are alike say how, and the batch must agree with these.
+    :param alone: the fit of one of them by itself, None where there is none.  It says how a batch is made, which must
+        agree with it; two that are alike say so where log joints are not quadratic in the latents, of which each data
+        set's is checked against the model.
     :param start: of the engine that has fitted these.
     :param tolerance: of integrals over marginalised sites, nats.
     :param program: of the data sets' arguments, where it is not that of these fits; of log evidences alone.
     """
-    plain = {k: posterior for k, posterior in alone.items() if can_be_batched(posterior, start)}
-    alike = [{k: other for k, other in plain.items() if _alike(one, other)} for one in plain.values()]
-    agreeing = max(alike, key=len, default={})
-    if num < FEWEST or len(agreeing) < 2:
-        return NOTHING
-    try:
-        inside = next(iter(agreeing.values()))._inside.problem.joint
-        joint = Replicates(inside.inside(lambda model: SingularIsNan()(program or model)), columns(inside), num)
-        found = _in_chunks(agreeing, joint, tolerance)
-    except REFUSALS:
-        return NOTHING  # a model need not bear that its data are rows of a batch
-    for k, posterior in agreeing.items():
-        own = float(posterior.log_evidence)
-        if not agreed(found.log_evidences.get(k, own), own):
-            return NOTHING
-    return found
+    plain = dict[int, LaplacePosterior]()
+    for k in reversed(examples(num)) if num >= FEWEST else ():
+        posterior = alone(k)
+        if posterior is None or not can_be_batched(posterior, start):
+            continue
+        plain[k] = posterior
+        agreeing = {i: other for i, other in plain.items() if _alike(posterior, other)}
+        inside = posterior._inside.problem.joint
+        try:
+            joint = Replicates(inside.inside(lambda model: SingularIsNan()(program or model)), columns(inside), num)
+            found = _in_chunks(agreeing, joint, tolerance)
+        except REFUSALS:
+            return NOTHING  # a model need not bear that its data are rows of a batch
+        both = [
+            (found.log_evidences[i], float(agreeing[i].log_evidence)) for i in agreeing & found.log_evidences.keys()
+        ]
+        if both:
+            return found if all(agreed(*pair) for pair in both) else NOTHING
+    return NOTHING
 
 
 def agreed(log_evidence: float, alone: float) -> bool:
@@ -224,16 +229,16 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
     problem = replace(inside, joint=joint, structure=Structure(None, inside.structure.slots, None, density))
     runs = BATCH_BYTES // joint.row_bytes
     at_once = runs // joint.latents.size
-    origin, told = torch.zeros_like(joint.initial_u), torch.tensor(sorted(alone))
+    origin, told = torch.zeros_like(joint.initial_u), torch.tensor(examples(joint.num))
     made_of, drawn, start = None, None, None
     with suppress(*REFUSALS):  # a model need not bear that settings are rows beside those of data
         if runs >= NUM_SAMPLES:
             made_of = power_sums(LogJoints(joint.at_settings, at_once), reference._inside.theta, told, origin)
-    if made_of is None and at_once < FEWEST_AT_ONCE:
+    if made_of is None and (len(alone) < 2 or at_once < FEWEST_AT_ONCE):
         return NOTHING
     if isinstance(reference, NestedPosterior):  # whose batch looks for other modes
         drawn = all_prior_draws(reference.integral.outer_mode)
-        start = torch.stack([posterior._inside.theta for posterior in alone.values()]).mean(0)
+        start = torch.stack([joint.initial_theta[:-1], *(posterior._inside.theta for posterior in alone.values())])
     chunks = list[tuple[Maxima, tuple[Standardisation, Settled] | None]]()
     num = max(at_once if made_of is None else TOGETHER * at_once, FEWEST_AT_ONCE)
     parts = torch.arange(joint.num).split(num)
@@ -244,7 +249,7 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
 
     for part, numbers in enumerate(parts):
         known, right = quadratics(part)
-        chunk, outside = maxima(problem, inside, numbers, known, start if known is not None else None), None
+        chunk, outside = maxima(problem, inside, numbers, known, start), None
         certain, values = chunk.found, chunk.log_evidence
         if drawn is not None:
             outside = replicate_integrals(problem, chunk, drawn, tolerance, known)
@@ -253,7 +258,7 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
         found |= zip(numbers[sure].tolist(), values[sure].tolist(), strict=True)
         chunks.append((chunk, outside))
         if start is not None and len(sure):
-            start = chunk.theta[sure, :-1].mean(0)
+            start[-1] = chunk.theta[sure, :-1].mean(0)
 
     def posterior(k: int) -> LaplacePosterior:
         known, _ = quadratics(k // num)

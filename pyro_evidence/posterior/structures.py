@@ -28,7 +28,7 @@ from pyro_evidence.posterior.base import NUM_DRAWS, Values
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import QUANTILE_DRAWS
 from pyro_evidence.posterior.predict import PredictionMixin, SitePrediction
-from pyro_evidence.posterior.replicates import examples, together
+from pyro_evidence.posterior.replicates import together
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.branching import (
     MOST,
@@ -459,7 +459,7 @@ def over_structures(model: Model, data: Arguments, fit: StructureFits, start: St
     if isinstance(structures, IndependentChoices) and fit.is_plain:
         batch = switched(model, data, structures)
 
-    def alike(some: Structures, alone: Mapping[int, LaplacePosterior]) -> Mapping[int, float]:
+    def alike(some: Structures, alone: Callable[[int], LaplacePosterior | None]) -> Mapping[int, float]:
         names = list(some.values)
 
         def program(*args: Any, **kwargs: Any) -> Any:
@@ -483,7 +483,7 @@ def over(
     start: Start,
     progress: bool,
     batch: Switched | None = None,
-    alike: Callable[[Structures, Mapping[int, LaplacePosterior]], Mapping[int, float]] | None = None,
+    alike: Callable[[Structures, Callable[[int], LaplacePosterior | None]], Mapping[int, float]] | None = None,
     penalised: bool = False,
 ) -> StructurePosterior:
     """The posterior over all of some structures, or over those that a search finds.
@@ -504,7 +504,7 @@ def over(
     def by_fits(some: Structures) -> Tensor:
         first = len(heights)
         heights.extend([math.nan] * len(some))
-        told = examples(len(some))
+        told = set[int]()
         with bar_of("structures", progress, total=len(some)) as bar:
 
             def fit_each(rows: Iterable[int]) -> None:
@@ -521,8 +521,12 @@ def over(
                         failures.append(f"with {label_of(some.of(row))}: {str(error.__cause__).splitlines()[0]}")
                     bar.update()
 
-            fit_each(sorted(told, reverse=True))  # of choices, the one with all elements first
-            alone = {row: members[first + row] for row in told if first + row in members}
+            def alone(row: int) -> LaplacePosterior | None:
+                fit_each({row} - told)
+                told.add(row)
+                return members.get(first + row)
+
+            alone(len(some) - 1)  # of choices, the one with all elements first
             known = {} if alike is None else alike(some, alone)
             for row in known.keys() - told:
                 heights[first + row] = known[row]
@@ -561,16 +565,22 @@ def over(
             f"with {label} the log evidence is {beyond:.4g} nats or more, {best:.4g} "
             f"in the best of the other structures, which count for nothing beside it; expected a posterior. {error}"
         ) from error
-    maximised = set() if penalised else {member._num_maximised for member in members.values()}
+    num_maximised = _num_maximised({} if penalised else members)
+    found = replace(found, log_weights=log_weights)
+    more: Any = {"notes": notes, "_members": dict(sorted(members.items()))}
+    return StructurePosterior(found, fit, tuple(failures), num_maximised, **more)
+
+
+def _num_maximised(members: Mapping[int, LaplacePosterior]) -> int:
+    """How many hyperparameters each structure maximises."""
+    maximised = {member._num_maximised for member in members.values()}
     if len(maximised) > 1:
         raise UnsupportedModel(
             f"structures maximise different numbers of hyperparameters, {sorted(maximised)}; expected one number, "
             "since a log evidence has no penalty for them. Give those that only some structures have a prior: "
             "pyro.sample in place of pyro.param."
         )
-    found, num_maximised = replace(found, log_weights=log_weights), max(maximised, default=0)
-    more: Any = {"notes": notes, "_members": dict(sorted(members.items()))}
-    return StructurePosterior(found, fit, tuple(failures), num_maximised, **more)
+    return max(maximised, default=0)
 
 
 def _with_fits(found: Search, by_fits: Evaluate) -> tuple[Search, list[int]]:

@@ -30,6 +30,7 @@ from pyro_evidence.models.regression import regression
 from pyro_evidence.nested.hyperparameter_modes import other_places
 from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, map_of
 from pyro_evidence.posterior import replicates
+from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.replicates import Batch, together
 
 QUIET = Stop(progress=False)
@@ -225,7 +226,7 @@ def poisson(x: Tensor, y: Tensor) -> None:
 
 
 def logistic(x: Tensor, y: Tensor) -> None:
-    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
@@ -246,8 +247,11 @@ CASES = {
 
 
 def batch_of(engine: LaplaceEvidence, sets: list[tuple[Tensor, ...]]) -> Batch:
-    """What a batch finds, told by the fits of three."""
-    alone = {k: engine.run(*sets[k]) for k in (0, len(sets) // 2, len(sets) - 1)}
+    """What a batch finds, told by fits of some."""
+
+    def alone(k: int) -> LaplacePosterior:
+        return engine.run(*sets[k])
+
     return together(partial(columns_of, sets), len(sets), alone, engine.start, engine.stop.quadrature_tol)
 
 
@@ -279,6 +283,24 @@ def test_models_without_a_search_for_modes_are_a_batch_however_long_their_data(m
         assert len(batch.log_evidences) == num
         for k in list(batch.log_evidences)[1:2]:
             assert batch.log_evidences[k] == pytest.approx(float(engine.run(*sets[k]).log_evidence), abs=1e-7)
+
+
+def test_searches_begin_where_each_data_set_is_likely() -> None:
+    """A spread a hundred times that of the others is where theirs are not found from."""
+
+    def model(y: Tensor) -> None:
+        mu, tau = pyro.sample("mu", dist.Normal(0.0, 5.0)), pyro.sample("tau", dist.HalfCauchy(5.0))
+        with pyro.plate("schools", 8):
+            theta = pyro.sample("theta", dist.Normal(mu, tau))
+            pyro.sample("y", dist.Normal(theta, 12.0), obs=y)
+
+    y = 15.0 * torch.randn(12, 8, generator=torch.Generator().manual_seed(4))
+    y[-1] *= 100.0
+    engine = LaplaceEvidence(model, stop=QUIET, marginalise=["tau"])
+    found = batch_of(engine, [(each,) for each in y]).log_evidences
+    assert len(found) == 12
+    for k in (0, 5, 11):  # by other nodes, within the tolerance of integrals
+        assert found[k] == pytest.approx(float(engine.run(y[k]).log_evidence), abs=5e-3)
 
 
 def test_what_is_doubtful_is_left_to_single_fits() -> None:
@@ -315,18 +337,40 @@ def test_a_model_that_looks_at_its_data_is_fitted_one_by_one() -> None:
 
 
 def test_no_data_set_is_fitted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three tell how a batch is made; where none comes of it, or they are too few, each is fitted once all the same."""
+    """One says how a batch of quadratic log joints is made, two of others, a third where one of these has failed.
+
+    Where they are too few, each is fitted once all the same.
+    """
     run, runs = LaplaceEvidence.run, []
     monkeypatch.setattr(LaplaceEvidence, "run", lambda self, *args: runs.append(args) or run(self, *args))
     X, y = lines(9, 12)
-    for num, expected in ((9, 3), (5, 5)):
+    broken = y.clone()
+    broken[4, 0] = torch.nan
+    label = (y > 0.0).double()
+    label[4, 0] = 2.0
+    cases = [(line, y[:5], 5, []), (line, y, 1, []), (line, broken, 3, [4]), (logistic, (y > 0.0).double(), 2, [])]
+    for model, target, expected, wrong in (*cases, (logistic, label, 3, [4])):
         runs.clear()
-        assert len(run_many(LaplaceEvidence(line, stop=QUIET), X[:num], y[:num]).succeeded) == num
+        assert list(run_many(LaplaceEvidence(model, stop=QUIET), X[: len(target)], target).errors) == wrong
         assert len(runs) == expected
-    y[4, 0] = torch.nan
-    runs.clear()
-    assert list(run_many(LaplaceEvidence(line, stop=QUIET), X, y).errors) == [4]
-    assert len(runs) == 3
+
+
+def test_scales_of_priors_may_be_those_of_the_data() -> None:
+    """Each data set's own, though the fit of one says how all are made."""
+
+    def model(x: Tensor, y: Tensor) -> None:
+        sigma = pyro.sample("sigma", dist.LogNormal(y.std().log(), 0.5))
+        w = pyro.sample("w", dist.Normal(y.mean(), 2.0 * y.std()).expand([2]).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w[0] + x * w[1], sigma), obs=y)
+
+    x, y = grouped(9)
+    y *= torch.linspace(0.5, 20.0, 9).unsqueeze(-1)
+    engine, sets = LaplaceEvidence(model, stop=QUIET), list(zip(x, y, strict=True))
+    found = batch_of(engine, sets).log_evidences
+    assert len(found) == 9
+    for k in (1, 5, 7):
+        assert found[k] == pytest.approx(float(engine.run(*sets[k]).log_evidence), abs=1e-7)
 
 
 def test_several_modes_are_looked_for_one_by_one() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.quadratics import LogJoints, QuadraticDensity, Quadratics, power_sums
+from pyro_evidence.laplace.quadratics import Axes, LogJoints, QuadraticDensity, Quadratics, power_sums
 from pyro_evidence.laplace.replicates import Replicates, columns_of
 from pyro_evidence.nested.inner import MarginalisedJoint
 from pyro_evidence.structure.density import AutogradDensity, climbing
@@ -98,6 +98,18 @@ def test_powers_are_read_off_and_the_evidence_is_the_normal_density() -> None:
     torch.testing.assert_close(found.orders(EVERY, first)[2], -torch.stack(falls, -1) / 2e-5, rtol=1e-6, atol=1e-6)
     rows = found.modes(torch.cat([theta[:, 0], EVERY.unsqueeze(-1)], -1))
     assert rows.objective.tolist() == pytest.approx(value[:, 0].tolist(), rel=1e-12)
+
+
+def test_second_derivatives_vanish_where_the_evidence_is_level() -> None:
+    """``-log(1 + e^2t) / 2 + t`` by both forms, where a square of the precision is no number."""
+    one, two = torch.ones(1), torch.tensor([[0.0], [2.0]])
+    terms = torch.tensor([[[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]])
+    axes = Axes(0.0 * one, one.reshape(1, 1, 1), two, terms)
+    A = torch.ones(1, 2, 1, 1)
+    for form in (None, axes):
+        found = Quadratics(0, 0.0 * one, two, one.unsqueeze(0), 0.0 * A[:, :, 0, 0], 0.0 * A[..., 0], A, form)
+        _, slope, second = found.orders(torch.zeros(1), torch.full((1, 1), 200.0))
+        assert (float(slope), float(second)) == pytest.approx((0.0, 0.0), abs=1e-12)
 
 
 def test_second_derivatives_take_no_more_settings_and_ways_than_differ_among_data_sets() -> None:

@@ -229,7 +229,7 @@ def test_a_batch_of_linear_models_searches_no_modes_at_nodes(monkeypatch: pytest
     monkeypatch.setattr("pyro_evidence.posterior.replicates.solve_inner", refused)
     X, y = data(size=4)
     posterior = LaplaceEvidence(zellner_siow, stop=QUIET).run(X, y)
-    assert len(posterior._members) == 3
+    assert len(posterior._members) == 1
     log_g = torch.linspace(-15.0, 30.0, 4001)
     prior = dist.InverseGamma(0.5, 0.5 * len(X)).log_prob(log_g.exp()) + log_g + (log_g[1] - log_g[0]).log()
     noise = dist.Normal(0.0, NOISE).log_prob(y).sum()
