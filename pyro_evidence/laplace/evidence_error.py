@@ -219,7 +219,7 @@ def with_nodes(fit: Fit[TypeII], nodes: int | str) -> Fit[TypeII]:
     learned = fit.state.learned
     if learned is not None and len(learned) == len(new.laplace.theta):
         new = replace(new, learned=learned, trusted=True)
-    return Fit(replace(new, scanned=True), Status.BY_HAND, (new.objective,))
+    return Fit(replace(new, scanned=True, enough=fit.state.enough), Status.BY_HAND, (new.objective,))
 
 
 def refined(fit: Fit[TypeII], begun: Fit[TypeII], nodes: int | str, stop: Stop) -> Fit[TypeII]:

@@ -84,6 +84,7 @@ class TypeII:
     way: tuple[float, ...] = ()  # objectives before the last steps, as many as there are hyperparameters
     rested: "TypeII | None" = None  # where the fit has come to rest at an edge, before it began there again
     places: tuple[Tensor, ...] = ()  # hyperparameters (T,) before each step
+    enough: float = 0.0  # nats that a step may promise where the fit ends: a last one is Newton's, of whoever goes on
 
     @cached_property
     def metric(self) -> Tensor:
@@ -200,7 +201,8 @@ def _stepped(state: TypeII) -> Asking[TypeII]:
     new = replace(new, way=way)
     if new.stop_reason is None and not new.scanned and new.promised < SHARP:
         new = replace(_off_plateaus(new), way=way)
-    done = new.learned is not None and 0.5 * new.gradient_norm**2 <= new.laplace.problem.slack
+    least = max(new.laplace.problem.slack, new.enough if new.scanned else 0.0)
+    done = new.learned is not None and 0.5 * new.gradient_norm**2 <= least
     return replace(new, stop_reason=Status.CONVERGED) if done else new
 
 
@@ -385,7 +387,7 @@ def _arriving(state: TypeII, found: LaplaceState, move: Tensor | None = None) ->
     pruned = replace(pruned, left_saddle=pruned.left_saddle or state.laplace.left_saddle)
     new = type2_state(pruned, (yield pruned))
     new = replace(new, needed=needed, scanned=state.scanned, restarted=state.restarted, rested=state.rested)
-    new = replace(new, places=(*state.places, state.laplace.theta))
+    new = replace(new, places=(*state.places, state.laplace.theta), enough=state.enough)
     if bool((new.away > FARTHEST).any()) or (bool((new.away > A_MILLION).any()) and is_rounding(found)):
         return replace(new, stop_reason=Status.UNBOUNDED)
     return replace(new, stop_reason=Status.SINGULAR) if is_singular(new.laplace) else new

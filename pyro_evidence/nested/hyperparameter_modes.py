@@ -13,7 +13,7 @@ from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
-from pyro_evidence.nested.integration import NODES, OuterMode, outer_mode
+from pyro_evidence.nested.integration import NODES, OuterMode, followed, outer_mode
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.line_search import lead_uphill
@@ -26,6 +26,7 @@ ROUNDS = 8  # of any search, each around the mode that the last has found
 NUM_STEPS = 200  # of each, in the hyperparameters
 SETTLED = 1e-4  # a move of the hyperparameters, unconstrained, that counts as none
 HIGHER = 1e-3  # nats above a mode at which a place leads to another
+NEAR = 0.01  # squared standard deviations from a mode at which curvature and mode follow to first order
 FLAT = 1e-6  # the largest derivative that counts as zero, nats; so does the square of one in standard deviations
 NUM_DRAWS = 16  # of the prior, where other modes are looked for
 ENDLESS = 50.0  # a standard deviation in unconstrained units, e^50 of a scale, that no data leave
@@ -102,6 +103,18 @@ def _maximised_mode(found: OuterMode, theta: Tensor) -> LaplaceState:
 
     phi = lbfgs.ascend(value_and_slope, found.centre.unsqueeze(0), tolerance=FLAT, num_steps=NUM_STEPS)[0]
     return laplace_state(problem, theta.index_copy(0, marginalised, phi), found.state.u)
+
+
+def newton_step(found: OuterMode, slope: Tensor) -> OuterMode:
+    """The mode that is a part of a standard deviation away; by a longer search where it is not so near.
+
+    :param slope: of all hyperparameters, which are marginalised, ``(d,)``.
+    """
+    step = torch.linalg.solve(found.precision, slope)
+    if float(slope @ step) > NEAR:
+        return best_mode(found)
+    problem, u = found.state.problem, followed(found.state.u, found.follows, step)
+    return replace(found, state=laplace_state(problem, found.state.theta + step, u))
 
 
 def best_mode(found: OuterMode) -> OuterMode:

@@ -20,7 +20,13 @@ from pyro_evidence.laplace.evidence_error import slope_of_error
 from pyro_evidence.laplace.restarts import MOST_COORDINATES
 from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.nested import joint_posterior, marginal
-from pyro_evidence.nested.hyperparameter_modes import best_mode, check_multimodality, has_arrived, maximised
+from pyro_evidence.nested.hyperparameter_modes import (
+    best_mode,
+    check_multimodality,
+    has_arrived,
+    maximised,
+    newton_step,
+)
 from pyro_evidence.nested.inner import (
     MarginalisedJoint,
     is_affordable,
@@ -405,6 +411,8 @@ def _integral_around(fit: Fit[TypeII], tolerance: float, full: Problem | None = 
     found = maximised(fit.state.laplace, torch.nonzero(joint.is_marginalised).flatten())
     if fit.status is Status.STEP_LIMIT:
         found = best_mode(found)
+    elif fit.state.enough:
+        found = newton_step(found, fit.state.slope.total)
     if full is not None:
         warn_of_jumps(joint_posterior.whole_state(full.unread, found, found.state.log_evidence))
     found, elsewhere = check_multimodality(found, tolerance)
