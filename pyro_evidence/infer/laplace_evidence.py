@@ -442,7 +442,8 @@ class LaplaceEvidence(Resumable):
         else:
             self._found = search(problem, places, theta, self.stop.progress)
         states = [type2.type2_state(state) for state in self._found.states]
-        if isinstance(problem.joint, MarginalisedJoint) and len(states) == 1 and bool(problem.joint.is_marginalised.all()):
+        inside = isinstance(problem.joint, MarginalisedJoint) and bool(problem.joint.is_marginalised.all())
+        if inside and len(states) == 1:
             states[0] = replace(states[0], enough=type2.SHARP)  # what is integrated has its curvature there anyway
         self._fits = self._begun = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
 

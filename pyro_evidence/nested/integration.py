@@ -391,12 +391,7 @@ class Settled:
     found: Tensor
 
 
-def settled(
-    product: Callable[[Tensor, int], NodeProducts],
-    rows: Tensor,
-    num_dims: int,
-    tolerance: float,
-) -> Settled:
+def settled(product: Callable[[Tensor, int], NodeProducts], rows: Tensor, num_dims: int, tolerance: float) -> Settled:
     """Ever more nodes until neither log evidence nor moments move, each row by itself.
 
     On one axis the next number of nodes is taken, for the tails.  A row ends where an inner mode is missing.
@@ -476,7 +471,7 @@ def by_lattice(
     """
     z = step * cells.to(where.centre)
     log_volume = z.new_full((len(z),), where.num_dims * math.log(step))
-    nodes, log_mass = _at(found, where, z, log_volume, None if start is None else lambda _: start)
+    nodes, log_mass = _at(found, where, z, log_volume, start)
     corner = cells.amin(0)
     table = torch.full((cells.amax(0) - corner + 1).tolist(), -math.inf).to(log_mass)
     table[tuple((cells - corner).T)] = log_mass
@@ -528,11 +523,10 @@ def by_product(found: OuterMode, where: Standardisation, num: int, searched: Ten
     return known.integral(found, where, num)
 
 
-def _product(
-    found: OuterMode, where: Standardisation, num: int, modes: Callable[[Tensor], Tensor] | None = None
-) -> Integral:
+def _product(found: OuterMode, where: Standardisation, num: int, modes: Trend | None = None) -> Integral:
     rule = rules.product(rules.gauss_hermite(num, where.centre.device), where.num_dims)
-    nodes, log_mass = _at(found, where, rule.nodes, log_volume_of(rule), modes, searches=_searches(rule))
+    start = None if modes is None else modes(rule.nodes)
+    nodes, log_mass = _at(found, where, rule.nodes, log_volume_of(rule), start, searches=_searches(rule))
     return _of_product(found, where, num, nodes, _filled(rule, log_mass - rule.log_weights))
 
 
@@ -647,8 +641,7 @@ class Searched:
 
 def _searched(found: OuterMode, where: Standardisation, z: Tensor, before: Searched | None = None) -> Searched | None:
     """Nodes ``(K, d)`` after those before; None where one has no inner mode."""
-    modes = None if before is None else before.modes
-    nodes = found.inner(where.forward(z), None if modes is None else modes(z), light=True)
+    nodes = found.inner(where.forward(z), None if before is None else before.modes(z), light=True)
     new = _searched_at(where, z, nodes)
     if not bool(new.log_ratio.isfinite().all()):
         return None
@@ -724,20 +717,14 @@ def log_volume_of(rule: Rule) -> Tensor:
 
 
 def _at(
-    found: OuterMode,
-    where: Standardisation,
-    z: Tensor,
-    log_volume: Tensor,
-    modes: Callable[[Tensor], Tensor] | None = None,
-    *,
-    searches: Tensor | int = 2,
+    found: OuterMode, where: Standardisation, z: Tensor, log_volume: Tensor, start: Tensor | None = None, **how: Any
 ) -> tuple[ConditionalModes, Tensor]:
     """Laplace inside at ``z`` ``(K, d)``, and the log mass of the marginalised sites about each, nats, ``(K,)``.
 
     :param log_volume: of which each stands for all ``z``, ``(K,)``.
+    :param start, how: as for :meth:`OuterMode.inner`.
     """
-    start = None if modes is None else modes(z)
-    nodes = found.inner(where.forward(z), start, searches=searches, light=True)
+    nodes = found.inner(where.forward(z), start, light=True, **how)
     return nodes, nodes.log_density + where.log_slope(z) + log_volume
 
 
