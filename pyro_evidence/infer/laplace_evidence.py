@@ -52,7 +52,7 @@ from pyro_evidence.laplace.restarts import (
 )
 from pyro_evidence.laplace.tour import LEAST_SHARE, tour
 from pyro_evidence.laplace.type2 import TypeII
-from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
+from pyro_evidence.nested.inner import MarginalisedJoint, is_batched, marginalised_problem
 from pyro_evidence.nested.joint_posterior import whole_place
 from pyro_evidence.nested.roles import marginalised_sites
 from pyro_evidence.numerics import lbfgs
@@ -443,7 +443,7 @@ class LaplaceEvidence(Resumable):
             self._found = search(problem, places, theta, self.stop.progress)
         states = [type2.type2_state(state) for state in self._found.states]
         inside = isinstance(problem.joint, MarginalisedJoint) and bool(problem.joint.is_marginalised.all())
-        if inside and len(states) == 1:
+        if inside and len(states) == 1 and not (self._num_nodes == 1 and is_batched(problem)):
             states[0] = replace(states[0], enough=type2.SHARP)  # what is integrated has its curvature there anyway
         self._fits = self._begun = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
 
