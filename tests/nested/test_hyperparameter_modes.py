@@ -10,8 +10,10 @@ from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, NotAMode, Stop
 from pyro_evidence.laplace.approximation import laplace_state
+from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.models.gmrf import AR1
 from pyro_evidence.nested import hyperparameter_modes
-from pyro_evidence.nested.hyperparameter_modes import ENDLESS, best_mode, has_arrived, prior_draws
+from pyro_evidence.nested.hyperparameter_modes import ENDLESS, best_mode, has_arrived, newton_step, prior_draws
 from pyro_evidence.nested.integration import outer_mode
 
 NUM = 4
@@ -157,3 +159,23 @@ def test_the_mirror_image_of_two_loadings_is_seen_and_that_of_one_is_integrated(
     value = rows.sum(0) + dist.Normal(0.0, 1.0).log_prob(torch.stack([a, b])).sum(0)
     expected = float(value.flatten().logsumexp(0)) + 2.0 * math.log(0.05)
     assert float(posterior.log_evidence) == pytest.approx(expected, abs=0.1)
+
+
+def counts_over_time(y: Tensor) -> None:
+    scale, coefficient = pyro.sample("scale", dist.HalfNormal(1.0)), pyro.sample("coefficient", dist.Beta(4.0, 2.0))
+    x = pyro.sample("x", AR1(scale, coefficient, len(y)))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson((1.0 + x).exp()), obs=y)
+
+
+def test_the_last_step_to_a_mode_that_is_integrated_around_is_newtons() -> None:
+    """The search ends where a step promises less than a thousandth of a nat; what is integrated around is the mode."""
+    t = torch.arange(240.0)
+    engine = LaplaceEvidence(counts_over_time, stop=Stop(progress=False))
+    found = engine.run((1.0 + 0.7 * (t / 9.0).sin() + 0.5 * (2.1 * t).sin()).exp().round()).integral.outer_mode
+    end = engine._fits[0].state
+    left = float(end.slope.total @ torch.linalg.solve(found.precision, end.slope.total))
+    assert 1e-6 < left < 2e-3 and has_arrived(found)
+    far = outer_mode(laplace_state(found.state.problem, found.centre + 0.3, found.state.u), found.marginalised)
+    there = newton_step(far, slope(far.state).total)  # too far for one step
+    assert has_arrived(there) and torch.allclose(there.centre, found.centre, atol=1e-3)
