@@ -11,6 +11,9 @@ is made where the latents are few enough for a dense Hessian; that of frailties 
 grid; of Weibull frailties seven nodes are up to 3e-3 nats off it, as the rule itself is, fifteen 6e-6.  Simulated data
 have a seed of their own.
 
+Where R has the model its seconds are below: rents by mgcv, counts over an autoregression by glmmTMB, whose likelihood
+is compared at its own maximum.
+
 With --nuts, the default table instead of the check, beside the chains that benchmarks/inla_nuts.py has stored: the
 largest difference of means, in standard deviations, and the largest relative ones of standard deviations and of the
 medians of hyperparameters; of the simulated rents, how much of what they were made of lies within intervals.
@@ -21,8 +24,10 @@ import csv
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -426,6 +431,54 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+# Peers ----------------------------------------------------------------------------------------------------------------
+
+
+def in_r(columns: dict[str, Tensor], code: str) -> list[float]:
+    """Processor seconds of R's ``code`` on data ``d``, and the numbers that it leaves in ``said``."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "d.csv"
+        rows = zip(*(x.tolist() for x in columns.values()), strict=True)
+        path.write_text("\n".join(",".join(map(str, row)) for row in (columns, *rows)))
+        script = f"""suppressPackageStartupMessages({{library(mgcv); library(glmmTMB)}}); d <- read.csv("{path}")
+            t <- system.time({{{code}}}); cat(sprintf("%.15g", c(sum(t[1:2]), said)))"""
+        done = subprocess.run(["Rscript", "-e", script], capture_output=True, text=True, check=True)
+    return [float(x) for x in done.stdout.split()]
+
+
+def rents_by_mgcv(X: Tensor, rent: Tensor) -> str:
+    """Splines for the walks, the same graph; restricted likelihood."""
+    graph, (size, year, place), _, _ = flats()
+    columns = {"rent": rent, "size": size, "year": year, "place": place}
+    columns |= {f"x{j}": x for j, x in enumerate(X.unbind(-1))}
+    ends = ",".join(str(int(end) + 1) for end in graph.edges.mT.flatten())
+    code = f"""e <- matrix(c({ends}), ncol=2); nb <- split(c(e[,2], e[,1]), factor(c(e[,1], e[,2]), levels=1:380))
+        names(nb) <- 0:379; d$place <- factor(d$place, levels=0:379)
+        m <- bam(rent ~ {" + ".join(f"x{j}" for j in range(12))} + s(size, k=40) + s(year, k=30) +
+        s(place, bs="mrf", xt=list(nb=nb)), data=d); said <- sqrt(m$sig2)"""
+    seconds, noise = in_r(columns, code)
+    return f"mgcv {seconds:.2f} s, noise {noise:.4f}"
+
+
+def counts_by_glmmtmb(y: Tensor) -> str:
+    """The likelihood's maximum in all that is not integrated, and how far Laplace here is from it there."""
+    code = """d$t <- factor(1:nrow(d)); d$g <- factor(1)
+        m <- glmmTMB(y ~ 1 + ar1(t + 0 | g), family=poisson, data=d); v <- VarCorr(m)$cond$g
+        said <- c(logLik(m), attr(v, "stddev")[1], attr(v, "correlation")[1, 2], fixef(m)$cond)"""
+    seconds, log_likelihood, sd, coefficient, intercept = in_r({"y": y.int()}, code)
+
+    def model(y: Tensor) -> None:
+        x = pyro.sample("x", gmrf.AR1(sd * (1.0 - coefficient**2) ** 0.5, coefficient, len(y)))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Poisson((intercept + x).exp()), obs=y)
+
+    gap = abs(float(LaplaceEvidence(model).run(y).state.log_evidence) - log_likelihood)
+    return f"glmmTMB {seconds:.2f} s, log likelihood {log_likelihood:.4f}, here {gap:.1e} from it"
+
+
+PEERS: dict[str, Callable[..., str]] = {"rents": rents_by_mgcv, "ar1 2000": counts_by_glmmtmb}
+
+
 # Fit and check --------------------------------------------------------------------------------------------------------
 
 
@@ -505,6 +558,8 @@ def fit(name: str, nuts: bool) -> None:
         found = gap(posterior)
     check = "" if found is None else f"dense {found:.1e}"
     print(f"{name:16} {value:12.4f} {seconds:7.2f} + {both - seconds:5.2f} s {memory:6.0f} MiB  {check}")
+    if name in PEERS and shutil.which("Rscript"):
+        print(f"{'':16} {PEERS[name](*args)}")
 
 
 def main() -> None:
