@@ -107,20 +107,20 @@ def _levenberg_marquardt(params: Tensor, *data: Tensor) -> Tensor:
     damping = torch.full((len(params), 1), 1e-2, dtype=params.dtype, device=params.device)
     here = _misfit(params, *data)
     for _ in range(NUM_STEPS):
-        normal = here[:, 1:, 1:]
+        normal, fall = here[:, 1:, 1:], here[:, 1:, 0]
         normal = normal + (damping * normal.diagonal(dim1=-2, dim2=-1)).diag_embed()
-        trial = params - torch.linalg.solve(normal, here[:, 1:, 0]).clamp(-1.0, 1.0)
-        ahead = _misfit(trial, *data)
-        fall = here[:, :1, 0] - ahead[:, :1, 0]
-        better = fall > 0
-        going = torch.where(better, fall > LEAST_RISE * here[:, :1, 0], damping <= 1e6).squeeze(-1)
-        params, here = torch.where(better, trial, params), torch.where(better.unsqueeze(-1), ahead, here)
-        damping = damping * torch.where(better, 1.0 / CHANGE, CHANGE)
-        found[left] = params
+        step = torch.linalg.solve(normal, fall).clamp(-1.0, 1.0)
+        going = (step * fall).sum(-1) > LEAST_RISE * here[:, 0, 0]
+        found[left] = params - step  # which moves an axis that has arrived by next to nothing
         if not bool(going.any()):
             break
-        left, params, here, damping = (x[going] for x in (left, params, here, damping))
+        left, params, step, here, damping = (x[going] for x in (left, params, step, here, damping))
         data = tuple(x[going] for x in data)
+        ahead = _misfit(params - step, *data)
+        better = ahead[:, :1, 0] < here[:, :1, 0]
+        params, here = torch.where(better, params - step, params), torch.where(better.unsqueeze(-1), ahead, here)
+        damping = damping * torch.where(better, 1.0 / CHANGE, CHANGE)
+        found[left] = params
     return found
 
 
