@@ -366,7 +366,7 @@ def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int,
     groups = structure.groups
     kept = active.new_zeros(0, dtype=torch.float64) if groups is None else groups.loc[found.held]
     left_out = Pruned(structure.density, groups, active).left_out
-    linear = structure.linear or (structure.factors.linear if structure.factors is not None else None)
+    linear = structure.predictors
     density = BlockDensity(joint, found, linear, kept, left_out, slots=structure.slots or ())
     if linear is not None and not density.explains(theta):
         density = replace(density, linear=None)

@@ -1,5 +1,6 @@
 """Laplace's approximation of one log joint: at one setting of its hyperparameters, and at many as a batch of rows."""
 
+import math
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,7 +34,6 @@ from pyro_evidence.structure.symmetries import has_hidden_units
 
 PLAIN = (exact_hessian, gauss_newton, block_diagonal, diagonal)  # curvatures that add nothing of their own
 NEARLY = 1e-3  # nats, twice what a step promises to a row that is nearly there
-LIGHT = 2**14  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
 ROUGH = 1e-4  # nats that steps may promise before the last, where a thousandth of a nat is enough
 NEAR = 1e-3  # of a coordinate: how far from where a search has stopped a jump is looked for
 DENSE_SEARCH = 1000  # coordinates up to which the mode is searched with the exact Hessian, whatever the curvature
@@ -204,9 +204,9 @@ def problem_of(joint: LogJoint, structure: Structure, curvature: Curvature | Non
     return Problem(joint, structure, curvature, torch.ones(joint.latents.size, dtype=torch.bool, device=joint.device))
 
 
-def laplace_problem(joint: LogJoint, curvature: Curvature | None = None) -> Problem:
-    """The problem of a model, whose structure is looked for."""
-    return problem_of(joint, recognise(joint, factors=curvature in (None, exact_hessian)), curvature)
+def laplace_problem(joint: LogJoint, curvature: Curvature | None = None, few: float = math.inf) -> Problem:
+    """The problem of a model, whose structure is looked for; factors beyond so few coordinates."""
+    return problem_of(joint, recognise(joint, factors=curvature in (None, exact_hessian), few=few), curvature)
 
 
 @dataclass(frozen=True)
@@ -522,17 +522,11 @@ def can_compare(problem: Problem) -> bool:
         and joint.latents.size <= (SMALL if structure.network is None else DENSE_SEARCH)
         and structure.factors is None
         and problem.latent is None
-        and has_light_designs(problem)
+        and (structure.linear is None or structure.linear.is_light)
         and problem.curvature in (exact_hessian, gauss_newton)
         and joint.hypers.size > 0
         and not joint.maximised_sites
     )
-
-
-def has_light_designs(problem: Problem) -> bool:
-    """Whether rows are evaluated by autograd together for less than one by one by the algebra of linear predictors."""
-    linear = problem.structure.linear
-    return linear is None or sum(part.J.numel() for part in linear.linear) <= LIGHT
 
 
 def laplace_rows(problem: Problem, theta: Tensor, active: Tensor, start: Tensor) -> LaplaceRows:

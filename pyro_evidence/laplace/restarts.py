@@ -84,7 +84,7 @@ def automatic(problem: Problem) -> int:
         return SEVERAL if joint.discrete else 1
     if joint.values.keys() >= set(joint.latents.names):  # all begin at one place
         return 1
-    parts = structure.linear.linear if structure.linear is not None else ()
+    parts = structure.predictors.linear if structure.predictors is not None else ()
     simple = bool(parts) and all(part.slot.mixture is None for part in parts)
     if joint.latents.size > SMALL or (simple and not joint.discrete) or structure.eliminated is not None:
         return 1
@@ -96,22 +96,21 @@ def _are_cheap(joint: LogJoint) -> bool:
     return joint.row_bytes is not None and SEVERAL * joint.row_bytes <= BUDGET
 
 
-def has_one_mode(state: LaplaceState) -> bool:
+def has_one_mode(problem: Problem, u: Tensor, theta: Tensor) -> bool:
     """Whether the density's structure proves that it has one mode: Gaussian priors, log-concave likelihoods.
 
-    A Gaussian prior over several sites is told by its curvature, which is the same at the mode and far from it.
+    A Gaussian prior over several sites is told by its curvature, which is the same at ``u`` ``(D,)`` and far from it.
     """
-    linear = state.problem.structure.linear
-    if linear is None or state.problem.joint.discrete:
+    linear = problem.structure.predictors
+    if linear is None or problem.joint.discrete:
         return False
     if not linear.gaussian and linear.W is None:
-        rows = torch.stack([state.u, *(state.u + generic_directions(2, len(state.u), state.u))])
-        here, *there = derivatives.hessian(linear.log_prior, rows, state.theta).detach()
+        rows = torch.stack([u, *(u + generic_directions(2, len(u), u))])
+        here, *there = derivatives.hessian(linear.log_prior, rows, theta).detach()
         scale = 1e-9 * float(here.abs().max())
         if not all(float((H - here).abs().max()) <= scale for H in there):
             return False
-    trace = state.problem.joint.trace(state.u, state.theta)
-    return all(part.slot.is_log_concave(trace) for part in linear.linear)
+    return linear.is_log_concave(problem.joint.trace(u, theta))
 
 
 def can_tour(state: LaplaceState) -> bool:
@@ -120,7 +119,7 @@ def can_tour(state: LaplaceState) -> bool:
     small = 0 < len(state.u) <= MOST_COORDINATES and bool(problem.active.all()) and problem.joint.has_data
     plain = problem.form is None and problem.structure.network is None
     exact = problem.curvature is exact_hessian
-    return small and plain and exact and not has_one_mode(state) and _are_cheap(problem.joint)
+    return small and plain and exact and not has_one_mode(problem, state.u, state.theta) and _are_cheap(problem.joint)
 
 
 @dataclass(frozen=True)

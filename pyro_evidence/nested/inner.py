@@ -11,14 +11,13 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import (
     LaplaceState,
     Problem,
-    has_light_designs,
     laplace_problem,
     laplace_rows,
     laplace_state,
     log_priors,
     near_states,
 )
-from pyro_evidence.laplace.restarts import MOST_COORDINATES
+from pyro_evidence.laplace.restarts import MOST_COORDINATES, has_one_mode
 from pyro_evidence.nested.skewness import Profiles
 from pyro_evidence.numerics import batched
 from pyro_evidence.precision.choices import Curvature, exact_hessian, gauss_newton
@@ -27,8 +26,10 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Declaration
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factors import SMALL
+from pyro_evidence.structure.groups import Pruned
 
 MOST_BYTES = 2**29  # that reverse passes for the shapes of inner marginals may write: half a second, a summary has one
+FEW = 16  # coordinates up to which dense rows together are as fast as by factors
 FEW_VALUES = 32  # of a process: a search at each node takes half as long again for 25, a quarter of the time for 60
 MOST_TOGETHER = 64  # rows whose factors are made together: overhead is then small beside what each row costs
 MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
@@ -83,7 +84,9 @@ class MarginalisedJoint(LogJoint):
 
 def marginalised_problem(joint: MarginalisedJoint, curvature: Curvature | None) -> Problem:
     """The inner problem; marginalised coordinates are no precisions to be re-estimated or pruned."""
-    found, marginalise = laplace_problem(joint, curvature), joint.is_marginalised
+    found, marginalise, size = laplace_problem(joint, curvature, FEW), joint.is_marginalised, joint.latents.size
+    if size <= MOST_COORDINATES and found.factors and not has_one_mode(found, joint.initial_u, joint.initial_theta):
+        found = laplace_problem(joint, curvature)  # others are looked for
     groups = found.structure.groups
     if groups is not None:
         power = torch.where(marginalise, 0.0, groups.power)
@@ -136,15 +139,15 @@ def solve_inner(
         return ConditionalModes(theta, start, Dense(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing)
     with torch.enable_grad():  # whoever asks for draws may have switched it off
         again, prior = torch.as_tensor(searches).expand(len(theta)).tolist(), log_priors(problem, theta.detach())
-        together = is_batched(problem) and has_light_designs(problem)
-        search = _together if together else partial(_one_by_one, prior=prior, light=light, rough=rough)
+        search = _together if is_batched(problem) else partial(_one_by_one, prior=prior, light=light, rough=rough)
         u, precision, log_evidence = search(problem, theta.detach(), start.detach(), again)
     return ConditionalModes(theta, u, precision, log_evidence + prior.to(log_evidence))
 
 
 def is_batched(problem: Problem) -> bool:
     """Whether rows with marginalised values of their own are evaluated together."""
-    small = problem.joint.latents.size <= (SMALL if problem.latent is None else FEW_VALUES)
+    linear, size = problem.structure.linear, problem.joint.latents.size
+    small = size <= (SMALL if problem.latent is None else FEW_VALUES) and (linear is None or linear.is_light)
     dense = problem.is_dense and problem.curvature in (exact_hessian, gauss_newton)
     return small and dense and problem.joint.row_bytes is not None
 
@@ -218,9 +221,8 @@ def profile_at(state: LaplaceState) -> Profiles | None:
     problem, size = state.problem, len(state.u)
     if size > MOST_COORDINATES or problem.curvature is not exact_hessian or not is_affordable(problem, 2 * size):
         return None
-    rows = torch.cat([state.theta, problem.active.to(state.theta)]).unsqueeze(0)
-    root = state.precision.unwhiten(torch.eye(size).to(state.u)).mT.unsqueeze(0)
-    return Profiles(problem.density_by_rows, rows, state.u.unsqueeze(0), root)
+    theta, u = state.theta.unsqueeze(0), state.u.unsqueeze(0)
+    return profiles(problem, ConditionalModes(theta, u, state.precision, state.log_evidence.reshape(1)))
 
 
 def profiles(problem: Problem, inner: ConditionalModes) -> Profiles | None:
@@ -230,4 +232,5 @@ def profiles(problem: Problem, inner: ConditionalModes) -> Profiles | None:
     num, size = inner.u.shape
     rows = torch.cat([inner.theta, problem.active.expand(num, -1).to(inner.theta)], -1)
     unwhiten = [inner.precision.unwhiten(white.expand(num, -1)) for white in torch.eye(size).to(inner.u)]
-    return Profiles(problem.density_by_rows, rows, inner.u, torch.stack(unwhiten, -1))
+    shared = Pruned(problem.structure.fastest, problem.structure.groups)
+    return Profiles(problem.density_by_rows, shared, rows, inner.u, torch.stack(unwhiten, -1))

@@ -176,7 +176,8 @@ class Integral:
         with torch.enable_grad():  # whoever asks for draws may have switched it off
             if looked is not None:
                 z = looked[1] if joint.row_bytes is not None else looked[1][:1]  # rows are evaluated one by one
-                return skewness.skewness_correction(looked[0], z, skewness.num_matched(joint, len(z)))
+                if found := skewness.skewness_correction(looked[0], z, skewness.num_matched(joint, len(z))):
+                    return found
         return None if self._shifts is None else Shift(self._shifts[0])
 
     @cached_property

@@ -22,10 +22,12 @@ from pyro_evidence.program.log_joint import LogJoint
 class Profiles:
     """Modes with their covariances, one for each row of hyperparameters.
 
-    :ivar theta: what the density takes beside ``u``, ``(K, T)``.
+    :ivar shared: the density of rows that share their hyperparameters.
+    :ivar theta: what the densities take beside ``u``, ``(K, T)``.
     """
 
     density: Density
+    shared: Density
     theta: Tensor
     u: Tensor  # (K, D)
     covariance_root: Tensor  # (K, D, D) white noise to noise of the covariance
@@ -37,11 +39,11 @@ class Profiles:
 
     def log_joint(self, row: int, u: Tensor) -> Tensor:
         """At points ``(S, D)`` with the hyperparameters of one mode, nats, ``(S,)``."""
-        return self.density.log_joint(u, self.theta[row].expand(len(u), -1)).detach()
+        return self.shared.log_joint(u, self.theta[row].expand(len(u), -1)).detach()
 
     def precision(self, row: int, u: Tensor) -> Tensor:
         """Minus the Hessians at points ``(S, D)``, ``(S, D, D)``."""
-        return self.density.precision(u, self.theta[row].expand(len(u), -1)).detach().double()
+        return self.shared.precision(u, self.theta[row].expand(len(u), -1)).detach().double()
 
     def log_marginal(self, points: Tensor) -> Tensor:
         r"""Log marginal density of every coordinate at ``points`` standard deviations off its mode, ``(K, D, J)``.

@@ -471,7 +471,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
     def _mirrors(self) -> tuple[Turn, ...]:
         """What changes its sign without any change of the density, from a mode that is not its own image."""
         problem, u = self._inside.problem, self._inside.u
-        if problem.structure.linear is not None or problem.structure.network is not None or not problem.joint.has_data:
+        if problem.structure.predictors or problem.structure.network or not problem.joint.has_data:
             return ()
         with own_random_numbers(), without_validation():
             turns = mirrors(problem.joint, self._inside.theta)

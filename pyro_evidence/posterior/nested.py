@@ -109,7 +109,7 @@ class NestedPosterior(LaplacePosterior):
         By importance sampling, where that is believed, or by quadrature of independent blocks.
         """
         d, state, problem = self.integral.chart.num_dims, self._inside, self._inside.problem
-        if problem.is_dense and len(state.u) <= MOST_COORDINATES:
+        if problem.nodes == 1 and len(state.u) <= MOST_COORDINATES:
             away = 0.5 * state.precision.variance[0].sqrt()
             here, there = problem.density.precision(torch.stack([state.u, state.u + away]), state.theta).detach()
             if float((there - here).abs().max()) <= relative_rounding(problem.joint.dtype) * float(here.abs().max()):

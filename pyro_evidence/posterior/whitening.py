@@ -111,7 +111,7 @@ def round_coordinates(posterior: LaplacePosterior) -> Whitening:
     They follow the marginalised sites, but where inner factors are not dense, or nodes too few.
     """
     proposal, inside = posterior.proposal, posterior._inside.problem
-    dense = inside.is_dense and inside.joint.latents.size <= SMALL
+    dense = inside.nodes == 1 and inside.joint.latents.size <= SMALL
     if not isinstance(proposal, Proposal) or not dense:
         return AffineWhitening(posterior.state)
     integral, nodes, density = proposal.integral, proposal.integral.nodes, proposal.integral.density

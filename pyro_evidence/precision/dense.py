@@ -311,13 +311,13 @@ def pattern_product(pattern: Pattern, elements: Elements, v: Tensor) -> Tensor:
 
 
 def assembled(pattern: Pattern, elements: Elements) -> Tensor:
-    """``A`` as a dense matrix, ``(D, D)`` float64."""
-    size = pattern.size
-    flat = torch.zeros(size * size, dtype=torch.float64, device=pattern.device)
+    """``A`` as a dense matrix, ``(D, D)`` float64; of elements of rows ``(R, D, D)``."""
+    size, rows = pattern.size, elements[0].shape[:-3]
+    flat = torch.zeros(*rows, size * size, dtype=torch.float64, device=pattern.device)
     for index, blocks in zip(pattern.index, elements, strict=True):
         place = index.unsqueeze(-1) * size + index.unsqueeze(-2)
-        flat.index_add_(0, place.reshape(-1), blocks.double().reshape(-1))
-    return flat.reshape(size, size)
+        flat.index_add_(-1, place.reshape(-1), blocks.double().flatten(-3))
+    return flat.reshape(*rows, size, size)
 
 
 def on_pattern(pattern: Pattern, Z: Tensor) -> Elements:

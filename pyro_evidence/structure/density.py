@@ -19,6 +19,7 @@ from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.numerics.linear_predictor import (
     CHUNK,
     ClosedForm,
+    NormalTargets,
     curvature_graph,
     gram,
     gram_diagonal,
@@ -31,6 +32,8 @@ from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.program.sites import log_prob_sum
 from pyro_evidence.structure.factor_terms import RecordedTerms
+
+LIGHT = 2**14  # numbers of linear predictors' designs up to which a batch spares more than single rows' algebra
 
 
 @dataclass(frozen=True)
@@ -313,6 +316,19 @@ class LinearPredictors(JointDensity):
     def slots(self) -> tuple[LikelihoodTerm, ...]:
         """Where the observed sites see the latents."""
         return tuple(part.slot for part in self.linear)
+
+    def is_log_concave(self, trace: Any) -> bool:
+        """Whether all likelihoods are known to be log-concave in their predictors."""
+        return all(part.slot.is_log_concave(trace) for part in self.linear)
+
+    def is_quadratic(self, trace: Any) -> bool:
+        """Whether all likelihoods are normal."""
+        return all(isinstance(part.slot.closed(trace), NormalTargets) for part in self.linear)
+
+    @property
+    def is_light(self) -> bool:
+        """Whether rows are evaluated by autograd together for less than one by one by the algebra of predictors."""
+        return sum(part.slot.layout.shape.numel() for part in self.linear) * self.joint.latents.size <= LIGHT
 
     def parts(self, theta: Tensor) -> ModelParts:
         """The model's parts at ``theta``, ``(T,)`` or rows of one; one run is for their values and for derivatives."""

@@ -14,11 +14,11 @@ from pyro_evidence.numerics.derivatives import Forward, Last, generic_directions
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.newton import Gradient
 from pyro_evidence.precision.blocks import BlockPlan, elimination
-from pyro_evidence.precision.dense import Elements, Pattern, Plan, pattern_product
+from pyro_evidence.precision.dense import Elements, Pattern, Plan, assembled, pattern_product
 from pyro_evidence.precision.elimination import coloured
 from pyro_evidence.precision.low_rank import LowRankPlan
 from pyro_evidence.program.log_joint import Trace
-from pyro_evidence.structure.density import AutogradDensity
+from pyro_evidence.structure.density import AutogradDensity, wants_graph
 from pyro_evidence.structure.factor_cells import FactorFamily, cells
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors
 
@@ -244,17 +244,32 @@ class Structured(AutogradDensity):
         """The log joint and its gradient in ``u``, detached."""
         return super().gradient(u, theta) if self.linear is None else self.linear.gradient(u, theta)
 
+    def precision(self, u: Tensor, theta: Tensor) -> Tensor:
+        """Minus the Hessian in ``u``, shape ``(R, D, D)``; by the factors where no derivatives of it are wanted."""
+        if len(self.B) or wants_graph(u, theta):
+            return super().precision(u, theta)
+        self.require_dense(u)
+        return assembled(self.pattern, self.elements_of_rows(u, theta))
+
     def elements(self, u: Tensor, theta: Tensor) -> Elements:
         """Minus the Hessian at ``u`` ``(D,)`` in the layout of :attr:`pattern`."""
-        curvatures = [] if self.linear is None else self.linear.curvatures(u.unsqueeze(0), theta)
+        return tuple(own[0] for own in self.elements_of_rows(u.unsqueeze(0), theta))
+
+    def elements_of_rows(self, u: Tensor, theta: Tensor) -> Elements:
+        """The same at rows ``(R, D)`` that share their hyperparameters, ``(R, F, k, k)``."""
+        theta = theta[0] if theta.dim() == 2 else theta
+        curvatures = [] if self.linear is None else self.linear.curvatures(u, theta)
         with torch.no_grad():
             prior = None if self.linear is None else self.linear.parts(theta).prior
-            diagonal = u.new_zeros(1, self.size)
+            diagonal = u.new_zeros(len(u), self.size)
             if prior is not None:
-                diagonal[0, : len(u)] = prior[1].detach()
+                diagonal[:, : u.shape[-1]] = prior[1].detach()
             joined = [part.rows.elements(B) for part, B in zip(self.parts, curvatures, strict=True)]
-            factors = [own.unsqueeze(0) for own in self._factors(u, theta)]
-            return tuple(own[0] for own in self.laid_out(diagonal, joined, factors))
+            together = len(u) > 1 and any(self.varies) and not self.wide and self.joint.row_bytes is not None
+            if together:
+                return self.laid_out(diagonal, joined, self.factors_of_rows(u, theta.expand(len(u), -1)))
+            factors = zip(*(self._factors(row, theta) for row in u), strict=True)
+            return self.laid_out(diagonal, joined, [torch.stack(own) for own in factors])
 
     def laid_out(self, diagonal: Tensor, joined: Sequence[Tensor], factors: Sequence[Tensor]) -> Elements:
         """In the layout of the pattern, ``(R, F, k, k)``: factors of one coordinate are added to the diagonal.

@@ -1,5 +1,6 @@
 """The structure of a log joint, found by derivatives, verified near and far, never by matching names."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -84,8 +85,12 @@ class Structure:
         """The sites that multiply those of another plate, such as the discriminations of items the abilities."""
         several = sum(part.size > 1 for part in self.density.joint.latents) > 1
         found = multipliers(self.density.joint) if several else ()
-        linear = found and (self.linear or self.network or (self.factors is not None and self.factors.linear))
-        return () if linear else found
+        return () if found and (self.predictors or self.network) else found
+
+    @property
+    def predictors(self) -> LinearPredictors | None:
+        """The linear predictors, dense or sparse, where all sites are observed through these."""
+        return self.factors.linear if self.factors is not None else self.linear
 
     @property
     def factors(self) -> Structured | None:
@@ -143,18 +148,19 @@ def recognition_error(joint: LogJoint) -> BaseException | None:
     return None
 
 
-def recognise(joint: LogJoint, *, factors: bool = False) -> Structure:
+def recognise(joint: LogJoint, *, factors: bool = False, few: float = math.inf) -> Structure:
     """Everything that can be verified about ``joint``; a few runs of the model.
 
     :param factors: whether to look, in a model of many coordinates, for factors of few coordinates each.
+    :param few: coordinates beyond which they are looked for, too, where rows are searched together for less by these.
     """
     try:
-        return _recognised(joint, factors)
+        return _recognised(joint, factors, few)
     except probes.Unreadable:
         return Structure(None, None, None, AutogradDensity(joint, None))
 
 
-def _recognised(joint: LogJoint, look_for_factors: bool) -> Structure:
+def _recognised(joint: LogJoint, look_for_factors: bool, few: float = math.inf) -> Structure:
     """The groups, where observed sites see the latents, and the cheapest density."""
     found = probes.near(joint)
     if found is None:
@@ -175,7 +181,7 @@ def _recognised(joint: LogJoint, look_for_factors: bool) -> Structure:
     read = predictors.read_sites(joint, origin.trace, origin.u)
     sites = read if read is not None and _holds(read, typical) else None
 
-    known, coupled = _cheapest(sites, found, far, look_for_factors)
+    known, coupled = _cheapest(sites, found, far, look_for_factors, few)
     linear = known.linear if isinstance(known, Structured) else known
     seen = linear or sites  # predictors may have other links than those that were read first
     slots = None if seen is None else seen.slots
@@ -185,7 +191,7 @@ def _recognised(joint: LogJoint, look_for_factors: bool) -> Structure:
 
 
 def _cheapest(
-    sites: Sites | None, found: NearbyPoints, far: list[Pair], look_for_factors: bool
+    sites: Sites | None, found: NearbyPoints, far: list[Pair], look_for_factors: bool, few: float
 ) -> tuple[Structured | LinearDensity | None, NotSparse | None]:
     """The density in its cheapest form that holds, and why it has no factors, where they were looked for.
 
@@ -193,11 +199,11 @@ def _cheapest(
     """
     origin, joint = found.origin, found.origin.joint
     size = joint.latents.size
-    large = look_for_factors and (size > SMALL or len(joint.latents.names) >= SITES)
     # where most latents have one dense covariance there are no factors, as a rule
     dense = predictors.covariance_sizes(joint, origin.trace)
-    process = large and 2 * max(dense, default=0) > size
-    sparse = _factors(sites, found, far) if large and not process else None
+    process = 2 * max(dense, default=0) > size
+    large = look_for_factors and (size > (SMALL if process else min(few, SMALL)) or len(joint.latents.names) >= SITES)
+    sparse = _factors(sites, found, far, few) if large and not process else None
     if isinstance(sparse, Structured) and not sparse.wide:
         return sparse, None
     linear = None if sites is None or not far else _linear(sites, found, far, None)
@@ -206,24 +212,28 @@ def _cheapest(
         latent = gaussian_process.with_dense_prior(linear, origin, far)
         if latent is not None:
             return latent, sparse if isinstance(sparse, NotSparse) else None
-    if process:
-        sparse = _factors(sites, found, far)
+    if large and process:
+        sparse = _factors(sites, found, far, few)
     elif look_for_factors and sparse is None and linear is None and size * origin.kept.num_bytes > HEAVY_HESSIAN:
         narrow = _followed(sites, found, [])
         sparse = narrow if isinstance(narrow, Structured) and not narrow.wide else None
     return (sparse, None) if isinstance(sparse, Structured) else (linear, sparse)
 
 
-def _factors(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Structured | NotSparse | None:
+def _factors(sites: Sites | None, found: NearbyPoints, far: list[Pair], few: float) -> Structured | NotSparse | None:
     """The density by its factors, those of linear predictors joined where there are any; or why not.
 
     Wide terms that see their coordinates through a few sums only are factors of these sums.
     """
-    joint, typical = found.origin.joint, found.typical
+    joint, typical, size = found.origin.joint, found.typical, found.origin.joint.latents.size
     factors.require_room(joint, found.origin.kept.num_bytes)
     density = _followed(sites, found, far)
-    if joint.latents.size <= SMALL:
-        return density if isinstance(density, Structured) and density.terms is not None else None
+    if size <= SMALL:
+        known = density if isinstance(density, Structured) else None
+        if known is None or known.terms is not None:
+            return known
+        light = known.linear is None or (known.linear.is_light and known.linear.is_quadratic(typical.trace))
+        return known if size > few and known.takes_rows and not light else None
     if isinstance(density, Structured) and not density.wide:
         return density
     summed = factors.followed_sums(joint, typical.u, typical.theta.detach())

@@ -1,6 +1,7 @@
 """How many draws are weighed before a further site is marginalised; oracle: the share that many draws keep."""
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence import LaplaceEvidence, NotConverged, Stop
-from pyro_evidence.laplace import approximation
+from pyro_evidence.nested import inner, skewness
 from pyro_evidence.posterior.nested import ENOUGH, FIRST_LOOK, NestedPosterior
 from pyro_evidence.precision.dense import Dense, Separate
+from pyro_evidence.structure import density
 
 
 def times(y: Tensor, group: Tensor) -> None:
@@ -85,8 +87,46 @@ def test_wide_designs_are_searched_by_their_algebra_with_the_same_modes(monkeypa
     posterior = LaplaceEvidence(shrunk, stop=Stop(progress=False)).run(y)
     found, phi = posterior.integral.outer_mode, posterior.integral.phi[::3]
     together = found.inner(phi)
-    monkeypatch.setattr(approximation, "LIGHT", 0)
+    monkeypatch.setattr(density, "LIGHT", 0)
     alone = found.inner(phi)
     assert isinstance(together.precision, Dense) and isinstance(alone.precision, Separate)
     for a, b in ((together.u, alone.u), (together.log_density, alone.log_density)):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def slopes(x: Tensor, g: Tensor, y: Tensor, normal: bool) -> None:
+    scale = pyro.sample("scale", dist.HalfNormal(torch.ones(2, dtype=torch.float64)).to_event(1))
+    b = pyro.sample("b", dist.Normal(torch.zeros(2, dtype=torch.float64), 1.0).to_event(1))
+    with pyro.plate("groups", 10):
+        u = pyro.sample("u", dist.Normal(torch.zeros(2, dtype=torch.float64), scale).to_event(1))
+    eta = b[0] + b[1] * x + u[g, 0] + u[g, 1] * x
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(eta, 1.0) if normal else dist.Poisson(eta.exp()), obs=y)
+
+
+def test_a_few_groups_of_slopes_are_integrated_by_factors_where_dense_rows_take_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of a quadratic density take one step each, those of a small one are one batch."""
+    generator = torch.Generator().manual_seed(0)
+    x, g = torch.randn(50, generator=generator, dtype=torch.float64), torch.arange(50) % 10
+    y = torch.poisson((0.5 + 0.3 * x + 0.5 * torch.randn(10, generator=generator, dtype=torch.float64)[g]).exp())
+    fit = LaplaceEvidence(slopes, stop=Stop(progress=False)).run
+    by_factors, normal = fit(x, g, y, False), fit(x, g, y, True)
+    monkeypatch.setattr(inner, "FEW", 22)
+    dense = fit(x, g, y, False)
+    fits = by_factors, normal, dense
+    kinds = [posterior.integral.outer_mode.state.problem.factors is not None for posterior in fits]
+    assert kinds == [True, False, False]
+    assert float(by_factors.integral.log_evidence) == pytest.approx(float(dense.integral.log_evidence), abs=0.02)
+    assert len(by_factors.integral.phi) < len(dense.integral.phi)
+    means = [posterior.marginal("scale").mean for posterior in (by_factors, dense)]
+    torch.testing.assert_close(*means, atol=0.01, rtol=0.0)
+
+
+def test_means_stand_for_shapes_where_weights_do_not_tell_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, g, y = torch.zeros(20, dtype=torch.float64), torch.arange(20) % 10, torch.arange(20).double() % 3
+    posterior = LaplaceEvidence(slopes, stop=Stop(progress=False)).run(x, g, y, False)
+    monkeypatch.setattr(skewness, "skewness_correction", lambda *_: None)
+    found = replace(posterior.integral).skewness_correction
+    assert isinstance(found, skewness.Shift) and bool((found.loc != 0.0).any())

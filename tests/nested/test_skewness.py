@@ -40,7 +40,7 @@ def profiled(value: Callable[[Tensor], Tensor]) -> Profiles:
     density, theta, u = Toy(lambda u, _: value(u)), torch.zeros(1, 0), torch.zeros(1, 2)
     for _ in range(50):
         u = u + torch.linalg.solve(density.precision(u, theta), density.gradient(u, theta)[1])
-    return Profiles(density, theta, u, torch.linalg.cholesky(torch.linalg.inv(density.precision(u, theta))))
+    return Profiles(density, density, theta, u, torch.linalg.cholesky(torch.linalg.inv(density.precision(u, theta))))
 
 
 GRID = torch.linspace(-6.0, 6.0, 601)
@@ -157,7 +157,7 @@ def test_a_model_that_takes_one_row_at_a_time_runs_for_the_shape_at_the_centre_a
         if bool((u > 1e6).any()):  # which a batch of rows cannot be asked
             return
         with pyro.plate("data", len(y)):
-            pyro.sample("y", dist.Poisson(u.exp().repeat(3)), obs=y)
+            pyro.sample("y", dist.Poisson(0.1 + u.exp().repeat(3)), obs=y)  # no linear predictor: each row is run
 
     posterior = LaplaceEvidence(model, stop=Stop(progress=False)).run(torch.tensor([0.0, 3, 1, 2, 0, 4]))
     runs = 0

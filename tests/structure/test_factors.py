@@ -21,6 +21,7 @@ from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import assembled
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import recognise
+from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factor_density import Structured
 from tests.models_for_tests import hierarchies
 from tests.models_for_tests.hierarchies import CASES, LIKELIHOODS, positive
@@ -109,8 +110,10 @@ def test_elements_add_up_to_the_hessian(case: Any) -> None:
     assert isinstance(density, Structured)
     u = joint.initial(1, 1)[0]
     A = assembled(density.pattern, density.elements(u, joint.initial_theta))
-    expected = density.precision(u.unsqueeze(0), joint.initial_theta)[0]
-    torch.testing.assert_close(A, expected, rtol=1e-10, atol=1e-10)
+    rows = torch.stack([u, 0.5 * u])
+    expected = AutogradDensity(joint, None).precision(rows, joint.initial_theta)
+    torch.testing.assert_close(A, expected[0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(density.precision(rows, joint.initial_theta), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_a_hundred_thousand_groups_of_a_linear_gaussian_model_are_exact() -> None:
