@@ -227,7 +227,6 @@ FEWEST_WEIGHTED = 100  # to whose largest a tail can be fitted
 NOTABLE_GAP = 0.1  # nats
 ENOUGH = 1_000  # draws whose k-hat is known to about a tenth, beyond which only what is not settled asks for more
 PRECISE = 0.02  # nats, a fifth of what is said of a log evidence: its standard error where no more draws are taken
-CHECKING = 0.3  # seconds that a check has where the table took all of its time
 AFTERWARDS = 0.1  # seconds for slopes at draws that have been made
 OTHERWISE = {
     "gauss_newton": ", the default of networks: their predictors' own curvature is left out of this evidence, so weigh "
@@ -385,7 +384,6 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
     :param until: by ``time.process_time()``; half of the time is for importance weights.
     """
     generator, now = seeded(0), time.process_time()
-    until = max(until, now + CHECKING)
     most = max(SHARED, min(posterior._num_checked, HELD_NUMBERS // max(1, len(posterior.state.u)) // SHARED * SHARED))
     rows, parts, noise = list[Tensor](), list[Tensor](), list[Tensor]()
 

@@ -59,6 +59,7 @@ FIRST_LOOK = 50  # draws of which, where they keep nearly all of their weight, n
 CALIBRATED = 1024  # quasi-random draws whose weights say what marginals are
 LITTLE = 0.05  # nats of an error times the spread of a scale: its slope moves no mean by a tenth of a deviation
 DRAWING = 1.0  # seconds for draws of a table, where what they are made of took all of the time
+CHECKING = 0.3  # seconds for a check, where the table took all of the time
 FAR = 1.0  # standard deviations that a density is moved by, beyond which a straight slope may be another
 FELT = 0.01  # standard deviations that a density moves by: less is rounding, or no matter
 NEARLY_ALL = 0.97  # share that they keep: with standard errors of some hundredths those of many keep enough
@@ -171,6 +172,9 @@ class NestedPosterior(LaplacePosterior):
         u = torch.cat(parts)
         vars(self)["_num_remembered"] = len(u) if u.numel() <= KEPT else 0
         return self._constrained(u)
+
+    def _check(self, until: float) -> dict[str, Any]:
+        return super()._check(max(until, time.process_time() + CHECKING))
 
     def _white(self, num_samples: int, generator: torch.Generator) -> Tensor:
         """Sixteen rows at a time, each coordinate's in sixteen parts of equal mass: a table's moments are steadier.

@@ -577,7 +577,7 @@ def test_where_there_is_one_mode_nothing_is_climbed(monkeypatch: pytest.MonkeyPa
         raise AssertionError("a tour of one mode has climbed")
 
     single = fitted(heavy_tailed, (X > 0.2).double(), start=Start(tour=0))
-    assert not has_one_mode(single.state)
+    assert not has_one_mode(single.state.problem, single.state.u, single.state.theta)
     monkeypatch.setattr(tour, "search_modes", search)
     assert len(tour.tour(single.state, 1_000, seed=0)[0]) == 1
     several = fitted(hills, ZERO, start=Start(tour=0))
@@ -632,7 +632,8 @@ def regression(family: str) -> object:
 @pytest.mark.parametrize(("family", "one"), [("bernoulli", 1), ("poisson", 1), ("normal", 1), ("student", 0)])
 def test_log_concave_likelihoods_under_normal_priors_have_one_mode(family: str, one: int) -> None:
     y = (X > 0.2).double()
-    assert has_one_mode(fitted(regression(family), y, start=Start(tour=0)).state) == bool(one)
+    state = fitted(regression(family), y, start=Start(tour=0)).state
+    assert has_one_mode(state.problem, state.u, state.theta) == bool(one)
 
 
 # --- modes of what is inside an integral over a scale ---
