@@ -27,42 +27,6 @@ from pyro_evidence.settings import seeded
 FEWEST_EFFECTIVE = 50  # draws: their number is known to a fifth then, and the error of the evidence with it
 
 
-MOST_STEPS = 1000  # of the iteration
-
-
-def bridge_terms(
-    log_evidence: Tensor, posterior: Tensor, proposal: Tensor, posterior_share: float
-) -> tuple[Tensor, Tensor]:
-    """Logs of what the bridge averages over draws from ``q``, ``(N2,)``, and over posterior draws, ``(N1,)``.
-
-    With ``s1 p(u, D)/q(u) + s2 p(D)``, ``s1 + s2 = 1``, as denominator of both.  Meng and Wong (1996), eq. 3.5.
-
-    :param posterior: ``log p(u, D) - log q(u)`` at posterior draws, shape ``(N1,)``.
-    :param proposal: the same at draws from ``q``, shape ``(N2,)``.
-    """
-    log_share, log_other = math.log(posterior_share), math.log1p(-posterior_share)
-    below = -torch.logaddexp(posterior + log_share, log_evidence + log_other)
-    return proposal - torch.logaddexp(proposal + log_share, log_evidence + log_other), below
-
-
-def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float) -> tuple[Tensor, tuple[Tensor, Tensor], int]:
-    """Log evidence, nats, the two logs of :func:`bridge_terms` there, and the number of steps.
-
-    The fixed point of the log of the ratio of two means, from the median ratio of the posterior draws.  Meng and Wong
-    (1996), eq. 4.1.
-
-    :param posterior: log ratios at posterior draws, shape ``(N1,)``.
-    :param proposal: log ratios at proposal draws, shape ``(N2,)``.
-    :param posterior_share: the posterior's share of all independent draws; affects the variance only.
-    """
-    value, step, change = posterior.median(), 0, math.inf
-    while step < MOST_STEPS and change > rounding(float(value)):
-        above, below = bridge_terms(value, posterior, proposal, posterior_share)
-        after = importance.log_mean(above) - importance.log_mean(below)
-        value, change, step = after, abs(float(after - value)), step + 1
-    return value, bridge_terms(value, posterior, proposal, posterior_share), step
-
-
 @entry_point
 def bridge_sampling(target: Source, draws: Draws, *, seed: int | None = 0) -> EvidenceEstimate:
     """Log evidence by the optimal bridge between posterior draws and a normal, Meng and Wong (1996), eq. 4.1.
@@ -101,7 +65,7 @@ def bridge_sampling(target: Source, draws: Draws, *, seed: int | None = 0) -> Ev
     new = proposal.unwhiten(white.to(log_ratio))
     log_joint = density.log_joint_or_nan(new)
     above = torch.where(log_joint.isnan(), -math.inf, log_joint) - proposal.log_prob(new)
-    value, (over, under), num_steps = bridge(log_ratio, above, share / (1.0 + share))
+    value, (over, under), num_steps = importance.bridge(log_ratio, above, share / (1.0 + share))
     below_error, effective = chain_error(under.reshape(second.shape[:2]))
     square = float(importance.standard_error(over).square()) + below_error**2
     return estimated(
@@ -110,7 +74,7 @@ def bridge_sampling(target: Source, draws: Draws, *, seed: int | None = 0) -> Ev
         math.sqrt(square),
         {"effective_sample_size": effective, "relative_mean_square": square, "num_steps": float(num_steps)},
         (
-            num_steps == MOST_STEPS,
+            num_steps == importance.MOST_STEPS,
             "the bridge iteration did not settle: draws and proposal hardly overlap. Run the chains longer, "
             "or use tempered_smc.",
         ),

@@ -59,7 +59,7 @@ def importance_sampling(
     return estimated(
         f"importance sampling from {num_modes} mode{'s' * (num_modes > 1)}, S={num_samples}",
         importance.log_mean(smooth) + log_copies,
-        importance.standard_error(smooth),
+        found.error,
         {"pareto_k": k, "effective_sample_size": float(importance.effective_sample_size(smooth))},
         (k > importance.threshold(num_samples), _heavy_tails(k, num_samples, density.size)),
         undefined(log_joint, "Laplace's normal"),

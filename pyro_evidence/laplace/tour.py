@@ -6,12 +6,11 @@ distributions at all modes (Owen and Zhou, 2000: weights against the whole mixtu
 elements have many orders, one order is integrated, and multiplied by their number.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from pyro_evidence.errors import NotAMode
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, search_modes, state_at
 from pyro_evidence.numerics import derivatives, importance, lbfgs
-from pyro_evidence.numerics.batched import CACHED_NUMBERS, OneSummand
+from pyro_evidence.numerics.batched import CACHED_NUMBERS, Batched, OneSummand
 from pyro_evidence.numerics.derivatives import normal_draws
 from pyro_evidence.numerics.importance import Smoothed
 from pyro_evidence.numerics.line_search import lead_uphill
@@ -70,7 +69,8 @@ POWERS = (0.1, 0.2, 0.4, 0.7, 1.0)  # of the density at which walkers move, so t
 WALKERS, MOVES, FAMILIES = 512, 16, 8  # moves at each power; normals fitted to where walkers end, in as many rounds
 PARTICLES, GROUPS = 4_096, 16  # that walk to a density whose weights cannot be trusted
 MOST_WALKED = 32  # coordinates, of each of which a group has eight particles; they take as many moves at each power
-FURTHER = 3  # times as many moves as at one power, after which particles that miss a place have begun to reach it
+FURTHER, TESTED = 3, 2  # times as many moves as at one power, after which particles that miss a place have begun to
+# reach it; and how often they walk on so far, until their mean log ratio no longer rises
 DOUBTED = 0.5  # nats of standard error, beyond which sixteen groups do not tell it
 FOR_MOMENTS = 3  # times as many draws as in a turn, of which each set of unused elements has its share
 TURNS = 2  # of adaptation: the second sees what the first has left in the tails
@@ -78,6 +78,7 @@ NEARLY_ALL = 0.9  # of the draws that weights leave: a tail that looks heavy the
 LEAST_SHARE = 0.01  # of the draws of the highest mode, for each
 NARROWER = 0.1  # of the length of the mean direction, by which a sum of angles is to vary less than one: beyond chance
 TRIED = 64  # draws at which elements are exchanged, by which their numbers' standard deviations are known to a tenth
+Heights = Callable[[Tensor], tuple[Tensor, Tensor]]  # of rows: the log joint density, and that which is integrated
 NO_PRIOR_DRAWS = (ArithmeticError, RuntimeError, NotImplementedError, ValueError, Warning)  # improper, or not in rows
 
 
@@ -517,21 +518,45 @@ class ModeIntegral:
 
     :ivar log_joint: the log joint density at the draws, nats, ``(S,)``; nan where the model computes nan.
     :ivar weighed: their weights, Pareto-smoothed.
-    :ivar log_shares: of each mode in the integral, ``(M,)``.
-    :ivar draws: unconstrained, ``(S, D)``.
+    :ivar x: the draws in the coordinates of ``density``, ``(S, d)``.
+    :ivar mixture: of which they are, if they have not walked; ``at_modes`` are its parts at modes, twice for each.
     :ivar exchange: elements of which one order has been integrated; None where all have been.
     :ivar walked: standard error of the log evidence, nats, where draws have walked to the density, all of one weight.
-    :ivar walk: makes that of such draws, None where they do not tell it; None where weights can be trusted, or the
-        density is too dear or of too many coordinates.
+    :ivar walks_by: seed by which draws may do so; None where weights can be trusted, or the density is too dear or of
+        too many coordinates.
     """
 
     log_joint: Tensor
     weighed: Smoothed
-    log_shares: Tensor
-    draws: Tensor
+    x: Tensor
+    density: ActiveDensity
+    mixture: NormalMixture
+    at_modes: NormalMixture
     exchange: Exchange | None
     walked: float | None = None
-    walk: "Callable[[], ModeIntegral | None] | None" = None
+    walks_by: int | None = None
+
+    @cached_property
+    def draws(self) -> Tensor:
+        """Unconstrained, ``(S, D)``."""
+        return self.density.embedded(self.x)
+
+    @cached_property
+    def log_shares(self) -> Tensor:
+        """Of each mode in the integral, ``(M,)``."""
+        by_mode = self.at_modes.by_component(self.x).reshape(2, -1, len(self.x)).logsumexp(0)
+        return (self.weighed.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
+
+    @property
+    def after_walk(self) -> "ModeIntegral":
+        """The integral by draws that have walked to the density; itself where they may not, or do not tell it."""
+        if self.walks_by is None:
+            return self
+        heights = partial(_heights, self.density, self.exchange)
+        x, log_joint, value, error = _walked(self.mixture, heights, self.density.size, self.walks_by)
+        if error > DOUBTED:
+            return self
+        return replace(self, log_joint=log_joint, weighed=Smoothed(value.expand(len(x)), -math.inf), x=x, walked=error)
 
     @property
     def heaviest(self) -> Tensor:
@@ -552,17 +577,17 @@ class ModeIntegral:
     @property
     def error(self) -> float:
         """Standard error of :attr:`log_evidence`, nats."""
-        return self.walked or float(importance.standard_error(self.weighed.log_weights))
+        return self.walked or self.weighed.error
 
     @property
     def method(self) -> str:
         """How it is made, in the words of a summary."""
-        return "importance sampling" if self.walked is None else "sequential Monte Carlo"
+        return "importance sampling" if self.walked is None else "bridge sampling"
 
     @property
     def is_crowded(self) -> bool:
         """Whether there are more modes than are integrated over: what others hold is not known."""
-        return len(self.log_shares) > MOST_MODES
+        return len(self.at_modes.loc) > 2 * MOST_MODES
 
     @property
     def is_trusted(self) -> bool:
@@ -661,27 +686,16 @@ def _with_walkers(first: NormalMixture, at_modes: NormalMixture, density: Active
     """A mixture with half of the draws, beside normals and t distributions fitted to draws that walk from the modes.
 
     What holds mass far from all modes, such as where a size is near zero and what it multiplies is as under its prior,
-    is reached at low powers of the density.  Moves are along differences of two others, ter Braak (2006), eq. 2, of
-    random length; from power to power walkers are resampled; the fit is by EM.
+    is reached at low powers of the density.  From power to power walkers are resampled; the fit is by EM.
     """
-    generator, num, size = seeded(seed), WALKERS, density.size
-    x = at_modes.unwhiten(quasi_normal(num, size + 1, seed).to(density.centre))
-    height = density.log_joint(x)
-    for before, power in itertools.pairwise((POWERS[0], *POWERS)):
-        log_weights = torch.where(height.isfinite(), (power - before) * height, -math.inf)
-        kept = importance.resampled(log_weights.softmax(0), num, generator)
-        x, height = x[kept], height[kept]
-        for _ in range(MOVES):
-            a, b = (torch.randperm(num, generator=generator) for _ in range(2))
-            length, level = torch.rand(2, num, 1, generator=generator, dtype=torch.float64).to(x)
-            y = x + 2.38 / (2 * size) ** 0.5 * length * (x[a] - x[b])
-            there = density.log_joint(y)
-            moved = level[:, 0].log() < power * (there - height)
-            x, height = x.where(~moved.unsqueeze(-1), y), height.where(~moved, there)
-    narrow = _fitted(0.5 * x, torch.ones_like(height), first.active)
+    generator = seeded(seed)
+    swarm = Swarm(partial(_heights, density, None), None, 1, MOVES, generator)
+    x = at_modes.unwhiten(quasi_normal(WALKERS, density.size + 1, seed).to(density.centre))
+    x = swarm.at_density(swarm.looked_at(x), iter(POWERS))[0].x
+    narrow = _fitted(0.5 * x, torch.ones_like(x[:, 0]), first.active)
     if narrow is None:
         return first
-    centres, shares = x[torch.randperm(num, generator=generator)[:FAMILIES]], torch.zeros(FAMILIES).to(x)
+    centres, shares = x[torch.randperm(WALKERS, generator=generator)[:FAMILIES]], torch.zeros(FAMILIES).to(x)
     found = NormalMixture(shares, centres, narrow.precisions * FAMILIES, first.active, (False,) * FAMILIES)
     for _ in range(FAMILIES):
         found = _with_moments(found, x, found.by_component(x).softmax(0))
@@ -738,16 +752,7 @@ def integral_over(
     walks = exchange is None and within(price, density.joint, WALKERS) == WALKERS
     if walks and unused:
         first, num = _with_walkers(first, at_modes, density, seed), given or max(num, FAMILIES * OF_EACH)
-    mixture = first
-
-    def heights(x: Tensor) -> tuple[Tensor, Tensor]:
-        """The log joint density at draws, and the same with nothing in other orders."""
-        value = density.log_joint_or_nan(x)
-        if exchange is None:
-            return value, value
-        keys = exchange.elements(density.embedded(x))[..., exchange.key]
-        return value, value.where((keys.diff(dim=1) >= 0).all(1), -math.inf)
-
+    mixture, heights = first, partial(_heights, density, exchange)
     piece = max(1, num // PARTS)
     for turn in range(TURNS + 3):
         x = mixture.unwhiten(quasi_normal(num, density.size + 1, seed + turn).to(density.centre))
@@ -761,85 +766,129 @@ def integral_over(
         more_do = walks and found.pareto_k < FINITE and _are_good(found, PRECISE * MORE**0.5)
         if not unused and not more_do and (walks or exchange is not None):
             return integral_over(modes, seed, given, density, exchange, price, unused=True)
-        mixture, all_together = _where_heavy(mixture, x, inside, lambda x: heights(x)[1], piece, seed + TURNS + 3)
+        mixture, all_together = _where_heavy(mixture, x, inside, heights, piece, seed + TURNS + 3)
         if turn == TURNS and not importance.is_beyond(all_together.pareto_k, len(all_together.log_weights)):
             error = float(importance.standard_error(all_together.log_weights))
             num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
 
-    def integral(x: Tensor, log_joint: Tensor, weighed: Smoothed, walked: float | None = None) -> ModeIntegral:
-        by_mode = at_modes.by_component(x).reshape(2, len(modes), len(x)).logsumexp(0)
-        log_shares = (weighed.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
-        return ModeIntegral(log_joint, weighed, log_shares, density.embedded(x), exchange, walked)
-
-    def walked() -> ModeIntegral | None:
-        x, log_joint, value, error = _walked(mixture, heights, density.size, seed + TURNS + 3 + MOST_PARTS)
-        weighed = Smoothed(value.expand(len(x)), -math.inf)
-        return integral(x, log_joint, weighed, error) if error <= DOUBTED else None
-
-    made = integral(x, log_joint, found)
+    made = ModeIntegral(log_joint, found, x, density, mixture, at_modes, exchange)
     may_walk = given is None and walks and density.size <= MOST_WALKED and not (made.is_trusted or made.is_crowded)
-    return replace(made, walk=walked if may_walk else None)
+    return replace(made, walks_by=seed + TURNS + 3 + MOST_PARTS if may_walk else None)
 
 
-def _walked(
-    mixture: NormalMixture, heights: Callable[[Tensor], tuple[Tensor, Tensor]], size: int, seed: int
-) -> tuple[Tensor, Tensor, Tensor, float]:
+def _heights(density: ActiveDensity, exchange: Exchange | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The log joint density at draws, and the same with nothing in other orders."""
+    value = density.log_joint_or_nan(x)
+    if exchange is None:
+        return value, value
+    keys = exchange.elements(density.embedded(x))[..., exchange.key]
+    return value, value.where((keys.diff(dim=1) >= 0).all(1), -math.inf)
+
+
+@dataclass(frozen=True)
+class Particles(Batched):
+    """Where particles are, and log densities there, nats: the joint, what is integrated, and the mixture's."""
+
+    x: Tensor  # (S, d)
+    log_joint: Tensor  # (S,)
+    height: Tensor  # (S,), -inf where it is nan
+    log_base: Tensor  # (S,)
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """Of what is integrated to the mixture, ``(S,)``."""
+        return self.height - self.log_base
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """Particles in groups that walk by powers of the ratio of a density to a mixture, or to one where there is none."""
+
+    heights: Heights
+    mixture: NormalMixture | None
+    groups: int
+    num_moves: int  # at each power
+    generator: torch.Generator
+
+    def looked_at(self, x: Tensor) -> Particles:
+        """Particles at rows ``(S, d)``."""
+        log_joint, inside = self.heights(x)
+        height = inside.nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
+        return Particles(x, log_joint, height, self.mixture.log_prob(x) if self.mixture else torch.zeros_like(height))
+
+    def drawn(self, num: int) -> Particles:
+        """Particles at draws of the mixture."""
+        assert self.mixture is not None
+        white = torch.randn(num, self.mixture.loc.shape[-1] + 1, generator=self.generator, dtype=torch.float64)
+        x = self.mixture.unwhiten(white.to(self.mixture.loc))
+        return self.looked_at(x[torch.randperm(num, generator=self.generator)])
+
+    def moved(self, here: Particles, power: float, num_moves: int) -> tuple[Particles, list[Tensor]]:
+        """Particles after Metropolis moves at a power; and the log ratios at draws of the mixture, each ``(S,)``.
+
+        Moves are along the difference of two particles of another group, ter Braak (2006), eq. 2, of random length;
+        every fourth is to a draw of the mixture.
+        """
+        generator, (num, size), found = self.generator, here.x.shape, []
+        each = num // self.groups
+        for move in range(num_moves):
+            if self.mixture and move % 4 == 3:
+                there = self.drawn(num)
+                found.append(there.log_ratio)
+                gain = power * (there.log_ratio - here.log_ratio)
+            else:
+                others = torch.arange(num) // each + torch.randint(1, max(2, self.groups), (num,), generator=generator)
+                a, b = torch.randint(each, (2, num), generator=generator) + others % self.groups * each
+                length = torch.rand(num, 1, generator=generator, dtype=torch.float64).to(here.x)
+                there = self.looked_at(here.x + 2.38 / (2 * size) ** 0.5 * length * (here.x[a] - here.x[b]))
+                gain = power * (there.height - here.height) + (1.0 - power) * (there.log_base - here.log_base)
+            level = torch.rand(num, generator=generator, dtype=torch.float64).log().to(gain)
+            here = there.where(level < gain, here)
+        return here, found
+
+    def at_density(self, here: Particles, powers: Iterator[float] | None = None) -> tuple[Particles, Tensor]:
+        """Particles that have walked to the density, and the log of each group's mean weight, nats, ``(groups,)``.
+
+        From power to power, each of which leaves half of them if none are given, they are resampled inside a group.
+        """
+        power, log_evidences = 0.0, here.height.new_zeros(self.groups)
+        while power < 1.0 and bool((log_evidences > -math.inf).any()):  # some are where there is a density
+            log_ratio, before = here.log_ratio, power
+            power = next(powers) if powers else importance.next_temperature(log_ratio, before)
+            log_weights = ((power - before) * log_ratio).view(self.groups, -1)
+            parent, gained = importance.survivors(log_weights, self.generator)
+            log_evidences = log_evidences + gained
+            here, _ = self.moved(here[parent], power, self.num_moves)
+        return here, log_evidences
+
+
+def _walked(mixture: NormalMixture, heights: Heights, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor, float]:
     """Draws of a density to which particles have walked from a mixture, ``(S, d)``.
 
-    In groups, by powers of the ratio of both, each of which leaves half of the particles.  Moves at each power are
-    along the difference of two particles of another group, ter Braak (2006), eq. 2, of random length, so that the
-    mean weight of a group is an unbiased estimate of the integral, Del Moral, Doucet and Jasra (2006), section 3.3;
-    every fourth is to a draw of the mixture.  Where hardly any draws of the mixture are in some place of much mass, all
+    In groups, whose mean weights are unbiased estimates of the integral, Del Moral, Doucet and Jasra (2006), section
+    3.3.  It is told by the bridge from draws of the mixture to the particles of all groups, by these weights, Meng and
+    Wong (1996), which varies far less.  Where hardly any draws of the mixture are in some place of much mass, all
     groups miss it alike; but particles that walk on reach it, and their mean log ratio rises.
 
     :param heights: the log joint density at rows, and that which is integrated.
     :return: also the log joint density there, ``(S,)``; the log of the integral, nats, and its standard error, with
         twice that of the rise; infinite where the log ratio rises by more.
     """
-    generator, num, num_moves = seeded(seed), PARTICLES // GROUPS, max(MOVES, size)
-    own = torch.arange(PARTICLES) // num
-
-    def from_mixture() -> Tensor:
-        white = torch.randn(PARTICLES, size + 1, generator=generator, dtype=torch.float64).to(mixture.loc)
-        return mixture.unwhiten(white)[torch.randperm(PARTICLES, generator=generator)]
-
-    def looked_at(x: Tensor) -> tuple[Tensor, ...]:
-        log_joint, inside = heights(x)
-        nowhere = {"nan": -math.inf, "neginf": -math.inf, "posinf": -math.inf}
-        return x, log_joint, inside.nan_to_num(**nowhere), mixture.log_prob(x)
-
-    def after_moves(here: tuple[Tensor, ...], power: float, num_moves: int) -> tuple[Tensor, ...]:
-        for move in range(num_moves):
-            x, _, height, log_q = here
-            if move % 4 == 3:
-                there = looked_at(from_mixture())
-                gain = power * (there[2] - there[3] - height + log_q)
-            else:
-                group = (own + torch.randint(1, GROUPS, (PARTICLES,), generator=generator)) % GROUPS
-                a, b = (group * num + torch.randint(num, (PARTICLES,), generator=generator) for _ in range(2))
-                length = torch.rand(PARTICLES, 1, generator=generator, dtype=torch.float64).to(x)
-                there = looked_at(x + 2.38 / (2 * size) ** 0.5 * length * (x[a] - x[b]))
-                gain = power * (there[2] - height) + (1.0 - power) * (there[3] - log_q)
-            moved = torch.rand(PARTICLES, generator=generator, dtype=torch.float64).log().to(x) < gain
-            pairs = zip(there, here, strict=True)
-            here = tuple(torch.where(moved.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in pairs)
-        return here
-
-    here, power = looked_at(from_mixture()), 0.0
-    log_evidences = here[0].new_zeros(GROUPS)
-    while power < 1.0 and bool((log_evidences > -math.inf).any()):  # some are where there is a density
-        log_ratio, before = here[2] - here[3], power
-        power = importance.next_temperature(log_ratio, before)
-        parent, gained = importance.survivors(((power - before) * log_ratio).view(GROUPS, num), generator)
-        log_evidences = log_evidences + gained
-        here = after_moves(tuple(each[parent] for each in here), power, num_moves)
-    later = after_moves(here, 1.0, FURTHER * num_moves)
-    rises = (later[2] - later[3] - here[2] + here[3]).view(GROUPS, num).mean(-1)
-    noise = 2.0 * float(rises.std()) / GROUPS**0.5
-    error = math.hypot(noise, float(importance.error_of_groups(log_evidences)))
-    chosen = importance.resampled(log_evidences.softmax(0).repeat_interleave(num), PARTICLES, generator)
-    log_evidence = importance.log_mean(log_evidences)
-    return later[0][chosen], later[1][chosen], log_evidence, error if float(rises.mean()) <= noise else math.inf
+    swarm, rise, noise = Swarm(heights, mixture, GROUPS, max(MOVES, size), seeded(seed)), math.inf, 0.0
+    later, log_evidences = swarm.at_density(swarm.drawn(PARTICLES))
+    for _ in range(TESTED):
+        if not rise <= noise:
+            (later, drawn), here = swarm.moved(later, 1.0, FURTHER * swarm.num_moves), later
+            rises = (later.log_ratio - here.log_ratio).view(GROUPS, -1).mean(-1)
+            rise, noise = float(rises.mean()), 2.0 * float(rises.std()) / GROUPS**0.5
+    shares, others = log_evidences.softmax(0), torch.cat(drawn)
+    chosen = importance.resampled(shares.repeat_interleave(PARTICLES // GROUPS), PARTICLES, swarm.generator)
+    share = PARTICLES / (PARTICLES + len(others))
+    log_evidence, (over, _), _ = importance.bridge(later.log_ratio[chosen], others, share)
+    under = importance.bridge_terms(log_evidence, later.log_ratio, others, share)[1].view(GROUPS, -1).logsumexp(-1)
+    apart = shares * torch.expm1(under - (under + shares.log()).logsumexp(0))
+    errors = noise, float(importance.standard_error(over)), float(apart.norm()) * (GROUPS / (GROUPS - 1)) ** 0.5
+    return later.x[chosen], later.log_joint[chosen], log_evidence, math.hypot(*errors) if rise <= noise else math.inf
 
 
 def _are_good(weighed: Smoothed, error: float) -> bool:
@@ -850,7 +899,7 @@ def _are_good(weighed: Smoothed, error: float) -> bool:
 
 
 def _where_heavy(
-    mixture: NormalMixture, x: Tensor, log_joint: Tensor, density: Callable[[Tensor], Tensor], num: int, seed: int
+    mixture: NormalMixture, x: Tensor, log_joint: Tensor, heights: Heights, num: int, seed: int
 ) -> tuple[NormalMixture, Smoothed]:
     """A mixture with one more normal where the weight of a draw is largest, and so on until the weights are good.
 
@@ -858,7 +907,7 @@ def _where_heavy(
     draws, half by their weights.  Shares are then half by the weights, too.  And the weights of all draws together.
 
     :param x: draws of the mixture, ``(S, d)``.
-    :param density: log joint density of rows.
+    :param heights: the log joint density of rows, and that which is integrated.
     :param num: of draws from each, and of neighbours.
     """
     log_q = mixture.log_prob(x)
@@ -878,7 +927,7 @@ def _where_heavy(
         mixture = _beside(mixture, [one], share)
         log_q = torch.logaddexp(log_q + math.log1p(-share), one.log_prob(x) + math.log(share))
         x, log_q = torch.cat([x, new]), torch.cat([log_q, mixture.log_prob(new)])
-        log_joint = torch.cat([log_joint, density(new)])
+        log_joint = torch.cat([log_joint, heights(new)[1]])
         if _are_good(smoothed_weights(log_joint, log_q), PRECISE):
             break
     found, parts = smoothed_weights(log_joint, log_q), mixture.by_component(x).log_softmax(0)

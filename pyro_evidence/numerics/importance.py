@@ -13,6 +13,7 @@ COLUMNS = 500  # of weights whose tails are fitted at a time
 FLAT = 0.05  # nats; where no weight exceeds the typical one by more, there is no tail to extrapolate
 LEVEL = 0.03  # standard deviation of weights over their mean: what a tail of such weights adds is below a per cent,
 HIGHEST = math.log(1.5)  # nats, as long as no single one stands out by more
+MOST_STEPS = 1000  # of the iteration to a bridge
 
 
 def log_mean(log_weights: Tensor) -> Tensor:
@@ -52,15 +53,18 @@ def tail_words(pareto_k: float) -> str:
     return few.get(pareto_k, f"k-hat {pareto_k:.2f}")
 
 
-def is_beyond(pareto_k: float, num_samples: int) -> bool:
-    """Whether k-hat is above its threshold by more than its standard deviation, ``(1 + k) / sqrt(tail size)``.
+def shape_error(pareto_k: float, num_in_tail: int) -> float:
+    """Standard deviation of k-hat.  Smith (1987): the asymptotic one of the maximum-likelihood estimate."""
+    return (1.0 + pareto_k) / math.sqrt(num_in_tail)
 
-    No number of draws is then enough.  Smith (1987): the asymptotic variance of the maximum-likelihood estimate.
+
+def is_beyond(pareto_k: float, num_samples: int) -> bool:
+    """Whether k-hat is above its threshold by more than its standard deviation: no number of draws is then enough.
 
     >>> is_beyond(0.8, 4_096), is_beyond(0.9, 4_096)
     (False, True)
     """
-    return pareto_k > threshold(num_samples) + (1.0 + pareto_k) / math.sqrt(tail_size(num_samples))
+    return pareto_k > threshold(num_samples) + shape_error(pareto_k, tail_size(num_samples))
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,18 @@ class Smoothed:
 
     :ivar log_weights: nats, not normalised, order kept, shape ``(S,)``.
     :ivar pareto_k: shape of the tail; ``inf`` where fewer than five weights make it up.
+    :ivar missed: nats by which the mean of the tail that is fitted, if a standard deviation of k-hat heavier, would
+        raise :func:`log_mean`.  Few draws are where it is, so that the mean of the weights is mostly too low.
     """
 
     log_weights: Tensor
     pareto_k: float
+    missed: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of :func:`log_mean`, nats, with what the tail holds beyond the weights."""
+        return math.hypot(float(standard_error(self.log_weights)), self.missed)
 
     @property
     def weights(self) -> Tensor:
@@ -113,6 +125,8 @@ def smoothed(log_weights: Tensor) -> Smoothed:
 
     A tail is what exceeds the ``tail_size(S) + 1``-th largest weight; quantiles are taken at ``(z - 1/2) / M`` and
     never exceed the largest raw weight.  Vehtari, Simpson, Gelman, Yao and Gabry (2024), section 2 and appendix C.
+    What is missed is against the distribution's mean ``scale / (1 - k)`` above the cutoff, with a ``k`` that is a
+    standard deviation higher, but at most halfway from k-hat to one, where there is no mean.
 
     :param log_weights: nats, shape ``(S,)``, at least one of them finite; ``-inf`` is a weight of zero.
 
@@ -132,7 +146,11 @@ def smoothed(log_weights: Tensor) -> Smoothed:
         return Smoothed(log_weights, shape)
     p = (torch.arange(len(tail)).to(x) + 0.5) / len(tail)
     quantile = (cutoff.exp() + scale * pareto_quantile(p, shape)).log().clamp(max=0.0)
-    return Smoothed(x.scatter(0, tail, quantile) + highest, shape)
+    found, heavier = x.scatter(0, tail, quantile), min(shape + shape_error(shape, len(tail)), 0.5 * (1.0 + shape))
+    mean = float(cutoff.exp()) + scale / (1.0 - heavier) if shape < 1.0 else math.inf
+    beyond = len(tail) * mean - float(quantile.exp().sum())
+    missed = math.log1p(max(0.0, beyond) / float(found.exp().sum()))
+    return Smoothed(found + highest, shape, missed)
 
 
 def interpolated(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
@@ -217,6 +235,39 @@ def error_of_groups(log_evidences: Tensor) -> Tensor:
     """
     spread = (log_evidences.var().expm1() / len(log_evidences)).sqrt()
     return torch.fmax(spread, standard_error(log_evidences))  # a group without evidence has no log
+
+
+def bridge_terms(
+    log_evidence: Tensor, posterior: Tensor, proposal: Tensor, posterior_share: float
+) -> tuple[Tensor, Tensor]:
+    """Logs of what the bridge averages over draws from ``q``, ``(N2,)``, and over posterior draws, ``(N1,)``.
+
+    With ``s1 p(u, D)/q(u) + s2 p(D)``, ``s1 + s2 = 1``, as denominator of both.  Meng and Wong (1996), eq. 3.5.
+
+    :param posterior: ``log p(u, D) - log q(u)`` at posterior draws, shape ``(N1,)``.
+    :param proposal: the same at draws from ``q``, shape ``(N2,)``.
+    """
+    log_share, log_other = math.log(posterior_share), math.log1p(-posterior_share)
+    below = -torch.logaddexp(posterior + log_share, log_evidence + log_other)
+    return proposal - torch.logaddexp(proposal + log_share, log_evidence + log_other), below
+
+
+def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float) -> tuple[Tensor, tuple[Tensor, Tensor], int]:
+    """Log evidence, nats, the two logs of :func:`bridge_terms` there, and the number of steps.
+
+    The fixed point of the log of the ratio of two means, from the median ratio of the posterior draws.  Meng and Wong
+    (1996), eq. 4.1.
+
+    :param posterior: log ratios at posterior draws, shape ``(N1,)``.
+    :param proposal: log ratios at proposal draws, shape ``(N2,)``.
+    :param posterior_share: the posterior's share of all independent draws; affects the variance only.
+    """
+    value, step, change = posterior.median(), 0, math.inf
+    while step < MOST_STEPS and change > relative_rounding(torch.float64) * (1.0 + abs(float(value))):
+        above, below = bridge_terms(value, posterior, proposal, posterior_share)
+        after = log_mean(above) - log_mean(below)
+        value, change, step = after, abs(float(after - value)), step + 1
+    return value, bridge_terms(value, posterior, proposal, posterior_share), step
 
 
 def generalised_pareto(excess: Tensor) -> tuple[Tensor, Tensor]:

@@ -350,7 +350,7 @@ def of_modes(
         gain = max((float(mode.log_evidence) for mode in found[len(states) :]), default=-math.inf)
         if gain > float(more[0].log_evidence) + math.log(tour.LEAST_SHARE) and len(more) <= tour.MOST_MODES:
             return of_modes(more, posterior, tour.exchange_of(more[0]), rounds - 1)
-    integral = (integral.walk and integral.walk()) or replace(integral, walk=None)  # with all modes, once
+    integral = integral.after_walk  # with all modes, once
     kind = ImportancePosterior if len(states) == 1 else MultimodalPosterior
     known = (posterior.status, posterior.log_evidences, posterior.restarts, posterior.failures)
     return kind(states[0], *known, states=tuple(states), integral=integral)

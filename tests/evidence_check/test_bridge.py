@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from pyro_evidence.evidence_check.bridge import bridge, bridge_terms, chain_error, effective_draws
+from pyro_evidence.evidence_check.bridge import chain_error, effective_draws
+from pyro_evidence.numerics.importance import bridge, bridge_terms
 
 LOG_EVIDENCE = -3.7
 
