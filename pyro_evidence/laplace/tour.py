@@ -786,7 +786,7 @@ def _heights(density: ActiveDensity, exchange: Exchange | None, x: Tensor) -> tu
 
 
 @dataclass(frozen=True)
-class Particles(Batched):
+class Walkers(Batched):
     """Where particles are, and log densities there, nats: the joint, what is integrated, and the mixture's."""
 
     x: Tensor  # (S, d)
@@ -810,20 +810,20 @@ class Swarm:
     num_moves: int  # at each power
     generator: torch.Generator
 
-    def looked_at(self, x: Tensor) -> Particles:
+    def looked_at(self, x: Tensor) -> Walkers:
         """Particles at rows ``(S, d)``."""
         log_joint, inside = self.heights(x)
         height = inside.nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
-        return Particles(x, log_joint, height, self.mixture.log_prob(x) if self.mixture else torch.zeros_like(height))
+        return Walkers(x, log_joint, height, self.mixture.log_prob(x) if self.mixture else torch.zeros_like(height))
 
-    def drawn(self, num: int) -> Particles:
+    def drawn(self, num: int) -> Walkers:
         """Particles at draws of the mixture."""
         assert self.mixture is not None
         white = torch.randn(num, self.mixture.loc.shape[-1] + 1, generator=self.generator, dtype=torch.float64)
         x = self.mixture.unwhiten(white.to(self.mixture.loc))
         return self.looked_at(x[torch.randperm(num, generator=self.generator)])
 
-    def moved(self, here: Particles, power: float, num_moves: int) -> tuple[Particles, list[Tensor]]:
+    def moved(self, here: Walkers, power: float, num_moves: int) -> tuple[Walkers, list[Tensor]]:
         """Particles after Metropolis moves at a power; and the log ratios at draws of the mixture, each ``(S,)``.
 
         Moves are along the difference of two particles of another group, ter Braak (2006), eq. 2, of random length;
@@ -846,7 +846,7 @@ class Swarm:
             here = there.where(level < gain, here)
         return here, found
 
-    def at_density(self, here: Particles, powers: Iterator[float] | None = None) -> tuple[Particles, Tensor]:
+    def at_density(self, here: Walkers, powers: Iterator[float] | None = None) -> tuple[Walkers, Tensor]:
         """Particles that have walked to the density, and the log of each group's mean weight, nats, ``(groups,)``.
 
         From power to power, each of which leaves half of them if none are given, they are resampled inside a group.

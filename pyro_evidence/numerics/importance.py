@@ -148,9 +148,8 @@ def smoothed(log_weights: Tensor) -> Smoothed:
     quantile = (cutoff.exp() + scale * pareto_quantile(p, shape)).log().clamp(max=0.0)
     found, heavier = x.scatter(0, tail, quantile), min(shape + shape_error(shape, len(tail)), 0.5 * (1.0 + shape))
     mean = float(cutoff.exp()) + scale / (1.0 - heavier) if shape < 1.0 else math.inf
-    beyond = len(tail) * mean - float(quantile.exp().sum())
-    missed = math.log1p(max(0.0, beyond) / float(found.exp().sum()))
-    return Smoothed(found + highest, shape, missed)
+    beyond = max(0.0, len(tail) * mean - float(quantile.exp().sum()))
+    return Smoothed(found + highest, shape, math.log1p(beyond / float(found.exp().sum())))
 
 
 def interpolated(x: Tensor, y: Tensor, places: Tensor) -> Tensor:
@@ -237,9 +236,7 @@ def error_of_groups(log_evidences: Tensor) -> Tensor:
     return torch.fmax(spread, standard_error(log_evidences))  # a group without evidence has no log
 
 
-def bridge_terms(
-    log_evidence: Tensor, posterior: Tensor, proposal: Tensor, posterior_share: float
-) -> tuple[Tensor, Tensor]:
+def bridge_terms(log_evidence: Tensor, posterior: Tensor, proposal: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Logs of what the bridge averages over draws from ``q``, ``(N2,)``, and over posterior draws, ``(N1,)``.
 
     With ``s1 p(u, D)/q(u) + s2 p(D)``, ``s1 + s2 = 1``, as denominator of both.  Meng and Wong (1996), eq. 3.5.
@@ -247,12 +244,12 @@ def bridge_terms(
     :param posterior: ``log p(u, D) - log q(u)`` at posterior draws, shape ``(N1,)``.
     :param proposal: the same at draws from ``q``, shape ``(N2,)``.
     """
-    log_share, log_other = math.log(posterior_share), math.log1p(-posterior_share)
+    log_share, log_other = math.log(share), math.log1p(-share)
     below = -torch.logaddexp(posterior + log_share, log_evidence + log_other)
     return proposal - torch.logaddexp(proposal + log_share, log_evidence + log_other), below
 
 
-def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float) -> tuple[Tensor, tuple[Tensor, Tensor], int]:
+def bridge(posterior: Tensor, proposal: Tensor, share: float) -> tuple[Tensor, tuple[Tensor, Tensor], int]:
     """Log evidence, nats, the two logs of :func:`bridge_terms` there, and the number of steps.
 
     The fixed point of the log of the ratio of two means, from the median ratio of the posterior draws.  Meng and Wong
@@ -260,14 +257,14 @@ def bridge(posterior: Tensor, proposal: Tensor, posterior_share: float) -> tuple
 
     :param posterior: log ratios at posterior draws, shape ``(N1,)``.
     :param proposal: log ratios at proposal draws, shape ``(N2,)``.
-    :param posterior_share: the posterior's share of all independent draws; affects the variance only.
+    :param share: the posterior's of all independent draws; affects the variance only.
     """
     value, step, change = posterior.median(), 0, math.inf
     while step < MOST_STEPS and change > relative_rounding(torch.float64) * (1.0 + abs(float(value))):
-        above, below = bridge_terms(value, posterior, proposal, posterior_share)
+        above, below = bridge_terms(value, posterior, proposal, share)
         after = log_mean(above) - log_mean(below)
         value, change, step = after, abs(float(after - value)), step + 1
-    return value, bridge_terms(value, posterior, proposal, posterior_share), step
+    return value, bridge_terms(value, posterior, proposal, share), step
 
 
 def generalised_pareto(excess: Tensor) -> tuple[Tensor, Tensor]:
