@@ -96,7 +96,7 @@ def test_one_weight_that_stands_out_is_never_called_equal(one: float) -> None:
 
 @pytest.mark.parametrize("k", [0.5, 0.6, 0.65])
 def test_errors_of_trusted_weights_with_heavy_tails_hold(k: float) -> None:
-    """Weights of a Pareto distribution, of mean ``1 / (1 - k)``; the standard error alone is left by a fifth of them."""
+    """Weights of a Pareto distribution, of mean ``1 / (1 - k)``; a standard error alone is too small for some."""
     generator, off = torch.Generator().manual_seed(0), []
     for _ in range(200):
         found = importance.smoothed(k * torch.empty(1000).exponential_(generator=generator))
