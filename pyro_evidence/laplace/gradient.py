@@ -1,7 +1,7 @@
 """Exact derivatives of Laplace's log evidence in the hyperparameters."""
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_evidence.blocks import marginal as blocks
 from pyro_evidence.errors import NotAMode, NotSmooth
 from pyro_evidence.fitting.process_state import own_warnings
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, log_priors, near_states
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import Orders, generic_directions, pullback, pullbacks
 from pyro_evidence.precision.choices import exact_hessian
@@ -192,24 +192,26 @@ def exact_curvature(laplace: LaplaceState, measure: Tensor) -> Tensor:
 def slope_falls(laplace: LaplaceState, measure: Tensor) -> Tensor:
     """How the slope falls with each hyperparameter that has a measure, by two-sided differences, ``(P, T)``."""
     step = measure * torch.finfo(laplace.problem.joint.dtype).eps ** CENTRAL
-    return differences(partial(slope_and_mode, laplace), step.diag()[measure.nonzero().flatten()])[0]
+    return differences(partial(slopes_and_modes, laplace), step.diag()[measure.nonzero().flatten()])[0]
 
 
-def slope_and_mode(laplace: LaplaceState, step: Tensor) -> tuple[Tensor, Tensor]:
-    """The slope ``(T,)`` a step of the hyperparameters away, and the mode ``(D,)``, found again."""
-    there = laplace_state(laplace.problem, laplace.theta + step, laplace.u)
-    return slope(there).total, there.u
+def slopes_and_modes(laplace: LaplaceState, steps: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The slope ``(T,)`` each of a few steps of the hyperparameters away, and the mode ``(D,)``, found again."""
+    problem, ends = laplace.problem, laplace.theta + steps
+    near = near_states(problem, ends, laplace.u.expand(len(ends), -1), log_priors(problem, ends)) or [None] * len(ends)
+    there = [state or laplace_state(problem, end, laplace.u) for state, end in zip(near, ends, strict=True)]
+    return [(slope(state).total, state.u) for state in there]
 
 
-def differences(moved: Callable[[Tensor], tuple[Tensor, Tensor]], steps: Tensor) -> tuple[Tensor, Tensor]:
+def differences(moved: Callable[[Tensor], Iterable[tuple[Tensor, Tensor]]], steps: Tensor) -> tuple[Tensor, Tensor]:
     """Central differences of slopes, of which they fall, and of modes: ``(P, ..., T)`` and ``(..., D, P)``.
 
-    :param moved: the slopes ``(..., T)`` and modes ``(..., D)`` a step away.
+    :param moved: the slopes ``(..., T)`` and modes ``(..., D)`` each of two steps away.
     :param steps: of one hyperparameter each, ``(P, T)``.
     """
     falls, moves = [], []
     for step in steps:
-        (slope_ahead, ahead), (slope_behind, behind) = moved(step), moved(-step)
+        (slope_ahead, ahead), (slope_behind, behind) = moved(torch.stack([step, -step]))
         falls.append((slope_behind - slope_ahead) / (2.0 * step.sum()))
         moves.append((ahead - behind) / (2.0 * step.sum()))
     return torch.stack(falls), torch.stack(moves, -1)

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -190,7 +190,7 @@ def _climbed(evidence: Evidence, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]
         found = evidence.modes(theta + step)
         return evidence.slope(found)[:, :size], found.u
 
-    falls, follows = differences(moved, STEP * torch.eye(size, size + 1).to(theta))
+    falls, follows = differences(partial(map, moved), STEP * torch.eye(size, size + 1).to(theta))
     H = 0.5 * (falls.movedim(0, 1) + falls.movedim(0, 2))
     slope = moved(torch.zeros_like(theta[0]))[0].unsqueeze(-1)
     way = torch.cholesky_solve(slope, _factors(H)[0]).squeeze(-1)

@@ -201,7 +201,7 @@ def _stepped(state: TypeII) -> Asking[TypeII]:
     new = replace(new, way=way)
     if new.stop_reason is None and not new.scanned and new.promised < SHARP:
         new = replace(_off_plateaus(new), way=way)
-    least = max(new.laplace.problem.slack, new.enough if new.scanned else 0.0)
+    least = max(new.laplace.problem.slack, new.enough * new.scanned)
     done = new.learned is not None and 0.5 * new.gradient_norm**2 <= least
     return replace(new, stop_reason=Status.CONVERGED) if done else new
 

@@ -113,8 +113,8 @@ def newton_step(found: OuterMode, slope: Tensor) -> OuterMode:
     step = torch.linalg.solve(found.precision, slope)
     if float(slope @ step) > NEAR:
         return best_mode(found)
-    problem, u = found.state.problem, followed(found.state.u, found.follows, step)
-    return replace(found, state=laplace_state(problem, found.state.theta + step, u))
+    state, u = found.state, followed(found.state.u, found.follows, step)
+    return replace(found, state=laplace_state(state.problem, state.theta + step, u))
 
 
 def best_mode(found: OuterMode) -> OuterMode:

@@ -13,7 +13,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState
-from pyro_evidence.laplace.gradient import STEP, differences, slope, slope_and_mode
+from pyro_evidence.laplace.gradient import STEP, differences, slope, slopes_and_modes
 from pyro_evidence.laplace.mean_shift import mean_shift
 from pyro_evidence.laplace.mode_checks import double_precision
 from pyro_evidence.nested import skewness
@@ -96,8 +96,8 @@ class OuterMode:
         if start is None:
             start = followed(self.state.u, self.follows, phi - self.centre)
         found = solve_inner(self.state.problem, self.theta(phi), start, searches=searches, **how)
-        has_value = ~found.log_density.isnan()  # not where scales overflow
-        return replace(found, log_density=found.log_density.where(has_value, -math.inf))
+        # nan where scales overflow
+        return replace(found, log_density=found.log_density.where(~found.log_density.isnan(), -math.inf))
 
     @property
     def names(self) -> list[str]:
@@ -300,7 +300,7 @@ def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
     # of a central difference, whose rounding is then its error's size
     size = max(STEP, torch.finfo(state.problem.joint.dtype).eps ** (1 / 3))
     steps = size * torch.eye(len(state.theta)).to(state.theta)[marginalised]
-    falls, follows = differences(partial(slope_and_mode, state), steps)
+    falls, follows = differences(partial(slopes_and_modes, state), steps)
     precision = 0.5 * (falls[:, marginalised] + falls[:, marginalised].mT)
     if not bool(torch.linalg.eigvalsh(precision)[0] > 0):
         rise, hypers = slope(state).total, state.problem.joint.hypers
@@ -438,8 +438,7 @@ def adaptive_grid(found: OuterMode, where: Standardisation, tolerance: float, el
     :param elsewhere: places of other modes, ``(M, 1)``; none on more axes than one, ``(0, d)``.
     :return: the finest that can be paid for; None where that is far from fine enough.
     """
-    starts = where.inverse(torch.cat([found.centre.unsqueeze(0), elsewhere]))
-    step, depth = LATTICES[where.num_dims]
+    starts, (step, depth) = where.inverse(torch.cat([found.centre.unsqueeze(0), elsewhere])), LATTICES[where.num_dims]
     front = set(map(tuple, (starts / step).round().long().tolist()))
     if len(elsewhere):  # between modes all may count
         front |= {(cell,) for cell in range(int(starts.min()) - 4, int(starts.max()) + 5)}

@@ -60,6 +60,7 @@ def test_missing_tails_leave_what_has_settled() -> None:
 def test_differences_are_the_derivatives_of_a_quadratic() -> None:
     """The slope of ``-x'Ax / 2`` falls by ``A``; a mode that is linear in ``x`` moves by its matrix."""
     A, B, x = torch.tensor([[2.0, 0.5], [0.5, 1.0]]), torch.tensor([[1.0, -1.0], [0.0, 3.0], [2.0, 2.0]]), torch.ones(2)
-    falls, moves = differences(lambda step: (-A @ (x + step), B @ (x + step)), torch.diag(torch.tensor([0.1, 0.3])))
+    steps = torch.diag(torch.tensor([0.1, 0.3]))
+    falls, moves = differences(lambda ends: [(-A @ (x + end), B @ (x + end)) for end in ends], steps)
     torch.testing.assert_close(falls, A, rtol=0.0, atol=1e-6)
     torch.testing.assert_close(moves, B, rtol=0.0, atol=1e-6)
