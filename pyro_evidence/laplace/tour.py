@@ -987,8 +987,9 @@ def _fitted(x: Tensor, weights: Tensor, active: Tensor, *, heavy: bool = False) 
     mean = own @ x
     away = x - mean
     tril, info = torch.linalg.cholesky_ex(away.mT @ (own.unsqueeze(-1) * away))
-    if int(info):
+    inverse, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(tril)) if not int(info) else (tril, info)
+    if int(info) or int(failed):
         return None
     found, inside = torch.eye(len(active)).to(tril), active.nonzero().squeeze(-1)  # one on those that are not active
-    found[inside.unsqueeze(-1), inside] = torch.linalg.cholesky(torch.cholesky_inverse(tril))
+    found[inside.unsqueeze(-1), inside] = inverse
     return NormalMixture(x.new_zeros(1), mean.unsqueeze(0), (Dense(found.unsqueeze(0)),), active, (heavy,))
