@@ -69,8 +69,7 @@ POWERS = (0.1, 0.2, 0.4, 0.7, 1.0)  # of the density at which walkers move, so t
 WALKERS, MOVES, FAMILIES = 512, 16, 8  # moves at each power; normals fitted to where walkers end, in as many rounds
 PARTICLES, GROUPS = 4_096, 16  # that walk to a density whose weights cannot be trusted
 MOST_WALKED = 32  # coordinates, of each of which a group has eight particles; they take as many moves at each power
-FURTHER, TESTED = 3, 2  # times as many moves as at one power, after which particles that miss a place have begun to
-# reach it; and how often they walk on so far, until their mean log ratio no longer rises
+FURTHER = 3  # times as many moves as at one power, after which particles that miss a place have begun to reach it
 DOUBTED = 0.5  # nats of standard error, beyond which sixteen groups do not tell it
 FOR_MOMENTS = 3  # times as many draws as in a turn, of which each set of unused elements has its share
 TURNS = 2  # of adaptation: the second sees what the first has left in the tails
@@ -874,13 +873,11 @@ def _walked(mixture: NormalMixture, heights: Heights, size: int, seed: int) -> t
     :return: also the log joint density there, ``(S,)``; the log of the integral, nats, and its standard error, with
         twice that of the rise; infinite where the log ratio rises by more.
     """
-    swarm, rise, noise = Swarm(heights, mixture, GROUPS, max(MOVES, size), seeded(seed)), math.inf, 0.0
-    later, log_evidences = swarm.at_density(swarm.drawn(PARTICLES))
-    for _ in range(TESTED):
-        if not rise <= noise:
-            (later, drawn), here = swarm.moved(later, 1.0, FURTHER * swarm.num_moves), later
-            rises = (later.log_ratio - here.log_ratio).view(GROUPS, -1).mean(-1)
-            rise, noise = float(rises.mean()), 2.0 * float(rises.std()) / GROUPS**0.5
+    swarm = Swarm(heights, mixture, GROUPS, max(MOVES, size), seeded(seed))
+    here, log_evidences = swarm.at_density(swarm.drawn(PARTICLES))
+    later, drawn = swarm.moved(here, 1.0, FURTHER * swarm.num_moves)
+    rises = (later.log_ratio - here.log_ratio).view(GROUPS, -1).mean(-1)
+    noise = 2.0 * float(rises.std()) / GROUPS**0.5
     shares, others = log_evidences.softmax(0), torch.cat(drawn)
     chosen = importance.resampled(shares.repeat_interleave(PARTICLES // GROUPS), PARTICLES, swarm.generator)
     share = PARTICLES / (PARTICLES + len(others))
@@ -888,7 +885,12 @@ def _walked(mixture: NormalMixture, heights: Heights, size: int, seed: int) -> t
     under = importance.bridge_terms(log_evidence, later.log_ratio, others, share)[1].view(GROUPS, -1).logsumexp(-1)
     apart = shares * torch.expm1(under - (under + shares.log()).logsumexp(0))
     errors = noise, float(importance.standard_error(over)), float(apart.norm()) * (GROUPS / (GROUPS - 1)) ** 0.5
-    return later.x[chosen], later.log_joint[chosen], log_evidence, math.hypot(*errors) if rise <= noise else math.inf
+    return (
+        later.x[chosen],
+        later.log_joint[chosen],
+        log_evidence,
+        math.hypot(*errors) if float(rises.mean()) <= noise else math.inf,
+    )
 
 
 def _are_good(weighed: Smoothed, error: float) -> bool:
