@@ -96,8 +96,8 @@ class OuterMode:
         if start is None:
             start = followed(self.state.u, self.follows, phi - self.centre)
         found = solve_inner(self.state.problem, self.theta(phi), start, searches=searches, **how)
-        # nan where scales overflow
-        return replace(found, log_density=found.log_density.where(~found.log_density.isnan(), -math.inf))
+        overflown = found.log_density.isnan()  # as scales may be
+        return replace(found, log_density=found.log_density.masked_fill(overflown, -math.inf))
 
     @property
     def names(self) -> list[str]:
@@ -438,7 +438,8 @@ def adaptive_grid(found: OuterMode, where: Standardisation, tolerance: float, el
     :param elsewhere: places of other modes, ``(M, 1)``; none on more axes than one, ``(0, d)``.
     :return: the finest that can be paid for; None where that is far from fine enough.
     """
-    starts, (step, depth) = where.inverse(torch.cat([found.centre.unsqueeze(0), elsewhere])), LATTICES[where.num_dims]
+    starts = where.inverse(torch.cat([found.centre.unsqueeze(0), elsewhere]))
+    step, depth = LATTICES[where.num_dims]
     front = set(map(tuple, (starts / step).round().long().tolist()))
     if len(elsewhere):  # between modes all may count
         front |= {(cell,) for cell in range(int(starts.min()) - 4, int(starts.max()) + 5)}
