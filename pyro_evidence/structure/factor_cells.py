@@ -191,6 +191,8 @@ def coordinate_table(groups: Groups, shape: Sequence[int]) -> Tensor:
 
 def by_width(index: Tensor) -> list[tuple[Tensor | None, Tensor]]:
     """Rows of coordinates by how many different ones they hold: the rows' positions, and ``(F, k)`` without repeats."""
+    if not len(index):
+        return []
     if index.shape[-1] == 1 and bool((index >= 0).all()):
         return [(None, index)]
     low, high = index.amin(0), index.amax(0)

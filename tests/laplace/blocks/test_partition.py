@@ -66,3 +66,15 @@ def test_a_long_chain_has_no_blocks() -> None:
     joint = LogJoint(chain, (torch.ones(40),))
     found = partition(joint, torch.ones(40, dtype=torch.bool))
     assert isinstance(found, NotSparse)
+
+
+def test_a_term_of_no_element_joins_nothing() -> None:
+    """As of a slice beyond the last column."""
+
+    def model(_: Tensor, group: Tensor, num: int, y: Tensor) -> None:
+        e = pyro.sample("e", dist.Normal(torch.zeros(num), 1.0).to_event(1))
+        pyro.factor("two", -e[0].square() - (e[num:] - e[:1]).square().sum())
+        pyro.sample("y", dist.Normal(e[group], 1.0).to_event(1), obs=y)
+
+    _, found = found_in(model)
+    assert found.num_blocks == 6 and not len(found.shared)
