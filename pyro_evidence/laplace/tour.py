@@ -885,12 +885,8 @@ def _walked(mixture: NormalMixture, heights: Heights, size: int, seed: int) -> t
     under = importance.bridge_terms(log_evidence, later.log_ratio, others, share)[1].view(GROUPS, -1).logsumexp(-1)
     apart = shares * torch.expm1(under - (under + shares.log()).logsumexp(0))
     errors = noise, float(importance.standard_error(over)), float(apart.norm()) * (GROUPS / (GROUPS - 1)) ** 0.5
-    return (
-        later.x[chosen],
-        later.log_joint[chosen],
-        log_evidence,
-        math.hypot(*errors) if float(rises.mean()) <= noise else math.inf,
-    )
+    error = math.hypot(*errors) if float(rises.mean()) <= noise else math.inf
+    return later.x[chosen], later.log_joint[chosen], log_evidence, error
 
 
 def _are_good(weighed: Smoothed, error: float) -> bool:

@@ -225,7 +225,7 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
     inside = reference._inside.problem
     if joint.row_bytes is None:
         return NOTHING
-    density, valid = AutogradDensity(joint, inside.structure.slots), joint.in_support()
+    density = AutogradDensity(joint, inside.structure.slots)
     problem = replace(inside, joint=joint, structure=Structure(None, inside.structure.slots, None, density))
     runs = BATCH_BYTES // joint.row_bytes
     at_once = runs // joint.latents.size
@@ -236,6 +236,7 @@ def _in_chunks(alone: Mapping[int, LaplacePosterior], joint: Replicates, toleran
             made_of = power_sums(LogJoints(joint.at_settings, at_once), reference._inside.theta, told, origin)
     if made_of is None and (len(alone) < 2 or at_once < FEWEST_AT_ONCE):
         return NOTHING
+    valid = joint.in_support()
     if isinstance(reference, NestedPosterior):  # whose batch looks for other modes
         drawn = all_prior_draws(reference.integral.outer_mode)
         start = torch.stack([joint.initial_theta[:-1], *(posterior._inside.theta for posterior in alone.values())])
