@@ -68,7 +68,7 @@ class Axes:
     def _moments(self, rows: Tensor | slice, away: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The number above at ``theta - theta_0`` ``(r, T, J)``, not finite without a mode, ``(r, J)``, and both."""
         a, A, S = (self.terms[rows] @ (self.powers @ away).exp()).split([1, *[self.num.shape[-1]] * 2], 1)
-        value = a.squeeze(1) + 0.5 * ((S / A).sum(1) - (self.num[rows] @ A.log()).squeeze(1))
+        value = a.squeeze(1) + 0.5 * (S / A - self.num[rows].mT * A.log()).sum(1)
         return value + self.log_scale[rows].unsqueeze(-1), A, S
 
     def _orders(self, rows: Tensor | slice, away: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,8 +130,8 @@ class Quadratics:
 
     def _finite(self, value: Tensor, rows: Tensor | slice, away: Tensor) -> Tensor:
         """What is not in the sums added."""
-        value = value + (self.line[rows].unsqueeze(1) @ away).squeeze(1) + 0.5 * self.b.shape[-1] * math.log(math.tau)
-        return torch.where(value.isfinite(), value, -torch.inf)
+        value = value + (self.line[rows].unsqueeze(-1) * away).sum(1) + 0.5 * self.b.shape[-1] * math.log(math.tau)
+        return value.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
     def orders(self, numbers: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The log evidence at ``(r, T)``, its slope and its second derivatives, ``(r, T, T)``."""

@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from pyro.distributions.util import sum_rightmost
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
@@ -290,18 +291,18 @@ class Replicates(LogJoint):
             return found if bool(self.are_level(self._by_priors(found, rows[:, :-1]), values).all()) else None
 
     def _by_priors(self, priors: Mapping[str, Any], theta: Tensor) -> Tensor:
-        """The log hyperprior of rows ``(R, T)`` as these priors have it, nats, ``(R,)``."""
+        """The log hyperprior at ``(..., T)`` as these priors have it, nats, ``(...)``."""
         values, log_det = self.hypers.constrained_with_log_det(theta)
         with without_validation():
-            parts = [fn.log_prob(values[name]).reshape(len(theta), -1).sum(-1) for name, fn in priors.items()]
+            parts = [fn.log_prob(values[name]) for name, fn in priors.items()]
+        parts = [sum_rightmost(part, part.dim() - log_det.dim()) for part in parts]
         return sum(parts, log_det if getattr(self, "marginalised_sites", ()) else torch.zeros_like(log_det))
 
     def log_hyperpriors(self, numbers: Tensor, theta: Tensor) -> Tensor:
         """The log hyperprior of data sets ``(r,)`` at ``(r, J, T)``, nats, ``(r, J)``; by the model if not known."""
-        rows = theta.flatten(0, 1)
         if self._priors is not None:
-            return self._by_priors(self._priors, rows).view(theta.shape[:2])
-        rows = torch.cat([rows, numbers.repeat_interleave(theta.shape[1]).unsqueeze(-1)], -1)
+            return self._by_priors(self._priors, theta)
+        rows = torch.cat([theta.flatten(0, 1), numbers.repeat_interleave(theta.shape[1]).unsqueeze(-1)], -1)
         return batched.apply(self.log_hyperprior, (rows,), self.row_bytes, self.log_hyperprior).view(theta.shape[:2])
 
     def in_support(self) -> Tensor:

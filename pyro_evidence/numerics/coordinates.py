@@ -95,7 +95,8 @@ class Coordinates:
             values[part.name] = part.transform(before)
             if not is_identity(part.transform):
                 log_jacobian = part.transform.log_abs_det_jacobian(before, values[part.name])
-                log_det = log_det + log_jacobian.reshape((*u.shape[:-1], -1)).sum(-1)
+                within = log_jacobian.dim() - log_det.dim()  # sums over no axis take long
+                log_det = log_det + (log_jacobian.flatten(-within).sum(-1) if within else log_jacobian)
         return values, log_det
 
     def flat(self, values: Mapping[str, Tensor]) -> Tensor:

@@ -9,8 +9,9 @@ NUM_PARAMS = 4  # of each axis
 CHANGE = 5.0  # of the damping, after a step that helps and one that does not
 NUM_STEPS = 60  # a bound, no target: four parameters of each axis, started from those of the normal
 PULL = 1e-3  # to the identity, beside misfits of order one
-FEW = 16  # of many modes, whose maps are found first: those of the others begin at the middle one
-LEAST_RISE = 1e-10  # of the cost: parameters then move by its root, 1e-5, which no integral over the axis feels
+FEW = 32  # of many modes, whose maps are found first: more than there are probes, of which the others are linear
+KNOWN = 1e-10  # relative size of what rounding leaves of how probes differ from mode to mode
+LEAST_RISE = 1e-8  # of the cost: parameters then move by its root, 1e-4, which no integral over the axis feels
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,17 @@ def fitted(t: Tensor, log_density: Tensor, start: Tensor | None = None) -> AxisM
     :param log_density: the log density there, nats, up to a constant, ``(d, J)``.
     :param start: parameters of the map where the search begins, ``(d, 4)``; by default those of the identity.
     """
-    drop = log_density - log_density.amax(-1, keepdim=True)
-    weight = torch.where(torch.isfinite(drop), (0.5 * drop).exp(), 0.0)
-    target = torch.where(torch.isfinite(drop), drop, 0.0)
+    target, weight = _weighed(log_density)
     zero = torch.zeros(len(t), NUM_PARAMS, dtype=torch.float64, device=t.device)
     share = weight.square() / weight.square().sum(-1, keepdim=True)
     return map_of(_levenberg_marquardt(zero if start is None else start, t, target, weight, share))
+
+
+def _weighed(log_density: Tensor) -> tuple[Tensor, Tensor]:
+    """Log densities ``(..., J)`` below the highest, and the root of the density as a weight; zero where not finite."""
+    drop = log_density - log_density.amax(-1, keepdim=True)
+    known = torch.isfinite(drop)
+    return torch.where(known, drop, 0.0), torch.where(known, (0.5 * drop).exp(), 0.0)
 
 
 def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor, share: Tensor) -> Tensor:
@@ -170,7 +176,8 @@ class Standardisation:
             each = [x[..., a].reshape(-1, *[1] * a, len(nodes), *[1] * (d - a - 1)) for a in range(d)]
             grid.append(torch.stack(torch.broadcast_tensors(*each), 1).flatten(2))  # nodes last: sums are fast
         log_volume = torch.linalg.slogdet(self.basis).logabsdet.unsqueeze(-1)
-        return (self.centre.mT + self.basis @ grid[0]).mT, grid[1].sum(1) + log_volume
+        moved = sum(self.basis[..., i : i + 1] * grid[0][:, i : i + 1] for i in range(d))  # many small products
+        return (self.centre.mT + moved).mT, grid[1].sum(1) + log_volume
 
     def probes(self) -> Tensor:
         """Points on each axis, ``(..., d * J, d)`` in ``phi``, at which :meth:`skewed` wants the log density."""
@@ -186,9 +193,12 @@ class Standardisation:
         """
         by_axis, d = log_density.reshape(-1, len(PROBES)), self.num_dims
         t, start = self.centre.new_tensor(PROBES).expand(len(by_axis), -1), None
-        if len(by_axis) > FEW * d:  # many are alike
-            some = log_density[:: len(log_density) // FEW].reshape(-1, len(PROBES))
-            start = fitted(t[: len(some)], some).params.unflatten(0, (-1, d)).median(0).values.repeat(len(t) // d, 1)
+        if len(by_axis) > FEW * d:  # many are alike: their maps are nearly linear in the weighed probes
+            drop, weight = (x.unflatten(0, (-1, d)).movedim(1, 0) for x in _weighed(by_axis))
+            seen, step = torch.cat([weight * drop, torch.ones_like(drop[..., :1])], -1), len(log_density) // FEW
+            some = log_density[::step].reshape(-1, len(PROBES))
+            params = fitted(t[: len(some)], some).params.unflatten(0, (-1, d)).movedim(1, 0)
+            start = (seen @ torch.linalg.pinv(seen[:, ::step], rtol=KNOWN) @ params).movedim(1, 0).flatten(0, 1)
         axes = fitted(t, by_axis, start)
         return replace(self, axes=map_of(axes.params.reshape(*self.centre.shape, NUM_PARAMS)))
 
