@@ -95,7 +95,7 @@ class Quadratics:
     :ivar centre: ``theta_0``, ``(T,)``.
     :ivar powers: ``p``, ``(M, T)``.
     :ivar line: ``l``, ``(K, T)``.
-    :ivar a, b, A: ``(K, M)``, ``(K, M, D)`` and ``(K, M, D, D)``.
+    :ivar a, b, A: ``(K, M)``, ``(K, M, D)`` and ``(K, M, D, D)``; of matrices that all are diagonal what is on it.
     :ivar axes: on which all ``A`` of a data set are diagonal; None where there are none.
     """
 
@@ -111,6 +111,15 @@ class Quadratics:
     def weights(self, theta: Tensor) -> Tensor:
         """The factor of each term at ``(..., T)``, ``(..., M)``."""
         return ((theta - self.centre) @ self.powers.mT).exp()
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether all ``A`` are, and what is on their diagonals is held."""
+        return self.A.dim() == self.b.dim()
+
+    def precisions(self, rows: Tensor | slice) -> Tensor:
+        """``A`` of some rows as matrices, ``(r, M, D, D)``."""
+        return self.A[rows].diag_embed() if self.is_diagonal else self.A[rows]
 
     def _rows(self, numbers: Tensor) -> Tensor | slice:
         """Which rows of these the data sets ``(r,)`` are: where possible a slice, which copies nothing."""
@@ -143,7 +152,7 @@ class Quadratics:
         """As those of :class:`Axes`, then weights, slopes at zero and factors of precisions."""
         weights, num = (self.powers @ away).exp(), self.b.shape[-1]
         slope = self.b[rows].mT @ weights
-        tril, info = torch.linalg.cholesky_ex((weights.mT @ self.A[rows].flatten(2)).unflatten(-1, (num, num)))
+        tril, info = torch.linalg.cholesky_ex((weights.mT @ self.precisions(rows).flatten(2)).unflatten(-1, (num, num)))
         log_det = torch.where(info == 0, 2.0 * tril.diagonal(dim1=-2, dim2=-1).log().sum(-1), torch.nan)
         squares = torch.linalg.solve_triangular(tril, slope.mT.unsqueeze(-1), upper=False).square().sum((-2, -1))
         value = (self.a[rows].unsqueeze(1) @ weights).squeeze(1) + 0.5 * (squares - log_det)
@@ -152,7 +161,7 @@ class Quadratics:
     def _orders(self, rows: Tensor | slice, away: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As that of :class:`Axes`: those of the log of an integral are covariances of terms, beside their own."""
         value, weights, slope, tril = self._moments(rows, away)
-        A, b, variance = self.A[rows], self.b[rows], torch.cholesky_inverse(tril.squeeze(1))
+        A, b, variance = self.precisions(rows), self.b[rows], torch.cholesky_inverse(tril.squeeze(1))
         mode = variance @ slope
         rise = weights * (b - (A @ mode.unsqueeze(1)).squeeze(-1))  # each has its factor: that of a sum may overflow
         spread = weights.unsqueeze(-1) * (A @ variance.unsqueeze(1))
@@ -174,24 +183,24 @@ class Quadratics:
         """The derivatives of modes in the hyperparameters, ``(r, D, T)``."""
         theta, numbers = found.theta[:, :-1], found.theta[:, -1]
         rows, weights = self._rows(numbers), self.weights(theta).unsqueeze(-1)
-        forces = weights * (self.b[rows] - (self.A[rows] @ found.u[:, None, :, None]).squeeze(-1))
+        forces = weights * (self.b[rows] - (self.precisions(rows) @ found.u[:, None, :, None]).squeeze(-1))
         return torch.cholesky_solve(forces.mT @ self.powers, found.tril)
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         """The log joint of each data set at one place ``(D,)`` and setting ``(T,)``, nats, ``(K,)``."""
-        terms = self.a + self.b @ u - 0.5 * (self.A @ u) @ u
-        return self.line @ (theta - self.centre) + terms @ self.weights(theta)
+        squares = self.A @ u.square() if self.is_diagonal else (self.A @ u) @ u
+        return self.line @ (theta - self.centre) + (self.a + self.b @ u - 0.5 * squares) @ self.weights(theta)
 
     def row(self, index: int) -> "Quadratics":
         """That of one of the data sets."""
-        own = {n: getattr(self, n)[index : index + 1] for n in ("line", "a", "b", "A")}
-        return replace(self, first=self.first + index, axes=None, **own)
+        own = slice(index, index + 1)
+        parts = {"line": self.line[own], "a": self.a[own], "b": self.b[own], "A": self.precisions(own)}
+        return replace(self, first=self.first + index, axes=None, **parts)
 
-    def along_axes(self, is_diagonal: bool) -> "Quadratics":
+    def along_axes(self) -> "Quadratics":
         """These with ``axes``, where all data sets have them."""
-        terms = self.A.diagonal(dim1=-2, dim2=-1)
-        if is_diagonal:
-            return replace(self, axes=Axes.of(self, torch.zeros_like(self.a[:, 0]), terms, self.b))
+        if self.is_diagonal:
+            return replace(self, axes=Axes.of(self, torch.zeros_like(self.a[:, 0]), self.A, self.b))
         sound = self.A.isfinite().flatten(1).all(-1)
         every = torch.where(sound[:, None, None, None], self.A, torch.eye(self.A.shape[-1]).to(self.A))
         tril, info = torch.linalg.cholesky_ex(every.sum(1))
@@ -274,11 +283,12 @@ class Probing:
     :ivar values, value_solver: settings ``(V, T)`` at which values tell the others, which they are multiplied by.
     :ivar places, weights: settings, ``(J, T)``, and the factors of terms there, ``(J, M)``.
     :ivar ways: along which the slope is differentiated, ``(W, D)``.
-    :ivar entries: which entries of ``(D + 1, D)``, flat, have other terms than those of all, ``(E,)``.
+    :ivar entries: which entries of ``common``, flat, have other terms than those of all, ``(E,)``.
     :ivar way, column: where each of these is read, ``(E,)`` each.
-    :ivar common: terms that all data sets have, ``(M, D + 1, D)``.
+    :ivar known: what terms that all data sets have add to these, ``(M, W + 1, D)``.
+    :ivar common: these terms, ``(M, D + 1, D)``; ``(M, 2, D)`` of the diagonal and of the slope, where no data set has
+        an entry of the Hessian beside it.
     :ivar solver: the others of these entries from what is left of them at the settings, ``(E, M, J)``.
-    :ivar is_diagonal: whether no data set has an entry of the Hessian off its diagonal.
     """
 
     at_zero: Tensor
@@ -290,9 +300,9 @@ class Probing:
     entries: Tensor
     way: Tensor
     column: Tensor
+    known: Tensor
     common: Tensor
     solver: Tensor
-    is_diagonal: bool
 
     @classmethod
     def of(cls, values: Sequence[Tensor], sampled: Tensor, functions: Tensor, common: Tensor, own: Tensor) -> "Probing":
@@ -324,17 +334,20 @@ class Probing:
         entries = some.nonzero().squeeze(-1)
         rows, solver = _telling(functions, own.flatten(1)[:, entries])
         beside = (seen | common[:, :-1].any(0)).fill_diagonal_(False)
-        read, diagonal = (sampled[rows], functions[rows]), not bool(beside.any())
-        where = entries, read_in.flatten()[entries], read_at.flatten()[entries]
-        return cls(values[0], values[1], values[2], *read, ways, *where, common, solver, diagonal)
+        where = read_in.flatten()[entries], read_at.flatten()[entries]
+        known = torch.cat([ways @ common[:, :-1], common[:, -1:]], 1)
+        if not bool(beside.any()):
+            common = torch.stack([common[:, :-1].diagonal(dim1=-2, dim2=-1), common[:, -1]], 1)
+            entries = entries % len(order) + torch.where(entries < order.numel() ** 2, 0, len(order))
+        settings = values[0], values[1], values[2], sampled[rows], functions[rows]
+        return cls(*settings, ways, entries, *where, known, common, solver)
 
-    def terms(self, found: Tensor) -> Tensor:
-        """All terms ``(K, M, D + 1, D)`` from derivatives ``(K, J, W + 1, D)``."""
-        known = torch.cat([self.ways @ self.common[:, :-1], self.common[:, -1:]], 1)
-        left = (found - torch.tensordot(self.weights, known, 1))[:, :, self.way, self.column]
+    def terms(self, found: Tensor) -> tuple[Tensor, Tensor]:
+        """``b`` and ``A`` of :class:`Quadratics` from derivatives ``(K, J, W + 1, D)``."""
+        left = (found - torch.tensordot(self.weights, self.known, 1))[:, :, self.way, self.column]
         terms = self.common.repeat(len(found), 1, 1, 1)
         terms.flatten(2).index_add_(2, self.entries, torch.einsum("emr,kre->kme", self.solver, left))
-        return terms
+        return terms[:, :, -1], terms[:, :, 0] if terms.shape[2] == 2 else terms[:, :, :-1]
 
 
 @dataclass(frozen=True)
@@ -359,14 +372,13 @@ class PowerSums:
             places = torch.cat([self.origin.expand(len(probing.values), -1), u.unsqueeze(0)])
             heights = self.log_joints.heights(places, torch.cat([probing.values, theta.unsqueeze(0)]), numbers)
             told, height = probing.at_zero + heights[:, :-1] @ probing.value_solver.mT, heights[:, -1]
-            terms = probing.terms(self.log_joints.derivatives(self.origin, probing.places, numbers, probing.ways))
+            found = probing.terms(self.log_joints.derivatives(self.origin, probing.places, numbers, probing.ways))
             a, line = told[:, : len(self.powers)], told[:, len(self.powers) :]
-            found = line, a, terms[:, :, -1], terms[:, :, :-1]
-            made = Quadratics(int(numbers[0]), self.centre, self.powers, *found)
+            made = Quadratics(int(numbers[0]), self.centre, self.powers, line, a, *found)
             right = (made.log_joint(u, theta) - height).abs() <= EXACT * (1.0 + height.abs())
             if bool(right.all()):
                 break
-        return made.along_axes(probing.is_diagonal), right
+        return made.along_axes(), right
 
 
 def power_sums(log_joints: LogJoints, centre: Tensor, told: Tensor, origin: Tensor) -> PowerSums | None:
