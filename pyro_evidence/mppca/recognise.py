@@ -137,7 +137,9 @@ def _observed(joint: LogJoint, trace: Trace) -> Observed:
     if len(joint.observed) != 1 or joint.discrete or len(joint.latents.names) != 1:
         raise NotRecognised(f"it has {len(joint.observed)} observed sites and latent sites {list(joint.latents.names)}")
     node = trace.nodes[joint.observed[0]]
-    parts, value, _ = observed_parts(node)
+    parts, value, background = observed_parts(node)
+    if background is not None:
+        raise NotRecognised("a background of outliers stands beside its components")
     base = parts.base
     plain = node["mask"] is None and bool((torch.as_tensor(node["scale"]) == 1).all())
     if not isinstance(base, LowRankMultivariateNormal) or not plain or value.dim() != 2:

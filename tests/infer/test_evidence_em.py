@@ -23,6 +23,7 @@ from pyro_evidence.mixture import evidence as mixture_evidence
 from pyro_evidence.mixture.expectation import Mixture
 from pyro_evidence.mixture.posterior import MixturePosterior
 from pyro_evidence.mixture.updates import BoundedInflation, EStep, Unregularised, WeightDecay, stationary
+from pyro_evidence.models import with_background
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.mixture import (
     DiagonalNoise,
@@ -32,6 +33,7 @@ from pyro_evidence.models.mixture import (
     gaussian_mixture,
     linear_mixture,
 )
+from pyro_evidence.models.mppca import mppca
 from pyro_evidence.models.regression import Learned
 from pyro_evidence.settings import Start
 from tests.models_for_tests.mixture_cases import assert_approx, same_as_generic
@@ -317,6 +319,12 @@ def no_labels(Y: Tensor) -> None:
 def test_a_model_without_components_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="discrete"):
         EvidenceEM(no_labels).run(torch.randn(9))
+
+
+def test_planes_beside_a_background_are_refused() -> None:
+    """Their equations know of none: the fit would be that of the planes alone, without a word."""
+    with pytest.raises(UnsupportedModel, match="background of outliers"):
+        EvidenceEM(with_background(mppca(1, 1))).run(torch.randn(30, 3))
 
 
 @pytest.mark.parametrize(
