@@ -22,13 +22,13 @@ from pyro_evidence.data.ranks import Communicator
 from pyro_evidence.data.rows import Repeated, Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import Last, generic_directions, pullback
+from pyro_evidence.numerics.derivatives import Last, are_equal, generic_directions, pullback
 from pyro_evidence.numerics.newton import limits_of
 from pyro_evidence.program.checks import Constant
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import prior_alone, shapes_on
 from pyro_evidence.settings import stacklevel
-from pyro_evidence.structure.density import AutogradDensity, are_equal
+from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factors import SMALL, NotSparse
 from pyro_evidence.structure.recognise import Structure, recognise
 from pyro_evidence.structure.streamed import (

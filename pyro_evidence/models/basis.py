@@ -17,7 +17,7 @@ from torch._C._functorch import peek_interpreter_stack  # None outside vmap, gra
 
 from pyro_evidence.data.arrays import require_matrix
 from pyro_evidence.errors import BadInput
-from pyro_evidence.numerics.derivatives import Last
+from pyro_evidence.numerics.derivatives import Last, are_equal
 from pyro_evidence.settings import check_count, check_numbers, check_tensor
 
 Basis = Callable[[Tensor], Tensor]  # X (..., N, D) -> Phi (..., N, M)
@@ -29,16 +29,7 @@ class TensorValue:
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        for name, mine in vars(self).items():
-            other_one = vars(other)[name]
-            if isinstance(mine, Tensor) and isinstance(other_one, Tensor):
-                alike = (mine.dtype, mine.device) == (other_one.dtype, other_one.device)
-                same = alike and torch.equal(mine, other_one)
-            else:
-                same = type(mine) is type(other_one) and bool(mine == other_one)
-            if not same:
-                return False
-        return True
+        return are_equal([*vars(self).values()], [*vars(other).values()])
 
     def __hash__(self) -> int:
         return hash((type(self), *(v.shape if isinstance(v, Tensor) else v for v in vars(self).values())))

@@ -75,6 +75,25 @@ class Last(Generic[Key, Found]):
         return pair[1]
 
 
+def are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float = 0.0) -> bool:
+    """Whether two readings are the same; up to rounding where it is given, and then but for what is not finite."""
+    pairs = zip(first, second, strict=False)
+    return len(first) == len(second) and all(is_equal(a, b, tolerance) for a, b in pairs)
+
+
+def is_equal(a: Any, b: Any, tolerance: float = 0.0) -> bool:
+    """Whether two values are the same: tensors of one shape, dtype and device by their numbers."""
+    if a is b:
+        return True
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return type(a) is type(b) and bool(a == b)
+    if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+        return False
+    if torch.equal(a, b):
+        return True
+    return tolerance > 0.0 and bool(((a - b).abs() <= tolerance * b.abs()).logical_or(~torch.isfinite(b)).all())
+
+
 @dataclass(frozen=True)
 class Orders:
     """A log joint with its first and second derivatives in ``u``, rows in front, in one graph."""

@@ -29,6 +29,7 @@ from pyro_evidence.nested.integration import (
 from pyro_evidence.nested.joint_posterior import whole_state
 from pyro_evidence.numerics.batched import BATCH_BYTES, SingularIsNan
 from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.numerics.derivatives import are_equal
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation, chart
@@ -38,7 +39,7 @@ from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.settings import Start
-from pyro_evidence.structure.density import AutogradDensity, are_equal
+from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factors import SMALL
 from pyro_evidence.structure.recognise import Structure
 

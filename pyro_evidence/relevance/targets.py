@@ -13,9 +13,8 @@ from torch import Tensor
 from pyro_evidence.data.ranks import Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import Last, generic_directions
+from pyro_evidence.numerics.derivatives import Last, are_equal, generic_directions
 from pyro_evidence.numerics.linear_predictor import EPS, Function, Part, gram
-from pyro_evidence.structure.density import are_equal
 
 Parts = tuple[Part, ...]  # the observed sites of some rows
 AWAY = 3.0  # units of a predictor, at which a likelihood that is not quadratic has another curvature than at 0

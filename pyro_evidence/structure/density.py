@@ -3,7 +3,7 @@
 Both satisfy :class:`pyro_evidence.precision.choices.Density`, and must agree: the second is only a faster way.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from operator import add, is_
@@ -151,22 +151,6 @@ class Climbing(AutogradDensity):
 def climbing(density: Density) -> Density:
     """A density for one search; others than by autograd find the curvature without another run as they are."""
     return Climbing(density.joint, density.slots, density.terms) if type(density) is AutogradDensity else density
-
-
-def are_equal(first: Sequence[Any], second: Sequence[Any], tolerance: float = 0.0) -> bool:
-    """Whether two readings are the same; up to rounding where it is given, and then but for what is not finite."""
-    if len(first) != len(second):
-        return False
-    for a, b in zip(first, second, strict=True):
-        if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-            same = a is b or (type(a) is type(b) and bool(a == b))
-        elif a is b or a.shape != b.shape or torch.equal(a, b) or not tolerance:
-            same = a is b or (a.shape == b.shape and torch.equal(a, b))
-        else:
-            same = bool(((a - b).abs() <= tolerance * b.abs()).logical_or(~torch.isfinite(b)).all())
-        if not same:
-            return False
-    return True
 
 
 @dataclass(frozen=True)

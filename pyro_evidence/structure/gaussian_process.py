@@ -20,7 +20,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics import derivatives, newton
 from pyro_evidence.numerics.coordinates import is_identity
-from pyro_evidence.numerics.derivatives import Last
+from pyro_evidence.numerics.derivatives import Last, are_equal
 from pyro_evidence.numerics.line_search import Watch
 from pyro_evidence.precision import gaussian_process as process
 from pyro_evidence.precision.gaussian_process import (
@@ -32,7 +32,7 @@ from pyro_evidence.precision.gaussian_process import (
 )
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.structure.density import LinearDensity, ModelParts, are_equal
+from pyro_evidence.structure.density import LinearDensity, ModelParts
 
 Node = Mapping[str, Any]
 Pair = Sequence[Any]  # a run at u = 0 and one elsewhere, at the same hyperparameters

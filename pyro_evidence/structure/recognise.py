@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.numerics.batched import HELD_NUMBERS
-from pyro_evidence.numerics.derivatives import Forward, generic_directions, normal_draws
+from pyro_evidence.numerics.derivatives import Forward, are_equal, generic_directions, normal_draws
 from pyro_evidence.numerics.linalg import has_room
 from pyro_evidence.numerics.linear_predictor import NormalTargets, is_separable
 from pyro_evidence.precision.dense import FLOAT
@@ -25,7 +25,6 @@ from pyro_evidence.structure.density import (
     DenseLinear,
     LinearDensity,
     LinearPredictors,
-    are_equal,
 )
 from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors

@@ -18,11 +18,11 @@ from pyro_evidence.data.ranks import SINGLE_PROCESS, Communicator, Statistics
 from pyro_evidence.data.rows import Rows
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics import derivatives
-from pyro_evidence.numerics.derivatives import Last, Orders, generic_directions
+from pyro_evidence.numerics.derivatives import Last, Orders, are_equal, generic_directions
 from pyro_evidence.program.checks import Constant
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
-from pyro_evidence.structure.density import LinearDensity, are_equal, wants_graph, with_prior
+from pyro_evidence.structure.density import LinearDensity, wants_graph, with_prior
 from pyro_evidence.structure.groups import PrecisionGroups
 from pyro_evidence.structure.probes import Unreadable
 from pyro_evidence.structure.recognise import Structure, read_again, recognise
