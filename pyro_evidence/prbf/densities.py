@@ -222,11 +222,7 @@ def evaluate(data: ClassData, net: Network, alpha: Tensor, lag: Tensor | None = 
     log_likelihood, kept = base.new_zeros(B), []
     for k, part in data.blocks:
         resp, log_norm = responsibilities(part, _joint(base, log_mixing, net.class_prior, k))
-        sums = resp @ part
-        if k < 0:
-            moments += sums.reshape(moments.shape)
-        else:
-            moments[:, k] += sums
+        _of_class(moments, k).add_(resp @ part)
         log_likelihood += log_norm.sum(-1)
         if data.keeps:
             kept.append(resp)
@@ -243,6 +239,11 @@ def _joint(base: Tensor, log_mixing: Tensor, class_prior: Tensor, k: int) -> Ten
     constant = base[:, None, :, 0] + log_mixing + class_prior.log().unsqueeze(-1)
     rest = base[:, None, :, 1:].expand(*constant.shape, -1)
     return torch.cat([constant.unsqueeze(-1), rest], -1).flatten(1, 2)
+
+
+def _of_class(moments: Tensor, k: int) -> Tensor:
+    """A view of the moments of one class, ``(B, M, P)``, or of all side by side, ``(B, K M, P)``."""
+    return moments.view(len(moments), -1, moments.shape[-1]) if k < 0 else moments[:, k]
 
 
 def tilted(point: Point) -> Tensor:
@@ -265,11 +266,7 @@ def tilted(point: Point) -> Tensor:
         w = coefficients @ part[:, : dim + 1].mT
         mean = (resp * w).sum(-2, keepdim=True)
         tilt = w.sub_(mean + 1.0).mul_(resp)  # with the other sign
-        sums = tilt @ part
-        if k < 0:
-            total -= sums.reshape(total.shape)
-        else:
-            total[:, k] -= sums
+        _of_class(total, k).sub_(tilt @ part)
     return point.data.source.communicator.total(total)
 
 
