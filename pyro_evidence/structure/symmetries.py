@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import ComposeTransform, IndependentTransform, SigmoidTransform, Transform
+from torch.distributions import SigmoidTransform, Transform
 
 from pyro_evidence.errors import UnsupportedModel
 from pyro_evidence.numerics.batched import apply
-from pyro_evidence.numerics.coordinates import is_identity
+from pyro_evidence.numerics.coordinates import is_identity, transform_steps
 from pyro_evidence.numerics.derivatives import normal_draws
 from pyro_evidence.program.constants import differentiable_trace, prior_depends
 from pyro_evidence.program.log_joint import LogJoint
@@ -307,10 +307,7 @@ def on_intervals(joint: LogJoint) -> Tensor:
 
 def _is_interval(transform: Transform) -> bool:
     """Whether values are the logistic function of unconstrained ones, or a multiple of that, each alone."""
-    while isinstance(transform, IndependentTransform):
-        transform = transform.base_transform
-    parts = transform.parts if isinstance(transform, ComposeTransform) else [transform]
-    return bool(parts) and isinstance(parts[0], SigmoidTransform)
+    return isinstance(next(iter(transform_steps(transform)), None), SigmoidTransform)
 
 
 def _proposals(joint: LogJoint) -> Iterator[Turn]:
