@@ -14,6 +14,7 @@ from torch.nn.functional import one_hot, pad
 from pyro_evidence.laplace.approximation import LaplaceRows
 from pyro_evidence.numerics.batched import CACHED_NUMBERS
 from pyro_evidence.numerics.derivatives import normal_draws, passes_to, pullback
+from pyro_evidence.numerics.linalg import most_independent
 from pyro_evidence.structure.density import AutogradDensity
 
 POWERS = torch.arange(-4.0, 5.0) / 2.0  # of positive numbers: roots and squares of spreads and of precisions
@@ -436,11 +437,7 @@ def _telling(functions: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     :param own: which terms there may be in each value, ``(M, E)`` bool.
     :return: rows ``(J,)``, and what the values there are to be multiplied by, ``(E, M, J)``.
     """
-    left, order, num = functions / functions.norm(dim=0), list[int](), max(1, int(own.sum(0).max()))
-    for _ in range(functions.shape[-1]):  # each the farthest from the span of those before
-        order.append(int(left.norm(dim=-1).argmax()))
-        way = left[order[-1]] / left[order[-1]].norm()
-        left = left - (left @ way).unsqueeze(-1) * way
+    order, num = most_independent(functions / functions.norm(dim=0)).tolist(), max(1, int(own.sum(0).max()))
     order += [row for row in range(len(functions)) if row not in order]
     each = torch.tensor(order, device=own.device).unfold(0, num, 1)
     kinds, kind = own.unique(dim=1, return_inverse=True)

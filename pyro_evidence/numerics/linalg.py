@@ -148,6 +148,16 @@ def fix_signs(vectors: Tensor) -> Tensor:
     return torch.where((mixer.unsqueeze(-1) * vectors).sum(-2, keepdim=True) < 0, -vectors, vectors)
 
 
+def most_independent(columns: Tensor) -> Tensor:
+    """As many rows of ``(n, m)`` as there are columns, each the farthest from the span of those before, ``(m,)``."""
+    left, chosen = columns.clone(), []
+    for _ in range(columns.shape[-1]):
+        chosen.append(int(left.norm(dim=-1).argmax()))
+        direction = left[chosen[-1]] / left[chosen[-1]].norm()
+        left = left - (left @ direction).unsqueeze(-1) * direction
+    return torch.tensor(chosen, dtype=torch.long, device=columns.device)
+
+
 def available_bytes(device: torch.device) -> int:
     """Memory of ``device`` that can still be had, in bytes, as far as the system tells."""
     if device.type == "cuda":

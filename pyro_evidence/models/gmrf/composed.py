@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.gmrf.constrained import Structure, most_independent
+from pyro_evidence.models.gmrf.constrained import Structure
 from pyro_evidence.models.gmrf.field import GaussianField
 from pyro_evidence.models.gmrf.graphs import check_pairs
 from pyro_evidence.numerics.derivatives import cached
+from pyro_evidence.numerics.linalg import most_independent
 
 
 class Kronecker(GaussianField):

@@ -140,16 +140,6 @@ class ConstrainedPrecision:
         return self.factor.sandwich((middle, anchors))[0] - cross - cross.mT
 
 
-def most_independent(fixed: Tensor) -> Tensor:
-    """Coordinates, one for each direction, chosen one by one so that the directions differ most there."""
-    left, chosen = fixed.clone(), []
-    for _ in range(fixed.shape[-1]):
-        chosen.append(int(left.norm(dim=-1).argmax()))
-        direction = left[chosen[-1]] / left[chosen[-1]].norm()
-        left = left - (left @ direction).unsqueeze(-1) * direction
-    return torch.tensor(chosen, dtype=torch.long, device=fixed.device)
-
-
 def squares(coefficients: Tensor, precision: Tensor) -> Tensor:
     """The precision of each factor ``-1/2 precision_f (c_f' x)^2`` among its values, ``(..., F, k, k)`` float64.
 

@@ -13,8 +13,9 @@ from torch.distributions.transforms import Transform
 from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput
-from pyro_evidence.models.gmrf.constrained import Structure, least_square, log_det, most_independent, squares
+from pyro_evidence.models.gmrf.constrained import Structure, least_square, log_det, squares
 from pyro_evidence.numerics.derivatives import cached_property
+from pyro_evidence.numerics.linalg import most_independent
 from pyro_evidence.program.distributions import OfArguments
 
 
