@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from sklearn.cluster import KMeans
 from sklearn.utils.multiclass import type_of_target
@@ -18,6 +19,7 @@ from pyro_evidence.models.basis import Basis, GaussianRBF, Learned
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.regression import regression
 from pyro_evidence.program.log_joint import Model
+from pyro_evidence.settings import real_number
 from pyro_evidence.sklearn.base import (
     Array,
     Classifier,
@@ -41,10 +43,11 @@ def kernel_basis(X: Tensor, gamma: float | str = "scale", centers: Array = None,
     if gamma == "scale":
         variance = _variance(X, weight)
         gamma = 1.0 / (X.shape[1] * (variance if variance > 0.0 else 1.0))  # constant inputs
-    if not isinstance(gamma, int | float) or not 0.0 < gamma < math.inf:
+    rate = real_number(gamma)
+    if not 0.0 < rate < math.inf:
         raise BadInput(f"gamma={gamma!r}; expected 'scale' or a positive number.")
     places = X.clone()
-    if isinstance(centers, int):
+    if isinstance(centers, int | np.integer):
         if not 1 <= centers <= len(X):
             raise BadInput(f"centers={centers} and {len(X)} rows; expected a number from 1 to that of the rows.")
         found = KMeans(centers, n_init=1, random_state=0).fit(X.numpy(), sample_weight=weight)
@@ -53,7 +56,7 @@ def kernel_basis(X: Tensor, gamma: float | str = "scale", centers: Array = None,
         places = torch.as_tensor(centers).to(X)
         if places.dim() != 2 or places.shape[1] != X.shape[1]:
             raise BadInput(f"centers of shape {tuple(places.shape)}; expected (C, {X.shape[1]}), or a number of them.")
-    return GaussianRBF(places, scale=(0.5 / gamma) ** 0.5)
+    return GaussianRBF(places, scale=(0.5 / rate) ** 0.5)
 
 
 def _variance(values: Tensor, weight: Tensor | None) -> float:

@@ -293,6 +293,8 @@ def test_bumps_are_made_of_the_rows_of_the_fit() -> None:
     np.testing.assert_allclose(every, rbf_kernel(X, gamma=1.0 / (2.0 * X.var())), rtol=1e-9)  # gamma="scale"
     search = GridSearchCV(estimators.RVMRegressor(), {"gamma": [0.1, 3.0], "centers": [5, None]}, cv=2).fit(X, y)
     assert search.best_params_["gamma"] in (0.1, 3.0)
+    numbers = GridSearchCV(estimators.RVMRegressor(), {"gamma": np.arange(1, 3), "centers": np.arange(4, 6)}, cv=2)
+    assert numbers.fit(X, y).best_estimator_.posterior_.mode["w"].numel() in (5, 6)  # NumPy's are numbers too
 
 
 @pytest.mark.parametrize(
