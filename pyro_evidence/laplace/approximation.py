@@ -327,6 +327,14 @@ def laplace_state(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool 
     return state_at(problem, theta, mode, 0)
 
 
+def reached(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState | None:
+    """:func:`laplace_state`; None where there is no mode."""
+    try:
+        return laplace_state(problem, theta, start, cold=cold)
+    except ArithmeticError:
+        return None
+
+
 def state_of_blocks(problem: Problem, theta: Tensor, place: blocks.Place, log_hyperprior: Tensor) -> LaplaceState:
     """The state with blocks integrated, and Laplace's approximation around that of what they share, at its mode."""
     marginal, log_joint = problem.marginal, place.modes.here.value.sum()

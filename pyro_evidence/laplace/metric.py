@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, reached
 from pyro_evidence.laplace.gradient import Slope
 from pyro_evidence.numerics.derivatives import passes, pullback
 from pyro_evidence.numerics.evidence import reestimated_log_precision
@@ -91,9 +91,8 @@ def not_identified(state: LaplaceState) -> Tensor:
     here = information(state, real).diagonal().abs()
     faint = here * size.square() < NOTHING
     if bool(faint.any()):
-        try:
-            begin = laplace_state(state.problem, joint.initial_theta, state.u, cold=True)
-        except ArithmeticError:
+        begin = reached(state.problem, joint.initial_theta, state.u, cold=True)
+        if begin is None:
             return found
         faint &= here < NOTHING * information(begin, real).diagonal().abs()
     found[real] = faint

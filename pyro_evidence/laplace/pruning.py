@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, reached
 from pyro_evidence.numerics.evidence import well_determined
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.structure.groups import PrecisionGroups
@@ -152,11 +152,8 @@ def _together(state: LaplaceState, groups: PrecisionGroups, candidates: Tensor) 
             theta[t], gone, num = theta[t] + move, gone | member, num + 1
     if num < 2:  # one alone is tried by itself
         return state
-    try:
-        pruned = laplace_state(state.problem.without(gone), theta, torch.where(gone, groups.loc, state.u))
-    except ArithmeticError:
-        return state
-    return pruned if pruned.objective > state.objective else state
+    pruned = reached(state.problem.without(gone), theta, torch.where(gone, groups.loc, state.u))
+    return state if pruned is None or not pruned.objective > state.objective else pruned
 
 
 def _without(state: LaplaceState, groups: PrecisionGroups, t: int) -> tuple[LaplaceState, float]:

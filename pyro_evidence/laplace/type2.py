@@ -23,6 +23,7 @@ from pyro_evidence.laplace.approximation import (
     log_priors,
     modes_of_rows,
     near_states,
+    reached,
     state_of_row,
 )
 from pyro_evidence.laplace.gradient import Asking, ModeAt, Slope, curvature, finite_slope, slopes
@@ -240,14 +241,6 @@ def _begun_again_at_edge(state: TypeII) -> TypeII:
     return replace(_arrived(replace(state, scanned=False), found), rested=state)
 
 
-def reached(problem: Problem, theta: Tensor, start: Tensor) -> LaplaceState | None:
-    """Laplace's approximation at ``theta``, its mode searched from ``start`` ``(D,)``; None where there is none."""
-    try:
-        return laplace_state(problem, theta, start)
-    except ArithmeticError:
-        return None
-
-
 def _at_higher_mode(state: TypeII) -> TypeII:
     """Over to the mode that a search begun a step further on finds, where that is higher by a nat; else the end.
 
@@ -258,11 +251,8 @@ def _at_higher_mode(state: TypeII) -> TypeII:
         return gone
     logs = laplace.problem.log_units
     move = torch.where(logs, _direction(replace(state, learned=None), logs).clamp(-NEAR, NEAR), 0.0)
-    try:
-        found = laplace_state(laplace.problem, laplace.theta + move, laplace.u, cold=True)
-    except ArithmeticError:
-        return gone
-    return _arrived(state, found, move) if found.objective > state.objective + LEAP else gone
+    found = reached(laplace.problem, laplace.theta + move, laplace.u, cold=True)
+    return gone if found is None or not found.objective > state.objective + LEAP else _arrived(state, found, move)
 
 
 def off_saddle(state: TypeII) -> TypeII | None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.errors import NotAMode
-from pyro_evidence.laplace.approximation import LaplaceState, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, reached
 from pyro_evidence.laplace.gradient import exact_curvature, slope
 from pyro_evidence.laplace.metric import inverted, measures, natural_metric
-from pyro_evidence.laplace.type2 import WORTH, reached
+from pyro_evidence.laplace.type2 import WORTH
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted
 
 FALL = 1.9207  # nats: half the 95 % quantile of chi squared with one degree of freedom

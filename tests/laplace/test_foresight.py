@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import LaplaceEvidence, Stop
-from pyro_evidence.laplace import pruning
+from pyro_evidence.laplace import approximation, pruning
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_problem, laplace_state
 from pyro_evidence.laplace.pruning import is_gaussian, predicted_gain, reactivated, removal, rises
 from pyro_evidence.models.basis import Linear
@@ -119,7 +119,8 @@ def test_groups_that_are_pruned_together_are_those_that_go_one_by_one(
         searches[-1] += 1
         return search(*given, **others)
 
-    monkeypatch.setattr(pruning, "laplace_state", counted)
+    for module in (pruning, approximation):
+        monkeypatch.setattr(module, "laplace_state", counted)
 
     def fitted() -> tuple[float, list[bool]]:
         searches.append(0)

@@ -23,7 +23,7 @@ from pyro_evidence import (
 )
 from pyro_evidence.compare import linearised
 from pyro_evidence.errors import NotSmooth
-from pyro_evidence.laplace import mode_checks, remedies, restarts, type2
+from pyro_evidence.laplace import approximation, mode_checks, remedies, restarts, type2
 from pyro_evidence.laplace.approximation import (
     LaplaceRows,
     LaplaceState,
@@ -82,13 +82,13 @@ def test_where_a_mode_vanishes_the_climb_goes_over_to_a_higher_one_a_round_on() 
 
 def test_where_none_is_higher_by_a_nat_that_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = type2.type2_state(at_start())
-    found = type2.laplace_state
+    found = approximation.laplace_state
 
     def no_higher(problem: Problem, theta: Tensor, start: Tensor, *, cold: bool = False) -> LaplaceState:
         assert cold
         return replace(found(problem, theta, start, cold=cold), log_evidence=begun.laplace.log_evidence + 0.9)
 
-    monkeypatch.setattr(type2, "laplace_state", no_higher)
+    monkeypatch.setattr(approximation, "laplace_state", no_higher)
     after = type2._at_higher_mode(begun)
     assert after.stop_reason is Status.VANISHING and after.laplace is begun.laplace
 
@@ -104,7 +104,7 @@ def test_after_a_short_step_the_next_is_begun_four_times_as_long(
         tried.append(float((theta - begun.laplace.theta)[0] / 0.1))
         raise ArithmeticError
 
-    monkeypatch.setattr(type2, "laplace_state", no_mode)
+    monkeypatch.setattr(approximation, "laplace_state", no_mode)
     assert alone(type2._line_search(begun, direction), type2.answer) is None
     torch.testing.assert_close(tried[:3], [first, first / 4.0, first / 16.0])
 

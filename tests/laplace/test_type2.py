@@ -185,11 +185,13 @@ def test_where_a_step_promises_less_than_rounding_the_slope_decides(monkeypatch:
     state = type2.TypeII(laplace, gradient.slope(laplace), state.metric, trusted=True, scanned=True)
     assert 0.2 * rounding < state.promised < rounding
 
-    def rounded(*args):  # type: ignore[no-untyped-def]
-        visited.append(approximation.laplace_state(*args))
+    search = approximation.laplace_state
+
+    def rounded(*args, **settings):  # type: ignore[no-untyped-def]
+        visited.append(search(*args, **settings))
         return replace(visited[-1], log_evidence=visited[-1].log_evidence - 2.0 * rounding)
 
-    monkeypatch.setattr(type2, "laplace_state", rounded)
+    monkeypatch.setattr(approximation, "laplace_state", rounded)
     new = type2.step(state)
     assert len(visited) == 1 and new.gradient_norm < 0.5 * state.gradient_norm
     norms = [new.gradient_norm]
