@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.fitting.process_state import entry_point
+from pyro_evidence.numerics.batched import bisected
 from pyro_evidence.program.distributions import Background
 
 ROWS = 2**18  # numbers that the data that are looked at together may make
@@ -112,11 +113,7 @@ class MixtureDensity:
         if self.background is not None:
             uniform = self.background.low + levels * (self.background.high - self.background.low)
             low, high = torch.minimum(low, uniform), torch.maximum(high, uniform)
-        for _ in range(round(-math.log2(torch.finfo(levels.dtype).eps))):  # one for each binary digit
-            middle = 0.5 * (low + high)
-            below = self.cdf(middle) < levels
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return 0.5 * (low + high)
+        return bisected(lambda y: self.cdf(y) < levels, low, high)
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws, shape ``(S, N or 1, m)``."""

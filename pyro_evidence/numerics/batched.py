@@ -89,6 +89,15 @@ def distinct(heights: Tensor, kinds: Tensor, within: float) -> Tensor:
     return torch.tensor(found, dtype=torch.long, device=heights.device)
 
 
+def bisected(is_before: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """The places between two bounds up to which ``is_before`` holds, to rounding of their distance."""
+    for _ in range(round(-math.log2(torch.finfo(low.dtype).eps))):  # one for each binary digit
+        middle = 0.5 * (low + high)
+        before = is_before(middle)
+        low, high = torch.where(before, middle, low), torch.where(before, high, middle)
+    return high
+
+
 _MAKERS = ("empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like", "clone", "eye")
 _METHODS = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "clone")
 MAKERS = frozenset([*(getattr(torch, n) for n in _MAKERS), *(getattr(Tensor, n) for n in _METHODS)])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.batched import bisected
 from pyro_evidence.numerics.linalg import relative_rounding
 
 FEWEST_IN_TAIL = 5  # weights to which a tail can be fitted
@@ -213,17 +214,11 @@ def next_temperature(log_ratio: Tensor, before: float) -> float:
     :param log_ratio: ``log p(u, D) - log reference(u)`` of all particles, any shape.
     """
 
-    def is_enough(power: float) -> bool:
-        effective = effective_sample_size((power - before) * log_ratio)
-        return bool(effective >= 0.5 * log_ratio.numel())
+    def is_enough(power: Tensor) -> Tensor:
+        return effective_sample_size((power - before) * log_ratio) >= 0.5 * log_ratio.numel()
 
-    if is_enough(1.0):
-        return 1.0
-    low, high = before, 1.0
-    while high - low > torch.finfo(log_ratio.dtype).eps:
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if is_enough(middle) else (low, middle)
-    return high
+    one = log_ratio.new_ones(())
+    return 1.0 if bool(is_enough(one)) else float(bisected(is_enough, before * one, one))
 
 
 def error_of_groups(log_evidences: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
 
 from pyro_evidence.errors import BadInput
+from pyro_evidence.numerics.batched import bisected
 from pyro_evidence.program.distributions import OfArguments
 
 
@@ -130,9 +131,10 @@ def _rate_towards_one(bound: Tensor, probability: Tensor) -> Tensor:
             f"PCCorrelation({bound.tolist()}, {probability.tolist()}, towards=1); expected a bound between -1 and 1, "
             f"and a probability between sqrt((1 - bound) / 2) = {(distance / widest).tolist()} and 1."
         )
-    low, high = torch.full_like(distance, -30.0), torch.full_like(distance, 30.0)  # log rates
-    for _ in range(200):
-        rate = (0.5 * (low + high)).exp()
-        above = torch.expm1(-rate * distance) / torch.expm1(-rate * widest) > probability
-        low, high = torch.where(above, low, 0.5 * (low + high)), torch.where(above, 0.5 * (low + high), high)
-    return (0.5 * (low + high)).exp().to(bound)
+
+    def is_before(log_rate: Tensor) -> Tensor:
+        rate = log_rate.exp()
+        return torch.expm1(-rate * distance) / torch.expm1(-rate * widest) <= probability
+
+    most = torch.full_like(distance, 30.0)
+    return bisected(is_before, -most, most).exp().to(bound)
