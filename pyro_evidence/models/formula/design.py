@@ -77,22 +77,20 @@ class FrameDesign:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_built": {}}  # formulae's own objects hold on to whoever called them
 
-    def matrix(self, terms: str, frame: Frame | None = None) -> Tensor:
-        """Columns of some terms, ``(N, P)``."""
+    def matrix(self, terms: str, frame: Frame | None = None, *, offset: bool = False) -> Tensor:
+        """Columns of some terms, or of the offsets among them, ``(N, P)``."""
         built = self._matrices(terms)
-        if built.common is None:
+        names = _terms(built, offset=offset)
+        if not names:
             return torch.zeros(len(self.frame if frame is None else frame), 0, dtype=torch.float64)
         found = built.common if frame is None else _evaluated(built.common, frame)
         matrix = np.asarray(found.design_matrix, dtype=np.float64)
-        columns = [matrix[:, built.common.slices[n]] for n, _ in _terms(built)]
-        return torch.tensor(np.concatenate(columns, 1) if columns else matrix[:, :0])
+        return torch.tensor(np.concatenate([matrix[:, built.common.slices[n]] for n in names], 1))
 
     def names(self, terms: str) -> tuple[str, ...]:
         """Names of those columns."""
-        built = self._matrices(terms)
-        if built.common is None:
-            return ()
-        return tuple(str(n) for name, t in _terms(built) for n in ([name] if t.labels is None else t.labels))
+        found = _terms(self._matrices(terms)).items()
+        return tuple(str(n) for name, t in found for n in ([name] if t.labels is None else t.labels))
 
     @property
     def coefficients(self) -> tuple[str, ...]:
@@ -156,9 +154,8 @@ class FrameDesign:
 
     def _is_numeric(self, text: str) -> bool:
         """Whether a term is one column of numbers."""
-        return [term.kind for _, term in _terms(self._matrices(f"0 + {text}"))] == ["numeric"] and (
-            len(self.names(f"0 + {text}")) == 1
-        )
+        kinds = [term.kind for term in _terms(self._matrices(f"0 + {text}")).values()]
+        return kinds == ["numeric"] and len(self.names(f"0 + {text}")) == 1
 
     def _graph(self, smooth: Smooth) -> tuple[list[str], Neighbours]:
         """The nodes of a smooth's graph by name, and who is beside whom.
@@ -181,13 +178,8 @@ class FrameDesign:
 
     def offset(self, frame: Frame | None = None) -> Tensor | None:
         """The sum of the terms with a coefficient of one, ``(N,)``, or None."""
-        built = self._matrices(self.formula.fixed)
-        if built.common is None or all(t.kind != "offset" for t in built.common.terms.values()):
-            return None
-        found = built.common if frame is None else _evaluated(built.common, frame)
-        slices = [found.slices[n] for n, t in built.common.terms.items() if t.kind == "offset"]
-        matrix = np.asarray(found.design_matrix, dtype=np.float64)
-        return torch.tensor(sum(matrix[:, s].sum(-1) for s in slices))
+        columns = self.matrix(self.formula.fixed, frame, offset=True)
+        return columns.sum(-1) if columns.shape[1] else None
 
     def effects(self, varying: Varying) -> tuple[str, ...]:
         """Names of the effects that each group has."""
@@ -373,15 +365,10 @@ def formulas_within(formula: str, frame: Frame) -> tuple[dict[str, tuple[str, ..
     >>> list(formulas_within("y ~ a * b", frame)[1])
     ['y ~ 1', 'y ~ 1 + b', 'y ~ 1 + a', 'y ~ 1 + a + b', 'y ~ 1 + a + b + a:b']
     """
-    common = _design_matrices(parsed(formula, frame)[""].fixed, frame).common
-    named = {} if common is None else common.terms
-    offsets = [name for name, term in named.items() if term.kind == "offset"]
-    always = ["1" if "Intercept" in named else "0", *offsets]
-    terms = {
-        name: tuple(map(str, term.labels or [name]))
-        for name, term in named.items()
-        if name != "Intercept" and name not in offsets
-    }
+    built = _design_matrices(parsed(formula, frame)[""].fixed, frame)
+    named = _terms(built)
+    always = ["1" if "Intercept" in named else "0", *_terms(built, offset=True)]
+    terms = {name: tuple(map(str, term.labels or [name])) for name, term in named.items() if name != "Intercept"}
     if not 0 < len(terms) <= MOST_TERMS:
         raise BadInput(
             f"{formula!r} has {len(terms)} fixed terms to choose from; expected 1 to {MOST_TERMS}. Of many columns a "
@@ -526,8 +513,10 @@ def _column_of(varying: Varying) -> str:
     return FACTOR_OF.sub(r"\1", varying.terms).strip("`")
 
 
-def _terms(built: Any) -> list[tuple[str, Any]]:
-    return [(n, t) for n, t in built.common.terms.items() if t.kind != "offset"]
+def _terms(built: Any, *, offset: bool = False) -> dict[str, Any]:
+    """The terms with coefficients, or the offsets, by name; none of a formula without either."""
+    every = {} if built.common is None else built.common.terms
+    return {name: term for name, term in every.items() if (term.kind == "offset") is offset}
 
 
 def _group_of_rows(frame: Frame, varying: Varying) -> list[tuple[str, ...]]:
