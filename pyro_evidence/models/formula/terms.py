@@ -185,12 +185,12 @@ def _smooth(part: str) -> Smooth | None:
     if found is None or not _balanced(found.group(2)):
         return None
     covariates, given = list[str](), dict[str, str]()
-    for piece in _split(found.group(2), ","):
-        setting = SETTING.fullmatch(piece.removeprefix(",").strip())
+    for piece in _pieces(found.group(2), ","):
+        setting = SETTING.fullmatch(piece)
         if setting:
             given[setting.group(1)] = setting.group(2)
         else:
-            covariates.append(piece.removeprefix(",").strip())
+            covariates.append(piece)
     try:
         values = {n: ast.literal_eval(text) for n, text in given.items() if n != "by"}
         knots = tuple(float(knot) for knot in values.pop("knots", ()))
@@ -225,10 +225,15 @@ def _split(text: str, signs: str) -> Iterator[str]:
     yield piece.strip()
 
 
+def _pieces(text: str, sign: str) -> list[str]:
+    """Pieces between signs outside of brackets and quotes, without the signs."""
+    return [piece.removeprefix(sign).strip() for piece in _split(text, sign)]
+
+
 def _group(part: str) -> tuple[str, str] | None:
     """Name and content of brackets around a whole part that have a bar in them."""
     found = GROUP.fullmatch(part)
-    if found is None or not _balanced(found.group(2)) or len(list(_split(found.group(2), "|"))) == 1:
+    if found is None or not _balanced(found.group(2)) or len(_pieces(found.group(2), "|")) == 1:
         return None
     return found.group(1), found.group(2)
 
@@ -245,21 +250,19 @@ def _varying(name: str, inside: str, text: str) -> Iterator[Varying]:
             f"{name}({inside}) in formula={text!r}; expected {EXAMPLE}, and before the brackets of a group one of "
             f"{', '.join(STRUCTURES)} or nothing."
         )
-    for summand in _split(group.strip(), "+"):
-        piece = summand.removeprefix("+").strip()
-        crossed = [part.removeprefix("*").strip() for part in _split(piece, "*")]
+    for summand in _pieces(group.strip(), "+"):
+        crossed = _pieces(summand, "*")
         if len(crossed) == 2:
             names = [_columns(part, text) for part in crossed]
             every = [*names, names[0] + names[1]]
         else:
-            nested = [_columns(part.removeprefix("/").strip(), text) for part in _split(piece, "/")]
+            nested = [_columns(part, text) for part in _pieces(summand, "/")]
             every = [sum(nested[: i + 1], ()) for i in range(len(nested))]
         yield from (Varying(terms.strip(), columns, structure) for columns in every)
 
 
 def _columns(text: str, formula: str) -> tuple[str, ...]:
-    names = tuple(part.removeprefix(":").strip() for part in _split(text, ":"))
-    plain = tuple(FACTOR_OF.sub(r"\1", n).strip().strip("`") for n in names)
+    plain = tuple(FACTOR_OF.sub(r"\1", name).strip().strip("`") for name in _pieces(text, ":"))
     if not all(re.fullmatch(r"[\w. ]+", n) for n in plain):
         known = "names of columns joined by :, /, * or +. Put what is to be computed into a column of the frame first"
         expected = INSTEAD.get(text.partition("(")[0], known)
