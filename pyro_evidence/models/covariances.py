@@ -172,7 +172,7 @@ class Full:
         """``sum_n w_n (x_n - loc)(x_n - loc)'``, shape ``(..., D, D)``, from ``sum_n w_n F_n``, shape ``(..., P)``."""
         D = loc.shape[-1]
         mixed = loc.unsqueeze(-1) * moments[..., None, 1 : D + 1]
-        about = moments[..., :1, None] * loc.unsqueeze(-1) * loc.unsqueeze(-2) - mixed - mixed.mT
+        about = moments[..., :1, None] * self.outer(loc) - mixed - mixed.mT
         return moments[..., D + 1 :][..., place_in_triangle(D)] + about
 
     def outer(self, v: Tensor) -> Tensor:
@@ -199,10 +199,8 @@ class Full:
         """
         if not bool((unit > 0).all()):
             return covariance
-        scale = unit.sqrt()
-        whole = scale.unsqueeze(-1) * scale.unsqueeze(-2)
-        measured = covariance / whole
-        clipped, low = _clipped(measured, 1.0)
+        whole = self.outer(unit.sqrt())
+        clipped, low = _clipped(covariance / whole, 1.0)
         return torch.where(low[..., None, None], clipped * whole, covariance)
 
     def guarded(self, new: Tensor, old: Tensor) -> Tensor:
@@ -217,8 +215,7 @@ class Full:
         """Whether the covariance lies on the floor in some direction, shape ``(...)``."""
         if not bool((unit > 0).all()):
             return torch.zeros_like(covariance[..., 0, 0], dtype=torch.bool)
-        scale = unit.sqrt()
-        return torch.linalg.eigvalsh(covariance / (scale.unsqueeze(-1) * scale.unsqueeze(-2)))[..., 0] <= 1.0 + REST
+        return torch.linalg.eigvalsh(covariance / self.outer(unit.sqrt()))[..., 0] <= 1.0 + REST
 
     def matrix(self, covariance: Tensor, dim: int) -> Tensor:
         """The covariance itself."""
