@@ -172,12 +172,16 @@ def sparse_rows(table: Tensor, slope: Forward, num_coupled: int, B: Tensor | Non
     return SparseRows(index, value, size if B is None else B.shape[-1], B)
 
 
+def _undescribed(joint: LogJoint, linear: SparsePredictors | None) -> tuple[str, ...]:
+    """The sites whose factors linear predictors do not describe: those describe the data's, and normal priors."""
+    if linear is None:
+        return (*joint.latents.names, *joint.discrete, *joint.observed)
+    return () if linear.gaussian else joint.latents.names
+
+
 def structured(followed: Followed, linear: SparsePredictors | None) -> Structured | NotSparse:
     """The density by its factors, where that is cheaper than a dense matrix."""
-    joint, size = followed.joint, followed.joint.latents.size
-    names: tuple[str, ...] = (*joint.latents.names, *joint.discrete, *joint.observed)
-    if linear is not None:  # it describes the factors of all other sites
-        names = () if linear.gaussian else joint.latents.names
+    joint, size, names = followed.joint, followed.joint.latents.size, _undescribed(followed.joint, linear)
     mine = {n: g for n, g in followed.groups.items() if any(part.split(", ")[0] in names for part in n.split("+"))}
     limit = min(WIDE_TERMS, size // 2)  # of coordinates of wide terms
     alike = {n: max((g.numel() for g in own if g.shape[:-1].numel() == 1), default=0) for n, own in mine.items()}
@@ -227,9 +231,8 @@ def followed_sums(joint: LogJoint, u: Tensor, theta: Tensor) -> FollowedSums | N
 def with_sums(followed: FollowedSums, linear: SparsePredictors | None) -> Structured | None:
     """The density by factors of coordinates and of a few sums of them, where that is cheaper than a dense matrix."""
     joint, own, terms = followed.joint, followed.families, followed.terms
-    names: tuple[str, ...] = (*joint.latents.names, *joint.discrete, *joint.observed)
-    if linear is not None:  # it describes the data
-        names = () if linear.gaussian else joint.latents.names
+    names = _undescribed(joint, linear)
+    if linear is not None:
         own = tuple(family for family in own if all(member.name.split(", ")[0] in names for member in family.members))
         terms = replace(terms, sizes=terms.sizes[: len(own)])
     slots = None if linear is None else linear.slots
