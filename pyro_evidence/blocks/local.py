@@ -4,14 +4,14 @@ Shapes ``(...)`` stand for nothing, or for rows ``(R,)`` with hyperparameters an
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.blocks.term_derivatives import by_terms, term_derivatives
-from pyro_evidence.blocks.terms import RowTerms, Terms
+from pyro_evidence.blocks.terms import Local, RowTerms, Terms
 from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.batched import Batched
 from pyro_evidence.numerics.derivatives import Forward, pullback
@@ -20,20 +20,6 @@ from pyro_evidence.numerics.newton import Limits
 from pyro_evidence.numerics.quadrature.rules import block_rule, padded
 
 SEARCH = Backtracking(armijo)
-
-
-@dataclass(frozen=True)
-class Local(Batched):
-    """Value, slope and curvature of each block at one point.
-
-    :ivar value: log joint density of each block, and last what belongs to none, ``(..., G + 1)``.
-    :ivar slope: in the coordinates of all blocks, ``(..., n)``.
-    :ivar curvature: minus the second derivatives, ``(..., G, d, d)`` for each width.
-    """
-
-    value: Tensor
-    slope: Tensor
-    curvature: tuple[Tensor, ...]
 
 
 def local(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph: bool = False) -> Local:
@@ -54,6 +40,15 @@ def local(terms: Terms | RowTerms, own: Tensor, shared: Tensor, *, create_graph:
         start = part.stop
     found = Local(value, slope, tuple(curvature))
     return found if create_graph else found.detached
+
+
+def with_prior_expanded(terms: RowTerms, own: Tensor, shared: Tensor) -> RowTerms:
+    """The same for these shared coordinates ``(R, P)``, a quadratic prior expanded about blocks ``(R, n)``, once."""
+    density = terms.density
+    if not density.is_quadratic:
+        return terms
+    prior = RowTerms(replace(density, linear=None, names=density.joint.latents.names), terms.theta)
+    return replace(terms, prior=(own, local(prior, own, shared)))
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from pyro_evidence.blocks.local import (
     placed,
     require_curved,
     solved,
+    with_prior_expanded,
 )
 from pyro_evidence.blocks.partition import Partition, partition
 from pyro_evidence.blocks.terms import BlockDensity, RowTerms, Terms
@@ -226,8 +227,9 @@ class Marginal:
         """Log density of the shared coordinates of rows ``(S, D)``, their blocks integrated, nats, ``(S,)``."""
         p, found = self.partition, []
         for t, start in zip(theta.split(self.rows_at_once), u.split(self.rows_at_once), strict=True):
-            terms, shared = RowTerms(self.density, t), start[:, p.shared]
-            modes = block_modes(terms, start[:, p.own], shared, CLOSE)
+            own, shared = start[:, p.own], start[:, p.shared]
+            terms = with_prior_expanded(RowTerms(self.density, t), own, shared)
+            modes = block_modes(terms, own, shared, CLOSE)
             nodes = placed(p, modes.own + modes.step(p), modes.tril, self.num)
             with torch.no_grad():
                 found.append(integrals(terms, nodes, shared).sum(-1))
@@ -367,9 +369,10 @@ def marginal_of(joint: LogJoint, structure: Structure, active: Tensor, num: int,
     kept = active.new_zeros(0, dtype=torch.float64) if groups is None else groups.loc[found.held]
     left_out = Pruned(structure.density, groups, active).left_out
     linear = structure.predictors
-    density = BlockDensity(joint, found, linear, kept, left_out, slots=structure.slots or ())
+    quadratic = structure.factors is not None and structure.factors.is_quadratic
+    density = BlockDensity(joint, found, linear, kept, left_out, None, structure.slots or (), quadratic)
     if linear is not None and not density.explains(theta):
-        density = replace(density, linear=None)
+        density = replace(density, linear=None, is_quadratic=False)
     return Marginal(density, num, limits, joint.latents.label)
 
 

@@ -10,11 +10,35 @@ from torch import Tensor
 
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.numerics import batched
+from pyro_evidence.numerics.batched import CACHED_NUMBERS, Batched
 from pyro_evidence.numerics.derivatives import generic_directions
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.structure.density import LinearPredictors, ModelParts
 from pyro_evidence.structure.factor_cells import cells
+
+
+@dataclass(frozen=True)
+class Local(Batched):
+    """Value, slope and curvature of each block at one point.
+
+    :ivar value: log joint density of each block, and last what belongs to none, ``(..., G + 1)``.
+    :ivar slope: in the coordinates of all blocks, ``(..., n)``.
+    :ivar curvature: minus the second derivatives, ``(..., G, d, d)`` for each width.
+    """
+
+    value: Tensor
+    slope: Tensor
+    curvature: tuple[Tensor, ...]
+
+    def expanded(self, p: Partition, away: Tensor) -> Tensor:
+        """The quadratic of each block at distances ``(..., Q, n)`` from the point, ``(..., Q, G + 1)``."""
+        pulls, parts = [], away.split([front.numel() for front in p.fronts], -1)
+        for front, A, move in zip(p.fronts, self.curvature, parts, strict=True):
+            pulls.append(torch.einsum("...gij,...qgj->...qgi", A, move.unflatten(-1, front.shape)).flatten(-2))
+        each = (self.slope.unsqueeze(-2) - 0.5 * torch.cat(pulls, -1)) * away
+        value = self.value.unsqueeze(-2).expand(*away.shape[:-1], -1)
+        return value.index_add(-1, p.block, each)
 
 
 @dataclass(frozen=True)
@@ -26,6 +50,7 @@ class BlockDensity:
     :ivar left_out: their log prior density there as a function of the hyperparameters, which does not count, nats.
     :ivar names: the sites whose terms count, where predictors were not found; None for all.
     :ivar slots: where observed sites see the latents, linear or not.
+    :ivar is_quadratic: whether the log prior density is known to be quadratic in all latents.
     """
 
     joint: LogJoint
@@ -35,6 +60,7 @@ class BlockDensity:
     left_out: Callable[[Tensor], Tensor]
     names: tuple[str, ...] | None = None
     slots: tuple[LikelihoodTerm, ...] = ()
+    is_quadratic: bool = False
     families: list[Any] = field(init=False, repr=False, compare=False, default_factory=list)  # of terms, once known
     evaluated: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)  # the last ones
 
@@ -116,14 +142,17 @@ class Terms:
         """
         if self.read is None:
             return self._summed(self.density.cells(self.density.whole(rows, shared), self.theta))
-        total = self.prior(rows, shared, self.read)
-        u = self.density.whole(rows, shared)
-        for part, owner, offset in zip(self.density.parts, self.density.data_owner, self.read.offsets, strict=True):
-            eta = (part.product(u) + offset).to(self.density.joint.dtype)
-            each = part.slot.log_likelihoods(self.read.trace)(part.slot.layout.natural(eta))
+        return self.prior(rows, shared, self.read) + self.likelihood(rows, shared, self.read)
+
+    def likelihood(self, rows: Tensor, shared: Tensor, read: ModelParts) -> Tensor:
+        """The log likelihood of each block, and last that of what belongs to none, nats, ``(Q, G + 1)``."""
+        density, u = self.density, self.density.whole(rows, shared)
+        total = rows.new_zeros(len(rows), density.partition.num_blocks + 1)
+        for part, owner, offset in zip(density.parts, density.data_owner, read.offsets, strict=True):
+            eta = (part.product(u) + offset).to(density.joint.dtype)
+            each = part.slot.log_likelihoods(read.trace)(part.slot.layout.natural(eta))
             total = total.index_add(1, owner, each.double())
-        rest = torch.as_tensor(self.read.rest).to(total)
-        return torch.cat([total[:, :-1], total[:, -1:] + rest], 1)
+        return torch.cat([total[:, :-1], total[:, -1:] + torch.as_tensor(read.rest).to(total)], 1)
 
     def prior(self, rows: Tensor, shared: Tensor, read: ModelParts) -> Tensor:
         """The log prior density of each block, and last that of what belongs to none, nats, ``(Q, G + 1)``."""
@@ -156,9 +185,11 @@ class RowTerms:
 
     density: BlockDensity
     theta: Tensor  # (R, T)
+    prior: tuple[Tensor, Local] | None = None  # where that of blocks, quadratic given what they share, is expanded
 
     def __getitem__(self, rows: Tensor) -> "RowTerms":
-        return RowTerms(self.density, self.theta[rows])
+        prior = None if self.prior is None else (self.prior[0][rows], self.prior[1][rows])
+        return RowTerms(self.density, self.theta[rows], prior)
 
     def __call__(self, rows: Tensor, shared: Tensor) -> Tensor:
         """The terms of each block, and last those that belong to none, nats, ``(R, Q, G + 1)``.
@@ -166,4 +197,15 @@ class RowTerms:
         :param rows: the coordinates of all blocks, ``(R, Q, n)``.
         :param shared: the global coordinates, ``(R, P)``.
         """
-        return torch.vmap(lambda t, b, w: self.density.terms(t)(b, w))(self.theta, rows, shared)
+        if self.prior is None:
+            return torch.vmap(lambda t, b, w: self.density.terms(t)(b, w))(self.theta, rows, shared)
+
+        def likelihood(theta: Tensor, rows: Tensor, shared: Tensor) -> Tensor:
+            terms = self.density.terms(theta)
+            assert terms.read is not None
+            return torch.cat([terms.likelihood(own, shared, terms.read) for own in rows.split(size)])
+
+        size = max(1, CACHED_NUMBERS // (len(self.theta) * sum(map(len, self.density.data_owner))))
+        start, prior = self.prior
+        found = torch.vmap(likelihood)(self.theta, rows, shared)
+        return found + prior.expanded(self.density.partition, rows - start.unsqueeze(-2))

@@ -237,6 +237,9 @@ class Structured(AutogradDensity):
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         if self.linear is not None and (self.linear.gaussian or len(u) > 1):
+            if self.is_quadratic and not wants_graph(u, theta):
+                shared = theta[0] if theta.dim() == 2 else theta
+                return self.linear.log_likelihood(u, shared) + self._prior_about(u[:1], shared)(u)[0]
             return self.linear.log_joint(u, theta)  # else the prior takes a run of the model, in which the rest is too
         return self.joint.log_joint(u, theta) if len(self.B) else super().log_joint(u, theta)
 
@@ -300,15 +303,20 @@ class Structured(AutogradDensity):
     def expanded(self, start: Tensor, theta: Tensor) -> Gradient:
         """The log joint and its gradient at ``(1, D)``, a quadratic prior expanded about ``start``: one run for all."""
         assert self.linear is not None
-        linear, factors = self.linear, [own.unsqueeze(0) for own in self._factors(start[0], theta)]
-        at_start, rise = derivatives.gradient(linear.log_prior, start, theta)
+        linear, prior = self.linear, self._prior_about(start, theta)
+        return lambda u, _: tuple(x + y for x, y in zip(linear.likelihood_gradient(u, theta), prior(u), strict=True))
 
-        def gradient(u: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-            (value, slope), away = linear.likelihood_gradient(u, theta), u - start
-            moved = self.product(factors, away)
-            return value + at_start + ((rise - 0.5 * moved) * away).sum(-1), slope + rise - moved
+    def _prior_about(self, start: Tensor, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """A quadratic prior's log density and its gradient at rows ``(R, D)``, expanded about ``start`` ``(1, D)``."""
+        assert self.linear is not None
+        factors = [own.unsqueeze(0) for own in self._factors(start[0], theta)]
+        at_start, rise = derivatives.gradient(self.linear.log_prior, start, theta)
 
-        return gradient
+        def prior(u: Tensor) -> tuple[Tensor, Tensor]:
+            moved = self.product(factors, away := u - start)
+            return at_start + ((rise - 0.5 * moved) * away).sum(-1), rise - moved
+
+        return prior
 
     @property
     def takes_rows(self) -> bool:

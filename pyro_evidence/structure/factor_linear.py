@@ -35,7 +35,7 @@ class SparseRows:
         u = u if self.B is None else torch.cat([u, u @ self.B.mT], -1)
         total = torch.einsum("rk,nck->rnc", u.index_select(1, self.index[0, shared]), self.value[..., shared])
         for j in own.tolist():
-            total = total + u.index_select(1, self.index[:, j]).unsqueeze(-1) * self.value[..., j]
+            total = torch.addcmul(total, u.index_select(1, self.index[:, j]).unsqueeze(-1), self.value[..., j])
         return total
 
     def back(self, slope: Tensor) -> Tensor:

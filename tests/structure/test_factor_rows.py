@@ -15,6 +15,7 @@ from pyro_evidence.nested.inner import MarginalisedJoint, solve_inner
 from pyro_evidence.numerics import batched, lbfgs
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.precision.dense import Remade, Separate
+from pyro_evidence.program import predictors
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factor_mode import PredictorRows, StructuredProblem
 
@@ -200,3 +201,14 @@ def test_rows_that_may_be_missing_are_searched_together_only(monkeypatch: pytest
     found = solve_inner(problem, theta, start.expand(3, -1), searches=torch.tensor([2, 0, 1]))
     assert torch.isfinite(found.log_density).tolist() == [True, False, False]
     assert set(alone) == {-28.0}
+
+
+def test_rows_of_a_quadratic_prior_take_one_run_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = laplace_problem(MarginalisedJoint(effects, (data(),), marginalise=["scale", "ties"]))
+    joint, known = problem.joint, problem.structure.factors
+    assert known is not None and known.is_quadratic
+    u, theta = torch.randn(7, joint.latents.size, generator=torch.Generator().manual_seed(1)), joint.initial_theta
+    expected, rows, prior = joint.log_joint(u, theta), [], predictors.log_prior_rows
+    monkeypatch.setattr(predictors, "log_prior_rows", lambda j, u, t: rows.append(len(u)) or prior(j, u, t))
+    torch.testing.assert_close(known.log_joint(u, theta.expand(7, -1)), expected, rtol=1e-12, atol=1e-9)
+    assert rows == [1]

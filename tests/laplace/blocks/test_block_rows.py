@@ -1,12 +1,16 @@
 """Modes of what blocks share, at many hyperparameters together: those of each alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from pyro_evidence.blocks.marginal import Marginal, Place, near_places
-from pyro_evidence.laplace.approximation import Problem, laplace_state
+from pyro_evidence.blocks.terms import BlockDensity
+from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state
 from pyro_evidence.nested import inner
+from pyro_evidence.program.log_joint import LogJoint
 from tests.models_for_tests.grouped_models import (
     Model,
     enumerated,
@@ -65,3 +69,16 @@ def test_outer_values_are_solved_together(monkeypatch: pytest.MonkeyPatch) -> No
     found = inner._one_by_one(problem, theta, start, [1] * len(theta), prior=prior, light=False, rough=False)
     assert bool(found[2].isfinite().all())
     torch.testing.assert_close(found[2][:1], expected, rtol=0.0, atol=1e-7)
+
+
+def test_a_quadratic_prior_of_blocks_takes_one_run_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = laplace_problem(LogJoint(slopes, groups(101, 2)))  # correlated effects, by factors
+    marginal = problem.by_quadrature(5)
+    assert marginal is not None and marginal.density.is_quadratic
+    theta, start = some_rows(problem)
+    u = start + 0.3 * torch.randn(5, 203, generator=torch.Generator().manual_seed(0))
+    run_by_run = replace(marginal, density=replace(marginal.density, is_quadratic=False))
+    expected, runs, cells = run_by_run.integrated(theta, u), [], BlockDensity.cells
+    monkeypatch.setattr(BlockDensity, "cells", lambda *args: runs.append(args) or cells(*args))
+    torch.testing.assert_close(marginal.integrated(theta, u), expected, rtol=1e-12, atol=1e-9)
+    assert len(runs) == 1
