@@ -185,7 +185,7 @@ def _stepped(state: TypeII) -> Asking[TypeII]:
     direction = _direction(state, logs)
     if not state.trusted and not _goes_far(state, direction, logs):
         state = yield from _with_refreshed_curvature(state)
-        direction = direction if state.learned is None else _capped(state, logs)
+        direction = direction if state.learned is None else capped(state.metric, state.slope.total, logs)
     if state.learned is not None and state.promised <= _rounding(state):
         return (yield from _with_refined_gradient(state, direction))
     found = yield from _line_search(state, direction)
@@ -383,18 +383,18 @@ def _arriving(state: TypeII, found: LaplaceState, move: Tensor | None = None) ->
     return replace(new, stop_reason=Status.SINGULAR) if is_singular(new.laplace) else new
 
 
-def _capped(state: TypeII, logs: Tensor) -> Tensor:
-    """The step that the metric suggests, no longer than LARGEST_STEP in any log unit."""
-    direction = state.metric @ state.slope.total
-    capped = torch.where(logs, direction.clamp(-LARGEST_STEP, LARGEST_STEP), direction)
-    if float(capped @ state.slope.total) > 0.0:
-        return capped
+def capped(metric: Tensor, gradient: Tensor, logs: Tensor) -> Tensor:
+    """The step that a metric suggests, no longer than LARGEST_STEP in any log unit."""
+    direction = metric @ gradient
+    short = torch.where(logs, direction.clamp(-LARGEST_STEP, LARGEST_STEP), direction)
+    if float(short @ gradient) > 0.0:
+        return short
     return direction * (LARGEST_STEP / (direction * logs).abs().max().clamp(min=LARGEST_STEP))  # direction kept
 
 
 def _direction(state: TypeII, logs: Tensor) -> Tensor:
     """The step of the learned metric, or Newton's of the real numbers with MacKay's rounds of the others."""
-    move = _capped(state, logs)
+    move = capped(state.metric, state.slope.total, logs)
     if state.learned is not None:
         return move
     real = torch.where(logs, 0.0, move)
@@ -403,7 +403,7 @@ def _direction(state: TypeII, logs: Tensor) -> Tensor:
 
 def _rounds(state: TypeII, logs: Tensor, real: Tensor) -> Tensor:
     """The step of what is in log units after a step of the real numbers; MacKay's own where all are recognised."""
-    natural = torch.where(logs, _capped(state, logs), 0.0)
+    natural = torch.where(logs, capped(state.metric, state.slope.total, logs), 0.0)
     on, structure = (logs & (state.metric.diagonal() > 0)).nonzero().flatten(), state.laplace.problem.structure
     known = structure.groups is not None and bool((structure.groups.power[on] != 0).all())
     dear = state.laplace.problem.latent or structure.eliminated

@@ -1,8 +1,8 @@
 """Uncertainty of maximised hyperparameters: covariances, and intervals for those at an end of their range."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,16 +11,17 @@ from torch import Tensor
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, reached
 from pyro_evidence.laplace.gradient import exact_curvature, slope
-from pyro_evidence.laplace.metric import inverted, measures, natural_metric
-from pyro_evidence.laplace.type2 import WORTH
+from pyro_evidence.laplace.metric import measures, natural_metric, updated
+from pyro_evidence.laplace.type2 import WORTH, capped
 from pyro_evidence.numerics.line_search import Backtracking, first_accepted
 
-FALL = 1.9207  # nats: half the 95 % quantile of chi squared with one degree of freedom
-CLOSE = 0.01  # nats from that: an end of an interval is then known to a hundredth of a standard deviation
+FALL = 1.96  # standard deviations by 1.92 nats: the root of the 95 % quantile of chi squared, one degree of freedom
+CLOSE = 0.01  # of them, to which an end of an interval is known
 UNSURE = 0.5  # log units: a standard deviation above which a hyperparameter may sit at an end of its range
 BEYOND = (2.0, 5.0)  # log units that are tried further out
-PROFILE_STEPS = 12  # of the other hyperparameters, by the metric of the maximum
-ROUNDING = 1e-3  # part by which moves of two elements of a simplex differ that are the same
+PROFILE_STEPS = 12  # of the other hyperparameters
+BOUNDLESS = 1e3  # log units, as far as any hyperparameter goes
+ROUNDING = 1e-3  # part by which values of a hyperparameter differ that are the same
 MOST_DOUBLINGS = 12  # of a step in search of the other end of an interval
 
 
@@ -95,7 +96,8 @@ def hyperparameter_covariance(state: LaplaceState) -> HyperparameterCovariance:
     labels = tuple((name, i) for name, shape in shapes.items() for i in range(shape.numel()))
     parts = constrained.diagonal().sqrt().split([s.numel() for s in shapes.values()])
     sd = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=False)}
-    return HyperparameterCovariance(unconstrained, constrained, labels, sd, _edges(state, ends, measure, curvature))
+    metric = unconstrained.where(unconstrained.isfinite(), torch.eye(len(theta)).to(theta))  # at an end, a log unit
+    return HyperparameterCovariance(unconstrained, constrained, labels, sd, _edges(state, ends, measure, metric))
 
 
 def _ends(state: LaplaceState, measure: Tensor, curvature: Tensor) -> Tensor:
@@ -113,20 +115,29 @@ def _ends(state: LaplaceState, measure: Tensor, curvature: Tensor) -> Tensor:
     return found
 
 
-def _edges(state: LaplaceState, ends: Tensor, measure: Tensor, curvature: Tensor) -> tuple[Edge, ...]:
-    hypers = state.problem.joint.hypers
+def _edges(state: LaplaceState, ends: Tensor, measure: Tensor, metric: Tensor) -> tuple[Edge, ...]:
+    joint, hypers, every = state.problem.joint, state.problem.joint.hypers, torch.arange(len(ends), device=ends.device)
     found = []
     for t in ends.nonzero().flatten().tolist():
-        free = ((measure > 0) & (torch.arange(len(measure), device=measure.device) != t)).nonzero().flatten()
-        profile = ProfileState(t, free, curvature[free.unsqueeze(-1), free])
+        free = ((measure > 0) & (every != t)).nonzero().flatten()
+        # others at an end, where they have no slope, begin anew where that makes no difference: further on they matter
+        begun = reached(state.problem, joint.initial_theta.where((ends != 0) & (every != t), state.theta), state.u)
+        begun = state if begun is None or begun.objective < state.objective - WORTH else begun
         name = next(n for n, s in hypers.slices.items() if s.start <= t < s.stop)
-        theta = state.theta.repeat(3, 1)  # the maximum, the limit, and the other end of the interval
-        theta[1:, t] = theta.new_tensor([1e3 * float(ends[t]), profile.crossing(state, -float(ends[t]))])
-        here, limit, other = (hypers.constrained(row)[name].reshape(-1).tolist() for row in theta)
+        profile = ProfileState(begun, t, free, metric[free.unsqueeze(-1), free], partial(_values, state, name, t))
+        inwards = -float(ends[t])
+        other = profile.values(profile.crossing(inwards, state.objective)).tolist()
+        here, limit = profile.values(float(state.theta[t])).tolist(), profile.values(-inwards * BOUNDLESS).tolist()
         index = moved(limit, other)
         low, high = sorted((limit[index], other[index]))
         found.append(Edge(name, index, here[index], limit[index], (low, high)))
     return tuple(found)
+
+
+def _values(state: LaplaceState, name: str, index: int, value: float) -> Tensor:
+    """The elements of a hyperparameter where one of its unconstrained coordinates is moved, flat."""
+    theta = state.theta.index_fill(0, torch.tensor([index], device=state.theta.device), value)
+    return state.problem.joint.hypers.constrained(theta)[name].reshape(-1)
 
 
 def moved(limit: list[float], other: list[float]) -> int:
@@ -138,67 +149,87 @@ def moved(limit: list[float], other: list[float]) -> int:
 
 @dataclass(frozen=True)
 class ProfileState:
-    """The highest objective along one hyperparameter, the ``free`` others maximised.
+    """The highest objective at a value of one hyperparameter, the ``free`` others maximised.
 
-    :ivar curvature: minus their second derivatives at the maximum: a metric for all steps, each then costs one slope.
+    :ivar metric: of their steps: inverse of minus their second derivatives at the maximum, and what steps teach.
+    :ivar values: of the hyperparameter, from its unconstrained coordinate.
     """
 
+    state: LaplaceState
     index: int
     free: Tensor
-    curvature: Tensor
+    metric: Tensor
+    values: Callable[[float], Tensor]
 
-    def crossing(self, state: LaplaceState, sign: float) -> float:
-        """Where it falls by :data:`FALL` on the way inwards: doubled steps, then false position.
+    def crossing(self, sign: float, best: float) -> float:
+        """Where it is lower than ``best`` by :data:`FALL` on the way inwards; the other end of the range where it is not.
 
-        In the root of the fall, which is linear where the objective is a parabola.
+        Doubled steps, then false position in standard deviations, to which the end that stays comes nearer by half
+        (Dowell and Jarratt, 1971).
         """
-        inside, length, fell, beyond = state, 0.5, 0.0, 0.0
-        near = far = float(state.theta[self.index])
+        inside, length, low, high, last = self, 0.5, -FALL, -FALL, 0.0
+        near = far = float(self.state.theta[self.index])
         for _ in range(MOST_DOUBLINGS):
             far = near + sign * length
-            found = self.highest(inside, far)
-            beyond = math.inf if found is None else state.objective - found.objective
-            if found is None or beyond > FALL:
+            found = inside.highest(far)
+            high = _beyond(found, best)
+            if found is None or high > 0.0:
                 break
-            inside, near, fell, length = found, far, beyond, 2.0 * length
-        for _ in range(10 if beyond > FALL else 0):
-            low, top, high = (max(0.0, fall) ** 0.5 for fall in (fell, FALL, beyond))
-            share = (top - low) / (high - low) if beyond < math.inf else 0.5
+            inside, near, low, length = found, far, high, 2.0 * length
+            if self._is_end(near, sign):
+                return sign * BOUNDLESS
+        for _ in range(10 if high > 0.0 else 0):
+            share = low / (low - high) if high < math.inf else 0.5
             middle = near + min(max(share, 0.1), 0.9) * (far - near)
-            found = self.highest(inside, middle)
-            fall = math.inf if found is None else state.objective - found.objective
-            if abs(fall - FALL) < CLOSE:
+            found = inside.highest(middle)
+            miss = _beyond(found, best)
+            if abs(miss) < CLOSE:
                 return middle
-            if found is None or fall > FALL:
-                far, beyond = middle, fall
+            if found is None or miss > 0.0:
+                far, high, low = middle, miss, low * (0.5 if last > 0.0 else 1.0)
             else:
-                inside, near, fell = found, middle, fall
+                inside, near, low, high = found, middle, miss, high * (0.5 if last < 0.0 else 1.0)
+            last = miss
         return near
 
-    def highest(self, state: LaplaceState, value: float) -> LaplaceState | None:
-        """The state there, begun at another; None where the mode is lost."""
-        theta = state.theta.clone()
+    def _is_end(self, value: float, sign: float) -> bool:
+        """Whether values further on are the same, as those of a correlation are where it is all but one."""
+        here, begin, end = self.values(value), *(self.values(s * BOUNDLESS) for s in (-sign, sign))
+        left, whole = (float((x - end).abs().amax()) for x in (here, begin))
+        return left <= ROUNDING * whole < math.inf
+
+    def highest(self, value: float) -> "ProfileState | None":
+        """The state at another value, begun at this; None where the mode is lost."""
+        theta, metric, logs = self.state.theta.clone(), self.metric, self.state.problem.log_units[self.free]
         theta[self.index] = value
         try:
-            found = laplace_state(state.problem, theta, state.u)
+            found = laplace_state(self.state.problem, theta, self.state.u)
+            gradient = slope(found).total[self.free]
             for _ in range(PROFILE_STEPS if len(self.free) else 0):
-                gradient = slope(found).total[self.free]
-                metric = inverted(self.curvature, gradient)
-                if float(gradient @ metric @ gradient) < 1e-3:
+                step = capped(metric, gradient, logs)
+                if float(gradient @ step) < 1e-3:
                     break
-                step = partial(self._along, found, metric @ gradient)
-                higher = first_accepted(step, found.objective, search=Backtracking(num_trials=6))
+                higher = first_accepted(
+                    partial(self._along, found, step), found.objective, search=Backtracking(num_trials=6)
+                )
                 if higher is None:  # nor would the same step be, once more
                     break
-                found = higher
+                before, gradient = gradient, slope(higher).total[self.free]
+                taught = updated(metric, (higher.theta - found.theta)[self.free], before - gradient)
+                found, metric = higher, metric if taught is None else taught
         except ArithmeticError:
             return None
-        return found
+        return replace(self, state=found, metric=metric)
 
     def _along(self, state: LaplaceState, step: Tensor, scale: float) -> tuple[float, LaplaceState] | None:
         """The objective a share of a step of the others away, and the state there."""
         found = reached(state.problem, state.theta.index_add(0, self.free, scale * step), state.u)
         return None if found is None else (found.objective, found)
+
+
+def _beyond(found: ProfileState | None, best: float) -> float:
+    """Standard deviations by which a place is beyond the end of an interval, infinity where there is no mode."""
+    return math.inf if found is None else (2.0 * max(0.0, best - found.state.objective)) ** 0.5 - FALL
 
 
 def message(edge: Edge) -> str:

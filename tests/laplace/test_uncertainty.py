@@ -1,12 +1,14 @@
 """Uncertainty of maximised hyperparameters against closed forms and lme4."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -120,11 +122,56 @@ def test_a_probability_of_zero_has_the_interval_of_its_likelihood_ratio(capsys: 
     assert moved([1.0, 0.0], [0.7, 0.3 - 1e-9]) == 1
 
 
+OF_FIVE = torch.arange(12).repeat_interleave(5)
+
+
+def slopes(x: Tensor, y: Tensor) -> None:
+    """Random intercepts and slopes of twelve groups; the correlation of these is a hyperparameter of its own."""
+    sd, sigma = positive("sd", torch.tensor([0.7, 0.5])), positive("sigma", 0.5)
+    r = pyro.param("r", torch.tensor(0.1), constraint=constraints.interval(-1.0, 1.0))
+    row = torch.stack([r, (1.0 - r * r).sqrt()])
+    tril = torch.stack([sd[0] * torch.tensor([1.0, 0.0]), sd[1] * row])
+    with pyro.plate("groups", 12):
+        a = pyro.sample("a", dist.MultivariateNormal(torch.zeros(2), scale_tril=tril))
+    with pyro.plate("data", 60):
+        pyro.sample("y", dist.Normal(a[OF_FIVE, 0] + a[OF_FIVE, 1] * x, sigma), obs=y)
+
+
+def of_slopes(x: Tensor, y: Tensor, numbers: Sequence[float]) -> float:
+    """Oracle: the log likelihood of both scales, their correlation and the noise, effects integrated out."""
+    first, second, r, sigma = numbers
+    Z = torch.zeros(60, 24)
+    Z[torch.arange(60), 2 * OF_FIVE], Z[torch.arange(60), 2 * OF_FIVE + 1] = 1.0, x
+    covariance = torch.tensor([[first**2, first * second * r], [first * second * r, second**2]])
+    V = sigma**2 * torch.eye(60) + Z @ torch.block_diag(*[covariance] * 12) @ Z.T
+    return float(dist.MultivariateNormal(torch.zeros(60), V).log_prob(y))
+
+
+def test_a_scale_of_slopes_near_zero_has_the_interval_of_its_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose correlation says nothing there, so that its interval is all of its range, and something further on."""
+    generator, searches, search = torch.Generator().manual_seed(3), [], uncertainty.reached
+    x = torch.randn(60, generator=generator)
+    y = 0.8 * torch.randn(12, generator=generator)[OF_FIVE] + 0.5 * torch.randn(60, generator=generator)
+    found = fit(slopes, x, y)
+    monkeypatch.setattr(uncertainty, "reached", lambda *args: searches.append(args) or search(*args))
+    ties, scale = sorted(found.hyperparameter_covariance().edges, key=lambda edge: edge.name)
+    assert ties.name == "r" and ties.interval == (-1.0, pytest.approx(1.0, abs=1e-12))
+    assert (scale.name, scale.index, scale.interval[0]) == ("sd", 1, 0.0)
+
+    def fall(rest: Any) -> float:
+        first, r, sigma = math.exp(rest[0]), math.tanh(rest[1]), math.exp(rest[2])
+        return float(found.log_evidence) - of_slopes(x, y, (first, scale.interval[1], r, sigma))
+
+    profile = minimize(fall, [-0.4, 0.0, -0.6], method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-6})
+    assert profile.fun == pytest.approx(1.9207, abs=0.02)
+    assert len(searches) < 50
+
+
 def test_a_step_that_gains_nothing_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     state, tried = fit(mixed, *data()).state, list[object]()
     monkeypatch.setattr(uncertainty, "first_accepted", lambda step, *_, **__: tried.append(step))
-    profile = uncertainty.ProfileState(0, torch.tensor([1]), torch.eye(1))
-    assert profile.highest(state, float(state.theta[0]) + 1.0) is not None and len(tried) == 1
+    profile = uncertainty.ProfileState(state, 0, torch.tensor([1]), torch.eye(1), lambda value: torch.tensor([value]))
+    assert profile.highest(float(state.theta[0]) + 1.0) is not None and len(tried) == 1
 
 
 def test_the_summary_gives_standard_deviations(capsys: pytest.CaptureFixture[str]) -> None:
