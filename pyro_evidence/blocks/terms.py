@@ -142,11 +142,12 @@ class Terms:
         """
         if self.read is None:
             return self._summed(self.density.cells(self.density.whole(rows, shared), self.theta))
-        return self.prior(rows, shared, self.read) + self.likelihood(rows, shared, self.read)
+        return self.prior(rows, shared, self.read) + self.likelihood(rows, shared)
 
-    def likelihood(self, rows: Tensor, shared: Tensor, read: ModelParts) -> Tensor:
+    def likelihood(self, rows: Tensor, shared: Tensor) -> Tensor:
         """The log likelihood of each block, and last that of what belongs to none, nats, ``(Q, G + 1)``."""
-        density, u = self.density, self.density.whole(rows, shared)
+        density, u, read = self.density, self.density.whole(rows, shared), self.read
+        assert read is not None
         total = rows.new_zeros(len(rows), density.partition.num_blocks + 1)
         for part, owner, offset in zip(density.parts, density.data_owner, read.offsets, strict=True):
             eta = (part.product(u) + offset).to(density.joint.dtype)
@@ -197,15 +198,16 @@ class RowTerms:
         :param rows: the coordinates of all blocks, ``(R, Q, n)``.
         :param shared: the global coordinates, ``(R, P)``.
         """
-        if self.prior is None:
-            return torch.vmap(lambda t, b, w: self.density.terms(t)(b, w))(self.theta, rows, shared)
+        num = len(self.theta) * (1 + sum(map(len, self.density.data_owner)))  # of what is worked on for each node
+        size = max(1, CACHED_NUMBERS // num)
 
-        def likelihood(theta: Tensor, rows: Tensor, shared: Tensor) -> Tensor:
+        def of_row(theta: Tensor, rows: Tensor, shared: Tensor) -> Tensor:
             terms = self.density.terms(theta)
-            assert terms.read is not None
-            return torch.cat([terms.likelihood(own, shared, terms.read) for own in rows.split(size)])
+            each = terms if self.prior is None else terms.likelihood
+            return torch.cat([each(own, shared) for own in rows.split(size)])
 
-        size = max(1, CACHED_NUMBERS // (len(self.theta) * sum(map(len, self.density.data_owner))))
+        found = torch.vmap(of_row)(self.theta, rows, shared)
+        if self.prior is None:
+            return found
         start, prior = self.prior
-        found = torch.vmap(likelihood)(self.theta, rows, shared)
         return found + prior.expanded(self.density.partition, rows - start.unsqueeze(-2))

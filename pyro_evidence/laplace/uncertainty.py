@@ -1,7 +1,7 @@
 """Uncertainty of maximised hyperparameters: covariances, and intervals for those at an end of their range."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -124,7 +124,7 @@ def _edges(state: LaplaceState, ends: Tensor, measure: Tensor, metric: Tensor) -
         begun = reached(state.problem, joint.initial_theta.where((ends != 0) & (every != t), state.theta), state.u)
         begun = state if begun is None or begun.objective < state.objective - WORTH else begun
         name = next(n for n, s in hypers.slices.items() if s.start <= t < s.stop)
-        profile = ProfileState(begun, t, free, metric[free.unsqueeze(-1), free], partial(_values, state, name, t))
+        profile = ProfileState(begun, name, t, free, metric[free.unsqueeze(-1), free])
         inwards = -float(ends[t])
         other = profile.values(profile.crossing(inwards, state.objective)).tolist()
         here, limit = profile.values(float(state.theta[t])).tolist(), profile.values(-inwards * BOUNDLESS).tolist()
@@ -132,12 +132,6 @@ def _edges(state: LaplaceState, ends: Tensor, measure: Tensor, metric: Tensor) -
         low, high = sorted((limit[index], other[index]))
         found.append(Edge(name, index, here[index], limit[index], (low, high)))
     return tuple(found)
-
-
-def _values(state: LaplaceState, name: str, index: int, value: float) -> Tensor:
-    """The elements of a hyperparameter where one of its unconstrained coordinates is moved, flat."""
-    theta = state.theta.index_fill(0, torch.tensor([index], device=state.theta.device), value)
-    return state.problem.joint.hypers.constrained(theta)[name].reshape(-1)
 
 
 def moved(limit: list[float], other: list[float]) -> int:
@@ -152,17 +146,22 @@ class ProfileState:
     """The highest objective at a value of one hyperparameter, the ``free`` others maximised.
 
     :ivar metric: of their steps: inverse of minus their second derivatives at the maximum, and what steps teach.
-    :ivar values: of the hyperparameter, from its unconstrained coordinate.
     """
 
     state: LaplaceState
+    name: str
     index: int
     free: Tensor
     metric: Tensor
-    values: Callable[[float], Tensor]
+
+    def values(self, value: float) -> Tensor:
+        """The elements of the hyperparameter where the one unconstrained coordinate is moved, flat."""
+        theta = self.state.theta.clone()
+        theta[self.index] = value
+        return self.state.problem.joint.hypers.constrained(theta)[self.name].reshape(-1)
 
     def crossing(self, sign: float, best: float) -> float:
-        """Where it is lower than ``best`` by :data:`FALL` on the way inwards; the other end of the range where it is not.
+        """Where it is lower than ``best`` by :data:`FALL` on the way inwards; the other end where it never is.
 
         Doubled steps, then false position in standard deviations, to which the end that stays comes nearer by half
         (Dowell and Jarratt, 1971).

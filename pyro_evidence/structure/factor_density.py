@@ -304,7 +304,12 @@ class Structured(AutogradDensity):
         """The log joint and its gradient at ``(1, D)``, a quadratic prior expanded about ``start``: one run for all."""
         assert self.linear is not None
         linear, prior = self.linear, self._prior_about(start, theta)
-        return lambda u, _: tuple(x + y for x, y in zip(linear.likelihood_gradient(u, theta), prior(u), strict=True))
+
+        def gradient(u: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+            (value, slope), (log_prior, rise) = linear.likelihood_gradient(u, theta), prior(u)
+            return value + log_prior, slope + rise
+
+        return gradient
 
     def _prior_about(self, start: Tensor, theta: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """A quadratic prior's log density and its gradient at rows ``(R, D)``, expanded about ``start`` ``(1, D)``."""

@@ -170,7 +170,7 @@ def test_a_scale_of_slopes_near_zero_has_the_interval_of_its_profile(monkeypatch
 def test_a_step_that_gains_nothing_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     state, tried = fit(mixed, *data()).state, list[object]()
     monkeypatch.setattr(uncertainty, "first_accepted", lambda step, *_, **__: tried.append(step))
-    profile = uncertainty.ProfileState(state, 0, torch.tensor([1]), torch.eye(1), lambda value: torch.tensor([value]))
+    profile = uncertainty.ProfileState(state, "b", 0, torch.tensor([1]), torch.eye(1))
     assert profile.highest(float(state.theta[0]) + 1.0) is not None and len(tried) == 1
 
 
