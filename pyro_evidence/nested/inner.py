@@ -25,6 +25,7 @@ from pyro_evidence.precision.dense import FLOAT, Dense, Diagonal, Precision, Rem
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import Declaration
 from pyro_evidence.structure.density import AutogradDensity
+from pyro_evidence.structure.factor_density import Structured
 from pyro_evidence.structure.factors import SMALL
 from pyro_evidence.structure.groups import Pruned
 
@@ -232,5 +233,7 @@ def profiles(problem: Problem, inner: ConditionalModes) -> Profiles | None:
     num, size = inner.u.shape
     rows = torch.cat([inner.theta, problem.active.expand(num, -1).to(inner.theta)], -1)
     unwhiten = [inner.precision.unwhiten(white.expand(num, -1)) for white in torch.eye(size).to(inner.u)]
-    shared = Pruned(problem.structure.fastest, problem.structure.groups)
+    fastest = problem.structure.fastest
+    near = replace(fastest, about=inner.u[:1]) if isinstance(fastest, Structured) else fastest
+    shared = Pruned(near, problem.structure.groups)
     return Profiles(problem.density_by_rows, shared, rows, inner.u, torch.stack(unwhiten, -1))

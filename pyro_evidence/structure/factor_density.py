@@ -157,6 +157,7 @@ class Structured(AutogradDensity):
     families: tuple[FactorFamily, ...]  # of these
     wide: tuple[FactorFamily, ...]  # of these, few that depend on many coordinates
     followed: tuple[Tensor, Tensor] | None = None  # (D,), (T,) where the factors were found
+    about: Tensor | None = None  # (1, D) among the rows of values: a quadratic prior is expanded there, in one run
     _kept: list[tuple[Tensor, tuple[Tensor, ...]]] = field(default_factory=list, repr=False, compare=False)
     _seconds: dict[Chosen, Second] = field(default_factory=dict, repr=False, compare=False)
     _fixed: Last[None, Trace | None] = field(default_factory=Last, repr=False, compare=False)
@@ -237,9 +238,9 @@ class Structured(AutogradDensity):
 
     def log_joint(self, u: Tensor, theta: Tensor) -> Tensor:
         if self.linear is not None and (self.linear.gaussian or len(u) > 1):
-            if self.is_quadratic and not wants_graph(u, theta):
+            if self.about is not None and self.is_quadratic and not wants_graph(u, theta):
                 shared = theta[0] if theta.dim() == 2 else theta
-                return self.linear.log_likelihood(u, shared) + self._prior_about(u[:1], shared)(u)[0]
+                return self.linear.log_likelihood(u, shared) + self._prior_about(self.about, shared)(u)[0]
             return self.linear.log_joint(u, theta)  # else the prior takes a run of the model, in which the rest is too
         return self.joint.log_joint(u, theta) if len(self.B) else super().log_joint(u, theta)
 
