@@ -170,10 +170,7 @@ class Groups:
         return terms, start.detach() + solved(self.partition, modes.tril, rise)
 
 
-OfRow = Callable[[Tensor, Tensor], Tensor]
-
-
-def _of_rows(one: OfRow, u: Tensor, theta: Tensor) -> Tensor:
+def _of_rows(one: Callable[[Tensor, Tensor], Tensor], u: Tensor, theta: Tensor) -> Tensor:
     """A function at rows ``(R, P)``; nan where groups have no mode: there a search turns back, on all processes."""
     found, thetas = [], theta.expand(len(u), -1)
     with torch.enable_grad():

@@ -88,8 +88,6 @@ def no_gamma(it: Iterate) -> Tensor:
 literal_gamma: Gamma = attrgetter("literal_gamma")  # as printed, eq. A.35
 orbit_gamma: Gamma = attrgetter("gamma")  # without the rotations of the latent space
 
-Preparation = Callable[[Iterate], Iterate]
-
 
 @dataclass(frozen=True)
 class MPPCAUpdate:
@@ -106,7 +104,7 @@ class MPPCAUpdate:
     gamma: Gamma
     alpha: float | None = None
     rho: float = 0.0
-    prepare: Preparation | None = None
+    prepare: Callable[[Iterate], Iterate] | None = None
 
     def __call__(self, it: Iterate) -> FactorAnalysers:
         it = it if self.prepare is None else self.prepare(it)

@@ -59,9 +59,6 @@ class Operation:
     results: tuple[Any, ...] = field(repr=False)  # shape and dtype of each
 
 
-Value = Picked | Made
-
-
 class StandIns:
     """Results of operations that are arguments of what follows: a function of a sum as one of the sum itself."""
 

@@ -4,7 +4,6 @@ Each says how its hyperparameter ``alpha`` is chosen, where its mode is, and whi
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.numerics import newton
+from pyro_evidence.program.log_joint import Model
 from pyro_evidence.relevance import axis_evidence
 from pyro_evidence.relevance import mode as relevance_mode
 from pyro_evidence.relevance.mode import MOST_STEPS
@@ -227,7 +227,6 @@ class GaussianFit:
     log_evidence: Tensor  # ()
 
 
-Model = Callable[..., Any]
 AXES = "axes"  # the latent site that replaces the weights
 
 

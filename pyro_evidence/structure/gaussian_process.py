@@ -6,7 +6,7 @@ curvature and the exact gradient of the Laplace evidence then are those of
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import is_
@@ -32,9 +32,9 @@ from pyro_evidence.precision.gaussian_process import (
 )
 from pyro_evidence.program import predictors
 from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.sites import Node
 from pyro_evidence.structure.density import LinearDensity, ModelParts
 
-Node = Mapping[str, Any]
 Pair = Sequence[Any]  # a run at u = 0 and one elsewhere, at the same hyperparameters
 LOG_TAU = math.log(math.tau)  # twice what each dimension takes from the log density of a normal
 
