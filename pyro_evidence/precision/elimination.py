@@ -393,45 +393,18 @@ def num_cycles(edges: Tensor) -> int:
 def coloured(size: int, families: Sequence[Tensor]) -> Tensor:
     """A colour for each of ``size`` coordinates, numbered from zero, ``(D,)``; -1 for those in no family.
 
-    Derivatives along the sums of all coordinates of a colour then tell the coordinates of each factor apart.
+    The first free one for one coordinate after the other.  Derivatives along the sums of all coordinates of a colour
+    then tell the coordinates of each factor apart.
 
     :param families: the coordinates that each factor touches, all different, ``(F, k)`` each.
     """
-    colours = _by_column(size, families)
-    of_factors = (colours[index].sort(-1).values for index in families)
-    proper = all(bool((found[:, 1:] != found[:, :-1]).all()) for found in of_factors)
-    return colours if proper else _greedy(size, families)
-
-
-def _by_column(size: int, families: Sequence[Tensor]) -> Tensor:
-    """Each column of each family a colour, the largest family first; right for plates and global sites."""
-    device = families[0].device if families else None
-    colours = torch.full((size,), -1, dtype=torch.long, device=device)
-    num = 0
-    for index in sorted(families, key=lambda x: -x.numel()):
-        for column in index.unbind(-1):
-            fresh = column[colours[column] < 0]
-            if len(fresh):
-                taken = colours[index[colours[column] < 0]]
-                used = set(taken.unique().tolist())  # by neighbours
-                colours[fresh] = next(c for c in range(num + 1) if c not in used)
-                num = max(num, int(colours.max()) + 1)
-    return colours
-
-
-def _greedy(size: int, families: Sequence[Tensor]) -> Tensor:
-    """The first free colour for one coordinate after the other."""
     here, there = graph_of(Pattern(size, tuple(families))).edges
     starts, others = [0, *torch.bincount(here, minlength=size).cumsum(0).tolist()], there.tolist()
     colours = [-1] * size
-    for v in range(size):
+    for v in sorted(set().union(*(index.unique().tolist() for index in families))):
         used = 0
         for w in others[starts[v] : starts[v + 1]]:
             if colours[w] >= 0:
                 used |= 1 << colours[w]
         colours[v] = (~used & (used + 1)).bit_length() - 1
-    found = torch.tensor(colours, device=families[0].device)
-    touched = torch.zeros_like(found, dtype=torch.bool)
-    for index in families:
-        touched[index.reshape(-1)] = True
-    return torch.where(touched, found, -1)
+    return torch.tensor(colours, device=here.device)
