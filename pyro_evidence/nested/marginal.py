@@ -14,6 +14,7 @@ from pyro_evidence.numerics.importance import interpolated
 from pyro_evidence.numerics.quadrature.densities import CELLS
 from pyro_evidence.numerics.quadrature.reparameterise import AxisMap
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
+from pyro_evidence.settings import quantile_levels
 
 NUM_POINTS = CELLS + 1  # the ends of as many cells as a density along an axis has
 NUM_OTHERS = 256  # values of the other axes that a density is averaged over
@@ -49,9 +50,7 @@ class Marginal:
 
     def quantiles(self, q: float | Sequence[float]) -> Tensor:
         """Quantiles, ``(len(q),) + shape``; ``shape`` for a single ``q``."""
-        level = torch.as_tensor(q, dtype=self.mass.dtype, device=self.mass.device)
-        if not bool(((level >= 0.0) & (level <= 1.0)).all()):
-            raise BadInput(f"quantiles({q}): expected probabilities between 0 and 1.")
+        level = quantile_levels(q).to(self.mass)
         flat, mass = (part.reshape(len(part), -1).T.contiguous() for part in (self.values, self.mass))
         wanted = level.reshape(-1).expand(len(flat), -1).contiguous() * mass[:, -1:]
         return interpolated(mass, flat, wanted).T.reshape((*level.shape, *self.values.shape[1:]))
