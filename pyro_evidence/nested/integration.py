@@ -170,15 +170,15 @@ class Integral:
         return self.nodes.theta[:, self.outer_mode.marginalised]
 
     @cached_property
-    def skewness_correction(self) -> SkewnessCorrection | Shift | None:
-        """The shape of the inner densities; their means alone of many coordinates; None where they are normal."""
+    def skewness_correction(self) -> SkewnessCorrection | Shift:
+        """The shape of the inner densities; of many coordinates a shift to their means, none where they are normal."""
         joint, looked = self.outer_mode.state.problem.joint, self._profiles(2)
         with torch.enable_grad():  # whoever asks for draws may have switched it off
             if looked is not None:
                 z = looked[1] if joint.row_bytes is not None else looked[1][:1]  # rows are evaluated one by one
                 if found := skewness.skewness_correction(looked[0], z, skewness.num_matched(joint, len(z))):
                     return found
-        return None if self._shifts is None else Shift(self._shifts[0])
+        return Shift(self.nodes.u.new_zeros(1, joint.latents.size) if self._shifts is None else self._shifts[0])
 
     @cached_property
     def margins(self) -> Margins | None:

@@ -152,22 +152,18 @@ class Proposal(Calibrated):
 
         Marginalised sites are drawn from their continuous density, inner ones from Laplace's approximation at each.
         """
-        integral, skewed = self.integral, self.integral.skewness_correction
+        integral = self.integral
         z = integral.density.unwhiten(white[:, self.places.marginalised].double())
         inner, noise = integral.inner(z), white[:, self.places.inner].double()
-        inside, log_growth = (noise, 0.0) if skewed is None else skewed.forward(z, noise)
-        u = self.places.whole(integral.chart.forward(z), inner.u + inner.precision.unwhiten(inside))
+        skewed, log_growth = integral.skewness_correction.forward(z, noise)
+        u = self.places.whole(integral.chart.forward(z), inner.u + inner.precision.unwhiten(skewed))
         return u, self._log_density(z, inner, noise) - log_growth
 
     def _log_prob_together(self, u: Tensor) -> Tensor:
         z = self.integral.chart.inverse(u[:, self.places.marginalised].double())
-        skewed = self.integral.skewness_correction
-        inner = self.integral.inner(z)
-        noise = inner.precision.whiten(u[:, self.places.inner].double() - inner.u)
-        if skewed is None:
-            return self._log_density(z, inner, noise)
-        noise = skewed.inverse(z, noise)
-        return self._log_density(z, inner, noise) - skewed.forward(z, noise)[1]
+        inner, skewness = self.integral.inner(z), self.integral.skewness_correction
+        noise = skewness.inverse(z, inner.precision.whiten(u[:, self.places.inner].double() - inner.u))
+        return self._log_density(z, inner, noise) - skewness.forward(z, noise)[1]
 
     def _log_density(self, z: Tensor, inner: ConditionalModes, noise: Tensor) -> Tensor:
         log_marginalised = self.integral.density.log_prob(z) - self.integral.chart.log_slope(z)
