@@ -28,7 +28,7 @@ def prequential_difference(axes: Axes, one: Prequential, other: Prequential) -> 
     """
     check_axes(axes)
     if not torch.equal(one.steps, other.steps):
-        raise BadInput("two prequential log evidences; expected them of the same steps: the same first and every.")
+        raise BadInput("two prequential log evidences; expected them of the same steps: the same first and step.")
     axes.axhline(0.0, linewidth=THIN, color="black")
     ahead = (one.log_scores - other.log_scores).cumsum(0)
     axes.plot(one.steps[1:].tolist(), ahead.tolist())

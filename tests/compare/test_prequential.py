@@ -62,5 +62,5 @@ def test_the_picture_is_of_cumulated_differences() -> None:
     line = prequential_difference(figure.subplots(), one, other).lines[-1]
     assert line.get_ydata().tolist() == pytest.approx([-float(x) for x in one.log_scores.cumsum(0)])
     assert line.get_xdata().tolist() == [3, 4]
-    with pytest.raises(BadInput, match="of the same steps"):
+    with pytest.raises(BadInput, match="the same first and step"):
         prequential_difference(figure.subplots(), one, type(one)(one.steps + 1, one.log_evidences))
