@@ -186,6 +186,12 @@ def gamma_regression(X: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Gamma(shape, shape / (X @ w).exp()), obs=y)
 
 
+def shifted_by_its_noise(y: Tensor) -> None:
+    mu, noise = pyro.sample("mu", dist.Normal(0.0, 1.0)), pyro.sample("noise", dist.HalfNormal(1.0))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mu + 3.0 * noise, noise), obs=y)
+
+
 def correlated(X: Tensor, y: Tensor) -> None:
     tril = pyro.sample("tril", dist.LKJCholesky(2, 2.0))
     scale = pyro.sample("scale", dist.HalfNormal(1.0).expand([2]).to_event(1))
@@ -233,6 +239,7 @@ CASES = [
     Case(growth, (generated(20, seed=4) + 1.0,), "beta"),
     Case(overdispersed, (X, COUNTS.repeat(7)[:60]), "r"),
     Case(gamma_regression, (X, Y.abs() + 0.1), "shape"),
+    Case(shifted_by_its_noise, (generated(20, seed=5) + 3.0,), "noise"),
     Case(correlated, (X, Y), "scale sigma tril"),
     Case(scaled_weights, (X, BINARY[:60]), "alpha"),
 ]
