@@ -19,7 +19,7 @@ from pyro_evidence.laplace.pruning import AWAY, either_way
 from pyro_evidence.laplace.quadratics import Quadratics
 from pyro_evidence.laplace.type2 import FLAT, PLATEAU
 from pyro_evidence.numerics import batched, lbfgs, newton
-from pyro_evidence.numerics.derivatives import gradient, sloped
+from pyro_evidence.numerics.derivatives import gradient, pullback, sloped
 from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program import checks
 from pyro_evidence.program.log_joint import LogJoint
@@ -106,7 +106,9 @@ class Evidence:
         log_prior = self.joint.log_hyperpriors
         prior, by_prior, seconds = sloped(lambda x, of: log_prior(of, x.unsqueeze(1)).squeeze(1), rows, numbers)
         slope = torch.where(value.isfinite().unsqueeze(-1), slope + by_prior.detach(), 0.0)
-        return value + prior.detach(), slope, -second - seconds(False)
+        apart = self.joint.has_priors_apart and by_prior.requires_grad
+        bent = pullback(by_prior.sum(), rows).diag_embed() if apart else seconds(False)
+        return value + prior.detach(), slope, -second - bent
 
 
 def maxima(
@@ -289,6 +291,11 @@ class Replicates(LogJoint):
         with own_random_numbers(), torch.no_grad():
             values = torch.stack([self.log_hyperprior(row) for row in rows])
             return found if bool(self.are_level(self._by_priors(found, rows[:, :-1]), values).all()) else None
+
+    @property
+    def has_priors_apart(self) -> bool:
+        """Whether each hyperparameter has a prior of its own, whatever the others: no mixed derivatives."""
+        return self._priors is not None and all(part.size == 1 for part in self.hypers)
 
     def _by_priors(self, priors: Mapping[str, Any], theta: Tensor) -> Tensor:
         """The log hyperprior at ``(..., T)`` as these priors have it, nats, ``(...)``."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.laplace.quadratics import Axes, LogJoints, QuadraticDensity, Quadratics, power_sums
-from pyro_evidence.laplace.replicates import Replicates, columns_of
+from pyro_evidence.laplace.replicates import Evidence, Replicates, columns_of
 from pyro_evidence.nested.inner import MarginalisedJoint
 from pyro_evidence.structure.density import AutogradDensity, climbing
 
@@ -154,6 +154,31 @@ def test_terms_that_are_diagonal_together_need_no_matrices() -> None:
     torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-10)
     for here, there in zip(found.orders(EVERY, theta[:, 0]), matrices.orders(EVERY, theta[:, 0]), strict=True):
         torch.testing.assert_close(here, there, rtol=1e-9, atol=1e-9)
+
+
+def together(x: Tensor, y: Tensor) -> None:
+    """Two scales with a prior of both, under which they hang together."""
+    both = dist.MultivariateNormal(torch.zeros(2), torch.tensor([[1.0, 0.6], [0.6, 2.0]]))
+    tau, sigma = pyro.sample("scales", both).exp()
+    b = pyro.sample("b", dist.Normal(0.0, tau))
+    with pyro.plate("data", 12):
+        pyro.sample("y", dist.Normal(b * x, sigma), obs=y)
+
+
+@pytest.mark.parametrize(("model", "names"), [(intercepts, ["tau", "sigma"]), (together, ["scales"])])
+def test_orders_are_derivatives_of_evidence_and_prior(model: Callable[..., None], names: list[str]) -> None:
+    """By automatic differentiation of both; the prior of two scales by themselves has no mixed derivative."""
+    made_of = looked_at(model, names, [-0.5, 0.3])
+    known, joint = made_of.of(EVERY)[0], made_of.log_joints.f.__self__
+    evidence, theta = Evidence(None, joint, joint.initial_u, known), joint.rows(EVERY)  # type: ignore[arg-type]
+    theta[:, :-1] = settings(1, [-0.5, 0.3])[:, 0]
+    rows = theta[:, :-1].clone().requires_grad_()
+    objective = (known.log_evidence(EVERY, rows.unsqueeze(1)) + joint.log_hyperpriors(EVERY, rows.unsqueeze(1))).sum()
+    (slope,) = torch.autograd.grad(objective, rows, create_graph=True)
+    second = torch.stack([torch.autograd.grad(slope[:, i].sum(), rows, retain_graph=True)[0] for i in range(2)], 1)
+    _, found, precision = evidence.orders(theta)
+    torch.testing.assert_close(found, slope.detach(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(precision, -second, rtol=1e-8, atol=1e-8)
 
 
 def switched(x: Tensor, y: Tensor) -> None:
