@@ -33,6 +33,7 @@ MOST_BYTES = 2**29  # that reverse passes for the shapes of inner marginals may 
 FEW = 16  # coordinates up to which dense rows together are as fast as by factors
 FEW_VALUES = 32  # of a process: a search at each node takes half as long again for 25, a quarter of the time for 60
 MOST_TOGETHER = 64  # rows whose factors are made together: overhead is then small beside what each row costs
+NUM_CALLS = 16  # of searches of an integral, each of some nodes
 MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
 
 
@@ -185,6 +186,7 @@ def _one_by_one(
     u, values, missing = start.clone(), [-torch.inf] * len(start), Diagonal(torch.ones_like(start[:1]))
     members, factors = list[Precision]([missing]) * len(start), problem.factors if problem.nodes == 1 else None
     held = 1 if factors is None else factors.density.plan.num_bytes  # for each of the rows that are searched together
+    light = light and NUM_CALLS * held * len(start) > FLOAT * batched.HELD_NUMBERS  # small ones are kept
     for rows in torch.arange(len(start)).split(max(1, min(MOST_TOGETHER, FLOAT * batched.BATCH_NUMBERS // held))):
         together = near_states(problem, theta[rows], start[rows], prior[rows], light=light, rough=rough)
         for row, near in zip(rows.tolist(), together or [None] * len(rows), strict=True):

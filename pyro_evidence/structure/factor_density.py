@@ -85,6 +85,11 @@ class Second:
         """Number of colours, one more than the highest."""
         return int(self.colours.max()) + 1 if len(self.colours) else 0
 
+    @property
+    def num_passes(self) -> int:
+        """Number of derivatives of all factors that second ones take."""
+        return self.num_colours + len(self.pairs)
+
     def firsts(self, values: Tensor, u: Tensor) -> Iterator[Tensor]:
         """Derivatives of all factors ``(..., F)`` at rows ``(..., D)`` along each colour, with a graph."""
         first = Forward(values, u, create_graph=True)

@@ -231,7 +231,10 @@ def _factors(sites: Sites | None, found: NearbyPoints, far: list[Pair], few: flo
         known = density if isinstance(density, Structured) else None
         if known is None or known.terms is not None:
             return known
-        light = known.linear is None or (known.linear.is_light and known.linear.is_quadratic(typical.trace))
+        if known.linear is not None:
+            light = known.linear.is_light and known.linear.is_quadratic(typical.trace)
+        else:  # a dense Hessian takes one pass for each coordinate
+            light = 2 * known.second_of(known.differentiated).num_passes > size
         return known if size > few and known.takes_rows and not light else None
     if isinstance(density, Structured) and not density.wide:
         return density

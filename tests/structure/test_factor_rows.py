@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.models.gmrf import AR, RandomWalk, Seasonal
-from pyro_evidence.nested.inner import MarginalisedJoint, solve_inner
+from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem, solve_inner
 from pyro_evidence.numerics import batched, lbfgs
 from pyro_evidence.numerics.evidence import log_evidence
 from pyro_evidence.precision.dense import Remade, Separate
@@ -153,6 +153,7 @@ def test_gaussian_data_take_one_factorisation_and_light_factors_are_made_again(m
     kept = solve_inner(problem, theta, start)
     assert made == [2]
     monkeypatch.setattr(batched, "BATCH_NUMBERS", 1)  # no room for two factors at a time
+    monkeypatch.setattr(batched, "HELD_NUMBERS", 1)  # nor for those of two later on
     light = solve_inner(problem, theta, start, light=True)
     assert made == [2, 1, 1]
     assert isinstance(light.precision, Separate) and all(isinstance(A, Remade) for A in light.precision.members)
@@ -214,3 +215,30 @@ def test_rows_of_a_quadratic_prior_take_one_run_of_the_model(monkeypatch: pytest
     found = replace(known, about=u[:1]).log_joint(u, theta.expand(7, -1))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-9)
     assert rows == [1]
+
+
+def graded(y: Tensor) -> None:
+    """Grades, whose cutpoints are latent beside the predictor: nothing that is read as a linear predictor."""
+    scale = pyro.sample("scale", dist.HalfNormal(torch.ones(2).double()).to_event(1))
+    first = pyro.sample("first", dist.Normal(torch.tensor(-1.0).double(), 2.0))
+    gap = pyro.sample("gap", dist.Exponential(torch.tensor(1.0).double()))
+    with pyro.plate("groups", 30):
+        u = pyro.sample("u", dist.Normal(torch.zeros(2).double(), scale).to_event(1))
+    number, x = torch.arange(NUM) % 30, torch.linspace(-1.0, 1.0, NUM).double()
+    with pyro.plate("data", NUM):
+        cutpoints = torch.stack([first, first + gap])
+        pyro.sample("y", dist.OrderedLogistic(u[number, 0] + u[number, 1] * x, cutpoints), obs=y.clamp(max=2.0))
+
+
+def test_effects_beside_latent_cutpoints_are_searched_by_few_derivatives() -> None:
+    """Fourteen, where a dense Hessian takes one for each of the 62 coordinates; and small factors are kept."""
+    joint = MarginalisedJoint(graded, (data(),), marginalise=["scale"])
+    problem = marginalised_problem(joint, None)
+    assert problem.factors is not None and problem.factors.density.linear is None
+    start = laplace_state(problem, joint.initial_theta, joint.initial_u, cold=True).u
+    theta = joint.initial_theta + torch.tensor([[-0.4], [0.0], [0.5]]).double()
+    found = solve_inner(problem, theta, start.expand(3, -1), light=True)
+    expected = [dense(joint, t, start.unsqueeze(0)) for t in theta]
+    assert found.log_density.tolist() == pytest.approx(expected, abs=1e-8)
+    assert isinstance(found.precision, Separate) and not any(isinstance(A, Remade) for A in found.precision.members)
+    assert problem.factors.density.second_of(problem.factors.density.differentiated).num_passes == 14
