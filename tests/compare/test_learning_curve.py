@@ -1,5 +1,6 @@
 """The rounds that are looked at are the engine's own, in the model's units."""
 
+import math
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from pyro_evidence import BadInput, EvidenceEM, Start, Stop
 from pyro_evidence.compare.learning_curve import LearningCurve, learning_curve
 from pyro_evidence.mixture import RandomWeights, Unregularised
+from pyro_evidence.models import marginalised
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.mixture import FullNoise, gaussian_mixture, linear_mixture
 from tests.models_for_tests.mixture_cases import far_blobs
@@ -40,6 +42,19 @@ def test_densities_are_those_of_the_mixtures_in_the_models_units() -> None:
             assert_exact(found.density(step, row).log_prob(Z), oracle.log_prob(Z))
     assert_exact(found.test_nll, -found.test.mean(-1))
     assert_exact(found.train_nll, -found.train.mean(-1))
+
+
+def test_densities_of_rows_with_gaps_are_of_what_is_there() -> None:
+    """Oracle: each component's normal densities, added over the values that are there."""
+    Y, Z = far_blobs(60, 0), far_blobs(40, 1)
+    Y[3, 0] = Z[5, 1] = math.nan
+    Z[7] = math.nan
+    found = learning_curve(EvidenceEM(marginalised(gaussian_mixture(3))), (Y,), (Z,), num_steps=5)
+    mixture = found.mixtures[5]
+    for values, density in ((Y, found.train[5, 0]), (Z, found.test[5, 0])):
+        cells = torch.distributions.Normal(mixture.w[0, :, :, 0], mixture.noise[0].rsqrt())
+        each = cells.log_prob(values.nan_to_num().unsqueeze(1)) * ~values.isnan().unsqueeze(1)
+        assert_exact(density, (each.sum(-1) + mixture.log_mixing[0]).logsumexp(-1))
 
 
 def test_the_rounds_are_those_of_run() -> None:
