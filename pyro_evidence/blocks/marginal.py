@@ -55,6 +55,7 @@ from pyro_evidence.structure.recognise import Structure
 
 PATIENCE = 8  # steps that neither halve the least decrement nor gain a nat: rounding leads them
 CLOSE = 1e-3  # squared standard deviations that the modes of blocks, about which nodes are placed, may be off
+STEPS = 4  # to the modes of blocks from where their normal distribution is, for most
 SETTLED = 1e-6  # part of the tolerance: the step that is taken is not Newton's to the last digit
 
 
@@ -217,6 +218,11 @@ class Marginal:
     def nodes_of_each(self) -> int:
         """Number of nodes of a block, each of which is a row of the density."""
         return len(block_rule(self.num, self.partition.width).nodes)
+
+    @property
+    def rows_of_each(self) -> int:
+        """Number of rows that take as long: nodes, and some steps to the modes with a slope and curvatures each."""
+        return self.nodes_of_each + 2 * STEPS * (1 + self.partition.width)
 
     @property
     def rows_at_once(self) -> int:

@@ -151,7 +151,7 @@ def inside_correction(places: LaplaceNodes) -> InsideCorrection | None:
         held = HELD_NUMBERS // max(1, len(shared) * places.u.shape[-1])  # covariances, each solved for once
         covariance = lru_cache(held)(partial(_covariance, places, shared))
         sizes = places.u.new_ones(0) if marginal is None else _common_sizes(places, marginal, covariance)
-        while num * (each := row_bytes * (1 if marginal is None else marginal.nodes_of_each)) <= PRICE:
+        while num * (each := row_bytes * (1 if marginal is None else marginal.rows_of_each)) <= PRICE:
             found, adapted = _by_draws(places, marginal, num, mixture, sizes, covariance)
             precise = not found.is_doubtful and max(found.standard_error, found.by_nodes) <= PRECISE
             few = num <= 2 * mixture.loc.shape[-1]  # for a covariance that draws could adapt to

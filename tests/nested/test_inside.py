@@ -308,6 +308,21 @@ def test_what_costs_too_much_is_left_to_laplace(monkeypatch: pytest.MonkeyPatch)
     assert "quadrature" in found.log_evidence_error.method or "nodes" in found.log_evidence_error.method
 
 
+def test_searches_for_the_modes_of_blocks_are_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one coordinate: four steps cost as much as 16 rows, so that 256 draws of five nodes are too dear."""
+    places = kept(clinics)._inside_places
+    row_bytes = places.problem.joint.row_bytes
+    assert row_bytes is not None
+    monkeypatch.setattr(inside, "PRECISE", 0.0)  # more draws would follow
+    nums = []
+    for rows in (256 * 21, 256 * 21 - 1):
+        monkeypatch.setattr(inside, "PRICE", rows * row_bytes)
+        found = inside_correction(places)
+        assert found is not None
+        nums.append(found.num_draws)
+    assert nums == [256, 64]
+
+
 def test_coordinates_may_be_more_than_quasi_random_numbers_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """21,201 is the most of torch's."""
     by_sobol = inside_correction(again(walk)._inside_places)
