@@ -26,7 +26,8 @@ from pyro_evidence.numerics.derivatives import jacobian, sole_slopes
 from pyro_evidence.program import predictors
 from pyro_evidence.program.checks import as_tensors, check_sizes, column_names
 from pyro_evidence.program.distributions import Background, WithBackground, WithGaps
-from pyro_evidence.program.log_joint import LogJoint, Trace
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.sites import Trace
 
 
 class NotRecognised(ValueError):

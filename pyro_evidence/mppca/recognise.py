@@ -25,7 +25,8 @@ from pyro_evidence.models.mppca import MPPCA
 from pyro_evidence.models.wrappers import Marginalised
 from pyro_evidence.mppca.expectation import FactorAnalysers
 from pyro_evidence.program import predictors
-from pyro_evidence.program.log_joint import LogJoint, Model, Trace
+from pyro_evidence.program.log_joint import LogJoint, Model
+from pyro_evidence.program.sites import Trace
 
 
 def own_model(model: Model) -> MPPCA | None:

@@ -13,9 +13,9 @@ from pyro_evidence.laplace.approximation import (
     Problem,
     laplace_problem,
     laplace_rows,
-    laplace_state,
     log_priors,
     near_states,
+    reached,
 )
 from pyro_evidence.laplace.restarts import MOST_COORDINATES, has_one_mode
 from pyro_evidence.nested.skewness import Profiles
@@ -200,12 +200,8 @@ def _one_by_one(
 
 
 def _state(problem: Problem, theta: Tensor, start: Tensor, searches: int) -> LaplaceState | None:
-    for cold in (False, True)[:searches]:
-        try:
-            return laplace_state(problem, theta, start, cold=cold)
-        except ArithmeticError:
-            continue
-    return None
+    found = (reached(problem, theta, start, cold=cold) for cold in (False, True)[:searches])
+    return next((state for state in found if state is not None), None)
 
 
 def is_affordable(problem: Problem, num_hessians: int) -> bool:

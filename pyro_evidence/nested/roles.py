@@ -17,9 +17,9 @@ from pyro_evidence.numerics.coordinates import Coordinate, is_affine
 from pyro_evidence.numerics.derivatives import Forward, generic_directions, normal_draws, passes_to, pullback
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS
-from pyro_evidence.program.log_joint import LogJoint, Trace
+from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import check_kind
-from pyro_evidence.program.sites import bijection, innermost
+from pyro_evidence.program.sites import Trace, bijection, innermost
 
 NUM_DRAWS = 48  # of each density that is looked at
 KEPT = 24  # tensors of the size of all draws and mirror images, by autograd and while changes are compared

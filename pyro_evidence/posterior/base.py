@@ -16,11 +16,10 @@ from pyro_evidence.program.checks import Arguments, as_tensors, new_data, requir
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.simulate import NewLevels, largest_row, rows_at_once
-from pyro_evidence.program.sites import is_improper
+from pyro_evidence.program.sites import Values, is_improper
 from pyro_evidence.settings import check_count, quantile_levels
 from pyro_evidence.structure.names import as_written
 
-Values = dict[str, Tensor]
 NUM_DRAWS = 1_000  # of a posterior, where nobody says how many: means are known to a thirtieth of a deviation
 SHARED = 16  # torch makes as many normal numbers together: their values do not hang on how draws are shared out
 TOGETHER = 128  # draws of a batch between two looks at the clock, whose largest weights tell a tail

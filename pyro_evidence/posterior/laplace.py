@@ -30,7 +30,7 @@ from pyro_evidence.nested.skewness import SkewedNormal, skewed_normal
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.posterior import archive, diagnostics
-from pyro_evidence.posterior.base import Values, equal_weights, pairs_in_parts, white_noise
+from pyro_evidence.posterior.base import equal_weights, pairs_in_parts, white_noise
 from pyro_evidence.posterior.diagnostics import MANY, NUM_WEIGHTED, Blocks, check_weighted
 from pyro_evidence.posterior.guide import CoordinateDistribution, LaplaceGuide
 from pyro_evidence.posterior.predict import PredictivePosterior
@@ -46,6 +46,7 @@ from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.predictors import LikelihoodTerm
 from pyro_evidence.program.simulate import ROWS, NewLevels, affordable_draws, largest_row, rows_at_once
+from pyro_evidence.program.sites import Values
 from pyro_evidence.settings import check_count, check_probability
 from pyro_evidence.structure.symmetries import APART, Turn, are_nearest, described, images, mirrors, turned_by
 

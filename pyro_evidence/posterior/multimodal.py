@@ -25,11 +25,11 @@ from pyro_evidence.laplace.type2 import TypeII
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.posterior import archive, diagnostics
-from pyro_evidence.posterior.base import Values
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.sensitivity import at_draws
 from pyro_evidence.program.log_joint import Model
+from pyro_evidence.program.sites import Values
 from pyro_evidence.settings import check_count, quantile_levels, seeded
 from pyro_evidence.structure.symmetries import reordered
 

@@ -44,12 +44,13 @@ from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.linalg import relative_rounding
 from pyro_evidence.numerics.quadrature.rules import PRODUCT_DIMS, quasi_normal
 from pyro_evidence.posterior import archive
-from pyro_evidence.posterior.base import NUM_DRAWS, SHARED, TOGETHER, Values
+from pyro_evidence.posterior.base import NUM_DRAWS, SHARED, TOGETHER
 from pyro_evidence.posterior.guide import CoordinateDistribution, LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import ConditionalApproximations
 from pyro_evidence.posterior.sensitivity import at_nodes
 from pyro_evidence.program.log_joint import Model
+from pyro_evidence.program.sites import Values
 
 APART = 2.0  # standard deviations, between modes that are not the same
 KEPT = 2**20  # numbers of the draws that are remembered

@@ -24,13 +24,14 @@ from pyro_evidence.fitting.process_state import (
 )
 from pyro_evidence.numerics.batched import HELD_NUMBERS
 from pyro_evidence.numerics.linalg import require_memory
-from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, in_pairs
+from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, in_pairs
 from pyro_evidence.posterior.effects import of_formula
 from pyro_evidence.program.checks import Arguments, new_data
 from pyro_evidence.program.constants import with_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
 from pyro_evidence.program.predictors import LikelihoodTerm, hermite, unwrapped
 from pyro_evidence.program.simulate import NewLevels, Unobserved, vectorised
+from pyro_evidence.program.sites import Values
 from pyro_evidence.settings import check_count, check_seed, quantile_levels
 
 KINDS = ("response", "link", "population")

@@ -19,7 +19,7 @@ from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.numerics.derivatives import Last
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights, quasi_normal
-from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, Values, equal_weights, in_pairs, white_noise
+from pyro_evidence.posterior.base import NUM_DRAWS, Posterior, equal_weights, in_pairs, white_noise
 from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.precision.gaussian_process import LatentPrecision
@@ -27,6 +27,7 @@ from pyro_evidence.program.checks import Arguments, new_data, same_arguments
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import NUM_NODES, hermite, is_like, unwrapped
 from pyro_evidence.program.simulate import node_at, rows_at_once
+from pyro_evidence.program.sites import Values
 from pyro_evidence.settings import check_count
 from pyro_evidence.structure.gaussian_process import function_blocks
 

@@ -24,7 +24,7 @@ from pyro_evidence.laplace.replicates import Columns
 from pyro_evidence.nested.structures import Evaluate, Search, Switched, search, switched
 from pyro_evidence.numerics.batched import along
 from pyro_evidence.posterior.archive import Saved, require_equal
-from pyro_evidence.posterior.base import NUM_DRAWS, Values
+from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.multimodal import QUANTILE_DRAWS
 from pyro_evidence.posterior.predict import PredictionMixin, SitePrediction
@@ -41,7 +41,7 @@ from pyro_evidence.program.branching import (
 )
 from pyro_evidence.program.checks import Arguments, OutsideSupport
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.sites import is_discrete
+from pyro_evidence.program.sites import Values, is_discrete
 from pyro_evidence.settings import Start, check_count, quantile_levels, seed_of, seeded
 
 SEARCHED, SEARCHED_APART = 2**14, 2**9  # structures looked at where there are more: together, or a fit for each

@@ -22,11 +22,11 @@ from pyro_evidence.posterior import averages, effects
 from pyro_evidence.posterior.diagnostics import NUM_WEIGHTED
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
+from pyro_evidence.program.sites import Values
 from pyro_evidence.settings import check_probability
 from pyro_evidence.structure.names import Coords, Dims, Names, as_written, names_of
 
 Rows = dict[str, dict[str, float]]
-Values = dict[str, Tensor]
 CORRELATIONS = "correlations, "  # how the names of their panels begin, as no site's does
 LISTED = 12  # elements of a site that summary() lists
 LEAST_SECONDS = 1.0  # that a summary may take of the processor, however short the fit was: nobody waits long for it

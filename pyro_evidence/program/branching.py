@@ -14,10 +14,9 @@ from torch import Tensor
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import empty_store, global_lock, own_random_numbers, own_warnings
 from pyro_evidence.program.checks import Arguments, as_tensors, new_data, says_singular
-from pyro_evidence.program.sites import Node, central_value, innermost, is_structure, sample_nodes
+from pyro_evidence.program.sites import Node, Values, central_value, innermost, is_structure, sample_nodes
 
 Model = Callable[..., Any]
-Values = dict[str, Tensor]
 
 MOST = 2**16  # structures that are enumerated
 MOST_RUNS = 2**12  # of the model, where which sites there are depends on the values of others

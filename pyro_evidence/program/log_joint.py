@@ -33,6 +33,7 @@ from pyro_evidence.program.exact import Given, exact
 from pyro_evidence.program.parameters import Constants, Declaration, FirstRun, WithParameters, in_place
 from pyro_evidence.program.sites import (
     Node,
+    Trace,
     bijection,
     innermost,
     is_discrete,
@@ -45,7 +46,6 @@ from pyro_evidence.program.sites import (
 from pyro_evidence.settings import seeded
 
 Model = Callable[..., Any]
-Trace = Any
 
 PLACES = 20  # at which a model is run before it is said that it cannot be; NUTS tries a hundred
 LAST_DIGITS = 16  # units of rounding between two runs, whose tensors stand elsewhere in memory; one or two were seen

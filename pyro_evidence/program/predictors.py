@@ -4,7 +4,7 @@ Below: probabilities averaged over a normal predictor.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -48,10 +48,7 @@ from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.program.enumeration import log_sum_exp
 from pyro_evidence.program.exact import SUCCESSES_OR_NOT, exact
 from pyro_evidence.program.log_joint import LogJoint
-from pyro_evidence.program.sites import given_arguments, log_prob_sum
-
-Trace = Any
-Node = Mapping[str, Any]
+from pyro_evidence.program.sites import Node, Trace, given_arguments, log_prob_sum
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,8 @@ from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.numerics.linalg import PER_NUMBER, expect
 from pyro_evidence.program.checks import tensors
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.sites import innermost, is_observation, sample_nodes
+from pyro_evidence.program.sites import Values, innermost, is_observation, sample_nodes
 
-Values = dict[str, Tensor]
 NOT_IN_ROWS: tuple[type[Any], ...] = (dist.VonMises, dist.Stable)  # samplers that loop, or look at what they drew
 ROWS = 512  # evaluated at a time: keeps a (rows, N) table of predictors in the cache
 MOST_DRAWS, FEWEST_DRAWS = 4_000, 100  # of a check

@@ -16,6 +16,7 @@ from pyro_evidence.numerics.coordinates import unconstrained_shape
 
 Trace = Any  # pyro.poutine.Trace
 Node = Mapping[str, Any]
+Values = dict[str, Tensor]
 
 
 def is_plate(node: Node) -> bool:

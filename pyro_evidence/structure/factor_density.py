@@ -17,7 +17,7 @@ from pyro_evidence.precision.blocks import BlockPlan, elimination
 from pyro_evidence.precision.dense import Elements, Pattern, Plan, assembled, pattern_product
 from pyro_evidence.precision.elimination import coloured
 from pyro_evidence.precision.low_rank import LowRankPlan
-from pyro_evidence.program.log_joint import Trace
+from pyro_evidence.program.sites import Trace
 from pyro_evidence.structure.density import AutogradDensity, wants_graph
 from pyro_evidence.structure.factor_cells import FactorFamily, cells
 from pyro_evidence.structure.factor_linear import SparseLinear, SparsePredictors

@@ -14,7 +14,8 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from pyro_evidence.numerics.derivatives import Kept, generic_directions, measured
 from pyro_evidence.program import predictors
-from pyro_evidence.program.log_joint import LogJoint, Trace
+from pyro_evidence.program.log_joint import LogJoint
+from pyro_evidence.program.sites import Trace
 
 TYPICAL = 0.5  # prior standard deviations, but at most that many units; times 1 to 2
 FAR = 20.0  # prior standard deviations, but at least that many units; times 1 to 2
