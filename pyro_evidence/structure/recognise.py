@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.batched import HELD_NUMBERS
+from pyro_evidence.numerics.batched import CACHED_NUMBERS, HELD_NUMBERS
 from pyro_evidence.numerics.derivatives import Forward, are_equal, generic_directions, normal_draws
 from pyro_evidence.numerics.linalg import has_room
 from pyro_evidence.numerics.linear_predictor import NormalTargets, is_separable
@@ -233,8 +233,9 @@ def _factors(sites: Sites | None, found: NearbyPoints, far: list[Pair], few: flo
             return known
         if known.linear is not None:
             light = known.linear.is_light and known.linear.is_quadratic(typical.trace)
-        else:  # a dense Hessian takes one pass for each coordinate
-            light = 2 * known.second_of(known.differentiated).num_passes > size
+        else:  # a dense Hessian takes one pass for each coordinate, which is fast where those of some nodes are cached
+            light = size * found.origin.kept.num_bytes <= CACHED_NUMBERS
+            light = light or 2 * known.second_of(known.differentiated).num_passes > size
         return known if size > few and known.takes_rows and not light else None
     if isinstance(density, Structured) and not density.wide:
         return density
