@@ -109,12 +109,19 @@ def test_charts_of_many_modes_are_those_of_each(monkeypatch: pytest.MonkeyPatch)
         return misfit(params, *data)
 
     shape = 3.0 + 9.0 * torch.rand(400, 2, generator=generator)
+    shape[7] = 0.05  # unlike all others: nothing is read off beyond what these have
     precision = torch.diag_embed(shape) + 0.5
     many = reparameterise.chart(torch.zeros(400, 1, 2), precision)
 
     def log_density(phi: Tensor) -> Tensor:
         own = shape.unsqueeze(1)
         return (own * (phi - phi.exp())).sum(-1) - 0.25 * phi.sum(-1).square()
+
+    def off(profile: Tensor, where: reparameterise.Standardisation) -> Tensor:
+        """The squared misfit of the map of each axis."""
+        target, weight = reparameterise._weighed(profile.reshape(2, -1))
+        t, share = torch.tensor(reparameterise.PROBES).expand(2, -1), weight.square()
+        return misfit(where.axes.params, t, target, weight, share / share.sum(-1, keepdim=True))[:, 0, 0]
 
     heights = log_density(many.probes())
     monkeypatch.setattr(reparameterise, "_misfit", counted)
@@ -124,7 +131,10 @@ def test_charts_of_many_modes_are_those_of_each(monkeypatch: pytest.MonkeyPatch)
     z = rules.product(rules.gauss_hermite(5), 2).nodes
     for k in (0, 7, 399):
         alone = reparameterise.chart(torch.zeros(2), precision[k]).skewed(heights[k])
-        torch.testing.assert_close(found.row(k).axes.params, alone.axes.params, rtol=0.0, atol=1e-5)
+        if k == 7:  # from the identity a search is slower
+            assert bool((off(heights[7], found.row(7)) <= off(heights[7], alone) + 1e-9).all())
+        else:
+            torch.testing.assert_close(found.row(k).axes.params, alone.axes.params, rtol=0.0, atol=1e-5)
         torch.testing.assert_close(phi[k], found.row(k).forward(z))
         torch.testing.assert_close(log_slope[k], found.row(k).log_slope(z))
 

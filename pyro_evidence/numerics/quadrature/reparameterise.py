@@ -198,7 +198,8 @@ class Standardisation:
             seen, step = torch.cat([weight * drop, torch.ones_like(drop[..., :1])], -1), len(log_density) // FEW
             some = log_density[::step].reshape(-1, len(PROBES))
             params = fitted(t[: len(some)], some).params.unflatten(0, (-1, d)).movedim(1, 0)
-            start = (seen @ torch.linalg.pinv(seen[:, ::step], rtol=KNOWN) @ params).movedim(1, 0).flatten(0, 1)
+            told = seen @ torch.linalg.pinv(seen[:, ::step], rtol=KNOWN) @ params
+            start = told.clamp(params.amin(1, keepdim=True), params.amax(1, keepdim=True)).movedim(1, 0).flatten(0, 1)
         axes = fitted(t, by_axis, start)
         return replace(self, axes=map_of(axes.params.reshape(*self.centre.shape, NUM_PARAMS)))
 
