@@ -238,7 +238,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 
 # --- radial velocities, log10 as nats; a rotation makes the correlated noise independent
-# Of series 2 the noted values beyond one planet leave out that planets exchange: see ``velocity_ratios``.
+# Of series 2 the noted values beyond one planet seem to leave out that planets exchange: see ``velocity_ratios``.
 
 BOUNDS = {
     1: ((39.8107, 44.6684), (11.4815, 12.8825), (10.0, 10.7152)),
