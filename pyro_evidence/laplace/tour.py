@@ -70,7 +70,9 @@ WALKERS, MOVES, FAMILIES = 512, 16, 8  # moves at each power; normals fitted to 
 PARTICLES, GROUPS = 4_096, 16  # that walk to a density whose weights cannot be trusted
 MOST_WALKED = 32  # coordinates, of each of which a group has eight particles; they take as many moves at each power
 FURTHER = 3  # times as many moves as at one power, after which particles that miss a place have begun to reach it
+STRETCHES = 4  # of such moves at most, until they no longer rise
 DOUBTED = 0.5  # nats of standard error, beyond which sixteen groups do not tell it
+TOLD = 0.05  # nats, about what they tell it by: weights that do better are not replaced
 FOR_MOMENTS = 3  # times as many draws as in a turn, of which each set of unused elements has its share
 TURNS = 2  # of adaptation: the second sees what the first has left in the tails
 NEARLY_ALL = 0.9  # of the draws that weights leave: a tail that looks heavy then holds next to nothing
@@ -520,9 +522,10 @@ class ModeIntegral:
     :ivar x: the draws in the coordinates of ``density``, ``(S, d)``.
     :ivar mixture: of which they are, if they have not walked; ``at_modes`` are its parts at modes, twice for each.
     :ivar exchange: elements of which one order has been integrated; None where all have been.
-    :ivar walked: standard error of the log evidence, nats, where draws have walked to the density, all of one weight.
-    :ivar walks_by: seed by which draws may do so; None where weights can be trusted, or the density is too dear or of
-        too many coordinates.
+    :ivar walked: standard error of the log evidence, nats, where draws have walked to the density, all of one weight;
+        inf where these do not tell it, and the draws are still those of the mixture.
+    :ivar walks_by: seed by which draws may do so; None where weights tell the integral, or the density is too dear or
+        of too many coordinates.
     """
 
     log_joint: Tensor
@@ -548,13 +551,13 @@ class ModeIntegral:
 
     @property
     def after_walk(self) -> "ModeIntegral":
-        """The integral by draws that have walked to the density; itself where they may not, or do not tell it."""
+        """The integral by draws that have walked to the density; itself where they may not; in doubt if they fail."""
         if self.walks_by is None:
             return self
         heights = partial(_heights, self.density, self.exchange)
         x, log_joint, value, error = _walked(self.mixture, heights, self.density.size, self.walks_by)
         if error > DOUBTED:
-            return self
+            return replace(self, walked=math.inf)
         return replace(self, log_joint=log_joint, weighed=Smoothed(value.expand(len(x)), -math.inf), x=x, walked=error)
 
     @property
@@ -581,7 +584,7 @@ class ModeIntegral:
     @property
     def method(self) -> str:
         """How it is made, in the words of a summary."""
-        return "importance sampling" if self.walked is None else "bridge sampling"
+        return "importance sampling" if self.walked in (None, math.inf) else "bridge sampling"
 
     @property
     def is_crowded(self) -> bool:
@@ -590,11 +593,11 @@ class ModeIntegral:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the weights say that the integral is a number."""
+        """Whether the weights, and particles that have walked, say that the integral is a number."""
         log_weights, k = self.weighed.log_weights, self.weighed.pareto_k
         share = float(importance.effective_sample_size(log_weights)) / len(log_weights)
         enough = k <= importance.threshold(len(log_weights)) or (k < 1.0 and share > NEARLY_ALL)
-        return enough and bool(self.log_evidence.isfinite()) and not self.is_crowded
+        return enough and bool(self.log_evidence.isfinite()) and self.error < math.inf and not self.is_crowded
 
 
 def proposal(modes: Sequence[LaplaceState], heavy: float = 0.0, density: ActiveDensity | None = None) -> NormalMixture:
@@ -729,7 +732,7 @@ def integral_over(
     Adapted twice: normals of the weighted draws' shares, means and covariances stand beside the first ones, after
     Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15; then, where that is not precise, a normal at a time is added
     where weights are largest.  Where it is far from precise, all begins anew with what walkers from the modes reach;
-    where weights cannot be trusted in the end, draws of all those may walk to the density.  Draws are quasi-random, so
+    where weights do not tell it in the end, draws of all those may walk to the density.  Draws are quasi-random, so
     that the standard error is an upper bound in few dimensions.
 
     :param num: of draws, each time; None: 8,000, fewer of many data, more in the end where the error asks for them.
@@ -771,7 +774,8 @@ def integral_over(
             num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
 
     made = ModeIntegral(log_joint, found, x, density, mixture, at_modes, exchange)
-    may_walk = given is None and walks and density.size <= MOST_WALKED and not (made.is_trusted or made.is_crowded)
+    is_told = made.is_trusted and (found.pareto_k < FINITE or made.error < TOLD)  # else its error has no variance
+    may_walk = given is None and walks and density.size <= MOST_WALKED and not (is_told or made.is_crowded)
     return replace(made, walks_by=seed + TURNS + 3 + MOST_PARTS if may_walk else None)
 
 
@@ -867,7 +871,7 @@ def _walked(mixture: NormalMixture, heights: Heights, size: int, seed: int) -> t
     In groups, whose mean weights are unbiased estimates of the integral, Del Moral, Doucet and Jasra (2006), section
     3.3.  It is told by the bridge from draws of the mixture to the particles of all groups, by these weights, Meng and
     Wong (1996), which varies far less.  Where hardly any draws of the mixture are in some place of much mass, all
-    groups miss it alike; but particles that walk on reach it, and their mean log ratio rises.
+    groups miss it alike; but particles that walk on reach it, and their mean log ratio rises: they walk until it stays.
 
     :param heights: the log joint density at rows, and that which is integrated.
     :return: also the log joint density there, ``(S,)``; the log of the integral, nats, and its standard error, with
@@ -875,18 +879,24 @@ def _walked(mixture: NormalMixture, heights: Heights, size: int, seed: int) -> t
     """
     swarm = Swarm(heights, mixture, GROUPS, max(MOVES, size), seeded(seed))
     here, log_evidences = swarm.at_density(swarm.drawn(PARTICLES))
-    later, drawn = swarm.moved(here, 1.0, FURTHER * swarm.num_moves)
-    rises = (later.log_ratio - here.log_ratio).view(GROUPS, -1).mean(-1)
-    noise = 2.0 * float(rises.std()) / GROUPS**0.5
+    drawn: list[Tensor] = []
+    for _ in range(STRETCHES):
+        before = here.log_ratio
+        here, more = swarm.moved(here, 1.0, FURTHER * swarm.num_moves)
+        drawn += more
+        rises = (here.log_ratio - before).view(GROUPS, -1).mean(-1)
+        noise = 2.0 * float(rises.std()) / GROUPS**0.5
+        if float(rises.mean()) <= noise:
+            break
     shares, others = log_evidences.softmax(0), torch.cat(drawn)
     chosen = importance.resampled(shares.repeat_interleave(PARTICLES // GROUPS), PARTICLES, swarm.generator)
     share = PARTICLES / (PARTICLES + len(others))
-    log_evidence, (over, _), _ = importance.bridge(later.log_ratio[chosen], others, share)
-    under = importance.bridge_terms(log_evidence, later.log_ratio, others, share)[1].view(GROUPS, -1).logsumexp(-1)
+    log_evidence, (over, _), _ = importance.bridge(here.log_ratio[chosen], others, share)
+    under = importance.bridge_terms(log_evidence, here.log_ratio, others, share)[1].view(GROUPS, -1).logsumexp(-1)
     apart = shares * torch.expm1(under - (under + shares.log()).logsumexp(0))
     errors = noise, float(importance.standard_error(over)), float(apart.norm()) * (GROUPS / (GROUPS - 1)) ** 0.5
     error = math.hypot(*errors) if float(rises.mean()) <= noise else math.inf
-    return later.x[chosen], later.log_joint[chosen], log_evidence, error
+    return here.x[chosen], here.log_joint[chosen], log_evidence, error
 
 
 def _are_good(weighed: Smoothed, error: float) -> bool:

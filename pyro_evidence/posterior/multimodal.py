@@ -227,7 +227,8 @@ class ImportancePosterior(LaplacePosterior):
     def _described(self, check: dict[str, Any]) -> dict[str, Any]:
         k, error = self.integral.weighed.pareto_k, self.integral.error
         many = f"there are more than {tour.MOST_MODES} of these"
-        why = many if self.integral.is_crowded else f"the k-hat of importance sampling over the modes is {k:.2f}"
+        tried = "" if self.integral.walked is None else ", and particles that walk from these do not tell the integral"
+        why = many if self.integral.is_crowded else f"the k-hat of importance sampling over the modes is {k:.2f}{tried}"
         weights = importance.tail_words(k) if self.integral.walked is None else "whose weights are not to be trusted"
         by = (
             f"+- {error:.2g}, by {self.integral.method} from normals and t distributions at the modes, {weights}"

@@ -779,3 +779,44 @@ def test_particles_that_have_not_reached_all_ridges_do_not_vouch_for_their_integ
     posterior = fitted(sums_of_angles, torch.linspace(-2.0, 2.0, 4))
     gap = float(posterior.log_evidence) + 4.0 * math.log(math.tau)
     assert abs(gap) < 2.0 * float(posterior.log_evidence_error)
+
+
+def bent(t: Tensor) -> None:
+    """Ridges along parabolas: a normal's weights have no variance, and say little of how far off they are."""
+    a, b = (pyro.sample(n, dist.Normal(0.0, s).expand([4]).to_event(1)) for n, s in (("a", 1.0), ("b", 3.0)))
+    pyro.sample("t", dist.Normal(b - a.square(), 0.2).to_event(1), obs=t)
+
+
+def funnel(t: Tensor) -> None:
+    scale = pyro.sample("log_scale", dist.Normal(0.0, 1.5)).exp()
+    x = pyro.sample("x", dist.Normal(0.0, 1.0).expand([len(t)]).to_event(1))
+    pyro.sample("t", dist.Normal(x * scale, 0.3).to_event(1), obs=t)
+
+
+LINE = torch.linspace(-12.0, 12.0, 20_001).double()
+NUMBERS = torch.linspace(-0.6, 0.6, 20).double()
+OF_BENT = dist.Normal(0.0, 1.0).log_prob(LINE) + dist.Normal(0.0, 9.04**0.5).log_prob(LINE.square())
+OF_FUNNEL = dist.Normal(0.0, ((2.0 * LINE).exp() + 0.09).sqrt().unsqueeze(-1)).log_prob(NUMBERS).sum(-1)
+OF_FUNNEL = OF_FUNNEL + dist.Normal(0.0, 1.5).log_prob(LINE)
+
+
+@pytest.mark.parametrize(
+    ("model", "t", "seed", "copies", "rows"),
+    [(bent, torch.zeros(4), 1000, 4.0, OF_BENT), (funnel, NUMBERS, 4000, 1.0, OF_FUNNEL)],
+)
+def test_where_weights_have_no_variance_particles_tell_the_integral(
+    model: Callable[..., None], t: Tensor, seed: int, copies: float, rows: Tensor
+) -> None:
+    """The second ones go on walking, since they have not reached all at first."""
+    known = copies * float(torch.trapezoid(rows.exp(), LINE).log())
+    modes, exchange = tour.tour(fitted(model, t.double()).state, None, 0)
+    integral = tour.integral_over(modes, seed, exchange=exchange, price=2.0 * tour.LITTLE).after_walk
+    assert abs(float(integral.log_evidence) - known) < 2.5 * integral.error
+
+
+def test_particles_that_fail_leave_an_integral_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes, _ = tour.tour(fitted(bent, torch.zeros(4).double()).state, None, 0)
+    integral = tour.integral_over(modes, 1000, price=2.0 * tour.LITTLE)
+    assert integral.walks_by is not None
+    monkeypatch.setattr(tour, "_walked", lambda *_: (integral.x, integral.log_joint, torch.tensor(0.0), 0.6))
+    assert not integral.after_walk.is_trusted and integral.after_walk.method == "importance sampling"
