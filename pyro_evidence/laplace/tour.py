@@ -70,7 +70,7 @@ WALKERS, MOVES, FAMILIES = 512, 16, 8  # moves at each power; normals fitted to 
 PARTICLES, GROUPS = 4_096, 16  # that walk to a density whose weights cannot be trusted
 MOST_WALKED = 32  # coordinates, of each of which a group has eight particles; they take as many moves at each power
 FURTHER = 3  # times as many moves as at one power, after which particles that miss a place have begun to reach it
-STRETCHES = 4  # of such moves at most, until they no longer rise
+STRETCHES = 4  # of such moves at most, until they no longer rise; one where these are dear
 DOUBTED = 0.5  # nats of standard error, beyond which sixteen groups do not tell it
 TOLD = 0.05  # nats, about what they tell it by: weights that do better are not replaced
 FOR_MOMENTS = 3  # times as many draws as in a turn, of which each set of unused elements has its share
@@ -524,8 +524,8 @@ class ModeIntegral:
     :ivar exchange: elements of which one order has been integrated; None where all have been.
     :ivar walked: standard error of the log evidence, nats, where draws have walked to the density, all of one weight;
         inf where these do not tell it, and the draws are still those of the mixture.
-    :ivar walks_by: seed by which draws may do so; None where weights tell the integral, or the density is too dear or
-        of too many coordinates.
+    :ivar walks_by: seed by which draws may do so, and in how many stretches; None where weights tell the integral, or
+        the density is too dear or of too many coordinates.
     """
 
     log_joint: Tensor
@@ -536,7 +536,7 @@ class ModeIntegral:
     at_modes: NormalMixture
     exchange: Exchange | None
     walked: float | None = None
-    walks_by: int | None = None
+    walks_by: tuple[int, int] | None = None
 
     @cached_property
     def draws(self) -> Tensor:
@@ -555,7 +555,7 @@ class ModeIntegral:
         if self.walks_by is None:
             return self
         heights = partial(_heights, self.density, self.exchange)
-        x, log_joint, value, error = _walked(self.mixture, heights, self.density.size, self.walks_by)
+        x, log_joint, value, error = _walked(self.mixture, heights, self.density.size, *self.walks_by)
         if error > DOUBTED:
             return replace(self, walked=math.inf)
         return replace(self, log_joint=log_joint, weighed=Smoothed(value.expand(len(x)), -math.inf), x=x, walked=error)
@@ -746,6 +746,7 @@ def integral_over(
     density = (density_of(modes[0]) if density is None else density).with_scores(modes)
     affordable = within(price / (TURNS + MORE), density.joint, WEIGHTED)
     most, num = (1.0, num) if num else (MORE, max(affordable, min(OF_EACH * len(modes), WEIGHTED)))
+    spared = num < WEIGHTED
     at_modes = proposal(modes, HEAVY, density)
     if exchange is None or not unused:
         first = _with_prior(at_modes, modes[0], density)
@@ -774,9 +775,10 @@ def integral_over(
             num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
 
     made = ModeIntegral(log_joint, found, x, density, mixture, at_modes, exchange)
-    is_told = made.is_trusted and (found.pareto_k < FINITE or made.error < TOLD)  # else its error has no variance
+    is_told = made.is_trusted and (found.pareto_k < FINITE or made.error < TOLD or spared)  # else has no variance
     may_walk = given is None and walks and density.size <= MOST_WALKED and not (is_told or made.is_crowded)
-    return replace(made, walks_by=seed + TURNS + 3 + MOST_PARTS if may_walk else None)
+    walks_by = seed + TURNS + 3 + MOST_PARTS, 1 if spared else STRETCHES
+    return replace(made, walks_by=walks_by if may_walk else None)
 
 
 def _heights(density: ActiveDensity, exchange: Exchange | None, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -865,7 +867,9 @@ class Swarm:
         return here, log_evidences
 
 
-def _walked(mixture: NormalMixture, heights: Heights, size: int, seed: int) -> tuple[Tensor, Tensor, Tensor, float]:
+def _walked(
+    mixture: NormalMixture, heights: Heights, size: int, seed: int, stretches: int = STRETCHES
+) -> tuple[Tensor, Tensor, Tensor, float]:
     """Draws of a density to which particles have walked from a mixture, ``(S, d)``.
 
     In groups, whose mean weights are unbiased estimates of the integral, Del Moral, Doucet and Jasra (2006), section
@@ -880,7 +884,7 @@ def _walked(mixture: NormalMixture, heights: Heights, size: int, seed: int) -> t
     swarm = Swarm(heights, mixture, GROUPS, max(MOVES, size), seeded(seed))
     here, log_evidences = swarm.at_density(swarm.drawn(PARTICLES))
     drawn: list[Tensor] = []
-    for _ in range(STRETCHES):
+    for _ in range(stretches):
         before = here.log_ratio
         here, more = swarm.moved(here, 1.0, FURTHER * swarm.num_moves)
         drawn += more
