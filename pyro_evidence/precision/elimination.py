@@ -134,7 +134,7 @@ def stretches(graph: Graph) -> list[_Choice]:
     leads_on = torch.zeros_like(hub).index_fill(0, here[far[there] > far[here]], True)
     sizes = torch.bincount(far, graph.weight * ~hub).tolist()
     length, alone = max(sizes), len(hub) + torch.arange(len(hub), device=far.device)
-    while 2.0 * length < graph.size:
+    while 0.0 < 2.0 * length < graph.size:  # it is zero where all nodes touch most others
         held, block, gap = 0.0, list[int](), list[bool]()  # of each distance
         for size in sizes:
             block.append(block[-1] + gap[-1] if block else 0)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pyro_evidence.precision.dense import Pattern
-from pyro_evidence.precision.elimination import components, elimination_order, num_cycles
+from pyro_evidence.precision.elimination import components, elimination_order, graph_of, num_cycles, stretches
 
 
 def random_edges(seed: int, size: int, count: int) -> torch.Tensor:
@@ -48,3 +48,8 @@ def test_a_chain_whose_nodes_touch_three_on_either_side_is_cut_into_stretches() 
     """Every one of 300 nodes waits for few others; a dense matrix of most of them takes twice as long."""
     chain = Pattern(300, (torch.arange(300).unfold(0, 4, 1).contiguous(),))
     assert len(elimination_order(chain).rest) < 100
+
+
+def test_nodes_that_all_touch_most_others_are_not_cut_into_stretches() -> None:
+    """Seven such nodes are what is left of a grid of 40,000."""
+    assert stretches(graph_of(Pattern(7, (torch.arange(7).unsqueeze(0),)))) == []
