@@ -86,12 +86,15 @@ class Tape(DispatchMode):
 
     :param arguments: vectors.
     :param stand_ins: what later operations see in place of some results, noted while the function runs.
+    :param in_order: whether all operations are written down, those on constants and those that write in place, too, to
+        be run again one by one; but for the look at whether matrices could be factorised.
     """
 
-    def __init__(self, arguments: Sequence[Tensor], stand_ins: "StandIns") -> None:
+    def __init__(self, arguments: Sequence[Tensor], stand_ins: "StandIns", *, in_order: bool = False) -> None:
         super().__init__()
-        self.stand_ins = stand_ins
+        self.stand_ins, self.in_order = stand_ins, in_order
         self.known: Any = WeakTensorKeyDictionary()
+        self.fixed: Any = WeakTensorKeyDictionary()  # of what is known: made of constants alone
         self.operations: list[Operation] = []
         for number, x in enumerate(arguments):
             self.known[x] = Picked(number, torch.arange(x.numel(), device=x.device))
@@ -101,20 +104,23 @@ class Tape(DispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         given, form = tree_flatten((args, kwargs))
-        num_known = sum(isinstance(x, Tensor) and x in self.known for x in given)
-        if num_known:
-            self._write(func, (given, form), result, alone=num_known == 1)
+        num_varying = sum(isinstance(x, Tensor) and x in self.known and x not in self.fixed for x in given)
+        if num_varying or (self.in_order and func.overloadpacket not in VALUES):
+            self._write(func, (given, form), result, num_varying)
         return result
 
-    def _write(self, func: Any, taken: tuple[list[Any], TreeSpec], result: Any, *, alone: bool) -> None:
-        given, form = taken
+    def _write(self, func: Any, taken: tuple[list[Any], TreeSpec], result: Any, num_varying: int) -> None:
+        (given, form), varies, alone = taken, num_varying > 0, num_varying == 1
         made = listed(result)
-        if func.overloadpacket in VALUES or torch.Tag.data_dependent_output in func.tags:
+        if self.in_order and func.overloadpacket is aten._linalg_check_errors:
+            return
+        if varies and (func.overloadpacket in VALUES or torch.Tag.data_dependent_output in func.tags):
             raise Unrecordable("a number taken out of a tensor")
         all_tensors = all(isinstance(x, Tensor) for x in made)
-        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags or not all_tensors:
+        mutable = func._schema.is_mutable and not self.in_order
+        if mutable or torch.Tag.nondeterministic_seeded in func.tags or not all_tensors:
             raise Unrecordable(str(func))
-        if torch.Tag.dynamic_output_shape in func.tags and not (func.overloadpacket in CHOOSE and alone):
+        if torch.Tag.dynamic_output_shape in func.tags and varies and not (func.overloadpacket in CHOOSE and alone):
             raise Unrecordable("as many elements as there are")
         leaves = tuple(self.value(x) for x in given)
         if alone and func.overloadpacket in PICKS and isinstance(leaves[0], Picked):
@@ -126,6 +132,9 @@ class Tape(DispatchMode):
         self.operations.append(operation)
         for number, x in enumerate(made):
             self.known[x] = Made(operation, number)
+            self.fixed.pop(x, None)
+            if not varies:
+                self.fixed[x] = True
 
     def value(self, x: Any) -> Any:
         """The value that a tensor holds; the tensor itself where it is a constant."""
@@ -133,15 +142,15 @@ class Tape(DispatchMode):
 
 
 def record(
-    f: Function, arguments: Sequence[Tensor], stand_ins: StandIns | None = None
+    f: Function, arguments: Sequence[Tensor], stand_ins: StandIns | None = None, *, in_order: bool = False
 ) -> tuple[list[Operation], list[Any]]:
     """The operations of ``f`` at these arguments in their order, and its results: values, or constant tensors.
 
-    :param stand_ins: as :class:`Tape` takes them; after the results come those for which something stood in.
+    :param stand_ins, in_order: as :class:`Tape` takes them; after the results come those for which something stood in.
     :raises Unrecordable: where the same operations would be others at other arguments.
     """
     arguments, stand_ins = [x.detach().clone() for x in arguments], stand_ins or StandIns()
-    with torch.no_grad(), Tape(arguments, stand_ins) as tape:
+    with torch.no_grad(), Tape(arguments, stand_ins, in_order=in_order) as tape:
         results = f(*arguments)
     return tape.operations, [*map(tape.value, results), *(tape.known[x] for x in stand_ins.results)]
 

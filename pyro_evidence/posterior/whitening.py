@@ -1,14 +1,13 @@
 """White coordinates of a posterior and the exact volumes of what they stand for."""
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_unflatten
 
 from pyro_evidence.fitting.process_state import own_warnings
 from pyro_evidence.laplace.approximation import LaplaceState
@@ -16,6 +15,7 @@ from pyro_evidence.nested.joint_posterior import IndexMap, Proposal
 from pyro_evidence.numerics.linear_predictor import CLOSE
 from pyro_evidence.numerics.quadrature.densities import Interpolated, spline, straight_beyond
 from pyro_evidence.numerics.quadrature.reparameterise import Standardisation
+from pyro_evidence.numerics.recorded import Made, Picked, listed, record
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.precision.dense import precision_tril
 from pyro_evidence.structure.factors import SMALL
@@ -198,16 +198,21 @@ def _listed(plain: WithGradient, place: Tensor) -> Listed:
 
     Nothing in the run looks at these.
     """
-    module = make_fx(plain)(place.clone())
-    graph: Graph = module.graph
-    graph.eliminate_dead_code()
-    output = next(node for node in graph.nodes if node.op == "output")
-    infos = []
-    for node in graph.nodes:
-        if getattr(node.target, "overloadpacket", None) in INFO:
-            with graph.inserting_before(output):
-                infos.append(graph.call_function(operator.getitem, (node, INFO[node.target.overloadpacket])))
-    output.args = ((*output.args[0], *infos),)
-    module.recompile()
+    operations, results = record(plain, [place], in_order=True)
+
+    def run(z: Tensor) -> tuple[Tensor, ...]:
+        found, infos = dict[int, list[Tensor]](), list[Tensor]()
+
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, Picked):
+                return z[leaf.index]
+            return found[id(leaf.operation)][leaf.number] if isinstance(leaf, Made) else leaf
+
+        for operation in operations:
+            args, kwargs = tree_unflatten([value(leaf) for leaf in operation.leaves], operation.form)
+            found[id(operation)] = made = listed(operation.func(*args, **kwargs))
+            infos += [made[i] for packet, i in INFO.items() if operation.func.overloadpacket is packet]
+        return *map(value, results), *infos
+
     with torch.no_grad():
-        return torch.jit.trace(module.eval(), (place.clone(),), check_trace=False)
+        return torch.jit.trace(run, (place.clone(),), check_trace=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_evidence import LaplaceEvidence, LaplaceNUTS, LaplacePosterior, Stop
 from pyro_evidence.errors import BadInput
 from pyro_evidence.infer import laplace_nuts
-from pyro_evidence.posterior.whitening import with_gradient
+from pyro_evidence.posterior.whitening import fused, with_gradient
 from tests.models_for_tests.sampled_scales import SCHOOLS, schools_centred
 
 GEWEKE = 100  # turns
@@ -130,3 +130,20 @@ def test_data_and_latents_drawn_in_turn_stay_in_their_joint_density(monkeypatch:
     worth = effective_sample_size(found.unsqueeze(0)).clamp(min=5.0)
     assert bool((found.mean(0).abs() < 4.0 * spread * worth.rsqrt()).all())
     assert bool(((found.std(0) / spread).log().abs() < 4.0 * (2.0 * worth).rsqrt()).all())
+
+
+def test_a_run_that_writes_into_views_and_asks_constants_is_written_down() -> None:
+    def f(z: Tensor) -> Tensor:
+        table = torch.zeros(3, 3, dtype=z.dtype)
+        if bool((table == 0.0).all()):  # a number, but none that hangs on z
+            table[1] = z
+        row = table[2]
+        row.add_(1.0).mul_(z[0])
+        return torch.linalg.cholesky(table @ table.mT + torch.eye(3, dtype=z.dtype)).sum() + z[2].exp()
+
+    places = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = fused(f, places[:3])
+    assert found.__qualname__.startswith("fused")  # not the run itself
+    for twice in (places[3], places[3], places[2]):
+        for ours, plain in zip(found(twice), with_gradient(f)(twice), strict=True):
+            torch.testing.assert_close(ours, plain)
