@@ -79,8 +79,8 @@ def explore(
     ``explore("y ~ (a + b + c)^2 + (1 | g)", frame)``, the programs are the formulas within it: fixed terms may be in or
     out, an interaction with its margins alone, ``inclusion("a:b")`` is the probability of a term.
 
-    :param programs: by name; likelihoods, priors, plates and names of sites may differ.  Or kernels by name.  Or a
-        formula, as :func:`~pyro_evidence.models.formula.mixed` takes it.
+    :param programs: by name; likelihoods, priors, plates and names of sites may differ, and some may have no latents.
+        Or kernels by name.  Or a formula, as :func:`~pyro_evidence.models.formula.mixed` takes it.
     :param args: their arguments, data included; the frame of a formula.
     :param prior: probability of each, up to a factor; None: alike.  Of programs and formulas.
     :param engine: makes the engine of a model, such as ``partial(LaplaceEvidence, nodes=7)``.
@@ -92,10 +92,8 @@ def explore(
     >>> import torch
     >>> from pyro_evidence import explore
     >>> def heads(y):
-    ...     pyro.sample("p", dist.Beta(9.0, 1.0))
     ...     pyro.sample("y", dist.Bernoulli(0.9).expand([len(y)]).to_event(1), obs=y)
     >>> def fair(y):
-    ...     pyro.sample("p", dist.Beta(5.0, 5.0))
     ...     pyro.sample("y", dist.Bernoulli(0.5).expand([len(y)]).to_event(1), obs=y)
     >>> posterior = explore({"heads": heads, "fair": fair}, torch.tensor([1.0, 1.0, 0.0, 1.0]))
     >>> {name: round(float(p), 3) for name, p in posterior.values_of("program").items()}

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.distributions import ImproperUniform
+from pyro.distributions import Bernoulli, Categorical, ImproperUniform
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.fitting.process_state import empty_store, global_lock, own_random_numbers, own_warnings
 from pyro_evidence.program.checks import Arguments, as_tensors, new_data, says_singular
+from pyro_evidence.program.parameters import MAY_LACK
 from pyro_evidence.program.sites import Node, Values, central_value, innermost, is_structure, sample_nodes
 
 Model = Callable[..., Any]
@@ -24,8 +25,10 @@ TRIED = 8  # random structures at which sites must be what they are at the first
 
 
 def fixed(model: Model, values: Mapping[str, Tensor]) -> Model:
-    """The model with its structure fixed; the prior of the structure is not counted."""
-    return poutine.block(poutine.condition(model, data=dict(values)), hide=list(values))
+    """The model with its structure fixed, which may leave it without latents; the prior of that is not counted."""
+    found: Model = poutine.block(poutine.condition(model, data=dict(values)), hide=list(values))
+    setattr(found, MAY_LACK, True)
+    return found
 
 
 @dataclass(frozen=True)
@@ -196,11 +199,17 @@ def _support(name: str, node: Node) -> Tensor:
 
 def _law(node: Node) -> Callable[[Tensor], Tensor]:
     """The log prior of values ``(S,) + shape``, summed over elements, ``(S,)``."""
-    fn, scale = node["fn"], node["scale"]
+    fn, scale, base = node["fn"], node["scale"], innermost(node["fn"])
+    probs = getattr(base, "probs", None)  # whose zeros torch raises to where a logarithm can be had
+    probs = torch.stack([1.0 - probs, probs], -1) if isinstance(base, Bernoulli) and probs is not None else probs
 
     def log_prob(values: Tensor) -> Tensor:
-        found = fn.log_prob(values.reshape(-1, *node["value"].shape)).detach() * scale
-        return found.reshape(len(values), -1).sum(-1)
+        values = values.reshape(-1, *node["value"].shape)
+        found = fn.log_prob(values).detach().reshape(len(values), -1).sum(-1) * scale
+        if not isinstance(base, Bernoulli | Categorical):
+            return found
+        chances, index = torch.broadcast_tensors(probs, values.long().unsqueeze(-1))
+        return found.masked_fill((chances.gather(-1, index[..., :1]) == 0).reshape(len(values), -1).any(-1), -math.inf)
 
     return log_prob
 

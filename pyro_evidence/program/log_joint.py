@@ -156,8 +156,11 @@ class LogJoint:
             found = dict(store.items()), store.get_state()["constraints"]
             trace, statements = self._first_run(partial(FirstRun, *found, self.values, shapes))
             free = [d.value for d in statements.found.values() if not d.frozen]
-            if maximise and free and all(s["is_observed"] or is_discrete(s) for s in sample_nodes(trace).values()):
-                self.model = partial(parameters.with_dummy_site, self.model, free[0].new_zeros(()))
+            sites = sample_nodes(trace).values()
+            may_lack = bool(maximise and free) or getattr(self.model, parameters.MAY_LACK, False)
+            if may_lack and sites and all(s["is_observed"] or is_discrete(s) for s in sites):
+                like = free[0] if free else next(iter(sites))["fn"].log_prob(next(iter(sites))["value"])
+                self.model = partial(parameters.with_dummy_site, self.model, like.new_zeros(()))
                 trace, statements = self._first_run(partial(FirstRun, *found, self.values))
         checks.require_one_structure(trace)
         checks.check_begun(self.values, statements.begun, (*trace.stochastic_nodes, *trace.param_nodes))

@@ -280,6 +280,7 @@ def _is_leaf(run: Callable[[], Any], nodes: Mapping[str, Node], latent: Mapping[
     return all(torch.equal(s["log_prob_sum"], runs[1][n]["log_prob_sum"]) for n, s in runs[0].items() if n != name)
 
 
+MAY_LACK = "_may_lack_latents"  # set on a model that gets one where it has none
 NOTHING = "_nothing"  # the latent of a model that has none: standard normal, touched by nothing, integrated to one
 
 

@@ -783,3 +783,45 @@ def test_formulas_are_not_saved(tmp_path: Path) -> None:
     found = explore("y ~ a", pandas.DataFrame({"y": y.numpy(), "a": X[:, 0].numpy()}))
     with pytest.raises(BadInput, match=r"posterior.member\(0\).save\(path\)"):
         found.save(tmp_path / "fit")
+
+
+def test_a_structure_without_latents_counts_by_its_likelihood() -> None:
+    """A point null beside a Beta prior, and in one program."""
+    y = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+
+    def coin(y: Tensor, null: bool | None = None) -> None:
+        null = null if null is not None else not pyro.sample("biased", dist.Bernoulli(0.5), infer=BRANCHING)
+        p = torch.tensor(0.5) if null else pyro.sample("p", dist.Beta(torch.tensor(1.0), 1.0))
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Bernoulli(p), obs=y)
+
+    known = [10.0 * math.log(0.5), math.lgamma(9.0) + math.lgamma(3.0) - math.lgamma(12.0)]
+    programs = {"fair": partial(coin, null=True), "biased": partial(coin, null=False)}
+    for found in (explore(programs, y), LaplaceEvidence(coin, stop=QUIET).run(y)):
+        assert sorted(found.log_evidences.tolist()) == pytest.approx(known, abs=2e-3)
+        assert "p" not in found.get_samples(20, 0)
+    with pytest.raises(UnsupportedModel, match="no latent site"):
+        LaplaceEvidence(programs["fair"]).run(y)
+
+
+@pytest.mark.parametrize("kind", ["bernoulli", "categorical"])
+def test_values_of_probability_zero_have_no_mass(kind: str) -> None:
+    """In single precision torch takes 1e-7 for zero, which data that ask for such a value outweigh."""
+    X, y = (x.float() for x in data(size=3))
+
+    def model(X: Tensor, y: Tensor) -> None:
+        if kind == "bernoulli":
+            probs = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float32)
+            keep = pyro.sample("keep", dist.Bernoulli(probs).to_event(1), infer=BRANCHING)
+        else:
+            one = pyro.sample("keep", dist.Categorical(torch.tensor([0.0, 0.5, 0.5]).float()), infer=BRANCHING)
+            keep = torch.eye(3, dtype=torch.float32)[one]
+        w = pyro.sample("w", dist.Normal(torch.zeros(3).float(), 1.0).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Normal(X @ (w * keep), 0.05), obs=y)
+
+    found = LaplaceEvidence(model, stop=QUIET).run(X, 3.0 * X[:, 0] + 0.0 * y)
+    assert len(found.found) == 2 and float(found.found.log_prior.logsumexp(0)) == pytest.approx(0.0, abs=1e-6)
+    assert float(found.values_of("keep").get(0.0, torch.zeros(3)).reshape(-1)[0]) == (
+        1.0 if kind == "bernoulli" else 0.0
+    )
