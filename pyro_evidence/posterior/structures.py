@@ -206,7 +206,7 @@ class StructurePosterior(Saved, PredictionMixin):
         probabilities = self.probabilities
         rows = {}
         for place in self.order.tolist()[: None if most is None else check_count("most", most)]:
-            rows[label_of(self.found.of(place), self.labels)] = {
+            rows[self._label(place)] = {
                 "probability": float(probabilities[place]),
                 "log prior": float(self.found.log_prior[place]),
                 "log evidence": float(self.log_evidences[place]),
@@ -227,10 +227,13 @@ class StructurePosterior(Saved, PredictionMixin):
             said.append(f"{self.num_maximised} numbers are maximised in each structure, for which there is no penalty")
         return Table(rows, columns, [*said, self._vague], "structure", digits=4)
 
+    def _label(self, place: int) -> str:
+        return label_of(self.found.of(place), self.labels, self.found.values)
+
     @cached_property
     def _notes(self) -> tuple[str, ...]:
         """What is to be said of structures whose evidences may be of unlike things, by those that were fitted."""
-        members = {label_of(self.found.of(k), self.labels): m for k, m in self._members.items()}
+        members = {self._label(k): m for k, m in self._members.items()}
         return *self.notes, *_unlike(members, self.failures)
 
     @cached_property
@@ -424,7 +427,7 @@ class StructurePosterior(Saved, PredictionMixin):
                 axes.plot([across[parent], x], [y - 1, y], color="0.7", zorder=1)
                 gain, middle = float(height[place] - height[parent]), ((across[parent] + x) / 2, y - 0.5)
                 axes.annotate(f"{gain:+.1f}", middle, ha="center", va="center", backgroundcolor="white")
-            text = f"{label_of(self.found.of(place), self.labels)}\n{float(self.probabilities[place]):.2g}"
+            text = f"{self._label(place)}\n{float(self.probabilities[place]):.2g}"
             axes.annotate(
                 text, (x, y), ha="center", va="center", bbox={"boxstyle": "round", "fc": "white", "ec": "0.4"}
             )
@@ -647,10 +650,20 @@ def _unlike(members: Mapping[str, LaplacePosterior], failures: Sequence[str]) ->
         yield "probabilities of data are compared with densities of them, which change with the unit of the data"
 
 
-def label_of(values: Mapping[str, Tensor], labels: Mapping[str, Sequence[str]] = MappingProxyType({})) -> str:
-    """A structure on one line; of a site of zeros and ones the places of the ones.
+def _is_switch(values: Tensor) -> bool:
+    """Whether a site keeps elements out or in, as a Bernoulli does by 0.0 and 1.0, and does not number choices."""
+    return values.is_floating_point() and bool(((values == 0) | (values == 1)).all())
+
+
+def label_of(
+    values: Mapping[str, Tensor],
+    labels: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    among: Mapping[str, Tensor] = MappingProxyType({}),
+) -> str:
+    """A structure on one line; of a site of zeros and ones the places of the ones, of others all values.
 
     :param labels: structure site -> names of its values.
+    :param among: structure site -> its values in all structures, as far as they are known.
 
     >>> label_of({"keep": torch.tensor([1.0, 0.0, 1.0]), "link": torch.tensor(1)}, {"link": ("logit", "probit")})
     'keep 0, 2; link=probit'
@@ -660,7 +673,7 @@ def label_of(values: Mapping[str, Tensor], labels: Mapping[str, Sequence[str]] =
         flat = value.reshape(-1).tolist()
         if name in labels:
             parts.append(f"{name}={', '.join(labels[name][int(x)] for x in flat)}")
-        elif value.dim() and set(flat) <= {0, 1}:
+        elif value.dim() and _is_switch(among.get(name, value)):
             parts.append(f"{name} {', '.join(str(i) for i, on in enumerate(flat) if on) or 'none'}")
         else:
             parts.append(f"{name}={', '.join(f'{x:g}' for x in flat)}")

@@ -825,3 +825,21 @@ def test_values_of_probability_zero_have_no_mass(kind: str) -> None:
     assert float(found.values_of("keep").get(0.0, torch.zeros(3)).reshape(-1)[0]) == (
         1.0 if kind == "bernoulli" else 0.0
     )
+
+
+def by_choices(X: Tensor, y: Tensor) -> None:
+    """Each of two columns left out, as it is, or without its sign."""
+    how = pyro.sample("how", dist.Categorical(torch.ones(3)).expand([2]).to_event(1), infer=BRANCHING)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    columns = torch.stack([torch.zeros_like(X), X, X.abs()])[how, :, torch.arange(2)]
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(w @ columns, NOISE), obs=y)
+
+
+def test_labels_of_choices_say_all_values() -> None:
+    X, y = data()
+    rows = set(LaplaceEvidence(by_choices, stop=QUIET).run(X[:, :2], y).structures().rows)
+    assert rows == {f"how={i}, {j}" for i in range(3) for j in range(3)}
+    few = {"few": torch.tensor([0.0, 1.0])}
+    assert structures.label_of(few) == "few 1"
+    assert structures.label_of(few, among={"few": torch.tensor([[0.0, 1.0], [2.0, 1.0]])}) == "few=0, 1"
