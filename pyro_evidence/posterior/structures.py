@@ -379,28 +379,35 @@ class StructurePosterior(Saved, PredictionMixin):
         return found
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """Bars: the probability that each element of each structure site is not zero.
+        """Bars: the probability that each element of each structure site is not zero; of each value, of choices by it.
+
+        Choices are sites of other values than a Bernoulli's, and whole programs, whose bars have their names.
 
         Without Axes on a figure of its own, the tree of :meth:`plot_nested` beside them where there is one.
 
         :raises ImportError: without matplotlib.
         """
+        bars = list[tuple[str, float]]()
+        for site, values in self.found.values.items():
+            shares = {"": self.inclusion(site)} if site in self._switches else self.values_of(site)
+            for i in range(values[0].numel()):
+                name = site if values.dim() == 1 else f"{site}[{i}]"
+                for value, share in shares.items():
+                    said = value or name if isinstance(value, str) else f"{name} = {value:g}"
+                    bars.append((said, float(share.reshape(-1)[i])))
         if axes is None:
-            figure = matplotlib("pyplot").figure(layout="constrained")
             nested = any(parent is not None for parent in self._parents(NESTED).values())
+            size = 6.0 * (1 + nested), max(5.0, 0.25 * len(bars))
+            figure = matplotlib("pyplot").figure(layout="constrained", figsize=size)
             axes = figure.add_subplot(1, 1 + nested, 1)
             if nested:
-                figure.set_size_inches(12.0, 5.0)
                 self.plot_nested(figure.add_subplot(1, 2, 2))
         check_axes(axes)
-        bars: dict[str, float] = {}
-        for site in self.found.values:
-            included = self.inclusion(site)
-            names = [site] if not included.dim() else [f"{site}[{i}]" for i in range(included.numel())]
-            bars |= dict(zip(names, included.reshape(-1).tolist(), strict=True))
-        axes.bar_label(axes.barh(list(bars), list(bars.values())), fmt="%.2f", padding=3)
+        drawn = axes.barh(range(len(bars)), [share for _, share in bars], tick_label=[said for said, _ in bars])
+        axes.bar_label(drawn, fmt="%.2f", padding=3)
         axes.invert_yaxis()
-        axes.set(xlim=(0.0, 1.15), xlabel="probability that it is in the model")
+        switched = len(self._switches) == len(self.found.values)
+        axes.set(xlim=(0.0, 1.15), xlabel="posterior probability" + " that it is in the model" * switched)
         return axes
 
     def plot_nested(self, axes: Axes | None = None, *, most: int = NESTED) -> Axes:
@@ -413,13 +420,14 @@ class StructurePosterior(Saved, PredictionMixin):
         :param most: number of the most probable structures.
         :raises BadInput: where none of them extends another that was looked at, as of links or whole programs.
         """
-        axes, parents = axes_or_own(axes), self._parents(check_count("most", most))
-        height, size = self.log_evidences.nan_to_num(nan=-torch.inf), (self.found.elements() != 0).sum(-1)
+        parents, size = self._parents(check_count("most", most)), self._size
+        height = self.log_evidences.nan_to_num(nan=-torch.inf)
         if all(parent is None for parent in parents.values()):
             raise BadInput(
                 "none of these structures has one element more than another; expected a site of zeros and ones, such "
-                'as dist.Bernoulli(0.5).expand([3]). Draw probabilities of other sites by posterior.values_of("site").'
+                "as dist.Bernoulli(0.5).expand([3]). For bars of the probabilities of values or programs call plot()."
             )
+        axes = axes_or_own(axes)
         across = _across(parents)
         for place, x in across.items():
             parent, y = parents[place], int(size[place])
@@ -438,10 +446,21 @@ class StructurePosterior(Saved, PredictionMixin):
         axes.yaxis.get_major_locator().set_params(integer=True)
         return axes
 
+    @property
+    def _switches(self) -> dict[str, Tensor]:
+        """Sites of zeros and ones."""
+        return {site: values for site, values in self.found.values.items() if _is_switch(values)}
+
+    @property
+    def _size(self) -> Tensor:
+        """Number of elements in the model, of sites of zeros and ones, ``(S,)``."""
+        parts = (on.reshape(len(on), -1).sum(-1) for on in self._switches.values())
+        return sum(parts, torch.zeros(len(self.found)))
+
     def _parents(self, most: int) -> dict[int, int | None]:
         """The best structure with one element less, of the most probable ones and of all on their ways; or None."""
         height, elements = self.log_evidences.nan_to_num(nan=-torch.inf), self.found.elements()
-        size = (elements != 0).sum(-1)
+        size = self._size
         parents: dict[int, int | None] = {}
         for first in self.order[:most].tolist():
             place: int | None = first
