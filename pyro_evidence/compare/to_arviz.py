@@ -18,6 +18,7 @@ from pyro_evidence.numerics.linalg import require_memory
 from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.laplace import LaplacePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
+from pyro_evidence.posterior.structures import StructurePosterior
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.parameters import NOTHING
 from pyro_evidence.program.simulate import ROWS, from_predictive, from_prior, pointwise_rows, rows_at_once
@@ -28,7 +29,8 @@ from pyro_evidence.structure.names import Coords, Dims, names_of
 Arrays = dict[str, np.ndarray[Any, Any]]
 Groups = dict[str, Arrays]
 Values = Mapping[str, Tensor]
-Fit = LaplacePosterior | CorrectedPosterior | AxesPosterior | MCMC | SVI | Predictive | sampled.Chains
+Posterior = LaplacePosterior | CorrectedPosterior | StructurePosterior
+Fit = Posterior | AxesPosterior | MCMC | SVI | Predictive | sampled.Chains
 NUM_CHAINS = 4  # independent draws are shown as four chains, so that R-hat is defined
 
 
@@ -41,6 +43,7 @@ class GroupedDraws:
     :ivar draws: constrained draws, each ``(C, T) + site shape``.
     :ivar estimated: the same of hyperparameters that were maximised, around the maximum.
     :ivar stats: sampler statistics, each ``(C, T)``.
+    :ivar of_one_density: whether all draws are of this density's latents, not of several structures'.
     """
 
     joint: LogJoint
@@ -48,6 +51,7 @@ class GroupedDraws:
     draws: dict[str, Tensor]
     stats: dict[str, Tensor]
     estimated: dict[str, Tensor] = field(default_factory=dict)
+    of_one_density: bool = True
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -126,6 +130,10 @@ def arviz_groups(fit: Fit, *args: Any, num_samples: int = NUM_DRAWS, seed: int |
     not define is left out: predictive draws of a ``pyro.factor``, a log likelihood that a discrete site
     outside the plates couples.
 
+    Draws of a posterior over structures are averaged over these, of sites that all drawn structures have in one shape,
+    and beside them stand the data alone; every group of one structure is that of its own posterior,
+    ``posterior.member(0)``.
+
     :param fit: a posterior, ``pyro.infer.MCMC`` after ``run``, ``SVI`` after its steps, a ``Predictive`` with a guide
         or with draws, or the ``fit`` of a run of NUTS in a comparison.
     :param args: the model's arguments, data included, as they went to ``run`` or ``step``; needed for Pyro's own
@@ -148,8 +156,10 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
         if not (found := fit.get_samples(group_by_chain=True)):
             raise BadInput("this MCMC has no draws; call mcmc.run(...) first.")
         if isinstance(fit, sampled.Chains):
-            return _of_draws(fit.model, found, {"diverging": fit.diverging}, args, kwargs)
-        return _of_draws(fit.kernel.model, found, {"diverging": sampled.divergences(fit)}, args, kwargs)
+            model, diverging = fit.model, fit.diverging
+        else:
+            model, diverging = fit.kernel.model, sampled.divergences(fit)
+        return _of_draws(model, found, {"diverging": diverging}, args, kwargs)
     if isinstance(fit, SVI | Predictive):
         known = getattr(fit, "posterior_samples", None)
         if not known and fit.guide is None:
@@ -166,7 +176,10 @@ def _chains(fit: Fit, args: tuple[Any, ...], kwargs: Mapping[str, Any], num_samp
         drawn = axes.get_samples(num_samples, seed=seed)
         weights = _in_chains(fit.weights_of_axes(drawn))
         return GroupedDraws(axes._joint, axes.state.theta, _in_chains(drawn), {}, weights)
-    if not isinstance(fit, LaplacePosterior | CorrectedPosterior):
+    if isinstance(fit, StructurePosterior):
+        best, drawn = fit.member(0).state, fit.get_samples(num_samples, seed=seed)
+        return GroupedDraws(best.problem.joint, best.theta, _in_chains(drawn), {}, of_one_density=False)
+    if not isinstance(fit, Posterior):
         raise BadInput(
             f"fit is a {type(fit).__name__}, which has no draws; expected a posterior that has get_samples(...), or "
             f"Pyro's MCMC, SVI or Predictive."
@@ -204,7 +217,7 @@ def _estimated(fit: LaplacePosterior, num: int, seed: int) -> dict[str, Tensor]:
 
 def _named(chains: GroupedDraws, coords: Coords | None, dims: Dims | None) -> dict[str, Any]:
     """Names of dimensions, those of the sites that are shown."""
-    names = names_of(chains.joint, coords, dims)
+    names = names_of(chains.joint, coords, dims, {n: v.shape[2:] for n, v in chains.draws.items()})
     drawn, once = {*chains.draws, *chains.estimated}, {n: d for n, d in names.dims.items() if len(set(d)) == len(d)}
     shown = {n: list(along) for n, along in once.items() if n in drawn}
     used = {d for along in shown.values() for d in along}
@@ -213,8 +226,9 @@ def _named(chains: GroupedDraws, coords: Coords | None, dims: Dims | None) -> di
 
 def _described(found: Any, fit: Fit) -> Any:
     """The groups with the log evidence in nats and the hyperparameters, numbers and lists, as attributes."""
-    if isinstance(fit, LaplacePosterior | CorrectedPosterior):
-        attributes = {f"hyperparameter {n}": _array(v).tolist() for n, v in fit.hyperparameters.items()}
+    if isinstance(fit, Posterior):
+        values = {} if isinstance(fit, StructurePosterior) else fit.hyperparameters
+        attributes = {f"hyperparameter {n}": _array(v).tolist() for n, v in values.items()}
         found["posterior"].attrs.update({"log_evidence": float(fit.log_evidence), **attributes})
     return found
 
@@ -224,6 +238,8 @@ def _groups(chains: GroupedDraws, num_samples: int, seed: int) -> Groups:
     trace = joint.trace(joint.initial_u, theta)
     values = {n: trace.nodes[n]["value"] for n in joint.observed}
     observed = {n: _array(v) for n, v in values.items() if v.numel()}
+    if not chains.of_one_density:
+        return {"posterior": {n: _array(v) for n, v in chains.draws.items()}, "observed_data": observed}
     numbers = num_samples * (2 * joint.latents.size + 3 * sum(v.size for v in observed.values()))
     remedy = f"Take fewer draws (num_samples={NUM_CHAINS * 25})."
     require_memory(8 * numbers, f"{num_samples} draws of the latents and of the data", joint.device, remedy)

@@ -36,16 +36,22 @@ class Names:
         return [str(words[i]) if i < len(words) else str(i) for words, i in zip(named, index, strict=True)]
 
 
-def names_of(joint: LogJoint, coords: Coords | None = None, dims: Dims | None = None) -> Names:
+def names_of(
+    joint: LogJoint,
+    coords: Coords | None = None,
+    dims: Dims | None = None,
+    others: Mapping[str, Size] | None = None,
+) -> Names:
     """The known names: the caller's first, then the model's own ``coords`` and ``dims``, then columns of a table.
 
     A site is given a table's columns, or those that a linear basis makes of them, a bias last, where its dimension has
     as many and no other table has.
 
+    :param others: shapes of sites beside those of the density.
     :raises BadInput: for a dimension without names, and for names that do not fit.
     """
     coords, dims = dict(coords or {}), dict(dims or {})
-    shapes = {p.name: p.shape for part in (joint.hypers, joint.latents) for p in part}
+    shapes = {p.name: p.shape for part in (joint.hypers, joint.latents) for p in part} | dict(others or {})
     _check(coords, dims, shapes)
     own = as_written(joint.model)
     tables = dict(getattr(joint, "columns", {}))

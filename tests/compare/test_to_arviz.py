@@ -15,7 +15,17 @@ from pyro.infer.autoguide import AutoMultivariateNormal
 from pyro.optim import Adam
 from torch import Tensor
 
-from pyro_evidence import REVM, RVM, BadInput, LaplaceEvidence, LaplacePosterior, OverlapEM, Start, TooLarge
+from pyro_evidence import (
+    REVM,
+    RVM,
+    BadInput,
+    LaplaceEvidence,
+    LaplacePosterior,
+    OverlapEM,
+    Start,
+    StructurePosterior,
+    TooLarge,
+)
 from pyro_evidence.compare.to_arviz import arviz_groups, to_datatree, to_inference_data
 from pyro_evidence.models.prbf import prbf
 from tests.models_for_tests.exact_models import straight, straight_data, two_normals, two_normals_data
@@ -322,3 +332,32 @@ def test_groups_that_would_not_fit_are_refused_with_the_number(
     with pytest.raises(TooLarge, match=rf"needs {needed:,} bytes; 33,554,432 are free.*num_samples=100"):
         arviz_groups(fitted, num_samples=100_000)
     arviz_groups(fitted, num_samples=100)
+
+
+def selection(X: Tensor, y: Tensor) -> None:
+    keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([3]).to_event(1), infer={"branching": True})
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    mean = X @ (w * keep)
+    if float(keep[2]) > 0:
+        mean = mean + pyro.sample("b", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(X)):
+        pyro.sample("y", dist.Normal(mean, 2.0), obs=y)
+
+
+def test_draws_over_structures_are_of_what_all_have() -> None:
+    X, y = straight_data()
+    fit = LaplaceEvidence(selection).run(X, y)
+    assert isinstance(fit, StructurePosterior) and 0.05 < float(fit.inclusion("keep")[2]) < 0.95
+    names = {"coords": {"column": ["a", "b", "c"]}, "dims": {"keep": ["column"], "w": ["column"]}}
+    data = to_inference_data(fit, num_samples=400, seed=3, **names)
+    assert data.groups() == ["posterior", "observed_data"]
+    drawn = fit.get_samples(400, seed=3)
+    assert set(data.posterior) == {"keep", "w"}  # without b, which half of the structures have
+    for name, value in drawn.items():
+        np.testing.assert_array_equal(data.posterior[name].values.reshape(400, 3), value)
+    np.testing.assert_array_equal(data.observed_data["y"], y)
+    means = arviz.summary(data, var_names=["keep"], kind="stats", round_to="none")["mean"]
+    np.testing.assert_allclose(means.to_numpy(), fit.inclusion("keep"), atol=0.12)
+    assert list(means.index) == ["keep[a]", "keep[b]", "keep[c]"]
+    assert data.posterior.attrs["log_evidence"] == float(fit.log_evidence)
+    assert "log_likelihood" in arviz_groups(fit.member(0), num_samples=40)
