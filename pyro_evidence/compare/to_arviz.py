@@ -218,8 +218,9 @@ def _estimated(fit: LaplacePosterior, num: int, seed: int) -> dict[str, Tensor]:
 def _named(chains: GroupedDraws, coords: Coords | None, dims: Dims | None) -> dict[str, Any]:
     """Names of dimensions, those of the sites that are shown."""
     names = names_of(chains.joint, coords, dims, {n: v.shape[2:] for n, v in chains.draws.items()})
-    drawn, once = {*chains.draws, *chains.estimated}, {n: d for n, d in names.dims.items() if len(set(d)) == len(d)}
-    shown = {n: list(along) for n, along in once.items() if n in drawn}
+    shapes = {n: tuple(v.shape[2:]) for n, v in (chains.draws | chains.estimated).items()}
+    once = {n: list(along) for n, along in names.dims.items() if len(set(along)) == len(along)}
+    shown = {n: along for n, along in once.items() if shapes.get(n) == tuple(len(names.coords[d]) for d in along)}
     used = {d for along in shown.values() for d in along}
     return {"dims": shown, "coords": {d: list(names.coords[d]) for d in used}}
 

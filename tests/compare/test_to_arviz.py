@@ -25,6 +25,7 @@ from pyro_evidence import (
     Start,
     StructurePosterior,
     TooLarge,
+    explore,
 )
 from pyro_evidence.compare.to_arviz import arviz_groups, to_datatree, to_inference_data
 from pyro_evidence.models.prbf import prbf
@@ -361,3 +362,12 @@ def test_draws_over_structures_are_of_what_all_have() -> None:
     assert list(means.index) == ["keep[a]", "keep[b]", "keep[c]"]
     assert data.posterior.attrs["log_evidence"] == float(fit.log_evidence)
     assert "log_likelihood" in arviz_groups(fit.member(0), num_samples=40)
+
+
+def test_a_term_with_the_name_of_a_site_has_no_dims_of_that_site() -> None:
+    """The coefficients of a mixed model are its site b."""
+    pandas = pytest.importorskip("pandas")
+    X, y = straight_data()
+    frame = pandas.DataFrame({"a": X[:, 0].numpy(), "b": X[:, 1].numpy(), "y": y.numpy()})
+    found = to_inference_data(explore("y ~ a + b", frame), num_samples=400).posterior
+    assert found["a"].dims == found["b"].dims == ("chain", "draw") and set(found["b"].values.ravel()) <= {0.0, 1.0}
