@@ -228,8 +228,7 @@ def _named(chains: GroupedDraws, coords: Coords | None, dims: Dims | None) -> di
 def _described(found: Any, fit: Fit) -> Any:
     """The groups with the log evidence in nats and the hyperparameters, numbers and lists, as attributes."""
     if isinstance(fit, Posterior):
-        values = {} if isinstance(fit, StructurePosterior) else fit.hyperparameters
-        attributes = {f"hyperparameter {n}": _array(v).tolist() for n, v in values.items()}
+        attributes = {f"hyperparameter {n}": _array(v).tolist() for n, v in getattr(fit, "hyperparameters", {}).items()}
         found["posterior"].attrs.update({"log_evidence": float(fit.log_evidence), **attributes})
     return found
 

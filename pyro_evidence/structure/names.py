@@ -37,10 +37,7 @@ class Names:
 
 
 def names_of(
-    joint: LogJoint,
-    coords: Coords | None = None,
-    dims: Dims | None = None,
-    others: Mapping[str, Size] | None = None,
+    joint: LogJoint, coords: Coords | None = None, dims: Dims | None = None, others: Mapping[str, Size] | None = None
 ) -> Names:
     """The known names: the caller's first, then the model's own ``coords`` and ``dims``, then columns of a table.
 
