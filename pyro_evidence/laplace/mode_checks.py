@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode, NotSmooth
 from pyro_evidence.fitting.process_state import without_validation
+from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.derivatives import generic_directions, pullback
 from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.dense import Precision
@@ -377,6 +378,8 @@ LEAST = 1.0  # nats, at one of them
 BEYOND = (1e4, 1e6)  # standard deviations: another mode is nearer, and the largest number is far
 NEAR = 2.0  # standard deviations, where a normal density has fallen by 2 nats
 LEAST_FALL = 0.2  # nats, there
+ENDS = (1e4, 1e6, 1e8, 1e10, 1e12)  # standard deviations: on the way a vague prior has its say
+SLOW = 1e-4  # relative to how an integral that just diverges falls
 NUM_ON_THE_WAY = 8  # places up to there
 LEAST_DIP = 0.01  # nats below the far end, somewhere before it
 FAR_OUT = 1e8  # times the mode, or where a coordinate is as large
@@ -414,22 +417,34 @@ def require_proper_mode(summit: ModeNeighbourhood, precision: Precision) -> None
 
 
 def require_end(summit: ModeNeighbourhood, precision: Precision) -> None:
-    """Refuse a log joint that rises without end in some direction: it grows by more than any normal density falls.
+    """Refuse a log joint without an integral, as its ends in some directions tell.
 
-    :raises ImproperPosterior: naming the site that rises most by itself.
+    One that rises without end, where it grows by more than any normal density falls; and one that at last falls no
+    faster than ``r^-d`` along a ray in the ``d`` numbers of a real site, the others where they are.
+
+    :raises ImproperPosterior: naming the site that rises most by itself, or that falls too slowly.
     """
     sd = precision.variance[0].sqrt() * summit.active
     way = generic_directions(1, len(sd), sd)[0] * sd
     moves = torch.stack([sign * far * way for far in BEYOND for sign in (1.0, -1.0)])
     near, far = summit.fall(moves).chunk(2)
-    if not bool(((far < near) & (near < -LEAST)).any()):
-        return
-    alone = summit.joint.latents.by_part.to(sd.device) * (BEYOND[0] * way)
-    worst = summit.joint.latents.names[int(torch.minimum(summit.fall(alone), summit.fall(-alone)).argmin())]
+    parts, latents = summit.joint.latents.by_part.to(sd.device), summit.joint.latents
+    if bool(((far < near) & (near < -LEAST)).any()):
+        how, alone = "the log joint rises without end", parts * (BEYOND[0] * way)
+        worst = int(torch.minimum(summit.fall(alone), summit.fall(-alone)).argmin())
+    else:
+        real = torch.tensor([is_identity(part.transform) for part in latents], device=sd.device)  # others saturate
+        falls = torch.stack([summit.fall(torch.cat([end * parts * way, -end * parts * way])) for end in ENDS])
+        least = (parts * summit.active).sum(-1) * math.log(ENDS[1] / ENDS[0])  # to be faster than r^-d between two
+        slow = (falls.diff(dim=0).view(len(ENDS) - 1, 2, -1) <= least * (1.0 + SLOW)).all(0).any(0)
+        slow = slow & real & (least > 0)
+        if not bool(slow.any()):
+            return
+        how, worst = "the log joint falls too slowly beyond", int(slow.int().argmax())
     raise ImproperPosterior(
-        f"the log joint rises without end {BEYOND[0]:g} and {BEYOND[1]:g} posterior standard deviations from its mode, "
-        f"most in site '{worst}': its integral is infinite, and there is no posterior. Look for a pyro.factor or a "
-        f"likelihood that grows faster than that site's prior falls, or give the site a bounded support."
+        f"{how} {BEYOND[0]:g} and {BEYOND[1]:g} posterior standard deviations from its mode, most in site "
+        f"'{latents.names[worst]}': its integral is infinite, and there is no posterior. Look for a pyro.factor or a "
+        "likelihood that grows faster than that site's prior falls, or give the site a proper prior or bounded support."
     )
 
 

@@ -1,5 +1,6 @@
 """Modes at infinity and plateaus are refused, whatever the curvature there; proper posteriors are not."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -81,3 +82,43 @@ def test_a_mode_at_the_origin_is_proper() -> None:
     balanced = torch.cat([X, X]), torch.cat([NOISY, 1.0 - NOISY])
     posterior = LaplaceEvidence(classes(flat())).run(*balanced)
     assert float(posterior.mode["w"].abs().max()) < 1e-6
+
+
+def tails(power: float, size: int = 1) -> Callable[[], None]:
+    """A density that falls as ``r^(-2 power)`` far out."""
+
+    def model() -> None:
+        x = pyro.sample("x", dist.ImproperUniform(constraints.real_vector, (), (size,)))
+        pyro.factor("tails", -power * (1.0 + x.square().sum(-1)).log())
+
+    return model
+
+
+@pytest.mark.parametrize(("power", "size"), [(0.4, 1), (0.5, 1), (1.0, 2)])
+def test_tails_that_fall_too_slowly_for_an_integral_are_refused(power: float, size: int) -> None:
+    with pytest.raises(
+        ImproperPosterior, match=r"falls too slowly beyond .* in site 'x'.*give the site a proper prior"
+    ):
+        LaplaceEvidence(tails(power, size)).run()
+
+
+def behind_a_vague_prior(t: Tensor) -> None:
+    """Level for six orders of magnitude where an outlier explains the data, then the prior falls."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1e6))
+    near, far = dist.Normal(mean, 0.1).log_prob(t), dist.Normal(0.0, 50.0).log_prob(t)
+    pyro.factor("t", torch.logaddexp(near + math.log(0.9), far + math.log(0.1)).sum())
+
+
+def without_its_prior() -> None:
+    """A Cauchy density, as the difference of large numbers far out."""
+    x = pyro.sample("x", dist.Normal(0.0, 1.0))
+    pyro.factor("x^2", 0.5 * x.square() - (1.0 + x.square()).log())
+
+
+OUTLIER = torch.tensor([0.1, 0.2, 0.15, 9.0])
+ENDING = [(tails(0.8), ()), (tails(1.2, 2), ()), (without_its_prior, ()), (behind_a_vague_prior, (OUTLIER,))]
+
+
+@pytest.mark.parametrize(("model", "args"), ENDING)
+def test_tails_that_fall_fast_enough_in_the_end_are_not(model: Callable[..., None], args: tuple[Tensor, ...]) -> None:
+    assert bool(LaplaceEvidence(model).run(*(x.double() for x in args)).log_evidence.isfinite())
