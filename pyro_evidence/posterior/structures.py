@@ -21,6 +21,7 @@ from pyro_evidence.fitting.iterate import Status, Stop, bar_of
 from pyro_evidence.fitting.process_state import entry_point
 from pyro_evidence.laplace.evidence_error import EvidenceError
 from pyro_evidence.laplace.replicates import Columns
+from pyro_evidence.laplace.restarts import can_tour
 from pyro_evidence.nested.structures import Evaluate, Search, Switched, search, switched
 from pyro_evidence.numerics.batched import along
 from pyro_evidence.posterior.archive import Saved, require_equal
@@ -238,11 +239,11 @@ class StructurePosterior(Saved, PredictionMixin):
 
     @cached_property
     def _vague(self) -> str:
-        """What a prior's width is worth, in the best structure where its slope takes no quadrature."""
+        """What a prior's width is worth, in the best structure, where it is small or nothing is marginalised."""
         said = "vague priors decide between structures: the log evidence falls with the log of a prior's width"
         with suppress(ArithmeticError, NotConverged, BadInput, UnsupportedModel):
             best = self.member(0)
-            if not best.marginalised_sites:
+            if not best.marginalised_sites or can_tour(best.state):
                 found = best.sensitivity()
                 scales = [n for n in found.log_evidence if found.constants[n].unit is None]  # the largest slope first
                 if scales:

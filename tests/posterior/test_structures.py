@@ -758,6 +758,22 @@ def test_what_a_wide_prior_costs_stands_beside_the_table() -> None:
     assert "in the first, -2.1 nats as w.scale is doubled" in str(found.structures(2))
 
 
+def test_the_slope_of_a_vague_prior_is_said_where_the_noise_is_sampled() -> None:
+    """Lindley: each coefficient that is in costs log 2 as its prior's scale is doubled."""
+
+    def model(X: Tensor, y: Tensor) -> None:
+        keep = pyro.sample("keep", dist.Bernoulli(0.5).expand([2]).to_event(1), infer=BRANCHING)
+        noise = pyro.sample("noise", dist.HalfNormal(1.0))
+        w = pyro.sample("w", dist.Normal(0.0, 100.0).expand([2]).to_event(1))
+        with pyro.plate("data", len(X)):
+            pyro.sample("y", dist.Normal(X @ (w * keep), noise), obs=y)
+
+    X, y = data(size=3)
+    found = LaplaceEvidence(model, stop=QUIET).run(X[:, :2], 2.0 * X[:, 0] + 0.1 * y)
+    assert found.member(0).marginalised_sites == ("noise",) and found.structure(0)["keep"].tolist() == [1.0, 0.0]
+    assert "in the first, -0.69 nats as w.scale is doubled" in str(found.structures(2))
+
+
 @pytest.mark.parametrize("model", [linear, pytest.param(with_scales, marks=pytest.mark.slow)])
 def test_a_saved_posterior_is_the_same_over_its_engine(model: Callable[..., Any], tmp_path: Path) -> None:
     X, y = data(size=3)
