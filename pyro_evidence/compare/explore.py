@@ -20,6 +20,7 @@ from pyro_evidence.infer.laplace_evidence import LaplaceEvidence
 from pyro_evidence.laplace.approximation import laplace_problem, laplace_state
 from pyro_evidence.laplace.replicates import Columns
 from pyro_evidence.laplace.restarts import thetas
+from pyro_evidence.laplace.type2 import step, type2_state
 from pyro_evidence.models.basis import Learned
 from pyro_evidence.models.formula.design import complete_rows, formulas_within
 from pyro_evidence.models.formula.mixed import MixedModel, mixed
@@ -36,6 +37,7 @@ from pyro_evidence.settings import Start, check_count, check_model, seeded
 CHOICE, KERNEL = "program", "kernel"  # the structure sites
 LEVEL = 1e-3  # nats, a slope that is nothing beside the nat that a setting costs: one that runs to zero goes on long
 DRAWN = 32  # starts of a kernel's settings, of which the highest is climbed from: a tenth of the climb
+CLOSED = 0.25  # of the nats that a climb is short of, in two steps: one that closes less is given up
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,9 @@ def explore(
     with sums, products and change points of these, found by steps: the best at each depth, as many as ``beam``, go on
     to all that one more kernel makes of it or of one of its parts (Duvenaud et al. 2013; Lloyd et al. 2014).  Settings
     with priors are integrated.  Those that are learned begin where their parts ended, or elsewhere if that is higher,
-    and the prior of a kernel falls by a nat with each, since it may have gained as much; so it does for mixtures with
-    each number that ``engine=EvidenceEM`` maximises.  What kernels that were not looked at hold is not known:
-    ``unvisited`` is nan.
+    or as given if a climb from there overtakes.  The prior of a kernel falls by a nat with each, since it may have
+    gained as much; so it does for mixtures with each number that ``engine=EvidenceEM`` maximises.  What kernels that
+    were not looked at hold is not known: ``unvisited`` is nan.
 
     Of a formula and a frame,
     ``explore("y ~ (a + b + c)^2 + (1 | g)", frame)``, the programs are the formulas within it: fixed terms may be in or
@@ -284,13 +286,10 @@ def _explore_kernels(
             found: list[tuple[float, KernelExpression, dict[str, Tensor]]] = []
             for text, (each, values) in level.items():
                 bar.update()
-                sizes[text], one = _num_learned(each.kernel), engine(model(each.kernel))
-                one.stop = replace(one.stop, progress=False, gradient_tolerance=max(LEVEL, one.stop.gradient_tolerance))
-                try:
-                    one.start = replace(one.start, values=_highest(one, args, kwargs, values))
-                    ends[text] = posterior = one.run(*args, **kwargs)
-                except FAILURES as error:
-                    ends[text] = error
+                sizes[text] = _num_learned(each.kernel)
+                one, plain = (engine(model(kernel)) for kernel in (each.kernel, each.kernel.resolved(_as_given)))
+                ends[text] = posterior = _fitted(one, plain, args, kwargs, values)
+                if isinstance(posterior, Exception):
                     continue
                 reached = {n: v.detach() for n, v in posterior.hyperparameters.items()}
                 others = {n: v for n, v in reached.items() if not n.startswith("kernel.")}
@@ -321,9 +320,64 @@ def _num_learned(kernel: Kernel) -> int:
     return sum(sizes)
 
 
+@dataclass(frozen=True, eq=False)
+class Reached(Learned):
+    """A setting that begins where that of a part has ended, and what it was given as."""
+
+    given: Setting = 1.0
+
+
+def _as_given(name: str, setting: Setting, kernel: Kernel) -> Setting:
+    return setting.given if isinstance(setting, Reached) else setting
+
+
 def _beginning(kernel: Kernel, values: Mapping[str, Tensor]) -> Kernel:
     """The kernel whose settings begin at values."""
-    return kernel.resolved(lambda name, setting, _: Learned(values[name]) if name in values else setting)
+
+    def begun(name: str, setting: Setting, kernel: Kernel) -> Setting:
+        return Reached(values[name], _as_given(name, setting, kernel)) if name in values else setting
+
+    return kernel.resolved(begun)
+
+
+def _fitted(
+    one: LaplaceEvidence,
+    plain: LaplaceEvidence,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    values: Mapping[str, Tensor],
+) -> LaplacePosterior | Exception:
+    """The fit of a kernel from where its parts ended, or from the settings as given, where that climb overtakes it.
+
+    :param plain: the engine of the settings as given.
+    :param values: of what is learned beside the kernel, where that ended.
+    """
+    found: LaplacePosterior | Exception
+    one.stop = replace(one.stop, progress=False, gradient_tolerance=max(LEVEL, one.stop.gradient_tolerance))
+    plain.stop = one.stop
+    try:
+        one.start = replace(one.start, values=_highest(one, args, kwargs, values))
+        found = one.run(*args, **kwargs)
+    except FAILURES as error:
+        found = error
+    with suppress(*FAILURES):
+        height = -math.inf if isinstance(found, Exception) else float(found.log_evidence)
+        if _overtakes(LogJoint(plain.model, args, kwargs, maximise=plain.maximise), height + LEVEL):
+            other = plain.run(*args, **kwargs)
+            found = other if float(other.log_evidence) > height else found
+    return found
+
+
+def _overtakes(joint: LogJoint, height: float) -> bool:
+    """Whether a climb from a model's own values passes a height, two steps closing a part of what is missing."""
+    state = type2_state(laplace_state(laplace_problem(joint), joint.initial_theta, joint.initial_u))
+    heights = [state.objective]
+    while heights[-1] <= height:
+        if len(heights) > 2 and heights[-1] - heights[-3] < CLOSED * (height - heights[-3]):
+            return False
+        state = step(state)
+        heights.append(state.objective)
+    return True
 
 
 def _highest(

@@ -49,7 +49,25 @@ def test_line_and_season_are_found_and_each_evidence_is_that_of_a_fit() -> None:
     assert float(falls[best]) == pytest.approx(-3.0)  # four settings in place of one
     assert math.isnan(posterior.unvisited) and "elsewhere is not known" in str(posterior.structures(2))
     assert "falls by a nat with each number that is maximised" in str(posterior.structures(2))
-    torch.testing.assert_close(posterior.predict(X[:3]), alone.predict(X[:3]), rtol=0.0, atol=0.03)
+    torch.testing.assert_close(posterior.member(0).predict(X[:3]), alone.predict(X[:3]), rtol=0.0, atol=0.03)
+
+
+def test_composites_are_no_lower_than_fits_from_the_settings_as_given() -> None:
+    """A season alone follows a trend too, by a period that never ends: from there no season is found beside a trend."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.linspace(0.0, 10.0, 60, dtype=torch.float64)
+    y = 0.4 * x + (math.pi * x).sin() + 0.2 * torch.randn(60, generator=generator, dtype=torch.float64)
+    X, y = x.unsqueeze(-1), y - y.mean()
+    posterior = explore({"trend": RBF(), "season": Periodic()}, X, y, depth=2, engine=QUIET)
+    found = dict(zip(posterior.labels["kernel"], posterior.log_evidences.tolist(), strict=True))
+    for text, kernel in {
+        "season + trend": RBF() + Periodic(),
+        "season * trend": RBF() * Periodic(variance=1.0),
+        "change(trend, season)": ChangePoint((RBF(), Periodic())),
+    }.items():
+        alone = QUIET(gp_regression(kernel)).run(X, y)
+        assert float(alone.log_evidence) <= found[text] + 0.01, text
+    assert found["season + trend"] > found["trend"] + 10.0
 
 
 def test_every_part_grows_and_factors_have_one_variance() -> None:
