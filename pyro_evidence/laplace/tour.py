@@ -775,7 +775,7 @@ def integral_over(
             num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
 
     made = ModeIntegral(log_joint, found, x, density, mixture, at_modes, exchange)
-    is_told = made.is_trusted and (found.pareto_k < FINITE or made.error < TOLD or spared)  # else has no variance
+    is_told = made.is_trusted and (found.pareto_k < FINITE or made.error < TOLD or spared)
     may_walk = given is None and walks and density.size <= MOST_WALKED and not (is_told or made.is_crowded)
     walks_by = seed + TURNS + 3 + MOST_PARTS, 1 if spared else STRETCHES
     return replace(made, walks_by=walks_by if may_walk else None)

@@ -390,7 +390,7 @@ class StructurePosterior(Saved, PredictionMixin):
         """
         bars = list[tuple[str, float]]()
         for site, values in self.found.values.items():
-            shares = {"": self.inclusion(site)} if site in self._switches else self.values_of(site)
+            shares = {"": self.inclusion(site)} if _is_switch(values) else self.values_of(site)
             for i in range(values[0].numel()):
                 name = site if values.dim() == 1 else f"{site}[{i}]"
                 for value, share in shares.items():

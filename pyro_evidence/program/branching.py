@@ -205,7 +205,7 @@ def _law(node: Node) -> Callable[[Tensor], Tensor]:
 
     def log_prob(values: Tensor) -> Tensor:
         values = values.reshape(-1, *node["value"].shape)
-        found = fn.log_prob(values).detach().reshape(len(values), -1).sum(-1) * scale
+        found = (fn.log_prob(values).detach() * scale).reshape(len(values), -1).sum(-1)
         if not isinstance(base, Bernoulli | Categorical):
             return found
         chances, index = torch.broadcast_tensors(probs, values.long().unsqueeze(-1))

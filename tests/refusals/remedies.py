@@ -85,6 +85,11 @@ def plain() -> Any:
 LINE = regression(plain)
 
 
+def heavy(prior: Any) -> Model:
+    """A likelihood with tails as of 1/x."""
+    return lambda: pyro.factor("tails", -0.5 * (1.0 + pyro.sample("x", prior).square()).log())
+
+
 def masked(X: Tensor, y: Tensor) -> None:
     w = normal("w", 2)
     with pyro.plate("data", len(X)):
@@ -345,6 +350,12 @@ REMEDIES: dict[str, Remedy] = {
         lambda: fit(
             regression(lambda: dist.Normal(torch.zeros(2, dtype=torch.float32), 1.0).to_event(1)), X.float(), Y.float()
         ),
+    ),
+    "tails that fall too slowly": Remedy(
+        ImproperPosterior,
+        "give the site a proper prior",
+        lambda: fit(heavy(dist.ImproperUniform(constraints.real, (), ()))),
+        lambda: fit(heavy(dist.Normal(0.0, 100.0))),
     ),
     "separable classes": Remedy(
         ImproperPosterior,
