@@ -283,7 +283,20 @@ def mixture_data(
     observed = ~missing if bool(missing.any()) else None
     Y = torch.where(missing, 0.0, Y) if observed is not None else Y
     weight = Y.new_ones(1).expand(Y.shape[-2]) if weight is None else weight
-    layout = _layout((Y.shape[-1], 1 if G is None else G.shape[-1]), G is None, observed is not None, products)
+    (m, B), gaps = (Y.shape[-1], 1 if G is None else G.shape[-1]), observed is not None
+    present = 1 + torch.arange(m) if gaps else torch.zeros(m, dtype=torch.long)
+    start = 1 + m * gaps
+    if G is None:
+        gram = present[:, None, None]
+    else:
+        size = B * (B + 1) // 2
+        gram = (start + place_in_triangle(B)).expand(m, B, B) + gaps * size * torch.arange(m)[:, None, None]
+        start += size * (m if gaps else 1)
+    cross = start + torch.arange(m * B).reshape(m, B)
+    start += m * B
+    square = start + m + place_in_triangle(m, 1) if products else torch.full((m, m), -1)
+    square = square.diagonal_scatter(start + torch.arange(m))
+    layout = FeatureLayout(present, gram, cross, square, int(square.max()) + 1)
     ones = Y.new_ones(1).expand(*Y.shape[:-1], 1)
     return MixtureData(Y, ones if G is None else G, weight, observed, None, layout).with_features
 
@@ -301,24 +314,6 @@ def _features(Y: Tensor, G: Tensor | None, observed: Tensor | None, *, products:
     blocks += [cross, Y.square()]
     blocks += [Y[..., i : i + 1] * Y[..., i + 1 :] for i in range(Y.shape[-1] - 1)] if products else []
     return torch.cat([x.mT for x in blocks], -2).mT
-
-
-def _layout(shape: tuple[int, int], constant: bool, missing: bool, products: bool) -> FeatureLayout:
-    """The columns that :func:`mixture_data` lays out; shape is ``(m, B)``."""
-    m, B = shape
-    present = 1 + torch.arange(m) if missing else torch.zeros(m, dtype=torch.long)
-    start = 1 + m * missing
-    if constant:
-        gram = present[:, None, None]
-    else:
-        size = B * (B + 1) // 2
-        gram = (start + place_in_triangle(B)).expand(m, B, B) + missing * size * torch.arange(m)[:, None, None]
-        start += size * (m if missing else 1)
-    cross = start + torch.arange(m * B).reshape(m, B)
-    start += m * B
-    square = start + m + place_in_triangle(m, 1) if products else torch.full((m, m), -1)
-    square = square.diagonal_scatter(start + torch.arange(m))
-    return FeatureLayout(present, gram, cross, square, int(square.max()) + 1)
 
 
 @dataclass(frozen=True)

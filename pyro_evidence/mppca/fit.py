@@ -210,25 +210,22 @@ def directly(batch: MPPCARestarts) -> MPPCARestarts:
 
 
 def _starts(own: Tensor, one: FactorAnalysers, ties: SharedParameters) -> FactorAnalysers:
-    """Pairs of components, ``(PAIRS, 2)``: about centres apart, without loadings."""
+    """Pairs of components, ``(PAIRS, 2)``, without loadings: along directions of large variance, and at far data."""
     m, q = one.W.shape[-2:]
     W = torch.randn(PAIRS, 2, m, q, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(one.W)
     wide = one.rebuilt(lambda _, x: x.expand(PAIRS, 2, *x.shape[2:]))
     if ties.mean_free:
-        wide = replace(wide, mu=one.mu[0, 0] + _centres((own - one.mu[0, 0]).nan_to_num(0.0)))
+        away = (own - one.mu[0, 0]).nan_to_num(0.0)
+        _, sizes, V = torch.linalg.svd(away, full_matrices=False)
+        along = (sizes[:, None] * fix_signs(V.mT).mT / len(away) ** 0.5)[: PAIRS - 1]
+        first = away[away.square().sum(-1).argmax()]
+        second = away[(away - first).square().sum(-1).argmax()]
+        pairs = torch.cat([torch.stack([along, -along], 1), torch.stack([first, second]).unsqueeze(0)])
+        wide = replace(wide, mu=one.mu[0, 0] + pairs)
     if ties.all_free[0]:
         wide = replace(wide, alpha=torch.full_like(wide.alpha, ALPHA), columns=torch.ones_like(wide.columns))
     even = torch.full_like(wide.log_mixing, 0.5).log()
     return replace(wide, W=SMALL * W * wide.columns.unsqueeze(-2), log_mixing=even)
-
-
-def _centres(away: Tensor) -> Tensor:
-    """Pairs of centres about zero: along the two directions of largest variance, and two data far apart."""
-    _, sizes, V = torch.linalg.svd(away, full_matrices=False)
-    along = (sizes[:, None] * fix_signs(V.mT).mT / len(away) ** 0.5)[: PAIRS - 1]
-    first = away[away.square().sum(-1).argmax()]
-    second = away[(away - first).square().sum(-1).argmax()]
-    return torch.cat([torch.stack([along, -along], 1), torch.stack([first, second]).unsqueeze(0)])
 
 
 LEAST_NOISE = FLOOR  # of the data's variance

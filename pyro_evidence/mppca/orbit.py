@@ -63,25 +63,19 @@ def turned(W: Tensor, analysers: FactorAnalysers, generator: torch.Generator) ->
     white = torch.randn(len(W), K, q, q, generator=generator, dtype=torch.float64).to(analysers.W)
     uniform, R = torch.linalg.qr(white)
     uniform = uniform * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-    held = _held_rotations(len(W), analysers, generator)
-    Q = torch.where(shares_precision(analysers)[0, :, None, None], uniform, held)
-    return torch.where(analysers.active[0][:, None, None], W @ Q, W)
-
-
-def _held_rotations(num: int, analysers: FactorAnalysers, generator: torch.Generator) -> Tensor:
-    K, q = analysers.W.shape[1], analysers.W.shape[-1]
     angle = torch.linspace(-0.5 * math.pi, 0.5 * math.pi, GRID).to(analysers.W)
     kappa, on = evidence.held_by_prior(analysers.alpha[0], analysers.W[0].square().sum(-2)), analysers.columns[0]
-    signs = torch.randint(2, (num, K, q), generator=generator).to(analysers.W) * 2.0 - 1.0
-    Q = torch.diag_embed(signs)
+    signs = torch.randint(2, (len(W), K, q), generator=generator).to(analysers.W) * 2.0 - 1.0
+    held = torch.diag_embed(signs)
     for a, b in torch.combinations(torch.arange(q), 2).tolist():  # rotations do not commute
         table = (-kappa[:, a, b, None] * angle.sin().square()).exp().cumsum(-1)
-        level = torch.rand(K, num, generator=generator, dtype=torch.float64).to(analysers.W) * table[:, -1:]
+        level = torch.rand(K, len(W), generator=generator, dtype=torch.float64).to(analysers.W) * table[:, -1:]
         theta = angle[torch.searchsorted(table, level).clamp(max=GRID - 1)].mT * (on[:, a] & on[:, b])
-        left, right = Q[..., a].clone(), Q[..., b].clone()
+        left, right = held[..., a].clone(), held[..., b].clone()
         c, s = theta.cos().unsqueeze(-1), theta.sin().unsqueeze(-1)
-        Q[..., a], Q[..., b] = c * left + s * right, c * right - s * left
-    return Q
+        held[..., a], held[..., b] = c * left + s * right, c * right - s * left
+    Q = torch.where(shares_precision(analysers)[0, :, None, None], uniform, held)
+    return torch.where(analysers.active[0][:, None, None], W @ Q, W)
 
 
 def log_weights(Y: Tensor, analysers: FactorAnalysers, precision: Dense, num_samples: int, seed: int) -> Tensor:

@@ -166,15 +166,6 @@ def best_within_span(it: Iterate) -> Iterate:
     analysers = it.analysers
     if not expectation.is_isotropic(analysers.beta) or not analysers.W.shape[-1]:
         return it
-    turn = _turn(it)
-    new = replace(analysers, W=analysers.W @ turn)
-    change = torch.linalg.solve_triangular(new.tril, turn.mT @ analysers.tril, upper=False)  # of whitened coordinates
-    return replace(it, analysers=new, stats=replace(it.stats, cross=it.stats.cross @ change.mT))
-
-
-def _turn(it: Iterate) -> Tensor:
-    """Matrix by which the loadings are multiplied, shape ``(R, K, q, q)``."""
-    analysers = it.analysers
     norms, V = torch.linalg.eigh(it.gram)
     some = norms > 1e-10 * (1.0 + norms[..., -1:])  # rounding leaves pruned columns a norm
     inverse = torch.where(some, torch.where(some, norms, 1.0).rsqrt(), 0.0)
@@ -187,5 +178,8 @@ def _turn(it: Iterate) -> Tensor:
     c = 2.0 * s / (1.0 + (1.0 + 4.0 * alpha * s / it.counts.unsqueeze(-1)).sqrt())
     length = (c - 1.0).clamp(min=LEAST).sqrt()  # zero would stay so in EM
     on = analysers.columns.gather(-1, place) & analysers.active.unsqueeze(-1)
-    found_turn = fix_signs(Q @ E) * torch.where(on, length, 0.0).unsqueeze(-2)
-    return found_turn.gather(-1, place.argsort(-1).unsqueeze(-2).expand(found_turn.shape))
+    turn = fix_signs(Q @ E) * torch.where(on, length, 0.0).unsqueeze(-2)
+    turn = turn.gather(-1, place.argsort(-1).unsqueeze(-2).expand(turn.shape))
+    new = replace(analysers, W=analysers.W @ turn)
+    change = torch.linalg.solve_triangular(new.tril, turn.mT @ analysers.tril, upper=False)  # of whitened coordinates
+    return replace(it, analysers=new, stats=replace(it.stats, cross=it.stats.cross @ change.mT))

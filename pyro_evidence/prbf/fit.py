@@ -83,16 +83,6 @@ class PRBFRestarts(Restarts):
         return "the penalised log likelihood left the finite numbers"
 
 
-def warmed_up(point: Point, update: Update, lost: Lost) -> PRBFRestarts:
-    """All rows after the warm-up that ``update`` asks for, in which :func:`em` runs where ``alpha`` is not 0."""
-    if bool((point.alpha > 0).any()):
-        for _ in range(getattr(update, "warm_up", 0)):
-            point = _tried(em, point)
-    since = torch.full_like(point.net.mixing, -1, dtype=torch.long)
-    seen = {"paths": (point.objective,), "since": since}
-    return PRBFRestarts.begun(point.alpha, point=point, lost=lost, update=update, **seen)
-
-
 def next_round(now: PRBFRestarts) -> PRBFRestarts:
     """One round; rows that become non-finite keep their last good state.
 
@@ -227,9 +217,13 @@ def begin(engine: Any, rows: Rows[Labelled], *alphas: Alpha) -> PRBFFit:
             f"eq. 22 is {float(point.objective[bad[0]])} at start {int(bad[0])}; expected a finite number. Standardise "
             f"the inputs (datasets.standardised), or begin where the data have some density: initial=KMeans()."
         )
-    batch = warmed_up(point, engine.update, engine.lost)
-    require_survivors(batch.point)
     warm_up = getattr(engine.update, "warm_up", 0) if bool((point.alpha > 0).any()) else 0
+    warm = point
+    for _ in range(warm_up):
+        warm = _tried(em, warm)
+    seen = {"paths": (warm.objective,), "since": torch.full_like(warm.net.mixing, -1, dtype=torch.long)}
+    batch = PRBFRestarts.begun(warm.alpha, point=warm, lost=engine.lost, update=engine.update, **seen)
+    require_survivors(warm)
     return PRBFFit(engine.model, rows.example if data.keeps else None, shift, point, batch, warm_up)
 
 

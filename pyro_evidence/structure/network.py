@@ -198,15 +198,9 @@ class NetworkDensity(JointDensity):
         """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
         precisions = self._precisions(theta)
         eta = outputs(self.wiring.X, self._layers(u), self.wiring.activation)
-        return self._log_prior(u, precisions) + self._log_likelihood(eta, precisions)
-
-    def _log_prior(self, u: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
-        total = u.new_zeros(len(u))
-        for name, w in self.joint.latents.unconstrained(u.to(self.joint.dtype)).items():
-            alpha = _spread(precisions[self.wiring.alpha[name]], w)
-            half = 0.5 * ((alpha / math.tau).log() - alpha * w.square())
-            total = total + half.flatten(1).sum(-1).double()
-        return total
+        alpha = self._prior_precision(u, precisions)
+        log_prior = 0.5 * ((alpha / math.tau).log() - alpha * u.square()).sum(-1)
+        return log_prior + self._log_likelihood(eta, precisions)
 
     def _log_likelihood(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
         noise = {k: precisions[n] for k, n in self.wiring.noise.items()}
