@@ -122,19 +122,15 @@ class _GeneralizedPareto(_Pareto):
 
     def log_prob(self, value: Tensor) -> Tensor:
         z = (value - self.loc) / self.scale
-        excess = (1.0 + self.concentration) * z * _log1p_over(self.concentration * z)
+        x = self.concentration * z
+        small = x.abs() < SMALL
+        far = torch.where(small, 1.0, x)
+        near = torch.where(small, x, 0.0)
+        series = torch.zeros_like(x)  # of log(1 + x) / x, which has derivatives at 0
+        for power in range(TERMS, -1, -1):
+            series = 1.0 / (power + 1) - near * series
+        excess = (1.0 + self.concentration) * z * torch.where(small, series, torch.log1p(far) / far)
         return -torch.where(self.concentration == -1.0, 0.0, excess) - self.scale.log()
-
-
-def _log1p_over(x: Tensor) -> Tensor:
-    """``log(1 + x) / x``, with derivatives at 0."""
-    small = x.abs() < SMALL
-    far = torch.where(small, 1.0, x)
-    near = torch.where(small, x, 0.0)
-    series = torch.zeros_like(x)
-    for power in range(TERMS, -1, -1):
-        series = 1.0 / (power + 1) - near * series
-    return torch.where(small, series, torch.log1p(far) / far)
 
 
 class _InverseGamma(dist.InverseGamma):
@@ -184,19 +180,15 @@ class _VonMises3D(dist.VonMises3D):
 
     def log_prob(self, value: Tensor) -> Tensor:
         square = self.concentration.square().sum(-1)
-        return (self.concentration * value).sum(-1) - math.log(2.0 * math.tau) - _log_sinh_over(square)
-
-
-def _log_sinh_over(square: Tensor) -> Tensor:
-    """``log(sinh k / k)`` as a function of ``k^2``, with derivatives at 0."""
-    small = square < SMALL
-    near = torch.where(small, square, 0.0)
-    term, series = torch.ones_like(near), torch.zeros_like(near)
-    for n in range(1, TERMS):  # sinh k / k = sum of k^2n / (2n + 1)!
-        term = term * near / (2 * n * (2 * n + 1))
-        series = series + term
-    k = torch.where(small, 1.0, square).sqrt()
-    return torch.where(small, series.log1p(), k + torch.log1p(-torch.exp(-2.0 * k)) - (2.0 * k).log())
+        small = square < SMALL
+        near = torch.where(small, square, 0.0)
+        term, series = torch.ones_like(near), torch.zeros_like(near)
+        for n in range(1, TERMS):  # sinh k / k = sum of k^2n / (2n + 1)!, a function of k^2 with derivatives at 0
+            term = term * near / (2 * n * (2 * n + 1))
+            series = series + term
+        k = torch.where(small, 1.0, square).sqrt()
+        log_ratio = torch.where(small, series.log1p(), k + torch.log1p(-torch.exp(-2.0 * k)) - (2.0 * k).log())
+        return (self.concentration * value).sum(-1) - math.log(2.0 * math.tau) - log_ratio
 
 
 class _Binomial(dist.Binomial):
@@ -226,18 +218,13 @@ class _DiscreteHMM(dist.DiscreteHMM):
     def log_prob(self, value: Tensor) -> Tensor:
         value = value.unsqueeze(-1 - self.observation_dist.event_dim)
         steps = self.transition_logits + self.observation_dist.log_prob(value).unsqueeze(-2)
-        after = log_sum_exp(_log_product(steps.movedim(-3, 0)), -1)
-        return log_sum_exp(self.initial_logits + after, -1)
-
-
-def _log_product(steps: Tensor) -> Tensor:
-    """The product of matrices ``(T, ..., S, S)`` given by their logarithms, neighbours first, shape ``(..., S, S)``."""
-    while len(steps) > 1:
-        even = len(steps) // 2 * 2
-        left, right = steps[0:even:2], steps[1:even:2]
-        pairs = log_sum_exp(left.unsqueeze(-1) + right.unsqueeze(-3), -2)
-        steps = torch.cat([pairs, steps[even:]])
-    return steps.squeeze(0)
+        steps = steps.movedim(-3, 0)
+        while len(steps) > 1:  # the product of matrices (T, ..., S, S), neighbours first, by their logarithms
+            even = len(steps) // 2 * 2
+            left, right = steps[0:even:2], steps[1:even:2]
+            pairs = log_sum_exp(left.unsqueeze(-1) + right.unsqueeze(-3), -2)
+            steps = torch.cat([pairs, steps[even:]])
+        return log_sum_exp(self.initial_logits + log_sum_exp(steps.squeeze(0), -1), -1)
 
 
 SUCCESSES_OR_NOT = (dist.Bernoulli, _Bernoulli, _Binomial)  # as they stand in a run of a model

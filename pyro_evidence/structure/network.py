@@ -277,8 +277,10 @@ class NetworkDensity(JointDensity):
 
     def _prior_precision(self, u: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
         """Prior precision of each coordinate, ``(R, D)``."""
-        values = self.joint.latents.unconstrained(u)
-        parts = [_spread(precisions[self.wiring.alpha[n]], w).expand_as(w).flatten(1) for n, w in values.items()]
+        parts = []
+        for name, w in self.joint.latents.unconstrained(u).items():
+            alpha = precisions[self.wiring.alpha[name]]  # (R or 1,) + shape: rows come before columns
+            parts.append(alpha.reshape(*alpha.shape, *(1,) * (w.dim() - alpha.dim())).expand_as(w).flatten(1))
         return torch.cat(parts, -1).double()
 
     def _scatter(self, layers: Sequence[Layer]) -> Tensor:
@@ -295,8 +297,3 @@ class NetworkDensity(JointDensity):
             back = into.unsqueeze(-1) + out.unsqueeze(-2) * D
             self._places.append(torch.cat([within.flatten(), ahead.flatten(), back.flatten()]))
         return self._places[0]
-
-
-def _spread(alpha: Tensor, w: Tensor) -> Tensor:
-    """A precision ``(R or 1,) + shape`` so that it broadcasts with ``(R,) + site shape``; rows come before columns."""
-    return alpha.reshape(*alpha.shape, *(1,) * (w.dim() - alpha.dim()))
