@@ -129,9 +129,7 @@ def heard_by_all(join: Communicator) -> Iterator[None]:
     join.raise_together(wrong)
 
 
-def agree_on_kind(
-    model: Any, chunks: Chunks, join: Communicator, make: Callable[[tuple[Any, ...]], Any] = lambda _: None
-) -> None:
+def agree_on_kind(model: Any, chunks: Chunks, join: Communicator, make: Callable[[tuple[Any, ...]], Any]) -> None:
     """Refuse processes with different models, columns or dtypes, as their first chunks show them.
 
     :param make: raises for what is wrong with the first rows of a process, before they are shared.
