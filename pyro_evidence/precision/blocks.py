@@ -327,24 +327,21 @@ class BlockPrecision(Precision):
         flat = self.tril.new_zeros(self.plan.places.total)
         self.plan.remainder(flat).copy_(torch.cholesky_inverse(self.tril))
         for step, factor in zip(reversed(self.plan.steps), reversed(self.factors), strict=True):
-            self._invert(step, factor, flat)
+            panel, width = step.panel(flat), step.own.shape[-1]
+            identity = torch.eye(width, dtype=flat.dtype, device=flat.device).expand_as(factor.tril)
+            W = factor.backward(factor.Y)
+            half = factor.backward(factor.forward(identity))
+            if step.as_product:
+                rest = self.plan.remainder(flat)
+                full = (step.spread(W, len(rest)) @ rest).view(*W.shape[:-1], -1)
+                full = torch.nn.functional.pad(full, (0, 1))  # the column of the padding
+                panel[..., width:] = -full.gather(-1, step.neighbours.unsqueeze(1).expand_as(W))
+            else:
+                for part in step.slices():
+                    places = self.plan.neighbours(step, part)
+                    panel[part, :, width:] = -(W[part] @ flat.index_select(0, places.flatten()).view(places.shape))
+            panel[..., :width] = half - panel[..., width:] @ W.mT
         return flat
-
-    def _invert(self, step: Step, factor: StepFactor, flat: Tensor) -> None:
-        panel, width = step.panel(flat), step.own.shape[-1]
-        identity = torch.eye(width, dtype=flat.dtype, device=flat.device).expand_as(factor.tril)
-        W = factor.backward(factor.Y)
-        half = factor.backward(factor.forward(identity))
-        if step.as_product:
-            rest = self.plan.remainder(flat)
-            full = (step.spread(W, len(rest)) @ rest).view(*W.shape[:-1], -1)
-            full = torch.nn.functional.pad(full, (0, 1))  # the column of the padding
-            panel[..., width:] = -full.gather(-1, step.neighbours.unsqueeze(1).expand_as(W))
-        else:
-            for part in step.slices():
-                places = self.plan.neighbours(step, part)
-                panel[part, :, width:] = -(W[part] @ flat.index_select(0, places.flatten()).view(places.shape))
-        panel[..., :width] = half - panel[..., width:] @ W.mT
 
     @cached_property
     def adjoint(self) -> Elements:

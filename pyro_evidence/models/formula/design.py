@@ -267,7 +267,12 @@ class FrameDesign:
         frame = self.frame if frame is None else frame
         kind = self.kind
         if kind == "trials":
-            return self._trials(frame)
+            are_summed, parts = self._of_trials()
+            successes, other = (_float(self._column(part, frame)) for part in parts)
+            trials = successes + other if are_summed else other
+            inside = bool(((successes >= 0) & (successes <= trials)).all())
+            _require(inside, "successes", "from 0 to the number of trials")
+            return Response(successes, {"trials": trials})
         if kind in ("times", "order"):
             return self._times(frame)
         if kind in ("binary", "classes", "grades"):
@@ -306,13 +311,6 @@ class FrameDesign:
                 f"cbind(successes, failures). For zeros and ones take family='bernoulli'."
             )
         return found.group(1) == "cbind", [text.strip() for text in found.groups()[1:]]
-
-    def _trials(self, frame: Frame) -> Response:
-        are_summed, parts = self._of_trials()
-        successes, other = (_float(self._column(part, frame)) for part in parts)
-        trials = successes + other if are_summed else other
-        _require(bool(((successes >= 0) & (successes <= trials)).all()), "successes", "from 0 to the number of trials")
-        return Response(successes, {"trials": trials})
 
     def _times(self, frame: Frame) -> Response:
         found = re.fullmatch(r"[sS]urv\((.*)\)", self.formula.response)

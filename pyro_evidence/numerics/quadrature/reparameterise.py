@@ -69,7 +69,27 @@ def fitted(t: Tensor, log_density: Tensor, start: Tensor | None = None) -> AxisM
     target, weight = _weighed(log_density)
     zero = torch.zeros(len(t), NUM_PARAMS, dtype=torch.float64, device=t.device)
     share = weight.square() / weight.square().sum(-1, keepdim=True)
-    return map_of(_levenberg_marquardt(zero if start is None else start, t, target, weight, share))
+    params = zero if start is None else start
+    found, left = params.clone(), torch.arange(len(params), device=params.device)
+    damping = torch.full((len(params), 1), 1e-2, dtype=params.dtype, device=params.device)
+    data: tuple[Tensor, ...] = (t, target, weight, share)  # of the axes that have not arrived
+    here = _misfit(params, *data)
+    for _ in range(NUM_STEPS):
+        normal, fall = here[:, 1:, 1:], here[:, 1:, 0]
+        normal = normal + (damping * normal.diagonal(dim1=-2, dim2=-1)).diag_embed()
+        step = torch.linalg.solve(normal, fall).clamp(-1.0, 1.0)
+        going = (step * fall).sum(-1) > LEAST_RISE * here[:, 0, 0]
+        found[left] = params - step  # which moves an axis that has arrived by next to nothing
+        if not bool(going.any()):
+            break
+        left, params, step, here, damping = (x[going] for x in (left, params, step, here, damping))
+        data = tuple(x[going] for x in data)
+        ahead = _misfit(params - step, *data)
+        better = ahead[:, :1, 0] < here[:, :1, 0]
+        params, here = torch.where(better, params - step, params), torch.where(better.unsqueeze(-1), ahead, here)
+        damping = damping * torch.where(better, 1.0 / CHANGE, CHANGE)
+        found[left] = params
+    return map_of(found)
 
 
 def _weighed(log_density: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,29 +125,6 @@ def _misfit(params: Tensor, t: Tensor, target: Tensor, weight: Tensor, share: Te
     pull = torch.cat([params.unsqueeze(-2), torch.eye(NUM_PARAMS).to(params).expand(len(params), -1, -1)], -2)
     rows = torch.cat([rows, PULL * pull], -1)
     return rows @ rows.mT
-
-
-def _levenberg_marquardt(params: Tensor, *data: Tensor) -> Tensor:
-    """Minimise the squared residual of every axis by itself, shape ``(d, 4)``; an axis that has arrived stays."""
-    found, left = params.clone(), torch.arange(len(params), device=params.device)
-    damping = torch.full((len(params), 1), 1e-2, dtype=params.dtype, device=params.device)
-    here = _misfit(params, *data)
-    for _ in range(NUM_STEPS):
-        normal, fall = here[:, 1:, 1:], here[:, 1:, 0]
-        normal = normal + (damping * normal.diagonal(dim1=-2, dim2=-1)).diag_embed()
-        step = torch.linalg.solve(normal, fall).clamp(-1.0, 1.0)
-        going = (step * fall).sum(-1) > LEAST_RISE * here[:, 0, 0]
-        found[left] = params - step  # which moves an axis that has arrived by next to nothing
-        if not bool(going.any()):
-            break
-        left, params, step, here, damping = (x[going] for x in (left, params, step, here, damping))
-        data = tuple(x[going] for x in data)
-        ahead = _misfit(params - step, *data)
-        better = ahead[:, :1, 0] < here[:, :1, 0]
-        params, here = torch.where(better, params - step, params), torch.where(better.unsqueeze(-1), ahead, here)
-        damping = damping * torch.where(better, 1.0 / CHANGE, CHANGE)
-        found[left] = params
-    return found
 
 
 STEPS = tuple(0.8 * each for each in (1, 2, 3, 4, 6, 8))  # standard deviations
