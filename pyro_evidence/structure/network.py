@@ -198,9 +198,15 @@ class NetworkDensity(JointDensity):
         """``log p(D, w | hyperparameters)``, nats, shape ``(R,)``."""
         precisions = self._precisions(theta)
         eta = outputs(self.wiring.X, self._layers(u), self.wiring.activation)
-        alpha = self._prior_precision(u, precisions)
-        log_prior = 0.5 * ((alpha / math.tau).log() - alpha * u.square()).sum(-1)
-        return log_prior + self._log_likelihood(eta, precisions)
+        return self._log_prior(u, precisions) + self._log_likelihood(eta, precisions)
+
+    def _log_prior(self, u: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
+        total = u.new_zeros(len(u))
+        for name, w in self.joint.latents.unconstrained(u.to(self.joint.dtype)).items():
+            alpha = _spread(precisions[self.wiring.alpha[name]], w)
+            half = 0.5 * ((alpha / math.tau).log() - alpha * w.square())
+            total = total + half.flatten(1).sum(-1).double()
+        return total
 
     def _log_likelihood(self, eta: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
         noise = {k: precisions[n] for k, n in self.wiring.noise.items()}
@@ -277,10 +283,8 @@ class NetworkDensity(JointDensity):
 
     def _prior_precision(self, u: Tensor, precisions: Mapping[str, Tensor]) -> Tensor:
         """Prior precision of each coordinate, ``(R, D)``."""
-        parts = []
-        for name, w in self.joint.latents.unconstrained(u).items():
-            alpha = precisions[self.wiring.alpha[name]]  # (R or 1,) + shape: rows come before columns
-            parts.append(alpha.reshape(*alpha.shape, *(1,) * (w.dim() - alpha.dim())).expand_as(w).flatten(1))
+        values = self.joint.latents.unconstrained(u)
+        parts = [_spread(precisions[self.wiring.alpha[n]], w).expand_as(w).flatten(1) for n, w in values.items()]
         return torch.cat(parts, -1).double()
 
     def _scatter(self, layers: Sequence[Layer]) -> Tensor:
@@ -297,3 +301,8 @@ class NetworkDensity(JointDensity):
             back = into.unsqueeze(-1) + out.unsqueeze(-2) * D
             self._places.append(torch.cat([within.flatten(), ahead.flatten(), back.flatten()]))
         return self._places[0]
+
+
+def _spread(alpha: Tensor, w: Tensor) -> Tensor:
+    """A precision ``(R or 1,) + shape`` so that it broadcasts with ``(R,) + site shape``; rows come before columns."""
+    return alpha.reshape(*alpha.shape, *(1,) * (w.dim() - alpha.dim()))
