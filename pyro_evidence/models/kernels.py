@@ -304,9 +304,7 @@ class Isotropic(Stationary):
     lengthscale: Setting = LEARNED
     variance: Setting = LEARNED
 
-    def profile(self, squared: Tensor) -> Tensor:
-        """Correlation as a function of ``r^2``."""
-        raise NotImplementedError
+    profile: ClassVar[Callable[..., Tensor]]  # correlation as a function of r^2
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
         """``variance`` times the correlation."""
