@@ -139,13 +139,16 @@ class FitTable:
             raise BadInput(f"{len(self.succeeded)} of {len(self)} fits succeeded; expected two or more to pool.")
         return rubin(*self.estimates(site))
 
-    def summary(self) -> Table:
-        """Print the log evidence of each fit, the first twenty, and what failed."""
+    def table(self) -> Table:
+        """The log evidence of each fit, the first twenty, and what failed."""
         rows = {str(k): {"log evidence": value} for k, value in enumerate(self.log_evidence.tolist()[:SHOWN])}
         notes = [f"{len(self)} fits, {len(self.errors)} failed"]
         notes += [f"fit {k}: {' '.join(str(error).split())}" for k, error in list(self.errors.items())[:3]]
-        table = Table(rows, {"log evidence": "nats"}, notes, corner="fit", digits=6)
-        print(table)  # noqa: T201, what summaries do
+        return Table(rows, {"log evidence": "nats"}, notes, corner="fit", digits=6)
+
+    def summary(self) -> Table:
+        """Print the table."""
+        print(table := self.table())  # noqa: T201, what summaries do
         return table
 
 

@@ -280,6 +280,8 @@ class StructurePosterior(Saved, PredictionMixin):
     def get_samples(self, num_samples: int = NUM_DRAWS, seed: int | None = None) -> Values:
         """Draws of the structure and of the latent sites that every drawn structure has, in one shape.
 
+        A term of a formula whose name is that of a latent site is left out: draws by that name are of the site.
+
         :return: site name -> ``(S,) + shape``.
         """
         num_samples, seed = check_count("num_samples", num_samples, at_least=0), seed_of(seed)
@@ -294,7 +296,8 @@ class StructurePosterior(Saved, PredictionMixin):
         order = torch.randperm(num_samples, generator=generator)
         shared = [n for n in parts[0] if all(n in p and p[n].shape[1:] == parts[0][n].shape[1:] for p in parts)]
         found = {name: torch.cat([part[name] for part in parts])[order] for name in shared}
-        there = {n: v for n, v in self.found.values.items() if bool(self.found.present[n][drawn].all())}
+        alone = self.found.values.keys() - {name for part in parts for name in part}
+        there = {n: v for n, v in self.found.values.items() if n in alone and bool(self.found.present[n][drawn].all())}
         return found | {name: value[drawn][order] for name, value in there.items()}
 
     def quantiles(self, q: float | Sequence[float]) -> Values:
@@ -464,7 +467,7 @@ class StructurePosterior(Saved, PredictionMixin):
         size = self._size
         parents: dict[int, int | None] = {}
         for first in self.order[:most].tolist():
-            place: int | None = first
+            place: int | None = first if bool(height[first].isfinite()) else None
             while place is not None and place not in parents:
                 smaller = ((elements != elements[place]).sum(-1) == 1) & (size == size[place] - 1) & height.isfinite()
                 parents[place] = int(torch.where(smaller, height, -torch.inf).argmax()) if bool(smaller.any()) else None

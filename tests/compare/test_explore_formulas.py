@@ -85,3 +85,12 @@ def test_formulas_without_a_choice_are_refused(formula: str, said: str) -> None:
 def test_a_prior_names_formulas() -> None:
     with pytest.raises(BadInput, match="expected a positive number for each of y ~ 1, y ~ 1"):
         explore("y ~ a", frame(), engine=QUIET, prior={"a": 1.0})
+
+
+def test_draws_by_the_name_of_a_site_are_of_the_site() -> None:
+    random = np.random.default_rng(1)
+    named = pd.DataFrame({"sigma": random.normal(size=40), "x": random.normal(size=40)})
+    named["y"] = 1.0 + 0.8 * named.x + 0.3 * random.normal(size=40)
+    draws = explore("y ~ x + sigma", named, engine=QUIET).get_samples(20, seed=0)
+    assert len(draws["sigma"].unique()) == 20 and 0.2 < float(draws["sigma"].mean()) < 0.4
+    assert set(draws["x"].unique().tolist()) <= {0.0, 1.0}

@@ -90,7 +90,8 @@ def test_a_failure_is_an_entry_and_stops_nobody(capsys: pytest.CaptureFixture[st
     assert float(fits.log_evidence[3]) == pytest.approx(exact(X[3], y[3])[2], rel=1e-10)
     with pytest.raises(BadInput, match="nan"):
         fits.posterior(2)
-    assert "4 fits, 1 failed" in str(fits.summary())
+    assert "4 fits, 1 failed" in str(fits.table()) and not capsys.readouterr().out
+    assert str(fits.summary()) == str(fits.table())
     assert "fit 2: " in capsys.readouterr().out
 
 

@@ -703,6 +703,19 @@ def test_bars_of_inclusion() -> None:
     plt.close("all")
 
 
+def test_structures_without_a_posterior_have_no_place_in_the_tree() -> None:
+    plt = pytest.importorskip("matplotlib.pyplot")
+    posterior = LaplaceEvidence(linear).run(*data(size=3))
+    fails = posterior.found.values["keep"].sum(-1) == 3.0
+    search, lost = posterior.search, lambda x, end: torch.where(fails, end, x)
+    search = replace(
+        search, log_evidences=lost(search.log_evidences, math.nan), log_weights=lost(search.log_weights, -math.inf)
+    )
+    axes = replace(posterior, search=search).plot_nested(plt.figure().gca())
+    assert len(axes.texts) == 7 + 6 and not any("inf" in text.get_text() for text in axes.texts)
+    plt.close("all")
+
+
 def test_the_summary_has_the_best(capsys: pytest.CaptureFixture[str]) -> None:
     X, y = data()
     table = LaplaceEvidence(linear).run(X, y).summary()
