@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -39,6 +39,7 @@ class Picked:
 
     argument: int
     index: Tensor  # flat positions, in the shape of the value
+    dtype: torch.dtype | None = None  # of what it stands for, where that is not the argument's
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +126,7 @@ class Tape(DispatchMode):
         leaves = tuple(self.value(x) for x in given)
         if alone and func.overloadpacket in PICKS and isinstance(leaves[0], Picked):
             args, kwargs = tree_unflatten([leaves[0].index, *given[1:]], form)
-            self.known[result] = Picked(leaves[0].argument, func(*args, **kwargs))
+            self.known[result] = replace(leaves[0], index=func(*args, **kwargs))
             return
         signs = tuple((x.shape, x.dtype) for x in made)
         operation = Operation(func, leaves, form, signs)
@@ -165,11 +166,13 @@ class TableRows:
 
     tables: tuple[Table, ...]
     rows: Tensor | None  # (n, ...), None for all in their order
+    dtype: torch.dtype | None = None  # that they are read in, None for their own
 
     def read(self, arguments: Sequence[Tensor], tables: Tables) -> Tensor:
         """The values, ``(n, ...)``."""
         found = [arguments[-1 - batch] if batch < 0 else tables[batch][number] for batch, number in self.tables]
         whole = found[0] if len(found) == 1 else torch.cat(found)
+        whole = whole if self.dtype is None else whole.to(self.dtype)
         if self.rows is None:
             return whole
         return whole.index_select(0, self.rows.reshape(-1)).reshape(*self.rows.shape, *whole.shape[1:])
@@ -328,7 +331,7 @@ class _Builder:
     def _leaf(self, column: Sequence[Any], dtype: torch.dtype) -> Leaf:
         first = column[0]
         if isinstance(first, Picked):
-            return TableRows(((-1 - first.argument, 0),), torch.stack([x.index for x in column]))
+            return TableRows(((-1 - first.argument, 0),), torch.stack([x.index for x in column]), first.dtype)
         if isinstance(first, Made):
             return self._rows(column)
         if not isinstance(first, Tensor) or all(x is first for x in column):
@@ -385,7 +388,7 @@ def in_batches(operations: Sequence[Operation]) -> list[list[Operation]]:
 
 def _sign(leaf: Any) -> Any:
     if isinstance(leaf, Picked):
-        return leaf.argument, leaf.index.shape
+        return leaf.argument, leaf.index.shape, leaf.dtype
     if isinstance(leaf, Made):
         return leaf.operation.results[leaf.number]
     if isinstance(leaf, Tensor):

@@ -124,7 +124,7 @@ class FollowSums(Follow):
 
     def _met(self, result: Tensor) -> Groups:
         number = self.num + torch.arange(result.numel(), device=result.device).reshape(result.shape)
-        self.stand_ins.add(result, Picked(2, number))
+        self.stand_ins.add(result, Picked(2, number, result.dtype))
         self.num += result.numel()
         return ((self.size + number).unsqueeze(-1),)
 

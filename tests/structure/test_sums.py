@@ -14,7 +14,7 @@ from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.errors import TooLarge
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, is_certified, laplace_problem, laplace_state
 from pyro_evidence.laplace.gradient import slope
-from pyro_evidence.models.gmrf import AR1, BYM2, ICAR, Kronecker, RandomWalk, lattice
+from pyro_evidence.models.gmrf import AR1, BYM2, ICAR, Kronecker, Neighbours, RandomWalk, lattice
 from pyro_evidence.precision.choices import exact_hessian
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure import factor_cells, factor_terms, factors, recognise
@@ -236,3 +236,22 @@ def test_coordinates_that_all_factors_see_are_not_laid_out_for_each(monkeypatch:
     known = recognise.recognise(LogJoint(model, (torch.ones(NUM),)), factors=True).known
     assert isinstance(known, Structured) and len(known.B) == 1
     assert laid and len(graph.edges) * (NUM - 1) not in laid
+
+
+def product_of_fields(y: Tensor) -> None:
+    one = torch.ones((), dtype=y.dtype)
+    scale = pyro.sample("scale", dist.HalfNormal(one))
+    ring = Neighbours(torch.tensor([[i, (i + 1) % 20] for i in range(20)]))
+    x = pyro.sample("x", Kronecker(AR1(scale, 0.5 * one, 12), ICAR(ring, one)))
+    with pyro.plate("times", 12, dim=-2), pyro.plate("regions", 20, dim=-1):
+        pyro.sample("y", dist.Poisson(x.view(12, 20).exp()), obs=y)
+
+
+def test_sums_stand_in_the_precision_of_the_model() -> None:
+    """Of a model in single precision they are doubles, which no product of its matrices takes."""
+    y = torch.poisson(torch.full((12, 20), 2.0), torch.Generator().manual_seed(0))
+    heights = []
+    for dtype in (torch.float32, torch.float64):
+        joint = LogJoint(product_of_fields, (y.to(dtype),), {}, maximise=["scale"])
+        heights.append(laplace_state(laplace_problem(joint), joint.initial_theta, joint.initial_u).objective)
+    assert heights[0] == pytest.approx(heights[1], abs=1e-2)
