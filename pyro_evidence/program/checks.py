@@ -376,7 +376,7 @@ def _check_dtypes(latent: Mapping[str, Node], nodes: Mapping[str, Node]) -> None
     dtypes = {n: s["value"].dtype for n, s in latent.items()}
     results = {n: s["log_prob"].dtype for n, s in nodes.items() if n in latent or is_observation(s)}
     if len(set(dtypes.values())) > 1 or (torch.float32 in dtypes.values() and torch.float64 in results.values()):
-        double = [n for n, dtype in (results | dtypes).items() if dtype == torch.float64]
+        double = [n for n, dtype in results.items() if torch.float64 in (dtype, dtypes.get(n))]
         single = [n for n, dtype in dtypes.items() if dtype != torch.float64]
         raise BadInput(
             f"float32 and float64 are mixed: latent {', '.join(single)} are single precision, "

@@ -663,3 +663,13 @@ def test_runs_of_a_model_share_what_does_not_depend_on_scales() -> None:
     other = RandomWalk(0.5, t, order=2, level=1.0)
     x = torch.tensor([0.3, -0.1, 0.4, 0.2])
     torch.testing.assert_close(other.log_prob(x), RandomWalk(0.5, t.clone(), order=2, level=1.0).log_prob(x))
+
+
+@pytest.mark.parametrize("kind", [SAR, Leroux, ICAR])
+def test_a_field_in_single_precision_has_its_density_in_it(kind: Callable[..., GaussianField]) -> None:
+    edges = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [0, 2]])
+    settings = [0.7] if kind is ICAR else [0.7, 0.4]
+    single, double = (kind(edges, *torch.tensor(settings, dtype=d).unbind()) for d in (torch.float32, torch.float64))
+    x = double.sample()
+    assert single.log_prob(x.float()).dtype is torch.float32
+    torch.testing.assert_close(single.log_prob(x.float()).double(), double.log_prob(x), rtol=1e-4, atol=1e-4)

@@ -13,6 +13,7 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_evidence.errors import BadInput
 from pyro_evidence.program.log_joint import LogJoint
 from tests.oracles.density import Supports, at, unpack
 
@@ -353,3 +354,19 @@ def test_sites_and_plates_of_other_shapes_are_refused_before_they_are_drawn(
     ):
         LogJoint(of_size, (4, T), shapes=shapes)
     assert len(drawn) == (0 if "w" in shapes else 1)
+
+
+class InDouble(dist.Normal):
+    """A density in double precision of a value in single precision."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return super().log_prob(value).double()
+
+
+def test_mixed_precisions_are_refused_by_all_their_names() -> None:
+    def mixed(y: Tensor) -> None:
+        x = pyro.sample("x", InDouble(torch.tensor(0.0, dtype=torch.float32), torch.tensor(1.0, dtype=torch.float32)))
+        pyro.sample("y", dist.Normal(x, torch.ones_like(x)), obs=y)
+
+    with pytest.raises(BadInput, match="latent x are single precision, x double"):
+        LogJoint(mixed, (torch.tensor(0.3, dtype=torch.float32),))

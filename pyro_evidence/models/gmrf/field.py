@@ -203,7 +203,7 @@ class GaussianField(OfArguments):
 
     def log_normaliser(self) -> Tensor:
         """Log density at zero; where sums are given that are not zero, what is left without the factors.  Nats."""
-        normaliser = 0.5 * self.log_det - 0.5 * self.structure.rank * LOG_TWO_PI
+        normaliser = 0.5 * self.log_det.to(self._precision) - 0.5 * self.structure.rank * LOG_TWO_PI
         if self._given is None:
             return normaliser
         return normaliser + 0.5 * least_square(self.elements, self.structure, self._given).to(normaliser)
