@@ -280,7 +280,7 @@ class StructurePosterior(Saved, PredictionMixin):
     def get_samples(self, num_samples: int = NUM_DRAWS, seed: int | None = None) -> Values:
         """Draws of the structure and of the latent sites that every drawn structure has, in one shape.
 
-        A term of a formula whose name is that of a latent site is left out: draws by that name are of the site.
+        A term of a formula whose name is that of such a site is left out: draws by that name are of the site.
 
         :return: site name -> ``(S,) + shape``.
         """
@@ -296,9 +296,8 @@ class StructurePosterior(Saved, PredictionMixin):
         order = torch.randperm(num_samples, generator=generator)
         shared = [n for n in parts[0] if all(n in p and p[n].shape[1:] == parts[0][n].shape[1:] for p in parts)]
         found = {name: torch.cat([part[name] for part in parts])[order] for name in shared}
-        alone = self.found.values.keys() - {name for part in parts for name in part}
-        there = {n: v for n, v in self.found.values.items() if n in alone and bool(self.found.present[n][drawn].all())}
-        return found | {name: value[drawn][order] for name, value in there.items()}
+        there = {n: v for n, v in self.found.values.items() if bool(self.found.present[n][drawn].all())}
+        return {name: value[drawn][order] for name, value in there.items()} | found
 
     def quantiles(self, q: float | Sequence[float]) -> Values:
         """Marginal quantiles of 10,000 draws, as :meth:`get_samples` has them.
