@@ -50,17 +50,23 @@ def column_sums(columns: Sequence[Tensor]) -> Tensor:
     return torch.stack([missing.double(), *column_sums([x.nan_to_num(0.0, 0.0, 0.0) for x in columns])[1:]])
 
 
+def kinds_of(args: Sequence[Any]) -> list[Any]:
+    """Dtype and shape of each argument but for its number of rows, or its type: the same in all chunks."""
+    return [(x.dtype, x.dim(), x.shape[1:]) if isinstance(x, Tensor) else type(x) for x in args]
+
+
 @dataclass(frozen=True)
 class Combination:
     """One combination of all columns, each in units of its size in the first chunk.
 
     Its squares change also where the numbers of one column are handed out to other rows.
 
-    :ivar shapes: of the arguments, but for the number of rows, and their dtypes, in words: the same in all chunks.
+    :ivar kinds: of the arguments, as :func:`kinds_of`; ``shapes`` in words.
     :ivar weights: of each argument's columns, ``(C,)`` each, in their dtype.
     :ivar by_row: the same times a weight of each row, row by row, ``(n C,)`` each, for as many as a chunk had so far.
     """
 
+    kinds: list[Any]
     shapes: str
     weights: list[Tensor]
     by_row: list[Tensor]
@@ -72,7 +78,7 @@ class Combination:
         units = torch.where((sizes > 0.0) & sizes.isfinite(), sizes, 1.0)
         weights = (torch.arange(1.0, len(sizes) + 1.0).to(sizes).sin() / units).split([x.shape[1] for x in columns])
         own = [w.to(x) for w, x in zip(weights, columns, strict=True)]
-        return Combination(shapes_of(args), own, [w[:0] for w in own])
+        return Combination(kinds_of(args), shapes_of(args), own, [w[:0] for w in own])
 
     def sums(self, columns: Sequence[Tensor]) -> Tensor:
         """:func:`column_sums` of the columns of a chunk, and of their combination, ``(3, C + 1)``."""
@@ -228,7 +234,7 @@ class SameRows:
         for place, chunk in enumerate(self.chunks):
             args = arguments(place, chunk)
             if compared:
-                if here.of is None or shapes_of(args) == here.of.shapes:
+                if here.of is None or kinds_of(args) == here.of.kinds:
                     here.add(args)
                 elif first is not None or (known and not here.parts):  # else it was never seen, and is refused as it is
                     self._refuse(here, f"columns {here.of.shapes}", f"{shapes_of(args)} in chunk {place}")

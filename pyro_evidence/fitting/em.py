@@ -39,8 +39,6 @@ class Restarts:
     # largest change of a log hyperparameter on the way to parameters, (R,); not finite where they are not sound
     change_to: ClassVar[Callable[..., Tensor]]
     complaint: ClassVar[Callable[..., str]]  # of parameters and a row: reason in words why it has failed
-    # phases of a warm-up of so many rounds by a step: an update, a round, and the number of these
-    warm_up: ClassVar[Callable[..., "Sequence[Phase]"]]
 
     failed: Tensor  # (R,) bool: rows that stay at their last good state
     change: Tensor  # (R,) largest change of a log hyperparameter in the last round
@@ -51,6 +49,10 @@ class Restarts:
     def defined(self, heights: Tensor) -> Tensor:
         """Heights of the restarts, -inf where there is none."""
         return torch.where(self.failed | ~heights.isfinite(), -torch.inf, heights)
+
+    def warm_up(self, num_rounds: int, step: "Step[Any]") -> "Sequence[Phase]":
+        """The phases of a warm-up of so many rounds: an update, a round, and the number of these."""
+        return ()
 
     def ahead(self, before: Any, after: Any) -> Any:
         """Parameters to which a leap goes that begins ``before`` these, where the next round leads ``after``.

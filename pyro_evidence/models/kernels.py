@@ -304,7 +304,9 @@ class Isotropic(Stationary):
     lengthscale: Setting = LEARNED
     variance: Setting = LEARNED
 
-    profile: ClassVar[Callable[..., Tensor]]  # correlation as a function of r^2
+    def profile(self, squared: Tensor) -> Tensor:
+        """Correlation as a function of ``r^2``."""
+        raise NotImplementedError
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
         """``variance`` times the correlation."""

@@ -9,7 +9,7 @@ MacKay (2003), sec. 44.2 and 45.1; Neal (1996), "Bayesian Learning for Neural Ne
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,9 @@ class NetworkKernel(Kernel):
     bias_variance: Setting = LEARNED
     variance: Setting = LEARNED
 
-    product: ClassVar[Callable[..., Tensor]]  # E[h(p) h(q)] of normal p and q, by their variances and covariance
+    def product(self, a: Tensor, b: Tensor, cross: Tensor) -> Tensor:
+        """``E[h(p) h(q)]`` for ``p`` and ``q`` Gaussian with variances ``a``, ``b`` and covariance ``cross``."""
+        raise NotImplementedError
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
         """``variance E[h h']``."""

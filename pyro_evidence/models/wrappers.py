@@ -34,12 +34,15 @@ class OtherLikelihood(TensorValue):
     """A model whose observed sites are changed on the way."""
 
     model: Any
-    _change: Callable[[Any, Tensor], None]  # of the message of an observed site, and its value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model inside, its observed sites changed."""
         with _Observing(self._change):
             return self.model(*args, **kwargs)
+
+    def _change(self, msg: Any, value: Tensor) -> None:
+        """Change the message of an observed site."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)

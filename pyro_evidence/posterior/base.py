@@ -34,12 +34,15 @@ class Posterior:
 
     _draws: Callable[[Tensor], Tensor]  # unconstrained, (S, D), from white noise (S, num_directions)
     _away: Callable[[Tensor], Tensor]  # each coordinate z standard deviations from the mode, z.shape + (D,)
-    _joint: Any  # the density, a LogJoint, with the data of the fit
-    log_evidence: Any  # total, nats, ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         entry_point(cls)
+
+    @property
+    def _joint(self) -> LogJoint:
+        """The density, with the data of the fit."""
+        raise NotImplementedError
 
     @property
     def flat_sites(self) -> tuple[str, ...]:
@@ -71,6 +74,11 @@ class Posterior:
     def _as_laplace(self) -> tuple[float, tuple[str, ...]]:
         """Laplace's log evidence, nats, nan for another number; and what a comparison says of it, a sentence each."""
         return float(self.log_evidence), ()
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Total, nats, shape ``()``."""
+        raise NotImplementedError
 
     def _needs_data(self, what: str) -> None:
         """Refuse what looks at the data of the fit, where they were not kept."""

@@ -180,8 +180,14 @@ class _Tangents(Messenger):
 class PredictionMixin:
     """Predictions of new data, by a posterior or by an average over posteriors."""
 
-    # of an observed site at new inputs, by so many draws of a seed; and whether new data are kept, for quantiles
-    _site_prediction: Callable[..., SitePrediction]
+    def _site_prediction(
+        self, new: Arguments, num_samples: int, seed: int, kept: bool, *, site: str | None, kind: str
+    ) -> SitePrediction:
+        """Prediction of an observed site at new inputs.
+
+        :param kept: whether new data are kept, for quantiles.
+        """
+        raise NotImplementedError
 
     def _class_probabilities(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], integral: Integral, num_samples: int, seed: int
