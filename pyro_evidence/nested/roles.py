@@ -373,12 +373,12 @@ def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[s
     # which makes two modes, nor where these are more axes than a product of nodes bears.
     u, slices, affine = here.u.detach(), joint.latents.slices, [p for p in joint.latents if is_affine(p.transform)]
     found, multiplied = _multiplying_in_factors(here, real)
-    wide = _unseen(changes, without) & {p.name for p in affine if p.size > 1}
+    wide = _unseen(changes, without, {p.name for p in affine if p.size > 1})
     for name in numbers if wide else ():
         off = u.clone()
         off[slices[name]] = 0.0
         left = _run(joint, off, theta).changes(along)
-        found |= {name} if _unseen(changes, dict(zip(joint.latents.names, left, strict=True))) & wide else set()
+        found |= {name} if _unseen(changes, dict(zip(joint.latents.names, left, strict=True)), wide) else set()
     multiplied |= wide
     if found and sum(p.size for p in joint.latents if p.name in taken | found) <= PRODUCT_DIMS:
         turned = u.clone()
@@ -428,7 +428,7 @@ def _is_of_latents(node: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _unseen(changes: Changes, left: Changes) -> set[str]:
-    """Which sites some density sees by ``changes``, and no more by ``left``."""
-    pairs = ((name, child, after) for name, row in left.items() for child, after in row.items())
+def _unseen(changes: Changes, left: Changes, names: set[str]) -> set[str]:
+    """Which of some sites some density sees by ``changes``, and no more by ``left``."""
+    pairs = ((name, child, after) for name in names for child, after in left[name].items())
     return {n for n, c, after in pairs if c in changes[n] and _acts(changes[n][c]) and not _acts(after)}
