@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from pyro.distributions import Unit
 from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
@@ -297,8 +296,7 @@ def is_proper(found: OuterMode) -> bool:
     state, joint = found.state, found.state.problem.joint
     nodes = joint.trace(state.u, state.theta).nodes
     latent = [*joint.latents.names, *(n for n in joint.hypers.names if nodes[n]["type"] == "sample")]
-    factors = [n for n in joint.observed if isinstance(nodes[n]["fn"], Unit)]
-    return not factors and not any(is_improper(nodes[n]) for n in latent)
+    return not joint.factors and not any(is_improper(nodes[n]) for n in latent)
 
 
 def _flat(found: OuterMode) -> str:

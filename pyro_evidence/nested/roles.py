@@ -361,8 +361,7 @@ def sites_to_marginalise(joint: LogJoint, inside: Sequence[str] = ()) -> tuple[s
     without, changes = at_points
     taken |= multiplying(joint, [p for p in candidates if p.name not in taken], theta)
     # single numbers that a pyro.factor sees, which does not say what they do there, where these are few
-    fns = [here.nodes[name]["fn"] for name in joint.observed]
-    factors = [fn.log_factor.sum() for fn in fns if isinstance(fn, Unit)]
+    factors = [here.nodes[name]["fn"].log_factor.sum() for name in joint.factors]
     slope = pullback(torch.stack(factors).sum(), here.u) if factors else torch.zeros_like(here.u)
     seen = {p.name for p in candidates if p.size == 1 and bool(slope[joint.latents.slices[p.name]] != 0)}
     if sum(p.size for p in candidates if p.name in seen | taken) <= PRODUCT_DIMS:

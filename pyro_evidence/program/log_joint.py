@@ -11,7 +11,7 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
-from pyro.distributions import LowRankMultivariateNormal, MultivariateNormal, MultivariateStudentT
+from pyro.distributions import LowRankMultivariateNormal, MultivariateNormal, MultivariateStudentT, Unit
 from pyro.poutine.enum_messenger import EnumMessenger
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
@@ -134,6 +134,7 @@ class LogJoint:
         continuous = {n: s for n, s in latent.items() if not is_discrete(s)}
         self.discrete: tuple[str, ...] = tuple(n for n in latent if n not in continuous)
         self.observed: tuple[str, ...] = tuple(n for n, s in nodes.items() if is_observation(s))
+        self.factors: tuple[str, ...] = tuple(n for n in self.observed if isinstance(nodes[n]["fn"], Unit))
         self.unvalidated: tuple[str, ...] = tuple(n for n in self.observed if checks.unvalidated(nodes[n]["fn"]))
         self.maximised_sites: tuple[str, ...] = parameters.maximised_sites(
             tuple(continuous), tuple(declared), integrate, maximise

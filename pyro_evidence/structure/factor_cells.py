@@ -1,6 +1,7 @@
 """The log joint density of a model as many small terms: one for each cell of each site's plates."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, cast
@@ -39,7 +40,8 @@ def cells(joint: LogJoint, u: Tensor, theta: Tensor, names: Sequence[str] | None
     :param names: the sites that count, default all; with all the discrete ones, or none of them.
     """
     names = (*joint.latents.names, *joint.discrete, *joint.observed) if names is None else tuple(names)
-    with SummandTracker() as summands:
+    summands = SummandTracker()
+    with summands if joint.factors else nullcontext():  # it sees every operation of the run
         trace = joint.trace(u, theta)
     with without_validation():
         found = term_cells(trace, names) if joint.discrete else {}
