@@ -33,7 +33,6 @@ MOST_BYTES = 2**29  # that reverse passes for the shapes of inner marginals may 
 FEW = 16  # coordinates up to which dense rows together are as fast as by factors
 FEW_VALUES = 32  # of a process: a search at each node takes half as long again for 25, a quarter of the time for 60
 MOST_TOGETHER = 64  # rows whose factors are made together: overhead is then small beside what each row costs
-NUM_CALLS = 16  # of searches of an integral, each of some nodes
 MOST_ROWS = 400  # Hessians for them, where rows are evaluated one by one
 
 
@@ -126,14 +125,15 @@ def solve_inner(
     start: Tensor,
     *,
     searches: Tensor | int = 2,
-    light: bool = False,
+    held: int | None = None,
     rough: bool = False,
 ) -> ConditionalModes:
     """The inner mode and its curvature at each row of ``theta`` ``(R, T)``, searched from ``start`` ``(R, D)``.
 
     :param searches: for a row where those for all together find no mode, of all rows or each, ``(R,)``: the first by
         itself, a second from further away.
-    :param light: whether sparse factors are let go, and made again when they are asked for.
+    :param held: sparse factors, of as many other rows, beside which these have no room are let go, and made again when
+        they are asked for; None where all stay.
     :param rough: whether a thousandth of a nat is enough, where searches are dear.
     """
     if not len(theta):
@@ -141,7 +141,7 @@ def solve_inner(
         return ConditionalModes(theta, start, Dense(theta.new_zeros(0, start.shape[-1], start.shape[-1])), nothing)
     with torch.enable_grad():  # whoever asks for draws may have switched it off
         again, prior = torch.as_tensor(searches).expand(len(theta)).tolist(), log_priors(problem, theta.detach())
-        search = _together if is_batched(problem) else partial(_one_by_one, prior=prior, light=light, rough=rough)
+        search = _together if is_batched(problem) else partial(_one_by_one, prior=prior, held=held, rough=rough)
         u, precision, log_evidence = search(problem, theta.detach(), start.detach(), again)
     return ConditionalModes(theta, u, precision, log_evidence + prior.to(log_evidence))
 
@@ -181,13 +181,13 @@ def _in_double(problem: Problem) -> Problem:
 
 
 def _one_by_one(
-    problem: Problem, theta: Tensor, start: Tensor, again: list[int], *, prior: Tensor, light: bool, rough: bool
+    problem: Problem, theta: Tensor, start: Tensor, again: list[int], *, prior: Tensor, held: int | None, rough: bool
 ) -> tuple[Tensor, Precision, Tensor]:
     u, values, missing = start.clone(), [-torch.inf] * len(start), Diagonal(torch.ones_like(start[:1]))
     members, factors = list[Precision]([missing]) * len(start), problem.factors if problem.nodes == 1 else None
-    held = 1 if factors is None else factors.density.plan.num_bytes  # for each of the rows that are searched together
-    light = light and NUM_CALLS * held * len(start) > FLOAT * batched.HELD_NUMBERS  # small ones are kept
-    for rows in torch.arange(len(start)).split(max(1, min(MOST_TOGETHER, FLOAT * batched.BATCH_NUMBERS // held))):
+    each = 1 if factors is None else factors.density.plan.num_bytes  # for each of the rows that are searched together
+    light = held is not None and each * (held + len(start)) > FLOAT * batched.HELD_NUMBERS
+    for rows in torch.arange(len(start)).split(max(1, min(MOST_TOGETHER, FLOAT * batched.BATCH_NUMBERS // each))):
         together = near_states(problem, theta[rows], start[rows], prior[rows], light=light, rough=rough)
         for row, near in zip(rows.tolist(), together or [None] * len(rows), strict=True):
             state = near or _state(problem, theta[row], start[row], again[row] if together else max(1, again[row]))

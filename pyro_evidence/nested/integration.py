@@ -86,7 +86,7 @@ class OuterMode:
         return self.state.theta[self.marginalised]
 
     def inner(
-        self, phi: Tensor, start: Tensor | None = None, *, searches: Tensor | int = 2, **how: bool
+        self, phi: Tensor, start: Tensor | None = None, *, searches: Tensor | int = 2, **how: Any
     ) -> ConditionalModes:
         """Laplace inside at marginalised coordinates ``(R, d)``.
 
@@ -113,7 +113,7 @@ class OuterMode:
     @cached_property
     def probed(self) -> ConditionalModes:
         """Laplace inside along those axes, at :meth:`Standardisation.probes`, ``(d * J,)`` rows."""
-        return self.inner(self.gaussian.probes(), searches=1, light=True)
+        return self.inner(self.gaussian.probes(), searches=1, held=0)
 
     @cached_property
     def profile(self) -> Tensor:
@@ -642,7 +642,8 @@ class Searched:
 
 def _searched(found: OuterMode, where: Standardisation, z: Tensor, before: Searched | None = None) -> Searched | None:
     """Nodes ``(K, d)`` after those before; None where one has no inner mode."""
-    nodes = found.inner(where.forward(z), None if before is None else before.modes(z), light=True)
+    start, held = (None, 0) if before is None else (before.modes(z), len(before.z))
+    nodes = found.inner(where.forward(z), start, held=held)
     new = _searched_at(where, z, nodes)
     if not bool(new.log_ratio.isfinite().all()):
         return None
@@ -725,7 +726,7 @@ def _at(
     :param log_volume: of which each stands for all ``z``, ``(K,)``.
     :param start, how: as for :meth:`OuterMode.inner`.
     """
-    nodes = found.inner(where.forward(z), start, light=True, **how)
+    nodes = found.inner(where.forward(z), start, held=0, **how)
     return nodes, nodes.log_density + where.log_slope(z) + log_volume
 
 

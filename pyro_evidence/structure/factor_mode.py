@@ -222,8 +222,11 @@ class StructuredProblem:
             names, before = last[0][0] if last else [], mode.decrement[rows]
             place = torch.tensor([names.index(row) if row in names else -1 for row in rows.tolist()])
             while len(rows) and bool((place >= 0).all()):
-                slopes = mode.gradient.new_zeros(len(names), u.shape[-1]).index_copy(0, place, mode.gradient[rows])
-                step = last[0][2].solve(slopes)[place]
+                if len(rows) == 1:
+                    step = last[0][2].row(int(place)).solve(mode.gradient[rows])
+                else:
+                    slopes = mode.gradient.new_zeros(len(names), u.shape[-1]).index_copy(0, place, mode.gradient[rows])
+                    step = last[0][2].solve(slopes)[place]
                 decrement = (mode.gradient[rows] * step).sum(-1)
                 far = ~limits.is_small(decrement, before, mode.log_joint[rows]) & (decrement <= FALL * before)
                 rows, place, step, before = rows[far], place[far], step[far], decrement[far]

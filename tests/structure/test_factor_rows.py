@@ -15,7 +15,7 @@ from pyro_evidence.models.gmrf import AR, RandomWalk, Seasonal
 from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem, solve_inner
 from pyro_evidence.numerics import batched, lbfgs
 from pyro_evidence.numerics.evidence import log_evidence
-from pyro_evidence.precision.dense import Remade, Separate
+from pyro_evidence.precision.dense import FLOAT, Remade, Separate
 from pyro_evidence.program import predictors
 from pyro_evidence.structure.density import AutogradDensity
 from pyro_evidence.structure.factor_mode import PredictorRows, StructuredProblem
@@ -154,13 +154,25 @@ def test_gaussian_data_take_one_factorisation_and_light_factors_are_made_again(m
     assert made == [2]
     monkeypatch.setattr(batched, "BATCH_NUMBERS", 1)  # no room for two factors at a time
     monkeypatch.setattr(batched, "HELD_NUMBERS", 1)  # nor for those of two later on
-    light = solve_inner(problem, theta, start, light=True)
+    light = solve_inner(problem, theta, start, held=0)
     assert made == [2, 1, 1]
     assert isinstance(light.precision, Separate) and all(isinstance(A, Remade) for A in light.precision.members)
     monkeypatch.setattr(joint, "trace", None)  # the model is not run again
     assert torch.allclose(light.precision.variance, kept.precision.variance, rtol=1e-12)
     assert torch.equal(light.precision.log_det, kept.precision.log_det)
     assert torch.allclose(light.precision.solve(start + 1.0), kept.precision.solve(start + 1.0), rtol=1e-10)
+
+
+def test_factors_are_kept_as_long_as_they_have_room_beside_those_of_other_rows() -> None:
+    joint = MarginalisedJoint(counts, (data(),), marginalise=["scale"])
+    problem = laplace_problem(joint, None)
+    assert problem.factors is not None
+    room = FLOAT * batched.HELD_NUMBERS // problem.factors.density.plan.num_bytes
+    theta, start = torch.tensor([[-1.0], [0.5]]).double(), joint.initial_u.expand(2, -1)
+    for held, kept in ((None, True), (room - 2, True), (room - 1, False)):
+        found = solve_inner(problem, theta, start, held=held).precision
+        assert isinstance(found, Separate)
+        assert [not isinstance(A, Remade) for A in found.members] == [kept] * 2
 
 
 def test_heights_to_a_thousandth_of_a_nat_take_fewer_factorisations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +249,7 @@ def test_effects_beside_latent_cutpoints_are_searched_by_few_derivatives() -> No
     assert problem.factors is not None and problem.factors.density.linear is None
     start = laplace_state(problem, joint.initial_theta, joint.initial_u, cold=True).u
     theta = joint.initial_theta + torch.tensor([[-0.4], [0.0], [0.5]]).double()
-    found = solve_inner(problem, theta, start.expand(3, -1), light=True)
+    found = solve_inner(problem, theta, start.expand(3, -1), held=0)
     expected = [dense(joint, t, start.unsqueeze(0)) for t in theta]
     assert found.log_density.tolist() == pytest.approx(expected, abs=1e-8)
     assert isinstance(found.precision, Separate) and not any(isinstance(A, Remade) for A in found.precision.members)

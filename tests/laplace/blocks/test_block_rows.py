@@ -64,9 +64,9 @@ def test_outer_values_are_solved_together(monkeypatch: pytest.MonkeyPatch) -> No
     problem = problem_of(intercepts, *SMALL, nodes=5)
     theta, start = some_rows(problem)
     prior = inner.log_priors(problem, theta)
-    expected = inner._one_by_one(problem, theta[:1], start[:1], [1], prior=prior, light=False, rough=False)[2]
+    expected = inner._one_by_one(problem, theta[:1], start[:1], [1], prior=prior, held=None, rough=False)[2]
     monkeypatch.setattr(inner, "_state", lambda *_: None)
-    found = inner._one_by_one(problem, theta, start, [1] * len(theta), prior=prior, light=False, rough=False)
+    found = inner._one_by_one(problem, theta, start, [1] * len(theta), prior=prior, held=None, rough=False)
     assert bool(found[2].isfinite().all())
     torch.testing.assert_close(found[2][:1], expected, rtol=0.0, atol=1e-7)
 
