@@ -16,7 +16,7 @@ from pyro_evidence.blocks.marginal import NODES, NODES_OF_CURVED, all_blocks, ch
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.data.chunks import Chunks
 from pyro_evidence.data.ranks import COMMUNICATOR
-from pyro_evidence.errors import BadInput, NotConverged, UnsupportedModel
+from pyro_evidence.errors import BadInput, NotAMode, NotConverged, UnsupportedModel
 from pyro_evidence.fitting.checkpoint import NOT_FITTED, Resumable
 from pyro_evidence.fitting.iterate import Fit, Status, Stop, check_stop, iterate, require_convergence
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
@@ -81,6 +81,7 @@ OTHERS = (
     "given the marginalised sites there are other modes, which hold {:.2g} of the mass by Laplace and are not counted: "
     "run NUTS or tempered_smc(posterior)"
 )
+NUM_TRIED = 2  # numbers that are marginalised in turn where modes inside merge
 FEW_OTHERS = 5  # modes, whose mass is looked at wherever marginalised sites may be
 CORNERS = {"relu", "leakyrelu", "hardtanh", "prelukernel", "maximum"}  # operations of units whose slope jumps
 SHOWN = 5  # hyperparameters, and elements of each, that an error message shows
@@ -222,10 +223,27 @@ class LaplaceEvidence(Resumable):
                 fit, found, others = other, whole, 0.0
         if others > LEAST_SHARE and not (found._mirrors or fit._has_labels(found.state)):  # which are counted
             vars(found)["failures"] = (*found.failures, OTHERS.format(others))  # what it has computed is kept
+        if automatic and type(found) is NotAMode:
+            fit, found = self._beside_merging(fit, found, args, kwargs)
         vars(self).update(vars(fit) | {"_is_second": False})
         if isinstance(found, Exception):
             raise found
         return found
+
+    def _beside_merging(self, fit: Any, error: Exception, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The fit with one number more marginalised, where one mode inside may be left given that; else as it was.
+
+        Modes inside merge along the direction in which their density is flattest: the number that moves most is first.
+        """
+        ends = without_repeats(fit._fits) if fit._full is not None and fit._fits else ()
+        for state in (end.state.laplace for end in ends[:1]):
+            latents, way = state.problem.joint.latents, state.precision.least_precise_direction(state.problem.active)[0]
+            numbers = {part.name: float(way[latents.slices[part.name]].abs()) for part in latents if part.size == 1}
+            for site in sorted(numbers, key=numbers.__getitem__, reverse=True)[:NUM_TRIED]:
+                other, found = self._attempt(args, kwargs, False, True, {"_more": (site,)})
+                if not isinstance(found, Exception):
+                    return other, found
+        return fit, error
 
     def _attempt(
         self, args: Any, kwargs: Any, seeks_all_modes: bool | None, is_second: bool = False, more: Any = None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.fitting.process_state import own_random_numbers
-from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, log_priors
 from pyro_evidence.laplace.gradient import slope
 from pyro_evidence.nested.integration import NODES, OuterMode, followed, outer_mode
 from pyro_evidence.numerics import lbfgs
@@ -43,13 +43,14 @@ def _value_and_slope(problem: Problem, theta: Tensor, start: Tensor) -> tuple[Te
         return theta.new_tensor(-torch.inf), torch.zeros_like(theta)
 
 
-def maximised(state: LaplaceState, marginalised: Tensor) -> OuterMode:
+def maximised(state: LaplaceState, marginalised: Tensor, rise: Tensor | None = None) -> OuterMode:
     """The mode of the marginalised sites at hyperparameters where the integral over the marginalised sites is highest.
 
     :param state: at the maximum over marginalised sites and hyperparameters together.
     :param marginalise: positions of the marginalised coordinates in ``theta``.
+    :param rise: as for :func:`outer_mode`.
     """
-    found = outer_mode(state, marginalised)
+    found = outer_mode(state, marginalised, rise)
     inside = torch.ones_like(state.theta).index_fill(0, marginalised, 0.0).nonzero().flatten()
     for _ in range(ROUNDS if len(inside) else 0):
         before = found.state.theta[inside]
@@ -275,33 +276,46 @@ def _several_modes(found: OuterMode, places: Tensor) -> str:
 def require_integral(found: OuterMode) -> None:
     """Refuse a density that stays up far from its mode, as under a prior without an integral.
 
-    :raises ImproperPosterior: where an axis is endless; or, unless all densities of the model are proper, this one is
-        no lower at 26 than at 6 standard deviations, and that not low enough.
+    Integrals diverge at infinity only, so far is a matter of unconstrained units too, however narrow the mode is.
+
+    :raises ImproperPosterior: unless all densities of the model are proper, where the density is no lower at 26 than
+        at 6 standard deviations, or units if these are larger, and that not low enough.  Where data by a factor are
+        all that may be no density, it must fall by less than half of what the priors fall: what is bounded has an
+        integral under these.  And where an axis is endless under a flat prior.
+    :raises NotAMode: where one is under proper priors.
     """
     if float(found.gaussian.basis.norm(dim=0).max()) > ENDLESS:
-        raise ImproperPosterior(_flat(found))
+        raise NotAMode(_flat(found, BEYOND)) if is_proper(found, factors=True) else ImproperPosterior(_flat(found))
     if is_proper(found):
         return
-    profiles = found.profile.reshape(found.gaussian.num_dims, -1)
+    bounded, profiles = is_proper(found, factors=True), found.profile.reshape(found.gaussian.num_dims, -1)
     for axis, end in itertools.product(range(len(profiles)), (0, -1)):
-        before = profiles[axis, end]
-        if float(profiles.amax() - before) < WORTH:
-            far = found.centre + 4.0 * PROBES[end] * found.gaussian.basis[:, axis]
-            if float(before - found.inner(far.unsqueeze(0), searches=1).log_density) < 1.0:
+        if float(profiles.amax() - profiles[axis, end]) < WORTH:
+            way = PROBES[end] * found.gaussian.basis[:, axis]
+            way = way * max(1.0, -PROBES[0] / float(way.norm()))
+            inner = found.inner(found.centre + torch.stack([way, 4.0 * way]), searches=1)
+            low, fall = float(profiles.amax() - inner.log_density[0]), float(inner.log_density.neg().diff())
+            least = 0.5 * float(log_priors(found.state.problem, inner.theta).neg().diff()) if bounded else 1.0
+            if low < WORTH and fall < min(1.0, least):
                 raise ImproperPosterior(_flat(found))
 
 
-def is_proper(found: OuterMode) -> bool:
-    """Whether no prior is flat and no data come by ``pyro.factor``: then almost all data have an evidence."""
+def is_proper(found: OuterMode, *, factors: bool = False) -> bool:
+    """Whether no prior is flat and no data come by ``pyro.factor``: then almost all data have an evidence.
+
+    :param factors: whether these may be there.
+    """
     state, joint = found.state, found.state.problem.joint
     nodes = joint.trace(state.u, state.theta).nodes
     latent = [*joint.latents.names, *(n for n in joint.hypers.names if nodes[n]["type"] == "sample")]
-    return not joint.factors and not any(is_improper(nodes[n]) for n in latent)
+    return (factors or not joint.factors) and not any(is_improper(nodes[n]) for n in latent)
 
 
-def _flat(found: OuterMode) -> str:
+BEYOND = "ends, if at all, beyond what can be integrated numerically. Give them priors that say more"  # proper as they are
+
+
+def _flat(found: OuterMode, what: str = "has no integral, so there is no evidence. Give them proper priors") -> str:
     return (
         f"the log density of the marginalised sites {found.names} hardly falls far from where their search ended: "
-        "it has no integral, so there is no evidence. Give them proper priors, such as HalfNormal or HalfCauchy, "
-        "or maximise them by maximise=."
+        f"it {what}, such as HalfNormal or HalfCauchy, or maximise them by maximise=."
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from pyro_evidence.errors import ImproperPosterior, NotAMode
+from pyro_evidence.errors import NotAMode
 from pyro_evidence.laplace.approximation import LaplaceState
 from pyro_evidence.laplace.gradient import STEP, differences, slope, slopes_and_modes
 from pyro_evidence.laplace.mean_shift import mean_shift
@@ -291,18 +291,20 @@ class Integral:
         return mean, (weights * (self.phi - mean).square()).sum(0).sqrt()
 
 
-def outer_mode(state: LaplaceState, marginalised: Tensor) -> OuterMode:
+def outer_mode(state: LaplaceState, marginalised: Tensor, rise: Tensor | None = None) -> OuterMode:
     """Second derivatives at a mode of the marginalised sites, by central differences of exact slopes.
 
+    :param rise: the slope there in all hyperparameters ``(T,)``, where it is known and may not be that of a mode.
     :raises ImproperPosterior: where it rises without end.
-    :raises NotAMode: where the log density of the marginalised sites is not concave there.
+    :raises NotAMode: where the log density of the marginalised sites is not concave there, or steep.
     """
     # of a central difference, whose rounding is then its error's size
     size = max(STEP, torch.finfo(state.problem.joint.dtype).eps ** (1 / 3))
     steps = size * torch.eye(len(state.theta)).to(state.theta)[marginalised]
     falls, follows = differences(partial(slopes_and_modes, state), steps)
     precision = 0.5 * (falls[:, marginalised] + falls[:, marginalised].mT)
-    if not bool(torch.linalg.eigvalsh(precision)[0] > 0):
+    steep = 0.0 if rise is None else float(rise[marginalised].abs().max())
+    if not bool(torch.linalg.eigvalsh(precision)[0] > 0) or steep > STEEP:
         rise, hypers = slope(state).total, state.problem.joint.hypers
         curved = torch.zeros_like(rise, dtype=torch.bool)
         curved[marginalised] = hypers.curved.to(rise.device)[marginalised]
@@ -778,7 +780,7 @@ def _by_adapted(found: OuterMode, where: Standardisation, tolerance: float) -> I
     Cappe, Guillin, Marin and Robert (2004), section 3, with the covariance drawn to the one before where few draws
     have the weight.  Once where each draw needs a search of its own.
 
-    :raises ImproperPosterior: where a few draws carry all the weight.
+    :raises NotAMode: where a few draws carry all the weight.
     """
     tried = list[tuple[Standardisation, Tensor, ConditionalModes, Tensor]]()
     worth, d = list[float](), where.num_dims
@@ -799,7 +801,7 @@ def _by_adapted(found: OuterMode, where: Standardisation, tolerance: float) -> I
     best = tried[worth.index(max(worth))]
     if not max(worth) >= max(20.0, 2.0 * d):
         inside = list(found.state.problem.joint.latents.names)
-        raise ImproperPosterior(
+        raise NotAMode(
             f"the marginalised sites {found.names}, {len(found.marginalised)} coordinates, cannot be integrated from "
             f"their mode: {len(best[1])} draws there are worth {max(worth):.1f}. Sample them instead, the rest "
             f"integrated: MCMC(NUTS(LaplaceMarginal(model, integrate={inside})), ...); or name fewer in marginalise=, "

@@ -413,7 +413,7 @@ def _integral_around(fit: Fit[TypeII], tolerance: float, full: Problem | None = 
     """
     joint = fit.state.laplace.problem.joint
     assert isinstance(joint, MarginalisedJoint)
-    found = maximised(fit.state.laplace, torch.nonzero(joint.is_marginalised).flatten())
+    found = maximised(fit.state.laplace, torch.nonzero(joint.is_marginalised).flatten(), fit.state.slope.total)
     if fit.status is Status.STEP_LIMIT:
         found = best_mode(found)
     elif fit.state.enough:

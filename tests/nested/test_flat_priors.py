@@ -1,15 +1,25 @@
-"""Flat priors on scales, Stan's default: a posterior where there is one, an integral that is no evidence."""
+"""Flat priors on scales, Stan's default, and proper ones that are told from them: where there is an integral."""
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor
 from torch.distributions import constraints
+from torch.nn.functional import logsigmoid
 
-from pyro_evidence import BadInput, ImproperPosterior, LaplaceEvidence, Stop, compare_evidence
+from pyro_evidence import BadInput, ImproperPosterior, LaplaceEvidence, NotAMode, Stop, compare_evidence
+from pyro_evidence.laplace.approximation import laplace_state
+from pyro_evidence.nested.hyperparameter_modes import require_integral
+from pyro_evidence.nested.inner import MarginalisedJoint, marginalised_problem
+from pyro_evidence.nested.integration import OuterMode
 
 QUIET = Stop(progress=False)
 ERRORS = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0]).double()
@@ -93,3 +103,95 @@ def test_the_summary_says_that_it_is_no_evidence(capsys: pytest.CaptureFixture[s
     assert "flat prior for mu, tau: " in capsys.readouterr().out
     with pytest.raises(BadInput, match="flat prior for mu, tau"):
         compare_evidence(a=posterior, b=posterior)
+
+
+def counts(prior: Any, y: Tensor) -> None:
+    """Presence, and visits at which it was seen, with effects of sites: the data come by a factor."""
+    a, c = pyro.sample("a", dist.Normal(0.0, 1.5)), pyro.sample("c", dist.Normal(0.0, 1.5))
+    t = pyro.sample("t", prior)
+    with pyro.plate("sites", len(y)):
+        f = pyro.sample("f", dist.Normal(0.0, t))
+        seen = dist.Binomial(5, logits=c + f).log_prob(y) + logsigmoid(a)
+        pyro.factor("y", torch.where(y == 0, torch.logaddexp(seen, logsigmoid(-a)), seen))
+
+
+def counts_by_quadrature(y: Tensor) -> float:
+    """The sum over a, c and t on a grid, effects of sites by Gauss and Hermite's rule."""
+    x, w = (torch.as_tensor(part) for part in np.polynomial.hermite_e.hermegauss(41))
+    a, c = torch.linspace(-7.0, 7.0, 71).double(), torch.linspace(-7.0, 7.0, 141).double()
+    t = (torch.arange(60).double() + 0.5) / 15.0
+    present, logits = logsigmoid(a)[:, None, None], c[:, None, None] + t[:, None] * x
+    total = dist.Normal(0.0, 1.5).log_prob(a)[:, None, None] + dist.Normal(0.0, 1.5).log_prob(c)[:, None]
+    total = total + dist.HalfNormal(1.0).log_prob(t)
+    for value, num in zip(*y.unique(return_counts=True), strict=True):
+        seen = (dist.Binomial(5, logits=logits).log_prob(value) + (w / w.sum()).log()).logsumexp(-1) + present
+        absent = logsigmoid(-a)[:, None, None] - (0.0 if value == 0 else math.inf)
+        total = total + num * torch.logaddexp(seen, absent.expand_as(seen))
+    return float(total.logsumexp((0, 1, 2))) + math.log(0.2 * 0.1 / 15.0)
+
+
+@pytest.mark.slow
+def test_where_modes_inside_merge_a_number_more_is_integrated() -> None:
+    """Few sites with a high rate, or many with a low one: given the spread alone, the second mode comes and goes."""
+    y = torch.arange(5).repeat_interleave(torch.tensor([11, 2, 2, 1, 4])).double()
+    posterior = LaplaceEvidence(partial(counts, dist.HalfNormal(1.0)), stop=QUIET).run(y)
+    assert set(posterior.marginalised_sites) == {"a", "t"}
+    off = float(posterior.log_evidence) - counts_by_quadrature(y)
+    assert abs(off) < 2.0 * float(posterior.log_evidence_error) < 0.6
+
+
+def mode_of(model: Callable[..., None], log_scale: float, *args: Any) -> OuterMode:
+    """What is inside at one value of the scale, as if that were its mode."""
+    problem = marginalised_problem(MarginalisedJoint(model, args, marginalise=["t"]), None)
+    state = laplace_state(problem, torch.tensor([log_scale]).double(), problem.joint.initial_u)
+    return OuterMode(state, torch.tensor([0]), torch.ones(1, 1).double(), torch.zeros(len(state.u), 1).double())
+
+
+COUNTS = torch.tensor([0.0, 1.0, 3.0, 2.0, 0.0, 4.0]).double()
+
+
+def test_a_narrow_mode_tells_nothing_about_the_ends() -> None:
+    found = mode_of(partial(counts, dist.HalfNormal(1.0)), -1.0, COUNTS)
+    require_integral(replace(found, precision=1e6 * found.precision))
+
+
+def test_what_is_bounded_has_an_integral_under_a_prior_that_hardly_falls() -> None:
+    """From e^-6 to e^-26 the prior falls by 1e-3 nats, and data say nothing."""
+    require_integral(mode_of(partial(counts, dist.LogNormal(0.0, 1e3)), 0.0, COUNTS))
+
+
+def schools_with(prior: Any, power: float) -> None:
+    mu, tau = pyro.sample("mu", dist.Normal(0.0, 10.0)), pyro.sample("tau", prior)
+    pyro.factor("power", -power * tau.log())
+    with pyro.plate("schools", len(ERRORS)):
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        pyro.sample("effects", dist.Normal(theta, ERRORS), obs=EFFECTS)
+
+
+ENDS = [
+    (flat(constraints.positive), ImproperPosterior, "no integral"),
+    (dist.HalfNormal(10.0), NotAMode, "ends, if at all, beyond what can be integrated"),  # for rounding has the last word
+]
+
+
+@pytest.mark.filterwarnings("ignore:the log joint density jumps by inf")
+@pytest.mark.parametrize(("prior", "error", "said"), ENDS)
+def test_one_over_a_scale_has_no_integral_at_zero(prior: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        LaplaceEvidence(partial(schools_with, prior, 1.0), stop=QUIET).run()
+
+
+def test_a_power_that_has_one_is_integrated() -> None:
+    x = torch.linspace(-300.0, 20.0, 640_001).double()
+    variance = ERRORS.square() + (2.0 * x).exp().unsqueeze(-1)
+    precision, mean = (1.0 / variance).sum(-1) + 0.01, (EFFECTS / variance).sum(-1)
+    height = dist.Normal(0.0, variance.sqrt()).log_prob(EFFECTS).sum(-1) + 0.5 * mean.square() / precision
+    height = height - 0.5 * (100.0 * precision).log() + dist.HalfNormal(10.0).log_prob(x.exp()) + 0.5 * x
+    exact = float(height.logsumexp(0) + (x[1] - x[0]).log())
+    posterior = LaplaceEvidence(partial(schools_with, dist.HalfNormal(10.0), 0.5), stop=QUIET).run()
+    assert float(posterior.log_evidence) == pytest.approx(exact, abs=0.1)
+
+
+def test_a_proper_prior_over_all_scales_is_not_called_improper() -> None:
+    with pytest.raises(NotAMode, match="ends, if at all, beyond what can be integrated numerically"):
+        LaplaceEvidence(partial(schools_with, dist.LogNormal(0.0, 200.0), 0.0), stop=QUIET).run()
