@@ -544,10 +544,29 @@ class ModeIntegral:
         return self.density.embedded(self.x)
 
     @cached_property
+    def _by_mode(self) -> Tensor:
+        """Log probability that each draw is of each mode, ``(M, S)``."""
+        return self.at_modes.by_component(self.x).reshape(2, -1, len(self.x)).logsumexp(0).log_softmax(0)
+
+    @cached_property
     def log_shares(self) -> Tensor:
         """Of each mode in the integral, ``(M,)``."""
-        by_mode = self.at_modes.by_component(self.x).reshape(2, -1, len(self.x)).logsumexp(0)
-        return (self.weighed.log_weights + by_mode.log_softmax(0)).logsumexp(-1).log_softmax(0)
+        return (self.weighed.log_weights + self._by_mode).logsumexp(-1).log_softmax(0)
+
+    @cached_property
+    def pareto_ks(self) -> tuple[float, ...]:
+        """k-hat of importance sampling of each mode's part of the density, from the normal and the t there alone.
+
+        ``-inf`` where no weight stands out, ``inf`` of too few.
+        """
+        num, found = within(LITTLE, self.density.joint, OF_EACH), list[float]()
+        white, is_heavy = quasi_normal(num, self.density.size + 1).to(self.x), torch.arange(num) >= (1.0 - HEAVY) * num
+        for k in range(len(self._by_mode)):
+            x = self.at_modes.of_components(white, k + len(self._by_mode) * is_heavy)
+            parts = self.at_modes.by_component(x).reshape(2, -1, num).logsumexp(0)
+            own = _heights(self.density, self.exchange, x)[1] + parts.log_softmax(0)[k]
+            found.append(smoothed_weights(own, parts[k]).pareto_k)
+        return tuple(found)
 
     @property
     def after_walk(self) -> "ModeIntegral":

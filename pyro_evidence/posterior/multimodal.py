@@ -195,12 +195,17 @@ class ImportancePosterior(LaplacePosterior):
 
     @property
     def modes(self) -> Table:
-        """A row for each mode: its share of the integral, its own log evidence by Laplace, and how many are as high."""
+        """A row for each mode: its share of the integral, how far it is from normal, its log evidence, its copies.
+
+        k-hat is that of a few draws from the normal and t distributions at this mode alone, of the density's part that
+        is rather of this mode than of others; ``-inf`` where none stands out, ``inf`` where too few have a weight.
+        """
         heights = [float(state.log_evidence) for state in self.states]
         shares, orders = self.integral.log_shares.exp().tolist(), round(math.exp(self.integral.log_copies))
         rows = {
             str(k): {
                 "share": share,
+                "k-hat": self.integral.pareto_ks[k],
                 "log evidence": height,
                 "copies": float(orders * sum(abs(height - other) < SAME_HEIGHT for other in heights)),
             }
@@ -208,6 +213,7 @@ class ImportancePosterior(LaplacePosterior):
         }
         columns = {
             "share": "of the posterior's mass, its copies in other orders counted",
+            "k-hat": "of importance sampling of this mode alone: above 0.7 it is far from normal",
             "log evidence": "of this mode alone by Laplace, nats",
             "copies": "modes of this height, itself among them",
         }

@@ -110,6 +110,21 @@ def test_both_of_a_maximum_are_found() -> None:
     assert float(posterior.log_evidence) == pytest.approx(math.log(2.0) - 5.0 * math.log(20.0), abs=0.02)
 
 
+def signs_beside(degrees: Tensor) -> None:
+    """Two modes in one coordinate, and tails that fall as ``r^-(degrees + 1)`` in another."""
+    pyro.sample("t", dist.Normal(pyro.sample("a", dist.Normal(0.0, 3.0)) ** 2, 0.5), obs=torch.tensor(4.0))
+    pyro.sample("b", dist.StudentT(degrees, 0.0, 1.0))
+
+
+def test_each_mode_has_a_k_hat() -> None:
+    """Weights of draws from a t of two degrees have a tail of shape ``(2 - degrees) / 2``; of normal modes none."""
+    normal = fitted(hills, torch.tensor(0.0)).modes.rows
+    assert len(normal) == 3 and all(row["k-hat"] < 0.5 for row in normal.values())
+    heavy = fitted(signs_beside, torch.tensor(0.2)).modes
+    assert list(heavy.columns) == ["share", "k-hat", "log evidence", "copies"]
+    assert [row["k-hat"] for row in heavy.rows.values()] == pytest.approx([0.9, 0.9], abs=0.3)
+
+
 @pytest.mark.parametrize("far", [0.0, -5_000.0])
 def test_three_hills_have_their_integral_shares_and_moments(far: float) -> None:
     posterior = fitted(hills, torch.tensor(far))

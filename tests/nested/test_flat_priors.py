@@ -170,7 +170,11 @@ def schools_with(prior: Any, power: float) -> None:
 
 ENDS = [
     (flat(constraints.positive), ImproperPosterior, "no integral"),
-    (dist.HalfNormal(10.0), NotAMode, "ends, if at all, beyond what can be integrated"),  # for rounding has the last word
+    (
+        dist.HalfNormal(10.0),
+        NotAMode,
+        "ends, if at all, beyond what can be integrated",
+    ),  # for rounding has the last word
 ]
 
 
