@@ -311,9 +311,8 @@ def is_proper(found: OuterMode, *, factors: bool = False) -> bool:
     return (factors or not joint.factors) and not any(is_improper(nodes[n]) for n in latent)
 
 
-BEYOND = (
-    "ends, if at all, beyond what can be integrated numerically. Give them priors that say more"  # proper as they are
-)
+# of priors that are proper, and level over more scales than numbers hold
+BEYOND = "ends, if at all, beyond what can be integrated numerically. Give them priors that say more"
 
 
 def _flat(found: OuterMode, what: str = "has no integral, so there is no evidence. Give them proper priors") -> str:
