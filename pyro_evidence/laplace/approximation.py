@@ -400,7 +400,8 @@ def near_states(
     """
     found: list[LaplaceState | None] = [None] * len(theta)
     if problem.marginal is not None:
-        for row, place in enumerate(blocks.near_places(problem.marginal, theta, start)):
+        limits = replace(problem.marginal.limits, tolerance=ROUGH) if rough else problem.marginal.limits
+        for row, place in enumerate(blocks.near_places(replace(problem.marginal, limits=limits), theta, start)):
             if place is not None:
                 with suppress(ArithmeticError):  # its curvature may be no mode's
                     found[row] = state_of_blocks(problem, theta[row], place, prior[row])

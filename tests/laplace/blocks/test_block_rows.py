@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pyro_evidence.blocks.marginal import Marginal, Place, near_places
-from pyro_evidence.blocks.terms import BlockDensity
-from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state
+from pyro_evidence.blocks.terms import BlockDensity, RowTerms
+from pyro_evidence.laplace.approximation import Problem, laplace_problem, laplace_state, near_states
 from pyro_evidence.nested import inner
 from pyro_evidence.program.log_joint import LogJoint
 from tests.models_for_tests.grouped_models import (
@@ -69,6 +69,21 @@ def test_outer_values_are_solved_together(monkeypatch: pytest.MonkeyPatch) -> No
     found = inner._one_by_one(problem, theta, start, [1] * len(theta), prior=prior, held=None, rough=False)
     assert bool(found[2].isfinite().all())
     torch.testing.assert_close(found[2][:1], expected, rtol=0.0, atol=1e-7)
+
+
+def test_heights_to_a_thousandth_of_a_nat_take_fewer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(heavy, *SMALL, nodes=5)
+    theta, start = some_rows(problem)
+    prior, calls, run = inner.log_priors(problem, theta), list[int](), RowTerms.__call__
+    monkeypatch.setattr(RowTerms, "__call__", lambda *args: calls.append(1) or run(*args))
+    heights, num = [], [0]
+    for rough in (False, True):
+        states = near_states(problem, theta, start, prior, rough=rough)
+        assert states is not None
+        heights.append([float(state.log_evidence) for state in states if state is not None])
+        num.append(len(calls))
+    assert len(heights[0]) == 5 and heights[1] == pytest.approx(heights[0], abs=1e-3)
+    assert num[2] - num[1] < num[1]
 
 
 def test_a_quadratic_prior_of_blocks_takes_one_run_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
