@@ -42,10 +42,8 @@ from pyro_evidence.numerics.linalg import Label, cholesky
 from pyro_evidence.numerics.line_search import Backtracking, Line, Real, along_step
 from pyro_evidence.numerics.newton import Direction, Limits, by_absolute_value
 from pyro_evidence.numerics.quadrature.rules import block_rule
-from pyro_evidence.precision.blocks import BlockPrecision, StepFactor, block_plan
+from pyro_evidence.precision.blocks import BlockPrecision, StepFactor
 from pyro_evidence.precision.choices import Curvature, exact_hessian
-from pyro_evidence.precision.dense import Pattern
-from pyro_evidence.precision.elimination import Fronts, Order
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.settings import check_count
 from pyro_evidence.structure.factor_mode import SOON
@@ -258,15 +256,7 @@ class Marginal:
         if len(p.held):
             one = torch.ones(len(p.held), 1, 1).to(here.shared)
             factors.append(StepFactor(one, one[..., :0]))
-        return BlockPrecision(block_plan(Pattern(p.size, ()), order_of(p)), tuple(factors), tril)
-
-
-def order_of(p: Partition) -> Order:
-    """Blocks first, held coordinates with them, then what they share."""
-    fronts = [Fronts(front, p.shared.expand(len(front), -1)) for front in p.fronts]
-    if len(p.held):
-        fronts.append(Fronts(p.held.unsqueeze(-1), p.held.new_zeros(len(p.held), 0)))
-    return Order((tuple(fronts),), p.shared)
+        return BlockPrecision(p.plan, tuple(factors), tril)
 
 
 def slope(marginal: Marginal, place: Place, theta: Tensor) -> tuple[Tensor, Tensor]:

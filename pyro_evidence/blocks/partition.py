@@ -9,8 +9,9 @@ from torch import Tensor
 
 from pyro_evidence.numerics.batched import BATCH_NUMBERS
 from pyro_evidence.numerics.quadrature.rules import GENERATORS, PRODUCT_DIMS
+from pyro_evidence.precision.blocks import BlockPlan, block_plan
 from pyro_evidence.precision.dense import Pattern
-from pyro_evidence.precision.elimination import components, graph_of
+from pyro_evidence.precision.elimination import Fronts, Order, components, graph_of
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.factor_cells import by_width, coordinate_table
 from pyro_evidence.structure.factors import NotSparse, followed_terms
@@ -82,6 +83,14 @@ class Partition:
         """Where each of the ``D`` coordinates stands in ``own``, then ``shared``, then ``held``."""
         order = torch.cat([self.own, self.shared, self.held])
         return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+    @cached_property
+    def plan(self) -> BlockPlan:
+        """Blocks are eliminated first, held coordinates with them, then what they share."""
+        fronts = [Fronts(front, self.shared.expand(len(front), -1)) for front in self.fronts]
+        if len(self.held):
+            fronts.append(Fronts(self.held.unsqueeze(-1), self.held.new_zeros(len(self.held), 0)))
+        return block_plan(Pattern(self.size, ()), Order((tuple(fronts),), self.shared))
 
     def block_of(self, index: Tensor) -> Tensor:
         """The block that coordinates ``(..., k)`` belong to, -1 for none of them, shape ``(...)``."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 
 from pyro_evidence.blocks.local import beside
-from pyro_evidence.blocks.marginal import order_of
 from pyro_evidence.blocks.partition import Partition
 from pyro_evidence.laplace import uncertainty
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
@@ -19,9 +18,9 @@ from pyro_evidence.laplace.uncertainty import HyperparameterCovariance
 from pyro_evidence.numerics.coordinates import Coordinates
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.precision.blocks import BlockPrecision, StepFactor, block_plan
+from pyro_evidence.precision.blocks import BlockPrecision, StepFactor
 from pyro_evidence.precision.choices import exact_hessian
-from pyro_evidence.precision.dense import Dense, Pattern
+from pyro_evidence.precision.dense import Dense
 from pyro_evidence.program.checks import require_kept
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.structure.density import AutogradDensity
@@ -96,8 +95,7 @@ def with_groups(rows: GroupRows, posterior: LaplacePosterior) -> GroupsPosterior
             factors.append(StepFactor(L, solve_triangular(L, B.reshape(*front.shape, -1), upper=False)))
     partition = Partition(size, tuple(fronts), shared, shared[:0], {})
     assert isinstance(state.precision, Dense)
-    plan = block_plan(Pattern(size, ()), order_of(partition))
-    precision = BlockPrecision(plan, tuple(factors), state.precision.tril[0])
+    precision = BlockPrecision(partition.plan, tuple(factors), state.precision.tril[0])
     active = torch.ones(size, dtype=torch.bool, device=joint.device)
     whole = Problem(joint, Structure(None, None, None, AutogradDensity(joint, None)), exact_hessian, active)
     found = replace(state, problem=whole, u=u, precision=precision)
