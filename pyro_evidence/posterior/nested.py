@@ -127,9 +127,11 @@ class NestedPosterior(LaplacePosterior):
     @cached_property
     def _tilted(self) -> Integral:
         """The marginalised sites' density that draws are of: with what Laplace leaves out inside along these."""
+        return self._tilting(self.integral)
+
+    def _tilting(self, integral: Integral) -> Integral:
         slope = self._slope_left_out
-        is_tilted = slope is not None and bool((slope.abs() > FELT).any())
-        return self.integral.tilted(slope) if slope is not None and is_tilted else self.integral
+        return integral if slope is None or not bool((slope.abs() > FELT).any()) else integral.tilted(slope)
 
     @property
     def _inside(self) -> LaplaceState:

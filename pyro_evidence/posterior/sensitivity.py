@@ -18,6 +18,7 @@ from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.gradient import evidence_slope, slope, slope_falls
 from pyro_evidence.laplace.metric import inverted, measures, natural_metric, response
+from pyro_evidence.nested.integration import NODES, by_product
 from pyro_evidence.numerics.derivatives import pullbacks
 from pyro_evidence.program.constants import STEPS, MovedConstants, PriorConstant, Stepped, prior_constants
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -239,21 +240,25 @@ def _ways(here: LaplaceState) -> Tensor:
 def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
     """The nodes of the marginalised sites, at each of which the inner mode follows the constants.
 
-    They weigh as in the log evidence: with what Laplace inside leaves out, where that is added.
+    They weigh as in the log evidence: with what Laplace inside leaves out, where that is added.  On one axis they are
+    as many as there ever are: a slope is twenty times as far off as the log evidence that some have settled.
     """
-    integral, problem = posterior._tilted, _problem_around(posterior, partial(Stepped, constants=constants))
+    found, problem = posterior.integral, _problem_around(posterior, partial(Stepped, constants=constants))
+    if found.rule == "by_product" and found.chart.num_dims == 1:
+        found = by_product(found.outer_mode, found.chart, NODES[-1])
+    integral = posterior._tilting(found)
     weights = integral.log_weights.softmax(0)
-    kept = weights > HEAVY
+    kept = (weights > HEAVY) & integral.nodes.log_density.isfinite()
     weights, u = weights[kept] / weights[kept].sum(), integral.nodes.u[kept]
     theta = _hypers(problem, integral.outer_mode.state.problem, integral.nodes.theta[kept])
     steps = problem.joint.hypers.slices[STEPS]
     ways = torch.eye(theta.shape[-1]).to(theta)[steps]
     states = [laplace_state(problem, t, place) for t, place in zip(theta, u, strict=True)]
-    found = torch.stack([slope(state).total for state in states])
+    slopes = torch.stack([slope(state).total for state in states])
     moves = torch.stack([response(state, ways) for state in states])
     places, phi = posterior._places, integral.phi[kept]
     follow = [places.whole(torch.zeros_like(phi), move) for move in moves.unbind(1)]
-    return WeightedPoints(weights, found[:, steps].double(), places.whole(phi, u), torch.stack(follow, 1))
+    return WeightedPoints(weights, slopes[:, steps].double(), places.whole(phi, u), torch.stack(follow, 1))
 
 
 def at_draws(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoints:
