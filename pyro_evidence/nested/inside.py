@@ -155,7 +155,8 @@ def inside_correction(places: LaplaceNodes) -> InsideCorrection | None:
             found, adapted = _by_draws(places, marginal, num, mixture, sizes, covariance)
             precise = not found.is_doubtful and max(found.standard_error, found.by_nodes) <= PRECISE
             few = num <= 2 * mixture.loc.shape[-1]  # for a covariance that draws could adapt to
-            last = few or MORE * num * each > LITTLE
+            # a shape told by so few as the first, thirteen weights, is known to half of itself
+            last = few or MORE * num * each > (LITTLE if num > FEWEST else PRICE / MORE)
             if precise or (last and importance.is_beyond(found.pareto_k, num)):
                 break
             if marginal is not None and not found.is_doubtful and found.by_nodes > found.standard_error:

@@ -34,6 +34,7 @@ from pyro_evidence.numerics.quadrature.densities import (
 from pyro_evidence.numerics.quadrature.reparameterise import NUM_PARAMS, PROBES, Standardisation, chart
 from pyro_evidence.numerics.quadrature.rules import Rule
 from pyro_evidence.precision.dense import Dense, Precision, Separate, packed_factors, precision_tril, unpacked_factors
+from pyro_evidence.structure.factors import SMALL
 
 NODES = rules.growing(5, 31, 1.3)  # on each axis
 MOST_NODES = 1000  # of a product; each is a search for a mode, and nine on each of three axes are 729
@@ -43,9 +44,7 @@ MOVES = 5.0  # the log evidence may move by this part of the tolerance
 BARELY = 10.0  # tolerances: a few nodes that are no worse are better than draws, and at half of it than many nodes
 STEEP = 1e3  # nats per unconstrained unit, a slope that no end of a search has
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
-# by number of axes: the first spacing of a lattice, standard deviations at the mode, and how many nats below the top it
-# ends; more axes take too many cells
-LATTICES = {1: (1.0, 12.0), 2: (1.0, 12.0), 3: (1.0, 8.0), 4: (1.5, 6.0)}
+DEPTHS = {1: 12.0, 2: 12.0, 3: 8.0}  # nats below the top where a lattice ends, by its axes; more take too many cells
 NEGLIGIBLE = -16.0  # log weight of a node that may be missing
 FIRST = -5.0  # log weight of nodes that are searched at first: they surround the mode
 APART = 1.5  # standard deviations between nodes that are searched without regard to what the other tells
@@ -55,8 +54,9 @@ SMALL_SHARE = 1e-4  # of the tolerance: nodes that follow, and together err by l
 WORTH = 0.1  # of the largest error that a node leaves: those that leave less are not searched beside it
 BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond the nodes than a smooth curve has it
 # of importance sampling, in turn: few settle smooth densities, and where a tenth of the last keep their weight they
-# tell .03 nats
-NUM_DRAWS = (600, 2400, 2400, 9600)
+# tell .03 nats; from the third on only where searches cost little
+NUM_DRAWS = (256, 512, 2048, 2048, 8192)
+NUM_STEPS = 4  # of a search, a Hessian each
 FEW_HESSIANS = 16_384  # of a thousand draws of four steps each to inner modes: where these cost little all are searched
 MOST_KNOWN = 128  # nodes from which draws follow
 FEW_DRAWS = 256  # that tell how many do not follow
@@ -341,11 +341,11 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
         axes = found.gaussian if len(elsewhere) else skewed
         return settled or adaptive_grid(found, axes, tolerance, elsewhere) or _by_adapted(found, skewed, tolerance)
     if d <= rules.LARGEST_DESIGN:
-        design, lattice = by_design(found, skewed), None
-        if design.error > 0.5 * BARELY * tolerance and d in LATTICES and is_batched(found.state.problem):
-            lattice = adaptive_grid(found, skewed, tolerance, elsewhere)
-        if lattice is not None or design.error <= BARELY * tolerance:
-            return lattice or design
+        design = by_design(found, skewed)
+        # several times its error is what skewed densities have beyond it on the diagonals
+        if design.error <= (1.0 if found.state.problem.joint.latents.size <= SMALL else BARELY) * tolerance:
+            return design
+        skewed = skewed.matched(skewed.inverse(design.phi), design.log_weights.exp(), 0.0)
     return _by_adapted(found, skewed, tolerance)
 
 
@@ -441,8 +441,7 @@ def adaptive_grid(found: OuterMode, where: Standardisation, tolerance: float, el
     :return: the finest that can be paid for; None where that is far from fine enough.
     """
     starts = where.inverse(torch.cat([found.centre.unsqueeze(0), elsewhere]))
-    step, depth = LATTICES[where.num_dims]
-    front = set(map(tuple, (starts / step).round().long().tolist()))
+    front, step = set(map(tuple, starts.round().long().tolist())), 1.0  # standard deviations at the mode
     if len(elsewhere):  # between modes all may count
         front |= {(cell,) for cell in range(int(starts.min()) - 4, int(starts.max()) + 5)}
     best, flooded = None, _flood_fill(found, where, step, front)
@@ -451,11 +450,10 @@ def adaptive_grid(found: OuterMode, where: Standardisation, tolerance: float, el
         even = cells.sum(-1) % 2 == 0
         error = float((heights[even].logsumexp(0) + math.log(2.0) - heights.logsumexp(0)).abs())
         best = cells, step, u, error
-        ratio = step if step > 1.0 else 2.0
-        if (error <= tolerance / MOVES and step <= 1.0) or len(cells) * ratio**where.num_dims > MOST_CELLS:
+        if error <= tolerance / MOVES or len(cells) * 2**where.num_dims > MOST_CELLS:
             break
-        high = cells[heights > heights.amax() - depth]
-        front, step = set(map(tuple, (ratio * high).round().long().tolist())), step / ratio
+        high = cells[heights > heights.amax() - DEPTHS[where.num_dims]]
+        front, step = set(map(tuple, (2 * high).tolist())), 0.5 * step
         flooded = _flood_fill(found, where, step, front)
     if best is None or best[-1] > BARELY * tolerance:
         return None
@@ -502,7 +500,7 @@ def _flood_fill(
         inner = found.inner(where.forward(z), searches=1)
         height |= zip(cells, (inner.log_density + where.log_slope(z)).tolist(), strict=True)
         modes.append(inner.u)
-        low = max(height.values()) - LATTICES[where.num_dims][1]
+        low = max(height.values()) - DEPTHS[where.num_dims]
         if not math.isfinite(low):
             return None
         front = set()
@@ -778,21 +776,19 @@ def _by_adapted(found: OuterMode, where: Standardisation, tolerance: float) -> I
     """By draws, more of them in turn, each time from a Student-t with the moments of those before.
 
     Cappe, Guillin, Marin and Robert (2004), section 3, with the covariance drawn to the one before where few draws
-    have the weight.  Once where each draw needs a search of its own.
+    have the weight.
 
     :raises NotAMode: where a few draws carry all the weight.
     """
     tried = list[tuple[Standardisation, Tensor, ConditionalModes, Tensor]]()
     worth, d = list[float](), where.num_dims
-    for num in NUM_DRAWS if is_batched(found.state.problem) else NUM_DRAWS[:1]:
+    for num in NUM_DRAWS:
+        if len(tried) > 1 and not is_affordable(found.state.problem, NUM_STEPS * num):
+            break
         if tried:
-            nodes, log_mass = tried[-1][2:]
-            phi, weights = nodes.theta[:, found.marginalised], importance.checked(log_mass).weights
-            mean = weights @ phi
-            covariance = (phi - mean).mT @ (weights.unsqueeze(-1) * (phi - mean))
+            weights = importance.checked(tried[-1][-1]).weights
             share = min(1.0, 2.0 * d * float(weights.square().sum()))
-            covariance = torch.lerp(covariance, where.basis @ where.basis.mT, share)
-            where = chart(mean, torch.cholesky_inverse(torch.linalg.cholesky(covariance)))
+            where = where.matched(tried[-1][1], weights, share)
         z = rules.student_draws(num, d).to(where.centre)
         tried.append((where, z, *_drawn(found, where, z)))
         worth.append(float(importance.effective_sample_size(tried[-1][-1])))

@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_evidence.numerics.quadrature.rules import gauss_hermite
+
 NUM_PARAMS = 4  # of each axis
 CHANGE = 5.0  # of the damping, after a step that helps and one that does not
 NUM_STEPS = 60  # a bound, no target: four parameters of each axis, started from those of the normal
 PULL = 1e-3  # to the identity, beside misfits of order one
 FEW = 32  # of many modes, whose maps are found first: more than there are probes, of which the others are linear
 KNOWN = 1e-10  # relative size of what rounding leaves of how probes differ from mode to mode
+NUM_NODES = 31  # for the moments of an axis
 LEAST_RISE = 1e-8  # of the cost: parameters then move by its root, 1e-4, which no integral over the axis feels
 
 
@@ -199,6 +202,23 @@ class Standardisation:
             start = told.clamp(params.amin(1, keepdim=True), params.amax(1, keepdim=True)).movedim(1, 0).flatten(0, 1)
         axes = fitted(t, by_axis, start)
         return replace(self, axes=map_of(axes.params.reshape(*self.centre.shape, NUM_PARAMS)))
+
+    def matched(self, z: Tensor, weights: Tensor, share: float) -> "Standardisation":
+        """Moved and stretched to the moments of weighted points, of one mode; each axis stays as skewed as it is.
+
+        :param z: the points, ``(K, d)``, and their weights ``(K,)``, which sum to one.
+        :param share: how far their covariance is drawn to the one before, from 0 to 1.
+        """
+        rule = gauss_hermite(NUM_NODES, self.centre.device)
+        t, mass = self.axes.forward(rule.nodes), rule.log_weights.exp()
+        loc = mass @ t
+        sd = (mass @ (t - loc).square()).sqrt()
+        x = (self.axes.forward(z) - loc) / sd  # of mean zero and covariance one where z is standard normal
+        mean = weights @ x
+        covariance = torch.lerp((x - mean).mT @ (weights.unsqueeze(-1) * (x - mean)), torch.eye(len(sd)).to(sd), share)
+        values, vectors = torch.linalg.eigh(covariance)
+        basis = (self.basis * sd) @ (vectors * values.sqrt() @ vectors.mT) / sd
+        return replace(self, centre=self.centre + self.basis @ (loc + sd * mean) - basis @ loc, basis=basis)
 
     def row(self, index: int) -> "Standardisation":
         """That of one of many modes."""
