@@ -360,7 +360,7 @@ def test_a_mixture_is_not_judged_by_the_draws_that_it_has_adapted_to(monkeypatch
     assert len(made) > 1 and not any(torch.equal(a, b[: len(a)]) for a, b in itertools.pairwise(made))
 
 
-@pytest.mark.parametrize(("k", "last"), [(1.1, 64), (0.9, 256), (0.75, 65_536)])
+@pytest.mark.parametrize(("k", "last"), [(1.1, 256), (0.9, 256), (0.75, 65_536)])
 def test_no_more_draws_are_made_where_no_number_of_them_is_enough(
     k: float, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
