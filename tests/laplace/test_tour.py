@@ -331,7 +331,7 @@ def test_products_are_drawn_no_more_where_their_error_cannot_be_known(monkeypatc
     monkeypatch.setattr(inside.importance, "is_beyond", lambda *_: True)
     for name in ("_left_out", "_by_inside_draws"):
         vars(posterior).pop(name, None)
-    assert posterior._left_out.num_draws == 64
+    assert posterior._left_out.num_draws == 256
 
 
 def test_modes_that_are_no_images_are_not_left_out_by_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
