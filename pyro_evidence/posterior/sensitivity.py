@@ -27,6 +27,7 @@ from pyro_evidence.structure.symmetries import reordered
 
 HEAVY = 1e-9  # share of the mass below which a node moves no digit that is shown
 SPREAD_DRAWS = 500  # for the posterior standard deviations that means are measured by
+FIXED = 1e-12  # of its size, rounding: the standard deviation of an element that is the same in all draws
 POINTS = 9  # of a curve
 FEW_KNOWN = 0.05  # of the draws' worth: so many moments are corrected at no price in noise
 Values = Mapping[str, Tensor]
@@ -53,10 +54,12 @@ class Sensitivity(Shown):
     def table(self) -> Table:
         """A row for each constant: its value, the slope of the log evidence, and that of the mean that moves most."""
         draws = self.posterior.get_samples(SPREAD_DRAWS, seed=0)
-        sds = {site: draws[site].double().std(0) for site in draws}
-        rows, said = {}, []
+        sds, rows, said = dict[str, Tensor](), {}, []
+        for site in draws:  # zeros above a diagonal, and the like, do not vary, nor does what moves them
+            x = draws[site].double()
+            sds[site] = torch.where(x.std(0) > FIXED * x.abs().amax(0), x.std(0), torch.inf)
         for name, nats in self.log_evidence.items():
-            moves = {site: (m / sds[site]).nan_to_num(0.0).abs().max() for site, m in self.means[name].items()}
+            moves = {site: (m / sds[site]).abs().max() for site, m in self.means[name].items()}
             most = max(moves, key=lambda site: float(moves[site]))
             value = self.constants[name].value.double()
             rows[name] = {"value": float(value.mean()), "log evidence": nats, "mean": float(moves[most])}

@@ -341,3 +341,17 @@ def test_bad_input() -> None:
 
     with pytest.raises(UnsupportedModel, match="no constant that can be moved"):
         LaplaceEvidence(no_constants).run().sensitivity()
+
+
+def test_elements_that_do_not_vary_do_not_move() -> None:
+    """The Cholesky factor of a correlation has a one and a zero, in all draws."""
+    y = torch.randn(8, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def model(y: Tensor) -> None:
+        mean = sample("mean", dist.Normal(torch.zeros(2, dtype=torch.float64), 1.0).to_event(1))
+        L = sample("L", dist.LKJCholesky(2, double(2.0)))
+        with plate("rows", len(y)):
+            sample("y", dist.MultivariateNormal(mean, scale_tril=L), obs=y)
+
+    table = LaplaceEvidence(model).run(y).sensitivity().table()
+    assert all(row["mean"] < 1.0 for row in table.rows.values())
