@@ -346,6 +346,7 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
         if design.error <= (1.0 if found.state.problem.joint.latents.size <= SMALL else BARELY) * tolerance:
             return design
         skewed = skewed.matched(skewed.inverse(design.phi), design.log_weights.exp(), 0.0)
+        return _by_adapted(found, skewed, tolerance, design if design.error <= BARELY * tolerance else None)
     return _by_adapted(found, skewed, tolerance)
 
 
@@ -772,13 +773,14 @@ def _of_draws(
     return Integral(found, where, _normal(z, weights), *numbers, method, "by_draws")
 
 
-def _by_adapted(found: OuterMode, where: Standardisation, tolerance: float) -> Integral:
+def _by_adapted(found: OuterMode, where: Standardisation, tolerance: float, design: Integral | None = None) -> Integral:
     """By draws, more of them in turn, each time from a Student-t with the moments of those before.
 
     Cappe, Guillin, Marin and Robert (2004), section 3, with the covariance drawn to the one before where few draws
     have the weight.
 
-    :raises NotAMode: where a few draws carry all the weight.
+    :param design: what is taken where a few draws carry all the weight, with what these say otherwise for an error.
+    :raises NotAMode: where they do, and there is none.
     """
     tried = list[tuple[Standardisation, Tensor, ConditionalModes, Tensor]]()
     worth, d = list[float](), where.num_dims
@@ -791,11 +793,14 @@ def _by_adapted(found: OuterMode, where: Standardisation, tolerance: float) -> I
             where = where.matched(tried[-1][1], weights, share)
         z = rules.student_draws(num, d).to(where.centre)
         tried.append((where, z, *_drawn(found, where, z)))
-        worth.append(float(importance.effective_sample_size(tried[-1][-1])))
+        worth.append(float(importance.effective_sample_size(tried[-1][-1]).nan_to_num(0.0)))  # where none has a mode
         if not float(importance.standard_error(tried[-1][-1])) > tolerance:  # nan where no draw has an inner mode
             break
     best = tried[worth.index(max(worth))]
     if not max(worth) >= max(20.0, 2.0 * d):
+        off = math.inf if design is None else float((best[-1].logsumexp(0) - design.log_evidence).abs())
+        if design is not None and off < math.inf:
+            return replace(design, error=max(off, design.error))
         inside = list(found.state.problem.joint.latents.names)
         raise NotAMode(
             f"the marginalised sites {found.names}, {len(found.marginalised)} coordinates, cannot be integrated from "

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, Stop
+from pyro_evidence import LaplaceEvidence, NotAMode, Stop
+from pyro_evidence.nested import integration
 
 NUM = 20
 FINER = 0.15  # log units, for the noise, which is known best
@@ -162,3 +164,25 @@ def test_a_skewed_density_in_six_dimensions_is_drawn_from() -> None:
     off = float(posterior.log_evidence) - by_importance(y, members, prior)
     assert abs(off) < 0.03
     assert abs(off) < 2.0 * math.hypot(float(posterior.log_evidence_error), 0.015)
+
+
+def test_where_few_draws_carry_the_weight_the_design_is_taken_with_their_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(integration.importance, "effective_sample_size", lambda _: torch.tensor(5.0))
+    model, y, _ = many_crossed(dist.HalfNormal(torch.tensor(1.0, dtype=torch.float64)), 5)
+    integral = LaplaceEvidence(model, stop=Stop(progress=False)).run(y).integral
+    assert "design" in integral.method and integral.error > 0.02
+
+
+def test_draws_without_an_inner_mode_are_worth_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, y, _ = many_crossed(dist.HalfNormal(torch.tensor(1.0, dtype=torch.float64)), 5)
+    drawn = integration._drawn
+
+    def none(*given: Any) -> tuple[Any, Tensor]:
+        nodes, log_mass = drawn(*given)
+        return nodes, torch.full_like(log_mass, -math.inf)
+
+    monkeypatch.setattr(integration, "_drawn", none)
+    with pytest.raises(NotAMode, match=r"256 draws there are worth 0\.0"):
+        LaplaceEvidence(model, stop=Stop(progress=False)).run(y)
