@@ -56,6 +56,7 @@ BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond th
 # of importance sampling, in turn: few settle smooth densities, and where a tenth of the last keep their weight they
 # tell .03 nats; from the third on only where searches cost little
 NUM_DRAWS = (256, 512, 2048, 2048, 8192)
+EVEN = 2.0  # times the tolerance, where searches are dear: evenly spread points err half as much as independent ones
 NUM_STEPS = 4  # of a search, a Hessian each
 FEW_HESSIANS = 16_384  # of a thousand draws of four steps each to inner modes: where these cost little all are searched
 MOST_KNOWN = 128  # nodes from which draws follow
@@ -783,10 +784,11 @@ def _by_adapted(found: OuterMode, where: Standardisation, tolerance: float, desi
     :raises NotAMode: where they do, and there is none.
     """
     tried = list[tuple[Standardisation, Tensor, ConditionalModes, Tensor]]()
-    worth, d = list[float](), where.num_dims
+    worth, d, error = list[float](), where.num_dims, math.inf
     for num in NUM_DRAWS:
-        if len(tried) > 1 and not is_affordable(found.state.problem, NUM_STEPS * num):
-            break
+        if tried and not is_affordable(found.state.problem, NUM_STEPS * num):
+            if len(tried) > 1 or error <= EVEN * tolerance:
+                break
         if tried:
             weights = importance.checked(tried[-1][-1]).weights
             share = min(1.0, 2.0 * d * float(weights.square().sum()))
@@ -794,7 +796,8 @@ def _by_adapted(found: OuterMode, where: Standardisation, tolerance: float, desi
         z = rules.student_draws(num, d).to(where.centre)
         tried.append((where, z, *_drawn(found, where, z)))
         worth.append(float(importance.effective_sample_size(tried[-1][-1]).nan_to_num(0.0)))  # where none has a mode
-        if not float(importance.standard_error(tried[-1][-1])) > tolerance:  # nan where no draw has an inner mode
+        error = float(importance.standard_error(tried[-1][-1]))
+        if not error > tolerance:  # nan where no draw has an inner mode
             break
     best = tried[worth.index(max(worth))]
     if not max(worth) >= max(20.0, 2.0 * d):
