@@ -239,6 +239,8 @@ class LaplaceEvidence(Resumable):
         for state in (end.state.laplace for end in ends[:1]):
             latents, way = state.problem.joint.latents, state.precision.least_precise_direction(state.problem.active)[0]
             numbers = {part.name: float(way[latents.slices[part.name]].abs()) for part in latents if part.size == 1}
+            if len(latents.names) == 1:  # nothing would be left inside
+                break
             for site in sorted(numbers, key=numbers.__getitem__, reverse=True)[:NUM_TRIED]:
                 other, found = self._attempt(args, kwargs, False, True, {"_more": (site,)})
                 if not isinstance(found, Exception):
