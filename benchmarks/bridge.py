@@ -2,8 +2,8 @@
 
     python -m benchmarks.bridge [NAME ...]
 
-Six hierarchies of up to three marginalised sites, and two of seven and four whose nodes are a central composite
-design. NUTS runs on the form of a model that chains move in well, two chains from apart; the bridge is
+Six hierarchies of up to three marginalised sites, an item response model, and four spreads that are marginalised
+together. NUTS runs on the form of a model that chains move in well, two chains from apart; the bridge is
 ``evidence_check.bridge_sampling`` on that form's own density, which knows nothing of Laplace. Rows are written to
 benchmarks/results/bridge.md as they come, in place of those of the same name.
 """

@@ -235,16 +235,16 @@ class LaplaceEvidence(Resumable):
 
         Modes inside merge along the direction in which their density is flattest: the number that moves most is first.
         """
-        ends = without_repeats(fit._fits) if fit._full is not None and fit._fits else ()
-        for state in (end.state.laplace for end in ends[:1]):
-            latents, way = state.problem.joint.latents, state.precision.least_precise_direction(state.problem.active)[0]
-            numbers = {part.name: float(way[latents.slices[part.name]].abs()) for part in latents if part.size == 1}
-            if len(latents.names) == 1:  # nothing would be left inside
-                break
-            for site in sorted(numbers, key=numbers.__getitem__, reverse=True)[:NUM_TRIED]:
-                other, found = self._attempt(args, kwargs, False, True, {"_more": (site,)})
-                if not isinstance(found, Exception):
-                    return other, found
+        if fit._full is None or not fit._fits:
+            return fit, error
+        state = without_repeats(fit._fits)[0].state.laplace
+        latents, way = state.problem.joint.latents, state.precision.least_precise_direction(state.problem.active)[0]
+        numbers = {part.name: float(way[latents.slices[part.name]].abs()) for part in latents if part.size == 1}
+        order = sorted(numbers, key=numbers.__getitem__, reverse=True)
+        for site in order[:NUM_TRIED] if len(latents.names) > 1 else ():  # else nothing would be left inside
+            other, found = self._attempt(args, kwargs, False, True, {"_more": (site,)})
+            if not isinstance(found, Exception):
+                return other, found
         return fit, error
 
     def _attempt(

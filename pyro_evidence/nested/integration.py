@@ -54,7 +54,7 @@ SMALL_SHARE = 1e-4  # of the tolerance: nodes that follow, and together err by l
 WORTH = 0.1  # of the largest error that a node leaves: those that leave less are not searched beside it
 BETWEEN = 0.05  # share of the mass that may lie elsewhere between and beyond the nodes than a smooth curve has it
 # of importance sampling, in turn: few settle smooth densities, and where a tenth of the last keep their weight they
-# tell .03 nats; from the third on only where searches cost little
+# tell .03 nats; the second where the first leave more than is asked, the others only where searches cost little, too
 NUM_DRAWS = (256, 512, 2048, 2048, 8192)
 EVEN = 2.0  # times the tolerance, where searches are dear: evenly spread points err half as much as independent ones
 NUM_STEPS = 4  # of a search, a Hessian each
@@ -341,14 +341,13 @@ def integrate(found: OuterMode, tolerance: float, elsewhere: Tensor) -> Integral
         settled = None if len(elsewhere) else _settled(found, skewed, tolerance)
         axes = found.gaussian if len(elsewhere) else skewed
         return settled or adaptive_grid(found, axes, tolerance, elsewhere) or _by_adapted(found, skewed, tolerance)
-    if d <= rules.LARGEST_DESIGN:
-        design = by_design(found, skewed)
+    design = by_design(found, skewed) if d <= rules.LARGEST_DESIGN else None
+    if design is not None:
         # several times its error is what skewed densities have beyond it on the diagonals
         if design.error <= (1.0 if found.state.problem.joint.latents.size <= SMALL else BARELY) * tolerance:
             return design
         skewed = skewed.matched(skewed.inverse(design.phi), design.log_weights.exp(), 0.0)
-        return _by_adapted(found, skewed, tolerance, design if design.error <= BARELY * tolerance else None)
-    return _by_adapted(found, skewed, tolerance)
+    return _by_adapted(found, skewed, tolerance, design)
 
 
 def _settled(found: OuterMode, where: Standardisation, tolerance: float) -> Integral | None:
@@ -780,7 +779,8 @@ def _by_adapted(found: OuterMode, where: Standardisation, tolerance: float, desi
     Cappe, Guillin, Marin and Robert (2004), section 3, with the covariance drawn to the one before where few draws
     have the weight.
 
-    :param design: what is taken where a few draws carry all the weight, with what these say otherwise for an error.
+    :param design: what is taken where a few draws carry all the weight, with what these say otherwise for an error,
+        unless its own is too large.
     :raises NotAMode: where they do, and there is none.
     """
     tried = list[tuple[Standardisation, Tensor, ConditionalModes, Tensor]]()
@@ -801,9 +801,10 @@ def _by_adapted(found: OuterMode, where: Standardisation, tolerance: float, desi
             break
     best = tried[worth.index(max(worth))]
     if not max(worth) >= max(20.0, 2.0 * d):
-        off = math.inf if design is None else float((best[-1].logsumexp(0) - design.log_evidence).abs())
-        if design is not None and off < math.inf:
-            return replace(design, error=max(off, design.error))
+        if design is not None and design.error <= BARELY * tolerance:
+            off = float((best[-1].logsumexp(0) - design.log_evidence).abs())
+            if off < math.inf:
+                return replace(design, error=max(off, design.error))
         inside = list(found.state.problem.joint.latents.names)
         raise NotAMode(
             f"the marginalised sites {found.names}, {len(found.marginalised)} coordinates, cannot be integrated from "
