@@ -20,7 +20,7 @@ from pyro_evidence.numerics.newton import Density
 from pyro_evidence.precision.dense import Precision
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.predictors import unwrapped
-from pyro_evidence.program.sites import Node, sample_nodes
+from pyro_evidence.program.sites import Node, is_improper, sample_nodes
 from pyro_evidence.structure.density import AutogradDensity
 
 WRONG = "its second derivatives are not those of its slope"
@@ -440,12 +440,35 @@ def require_end(summit: ModeNeighbourhood, precision: Precision) -> None:
         slow = slow & real & (least > 0)
         if not bool(slow.any()):
             return
-        how, worst = "the log joint falls too slowly beyond", int(slow.int().argmax())
-    raise ImproperPosterior(
-        f"{how} {BEYOND[0]:g} and {BEYOND[1]:g} posterior standard deviations from its mode, most in site "
-        f"'{latents.names[worst]}': its integral is infinite, and there is no posterior. Look for a pyro.factor or a "
-        "likelihood that grows faster than that site's prior falls, or give the site a proper prior or bounded support."
+        how, worst = "the log joint falls too slowly", int(slow.int().argmax())
+    where = f" beyond {BEYOND[0]:g} and {BEYOND[1]:g} posterior standard deviations from its mode"
+    raise no_integral(how + where, latents.names[worst])
+
+
+def no_integral(how: str, site: str) -> ImproperPosterior:
+    """The error for a log joint that falls too slowly, or rises, ``site`` most."""
+    return ImproperPosterior(
+        f"{how}, most in site '{site}': its integral is infinite, and there is no posterior. Look for a pyro.factor or "
+        "a likelihood that grows faster than that site's prior falls, or give the site a proper prior or bounded "
+        "support."
     )
+
+
+def is_proper(summit: ModeNeighbourhood, *, factors: bool = False) -> bool:
+    """Whether no prior is flat and no data come by ``pyro.factor``: then almost all data have an evidence.
+
+    :param factors: whether these may be there.
+    """
+    joint = summit.joint
+    nodes = joint.trace(summit.u, summit.theta).nodes
+    latent = [*joint.latents.names, *(n for n in joint.hypers.names if nodes[n]["type"] == "sample")]
+    return (factors or not joint.factors) and not any(is_improper(nodes[n]) for n in latent)
+
+
+def rounding(summit: ModeNeighbourhood, u: Tensor) -> float:
+    """Nats by which the log joint at ``u`` ``(D,)``, a sum of terms that may be larger, may be off."""
+    terms = [node["log_prob"].detach().abs().sum() for node in _sites(summit.joint, u, summit.theta).values()]
+    return torch.finfo(summit.joint.dtype).eps * float(sum(terms))
 
 
 def require_fall_on_rays(summit: ModeNeighbourhood) -> None:

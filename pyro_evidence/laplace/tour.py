@@ -6,6 +6,7 @@ distributions at all modes (Owen and Zhou, 2000: weights against the whole mixtu
 elements have many orders, one order is integrated, and multiplied by their number.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,12 +20,15 @@ from torch.nn.functional import softplus
 from pyro_evidence.errors import NotAMode
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.laplace.approximation import LaplaceState, laplace_state, search_modes, state_at
+from pyro_evidence.laplace.mode_checks import is_proper, no_integral, rounding
 from pyro_evidence.numerics import derivatives, importance, lbfgs
 from pyro_evidence.numerics.batched import CACHED_NUMBERS, Batched, OneSummand
+from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.derivatives import normal_draws
-from pyro_evidence.numerics.importance import Smoothed
+from pyro_evidence.numerics.importance import NodeWeights, Smoothed
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.newton import Density
+from pyro_evidence.numerics.quadrature.line import LAST, on_line
 from pyro_evidence.numerics.quadrature.rules import quasi_normal, student_log_density
 from pyro_evidence.precision.dense import Dense, Precision, Triangular
 from pyro_evidence.program.log_joint import LogJoint
@@ -58,6 +62,8 @@ LITTLE = 2e7  # bytes kept by autograd for the rows of a look, a twentieth of a 
 PRICE = 4e8  # bytes for the rows of an integral over several modes, a second
 FEWEST = 64  # rows, whatever they cost
 WEIGHTED = 8_000  # draws: the log evidence is then known to .01 nats where they keep half of their weight
+ON_A_LINE = 256  # nodes, in place of draws: panels of ten around a mode, and twice as many halves
+ROUNDING = 0.1  # nats, of a log joint that large terms make up
 OF_EACH = 256  # of them at least, whatever they cost, at each mode: a tenth of the rows of the climbs that found it
 PRECISE, MORE = 0.005, 8.0  # nats, the standard error for which more are drawn in the end, up to so many times as many
 FINITE = 0.5  # k-hat below which weights have a variance: their standard error then falls as more are drawn
@@ -229,6 +235,18 @@ class ActiveDensity:
         odds = u[:, self.active]
         log_slopes = -0.5 * (x.square() + math.log(math.tau)) + softplus(odds) + softplus(-odds)  # of u in x
         return value + log_slopes.where(~self.cut.isnan(), 0.0).sum(-1)
+
+    def is_told(self, x: Tensor) -> Tensor:
+        """Which rows have values that floating-point numbers tell from those a unit away, ``(S,)``: others saturate."""
+        latents, told = self.joint.latents, torch.ones(len(x), dtype=torch.bool, device=x.device)
+        u = self.embedded(x).to(self.joint.dtype)
+        before, here, after = (latents.constrained(u + step * self.active) for step in (-1.0, 0.0, 1.0))
+        for name in (
+            p.name for p in latents if not is_identity(p.transform) and bool(self.active[latents.slices[p.name]].any())
+        ):
+            differs = (before[name] != here[name]) & (here[name] != after[name]) & here[name].isfinite()
+            told &= differs.reshape(len(x), -1).any(-1)
+        return told
 
     def _turned(self, log_odds: Tensor, *, back: bool) -> Tensor:
         """Log odds of angles, as of these from their cuts, or of their sums; ``back`` to the angles themselves."""
@@ -515,11 +533,11 @@ def exchange_of(state: LaplaceState) -> Exchange | None:
 
 @dataclass(frozen=True)
 class ModeIntegral:
-    """The integral of a density over all its modes, by importance sampling.
+    """The integral of a density over all its modes, by importance sampling; of one coordinate by quadrature.
 
     :ivar log_joint: the log joint density at the draws, nats, ``(S,)``; nan where the model computes nan.
     :ivar weighed: their weights, Pareto-smoothed.
-    :ivar x: the draws in the coordinates of ``density``, ``(S, d)``.
+    :ivar x: the draws, or nodes, in the coordinates of ``density``, ``(S, d)``.
     :ivar mixture: of which they are, if they have not walked; ``at_modes`` are its parts at modes, twice for each.
     :ivar exchange: elements of which one order has been integrated; None where all have been.
     :ivar walked: standard error of the log evidence, nats, where draws have walked to the density, all of one weight;
@@ -603,7 +621,13 @@ class ModeIntegral:
     @property
     def method(self) -> str:
         """How it is made, in the words of a summary."""
-        return "importance sampling" if self.walked in (None, math.inf) else "bridge sampling"
+        walked = self.walked not in (None, math.inf)
+        return "quadrature" if self.is_quadrature else "bridge sampling" if walked else "importance sampling"
+
+    @property
+    def is_quadrature(self) -> bool:
+        """Whether draws are nodes."""
+        return isinstance(self.weighed, NodeWeights)
 
     @property
     def is_crowded(self) -> bool:
@@ -747,6 +771,7 @@ def integral_over(
 ) -> ModeIntegral:
     """Importance sampling from a normal and a t distribution at each mode; weights Pareto-smoothed.
 
+    Of one coordinate quadrature, where that can be afforded and no number of draws is given.
     Where elements can be exchanged, and that is not precise, from t distributions where some are as under their prior.
     Adapted twice: normals of the weighted draws' shares, means and covariances stand beside the first ones, after
     Cappe, Douc, Guillin, Marin and Robert (2008), eq. 15; then, where that is not precise, a normal at a time is added
@@ -760,6 +785,7 @@ def integral_over(
     :param exchange: elements of which one order is integrated, and all are counted.
     :param unused: whether draws from elements as under their prior, or from where walkers end, are there at first.
     :raises NotAMode: when the density is zero at all draws.
+    :raises ImproperPosterior: where that of one coordinate has no integral.
     """
     given = num
     density = (density_of(modes[0]) if density is None else density).with_scores(modes)
@@ -771,6 +797,8 @@ def integral_over(
         first = _with_prior(at_modes, modes[0], density)
     else:
         first = _with_unused(at_modes, modes, exchange, FOR_MOMENTS * num, density)
+    if density.size == 1 and exchange is None and given is None and affordable >= ON_A_LINE:
+        return _by_quadrature(modes[0], first, density, at_modes, affordable)
     walks = exchange is None and within(price, density.joint, WALKERS) == WALKERS
     if walks and unused:
         first, num = _with_walkers(first, at_modes, density, seed), given or max(num, FAMILIES * OF_EACH)
@@ -798,6 +826,38 @@ def integral_over(
     may_walk = given is None and walks and density.size <= MOST_WALKED and not (is_told or made.is_crowded)
     walks_by = seed + TURNS + 3 + MOST_PARTS, 1 if spared else STRETCHES
     return replace(made, walks_by=walks_by if may_walk else None)
+
+
+def _by_quadrature(
+    mode: LaplaceState, first: NormalMixture, density: ActiveDensity, at_modes: NormalMixture, num: int
+) -> ModeIntegral:
+    """The integral over one coordinate, by about ``num`` nodes around all components of the ``first`` mixture.
+
+    :raises ImproperPosterior: where it is infinite.
+    """
+
+    def height(x: Tensor) -> Tensor:
+        rows = x.unsqueeze(-1)
+        return density.log_joint(rows).where(density.is_told(rows) & (x > low) & (x < high), math.nan)
+
+    sd = torch.cat([p.variance for p in first.precisions])[:, first.active].squeeze(-1).sqrt()
+    low, high = -math.inf, math.inf
+    line = on_line(height, first.loc.squeeze(-1), sd, num, density.joint.dtype)
+    if line.error == math.inf:  # beyond, large numbers may cancel, and be level but for rounding
+        away = sd[0] * torch.arange(1.0, LAST, 0.25).to(sd).sinh().unsqueeze(-1)
+        low, high = (_last_told(mode, density, first.loc[:1] + way) for way in (-away, away))
+        line = on_line(height, first.loc.squeeze(-1), sd, num, density.joint.dtype)
+    if line.error == math.inf and not is_proper(mode.around):
+        raise no_integral("the log joint falls too slowly", density.joint.latents.names[0])
+    log_weights = line.log_density + line.log_length + math.log(len(line.x))
+    weighed = NodeWeights(log_weights, -math.inf, line.error)
+    return ModeIntegral(line.log_density, weighed, line.x.unsqueeze(-1), density, first, at_modes, None)
+
+
+def _last_told(mode: LaplaceState, density: ActiveDensity, x: Tensor) -> float:
+    """The last of ``x`` ``(K, 1)`` before rounding moves the log joint by a tenth of a nat."""
+    told = itertools.takewhile(lambda row: rounding(mode.around, density.embedded(row)[0]) < ROUNDING, x.split(1))
+    return float([x[:1], *told][-1])
 
 
 def _heights(density: ActiveDensity, exchange: Exchange | None, x: Tensor) -> tuple[Tensor, Tensor]:

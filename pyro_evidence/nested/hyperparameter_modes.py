@@ -12,6 +12,7 @@ from pyro_evidence.errors import ImproperPosterior, NotAMode
 from pyro_evidence.fitting.process_state import own_random_numbers
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state, log_priors
 from pyro_evidence.laplace.gradient import slope
+from pyro_evidence.laplace.mode_checks import is_proper
 from pyro_evidence.nested.integration import NODES, OuterMode, followed, outer_mode
 from pyro_evidence.numerics import lbfgs
 from pyro_evidence.numerics.coordinates import is_identity
@@ -285,10 +286,14 @@ def require_integral(found: OuterMode) -> None:
     :raises NotAMode: where one is under proper priors.
     """
     if float(found.gaussian.basis.norm(dim=0).max()) > ENDLESS:
-        raise NotAMode(_flat(found, BEYOND)) if is_proper(found, factors=True) else ImproperPosterior(_flat(found))
-    if is_proper(found):
+        raise (
+            NotAMode(_flat(found, BEYOND))
+            if is_proper(found.state.around, factors=True)
+            else ImproperPosterior(_flat(found))
+        )
+    if is_proper(found.state.around):
         return
-    bounded, profiles = is_proper(found, factors=True), found.profile.reshape(found.gaussian.num_dims, -1)
+    bounded, profiles = is_proper(found.state.around, factors=True), found.profile.reshape(found.gaussian.num_dims, -1)
     for axis, end in itertools.product(range(len(profiles)), (0, -1)):
         if float(profiles.amax() - profiles[axis, end]) < WORTH:
             way = PROBES[end] * found.gaussian.basis[:, axis]
@@ -298,17 +303,6 @@ def require_integral(found: OuterMode) -> None:
             least = 0.5 * float(log_priors(found.state.problem, inner.theta).neg().diff()) if bounded else 1.0
             if low < WORTH and fall < min(1.0, least):
                 raise ImproperPosterior(_flat(found))
-
-
-def is_proper(found: OuterMode, *, factors: bool = False) -> bool:
-    """Whether no prior is flat and no data come by ``pyro.factor``: then almost all data have an evidence.
-
-    :param factors: whether these may be there.
-    """
-    state, joint = found.state, found.state.problem.joint
-    nodes = joint.trace(state.u, state.theta).nodes
-    latent = [*joint.latents.names, *(n for n in joint.hypers.names if nodes[n]["type"] == "sample")]
-    return (factors or not joint.factors) and not any(is_improper(nodes[n]) for n in latent)
 
 
 # of priors that are proper, and level over more scales than numbers hold

@@ -83,14 +83,29 @@ class Smoothed:
     missed: float = 0.0
 
     @property
+    def standard_error(self) -> float:
+        """Of :func:`log_mean`, nats."""
+        return float(standard_error(self.log_weights))
+
+    @property
     def error(self) -> float:
-        """Standard error of :func:`log_mean`, nats, with what the tail holds beyond the weights."""
-        return math.hypot(float(standard_error(self.log_weights)), self.missed)
+        """The same with what the tail holds beyond the weights."""
+        return math.hypot(self.standard_error, self.missed)
 
     @property
     def weights(self) -> Tensor:
         """The smoothed weights, normalised to sum one."""
         return self.log_weights.softmax(0)
+
+
+@dataclass(frozen=True)
+class NodeWeights(Smoothed):
+    """Weights of the nodes of a quadrature rule, which are no draws: what is missed is all of their error."""
+
+    @property
+    def standard_error(self) -> float:
+        """Zero."""
+        return 0.0
 
 
 def checked(log_weights: Tensor) -> Smoothed:

@@ -236,24 +236,19 @@ OTHERWISE = {
 Draws = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # those that were weighed, and those that are judged
 
 
-def importance_check(
-    log_weights: Tensor, draws: Draws | None = None, dtype: torch.dtype = torch.float64
-) -> dict[str, Any]:
+def importance_check(found: Smoothed, draws: Draws | None = None, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     """The log evidence by importance sampling, how reliable that is, and what the weights change.
 
-    The weights are Pareto-smoothed, as in :func:`~pyro_evidence.importance_sampling`: one weight far out in the tail
-    would else be all of their mean.
-
-    :param log_weights: log ratios of the exact density to the approximation, nats, shape ``(S,)``.
+    :param found: weights by log ratios of the exact density to the approximation ``(S,)``, Pareto-smoothed, as in
+        :func:`~pyro_evidence.importance_sampling`: one far out in the tail would else be all of their mean.
     :param draws: at which they were taken, and beside these what is judged, constrained, each ``(S,) + site shape``.
     :param dtype: in which the density was computed.
     """
-    found = importance.checked(log_weights)
     return {
         "pareto_k": found.pareto_k,
-        "exact": importance.is_constant(log_weights, dtype),
+        "exact": importance.is_constant(found.log_weights, dtype),
         "log_evidence_importance": float(importance.log_mean(found.log_weights)),
-        "log_evidence_importance_se": float(importance.standard_error(found.log_weights)),
+        "log_evidence_importance_se": found.standard_error,
         "effective_sample_size": float(importance.effective_sample_size(found.log_weights)),
         **shifts(draws or ({}, {}), found),
     }
@@ -396,7 +391,7 @@ def check_until(posterior: Any, until: float) -> dict[str, Any]:
     for num in posterior._looks(draw, most, 0.5 * (now + until)):
         u, log_weights = torch.cat(rows), torch.cat(parts)
         draws = posterior._constrained(u), posterior._reported(u)
-        found = importance_check(log_weights, draws, posterior._joint.dtype)
+        found = importance_check(importance.checked(log_weights), draws, posterior._joint.dtype)
         elements = Elements.of(draws[1])
         moved = by_weights(elements, *draws, importance.checked(log_weights))
         is_reliable = found["pareto_k"] <= importance.threshold(num)

@@ -440,10 +440,12 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         if self._is_by_blocks:
             return diagnostics.check_by_blocks(self._inside, float(self.log_evidence), num_samples, seed)
         if num_samples * len(self.state.u) >= MOST_NUMBERS:
-            return diagnostics.importance_check(self.log_weights(num_samples, seed), None, self._joint.dtype)
+            return diagnostics.importance_check(
+                importance.checked(self.log_weights(num_samples, seed)), None, self._joint.dtype
+            )
         u, log_weights = self._weighed(num_samples, seed)
         draws = self._constrained(u), self._reported(u)
-        return diagnostics.importance_check(log_weights, draws, self._joint.dtype)
+        return diagnostics.importance_check(importance.checked(log_weights), draws, self._joint.dtype)
 
     @property
     def _is_by_blocks(self) -> bool:

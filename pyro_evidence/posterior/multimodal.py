@@ -45,10 +45,10 @@ QUANTILE_DRAWS = 10_000  # of a mixture, whose quantiles are then known to two h
 class ImportancePosterior(LaplacePosterior):
     """Laplace's posterior where its log evidence is not good to a hundredth of a nat, and importance sampling's is.
 
-    ``log_evidence`` is by importance sampling from normals and t distributions at the modes, or, where its weights
-    cannot be trusted, the sum of Laplace's at each, and no number to compare models by; ``log_evidence_error`` says by
-    which.  Draws, quantiles and predictions are of those draws, resampled by their weights; where these cannot be
-    trusted, of the Gaussian at the mode, but for the posterior over several modes.
+    ``log_evidence`` is by importance sampling from normals and t distributions at the modes, of one coordinate by
+    quadrature, or, where weights cannot be trusted, the sum of Laplace's at each, and no number to compare models by;
+    ``log_evidence_error`` says by which.  Draws, quantiles and predictions are of those draws, or nodes, resampled by
+    their weights; where these cannot be trusted, of the Gaussian at the mode, but for the posterior over several modes.
 
     :ivar states: Laplace's approximation at each mode, the highest evidence first.
     :ivar integral: over all of them.
@@ -121,7 +121,7 @@ class ImportancePosterior(LaplacePosterior):
     def _check(self, until: float) -> dict[str, Any]:
         if not self.integral.is_trusted:
             return super()._check(until)
-        return diagnostics.importance_check(self.integral.weighed.log_weights, None, self._joint.dtype)
+        return diagnostics.importance_check(self.integral.weighed, None, self._joint.dtype)
 
     def _draws_until(self, until: float) -> Values:
         return self.get_samples(self._num_tabulated, seed=SEED)
@@ -145,12 +145,12 @@ class ImportancePosterior(LaplacePosterior):
 
     @property
     def log_evidence(self) -> Tensor:
-        """``log p(D | hyperparameters)`` of all modes, by importance sampling or as their sum, nats, shape ``()``."""
+        """``log p(D | hyperparameters)`` of all modes, as one integral or as their sum, nats, shape ``()``."""
         return self.integral.log_evidence if self.integral.is_trusted else self._by_laplace
 
     @cached_property
     def log_evidence_error(self) -> EvidenceError:
-        """The standard error of importance sampling, or of particles; of the sum of modes, what it differs by; nats."""
+        """That of quadrature, importance sampling or particles; of the sum of modes, what it differs by; nats."""
         over = f"{self.integral.method} over {len(self.states)} mode{'s' * (len(self.states) > 1)}"
         if self.integral.is_trusted:
             return EvidenceError.of(0.0, "", 0.0, 0.0, over).beside(self.integral.error)
@@ -236,8 +236,9 @@ class ImportancePosterior(LaplacePosterior):
         tried = "" if self.integral.walked is None else ", and particles that walk from these do not tell the integral"
         why = many if self.integral.is_crowded else f"the k-hat of importance sampling over the modes is {k:.2f}{tried}"
         weights = importance.tail_words(k) if self.integral.walked is None else "whose weights are not to be trusted"
+        drawn = f" from normals and t distributions at the modes, {weights}"
         by = (
-            f"+- {error:.2g}, by {self.integral.method} from normals and t distributions at the modes, {weights}"
+            f"+- {error:.2g}, by {self.integral.method}{'' if self.integral.is_quadrature else drawn}"
             if self.integral.is_trusted
             else f"the sum of Laplace's at each mode, and no number to compare models by: {why}; run NUTS or "
             "tempered_smc(posterior)"

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.laplace.approximation import LaplaceState, Problem
+from pyro_evidence.laplace.mode_checks import is_proper
 from pyro_evidence.laplace.quadratics import NUM_SAMPLES, LogJoints, QuadraticDensity, Quadratics, power_sums
 from pyro_evidence.laplace.replicates import Columns, Maxima, Replicates, maxima
 from pyro_evidence.laplace.restarts import can_tour
-from pyro_evidence.nested.hyperparameter_modes import ENDLESS, all_prior_draws, is_proper, other_places
+from pyro_evidence.nested.hyperparameter_modes import ENDLESS, all_prior_draws, other_places
 from pyro_evidence.nested.inner import MarginalisedJoint, solve_inner
 from pyro_evidence.nested.integration import (
     NodeProducts,
@@ -190,7 +191,7 @@ def can_be_batched(posterior: LaplacePosterior, start: Start) -> bool:
         assert isinstance(joint, MarginalisedJoint)
         found, sites = posterior.integral, [p for p in joint.latents if p.size == 1]
         ours = bool(joint.is_marginalised.all()) and not joint.discrete and found.rule == "by_product"
-        if not ours or not is_proper(found.outer_mode) or not all(is_identity(p.transform) for p in sites):
+        if not ours or not is_proper(found.outer_mode.state.around) or not all(is_identity(p.transform) for p in sites):
             return False  # sites that more draws may want outside
     elif start.tour != 0 and can_tour(posterior.state):
         return False  # single fits look for other modes

@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.quadrature import reparameterise, rules
+from pyro_evidence.numerics.quadrature import line, reparameterise, rules
 from pyro_evidence.numerics.quadrature.densities import (
     CORRELATED,
     EDGE,
@@ -354,3 +355,43 @@ def test_margins_of_very_many_dimensions_are_as_even_as_those_of_few(monkeypatch
         assert torch.equal(strata, torch.arange(64.0).double().unsqueeze(-1).expand_as(strata))
     assert torch.equal(points, rules.quasi_normal(64, 5000))
     assert float((points.mT @ points[:, 0] / 64)[1:].abs().max()) < 0.7  # of 4,999 independent ones: five deviations
+
+
+def narrow_and_far(x: Tensor) -> Tensor:
+    parts = [torch.distributions.Normal(*place).log_prob(x) for place in ((100.0, 1e-3), (0.0, 1.0))]
+    return torch.logaddexp(*parts) - math.log(2.0)
+
+
+def power(p: float) -> tuple[Callable[[Tensor], Tensor], float]:
+    """``(1 + x^2)^-p`` and the log of its integral, a beta function."""
+    return lambda x: -p * torch.log1p(x.square()), 0.5 * math.log(math.pi) + math.lgamma(p - 0.5) - math.lgamma(p)
+
+
+DENSITIES = {
+    "narrow and far": (narrow_and_far, 0.0),
+    "corner": (lambda x: -(x - 0.3).abs(), math.log(2.0)),
+    "rounded": (lambda x: (-0.5 * x.float().square()).double() + 1e6, 1e6 + 0.5 * math.log(math.tau)),
+    "powers": power(0.6),
+    "hardly": power(0.505),
+}
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_the_whole_line(name: str) -> None:
+    """Modes of unlike widths, corners, rounding, and tails of which half is beyond e^40: closed forms."""
+    log_density, log_integral = DENSITIES[name]
+    dtype, places = torch.float32 if name == "rounded" else torch.float64, torch.tensor([[100.0, 0.0], [1e-3, 1.0]])
+    loc, sd = (each[0 if name == "narrow and far" else 1 :].double() for each in places)
+    found = line.on_line(log_density, loc, sd, 2_000, dtype)
+    tolerance = 1e-6 if name == "rounded" else 1e-9
+    assert found.error < tolerance
+    assert float((found.log_density + found.log_length).logsumexp(0)) == pytest.approx(log_integral, abs=tolerance)
+    assert len(found.x) < 4_000
+
+
+def test_a_tail_that_does_not_fall_has_no_integral() -> None:
+    zero, one = torch.zeros(1).double(), torch.ones(1).double()
+    assert line.on_line(power(0.5001)[0], zero, one, 2_000, torch.float64).error == math.inf
+    known = line.on_line(lambda x: torch.where(x < 20.0, -0.1 * x.abs(), math.nan), zero, one, 2_000, torch.float64)
+    assert known.error < 1.0  # where it is not known beyond twenty it goes on as it falls there
+    assert float((known.log_density + known.log_length).logsumexp(0)) == pytest.approx(math.log(20.0), abs=known.error)

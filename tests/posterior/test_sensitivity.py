@@ -241,10 +241,10 @@ def test_slopes_over_two_modes_are_those_of_quadrature() -> None:
     log_density = dist.Normal(0.0, 3.0).log_prob(a) + dist.Normal(a.square(), 0.5).log_prob(double(4.0))
     rise = math.log(2.0) * (a.square() / 9.0 - 1.0)  # of the log prior density, a doubling of its scale
     assert found.log_evidence["a.scale"] == pytest.approx(float(log_density.softmax(0) @ rise), abs=1e-5)
-    assert found.log_evidence["a.loc"] == pytest.approx(0.0, abs=2e-3)  # as likely on both sides
+    assert found.log_evidence["a.loc"] == pytest.approx(0.0, abs=1e-9)  # as likely on both sides
 
 
-def test_slopes_by_importance_sampling_of_one_mode_are_those_of_quadrature() -> None:
+def test_slopes_of_heavy_tails_are_those_of_a_grid() -> None:
     def heavy(t: Tensor) -> None:
         a = sample("a", dist.StudentT(double(3.0), double(0.0), double(1.0)))
         sample("t", dist.StudentT(double(3.0), a, double(1.0)), obs=t)
@@ -256,7 +256,7 @@ def test_slopes_by_importance_sampling_of_one_mode_are_those_of_quadrature() -> 
 
     found = LaplaceEvidence(heavy).run(double(1.0)).sensitivity()
     expected = float(log_evidence(2.0**STEP) - log_evidence(2.0**-STEP)) / (2.0 * STEP)
-    assert found.log_evidence["a.scale"] == pytest.approx(expected, abs=2.5e-4)
+    assert found.log_evidence["a.scale"] == pytest.approx(expected, abs=1e-6)
     assert {"a.df", "a.loc", "a.scale"} == set(found.constants)
 
 
