@@ -6,7 +6,6 @@ distributions at all modes (Owen and Zhou, 2000: weights against the whole mixtu
 elements have many orders, one order is integrated, and multiplied by their number.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,8 +27,7 @@ from pyro_evidence.numerics.derivatives import normal_draws
 from pyro_evidence.numerics.importance import NodeWeights, Smoothed
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.numerics.quadrature.line import LAST, on_line
-from pyro_evidence.numerics.quadrature.rules import quasi_normal, student_log_density
+from pyro_evidence.numerics.quadrature.rules import LAST, on_line, quasi_normal, student_log_density
 from pyro_evidence.precision.dense import Dense, Precision, Triangular
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import latents_from_prior, rows_at_once
@@ -856,8 +854,12 @@ def _by_quadrature(
 
 def _last_told(mode: LaplaceState, density: ActiveDensity, x: Tensor) -> float:
     """The last of ``x`` ``(K, 1)`` before rounding moves the log joint by a tenth of a nat."""
-    told = itertools.takewhile(lambda row: rounding(mode.around, density.embedded(row)[0]) < ROUNDING, x.split(1))
-    return float([x[:1], *told][-1])
+    last = x[0]
+    for row in x:
+        if not rounding(mode.around, density.embedded(row.unsqueeze(0))[0]) < ROUNDING:
+            break
+        last = row
+    return float(last)
 
 
 def _heights(density: ActiveDensity, exchange: Exchange | None, x: Tensor) -> tuple[Tensor, Tensor]:

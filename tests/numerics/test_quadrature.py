@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence.numerics.quadrature import line, reparameterise, rules
+from pyro_evidence.numerics.quadrature import reparameterise, rules
 from pyro_evidence.numerics.quadrature.densities import (
     CORRELATED,
     EDGE,
@@ -382,7 +382,7 @@ def test_the_whole_line(name: str) -> None:
     log_density, log_integral = DENSITIES[name]
     dtype, places = torch.float32 if name == "rounded" else torch.float64, torch.tensor([[100.0, 0.0], [1e-3, 1.0]])
     loc, sd = (each[0 if name == "narrow and far" else 1 :].double() for each in places)
-    found = line.on_line(log_density, loc, sd, 2_000, dtype)
+    found = rules.on_line(log_density, loc, sd, 2_000, dtype)
     tolerance = 1e-6 if name == "rounded" else 1e-9
     assert found.error < tolerance
     assert float((found.log_density + found.log_length).logsumexp(0)) == pytest.approx(log_integral, abs=tolerance)
@@ -391,7 +391,7 @@ def test_the_whole_line(name: str) -> None:
 
 def test_a_tail_that_does_not_fall_has_no_integral() -> None:
     zero, one = torch.zeros(1).double(), torch.ones(1).double()
-    assert line.on_line(power(0.5001)[0], zero, one, 2_000, torch.float64).error == math.inf
-    known = line.on_line(lambda x: torch.where(x < 20.0, -0.1 * x.abs(), math.nan), zero, one, 2_000, torch.float64)
+    assert rules.on_line(power(0.5001)[0], zero, one, 2_000, torch.float64).error == math.inf
+    known = rules.on_line(lambda x: torch.where(x < 20.0, -0.1 * x.abs(), math.nan), zero, one, 2_000, torch.float64)
     assert known.error < 1.0  # where it is not known beyond twenty it goes on as it falls there
     assert float((known.log_density + known.log_length).logsumexp(0)) == pytest.approx(math.log(20.0), abs=known.error)
