@@ -27,7 +27,7 @@ from pyro_evidence.numerics.derivatives import normal_draws
 from pyro_evidence.numerics.importance import NodeWeights, Smoothed
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.newton import Density
-from pyro_evidence.numerics.quadrature.rules import LAST, on_line, quasi_normal, student_log_density
+from pyro_evidence.numerics.quadrature.rules import LAST, Line, on_line, quasi_normal, student_log_density
 from pyro_evidence.precision.dense import Dense, Precision, Triangular
 from pyro_evidence.program.log_joint import LogJoint
 from pyro_evidence.program.simulate import latents_from_prior, rows_at_once
@@ -61,6 +61,8 @@ PRICE = 4e8  # bytes for the rows of an integral over several modes, a second
 FEWEST = 64  # rows, whatever they cost
 WEIGHTED = 8_000  # draws: the log evidence is then known to .01 nats where they keep half of their weight
 ON_A_LINE = 256  # nodes, in place of draws: panels of ten around a mode, and twice as many halves
+STEEP_AT = 10.0  # standard deviations from a mode, where an exponential density is as many nats lower
+OUTERMOST = 16  # draws, beyond which too few are to tell what is there
 ROUNDING = 0.1  # nats, of a log joint that large terms make up
 OF_EACH = 256  # of them at least, whatever they cost, at each mode: a tenth of the rows of the climbs that found it
 PRECISE, MORE = 0.005, 8.0  # nats, the standard error for which more are drawn in the end, up to so many times as many
@@ -820,6 +822,10 @@ def integral_over(
             num = math.ceil(num * min(most, max(1.0, (error / PRECISE) ** 2)))
 
     made = ModeIntegral(log_joint, found, x, density, mixture, at_modes, exchange)
+    mode, small = modes[0], modes[0].problem.is_dense and density.size <= MOST_WALKED
+    if given is None and exchange is None and small and not is_proper(mode.around):
+        tails = [_beyond_draws(mode, made.draws, i) for i in density.active.nonzero().flatten().tolist()]
+        made = replace(made, weighed=replace(found, missed=found.missed + sum(tails)))
     is_told = made.is_trusted and (found.pareto_k < FINITE or made.error < TOLD or spared)
     may_walk = given is None and walks and density.size <= MOST_WALKED and not (is_told or made.is_crowded)
     walks_by = seed + TURNS + 3 + MOST_PARTS, 1 if spared else STRETCHES
@@ -833,33 +839,84 @@ def _by_quadrature(
 
     :raises ImproperPosterior: where it is infinite.
     """
-
-    def height(x: Tensor) -> Tensor:
-        rows = x.unsqueeze(-1)
-        return density.log_joint(rows).where(density.is_told(rows) & (x > low) & (x < high), math.nan)
-
     sd = torch.cat([p.variance for p in first.precisions])[:, first.active].squeeze(-1).sqrt()
-    low, high = -math.inf, math.inf
-    line = on_line(height, first.loc.squeeze(-1), sd, num, density.joint.dtype)
-    if line.error == math.inf:  # beyond, large numbers may cancel, and be level but for rounding
-        away = sd[0] * torch.arange(1.0, LAST, 0.25).to(sd).sinh().unsqueeze(-1)
-        low, high = (_last_told(mode, density, first.loc[:1] + way) for way in (-away, away))
-        line = on_line(height, first.loc.squeeze(-1), sd, num, density.joint.dtype)
-    if line.error == math.inf and not is_proper(mode.around):
-        raise no_integral("the log joint falls too slowly", density.joint.latents.names[0])
+    line = _on_line(mode, density, lambda x: x.unsqueeze(-1), density.log_joint, first.loc.squeeze(-1), sd, num)
     log_weights = line.log_density + line.log_length + math.log(len(line.x))
     weighed = NodeWeights(log_weights, -math.inf, line.error)
     return ModeIntegral(line.log_density, weighed, line.x.unsqueeze(-1), density, first, at_modes, None)
 
 
-def _last_told(mode: LaplaceState, density: ActiveDensity, x: Tensor) -> float:
-    """The last of ``x`` ``(K, 1)`` before rounding moves the log joint by a tenth of a nat."""
+def _on_line(
+    mode: LaplaceState,
+    density: ActiveDensity,
+    rows: Callable[[Tensor], Tensor],
+    log_height: Callable[[Tensor], Tensor],
+    loc: Tensor,
+    sd: Tensor,
+    num: int,
+) -> Line:
+    """The integral of a height along a line of places, as far as numbers tell it, as :func:`on_line`.
+
+    :param rows: places ``(K, d)`` of numbers ``(K,)``.
+    :raises ImproperPosterior: where it is infinite, unless all that makes up the density is proper.
+    """
+    low, high = -math.inf, math.inf
+
+    def height(x: Tensor) -> Tensor:
+        places = rows(x)
+        return log_height(places).where(density.is_told(places) & (x > low) & (x < high), math.nan)
+
+    line = on_line(height, loc, sd, num, density.joint.dtype)
+    if line.error == math.inf:  # beyond, large numbers may cancel, and be level but for rounding
+        away = sd[0] * torch.arange(1.0, LAST, 0.25).to(sd).sinh()
+        low, high = (_last_told(mode, loc[0] + way, density.embedded(rows(loc[0] + way))) for way in (-away, away))
+        line = on_line(height, loc, sd, num, density.joint.dtype)
+    if line.error == math.inf and not is_proper(mode.around):
+        most = int((rows(loc[:1] + sd[:1]) - rows(loc[:1])).abs().argmax())
+        owner = mode.problem.joint.latents.by_part.to(sd.device)[:, density.active][:, most].int().argmax()
+        raise no_integral("the log joint falls too slowly", density.joint.latents.names[int(owner)])
+    return line
+
+
+def _last_told(mode: LaplaceState, x: Tensor, u: Tensor) -> float:
+    """The last of numbers ``(K,)`` before rounding moves the log joint, at ``u`` ``(K, D)``, by a tenth of a nat."""
     last = x[0]
-    for row in x:
-        if not rounding(mode.around, density.embedded(row.unsqueeze(0))[0]) < ROUNDING:
+    for each, row in zip(x, u, strict=True):
+        if not rounding(mode.around, row) < ROUNDING:
             break
-        last = row
+        last = each
     return float(last)
+
+
+def _beyond_draws(mode: LaplaceState, draws: Tensor, i: int) -> float:
+    """Nats by which the tails of a coordinate beyond almost all of the draws ``(S, D)`` may raise the log integral.
+
+    By the way on which it takes the others with it, as if these were normal there: Laplace's approximation to its own
+    density.  Nothing where that is as low ten standard deviations from the mode as an exponential density.
+
+    :raises ImproperPosterior: where that has no integral.
+    """
+    density, others = density_of(mode), mode.problem.active.clone()
+    others[i] = False
+    way = mode.precision.solve(torch.eye(len(mode.u)).to(mode.u)[i : i + 1])[0]
+    sd, way = way[i].sqrt(), way / way[i]
+
+    def rows(x: Tensor) -> Tensor:
+        return density.reduced(mode.u + x.unsqueeze(-1) * way)
+
+    def height(places: Tensor) -> Tensor:
+        A = mode.problem.density.precision(density.embedded(places), mode.theta).detach()
+        tril, failed = torch.linalg.cholesky_ex(A[:, others][:, :, others])
+        volume = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return (density.log_joint(places) - volume).masked_fill(failed > 0, -math.inf)
+
+    top, *ends = height(rows(sd * sd.new_tensor([0.0, -STEEP_AT, STEEP_AT]))).tolist()
+    if max(ends) < top - STEEP_AT:
+        return 0.0
+    line = _on_line(mode, density, rows, height, torch.zeros_like(sd).unsqueeze(0), sd.unsqueeze(0), ON_A_LINE)
+    own, log_mass = (draws[:, i] - mode.u[i]).sort().values, line.log_density + line.log_length
+    inside = (line.x > own[OUTERMOST]) & (line.x < own[-1 - OUTERMOST])
+    return float(log_mass.logsumexp(0) - log_mass[inside].logsumexp(0)) + line.error
 
 
 def _heights(density: ActiveDensity, exchange: Exchange | None, x: Tensor) -> tuple[Tensor, Tensor]:

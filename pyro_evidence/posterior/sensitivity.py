@@ -18,7 +18,7 @@ from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
 from pyro_evidence.laplace.gradient import evidence_slope, slope, slope_falls
 from pyro_evidence.laplace.metric import inverted, measures, natural_metric, response
-from pyro_evidence.nested.integration import NODES, by_product
+from pyro_evidence.nested.integration import by_lattice
 from pyro_evidence.numerics.derivatives import pullbacks
 from pyro_evidence.program.constants import STEPS, MovedConstants, PriorConstant, Stepped, prior_constants
 from pyro_evidence.program.log_joint import LogJoint, Model
@@ -29,6 +29,7 @@ HEAVY = 1e-9  # share of the mass below which a node moves no digit that is show
 SPREAD_DRAWS = 500  # for the posterior standard deviations that means are measured by
 FIXED = 1e-12  # of its size, rounding: the standard deviation of an element that is the same in all draws
 POINTS = 9  # of a curve
+APART, CELLS = 0.4, 22  # standard deviations between nodes of one axis, and how many on a side
 FEW_KNOWN = 0.05  # of the draws' worth: so many moments are corrected at no price in noise
 Values = Mapping[str, Tensor]
 
@@ -244,11 +245,11 @@ def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
     """The nodes of the marginalised sites, at each of which the inner mode follows the constants.
 
     They weigh as in the log evidence: with what Laplace inside leaves out, where that is added.  On one axis they are
-    as many as there ever are: a slope is twenty times as far off as the log evidence that some have settled.
+    even, and go further: a slope is twenty times as far off as the log evidence that a few nodes have settled.
     """
     found, problem = posterior.integral, _problem_around(posterior, partial(Stepped, constants=constants))
-    if found.rule == "by_product" and found.chart.num_dims == 1:
-        found = by_product(found.outer_mode, found.chart, NODES[-1])
+    if found.chart.num_dims == 1:
+        found = by_lattice(found.outer_mode, found.chart, torch.arange(-CELLS, CELLS + 1).unsqueeze(-1), APART)
     integral = posterior._tilting(found)
     weights = integral.log_weights.softmax(0)
     kept = (weights > HEAVY) & integral.nodes.log_density.isfinite()
