@@ -89,7 +89,7 @@ class Smoothed:
 
     @property
     def error(self) -> float:
-        """The same with what the tail holds beyond the weights."""
+        """Standard error of :func:`log_mean`, nats, with what the tail holds beyond the weights."""
         return math.hypot(self.standard_error, self.missed)
 
     @property
