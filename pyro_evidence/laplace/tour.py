@@ -911,7 +911,7 @@ def _beyond_draws(mode: LaplaceState, draws: Tensor, i: int) -> float:
         return (density.log_joint(places) - volume).masked_fill(failed > 0, -math.inf)
 
     top, *ends = height(rows(sd * sd.new_tensor([0.0, -STEEP_AT, STEEP_AT]))).tolist()
-    if max(ends) < top - STEEP_AT:
+    if max(ends) < top - STEEP_AT or not top > -math.inf:  # others have no normal density
         return 0.0
     line = _on_line(mode, density, rows, height, torch.zeros_like(sd).unsqueeze(0), sd.unsqueeze(0), ON_A_LINE)
     own, log_mass = (draws[:, i] - mode.u[i]).sort().values, line.log_density + line.log_length

@@ -19,7 +19,7 @@ from pyro_evidence.numerics.coordinates import is_identity
 from pyro_evidence.numerics.line_search import lead_uphill
 from pyro_evidence.numerics.quadrature import rules
 from pyro_evidence.numerics.quadrature.densities import HILL, beyond_valleys
-from pyro_evidence.numerics.quadrature.reparameterise import PROBES, Standardisation, chart
+from pyro_evidence.numerics.quadrature.reparameterise import PROBES, STEPS, Standardisation, chart
 from pyro_evidence.program.sites import is_improper
 
 ROUNDS = 8  # of any search, each around the mode that the last has found
@@ -30,6 +30,10 @@ NEAR = 0.01  # squared standard deviations from a mode at which curvature and mo
 FLAT = 1e-6  # the largest derivative that counts as zero, nats; so does the square of one in standard deviations
 NUM_DRAWS = 16  # of the prior, where other modes are looked for
 ENDLESS = 50.0  # a standard deviation in unconstrained units, e^50 of a scale, that no data leave
+INWARD, LOOKS = 8.0, 32  # units from where rounding hides a density, that tell how it falls; places on the way out
+MISSING = 1e100  # nats below the top, where there is no inner mode
+TOLD = 0.01  # nats
+SLOW = 0.05  # of what the prior falls, or of a nat a unit
 WORTH = 15.0  # nats below the top that are still worth counting, far away
 SAME = 0.1  # standard deviations between two ends of one climb
 SHARE = 0.1  # of the tolerance that another mode may hold unseen
@@ -140,21 +144,22 @@ def _climbed(found: OuterMode, place: Tensor) -> LaplaceState:
     return _maximised_mode(replace(found, state=begun), begun.theta)
 
 
-def check_multimodality(found: OuterMode, tolerance: float) -> tuple[OuterMode, Tensor]:
-    """The mode to integrate around, and positions ``(M, 1)`` of other modes where there is but one axis.
+def check_multimodality(found: OuterMode, tolerance: float) -> tuple[OuterMode, Tensor, float]:
+    """The mode to integrate around, positions ``(M, 1)`` of other modes where there is but one axis, and hidden mass.
+
+    Of which the log is that of :func:`require_integral`.
 
     :param tolerance: of the log evidence, nats.
     :raises ImproperPosterior: where the marginalised density does not fall.
     :raises NotAMode: where other modes count, on more than one axis.
     """
-    require_integral(found)
-    elsewhere = secondary_modes(found, tolerance)
+    hidden, elsewhere = require_integral(found), secondary_modes(found, tolerance)
     if len(elsewhere) and len(found.marginalised) > 1:  # this may not be the highest
         found = best_mode(found)
         elsewhere = secondary_modes(found, tolerance)
         if len(elsewhere):
             raise NotAMode(_several_modes(found, elsewhere))
-    return found, elsewhere
+    return found, elsewhere, hidden
 
 
 def secondary_modes(found: OuterMode, tolerance: float) -> Tensor:
@@ -274,35 +279,72 @@ def _several_modes(found: OuterMode, places: Tensor) -> str:
     )
 
 
-def require_integral(found: OuterMode) -> None:
+def require_integral(found: OuterMode) -> float:
     """Refuse a density that stays up far from its mode, as under a prior without an integral.
 
     Integrals diverge at infinity only, so far is a matter of unconstrained units too, however narrow the mode is.
 
+    :return: log of the mass beyond places where rounding hides the density, were it to fall on as it falls there, nats.
     :raises ImproperPosterior: unless all densities of the model are proper, where the density is no lower at 26 than
-        at 6 standard deviations, or units if these are larger, and that not low enough.  Where data by a factor are
-        all that may be no density, it must fall by less than half of what the priors fall: what is bounded has an
-        integral under these.  And where an axis is endless under a flat prior.
+        at 6 standard deviations, or units if these are larger, and that not low enough; or hardly falls where rounding
+        begins to hide it.  Where data by a factor are all that may be no density, it must fall by less than half, or
+        there a twentieth, of what the priors fall: what is bounded has an integral under these.  And where an axis is
+        endless under a flat prior.
     :raises NotAMode: where one is under proper priors.
     """
+    around, beyond = found.state.around, -math.inf
     if float(found.gaussian.basis.norm(dim=0).max()) > ENDLESS:
-        raise (
-            NotAMode(_flat(found, BEYOND))
-            if is_proper(found.state.around, factors=True)
-            else ImproperPosterior(_flat(found))
-        )
-    if is_proper(found.state.around):
-        return
-    bounded, profiles = is_proper(found.state.around, factors=True), found.profile.reshape(found.gaussian.num_dims, -1)
-    for axis, end in itertools.product(range(len(profiles)), (0, -1)):
-        if float(profiles.amax() - profiles[axis, end]) < WORTH:
-            way = PROBES[end] * found.gaussian.basis[:, axis]
-            way = way * max(1.0, -PROBES[0] / float(way.norm()))
-            inner = found.inner(found.centre + torch.stack([way, 4.0 * way]), searches=1)
-            low, fall = float(profiles.amax() - inner.log_density[0]), float(inner.log_density.neg().diff())
-            least = 0.5 * float(log_priors(found.state.problem, inner.theta).neg().diff()) if bounded else 1.0
-            if low < WORTH and fall < min(1.0, least):
-                raise ImproperPosterior(_flat(found))
+        raise NotAMode(_flat(found, BEYOND)) if is_proper(around, factors=True) else ImproperPosterior(_flat(found))
+    if is_proper(around):
+        return beyond
+    bounded, profiles = is_proper(around, factors=True), found.profile.reshape(found.gaussian.num_dims, -1)
+    for axis, side in itertools.product(range(len(profiles)), (-1, 1)):
+        outward = (profiles[axis] if side > 0 else profiles[axis].flip(0))[len(STEPS) :]  # from the mode
+        levels = profiles.amax() - outward
+        high = levels < WORTH
+        hidden = (levels > MISSING)[1:] & high[:-1]
+        if not bool(high[-1]) and not bool(hidden.any()):
+            continue
+        way = side * PROBES[-1] * found.gaussian.basis[:, axis]
+        way = way * max(1.0, PROBES[-1] / float(way.norm()))
+        inner = found.inner(found.centre + torch.stack([way, 4.0 * way]), searches=1)
+        low, fall = float(profiles.amax() - inner.log_density[0]), float(inner.log_density.neg().diff())
+        least = 0.5 * float(log_priors(found.state.problem, inner.theta).neg().diff()) if bounded else 1.0
+        if low < WORTH and fall < min(1.0, least):
+            raise ImproperPosterior(_flat(found))
+        others = found.gaussian.basis[:, [k for k in range(len(profiles)) if k != axis]].norm(dim=0)
+        volume = float((math.tau**0.5 * others).log().sum())
+        beyond = max(beyond, volume + _hidden_mass(found, 4.0 * way, bounded))
+    return beyond
+
+
+def _hidden_mass(found: OuterMode, way: Tensor, bounded: bool) -> float:
+    """Log of the mass beyond where rounding begins to hide a density on the ``way`` ``(d,)`` out from the mode, nats.
+
+    It is told where a millionth of a unit moves it by less than a hundredth of a nat.
+
+    :raises ImproperPosterior: where it hardly falls there.
+    """
+    length = float(way.norm())
+    steps = torch.cat([torch.arange(-INWARD, INWARD), torch.linspace(INWARD, length, LOOKS)]).to(way).unsqueeze(-1)
+    places = found.centre + steps * way / length
+    ahead, behind = (found.inner(places + sign * 1e-6 * way / length, searches=1) for sign in (1.0, -1.0))
+    height = ahead.log_density
+    told = ((height - behind.log_density).abs() < TOLD).tolist()  # nan is not
+    first = next((k for k, each in enumerate(told) if each), None)
+    if first is None or all(told[first:]):
+        return -math.inf
+    last = told.index(False, first) - 1
+    inside = slice(max(first, last - int(INWARD)), last + 1)
+    top, run = height[inside].max(0), float(steps[last] - steps[inside][height[inside].argmax()])
+    fall = float(top.values - height[last])
+    priors = log_priors(found.state.problem, ahead.theta[inside])
+    least = SLOW * (float(priors[0] - priors[-1]) if bounded else INWARD)
+    if float(found.profile.amax() - height[last]) > WORTH:
+        return -math.inf
+    if fall < least:
+        raise ImproperPosterior(_flat(found))
+    return float(height[last]) - math.log(fall / max(run, 1.0))
 
 
 # of priors that are proper, and level over more scales than numbers hold

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.fitting.iterate import Fit, Status, Stop
@@ -422,7 +423,8 @@ def _integral_around(fit: Fit[TypeII], tolerance: float, full: Problem | None = 
         found = newton_step(found, fit.state.slope.total)
     if full is not None:
         warn_of_jumps(joint_posterior.whole_state(full.unread, found, found.state.log_evidence))
-    found, elsewhere = check_multimodality(found, tolerance)
+    found, elsewhere, hidden = check_multimodality(found, tolerance)
     integral = integrate(found, tolerance, elsewhere)
+    integral = replace(integral, error=integral.error + float(softplus(hidden - integral.log_evidence)))
     arrived = fit.status is Status.STEP_LIMIT and len(found.marginalised) == len(found.state.theta)
     return integral, Status.CONVERGED.value if arrived and has_arrived(found) else None

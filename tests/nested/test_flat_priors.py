@@ -170,6 +170,7 @@ def schools_with(prior: Any, power: float) -> None:
 
 ENDS = [
     (flat(constraints.positive), ImproperPosterior, "no integral"),
+    (dist.Uniform(0.0, 100.0), ImproperPosterior, "no integral"),
     (
         dist.HalfNormal(10.0),
         NotAMode,
@@ -178,22 +179,26 @@ ENDS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:the log joint density jumps by inf")
+@pytest.mark.filterwarnings("ignore:the log joint density jumps by")
 @pytest.mark.parametrize(("prior", "error", "said"), ENDS)
 def test_one_over_a_scale_has_no_integral_at_zero(prior: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         LaplaceEvidence(partial(schools_with, prior, 1.0), stop=QUIET).run()
 
 
-def test_a_power_that_has_one_is_integrated() -> None:
+@pytest.mark.filterwarnings("ignore:the log joint density jumps by")
+@pytest.mark.parametrize("power", [0.5, 0.9])
+def test_a_power_that_has_one_is_integrated(power: float) -> None:
+    """Of tau^-.9 a sixth is where 1 / tau^2 hides all that data say by rounding: the error counts it."""
     x = torch.linspace(-300.0, 20.0, 640_001).double()
     variance = ERRORS.square() + (2.0 * x).exp().unsqueeze(-1)
     precision, mean = (1.0 / variance).sum(-1) + 0.01, (EFFECTS / variance).sum(-1)
     height = dist.Normal(0.0, variance.sqrt()).log_prob(EFFECTS).sum(-1) + 0.5 * mean.square() / precision
-    height = height - 0.5 * (100.0 * precision).log() + dist.HalfNormal(10.0).log_prob(x.exp()) + 0.5 * x
+    height = height - 0.5 * (100.0 * precision).log() + dist.HalfNormal(10.0).log_prob(x.exp()) + (1.0 - power) * x
     exact = float(height.logsumexp(0) + (x[1] - x[0]).log())
-    posterior = LaplaceEvidence(partial(schools_with, dist.HalfNormal(10.0), 0.5), stop=QUIET).run()
-    assert float(posterior.log_evidence) == pytest.approx(exact, abs=0.1)
+    posterior = LaplaceEvidence(partial(schools_with, dist.HalfNormal(10.0), power), stop=QUIET).run()
+    off = abs(float(posterior.log_evidence) - exact)
+    assert off < float(posterior.log_evidence_error) < 0.01 + 2.0 * off
 
 
 def test_a_proper_prior_over_all_scales_is_not_called_improper() -> None:

@@ -392,6 +392,8 @@ def test_the_whole_line(name: str) -> None:
 def test_a_tail_that_does_not_fall_has_no_integral() -> None:
     zero, one = torch.zeros(1).double(), torch.ones(1).double()
     assert rules.on_line(power(0.5001)[0], zero, one, 2_000, torch.float64).error == math.inf
+    nothing = rules.on_line(lambda x: torch.full_like(x, -math.inf), zero, one, 2_000, torch.float64)
+    assert float(nothing.log_density.amax()) == -math.inf
     known = rules.on_line(lambda x: torch.where(x < 20.0, -0.1 * x.abs(), math.nan), zero, one, 2_000, torch.float64)
     assert known.error < 1.0  # where it is not known beyond twenty it goes on as it falls there
     assert float((known.log_density + known.log_length).logsumexp(0)) == pytest.approx(math.log(20.0), abs=known.error)

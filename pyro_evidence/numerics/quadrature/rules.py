@@ -327,7 +327,7 @@ def on_line(log_density: Callable[[Tensor], Tensor], loc: Tensor, sd: Tensor, nu
     places = (loc + sd * loc.new_tensor(AROUND).unsqueeze(-1)).flatten()
     first = _to_the_ends(panels, ((places - loc[0]) / sd[0]).asinh())
     tails, error = _tails(first)
-    size = float(first.log_density[first.log_density.isfinite()].amax().abs())
+    size = float(_or_nothing(first.log_density).amax().nan_to_num(neginf=0.0).abs())
     noise, before, opened, held = relative_rounding(dtype) * (1.0 + size), first.log_mass, first.ends, 0
     kept = list(tails)
     for _ in range(HALVINGS):
