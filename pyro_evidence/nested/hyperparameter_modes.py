@@ -32,7 +32,7 @@ NUM_DRAWS = 16  # of the prior, where other modes are looked for
 ENDLESS = 50.0  # a standard deviation in unconstrained units, e^50 of a scale, that no data leave
 INWARD, LOOKS = 8.0, 32  # units from where rounding hides a density, that tell how it falls; places on the way out
 MISSING = 1e100  # nats below the top, where there is no inner mode
-TOLD = 0.01  # nats
+NEXT, TOLD = 1e-6, 0.01  # units, by which a density moves by so few nats unless it is rounding
 SLOW = 0.05  # of what the prior falls, or of a nat a unit
 WORTH = 15.0  # nats below the top that are still worth counting, far away
 SAME = 0.1  # standard deviations between two ends of one climb
@@ -328,7 +328,7 @@ def _hidden_mass(found: OuterMode, way: Tensor, bounded: bool) -> float:
     length = float(way.norm())
     steps = torch.cat([torch.arange(-INWARD, INWARD), torch.linspace(INWARD, length, LOOKS)]).to(way).unsqueeze(-1)
     places = found.centre + steps * way / length
-    ahead, behind = (found.inner(places + sign * 1e-6 * way / length, searches=1) for sign in (1.0, -1.0))
+    ahead, behind = (found.inner(places + sign * NEXT * way / length, searches=1) for sign in (1.0, -1.0))
     height = ahead.log_density
     told = ((height - behind.log_density).abs() < TOLD).tolist()  # nan is not
     first = next((k for k, each in enumerate(told) if each), None)
