@@ -434,11 +434,14 @@ def climbed(known: Sequence[LaplaceState], starts: Tensor, exchange: "Exchange |
             reached = search_modes(problem, exchange.in_order(reached.u), theta, cold=False, to_the_end=False)
     except ArithmeticError:
         return found
-    for row, end in enumerate(zip(reached.u.unsqueeze(1), reached.log_joint, strict=True)):
-        if bool(reached.converged[row]) and not any(bool(_is_near(mode, *end)) for mode in found):
+    new = reached.converged & ~torch.stack([_is_near(mode, reached.u, reached.log_joint) for mode in found]).any(0)
+    for row in range(len(new)):
+        if bool(new[row]):
             with suppress(ArithmeticError):
                 mode = state_at(problem, theta, reached, row, log_hyperprior=found[0].log_hyperprior)
-                found += [mode] if bool(mode.log_evidence.isfinite()) else []
+                if bool(mode.log_evidence.isfinite()):
+                    found.append(mode)
+                    new &= ~_is_near(mode, reached.u, reached.log_joint)
     return found
 
 

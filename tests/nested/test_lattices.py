@@ -176,7 +176,7 @@ def test_where_few_draws_carry_the_weight_the_design_is_taken_with_their_differe
 
 
 def test_draws_without_an_inner_mode_are_worth_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, y, _ = many_crossed(dist.HalfNormal(torch.tensor(1.0, dtype=torch.float64)), 5)
+    model, y, _ = many_crossed(dist.HalfNormal(torch.tensor(1.0, dtype=torch.float64)), 3)
     drawn = integration._drawn
 
     def none(*given: Any) -> tuple[Any, Tensor]:
@@ -184,5 +184,6 @@ def test_draws_without_an_inner_mode_are_worth_nothing(monkeypatch: pytest.Monke
         return nodes, torch.full_like(log_mass, -math.inf)
 
     monkeypatch.setattr(integration, "_drawn", none)
+    monkeypatch.setattr(integration, "NUM_DRAWS", (256, 512))
     with pytest.raises(NotAMode, match=r"256 draws there are worth 0\.0"):
         LaplaceEvidence(model, stop=Stop(progress=False)).run(y)
