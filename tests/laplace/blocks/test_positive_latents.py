@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_evidence import LaplaceEvidence, UnsupportedModel
+from pyro_evidence import LaplaceEvidence, NestedPosterior, Stop, UnsupportedModel
+from pyro_evidence.nested import inner
 
 Lattice = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -109,3 +110,12 @@ def test_scales_of_other_latents_are_no_blocks() -> None:
     X, noise = torch.randn(40, 4, generator=generator), torch.randn(40, generator=generator)
     posterior = LaplaceEvidence(shrunk).run(X, X @ torch.tensor([1.0, -2.0, 0.0, 0.0]) + 0.5 * noise)
     assert set(posterior.marginalised_sites) == {"noise", "scale"}
+
+
+def test_as_many_hyperparameters_as_have_room_are_searched_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = LaplaceEvidence(rates, stop=Stop(progress=False)).run(drawn("rates", 60))
+    assert isinstance(posterior, NestedPosterior)
+    centre, near, sizes = posterior.integral.outer_mode.centre, inner.near_states, list[int]()
+    monkeypatch.setattr(inner, "near_states", lambda *args, **how: sizes.append(len(args[1])) or near(*args, **how))
+    posterior.integral.outer_mode.inner(centre.expand(200, -1))
+    assert sizes == [200]
