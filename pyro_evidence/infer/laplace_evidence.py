@@ -586,7 +586,7 @@ class LaplaceEvidence(Resumable):
             raise UnsupportedModel(f"curvature={self.curvature} beside groups in chunks; expected exact_hessian.")
         model = self.model
         if len(own) == len(first.latents.names):  # groups share hyperparameters only
-            model = partial(with_dummy_site, model, torch.zeros((), dtype=first.dtype, device=first.device))
+            model = with_dummy_site(model, torch.zeros((), dtype=first.dtype, device=first.device))
         make = partial(LogJoint, model, maximise=self.maximise, values=self.start.values)
         first = first if model is self.model else make(first.args)
         if self.nodes is None:

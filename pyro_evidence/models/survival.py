@@ -23,7 +23,8 @@ from pyro_evidence.errors import BadInput, UnsupportedModel
 from pyro_evidence.numerics.batched import log_ndtr
 from pyro_evidence.program.distributions import OfArguments
 
-TERMS = 400  # of a series that converges once terms pass 9 sqrt(shape): for shapes up to 1,500
+TERMS = 400  # of a series that converges once terms pass 9 sqrt(shape)
+LARGEST_SHAPE = 1500.0  # up to which both are good to 3e-8; beyond, nothing is said
 LEVELS = 60  # of a continued fraction whose error falls like exp(-4 sqrt(x LEVELS)): below 1e-16 from 2 on
 FRACTION_FROM = 2.0  # where that error is below rounding
 
@@ -137,6 +138,7 @@ class PiecewiseExponential(OfArguments):
     support = constraints.nonnegative
 
     def __init__(self, cuts: Tensor, log_hazard: Tensor, log_ratio: Any, validate_args: bool | None = None) -> None:
+        cuts, log_hazard = torch.as_tensor(cuts), torch.as_tensor(log_hazard)
         increasing = cuts.dim() == 1 and bool((cuts > 0).all()) and bool((cuts.diff() > 0).all())
         if not increasing or log_hazard.shape != (len(cuts) + 1,):
             raise BadInput(
@@ -200,7 +202,8 @@ def _log_survival_gamma(fn: Any, value: Tensor) -> Tensor:
     fraction = torch.zeros_like(x)
     for k in range(LEVELS, 0, -1):
         fraction = k * (a - k) / (above + 2.0 * k + 1.0 - a + fraction)
-    return torch.where(low, series, log_front - (above + 1.0 - a + fraction).log())
+    found = torch.where(low, series, log_front - (above + 1.0 - a + fraction).log())
+    return torch.where(a <= LARGEST_SHAPE, found, torch.nan)
 
 
 def _log_ratio(fn: Any, value: Tensor) -> Tensor:
@@ -260,7 +263,8 @@ class Censored(OfArguments):
     :param base: of the times, its batch's shape that of the rows.
     :param event: whether the value is the time of the event; else it is the last time without one.  ``(N,)``, 0 and 1
         or bool; by default all are seen.
-    :param lower: of rows seen between two visits, the last without the event; nan where a row has none.
+    :param lower: of rows seen between two visits, the last without the event, 0 where there is none before the first
+        with it; nan where a row has no such visits.
     :param upper: of those rows, the first visit with it.
     :param entry: times from which on rows are observed, 0 where from the start.
 
@@ -286,24 +290,33 @@ class Censored(OfArguments):
         entry: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        self.base, self.event, self.entry = base, event, entry
+        if not isinstance(base, torch.distributions.Distribution):
+            raise BadInput(f"Censored({type(base).__name__}, ...); expected a distribution of times first.")
         if (lower is None) != (upper is None):
             raise BadInput("Censored with one of lower and upper; expected both, with nan in rows that have none.")
-        for name, given in (("event", event), ("lower", lower), ("upper", upper), ("entry", entry)):
-            if given is not None and given.shape != base.batch_shape[len(base.batch_shape) - given.dim() :]:
+        given = {"event": event, "lower": lower, "upper": upper, "entry": entry}
+        given = {name: torch.as_tensor(value) for name, value in given.items() if value is not None}
+        if given and not base.batch_shape:
+            base = base.expand(next(iter(given.values())).shape)
+        for name, value in given.items():
+            if value.shape != base.batch_shape[len(base.batch_shape) - value.dim() :]:
                 raise BadInput(
-                    f"Censored: {name} of shape {tuple(given.shape)} beside times of shape {tuple(base.batch_shape)}; "
+                    f"Censored: {name} of shape {tuple(value.shape)} beside times of shape {tuple(base.batch_shape)}; "
                     f"expected one for each time."
                 )
+        event, lower, upper, entry = (given.get(name) for name in ("event", "lower", "upper", "entry"))
+        self.base, self.event, self.entry = base, event, entry
         if event is not None and not bool(((event == 0) | (event == 1)).all()):
             raise BadInput("Censored: event has other values than 0 and 1; expected 1 where the event was seen.")
+        if entry is not None and not bool(((entry >= 0) & entry.isfinite()).all()):
+            raise BadInput("Censored: entry is below 0 or not finite in a row; expected 0 where seen from the start.")
         self.lower, self.upper = lower, upper
         if lower is not None and upper is not None:
             self.between = lower.isfinite() & upper.isfinite()
             if bool((lower.isfinite() != upper.isfinite()).any() | (self.between & (lower >= upper)).any()):
                 raise BadInput(
                     "Censored: a row has one of lower and upper, or a lower that is not below its upper; expected both "
-                    "or nan, in order."
+                    "or nan, in order; event=0 where no upper is known, lower=0 where it is before the first visit."
                 )
         super().__init__(base.batch_shape, base.event_shape, validate_args=validate_args)
 
@@ -323,7 +336,13 @@ class Censored(OfArguments):
         return self.base.variance
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density or probability of each row, nats."""
+        """Log density or probability of each row, nats.
+
+        :raises BadInput: for a row that came under observation after its time, where arguments are validated.
+        """
+        if self.entry is not None and self._validate_args:
+            first = value if self.lower is None else torch.where(self.between, self.lower, value)
+            _check_entry(self.entry, first)
         hazard = None if self.event is None else _known(self.base, value, "log_hazard_at", LOG_HAZARD)
         if self.event is None:
             found = self.base.log_prob(value)
@@ -334,15 +353,20 @@ class Censored(OfArguments):
         else:
             found = torch.where(self.event.bool(), self.base.log_prob(value), log_survival(self.base, value))
         if self.lower is not None and self.upper is not None:
-            low = torch.where(self.between, self.lower, value.detach())
+            after = self.between & (self.lower > 0)  # all are without it at time 0, where slopes may be none
+            low = torch.where(after, self.lower, value.detach())
             high = torch.where(self.between, self.upper, 2.0 * value.detach())  # of other rows: not used, but finite
-            later, earlier = log_survival(self.base, high), log_survival(self.base, low)
+            later, earlier = log_survival(self.base, high), torch.where(after, log_survival(self.base, low), 0.0)
             found = torch.where(self.between, earlier + torch.log(-torch.expm1(later - earlier)), found)
         if self.entry is not None:
             under = self.entry > 0
             begun = torch.where(under, self.entry, value.detach())  # of other rows: not used, but finite
             found = found - torch.where(under, log_survival(self.base, begun), 0.0)
         return found
+
+    def log_survival(self, value: Tensor) -> Tensor:
+        """Log probability of more than ``value``, without censoring."""
+        return log_survival(self.base, value)
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """Times without censoring: what would be seen if one waited."""
@@ -354,6 +378,16 @@ class Censored(OfArguments):
         new: Censored = super().expand(batch_shape, _instance)
         new.base = self.base.expand(new.batch_shape)
         return new
+
+
+def _check_entry(entry: Tensor, time: Tensor) -> None:
+    late = torch.nonzero(entry > time)
+    if len(late):
+        row = tuple(late[0].tolist())
+        raise BadInput(
+            f"row {row[-1]} came under observation at {entry.expand(time.shape)[row]:g}, after its time "
+            f"{time[row]:g}; expected entry below the time."
+        )
 
 
 class CoxPartialLikelihood(OfArguments):
@@ -374,7 +408,7 @@ class CoxPartialLikelihood(OfArguments):
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {"log_ratio": constraints.real_vector}
-    support = constraints.independent(constraints.positive, 1)
+    support = constraints.independent(constraints.nonnegative, 1)
 
     def __init__(
         self,
@@ -392,6 +426,10 @@ class CoxPartialLikelihood(OfArguments):
                 f"log_ratio of shape {tuple(log_ratio.shape)}, event of shape {tuple(event.shape)} and entry of shape "
                 f"{tuple(entered.shape)}; expected (..., N) and (N,)."
             )
+        if not bool(((event == 0) | (event == 1)).all()):
+            raise BadInput(
+                "CoxPartialLikelihood: event has other values than 0 and 1; expected 1 where the event was seen."
+            )
         self.log_ratio, self.event, self.efron, self.entry = log_ratio, event.bool(), efron, entry
         super().__init__(log_ratio.shape[:-1], log_ratio.shape[-1:], validate_args=validate_args)
 
@@ -408,7 +446,14 @@ class CoxPartialLikelihood(OfArguments):
     mean = variance = property(sample)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log partial likelihood, nats, of times ``(N,)``."""
+        """Log partial likelihood, nats, of times ``(N,)``.
+
+        :raises BadInput: for a row that came under observation after its time, where arguments are validated.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+            if self.entry is not None:
+                _check_entry(self.entry, value)
         order = value.argsort(descending=True)
         time, event, eta = value[order], self.event[order], self.log_ratio[..., order]
         last = torch.searchsorted(-time, -time, right=True) - 1  # the last row of those with the same time

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
+import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.poutine.messenger import Messenger
@@ -35,6 +36,7 @@ from pyro_evidence.program.sites import Values
 from pyro_evidence.settings import check_count, check_seed, quantile_levels
 
 KINDS = ("response", "link", "population")
+TIMES_TOGETHER = 8  # of a curve: each holds as many numbers as the predictions of a mean
 Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
 
 
@@ -138,6 +140,40 @@ class _Observed(Messenger):
             msg["value"] = torch.zeros(fn.shape())
         elif isinstance(_base(fn), Normal):
             msg["value"] = fn.mean + fn.stddev * torch.randn(fn.shape(), dtype=fn.mean.dtype, device=fn.mean.device)
+
+
+class _Survival(Messenger):
+    """Has observed times stand for how sure it is that there is no event by each of some times, ``(T,) + data``.
+
+    :param weights: of the times in a sum over them, which then stands in that place; None: no sum.
+    """
+
+    def __init__(self, sites: Sequence[str], times: Tensor, weights: Tensor | None = None) -> None:
+        super().__init__()
+        self.sites, self.times, self.weights = sites, times, weights
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self.sites:
+            fn = _base(msg["fn"])
+            alive = (_survival(fn, t.expand(fn.batch_shape)) for t in self.times)
+            if self.weights is None:
+                msg["fn"] = dist.Delta(torch.stack(list(alive)))
+            else:  # one after the other: nothing of times and data together is held
+                msg["fn"] = dist.Delta(reduce(torch.add, map(torch.mul, self.weights, alive)))
+
+
+def _survival(fn: Any, value: Tensor) -> Tensor:
+    """Probability of more than ``value``.
+
+    :raises UnsupportedModel: where it is not known.
+    """
+    try:
+        own = getattr(fn, "log_survival", None)
+        return 1.0 - fn.cdf(value) if own is None else own(value).exp()
+    except NotImplementedError as error:
+        raise UnsupportedModel(
+            f"{type(fn).__name__} has no survival function; expected Censored times, or a distribution with a method cdf."
+        ) from error
 
 
 class _Tangents(Messenger):
@@ -273,6 +309,51 @@ class PredictivePosterior(PredictionMixin, Posterior):
                 f"{'the observed site' if site is None else repr(site)} has none. Use predict(...) for its mean."
             )
         return found.moments.mean
+
+    def survival(
+        self,
+        times: Any,
+        *args: Any,
+        restricted_mean: bool = False,
+        return_std: bool = False,
+        quantiles: float | Sequence[float] | None = None,
+        site: str | None = None,
+        num_samples: int = NUM_DRAWS,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> Any:
+        """Survival curves: probabilities that there is no event by each of some times, averaged over the posterior.
+
+        :param times: increasing, 0 or above, ``(T,)``.
+        :param args: the model's arguments at new inputs, or a frame, as for :meth:`predict`.
+        :param restricted_mean: return instead the mean time without the event until the last of the times: the curve's
+            integral from 0 by the trapezoidal rule, so that many times are needed.
+        :param return_std: with the standard deviation over the posterior.
+        :param quantiles: return instead quantiles over the posterior, a band.
+        :return: ``(T, N)``; of restricted means ``(N,)``; a pair with ``return_std``, ``(Q,)`` in front for quantiles.
+        :raises BadInput: for times that do not increase from 0 on, and as :meth:`predict`.
+        :raises UnsupportedModel: for a site without a survival function.
+
+        >>> curve = posterior.survival([1.0, 2.0, 5.0], frame)  # doctest: +SKIP
+        """
+        t = torch.as_tensor(times, dtype=self._joint.dtype)
+        if t.dim() != 1 or not bool((t >= 0).all() and (t.diff() > 0).all()):
+            raise BadInput(f"survival at times {t.tolist()}; expected numbers from 0 on, in ascending order.")
+        weights = None
+        if restricted_mean:
+            t = torch.cat([t[:0] if t[0] == 0 else 0.0 * t[:1], t])
+            step = torch.nn.functional.pad(t.diff(), (1, 1))
+            weights = 0.5 * (step[1:] + step[:-1])
+        parts, kept = [], 0 if quantiles is None else num_samples
+        for part in t.split(TIMES_TOGETHER if weights is None else len(t)):
+            joint = self._with(args, kwargs)
+            joint.args, joint.kwargs = completed(joint.model, joint.args, joint.kwargs)
+            joint.model = _Survival(joint.observed, part, weights)(joint.model)
+            parts.append(prediction(self, joint, site, num_samples, seed, kept))
+        mean, variance = (torch.cat([getattr(p.moments, n) for p in parts]) for n in ("mean", "variance"))
+        values = (torch.cat([torch.cat(p.values) for p in parts], 1),) if kept else ()
+        moments = PredictiveMoments(parts[0].moments.weight, mean, variance)
+        return SitePrediction(moments, values, False).statistics(return_std, quantiles)
 
     def forecast(
         self,

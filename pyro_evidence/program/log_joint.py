@@ -161,7 +161,7 @@ class LogJoint:
             may_lack = bool(maximise and free) or getattr(self.model, parameters.MAY_LACK, False)
             if may_lack and sites and all(s["is_observed"] or is_discrete(s) for s in sites):
                 like = free[0] if free else next(iter(sites))["fn"].log_prob(next(iter(sites))["value"])
-                self.model = partial(parameters.with_dummy_site, self.model, like.new_zeros(()))
+                self.model = parameters.with_dummy_site(self.model, like.new_zeros(()))
                 trace, statements = self._first_run(partial(FirstRun, *found, self.values))
         checks.require_one_structure(trace)
         checks.check_begun(self.values, statements.begun, (*trace.stochastic_nodes, *trace.param_nodes))

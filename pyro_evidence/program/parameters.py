@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 import pyro
@@ -284,11 +284,15 @@ MAY_LACK = "_may_lack_latents"  # set on a model that gets one where it has none
 NOTHING = "_nothing"  # the latent of a model that has none: standard normal, touched by nothing, integrated to one
 
 
-def with_dummy_site(model: Callable[..., Any], zero: Tensor, *args: Any, **kwargs: Any) -> Any:
+def with_dummy_site(model: Callable[..., Any], zero: Tensor) -> Callable[..., Any]:
     """A model with a latent site besides its own, so that one of params alone can be maximised like any other.
 
     :param zero: the site's mean, in the precision of the model.
     """
+    return update_wrapper(partial(_beside_a_dummy, model, zero), model, updated=())  # the signature is the model's own
+
+
+def _beside_a_dummy(model: Callable[..., Any], zero: Tensor, *args: Any, **kwargs: Any) -> Any:
     pyro.sample(NOTHING, dist.Normal(zero, torch.ones_like(zero)))
     return model(*args, **kwargs)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.integrate import quad
-from scipy.stats import weibull_min
+from scipy.stats import fisk, lognorm, weibull_min
 
-from pyro_evidence import BadInput, LaplaceEvidence, Stop
+from pyro_evidence import BadInput, LaplaceEvidence, Stop, UnsupportedModel
 
 pytest.importorskip("formulae")
 import pandas
@@ -146,6 +146,50 @@ def test_averages_are_of_times_too_and_a_step_of_zero_and_one_is_that_between_th
     assert fit["cox"].predict(rows, kind="link").numpy() == pytest.approx(
         rows.to_numpy() @ fit["cox"].hyperparameters["b"].numpy(), rel=1e-9
     )
+
+
+FAMILY_LAWS: dict[str, Any] = {
+    "weibull": lambda eta, h: weibull_min(h["shape"], scale=np.exp(eta)),
+    "lognormal": lambda eta, h: lognorm(h["sigma"], scale=np.exp(eta)),
+    "loglogistic": lambda eta, h: fisk(h["shape"], scale=np.exp(eta)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILY_LAWS)
+def test_survival_curves_and_restricted_means(kidney: Any, family: str) -> None:
+    found = fit("surv(time, event) ~ age + sex", kidney, family)
+    frame, times = pandas.DataFrame({"age": [30.0, 60.0], "sex": [0, 1]}), [0.0, *range(5, 405, 5)]
+    h = {n: v.numpy() for n, v in found.hyperparameters.items()}
+    law = FAMILY_LAWS[family](h["b"][0] + frame.to_numpy() @ h["b"][1:], h)
+    curve, sd = found.survival(times, frame, return_std=True)
+    assert curve.numpy() == pytest.approx(np.array([law.sf(t) for t in times]), rel=1e-9)
+    assert float(sd.max()) < 1e-9  # nothing is uncertain: params alone
+    if family != "loglogistic":  # which has no mean at these shapes
+        assert found.predict(frame).numpy() == pytest.approx(law.mean(), rel=1e-9)
+    exact = [quad(lambda t, i=i: law.sf(t)[i], 0.0, 400.0)[0] for i in (0, 1)]
+    assert found.survival(times, frame, restricted_mean=True).numpy() == pytest.approx(exact, rel=2e-3)
+
+
+def test_survival_is_averaged_over_the_posterior(kidney: Any) -> None:
+    model, data = mixed("surv(time, event) ~ sex + (1 | ID)", kidney, family="weibull", priors="weak")
+    found = LaplaceEvidence(model).run(*data)
+    frame, times = pandas.DataFrame({"sex": [0, 1], "ID": [3, 4]}), torch.tensor([10.0, 100.0])
+    drawn = found.get_samples(4000, seed=1)
+    eta = drawn["b"][:, :1] + drawn["b"][:, 1:] * torch.tensor([0.0, 1.0]) + drawn["u_ID"].reshape(4000, -1)[:, 2:4]
+    each = (-((times.reshape(1, 2, 1) / eta.exp().unsqueeze(1)) ** drawn["shape"].reshape(-1, 1, 1))).exp()
+    curve, sd = found.survival(times, frame, return_std=True, num_samples=4000)
+    torch.testing.assert_close(curve, each.mean(0), rtol=0.0, atol=0.02)
+    torch.testing.assert_close(sd, each.std(0), rtol=0.1, atol=0.0)
+    band = found.survival(times, frame, quantiles=[0.1, 0.9], num_samples=4000)
+    torch.testing.assert_close(band, each.quantile(torch.tensor([0.1, 0.9]).to(each), 0), rtol=0.0, atol=0.03)
+
+
+def test_what_has_no_survival_is_refused(kidney: Any) -> None:
+    found = fit("surv(time, event) ~ age", kidney, "cox")
+    with pytest.raises(UnsupportedModel, match="CoxPartialLikelihood has no survival function"):
+        found.survival([1.0], kidney[["age"]])
+    with pytest.raises(BadInput, match="in ascending order"):
+        found.survival([2.0, 1.0], kidney[["age"]])
 
 
 MESSAGES = [

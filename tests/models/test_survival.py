@@ -142,6 +142,33 @@ def test_every_kind_of_censoring() -> None:
 
 
 @every_kind
+def test_events_before_a_first_visit_have_right_derivatives(kind: str) -> None:
+    """Left-censored: ``lower`` is 0, where logarithms of times have no slope."""
+    a, b = (x.clone().requires_grad_() for x in (A, B))
+
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        return Censored(KINDS[kind](a, b), lower=0.0 * TIMES, upper=TIMES).log_prob(TIMES)
+
+    torch.testing.assert_close(f(a, b).exp(), 1.0 - log_survival(KINDS[kind](a, b), TIMES).exp())
+    assert torch.autograd.gradcheck(f, (a, b), fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, (a, b), fast_mode=True)
+
+
+def test_one_distribution_of_all_times_is_that_of_each() -> None:
+    event = [1, 0, 1]
+    one, each = (Censored(dist.Weibull(torch.full(n, 2.0), 1.5), event=event) for n in ((), (3,)))
+    assert one.batch_shape == (3,)
+    assert torch.equal(one.log_prob(TIMES), each.log_prob(TIMES))
+
+
+def test_a_gamma_s_survival_is_not_told_where_it_would_be_wrong() -> None:
+    shape = torch.tensor([1500.0, 1e5]).double()
+    found = log_survival(dist.Gamma(shape, torch.ones(2).double()), shape)
+    assert float(found[0]) == pytest.approx(stats.gamma(1500.0).logsf(1500.0), rel=1e-6)
+    assert bool(found[1].isnan())
+
+
+@every_kind
 def test_seen_and_censored_rows_of_every_kind(kind: str) -> None:
     """By hazard and survival: the density itself is another formula."""
     fn, event = KINDS[kind](A, B), torch.tensor([1, 0, 1])
@@ -257,6 +284,13 @@ def test_a_weibull_with_frailty_is_fitted() -> None:
     assert float(draws["shape"].mean()) == pytest.approx(1.5, abs=3.0 * float(draws["shape"].std()))
 
 
+LATE = torch.tensor([0.1, 1.5, 0.0]).double()
+
+
+def late(fn: dist.TorchDistribution) -> Tensor:
+    return fn.log_prob(TIMES.double())
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -267,6 +301,11 @@ def test_a_weibull_with_frailty_is_fitted() -> None:
         (lambda: PiecewiseExponential(CUTS.flip(0), HAZARD, 0.0), "increasing times"),
         (lambda: PiecewiseExponential(CUTS, HAZARD[:2], 0.0), r"and \(J,\)"),
         (lambda: CoxPartialLikelihood(torch.zeros(3), torch.ones(4)), r"\(\.\.\., N\) and \(N,\)"),
+        (lambda: CoxPartialLikelihood(torch.zeros(3), torch.tensor([1, 2, 1])), "other values than 0 and 1"),
+        (lambda: late(CoxPartialLikelihood(torch.zeros(3), None, entry=LATE)), "row 1 came under .* at 1.5, after"),
+        (lambda: late(Censored(dist.Exponential(torch.ones(3)), entry=LATE)), "row 1 came under .* at 1.5, after"),
+        (lambda: Censored(dist.Exponential(torch.ones(3)), entry=-LATE), "entry is below 0"),
+        (lambda: Censored(torch.ones(3), event=torch.ones(3)), "a distribution of times first"),  # type: ignore[arg-type]
     ],
 )
 def test_messages(make: Callable[[], object], message: str) -> None:
