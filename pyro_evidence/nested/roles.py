@@ -29,6 +29,7 @@ NOT_A_SHIFT = 0.3  # the share of a change that no shift of the whole density ex
 ROUNDING = 1e-6  # the share of a change that is none
 NOT_LINEAR = 0.02  # share of a change in counts that no shift of their mean explains
 EXACT = ROUNDING**2  # share of squares that rounding leaves in float64
+NEARER, TRIES = 0.25, 4  # parts of the way to a place that are gone where a density overflows there
 NUM_POINTS = 2  # random places at which the densities are looked at, at the first single real numbers zero
 MOST = 30  # coordinates that are integrated numerically
 ONE_BY_ONE = 32  # passes, once a fit, that take no longer than what torch imports for many at once
@@ -204,7 +205,16 @@ def multiplying(joint: LogJoint, candidates: Sequence[Coordinate], theta: Tensor
         return set()
     num = 2 * (len(real) + 2)  # twice as many places as are needed to tell
     u = normal_draws(num, joint.latents.size, seed=2).to(joint.device)
-    slope = _slopes(joint, u, theta, lambda joint, trace: joint.total(trace, (*joint.discrete, *joint.observed)))
+
+    def likelihood(joint: LogJoint, trace: Trace) -> Tensor:
+        return joint.total(trace, (*joint.discrete, *joint.observed))
+
+    slope = _slopes(joint, u, theta, likelihood)
+    for _ in range(TRIES):  # as where a rate is the exponential of a sum of many latents
+        far = ~slope.isfinite().all(-1)
+        if bool(far.any()):
+            u[far] *= NEARER
+            slope = _slopes(joint, u, theta, likelihood)
     rates = {p.name: _scaling(joint, p, u, slope) for p in (*real, *candidates)}
     seen = [p for p in candidates if bool((rates[p.name] != 0).any())]
     if not seen or not bool(torch.isfinite(slope).all()):

@@ -239,3 +239,19 @@ def test_coefficients_of_lagged_slices_go_with_scales(
 )
 def test_other_numbers_of_a_factor_stay_inside(moved: Callable[[Tensor, Tensor], Tensor], how: str) -> None:
     assert sites_to_marginalise(LogJoint(lagged, (SERIES, in_pair, moved, how))) == ("s",)
+
+
+def innovations(y: Tensor, counts: str) -> None:
+    """A walk of second order by its innovations, whose sums go beyond the largest rate at most places."""
+    scale, level = pyro.sample("scale", dist.HalfNormal(1.0)), pyro.sample("level", dist.Normal(0.0, 3.0))
+    spread = pyro.sample("spread", dist.Gamma(2.0, 0.1)) if counts == "spread" else None
+    steps = pyro.sample("steps", dist.Normal(0.0, torch.ones(len(y))).to_event(1))
+    eta = level + scale * steps.cumsum(0).cumsum(0)
+    with pyro.plate("rows", len(y)):
+        fn = dist.Poisson(eta.exp()) if spread is None else dist.NegativeBinomial(spread, logits=eta - spread.log())
+        pyro.sample("y", fn, obs=y)
+
+
+@pytest.mark.parametrize(("counts", "expected"), [("", "scale"), ("spread", "scale spread")])
+def test_scales_are_found_where_counts_overflow_at_places_far_away(counts: str, expected: str) -> None:
+    assert " ".join(sites_to_marginalise(LogJoint(innovations, (torch.ones(120), counts)))) == expected
