@@ -62,7 +62,7 @@ class LaplaceForecaster(HMCForecaster):
         self._samples = self.posterior.get_samples(num_samples, seed)
         trace = joint.trace(u, theta)
         frames = [frame for node in sample_nodes(trace).values() for frame in node["cond_indep_stack"]]
-        self.max_plate_nesting = max(1, *(-frame.dim for frame in frames))
+        self.max_plate_nesting = max([1, *(-frame.dim for frame in frames)])
         for name, node in list(trace.nodes.items()):
             if name not in self._samples:
                 del trace.nodes[name]

@@ -65,6 +65,23 @@ def test_a_backtest_takes_it(data: Tensor) -> None:
     assert all(0.0 < window["crps"] < 1.0 for window in windows)
 
 
+class Regression(ForecastingModel):
+    """No latents along time, and no plate."""
+
+    def model(self, zero_data: Tensor, covariates: Tensor) -> None:
+        bias = pyro.sample("bias", dist.Normal(zero_data.new_zeros(1), 3.0).to_event(1))
+        self.predict(dist.Normal(zero_data.new_zeros(()), 0.3), bias + covariates)
+
+
+def test_a_model_without_plates_forecasts(data: Tensor) -> None:
+    slope = torch.linspace(0.0, 1.0, SIZE + AHEAD).double().unsqueeze(-1)
+    drawn = LaplaceForecaster(Regression(), data, slope[:SIZE])(data, slope, num_samples=4000)
+    precision = SIZE / 0.09 + 1.0 / 9.0
+    expected = slope[SIZE:] + (data - slope[:SIZE]).sum() / 0.09 / precision
+    torch.testing.assert_close(drawn.mean(0), expected, rtol=0.0, atol=0.03)
+    assert float(drawn.var(0).mean()) == pytest.approx(0.09 + 1.0 / precision, rel=0.05)
+
+
 def test_another_model_is_refused(data: Tensor) -> None:
     with pytest.raises(BadInput, match="expected a ForecastingModel"):
         LaplaceForecaster(lambda data, covariates: None, data, torch.zeros(SIZE, 0))

@@ -673,3 +673,14 @@ def test_a_field_in_single_precision_has_its_density_in_it(kind: Callable[..., G
     x = double.sample()
     assert single.log_prob(x.float()).dtype is torch.float32
     torch.testing.assert_close(single.log_prob(x.float()).double(), double.log_prob(x), rtol=1e-4, atol=1e-4)
+
+
+def test_edges_are_looked_at_once_until_they_are_written_into() -> None:
+    edges = SQUARE.clone()
+    first, again = ICAR(edges, S), BYM2(edges, S, 0.5)
+    assert ICAR(edges, S).structure is first.structure
+    assert lattice(3, 4) is lattice(3, 4)
+    edges[-1] = torch.tensor([0, 2])
+    assert ICAR(edges, S).structure.index.tolist() == edges.tolist()
+    assert first.structure.index.tolist() == SQUARE.tolist()
+    torch.testing.assert_close(again.log_prob(torch.zeros(2, 5)), BYM2(SQUARE, S, 0.5).log_prob(torch.zeros(2, 5)))

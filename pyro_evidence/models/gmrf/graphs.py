@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.utils import broadcast_all
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure, log_det, squares
@@ -91,6 +92,7 @@ def check_pairs(edges: Tensor, size: int) -> None:
         raise BadInput("edges name a pair twice, perhaps both ways round; expected each pair of neighbours once.")
 
 
+@cached(8)
 def lattice(rows: int, columns: int) -> Neighbours:
     """The graph of a grid: each cell beside those above, below, left and right; nodes row by row.
 
@@ -179,8 +181,18 @@ class Operator:
         return (self.size * b.double().log() + rest).to(b)
 
 
+_GRAPHS = WeakIdKeyDictionary()  # those of tensors of edges that are still there, and the version each was made of
+
+
 def _graph(edges: Tensor | Neighbours) -> Neighbours:
-    return edges if isinstance(edges, Neighbours) else Neighbours(edges)
+    """The graph of edges, looked at once while a tensor of them is not written into."""
+    if not isinstance(edges, Tensor) or edges.is_inference():
+        return edges if isinstance(edges, Neighbours) else Neighbours(edges)
+    version, known = _GRAPHS.get(edges, (None, None))
+    if version != edges._version:
+        known = Neighbours(edges.clone())
+        _GRAPHS[edges] = edges._version, known
+    return known
 
 
 class ICAR(GaussianField):
