@@ -40,6 +40,7 @@ Pair = tuple[TestPoint, TestPoint]  # a run at u = 0 and one elsewhere, at the s
 FEW_PASSES = 32  # that are as fast as looking for the model's own design matrix
 HEAVY_HESSIAN = 2**23  # bytes that one reverse pass for each coordinate writes
 MANY_SITES = 16  # that observe something: where the prior is no diagonal Gaussian, one run of the model is faster
+SUMS = 4  # coordinates for each sum, at least, where a dense matrix is small: a sum is a dense column
 SMALL_JACOBIAN = HELD_NUMBERS  # that are never too many
 MANY_COUPLED = 64  # elements of one datum that a discrete site or an event ties together
 DENSER_THAN_DATA = 4  # times as many numbers as the data have: beyond that a Jacobian is mostly zeros
@@ -213,6 +214,10 @@ def _cheapest(
             return latent, sparse if isinstance(sparse, NotSparse) else None
     if large and process:
         sparse = _factors(sites, found, far, few)
+    elif large and sparse is None and linear is not None and not linear.gaussian and linear.W is None:
+        # a prior without a closed form, as of fields that sum to zero, takes a dense Hessian at each step
+        summed = _factors_of_sums(sites, found, far)
+        sparse = summed if summed is not None and SUMS * len(summed.B) <= size else None
     elif look_for_factors and sparse is None and linear is None and size * origin.kept.num_bytes > HEAVY_HESSIAN:
         narrow = _followed(sites, found, [])
         sparse = narrow if isinstance(narrow, Structured) and not narrow.wide else None
@@ -239,12 +244,18 @@ def _factors(sites: Sites | None, found: NearbyPoints, far: list[Pair], few: flo
         return known if size > few and known.takes_rows and not light else None
     if isinstance(density, Structured) and not density.wide:
         return density
+    return _factors_of_sums(sites, found, far) or density
+
+
+def _factors_of_sums(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Structured | None:
+    """The density by factors of coordinates and of a few sums of them."""
+    joint, typical = found.origin.joint, found.typical
     summed = factors.followed_sums(joint, typical.u, typical.theta.detach())
     if summed is None:
-        return density
+        return None
     linear = None if sites is None or not far or joint.discrete else _linear(sites, found, far, summed)
     assert linear is None or isinstance(linear, SparsePredictors)
-    return factors.with_sums(summed, linear) or density
+    return factors.with_sums(summed, linear)
 
 
 def _followed(sites: Sites | None, found: NearbyPoints, far: list[Pair]) -> Structured | NotSparse:

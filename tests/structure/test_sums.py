@@ -255,3 +255,32 @@ def test_sums_stand_in_the_precision_of_the_model() -> None:
         joint = LogJoint(product_of_fields, (y.to(dtype),), {}, maximise=["scale"])
         heights.append(laplace_state(laplace_problem(joint), joint.initial_theta, joint.initial_u).objective)
     assert heights[0] == pytest.approx(heights[1], abs=1e-2)
+
+
+def test_small_fields_that_sum_to_zero_have_factors_where_nodes_are_searched() -> None:
+    """Their priors have no closed form, so that each step of a dense search differentiates them in all directions."""
+
+    def walk(y: Tensor) -> None:
+        x = pyro.sample("x", RandomWalk(positive("s"), len(y), order=2))
+        counts(y, pyro.sample("mean", dist.Normal(0.0, 2.0)) + x)
+
+    joint = LogJoint(walk, (data(60),))
+    assert laplace_problem(joint).factors is None
+    found = laplace_problem(joint, few=16)
+    assert found.factors is not None
+    dense = replace(found, structure=replace(found.structure, known=None))
+    both = [laplace_state(problem, joint.initial_theta, joint.initial_u) for problem in (found, dense)]
+    assert float(both[0].log_evidence) == pytest.approx(float(both[1].log_evidence), abs=1e-8)
+    assert both[1].problem.factors is None
+
+
+def test_rows_fewer_than_weights_are_no_few_sums() -> None:
+    """Each datum of a regression is a sum of all weights, whose priors have no closed form."""
+    X = torch.randn(20, 24, generator=torch.Generator().manual_seed(0)).double()
+
+    def regression(y: Tensor) -> None:
+        w = pyro.sample("w", dist.StudentT(4.0, X.new_zeros(24), 1.0).to_event(1))
+        with pyro.plate("rows", 20):
+            pyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+    assert laplace_problem(LogJoint(regression, (X[:, 0],)), few=16).factors is None
