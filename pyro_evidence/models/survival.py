@@ -294,8 +294,8 @@ class Censored(OfArguments):
             raise BadInput(f"Censored({type(base).__name__}, ...); expected a distribution of times first.")
         if (lower is None) != (upper is None):
             raise BadInput("Censored with one of lower and upper; expected both, with nan in rows that have none.")
-        given = {"event": event, "lower": lower, "upper": upper, "entry": entry}
-        given = {name: torch.as_tensor(value) for name, value in given.items() if value is not None}
+        pairs = {"event": event, "lower": lower, "upper": upper, "entry": entry}.items()
+        given = {name: torch.as_tensor(value) for name, value in pairs if value is not None}
         if given and not base.batch_shape:
             base = base.expand(next(iter(given.values())).shape)
         for name, value in given.items():

@@ -172,7 +172,7 @@ def _survival(fn: Any, value: Tensor) -> Tensor:
         return 1.0 - fn.cdf(value) if own is None else own(value).exp()
     except NotImplementedError as error:
         raise UnsupportedModel(
-            f"{type(fn).__name__} has no survival function; expected Censored times, or a distribution with a method cdf."
+            f"{type(fn).__name__} has no survival function; expected Censored times, or a distribution with a cdf."
         ) from error
 
 

@@ -1,5 +1,6 @@
 """Gaussian fields against dense eigenvalues, their own curvature, their draws and a sampler."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -51,6 +52,7 @@ LEVEL = torch.tensor(1.3, dtype=torch.float64)
 
 
 TIMES = torch.tensor([0.0, 0.3, 1.1, 1.2, 2.5, 4.0, 4.4], dtype=torch.float64)
+SUM = (torch.ones(1, 5), torch.zeros(1))
 PARTIAL = torch.tensor([0.6, -0.4, 0.2], dtype=torch.float64)
 WEIGHTS = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.2], dtype=torch.float64)
 RHO = torch.tensor(0.7, dtype=torch.float64)
@@ -479,6 +481,21 @@ def test_letters_for_walks() -> None:
         (lambda: GMRF(SQUARE, torch.ones(4), torch.ones(6)), "nodes 0 to 4; expected 0 to 3"),
         (lambda: own((torch.ones(2, 5), torch.zeros(2))), "follow from one another"),
         (lambda: own((torch.ones(1, 4), torch.zeros(1))), r"expected \(m, 5\)"),
+        (lambda: GMRF(SQUARE, torch.full((5,), 9.0), -torch.ones(6), SUM, intrinsic=True), "not flat along the rows"),
+        (lambda: own(torch.ones(1, 5)), "a pair"),
+        (lambda: RandomWalk(30, S), "the scale first"),
+        (lambda: RandomWalk(S, 30, level=-1.0), "standard deviation above 0"),
+        (lambda: Seasonal(S, 24, 12.0), "period=12.0"),
+        (lambda: AR(PARTIAL, S, 4), "p >= 1"),
+        (lambda: AR1(S, 4, 0.5), "size=0.5"),
+        (lambda: OrnsteinUhlenbeck(TIMES, S, S), "do not increase"),
+        (lambda: Neighbours(SQUARE, torch.ones(6)), "size is a Tensor"),
+        (lambda: Mesh(mesh().points, mesh().triangles, torch.zeros(8)), "one bool for each"),
+        (lambda: Mesh.delaunay(torch.arange(6.0).view(3, 2)), "not on one line"),
+        (lambda: Mesh.delaunay(torch.tensor([[0.0, 0], [1, 0], [0, math.nan]])), "finite points"),
+        (lambda: mesh().locate(torch.tensor([1.0, 1.0])), "places of shape"),
+        (lambda: mesh().locate(torch.tensor([[math.nan, 1.0]])), "lies in no triangle"),
+        (lambda: Matern(mesh(), S, S, fraction=0.0), "fraction=0.0"),
         (lambda: PCScale(0.01, 2.0), "then the probability"),
         (lambda: PCRange(-1.0, 0.5), "above 0"),
         (lambda: PCCorrelation(1.0, 0.5), "below 1"),
@@ -489,6 +506,20 @@ def test_letters_for_walks() -> None:
 def test_messages_for_fields(make: Callable[[], object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         make()
+
+
+def test_arrays_and_lists_are_taken_as_tensors() -> None:
+    for size in ([0.0, 1.0, 3.0], np.array([0.0, 1.0, 3.0]), torch.tensor([0, 1, 3])):
+        assert RandomWalk(S, size).structure is RandomWalk(S, torch.tensor([0.0, 1.0, 3.0])).structure
+    assert RandomWalk(S, np.int64(4)).event_shape == (4,)
+    assert AR(1.0, [0.5, 0.2], 4).partial.tolist() == pytest.approx([0.5, 0.2])
+    same = Mesh(mesh().points.numpy(), mesh().triangles.numpy())  # type: ignore[arg-type]
+    assert torch.equal(same.areas, mesh().areas)
+
+
+def test_effects_of_a_field_alone_are_no_density() -> None:
+    with pytest.raises(ValueError, match="mixing"):
+        BYM2(SQUARE, S, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Fields along a line: random walks, seasons, autoregressions, at equal or unequal distances."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from pyro.distributions.util import broadcast_shape
 from torch import Tensor
@@ -13,6 +15,7 @@ from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure
 from pyro_evidence.models.gmrf.field import Between, GaussianField, Unit, parameters
 from pyro_evidence.numerics.derivatives import cached
+from pyro_evidence.settings import check_count
 
 
 class RandomWalk(GaussianField):
@@ -56,18 +59,24 @@ class RandomWalk(GaussianField):
         super().__init__(*unit.factors(self.scale, self.level), torch.Size([unit.structure.size]), validate_args)
 
 
-def _walk(size: int | Tensor, order: int, cyclic: bool, device: torch.device) -> Unit:
-    count, least = size if isinstance(size, int) else len(size), 3 if cyclic else order + 1
+def _walk(size: Any, order: int, cyclic: bool, device: torch.device) -> Unit:
+    places = torch.as_tensor(size) if isinstance(size, Sequence | Tensor | np.ndarray) else None
+    if places is None or not places.dim():
+        places, count = None, check_count("size", size, 1, "RandomWalk(scale, size, order) has the scale first.")
+    else:
+        count = len(places)
+    least = 3 if cyclic else order + 1
     if order not in (1, 2) or count < least:
         raise BadInput(
             f"RandomWalk of {count} values, order={order}, cyclic={cyclic}; expected order 1 or 2, and {least} values "
             f"at least."
         )
-    if isinstance(size, int):
-        return _regular_cycle(size, order, device) if cyclic else _open_walk(range(size), order, device)
+    if places is None:
+        return _regular_cycle(count, order, device) if cyclic else _open_walk(range(count), order, device)
     if cyclic:
         raise BadInput("RandomWalk(cyclic=True) at locations; expected their number: a circle has equal distances.")
-    return _open_walk(tuple(size.detach().double().tolist()), order, device)
+    _check_increase(places)
+    return _open_walk(tuple(places.detach().double().tolist()), order, device)
 
 
 def _check_increase(locations: Tensor) -> None:
@@ -81,7 +90,6 @@ def _check_increase(locations: Tensor) -> None:
 @cached(32)
 def _open_walk(places: range | tuple[float, ...], order: int, device: torch.device) -> Unit:
     t = torch.tensor(places, dtype=torch.float64, device=device)
-    _check_increase(t)
     size, d = len(t), t.diff()
     if order == 1:
         coefficients, weights = torch.tensor([-1.0, 1.0]).to(t).expand(size - 1, 2), 1.0 / d
@@ -130,6 +138,7 @@ class Seasonal(GaussianField):
     in_order = True
 
     def __init__(self, scale: Any, size: int, period: int, level: Any = 1.0, validate_args: bool | None = None) -> None:
+        size, period = check_count("size", size), check_count("period", period)
         if not 2 <= period <= size:
             raise BadInput(f"Seasonal(size={size}, period={period}); expected a period from 2 on and that many values.")
         self.scale, self.level = broadcast_all(scale, level)
@@ -165,6 +174,7 @@ class AR(GaussianField):
     in_order = True
 
     def __init__(self, scale: Any, partial: Tensor, size: int, validate_args: bool | None = None) -> None:
+        partial, size = torch.as_tensor(partial), check_count("size", size)
         if not partial.dim() or not partial.shape[-1] or size <= partial.shape[-1]:
             raise BadInput(
                 f"{type(self).__name__}(partial of shape {tuple(partial.shape)}, size={size}); expected (..., p) with "
@@ -248,6 +258,7 @@ class OrnsteinUhlenbeck(GaussianField):
     in_order = True
 
     def __init__(self, scale: Any, range: Any, locations: Tensor, validate_args: bool | None = None) -> None:
+        locations = torch.as_tensor(locations)
         _check_increase(locations)
         self.scale, self.range = broadcast_all(scale, range)
         size, step = len(locations), locations.diff().to(self.scale) / self.range.unsqueeze(-1)

@@ -1,5 +1,6 @@
 """Fields made of others, and of a precision that the user writes."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,8 @@ from pyro_evidence.models.gmrf.field import GaussianField
 from pyro_evidence.models.gmrf.graphs import check_pairs
 from pyro_evidence.numerics.derivatives import cached
 from pyro_evidence.numerics.linalg import most_independent
+
+ROUNDING = 1e-4  # of the largest entry of a precision: sums of entries in single precision
 
 
 class Kronecker(GaussianField):
@@ -131,13 +134,25 @@ class GMRF(GaussianField):
         precision = torch.cat([-self.off_diagonal, self.diagonal + rows], -1)
         structure = Structure(torch.cat([edges, node]), fixed, anchors)
         super().__init__(structure, (coefficients, precision), None, torch.Size([size]), validate_args, given)
+        if intrinsic and self._validate_args:
+            here, there = (fixed.to(self.diagonal)[column] for column in edges.unbind(-1))
+            along = self.diagonal.unsqueeze(-1) * fixed.to(self.diagonal)
+            for column, other in zip(edges.unbind(-1), (there, here), strict=True):
+                along = along.index_add(-2, column, self.off_diagonal.unsqueeze(-1) * other)
+            if bool((along.abs() > ROUNDING * self.diagonal.abs().amax()).any()):
+                raise BadInput(
+                    "GMRF(intrinsic=True) of a precision that is not flat along the rows of A; expected Q A' = 0, as "
+                    "of sums of squares of differences, or intrinsic=False."
+                )
 
 
 def _constraint(constraint: tuple[Tensor, Tensor] | None, size: int, like: Tensor) -> tuple[Tensor, Tensor | None]:
     """``A x = e`` by orthonormal directions: ``U' x = c``."""
     if constraint is None:
         return torch.zeros(size, 0, dtype=torch.float64, device=like.device), None
-    A, e = (x.detach().double() for x in constraint)
+    if not isinstance(constraint, Sequence) or len(constraint) != 2:
+        raise BadInput(f"constraint is a {type(constraint).__name__}; expected a pair (A, e), for A x = e.")
+    A, e = (torch.as_tensor(x).detach().double() for x in constraint)
     if A.dim() != 2 or A.shape[-1] != size or e.shape != A.shape[:1] or len(A) >= size:
         raise BadInput(
             f"constraint of A {tuple(A.shape)} and e {tuple(e.shape)}; expected (m, {size}) and (m,), m < n."

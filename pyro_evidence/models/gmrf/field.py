@@ -335,6 +335,11 @@ class Unit:
 
 
 def parameters(*values: Any) -> tuple[Any, ...]:
-    """Numbers and tensors of one shape; None stays."""
+    """Numbers and tensors of one shape, a level that may be None last, which stays.
+
+    :raises BadInput: for a level that is a number and not above 0.
+    """
+    if isinstance(values[-1], int | float) and not values[-1] > 0:
+        raise BadInput(f"level={values[-1]}; expected a standard deviation above 0, or None for sums of zero.")
     given = iter(broadcast_all(*(value for value in values if value is not None)))
     return tuple(None if value is None else next(given) for value in values)

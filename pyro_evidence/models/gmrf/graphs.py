@@ -13,8 +13,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pyro_evidence.errors import BadInput
 from pyro_evidence.models.gmrf.constrained import Structure, log_det, squares
 from pyro_evidence.models.gmrf.field import Between, GaussianField, Unit, parameters
-from pyro_evidence.numerics.derivatives import cached, cached_property
+from pyro_evidence.numerics.derivatives import cached, cached_property, ordinary
 from pyro_evidence.precision.elimination import components
+from pyro_evidence.settings import check_count
 
 SPECTRUM = 1000  # nodes up to which eigenvalues, .2 s once for a graph, cost less than a factorisation at each run
 Built = tuple[Structure, tuple[Tensor, Tensor], Callable[[], Tensor], torch.Size]  # last what log_det is, and a shape
@@ -39,13 +40,13 @@ class Neighbours:
         if edges.dim() != 2 or edges.shape[-1] != 2 or edges.is_floating_point() or not len(edges):
             raise BadInput(f"edges of shape {tuple(edges.shape)}, {edges.dtype}; expected pairs of nodes (E, 2), long.")
         object.__setattr__(self, "edges", edges := edges.long())
-        if not self.size:
-            object.__setattr__(self, "size", int(edges.max()) + 1)
+        number = self.size if isinstance(self.size, int) and not self.size else check_count("size", self.size)
+        object.__setattr__(self, "size", number or int(edges.max()) + 1)
         check_pairs(edges, self.size)
         alone = torch.nonzero(torch.bincount(edges.flatten(), minlength=self.size) == 0).flatten()
         if len(alone):
             raise BadInput(f"node {int(alone[0])} has no neighbour; expected one: join it to one, or leave it out.")
-        weights = torch.ones(len(edges)) if self.weights is None else self.weights
+        weights = torch.ones(len(edges)) if self.weights is None else torch.as_tensor(self.weights)
         if weights.shape != edges.shape[:1] or not bool((weights > 0).all() & weights.isfinite().all()):
             raise BadInput(f"weights of shape {tuple(weights.shape)}; expected {len(edges)} finite numbers above 0.")
         object.__setattr__(self, "weights", weights.detach().to(edges.device, torch.float64))
@@ -190,9 +191,14 @@ def _graph(edges: Tensor | Neighbours) -> Neighbours:
         return edges if isinstance(edges, Neighbours) else Neighbours(edges)
     version, known = _GRAPHS.get(edges, (None, None))
     if version != edges._version:
-        known = Neighbours(edges.clone())
+        known = _looked_at(edges)
         _GRAPHS[edges] = edges._version, known
     return known
+
+
+@ordinary
+def _looked_at(edges: Tensor) -> Neighbours:
+    return Neighbours(edges.clone())
 
 
 class ICAR(GaussianField):
@@ -237,7 +243,7 @@ class BYM2(GaussianField):
 
     :param edges: pairs of neighbours ``(E, 2)``, or :class:`Neighbours`, made once, where the graph is large.
     :param scale: standard deviation of the effect, the batch's shape.
-    :param mixing: share of its variance that the field has, between 0 and 1.
+    :param mixing: share of its variance that the field has, from 0 to below 1.
     :param level: standard deviation of the first value of each connected part of the field; None has it sum to zero.
 
     >>> BYM2(torch.tensor([[0, 1], [1, 2], [2, 0]]), scale=1.0, mixing=0.5).sample().shape
@@ -246,7 +252,7 @@ class BYM2(GaussianField):
 
     arg_constraints: ClassVar[dict[str, Any]] = {
         "scale": constraints.positive,
-        "mixing": constraints.interval(0.0, 1.0),
+        "mixing": constraints.half_open_interval(0.0, 1.0),  # at 1 an ICAR, and rows that are one another
     }
 
     def __init__(

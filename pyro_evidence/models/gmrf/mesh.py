@@ -54,7 +54,7 @@ class Mesh:
     _equations: dict[float, tuple[Operator, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        points, triangles = self.points, self.triangles
+        points, triangles = torch.as_tensor(self.points), torch.as_tensor(self.triangles)
         if points.dim() != 2 or points.shape[-1] != 2 or not bool(points.isfinite().all()):
             raise BadInput(f"points of shape {tuple(points.shape)}; expected finite corners (n, 2).")
         if triangles.dim() != 2 or triangles.shape[-1] != 3 or triangles.is_floating_point() or not len(triangles):
@@ -65,8 +65,13 @@ class Mesh:
         if int(triangles.min()) < 0 or int(triangles.max()) >= len(points):
             raise BadInput(f"triangles name corners up to {int(triangles.max())}; expected 0 to {len(points) - 1}.")
         object.__setattr__(self, "points", points.detach().double())
-        if self.barrier is not None and self.barrier.shape != triangles.shape[:1]:
-            raise BadInput(f"barrier of shape {tuple(self.barrier.shape)}; expected one bool for each triangle.")
+        object.__setattr__(self, "triangles", triangles.long())
+        barrier = None if self.barrier is None else torch.as_tensor(self.barrier)
+        object.__setattr__(self, "barrier", barrier)
+        if barrier is not None and (barrier.shape != triangles.shape[:1] or barrier.dtype is not torch.bool):
+            raise BadInput(
+                f"barrier of shape {tuple(barrier.shape)}, {barrier.dtype}; expected one bool for each triangle."
+            )
         flat = torch.nonzero(_is_flat(self.points, triangles)).flatten()
         if len(flat):
             number = int(flat[0])
@@ -83,9 +88,17 @@ class Mesh:
         """The Delaunay triangles of points ``(n, 2)``, without those at the border that have no area; needs SciPy.
 
         :raises ImportError: without SciPy (extra ``fields``).
+        :raises BadInput: for fewer than three points, points that are all on a line, or not finite.
         """
         missing = "Mesh.delaunay needs SciPy: pip install 'pyro-evidence[fields]'."
-        found = import_extra("scipy.spatial", missing).Delaunay(points.detach().cpu().double().numpy())
+        points, spatial = torch.as_tensor(points), import_extra("scipy.spatial", missing)
+        try:
+            found = spatial.Delaunay(points.detach().cpu().double().numpy())
+        except (ValueError, spatial.QhullError) as error:
+            raise BadInput(
+                f"points of shape {tuple(points.shape)} have no triangles; expected three or more finite points (n, 2) "
+                f"that are not on one line."
+            ) from error
         triangles, beside = (torch.as_tensor(x).long().to(points.device) for x in (found.simplices, found.neighbors))
         flat = _is_flat(points.detach().double(), triangles)
         outer = flat & ((beside < 0) | flat[beside]).any(-1)
@@ -134,7 +147,9 @@ class Mesh:
         :param places: ``(N, 2)``.
         :raises BadInput: naming the first that lies in no triangle.
         """
-        x, corner = places.detach().double(), self.points[self.triangles]
+        x, corner = torch.as_tensor(places).detach().double(), self.points[self.triangles]
+        if x.dim() != 2 or x.shape[-1] != 2:
+            raise BadInput(f"places of shape {tuple(x.shape)}; expected (N, 2).")
         base = corner[:, 2]
         to_barycentric = torch.linalg.inv((corner[:, :2] - base.unsqueeze(1)).mT)  # (T, 2, 2)
         found, weights = [], []
@@ -142,7 +157,7 @@ class Mesh:
             two = torch.einsum("tab,ntb->nta", to_barycentric, part.unsqueeze(1) - base)
             three = torch.cat([two, 1.0 - two.sum(-1, keepdim=True)], -1)
             depth, triangle = three.amin(-1).max(-1)
-            outside = torch.nonzero(depth < -100.0 * torch.finfo(x.dtype).eps).flatten()
+            outside = torch.nonzero(~(depth >= -100.0 * torch.finfo(x.dtype).eps)).flatten()  # nan too
             if len(outside):
                 raise BadInput(
                     f"the place {part[outside[0]].tolist()} lies in no triangle of the mesh; expected all inside: "
@@ -197,6 +212,8 @@ class Matern(GaussianField):
                 f"Matern(mesh={type(mesh).__name__}, alpha={alpha}); expected a Mesh first, and alpha 2, or 1 on a "
                 f"mesh without a barrier."
             )
+        if not fraction > 0:
+            raise BadInput(f"Matern(fraction={fraction}); expected a range in the barrier above 0, over that outside.")
         self.scale, self.range = broadcast_all(scale, range)
         operator, variances = mesh.equation(fraction)
         size, one = operator.size, torch.ones_like(self.scale)
