@@ -843,7 +843,7 @@ def _by_quadrature(
     :raises ImproperPosterior: where it is infinite.
     """
     sd = torch.cat([p.variance for p in first.precisions])[:, first.active].squeeze(-1).sqrt()
-    line = _on_line(mode, density, lambda x: x.unsqueeze(-1), density.log_joint, first.loc.squeeze(-1), sd, num)
+    line = _on_line(mode, density, partial(torch.unsqueeze, dim=-1), density.log_joint, first.loc.squeeze(-1), sd, num)
     log_weights = line.log_density + line.log_length + math.log(len(line.x))
     weighed = NodeWeights(log_weights, -math.inf, line.error)
     return ModeIntegral(line.log_density, weighed, line.x.unsqueeze(-1), density, first, at_modes, None)

@@ -33,6 +33,7 @@ ENDLESS = 50.0  # a standard deviation in unconstrained units, e^50 of a scale, 
 INWARD, LOOKS = 8.0, 32  # units from where rounding hides a density, that tell how it falls; places on the way out
 MISSING = 1e100  # nats below the top, where there is no inner mode
 NEXT, TOLD = 1e-6, 0.01  # units, by which a density moves by so few nats unless it is rounding
+FAINT = 7.0  # nats below the top, at twice the way to the probes: more than a thousandth may lie further
 SLOW = 0.05  # of what the prior falls, or of a nat a unit
 WORTH = 15.0  # nats below the top that are still worth counting, far away
 SAME = 0.1  # standard deviations between two ends of one climb
@@ -293,37 +294,39 @@ def require_integral(found: OuterMode) -> float:
     :raises NotAMode: where one is under proper priors.
     """
     around, beyond = found.state.around, -math.inf
+    proper, bounded = is_proper(around), is_proper(around, factors=True)
     if float(found.gaussian.basis.norm(dim=0).max()) > ENDLESS:
-        raise NotAMode(_flat(found, BEYOND)) if is_proper(around, factors=True) else ImproperPosterior(_flat(found))
-    if is_proper(around):
-        return beyond
-    bounded, profiles = is_proper(around, factors=True), found.profile.reshape(found.gaussian.num_dims, -1)
+        raise NotAMode(_flat(found, BEYOND)) if bounded else ImproperPosterior(_flat(found))
+    profiles = found.profile.reshape(found.gaussian.num_dims, -1)
     for axis, side in itertools.product(range(len(profiles)), (-1, 1)):
         outward = (profiles[axis] if side > 0 else profiles[axis].flip(0))[len(STEPS) :]  # from the mode
         levels = profiles.amax() - outward
         high = levels < WORTH
         hidden = (levels > MISSING)[1:] & high[:-1]
-        if not bool(high[-1]) and not bool(hidden.any()):
-            continue
         way = side * PROBES[-1] * found.gaussian.basis[:, axis]
-        way = way * max(1.0, PROBES[-1] / float(way.norm()))
+        steps, way = PROBES[-1] / (STEPS[-2] - STEPS[-3]), way * max(1.0, PROBES[-1] / float(way.norm()))
+        wide = float(way.norm() / found.gaussian.basis[:, axis].norm()) / PROBES[-1]
+        far = levels[-2] + wide * steps * (levels[-2] - levels[-3])  # at twice the way, were it straight
+        if not bool(hidden.any()) and not bool(far < FAINT if proper else high[-1]):
+            continue
         inner = found.inner(found.centre + torch.stack([way, 4.0 * way]), searches=1)
         low, fall = float(profiles.amax() - inner.log_density[0]), float(inner.log_density.neg().diff())
         least = 0.5 * float(log_priors(found.state.problem, inner.theta).neg().diff()) if bounded else 1.0
-        if low < WORTH and fall < min(1.0, least):
+        if low < WORTH and fall < min(1.0, least) and not proper:
             raise ImproperPosterior(_flat(found))
         others = found.gaussian.basis[:, [k for k in range(len(profiles)) if k != axis]].norm(dim=0)
         volume = float((math.tau**0.5 * others).log().sum())
-        beyond = max(beyond, volume + _hidden_mass(found, 4.0 * way, bounded))
+        beyond = max(beyond, volume + _hidden_mass(found, 4.0 * way, bounded, proper))
     return beyond
 
 
-def _hidden_mass(found: OuterMode, way: Tensor, bounded: bool) -> float:
+def _hidden_mass(found: OuterMode, way: Tensor, bounded: bool, proper: bool) -> float:
     """Log of the mass beyond where rounding begins to hide a density on the ``way`` ``(d,)`` out from the mode, nats.
 
     It is told where a millionth of a unit moves it by less than a hundredth of a nat.
 
-    :raises ImproperPosterior: where it hardly falls there.
+    :param bounded: whether all priors are proper, and ``proper`` all that makes up the density.
+    :raises ImproperPosterior: where it hardly falls there, and may have no integral.
     """
     length = float(way.norm())
     steps = torch.cat([torch.arange(-INWARD, INWARD), torch.linspace(INWARD, length, LOOKS)]).to(way).unsqueeze(-1)
@@ -342,9 +345,9 @@ def _hidden_mass(found: OuterMode, way: Tensor, bounded: bool) -> float:
     least = SLOW * (float(priors[0] - priors[-1]) if bounded else INWARD)
     if float(found.profile.amax() - height[last]) > WORTH:
         return -math.inf
-    if fall < least:
+    if fall < least and not proper:
         raise ImproperPosterior(_flat(found))
-    return float(height[last]) - math.log(fall / max(run, 1.0))
+    return float(height[last]) - math.log(max(fall / max(run, 1.0), SLOW * SLOW))
 
 
 # of priors that are proper, and level over more scales than numbers hold

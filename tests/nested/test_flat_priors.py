@@ -201,6 +201,13 @@ def test_a_power_that_has_one_is_integrated(power: float) -> None:
     assert off < float(posterior.log_evidence_error) < 0.01 + 2.0 * off
 
 
+@pytest.mark.parametrize(("prior", "exact"), [(dist.Gamma(0.1, 0.1), -30.9444), (dist.LogNormal(0.0, 10.0), -31.4455)])
+def test_what_rounding_hides_of_a_proper_prior_is_in_the_error(prior: Any, exact: float) -> None:
+    """By quadrature over log tau from -300: -.19 and -.1 off, and an error of .009 and .004 said."""
+    posterior = LaplaceEvidence(partial(schools_with, prior, 0.0), stop=QUIET).run()
+    assert abs(float(posterior.log_evidence) - exact) < float(posterior.log_evidence_error) < 1.0
+
+
 def test_a_proper_prior_over_all_scales_is_not_called_improper() -> None:
     with pytest.raises(NotAMode, match="ends, if at all, beyond what can be integrated numerically"):
         LaplaceEvidence(partial(schools_with, dist.LogNormal(0.0, 200.0), 0.0), stop=QUIET).run()

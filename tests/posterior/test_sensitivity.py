@@ -241,6 +241,9 @@ def test_slopes_over_two_modes_are_those_of_quadrature() -> None:
     log_density = dist.Normal(0.0, 3.0).log_prob(a) + dist.Normal(a.square(), 0.5).log_prob(double(4.0))
     rise = math.log(2.0) * (a.square() / 9.0 - 1.0)  # of the log prior density, a doubling of its scale
     assert found.log_evidence["a.scale"] == pytest.approx(float(log_density.softmax(0) @ rise), abs=1e-5)
+    weights = log_density.softmax(0)
+    moved = float(weights @ (a * rise)) - float(weights @ a) * float(weights @ rise)
+    assert float(found.means["a.scale"]["a"]) == pytest.approx(moved, abs=1e-9)
     assert found.log_evidence["a.loc"] == pytest.approx(0.0, abs=1e-9)  # as likely on both sides
 
 

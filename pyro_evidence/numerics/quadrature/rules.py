@@ -379,7 +379,7 @@ def _tails(found: Panels) -> tuple[list[Panels], float]:
     least = _or_nothing(found.level).amax() - DEEP
     for outward, flipped in ((-1.0, True), (1.0, False)):
         t, level, x, height = columns.flip(-1) if flipped else columns
-        last = int((~level.isnan()).nonzero().max())
+        last = max((~level.isnan()).nonzero().flatten().tolist(), default=0)
         if not bool(level[last] > least):
             continue
         a, b, c = (last - back * OF_PANEL for back in (2, 1, 0))
