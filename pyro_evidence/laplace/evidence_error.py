@@ -128,6 +128,13 @@ def slope_of_error(state: LaplaceState) -> Tensor | None:
     return (blocks.slope(marginal, here, state.theta)[0] - evidence_slope(state)[0]).detach()
 
 
+def in_blocks(state: LaplaceState, nodes: int) -> LaplaceState:
+    """A state with independent blocks integrated by so many nodes; itself without any, and where they are already."""
+    if state.place is not None or _compared(state.problem) is None:
+        return state
+    return laplace_state(replace(state.problem, nodes=nodes), state.theta, state.u)
+
+
 def is_in_blocks(state: LaplaceState) -> bool:
     """Whether an error of a state's log evidence is found in independent blocks."""
     return state.place is not None or _compared(state.problem) is not None

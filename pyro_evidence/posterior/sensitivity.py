@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from pyro_evidence.fitting.iterate import Status, Stop, iterate
 from pyro_evidence.fitting.process_state import own_random_numbers, without_validation
 from pyro_evidence.laplace import type2
 from pyro_evidence.laplace.approximation import LaplaceState, Problem, laplace_state
+from pyro_evidence.laplace.evidence_error import in_blocks
 from pyro_evidence.laplace.gradient import evidence_slope, slope, slope_falls
 from pyro_evidence.laplace.metric import inverted, measures, natural_metric, response
 from pyro_evidence.nested.integration import by_lattice
@@ -29,6 +30,7 @@ HEAVY = 1e-9  # share of the mass below which a node moves no digit that is show
 SPREAD_DRAWS = 500  # for the posterior standard deviations that means are measured by
 FIXED = 1e-12  # of its size, rounding: the standard deviation of an element that is the same in all draws
 POINTS = 9  # of a curve
+INSIDE = 15  # nodes in each block, where Laplace is not exact
 APART, CELLS = 0.4, 22  # standard deviations between nodes of one axis, and how many on a side
 FEW_KNOWN = 0.05  # of the draws' worth: so many moments are corrected at no price in noise
 Values = Mapping[str, Tensor]
@@ -245,12 +247,17 @@ def at_nodes(posterior: Any, constants: Sequence[PriorConstant]) -> WeightedPoin
     """The nodes of the marginalised sites, at each of which the inner mode follows the constants.
 
     They weigh as in the log evidence: with what Laplace inside leaves out, where that is added.  On one axis they are
-    even, and go further: a slope is twenty times as far off as the log evidence that a few nodes have settled.
+    even, and go further: a slope is twenty times as far off as the log evidence that a few nodes have settled; and
+    independent blocks inside are integrated by nodes, too, where Laplace is not exact.
     """
     found, problem = posterior.integral, _problem_around(posterior, partial(Stepped, constants=constants))
-    if found.chart.num_dims == 1:
-        found = by_lattice(found.outer_mode, found.chart, torch.arange(-CELLS, CELLS + 1).unsqueeze(-1), APART)
     integral = posterior._tilting(found)
+    if found.chart.num_dims == 1:
+        outer = found.outer_mode
+        inside = outer.state if integral is found else in_blocks(outer.state, INSIDE)
+        outer, problem = replace(outer, state=inside), replace(problem, nodes=inside.problem.nodes)
+        found = by_lattice(outer, found.chart, torch.arange(-CELLS, CELLS + 1).unsqueeze(-1), APART)
+        integral = posterior._tilting(found) if inside.problem.nodes == 1 else found
     weights = integral.log_weights.softmax(0)
     kept = (weights > HEAVY) & integral.nodes.log_density.isfinite()
     weights, u = weights[kept] / weights[kept].sum(), integral.nodes.u[kept]
