@@ -408,8 +408,17 @@ class PredictivePosterior(PredictionMixin, Posterior):
 
 
 def _seen(joint: LogJoint, u: Tensor, theta: Tensor) -> list[Tensor]:
-    """The values of the observed sites."""
+    """The values of the observed sites.
+
+    :raises BadInput: where one is a single number, as in a loop over steps.
+    """
     nodes = joint.trace(u, theta).nodes
+    single = [name for name in joint.observed if not nodes[name]["value"].dim()]
+    if single:
+        raise BadInput(
+            f"forecast: site {single[0]!r} observes a single number; expected a site with a value for each step. Leave "
+            f"the loop to the states, and observe torch.stack(states) in one plate."
+        )
     return [nodes[name]["value"] for name in joint.observed]
 
 

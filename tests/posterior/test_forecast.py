@@ -1,5 +1,6 @@
 """The next values of a series: dense multivariate normal conditionals, draws, messages."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,26 @@ def test_without_arguments_targets_grow_and_counts_are_drawn() -> None:
     spread = power.square() * variance + 0.09 * (1.0 - power.square()) / (1.0 - 0.81)
     torch.testing.assert_close(mean, (1.0 + power * loc + 0.5 * spread).exp(), rtol=0.02, atol=0.0)
     assert float(posterior.predict().max()) > float(mean.max())
+
+
+def looped(y: Tensor, together: bool) -> None:
+    states = [pyro.sample("x_0", dist.Normal(torch.tensor(0.0).double(), 1.0))]
+    for t in range(1, len(y)):
+        states.append(pyro.sample(f"x_{t}", dist.Normal(0.9 * states[-1], 0.3)))
+    if together:
+        with pyro.plate("steps", len(y)):
+            return pyro.sample("y", dist.Normal(torch.stack(states), 0.2), obs=y)
+    for t, state in enumerate(states):
+        pyro.sample(f"y_{t}", dist.Normal(state, 0.2), obs=y[t])
+
+
+def test_states_of_a_loop_go_on_where_one_site_observes_them() -> None:
+    y = torch.tensor([1.0, 0.8, 0.9, 0.4, 0.6]).double()
+    posterior = LaplaceEvidence(partial(looped, together=True), marginalise=()).run(y)
+    expected = posterior.mode["x_4"] * 0.9 ** torch.arange(1.0, 4.0).double()
+    torch.testing.assert_close(posterior.forecast(3, num_samples=20_000), expected, rtol=0.0, atol=0.01)
+    with pytest.raises(BadInput, match="'y_0' observes a single number"):
+        LaplaceEvidence(partial(looped, together=False), marginalise=()).run(y).forecast(3)
 
 
 def test_what_cannot_be_known_is_asked_for() -> None:
