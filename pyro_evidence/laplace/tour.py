@@ -863,32 +863,24 @@ def _on_line(
     :param rows: places ``(K, d)`` of numbers ``(K,)``.
     :raises ImproperPosterior: where it is infinite, unless all that makes up the density is proper.
     """
-    low, high = -math.inf, math.inf
+    ends = [-math.inf, math.inf]
 
     def height(x: Tensor) -> Tensor:
         places = rows(x)
-        return log_height(places).where(density.is_told(places) & (x > low) & (x < high), math.nan)
+        return log_height(places).where(density.is_told(places) & (x > ends[0]) & (x < ends[1]), math.nan)
 
     line = on_line(height, loc, sd, num, density.joint.dtype)
     if line.error == math.inf:  # beyond, large numbers may cancel, and be level but for rounding
-        away = sd[0] * torch.arange(1.0, LAST, 0.25).to(sd).sinh()
-        low, high = (_last_told(mode, loc[0] + way, density.embedded(rows(loc[0] + way))) for way in (-away, away))
+        for side, sign in enumerate((-1.0, 1.0)):
+            x = loc[0] + sign * sd[0] * torch.arange(1.0, LAST, 0.25).to(sd).sinh()
+            told = [rounding(mode.around, row) < ROUNDING for row in density.embedded(rows(x))]
+            ends[side] = float(x[max(0, [*told, False].index(False) - 1)])
         line = on_line(height, loc, sd, num, density.joint.dtype)
     if line.error == math.inf and not is_proper(mode.around):
         most = int((rows(loc[:1] + sd[:1]) - rows(loc[:1])).abs().argmax())
         owner = mode.problem.joint.latents.by_part.to(sd.device)[:, density.active][:, most].int().argmax()
         raise no_integral("the log joint falls too slowly", density.joint.latents.names[int(owner)])
     return line
-
-
-def _last_told(mode: LaplaceState, x: Tensor, u: Tensor) -> float:
-    """The last of numbers ``(K,)`` before rounding moves the log joint, at ``u`` ``(K, D)``, by a tenth of a nat."""
-    last = x[0]
-    for each, row in zip(x, u, strict=True):
-        if not rounding(mode.around, row) < ROUNDING:
-            break
-        last = each
-    return float(last)
 
 
 def _beyond_draws(mode: LaplaceState, draws: Tensor, i: int) -> float:

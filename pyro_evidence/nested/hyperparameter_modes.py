@@ -309,11 +309,6 @@ def require_integral(found: OuterMode) -> float:
         far = levels[-2] + wide * steps * (levels[-2] - levels[-3])  # at twice the way, were it straight
         if not bool(hidden.any()) and not bool(far < FAINT if proper else high[-1]):
             continue
-        inner = found.inner(found.centre + torch.stack([way, 4.0 * way]), searches=1)
-        low, fall = float(profiles.amax() - inner.log_density[0]), float(inner.log_density.neg().diff())
-        least = 0.5 * float(log_priors(found.state.problem, inner.theta).neg().diff()) if bounded else 1.0
-        if low < WORTH and fall < min(1.0, least) and not proper:
-            raise ImproperPosterior(_flat(found))
         others = found.gaussian.basis[:, [k for k in range(len(profiles)) if k != axis]].norm(dim=0)
         volume = float((math.tau**0.5 * others).log().sum())
         beyond = max(beyond, volume + _hidden_mass(found, 4.0 * way, bounded, proper))
@@ -326,28 +321,25 @@ def _hidden_mass(found: OuterMode, way: Tensor, bounded: bool, proper: bool) -> 
     It is told where a millionth of a unit moves it by less than a hundredth of a nat.
 
     :param bounded: whether all priors are proper, and ``proper`` all that makes up the density.
-    :raises ImproperPosterior: where it hardly falls there, and may have no integral.
+    :raises ImproperPosterior: where it hardly falls there, or on the last three quarters, and may have no integral.
     """
     length = float(way.norm())
-    steps = torch.cat([torch.arange(-INWARD, INWARD), torch.linspace(INWARD, length, LOOKS)]).to(way).unsqueeze(-1)
-    places = found.centre + steps * way / length
+    steps = torch.cat([torch.arange(-INWARD, INWARD), torch.linspace(INWARD, length, LOOKS)]).to(way)
+    places = found.centre + steps.unsqueeze(-1) * way / length
     ahead, behind = (found.inner(places + sign * NEXT * way / length, searches=1) for sign in (1.0, -1.0))
-    height = ahead.log_density
-    told = ((height - behind.log_density).abs() < TOLD).tolist()  # nan is not
-    first = next((k for k, each in enumerate(told) if each), None)
-    if first is None or all(told[first:]):
+    told = ((ahead.log_density - behind.log_density).abs() < TOLD).tolist()  # nan is not
+    first = told.index(True) if any(told) else len(told) - 1
+    last = next((k for k in range(first, len(told)) if not told[k]), len(told)) - 1
+    whole = last == len(told) - 1
+    begin = int((steps < 0.25 * length).sum()) if whole else max(first, last - int(INWARD))
+    height, priors = ahead.log_density[begin : last + 1], log_priors(found.state.problem, ahead.theta[[begin, last]])
+    top, least = float(found.profile.amax()), min(1.0, (0.5 if whole else SLOW) * float(priors[0] - priors[1]))
+    fall, run = float(height.amax() - height[-1]), float(steps[last] - steps[begin + int(height.argmax())])
+    if top - float(height[0] if whole else height[-1]) > WORTH or not last > first:
         return -math.inf
-    last = told.index(False, first) - 1
-    inside = slice(max(first, last - int(INWARD)), last + 1)
-    top, run = height[inside].max(0), float(steps[last] - steps[inside][height[inside].argmax()])
-    fall = float(top.values - height[last])
-    priors = log_priors(found.state.problem, ahead.theta[inside])
-    least = SLOW * (float(priors[0] - priors[-1]) if bounded else INWARD)
-    if float(found.profile.amax() - height[last]) > WORTH:
-        return -math.inf
-    if fall < least and not proper:
+    if fall < (least if bounded else 1.0 if whole else SLOW * INWARD) and not proper:
         raise ImproperPosterior(_flat(found))
-    return float(height[last]) - math.log(max(fall / max(run, 1.0), SLOW * SLOW))
+    return -math.inf if whole else float(height[-1]) - math.log(max(fall / max(run, 1.0), SLOW * SLOW))
 
 
 # of priors that are proper, and level over more scales than numbers hold

@@ -250,48 +250,6 @@ class Line:
     error: float
 
 
-@dataclass(frozen=True)
-class Panels:
-    """Intervals of ``t``, where ``x = loc + sd sinh(t)``, with Gauss's nodes in each.
-
-    :ivar ends: ``(P, 2)``.
-    :ivar x: nodes, with the log of the length that each stands for, and the log density there, ``(P, OF_PANEL)``.
-    """
-
-    ends: Tensor
-    x: Tensor
-    log_length: Tensor
-    log_density: Tensor
-
-    @property
-    def log_mass(self) -> Tensor:
-        """Of each, ``(P,)``."""
-        return (self.log_length + _or_nothing(self.log_density)).logsumexp(1)
-
-    @property
-    def t(self) -> Tensor:
-        """Of the nodes, ``(P, OF_PANEL)``."""
-        return self.ends[:, :1] + self.ends.diff(dim=1) * gauss_legendre(OF_PANEL)[0].to(self.ends)
-
-    @property
-    def level(self) -> Tensor:
-        """Log density of ``t`` at the nodes, ``(P, OF_PANEL)``."""
-        return (
-            self.log_density + self.log_length - (self.ends.diff(dim=1) * gauss_legendre(OF_PANEL)[1].to(self.x)).log()
-        )
-
-
-def _or_nothing(log_density: Tensor) -> Tensor:
-    return log_density.nan_to_num(nan=-math.inf, neginf=-math.inf)
-
-
-def _joined(first: Panels, second: Panels) -> Panels:
-    """All panels in order."""
-    found = [torch.cat(each) for each in zip(vars(first).values(), vars(second).values(), strict=True)]
-    order = found[0][:, 0].argsort()
-    return Panels(*(each[order] for each in found))
-
-
 @cached(4)
 def gauss_legendre(num: int) -> tuple[Tensor, Tensor]:
     """Gauss's nodes on (0, 1) and their weights, ``(num,)`` each; Golub and Welsch (1969).
@@ -317,78 +275,75 @@ def on_line(log_density: Callable[[Tensor], Tensor], loc: Tensor, sd: Tensor, nu
     :param dtype: in which the density is computed.
     """
 
-    def panels(ends: Tensor) -> Panels:
+    def panels(ends: Tensor) -> Tensor:
+        """``t``, ``x``, log length and log density at the nodes of panels ``(P, 2)``, ``(P, OF_PANEL, 4)``."""
         place, weight = (each.to(loc) for each in gauss_legendre(OF_PANEL))
-        t = ends[:, :1] + ends.diff(dim=1) * place
-        x = loc[0] + sd[0] * t.sinh()
-        length = ends.diff(dim=1) * weight * sd[0] * t.cosh()
-        return Panels(ends, x, length.log(), log_density(x.reshape(-1)).view_as(x))
+        width = ends.diff(dim=1)
+        t = ends[:, :1] + width * place
+        x, length = loc[0] + sd[0] * t.sinh(), width * weight * sd[0] * t.cosh()
+        return torch.stack([t, x, length.log(), log_density(x.flatten()).view_as(x)], -1)
 
     places = (loc + sd * loc.new_tensor(AROUND).unsqueeze(-1)).flatten()
-    first = _to_the_ends(panels, ((places - loc[0]) / sd[0]).asinh())
-    tails, error = _tails(first)
-    size = float(_or_nothing(first.log_density).amax().nan_to_num(neginf=0.0).abs())
-    noise, before, opened, held = relative_rounding(dtype) * (1.0 + size), first.log_mass, first.ends, 0
-    kept = list(tails)
+    opened, first = _to_the_ends(panels, ((places - loc[0]) / sd[0]).asinh())
+    rest, error = _tails(first.flatten(0, 1), opened, sd[0])
+    size = float(first[..., 3].nan_to_num(nan=-math.inf, neginf=-math.inf).amax().nan_to_num(neginf=0.0).abs())
+    noise, before, kept, held = relative_rounding(dtype) * (1.0 + size), _log_mass(first), [rest], 0
     for _ in range(HALVINGS):
-        middle = opened.mean(1)
-        halves = panels(torch.stack([opened[:, 0], middle, middle, opened[:, 1]], 1).view(-1, 2))
-        both = halves.log_mass.view(-1, 2).logsumexp(1)
-        total = torch.cat([both, *(part.log_mass for part in kept)]).logsumexp(0)
-        share, held = (both - total).exp(), held + halves.x.numel()
+        halves = torch.stack([opened[:, 0], opened.mean(1), opened.mean(1), opened[:, 1]], 1).view(-1, 2)
+        found = panels(halves)
+        both = _log_mass(found).view(-1, 2).logsumexp(1)
+        total = torch.cat([both, *map(_log_mass, kept)]).logsumexp(0)
+        share, held = (both - total).exp(), held + found[..., 0].numel()
         change = (share - (before - total).exp()).abs()
-        on = (change > PRECISE + noise * share) | (share > 4.0 * OF_PANEL / num)
-        on = on & (held < MOST * num)
-        error += float(change[~on].sum())
-        done = (~on).repeat_interleave(2)
-        kept.append(Panels(*(each[done] for each in vars(halves).values())))
-        opened, before = halves.ends[~done], halves.log_mass[~done]
+        on = ((change > PRECISE + noise * share) | (share > 4.0 * OF_PANEL / num)) & (held < MOST * num)
+        error, done = error + float(change[~on].sum()), (~on).repeat_interleave(2)
+        kept.append(found[done])
+        opened, before = halves[~done], _log_mass(found)[~done]
         if not len(opened):
             break
-    x, log_length, height = (
-        torch.cat([getattr(part, name).flatten() for part in kept]) for name in ("x", "log_length", "log_density")
-    )
-    return Line(x, log_length, _or_nothing(height), error)
+    _, x, log_length, height = torch.cat([each.flatten(0, 1) for each in kept]).unbind(-1)
+    return Line(x, log_length, height.nan_to_num(nan=-math.inf, neginf=-math.inf), error)
 
 
-def _to_the_ends(panels: Callable[[Tensor], Panels], cuts: Tensor) -> Panels:
+def _log_mass(found: Tensor) -> Tensor:
+    """Of panels ``(P, K, 4)``, ``(P,)``."""
+    return found[..., 2:].sum(-1).nan_to_num(nan=-math.inf, neginf=-math.inf).logsumexp(1)
+
+
+def _to_the_ends(panels: Callable[[Tensor], Tensor], cuts: Tensor) -> tuple[Tensor, Tensor]:
     """Panels between ``cuts`` ``(C,)`` and whole numbers, and further ones as long as the density is not low there."""
-    between = torch.arange(float(cuts.amin().floor()), float(cuts.amax().ceil()) + 1.0).to(cuts)
-    edges = torch.cat([cuts, between]).unique()
-    found = panels(torch.stack([edges[:-1], edges[1:]], 1))
-    for _ in range(LAST):
-        level, sides = found.level, []
-        least = _or_nothing(level).amax() - DEEP
-        if bool(level[0].amax() > least):  # nan, where numbers end, is not
-            sides.append(torch.stack([found.ends[0, 0] - 1.0, found.ends[0, 0]]))
-        if bool(level[-1].amax() > least):
-            sides.append(torch.stack([found.ends[-1, 1], found.ends[-1, 1] + 1.0]))
-        if not sides:
-            break
-        found = _joined(found, panels(torch.stack(sides)))
-    return found
+    edges = torch.cat([cuts, torch.arange(float(cuts.amin().floor()), float(cuts.amax().ceil()) + 1.0).to(cuts)])
+    ends = edges.unique().unfold(0, 2, 1)
+    found = panels(ends)
+    for side, _ in itertools.product((0, -1), range(LAST)):
+        level = found[..., 3] + found[..., 0].cosh().log()  # nan, where numbers end, is the end
+        if bool(level[side].amax() > level.nan_to_num(nan=-math.inf).amax() - DEEP):
+            more = ends[side, side] + ends.new_tensor([[0.0, 1.0] if side else [-1.0, 0.0]])
+            ends, found = (torch.cat(two if side else two[::-1]) for two in ((ends, more), (found, panels(more))))
+    return ends, found
 
 
-def _tails(found: Panels) -> tuple[list[Panels], float]:
-    """What is beyond panels on the sides where the density is not low, a node each, and the error of that in nats.
+def _tails(nodes: Tensor, ends: Tensor, sd: Tensor) -> tuple[Tensor, float]:
+    """A node for all beyond panels on each side where the density is not low, ``(at most 2, 1, 4)``, and their error.
 
     The log density of ``t`` goes on with the slope of the last panel; the error is what that of the one before says.
+
+    :param nodes: ``t``, ``x``, log length and log density in order, ``(K, 4)``.
     """
-    parts, error, total = list[Panels](), 0.0, found.log_mass.logsumexp(0)
-    columns = torch.stack([found.t, found.level, found.x, found.log_density]).flatten(1)
-    least = _or_nothing(found.level).amax() - DEEP
-    for outward, flipped in ((-1.0, True), (1.0, False)):
-        t, level, x, height = columns.flip(-1) if flipped else columns
+    parts, error, total = list[Tensor](), 0.0, _log_mass(nodes.unsqueeze(0))[0]
+    for outward, rows, edge in ((-1.0, nodes.flip(0), ends[0, 0]), (1.0, nodes, ends[-1, 1])):
+        t, x, _, height = rows.unbind(-1)
+        level = height + (sd * t.cosh()).log()
         last = max((~level.isnan()).nonzero().flatten().tolist(), default=0)
-        if not bool(level[last] > least):
+        if not bool(level[last] > level.nan_to_num(nan=-math.inf).amax() - DEEP):
             continue
         a, b, c = (last - back * OF_PANEL for back in (2, 1, 0))
         before, slope = (outward * float((level[j] - level[i]) / (t[j] - t[i])) for i, j in ((a, b), (b, c)))
         if not slope < -FLATTEST:
-            return [], math.inf
-        edge = t[last] if last + 1 < len(t) else found.ends[0, 0] if flipped else found.ends[-1, 1]
-        beyond = level[last] + slope * outward * (edge - t[last]) - math.log(-slope)
+            return nodes[:0].unsqueeze(1), math.inf
+        beyond = level[last] - math.log(-slope)
+        if last + 1 == len(t):
+            beyond = beyond + slope * outward * (edge - t[last])
         error += abs(1.0 - (slope / before if before < -FLATTEST else 0.0)) * float((beyond - total).exp())
-        each = (v.expand(1, 1) for v in (x[last], beyond - height[last], height[last]))
-        parts.append(Panels(t[last].expand(1, 2), *each))
-    return parts, error
+        parts.append(torch.stack([t[last], x[last], beyond - height[last], height[last]]))
+    return torch.cat([nodes[:0], *(part.unsqueeze(0) for part in parts)]).unsqueeze(1), error
