@@ -86,7 +86,7 @@ axes.fill_between(range(366), low, high, alpha=0.3, label="90 % interval")
 axes.plot(middle, label="median")
 axes.plot(chain.sigmoid().median(0).values, "k:", label="NUTS")
 axes.set(xlabel="day of the year", ylabel="probability of rain", ylim=(0.0, 1.25))
-axes.legend(loc="upper center", ncol=4)
+axes.legend(loc="upper center", ncol=4, fontsize="small")
 figure.tight_layout()
 
 # %% [markdown]
