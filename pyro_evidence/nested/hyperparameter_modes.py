@@ -297,21 +297,18 @@ def require_integral(found: OuterMode) -> float:
     proper, bounded = is_proper(around), is_proper(around, factors=True)
     if float(found.gaussian.basis.norm(dim=0).max()) > ENDLESS:
         raise NotAMode(_flat(found, BEYOND)) if bounded else ImproperPosterior(_flat(found))
-    profiles = found.profile.reshape(found.gaussian.num_dims, -1)
+    profiles, basis = found.profile.reshape(found.gaussian.num_dims, -1), found.gaussian.basis
     for axis, side in itertools.product(range(len(profiles)), (-1, 1)):
         outward = (profiles[axis] if side > 0 else profiles[axis].flip(0))[len(STEPS) :]  # from the mode
-        levels = profiles.amax() - outward
-        high = levels < WORTH
-        hidden = (levels > MISSING)[1:] & high[:-1]
-        way = side * PROBES[-1] * found.gaussian.basis[:, axis]
-        steps, way = PROBES[-1] / (STEPS[-2] - STEPS[-3]), way * max(1.0, PROBES[-1] / float(way.norm()))
-        wide = float(way.norm() / found.gaussian.basis[:, axis].norm()) / PROBES[-1]
-        far = levels[-2] + wide * steps * (levels[-2] - levels[-3])  # at twice the way, were it straight
-        if not bool(hidden.any()) and not bool(far < FAINT if proper else high[-1]):
-            continue
-        others = found.gaussian.basis[:, [k for k in range(len(profiles)) if k != axis]].norm(dim=0)
-        volume = float((math.tau**0.5 * others).log().sum())
-        beyond = max(beyond, volume + _hidden_mass(found, 4.0 * way, bounded, proper))
+        below, way = profiles.amax() - outward, side * PROBES[-1] * basis[:, axis]
+        stretched = max(1.0, PROBES[-1] / float(way.norm()))
+        hidden = (below > MISSING)[1:] & (below < WORTH)[:-1]
+        straight = (below[-2] - below[-3]) / (STEPS[-2] - STEPS[-3])  # the last may be hidden
+        far = below[-2] + stretched * PROBES[-1] * straight  # at twice the way
+        if bool(hidden.any()) or bool(far < FAINT if proper else below[-1] < WORTH):
+            others = basis[:, [k for k in range(len(profiles)) if k != axis]].norm(dim=0)
+            volume = float((math.tau**0.5 * others).log().sum())
+            beyond = max(beyond, volume + _hidden_mass(found, 4.0 * stretched * way, bounded, proper))
     return beyond
 
 
@@ -323,23 +320,27 @@ def _hidden_mass(found: OuterMode, way: Tensor, bounded: bool, proper: bool) -> 
     :param bounded: whether all priors are proper, and ``proper`` all that makes up the density.
     :raises ImproperPosterior: where it hardly falls there, or on the last three quarters, and may have no integral.
     """
-    length = float(way.norm())
+    length, top = float(way.norm()), float(found.profile.amax())
     steps = torch.cat([torch.arange(-INWARD, INWARD), torch.linspace(INWARD, length, LOOKS)]).to(way)
     places = found.centre + steps.unsqueeze(-1) * way / length
     ahead, behind = (found.inner(places + sign * NEXT * way / length, searches=1) for sign in (1.0, -1.0))
     told = ((ahead.log_density - behind.log_density).abs() < TOLD).tolist()  # nan is not
     first = told.index(True) if any(told) else len(told) - 1
     last = next((k for k in range(first, len(told)) if not told[k]), len(told)) - 1
-    whole = last == len(told) - 1
-    begin = int((steps < 0.25 * length).sum()) if whole else max(first, last - int(INWARD))
-    height, priors = ahead.log_density[begin : last + 1], log_priors(found.state.problem, ahead.theta[[begin, last]])
-    top, least = float(found.profile.amax()), min(1.0, (0.5 if whole else SLOW) * float(priors[0] - priors[1]))
-    fall, run = float(height.amax() - height[-1]), float(steps[last] - steps[begin + int(height.argmax())])
-    if top - float(height[0] if whole else height[-1]) > WORTH or not last > first:
+    if is_whole := last == len(told) - 1:  # nothing is hidden: how does it fall from a quarter of the way on?
+        begin, share, least = int((steps < 0.25 * length).sum()), 0.5, 1.0
+    else:
+        begin, share, least = max(first, last - int(INWARD)), SLOW, SLOW * INWARD
+    height = ahead.log_density[begin : last + 1]
+    if last <= first or top - float(height[0 if is_whole else -1]) > WORTH:
         return -math.inf
-    if fall < (least if bounded else 1.0 if whole else SLOW * INWARD) and not proper:
+    priors = log_priors(found.state.problem, ahead.theta[[begin, last]])
+    if bounded:
+        least = min(1.0, share * float(priors[0] - priors[1]))
+    fall, run = float(height.amax() - height[-1]), float(steps[last] - steps[begin + int(height.argmax())])
+    if fall < least and not proper:
         raise ImproperPosterior(_flat(found))
-    return -math.inf if whole else float(height[-1]) - math.log(max(fall / max(run, 1.0), SLOW * SLOW))
+    return -math.inf if is_whole else float(height[-1]) - math.log(max(fall / max(run, 1.0), SLOW * SLOW))
 
 
 # of priors that are proper, and level over more scales than numbers hold
