@@ -236,17 +236,16 @@ class ActiveDensity:
         log_slopes = -0.5 * (x.square() + math.log(math.tau)) + softplus(odds) + softplus(-odds)  # of u in x
         return value + log_slopes.where(~self.cut.isnan(), 0.0).sum(-1)
 
-    def is_told(self, x: Tensor) -> Tensor:
-        """Which rows have values that floating-point numbers tell from those a unit away, ``(S,)``: others saturate."""
-        latents, told = self.joint.latents, torch.ones(len(x), dtype=torch.bool, device=x.device)
+    def is_resolved(self, x: Tensor) -> Tensor:
+        """Which rows have values that differ in floating point from those a unit away, ``(S,)``: others saturate."""
+        latents, resolved = self.joint.latents, torch.ones(len(x), dtype=torch.bool, device=x.device)
         u = self.embedded(x).to(self.joint.dtype)
         before, here, after = (latents.constrained(u + step * self.active) for step in (-1.0, 0.0, 1.0))
-        for name in (
-            p.name for p in latents if not is_identity(p.transform) and bool(self.active[latents.slices[p.name]].any())
-        ):
+        bounded = [p.name for p in latents if not is_identity(p.transform)]
+        for name in (n for n in bounded if bool(self.active[latents.slices[n]].any())):
             differs = (before[name] != here[name]) & (here[name] != after[name]) & here[name].isfinite()
-            told &= differs.reshape(len(x), -1).any(-1)
-        return told
+            resolved &= differs.reshape(len(x), -1).any(-1)
+        return resolved
 
     def _turned(self, log_odds: Tensor, *, back: bool) -> Tensor:
         """Log odds of angles, as of these from their cuts, or of their sums; ``back`` to the angles themselves."""
@@ -867,7 +866,7 @@ def _on_line(
 
     def height(x: Tensor) -> Tensor:
         places = rows(x)
-        return log_height(places).where(density.is_told(places) & (x > ends[0]) & (x < ends[1]), math.nan)
+        return log_height(places).where(density.is_resolved(places) & (x > ends[0]) & (x < ends[1]), math.nan)
 
     line = on_line(height, loc, sd, num, density.joint.dtype)
     if line.error == math.inf:  # beyond, large numbers may cancel, and be level but for rounding
@@ -886,8 +885,8 @@ def _on_line(
 def _beyond_draws(mode: LaplaceState, draws: Tensor, i: int) -> float:
     """Nats by which the tails of a coordinate beyond almost all of the draws ``(S, D)`` may raise the log integral.
 
-    By the way on which it takes the others with it, as if these were normal there: Laplace's approximation to its own
-    density.  Nothing where that is as low ten standard deviations from the mode as an exponential density.
+    By Laplace's approximation to its marginal density along the line of the others' conditional means: these are taken
+    for normal there.  Nothing where that is as low ten standard deviations from the mode as an exponential density.
 
     :raises ImproperPosterior: where that has no integral.
     """

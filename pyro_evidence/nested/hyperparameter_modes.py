@@ -340,7 +340,8 @@ def _hidden_mass(found: OuterMode, way: Tensor, bounded: bool, proper: bool) -> 
     fall, run = float(height.amax() - height[-1]), float(steps[last] - steps[begin + int(height.argmax())])
     if fall < least and not proper:
         raise ImproperPosterior(_flat(found))
-    return -math.inf if is_whole else float(height[-1]) - math.log(max(fall / max(run, 1.0), SLOW * SLOW))
+    rate = max(fall / max(run, 1.0), SLOW * SLOW)  # nats a unit; of what is level a mass of so many units
+    return -math.inf if is_whole else float(height[-1]) - math.log(rate)
 
 
 # of priors that are proper, and level over more scales than numbers hold

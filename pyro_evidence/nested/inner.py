@@ -187,8 +187,8 @@ def _one_by_one(
     members, factors = list[Precision]([missing]) * len(start), problem.factors if problem.nodes == 1 else None
     each = 1 if factors is None else factors.density.plan.num_bytes  # for each of the rows that are searched together
     light = held is not None and each * (held + len(start)) > FLOAT * batched.HELD_NUMBERS
-    at_once = max(1, min(MOST_TOGETHER, FLOAT * batched.BATCH_NUMBERS // each))  # blocks know how many have room
-    for rows in torch.arange(len(start)).split(len(start) if factors is None else at_once):
+    room = MOST_TOGETHER if factors is not None else len(start)  # blocks know themselves how many have room
+    for rows in torch.arange(len(start)).split(max(1, min(room, FLOAT * batched.BATCH_NUMBERS // each))):
         together = near_states(problem, theta[rows], start[rows], prior[rows], light=light, rough=rough)
         for row, near in zip(rows.tolist(), together or [None] * len(rows), strict=True):
             state = near or _state(problem, theta[row], start[row], again[row] if together else max(1, again[row]))

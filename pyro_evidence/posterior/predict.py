@@ -324,7 +324,7 @@ class PredictivePosterior(PredictionMixin, Posterior):
     ) -> Any:
         """Survival curves: probabilities that there is no event by each of some times, averaged over the posterior.
 
-        :param times: increasing, 0 or above, ``(T,)``.
+        :param times: one or more, increasing, 0 or above, ``(T,)``.
         :param args: the model's arguments at new inputs, or a frame, as for :meth:`predict`.
         :param restricted_mean: return instead the mean time without the event until the last of the times: the curve's
             integral from 0 by the trapezoidal rule, so that many times are needed.
@@ -337,8 +337,8 @@ class PredictivePosterior(PredictionMixin, Posterior):
         >>> curve = posterior.survival([1.0, 2.0, 5.0], frame)  # doctest: +SKIP
         """
         t = torch.as_tensor(times, dtype=self._joint.dtype)
-        if t.dim() != 1 or not bool((t >= 0).all() and (t.diff() > 0).all()):
-            raise BadInput(f"survival at times {t.tolist()}; expected numbers from 0 on, in ascending order.")
+        if t.dim() != 1 or not len(t) or not bool((t >= 0).all() and (t.diff() > 0).all()):
+            raise BadInput(f"survival at times {t.tolist()}; expected one or more from 0 on, in ascending order.")
         weights = None
         if restricted_mean:
             t = torch.cat([t[:0] if t[0] == 0 else 0.0 * t[:1], t])

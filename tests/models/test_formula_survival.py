@@ -188,8 +188,9 @@ def test_what_has_no_survival_is_refused(kidney: Any) -> None:
     found = fit("surv(time, event) ~ age", kidney, "cox")
     with pytest.raises(UnsupportedModel, match="CoxPartialLikelihood has no survival function"):
         found.survival([1.0], kidney[["age"]])
-    with pytest.raises(BadInput, match="in ascending order"):
-        found.survival([2.0, 1.0], kidney[["age"]])
+    for times in ([2.0, 1.0], []):
+        with pytest.raises(BadInput, match="in ascending order"):
+            found.survival(times, kidney[["age"]], restricted_mean=True)
 
 
 MESSAGES = [
