@@ -4,13 +4,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Self
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from pyro_evidence.numerics import importance
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
+
+Self = TypeVar("Self", bound="Calibrated")
 
 KNOTS = tuple(0.75 * k for k in range(-4, 5))  # standard normal quantiles, whose levels are matched
 
@@ -120,7 +122,7 @@ class Calibrated:
         before = self.map.inverse(u)
         return self._log_prob(before) - self.map.forward(before)[1].sum(-1)
 
-    def calibrated(self, num_points: int, log_weights: Callable[[Tensor, Tensor], Tensor]) -> Self:
+    def calibrated(self: Self, num_points: int, log_weights: Callable[[Tensor, Tensor], Tensor]) -> Self:
         """With the map that so many quasi-random draws say.
 
         :param log_weights: of draws ``(S, D)`` and their log density, nats, ``(S,)``.

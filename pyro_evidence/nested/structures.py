@@ -272,7 +272,8 @@ def _conditional(
     share = torch.tensor([known[row] for row in expanded], dtype=torch.float64).softmax(0)
     laws = []
     for b, size in enumerate(sizes.tolist()):
-        heights = [[known[(*row[:b], k, *row[b + 1 :])] for k in range(size)] for row in expanded]
+        rows = [[tuple(k if a == b else x for a, x in enumerate(row)) for k in range(size)] for row in expanded]
+        heights = [[known[row] for row in neighbours] for neighbours in rows]
         laws.append(_guarded(share @ torch.tensor(heights, dtype=torch.float64).softmax(-1)))
     return laws
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from pyro_evidence.errors import NotPositiveDefinite
 from pyro_evidence.numerics.linalg import Label, cholesky, coordinate, require_memory
 
 FLOAT = torch.float64.itemsize  # bytes
+
+Self = TypeVar("Self", bound="Triangular")
 
 
 class Precision(Protocol):
@@ -100,11 +102,11 @@ class Triangular(Precision):
         """The transposed factor as one block."""
         return (self.tril.mT.unsqueeze(1),)
 
-    def with_panels(self, panels: tuple[Tensor, ...]) -> Self:
+    def with_panels(self: Self, panels: tuple[Tensor, ...]) -> Self:
         """A batch of other factors."""
         return replace(self, tril=panels[0].squeeze(1).mT)
 
-    def row(self, index: int) -> Self:
+    def row(self: Self, index: int) -> Self:
         """One of the batch."""
         return replace(self, tril=self.tril[index : index + 1])
 
