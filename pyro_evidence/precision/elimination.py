@@ -126,22 +126,21 @@ class _Choice:
 def stretches(graph: Graph) -> list[_Choice]:
     """Blocks of nodes at successive distances from a far end, apart by nodes of one distance, which stay.
 
-    Each of the choices has blocks about twice as large as the one before.  Nodes that touch most others stay.
+    Each of the choices has blocks about twice as large as the one before.  Nodes that touch most others stay; where
+    these alone join the others, as in a plate, there is nothing to cut.
     """
     hub, found = 2 * graph.degree > graph.size, list[_Choice]()
     here, there = edges = graph.edges[:, ~hub[graph.edges].any(0)]
+    if not edges.numel():
+        return found
     far = distances(len(hub), edges)
     leads_on = torch.zeros_like(hub).index_fill(0, here[far[there] > far[here]], True)
-    sizes = torch.bincount(far, graph.weight * ~hub).tolist()
-    length, alone = max(sizes), len(hub) + torch.arange(len(hub), device=far.device)
-    while 0.0 < 2.0 * length < graph.size:  # it is zero where all nodes touch most others
-        held, block, gap = 0.0, list[int](), list[bool]()  # of each distance
-        for size in sizes:
-            block.append(block[-1] + gap[-1] if block else 0)
-            gap.append(held >= length)
-            held = 0.0 if gap[-1] else held + size
-        within = ~hub & ~(torch.tensor(gap, device=far.device)[far] & leads_on)
-        name = torch.where(within, torch.tensor(block, device=far.device)[far], alone)
+    sizes = torch.bincount(far, graph.weight * ~hub)  # of each distance
+    length, alone = int(sizes.max()), len(hub) + torch.arange(len(hub), device=far.device)
+    while 2 * length < graph.size:
+        block = (sizes.cumsum(0) - sizes) // length
+        within = ~hub & ~((block.diff(append=block[-1:]) > 0)[far] & leads_on)
+        name = torch.where(within, block[far], alone)
         name = torch.unique(name, return_inverse=True)[1]
         joined = contracted(graph, name, int(name.max()) + 1)
         chosen = torch.zeros_like(joined.weight, dtype=torch.bool).index_fill(0, name[within], True)

@@ -5,8 +5,9 @@ Below: probabilities averaged over a normal predictor.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from torch.distributions import Independent, MixtureSameFamily, MultivariateNorm
 
 from pyro_evidence.fitting.process_state import without_validation
 from pyro_evidence.numerics import batched
-from pyro_evidence.numerics.derivatives import pullback
+from pyro_evidence.numerics.derivatives import Last, pullback
 from pyro_evidence.numerics.linear_predictor import (
     BinomialTargets,
     ClosedForm,
@@ -206,6 +207,7 @@ class LikelihoodTerm:
     link: Link
     layout: Layout  # of eta; dims along which a plate or ``expand`` only repeats it have size one
     mixture: str | None  # the discrete site, "" for MixtureSameFamily, None for neither
+    _log_factorials: Last[Tensor, Tensor] = field(default_factory=Last, init=False, repr=False, compare=False)
 
     def value(self, trace: Trace) -> Tensor:
         """The parameter in a trace, without the copies that ``expand`` made along batch dims."""
@@ -245,8 +247,8 @@ class LikelihoodTerm:
 
         def cells_at(eta: Tensor) -> Tensor:
             if type(parts.base) is Poisson and self.link is LOG and not parts.base.is_sparse:
-                numbers = _in_dtype(value, eta)
-                return numbers * eta - eta.exp() - (numbers + 1.0).lgamma()
+                constant = self.log_factorials(node["value"]).reshape(value.shape)
+                return _in_dtype(value, eta) * eta - eta.exp() - _in_dtype(constant, eta)
             given = {k: _in_dtype(v, eta) for k, v in fixed.items()} | {self.parameter: self.link.forward(eta)}
             with without_validation():
                 return exact(type(parts.base)(**given, validate_args=False)).log_prob(_in_dtype(value, eta))
@@ -287,6 +289,10 @@ class LikelihoodTerm:
 
         return orders
 
+    def log_factorials(self, counts: Tensor) -> Tensor:
+        """Of the site's counts, in double precision; found once where the model observes one tensor at each run."""
+        return self._log_factorials.found(counts, is_, lambda y: (y.double() + 1.0).lgamma())
+
     def closed(self, trace: Trace) -> ClosedForm | None:
         """The site in closed form: counts of successes in log odds, counts in log rates, normal means; else None.
 
@@ -304,7 +310,7 @@ class LikelihoodTerm:
             kind, size = BinomialTargets, torch.as_tensor(getattr(base, "total_count", 1.0)).to(y)
             of_values = log_binomial(size, y) if hasattr(base, "total_count") else torch.zeros_like(y)
         elif seen == ("rate", LOG) and type(base) is Poisson and not base.is_sparse:
-            kind, size, of_values = PoissonTargets, torch.ones_like(y), -(y + 1.0).lgamma()
+            kind, size, of_values = PoissonTargets, torch.ones_like(y), -self.log_factorials(y)
         elif seen == ("loc", IDENTITY) and type(base).log_prob is Normal.log_prob:
             kind, size = NormalTargets, base.scale.pow(-2)
             of_values = 0.5 * (size / math.tau).log()

@@ -53,3 +53,10 @@ def test_a_chain_whose_nodes_touch_three_on_either_side_is_cut_into_stretches() 
 def test_nodes_that_all_touch_most_others_are_not_cut_into_stretches() -> None:
     """Seven such nodes are what is left of a grid of 40,000."""
     assert stretches(graph_of(Pattern(7, (torch.arange(7).unsqueeze(0),)))) == []
+
+
+def test_groups_that_only_common_coordinates_join_are_not_cut_into_stretches() -> None:
+    """They are a plate: a search for stretches among a hundred thousand of them takes longer than a fit's step."""
+    group = torch.arange(50)
+    index = torch.stack([group, torch.full_like(group, 50), torch.full_like(group, 51)], -1)
+    assert stretches(graph_of(Pattern(52, (index,)))) == []

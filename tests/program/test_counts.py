@@ -38,3 +38,15 @@ def test_values_slopes_and_curvatures_are_the_distributions_own(counts: list[flo
     torch.testing.assert_close(value[0], 0.5 * dist.Poisson(rate).log_prob(y).sum())
     torch.testing.assert_close(slope[0, :, 0], 0.5 * (y - rate))
     torch.testing.assert_close(blocks()[0, :, 0, 0], 0.5 * rate)
+
+
+def test_factorials_that_are_kept_are_those_of_the_counts_in_double_precision() -> None:
+    y = torch.tensor([1e5, 3.0, 0.0, 777.0, 1e4, 12.0])
+    slot, joint = slot_of(y.double())
+    for counts in (y, y + 1.0, y):
+        trace = LogJoint(model, (counts,), {}).trace(joint.initial_u, joint.initial_theta)
+        closed = slot.closed(trace)
+        assert closed is not None
+        expected = 0.5 * dist.Poisson(torch.ones(6, dtype=torch.float64)).log_prob(counts.double()).sum()
+        value = closed(torch.zeros(1, 6, 1, dtype=torch.float64))[0][0]
+        torch.testing.assert_close(value, expected, rtol=1e-13, atol=0)
