@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import compress
@@ -36,7 +36,7 @@ from pyro_evidence.laplace.approximation import (
 )
 from pyro_evidence.laplace.evidence_error import numbers_of_nodes, refined, with_nodes
 from pyro_evidence.laplace.grouped_chunks import GroupRows, group_rows, local_sites
-from pyro_evidence.laplace.mode_checks import require_own_slopes
+from pyro_evidence.laplace.mode_checks import double_precision, require_own_slopes
 from pyro_evidence.laplace.restarts import (
     LEVEL,
     MOST_COORDINATES,
@@ -320,7 +320,8 @@ class LaplaceEvidence(Resumable):
     def _causes_named(self, joint: Callable[[], LogJoint] | None) -> Iterator[None]:
         """Inside, a fit that fails for constant targets says so, where a latent site sets their noise.
 
-        And one that finds no mode says which scales ``marginalise`` has left to one, if any.
+        And one that finds no mode says which scales ``marginalise`` has left to one, if any, or that it may be rounding
+        in single precision.
 
         :param joint: makes the log joint of all sites; None where all have been looked at.
         """
@@ -350,7 +351,7 @@ class LaplaceEvidence(Resumable):
                     "is no curvature for Laplace's approximation. Take a smooth relative: softplus or tanh for relu, "
                     "torch.logaddexp for maximum."
                 )
-            else:
+            elif not (cause := "" if "double precision" in str(error) else double_precision(whole).rstrip()):
                 raise
             raise type(error)(f"{cause} The fit has ended so: {error}") from error
 
@@ -482,19 +483,37 @@ class LaplaceEvidence(Resumable):
             left = iterate(type2.step, off, self.stop, "LaplaceEvidence", before=before)
             self._fits = tuple(left if fit is best else fit for fit in self._fits)
             best = without_repeats(self._fits)[0]
-        return best
+        if best.status is Status.CONVERGED and type2.has_symmetric_params(best.state):
+            self._fits, self._begun = self._parted(best)
+        return without_repeats(self._fits)[0]
+
+    def _parted(self, best: Fit[TypeII]) -> tuple[tuple[Fit[TypeII], ...], tuple[Fit[TypeII], ...]]:
+        """The fits and where they began, with those from params that begin apart, where one of these ends higher."""
+        joint, seed = best.state.laplace.problem.joint, seed_of(self.start.seed)
+        theta = laplace_restarts.thetas(joint, laplace_restarts.SEVERAL, seed)[1:]
+        places = starts(joint, len(theta), seed)
+        begun: tuple[Fit[TypeII], ...] = ()
+        with suppress(ArithmeticError):  # none of them has a mode
+            found = laplace_restarts.search_apart(self._begun[0].state.laplace.problem, places, theta).states
+            states = [type2.type2_state(state) for state in found]
+            begun = tuple(Fit(state, Status.BY_HAND, (state.objective,)) for state in states)
+        fits = [iterate(type2.step, fit.state, self.stop, "LaplaceEvidence", before=fit.objectives) for fit in begun]
+        if without_repeats([best, *fits])[0] is best:
+            return self._fits, self._begun
+        return (*self._fits, *fits), (*self._begun, *begun)
 
     def _checked(self, best: Fit[TypeII]) -> LaplacePosterior:
         """The posterior, where it is one, and the search has converged; blocks integrated where ``nodes`` asks."""
         if self._is_second and best.status is not Status.CONVERGED:
             raise NotConverged(best.status.value, None)
-        moved = len(best.objectives) > 1 or best.state.laplace.problem.joint.dtype is not torch.float64
-        if moved and best.status not in (Status.UNBOUNDED, Status.SINGULAR):  # else standard deviations mean nothing
-            require_proper(best.state.laplace)
-        if best.status is Status.UNBOUNDED and self._full is not None:
+        ended = best.status in (Status.UNBOUNDED, Status.STUCK, Status.CONVERGED)
+        if ended and self._full is not None:  # first, since far out the density is rounding
             endless = type2.endless(best.state, self._full.joint.latents.names)
             if endless is not None:
                 raise endless
+        moved = len(best.objectives) > 1 or best.state.laplace.problem.joint.dtype is not torch.float64
+        if moved and best.status not in (Status.UNBOUNDED, Status.SINGULAR):  # else standard deviations mean nothing
+            require_proper(best.state.laplace)
         if best.status is Status.STUCK and self._full is not None:
             require_no_jump(self._full.around(*whole_place(self._full.joint, best.state.laplace)))
         if self._num_nodes != 1 and not (self._in_blocks and isinstance(self._num_nodes, int)):

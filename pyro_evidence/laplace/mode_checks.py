@@ -175,11 +175,13 @@ def certify(summit: ModeNeighbourhood, products: Products, *, last: bool = True)
 
 
 def double_precision(joint: LogJoint) -> str:
-    """The advice to compute in double precision, where a model does not; else nothing."""
-    if joint.dtype is torch.float64:
+    """The advice to compute in double precision, where a model or its data do not; else nothing."""
+    given = [x.dtype for x in (*joint.args, *joint.kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+    single = [dtype for dtype in (joint.dtype, *given) if dtype is not torch.float64]
+    if not single:
         return ""
     return (
-        f"The model computes in {joint.dtype}: try double precision first, torch.set_default_dtype(torch.float64) and "
+        f"The model computes in {single[0]}: try double precision first, torch.set_default_dtype(torch.float64) and "
         f".double() after the data. "
     )
 

@@ -263,8 +263,7 @@ def off_saddle(state: TypeII) -> TypeII | None:
     comes to a saddle only from where nothing leads it along the least curvature.  Up to FEW params, recognised
     precisions left out.
     """
-    laplace, groups = state.laplace, state.laplace.problem.structure.groups
-    free = (state.metric.diagonal() > 0) & (True if groups is None else groups.power == 0)
+    laplace, free = state.laplace, _free(state)
     measure = torch.where(free, measures(laplace.problem, state.metric), 0.0)
     few = laplace.problem.structure.network is None and 0 < int(free.sum()) <= FEW
     if state.concave or not few:
@@ -289,6 +288,30 @@ def off_saddle(state: TypeII) -> TypeII | None:
         if higher is not None and higher.objective > state.objective + _rounding(state):
             return _arrived(state, higher)
     return None
+
+
+def has_symmetric_params(state: TypeII) -> bool:
+    """Whether params that began at one value are still alike, as if they were one: their slopes never told them apart.
+
+    Components of a mixture that begin alike, or of a sum of kernels, are the best pair of twins at such an end, which
+    need be no maximum though every small step apart leads down.  Not what the objective does not feel.
+    """
+    laplace, begun = state.laplace, state.laplace.problem.joint.initial_theta
+    free = _free(state).nonzero().flatten()
+    move = (laplace.theta - begun)[free]
+    alike = (begun[free] == begun[free].unsqueeze(-1)) & ((move - move.unsqueeze(-1)).abs() <= TINY * move.abs())
+    twins = free[alike.fill_diagonal_(False).any(-1)]
+    if not len(twins):
+        return False
+    apart = measures(laplace.problem, state.metric)[twins] * generic_directions(1, len(twins), laplace.theta)[0]
+    there = reached(laplace.problem, laplace.theta.index_add(0, twins, apart), laplace.u)
+    return there is None or abs(there.objective - state.objective) > _rounding(state)
+
+
+def _free(state: TypeII) -> Tensor:
+    """Which hyperparameters are no precisions that are recognised, bool ``(T,)``."""
+    groups = state.laplace.problem.structure.groups
+    return (state.metric.diagonal() > 0) & (True if groups is None else groups.power == 0)
 
 
 def _rounding(state: TypeII) -> float:

@@ -318,7 +318,8 @@ def _hidden_mass(found: OuterMode, way: Tensor, bounded: bool, proper: bool) -> 
     It is told where a millionth of a unit moves it by less than a hundredth of a nat.
 
     :param bounded: whether all priors are proper, and ``proper`` all that makes up the density.
-    :raises ImproperPosterior: where it hardly falls there, or on the last three quarters, and may have no integral.
+    :raises ImproperPosterior: where it hardly falls there, or on the last three quarters, and may have no integral; and
+        where it is higher at the end of the way than at the mode.
     """
     length, top = float(way.norm()), float(found.profile.amax())
     steps = torch.cat([torch.arange(-INWARD, INWARD), torch.linspace(INWARD, length, LOOKS)]).to(way)
@@ -332,6 +333,8 @@ def _hidden_mass(found: OuterMode, way: Tensor, bounded: bool, proper: bool) -> 
     else:
         begin, share, least = max(first, last - int(INWARD)), SLOW, SLOW * INWARD
     height = ahead.log_density[begin : last + 1]
+    if not proper and is_whole and float(height[-1]) > top:  # as the way of a precision up, beside what others do
+        raise ImproperPosterior(_flat(found))
     if last <= first or top - float(height[0 if is_whole else -1]) > WORTH:
         return -math.inf
     priors = log_priors(found.state.problem, ahead.theta[[begin, last]])
@@ -349,7 +352,11 @@ BEYOND = "ends, if at all, beyond what can be integrated numerically. Give them 
 
 
 def _flat(found: OuterMode, what: str = "has no integral, so there is no evidence. Give them proper priors") -> str:
+    joint, state = found.state.around.joint, found.state
+    nodes = joint.trace(state.u, state.theta).nodes
+    flat = [n for n in (*joint.latents.names, *joint.hypers.names) if is_improper(nodes[n])]
     return (
         f"the log density of the marginalised sites {found.names} hardly falls far from where their search ended: "
         f"it {what}, such as HalfNormal or HalfCauchy, or maximise them by maximise=."
+        + (f" Priors of {', '.join(flat)} are flat: it may be any of these." if flat else "")
     )

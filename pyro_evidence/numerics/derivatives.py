@@ -127,7 +127,8 @@ def measured() -> Iterator[Kept]:
 
     def note(tensor: Tensor) -> Tensor:
         bare = tensor.detach()  # with its graph it would hold the node that holds it, and never be freed
-        kept.tensors.setdefault(tensor.untyped_storage().data_ptr(), bare)
+        if tensor.layout is torch.strided:  # sparse ones have no one storage, and are small
+            kept.tensors.setdefault(tensor.untyped_storage().data_ptr(), bare)
         return bare
 
     with saved_tensors_hooks(note, lambda tensor: tensor):

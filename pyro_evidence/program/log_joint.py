@@ -164,7 +164,8 @@ class LogJoint:
                 self.model = parameters.with_dummy_site(self.model, like.new_zeros(()))
                 trace, statements = self._first_run(partial(FirstRun, *found, self.values))
         checks.require_one_structure(trace)
-        checks.check_begun(self.values, statements.begun, (*trace.stochastic_nodes, *trace.param_nodes))
+        latents = [n for n in trace.stochastic_nodes if not is_plate(trace.nodes[n])]
+        checks.check_begun(self.values, statements.begun, (*latents, *trace.param_nodes))
         checks.check_trace(trace, self.args, self.kwargs)
         params: dict[str, Declaration] = {}  # each parameter once, under the first of its names
         for name, declared in statements.found.items():

@@ -126,11 +126,10 @@ def started(name: str, declared: Declaration) -> Declaration:
     """
     value, constraint = declared.value, declared.constraint
     moved = value
-    if bool(torch.isfinite(value).all()) and not bool(constraint.check(value).all()):
+    if isinstance(constraint, type(constraints.simplex)) and bool(torch.isfinite(value).all()):
         stored = transform_to(constraint)
         moved = stored(stored.inv(value))
-    inside = bool(constraint.check(moved).all()) and bool(torch.isfinite(moved).all())
-    if not inside or not bool(torch.isfinite(transform_of(constraint).inv(moved)).all()):
+    if not _is_inside(moved, constraint):
         free = transform_of(constraint)
         inner = free(value.new_zeros(unconstrained_shape(free, value.shape)))
         given, inner = (x.reshape(-1)[:5].tolist() for x in (value, inner))
@@ -140,6 +139,15 @@ def started(name: str, declared: Declaration) -> Declaration:
             f"{inner if len(inner) > 1 else f'{inner[0]:g}'}."
         )
     return replace(declared, value=moved)
+
+
+def _is_inside(value: Tensor, constraint: Any) -> bool:
+    """Whether numbers are finite, and lie inside a constraint and not on its edge, where transforms are saturated."""
+    if not bool(torch.isfinite(value).all()) or not bool(constraint.check(value).all()):
+        return False
+    base = getattr(constraint, "base_constraint", constraint)
+    on_edge = isinstance(base, constraints.interval) and ((value <= base.lower_bound) | (value >= base.upper_bound))
+    return not bool(torch.as_tensor(on_edge).any()) and bool(transform_of(constraint).inv(value).isfinite().all())
 
 
 def check_kind(role: str, names: object) -> None:
@@ -333,7 +341,7 @@ class FirstRun(Messenger):
             if shape != expected:
                 raise BadInput(f"'{name}' has shape {shape} in this model on these data; expected {expected}.")
         if msg["value"] is None and hasattr(msg["fn"], "support") and not is_discrete(msg):
-            msg["value"] = self._given(msg["name"], central_value(msg["fn"], self.width))
+            msg["value"] = self._given(msg["name"], central_value(msg["fn"], self.width), msg["fn"].support)
 
     def _pyro_param(self, msg: Any) -> None:
         name, given = msg["name"], msg["args"][1:]
@@ -348,8 +356,8 @@ class FirstRun(Messenger):
         elif name in self.stored:
             pyro.get_param_store().setdefault(name, self.stored[name], self.limits[name])
 
-    def _given(self, name: str, own: Any) -> Any:
-        """The value that was given for a site or param in place of its own."""
+    def _given(self, name: str, own: Any, support: Any = constraints.real) -> Any:
+        """The value that was given for a site or param in place of its own, which for a param is looked at later."""
         if name not in self.values or own is None:
             return own
         value = torch.as_tensor(self.values[name]).detach().to(own)
@@ -359,6 +367,9 @@ class FirstRun(Messenger):
                 f"Start(values=...): '{name}' has shape {tuple(value.shape)}; expected {tuple(own.shape)}, as in the "
                 "model."
             )
+        if not _is_inside(value, support):
+            given = value.reshape(-1)[:5].tolist()
+            raise BadInput(f"Start(values=...): '{name}' begins at {given}; expected numbers strictly inside {support}.")
         self.begun.add(name)
         return value
 

@@ -276,7 +276,7 @@ _total, _matrix = _over("a sum"), _over("a function of a whole matrix", -2, -1, 
 
 def _along(name: str) -> Rule:
     def rule(follow: Follow, args: Any, kwargs: Any) -> Groups:
-        dim = args[1] if len(args) > 1 else kwargs["dim"]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)  # of sorting
         return _over(name, int(dim), keepdim=True)(follow, args[:1], kwargs)
 
     return rule

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyro_evidence import RVM, VRVM, LaplaceEvidence, Start, Stop, find_modes, to_inference_data
+from pyro_evidence.errors import ImproperPosterior
 from pyro_evidence.models.basis import Linear
 from pyro_evidence.models.gp import gp_regression
 from pyro_evidence.models.kernels import RBF, Periodic
@@ -36,6 +37,24 @@ def fit(model: Any, *args: Any, **settings: Any) -> Any:
 
 
 # --- shapes and types ---
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_a_sparse_design_is_a_dense_one(layout: str) -> None:  # oracle: the same model with its dense matrix
+    X = draws(30, 3)
+    y = X.sum(-1) + 0.3 * draws(30, seed=1)
+
+    def linear(design: Tensor, y: Tensor) -> None:
+        b = pyro.sample("b", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        s = pyro.sample("s", dist.HalfNormal(1.0))
+        with pyro.plate("rows", 30):
+            pyro.sample("y", dist.Normal(design @ b, s), obs=y)
+
+    sparse = getattr(X, layout)()
+    expected = fit(linear, X, y).log_evidence
+    torch.testing.assert_close(fit(lambda y: linear(sparse, y), y).log_evidence, expected, rtol=0.0, atol=1e-6)
 
 
 def test_a_column_against_a_vector_in_a_plate_is_refused() -> None:
@@ -114,6 +133,41 @@ def test_complex_targets_of_a_regression_are_refused() -> None:
 
 
 # --- what has no slope, no density or no data ---
+
+
+def flat(name: str, support: constraints.Constraint = constraints.real) -> Tensor:
+    return pyro.sample(name, dist.ImproperUniform(support, (), ()))
+
+
+def test_a_flat_prior_of_a_precision_is_named() -> None:
+    """The likelihood is that of one mean for all where effects do not vary, so the integral towards there diverges."""
+    group = torch.arange(8).repeat_interleave(5)
+    y = draws(8, seed=3)[group] + draws(40, seed=53)
+
+    def model(y: Tensor) -> None:
+        mu, s = flat("mu"), flat("s", constraints.positive)
+        precision = flat("precision", constraints.positive)
+        with pyro.plate("groups", 8):
+            a = pyro.sample("a", dist.Normal(mu, precision.rsqrt()))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(a[group], s), obs=y)
+
+    with pytest.raises(ImproperPosterior) as error:
+        fit(model, y)
+    says(str(error.value), "no integral", "mu, precision, s are flat")
+
+
+def test_a_flat_prior_of_a_dispersion_that_counts_do_not_bound_is_named() -> None:
+    """Counts that vary less than a Poisson's are met best by none: the likelihood goes to the Poisson's, not to zero."""
+
+    def model(y: Tensor) -> None:
+        mean, dispersion = flat("mean", constraints.positive), flat("dispersion", constraints.positive)
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.GammaPoisson(dispersion, dispersion / mean), obs=y)
+
+    with pytest.raises(ImproperPosterior) as error:
+        fit(model, T([3.0, 1.0, 4.0, 2.0, 2.0, 0.0, 5.0, 3.0]))
+    says(str(error.value), "site 'dispersion'", "integral is infinite")
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")
@@ -330,6 +384,21 @@ def test_mirror_modes_are_both_counted() -> None:
 
 
 # --- single precision, kernels, heavy tails ---
+
+
+@pytest.mark.parametrize("latents", [torch.float32, torch.float64])
+def test_what_single_precision_does_not_tell_says_so(latents: torch.dtype) -> None:
+    """Targets of a million, which vary by two, rounded to a sixteenth: single numbers take the precision of columns."""
+    torch.set_default_dtype(latents)
+
+    def model(x: Tensor, y: Tensor) -> None:
+        a, b = pyro.sample("a", dist.Normal(1e6, 20.0)), pyro.sample("b", dist.Normal(0.0, 20.0))
+        s = pyro.sample("s", dist.HalfNormal(20.0))
+        with pyro.plate("rows", len(y)):
+            pyro.sample("y", dist.Normal(a + b * x, s), obs=y)
+
+    x, noise = draws(60, seed=1), draws(60, seed=2)
+    says(refusal(lambda: fit(model, x.float(), (1e6 + 1.6 * x + noise).float())), "double precision first")
 
 
 def test_a_regression_in_raw_units_and_single_precision_fits() -> None:

@@ -144,6 +144,28 @@ def test_values_that_the_model_cannot_begin_at_are_refused(values: Any, message:
         LaplaceEvidence(double_well, start=Start(values=values)).run(torch.tensor(0.5))
 
 
+def with_a_scale_and_shares(y: Tensor) -> None:
+    pyro.sample("scale", dist.HalfNormal(1.0))
+    pyro.sample("shares", dist.Dirichlet(torch.ones(3)))
+    with pyro.plate("data", 2):
+        pyro.sample("y", dist.Normal(0.0, pyro.param("sd", torch.tensor(1.0))), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"scale": torch.tensor(-1.0)}, "'scale' begins at [-1.0]; expected numbers strictly inside GreaterThanEq"),
+        ({"scale": torch.tensor(0.0)}, "'scale' begins at [0.0]"),
+        ({"shares": torch.tensor([0.5, 0.5, 1.0])}, "'shares' begins at [0.5, 0.5, 1.0]"),
+        ({"data": torch.tensor(1.0)}, "names ['data']; expected continuous latent sites and params of the model, out of "
+         "['scale', 'shares', 'sd']."),
+    ],
+)  # fmt: skip
+def test_values_beyond_their_support_are_refused(values: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)):
+        LaplaceEvidence(with_a_scale_and_shares, start=Start(values=values)).run(torch.zeros(2))
+
+
 def test_a_mixture_is_begun_otherwise() -> None:
     with pytest.raises(BadInput, match="EvidenceEM and OverlapEM begin at"):
         EvidenceEM(mixture, start=Start(values={"x": torch.ones(2)}))

@@ -366,3 +366,41 @@ def test_places_beyond_plateaus_are_searched_together_where_the_curvature_has_fa
     for near in known:
         exact = approximation.laplace_state(problem, near.theta, state.laplace.u)
         assert near.objective == pytest.approx(exact.objective, abs=1e-8)
+
+
+def two_clusters_of_one_scale(y: Tensor) -> None:
+    mean = pyro.param("mean", torch.zeros(2))
+    scale = pyro.param("scale", torch.tensor(1.0), constraint=constraints.positive)
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(torch.ones(2) / 2), dist.Normal(mean, scale)), obs=y)
+
+
+def six_clusters(y: Tensor) -> None:
+    """Thirteen params."""
+    mean = pyro.param("mean", torch.zeros(6))
+    scale = pyro.param("scale", torch.tensor(1.0), constraint=constraints.positive)
+    shares = pyro.param("shares", torch.ones(6) / 6, constraint=constraints.simplex)
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.MixtureSameFamily(dist.Categorical(shares), dist.Normal(mean, scale)), obs=y)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_params_that_no_curvature_tells_apart_begin_apart(seed: int) -> None:
+    """Beside twins with their best scale, the distance of two means counts by its fourth power.  Oracle: EM by hand."""
+    y = torch.randn(40, generator=torch.Generator().manual_seed(seed)) + 2.0 * torch.tensor([1.0, -1.0]).repeat(20)
+    mean, scale = torch.tensor([-2.0, 2.0]), torch.tensor(1.0)
+    for _ in range(300):
+        share = dist.Normal(mean, scale).log_prob(y[:, None]).softmax(-1)
+        mean = (share * y[:, None]).sum(0) / share.sum(0)
+        scale = (share * (y[:, None] - mean) ** 2).sum().div(len(y)).sqrt()
+    maximum = (dist.Normal(mean, scale).log_prob(y[:, None]) - math.log(2.0)).logsumexp(-1).sum()
+    found = LaplaceEvidence(two_clusters_of_one_scale).run(y)
+    torch.testing.assert_close(found.log_evidence, maximum, rtol=0.0, atol=1e-4)
+
+
+def test_many_params_that_begin_alike_are_not_left_twins() -> None:
+    """Of all alike the maximum is one normal's; two of the clusters alone are tens of nats beyond it."""
+    y = torch.cat([4.0 * k + 0.5 * torch.randn(20, generator=torch.Generator().manual_seed(k)) for k in range(3)])
+    one = dist.Normal(y.mean(), y.std(correction=0)).log_prob(y).sum()
+    found = LaplaceEvidence(six_clusters).run(y)
+    assert float(found.log_evidence) > float(one) + 20.0

@@ -33,6 +33,24 @@ def test_a_hyperparameter_that_starts_outside(start: float, run_fails: bool) -> 
     says(message, "'alpha', shape (2,), starts at [1.0, ", str(start), "GreaterThan", "strictly inside")
 
 
+@pytest.mark.parametrize(
+    ("start", "constraint", "elsewhere"),
+    [
+        (torch.tensor(1.0), constraints.unit_interval, "at 0.5"),  # where its slope would be rounded away
+        (torch.tensor(2.0), constraints.unit_interval, "at 0.5"),
+        (torch.tensor(0.1), constraints.interval(0.1, 5.0), "at 2.55"),
+        (torch.ones(2, 2), constraints.corr_cholesky, "at [1.0, 0.0, 0.0, 1.0]"),
+    ],
+)
+def test_a_param_that_starts_on_an_edge_or_off_its_support(start: Tensor, constraint: object, elsewhere: str) -> None:
+    def model(t: Tensor) -> None:
+        p = pyro.param("p", start, constraint=constraint)
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("t", dist.Normal(w + p.sum(), 1.0).expand([4]).to_event(1), obs=t)
+
+    says(refused(BadInput, model, T), "'p'", "strictly inside", elsewhere)
+
+
 def test_a_stale_param_store() -> None:
     def model(t: Tensor) -> None:
         alpha = pyro.param("alpha", torch.ones(2), constraint=constraints.positive)

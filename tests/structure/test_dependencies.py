@@ -24,6 +24,7 @@ COMPUTATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "put together": lambda u: torch.cat([torch.stack([u[0], u[1] * u[2]]), u[5:8].flip(0)]),
     "a normal": lambda u: torch.distributions.Normal(u[0], u[1].exp()).log_prob(u[4:8]),
     "a half Cauchy": lambda u: dist.HalfCauchy(u[0]).log_prob(u[4:8]),  # which Pyro fills in place
+    "sorted": lambda u: u[:6].reshape(2, 3).sort().values.sum(-1),
     "one number": lambda u: u[:5].logsumexp(0),
     "repeated": lambda u: u[:2].unsqueeze(-1).expand(2, 3) * u[2:5],
 }
