@@ -369,7 +369,9 @@ class FirstRun(Messenger):
             )
         if not _is_inside(value, support):
             given = value.reshape(-1)[:5].tolist()
-            raise BadInput(f"Start(values=...): '{name}' begins at {given}; expected numbers strictly inside {support}.")
+            raise BadInput(
+                f"Start(values=...): '{name}' begins at {given}; expected numbers strictly inside {support}."
+            )
         self.begun.add(name)
         return value
 

@@ -158,7 +158,7 @@ def test_a_flat_prior_of_a_precision_is_named() -> None:
 
 
 def test_a_flat_prior_of_a_dispersion_that_counts_do_not_bound_is_named() -> None:
-    """Counts that vary less than a Poisson's are met best by none: the likelihood goes to the Poisson's, not to zero."""
+    """Counts that vary less than a Poisson's are met best by none: the likelihood goes to a Poisson's, not to 0."""
 
     def model(y: Tensor) -> None:
         mean, dispersion = flat("mean", constraints.positive), flat("dispersion", constraints.positive)
