@@ -30,14 +30,13 @@ from pyro_evidence.posterior.effects import of_formula
 from pyro_evidence.program.checks import Arguments, new_data
 from pyro_evidence.program.constants import with_arguments
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.predictors import LikelihoodTerm, hermite, unwrapped
+from pyro_evidence.program.predictors import LikelihoodTerm, unwrapped
 from pyro_evidence.program.simulate import NewLevels, Unobserved, vectorised
 from pyro_evidence.program.sites import Values
 from pyro_evidence.settings import check_count, check_seed, quantile_levels
 
 KINDS = ("response", "link", "population")
 TIMES_TOGETHER = 8  # of a curve: each holds as many numbers as the predictions of a mean
-Integral = Callable[[Tensor, Tensor], Tensor]  # mean and variance of eta -> probability
 
 
 @dataclass(frozen=True)
@@ -226,7 +225,7 @@ class PredictionMixin:
         raise NotImplementedError
 
     def _class_probabilities(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], integral: Integral, num_samples: int, seed: int
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int
     ) -> Tensor | None:
         """Averaged at each row by itself, without draws; None where there is no rule for that."""
         return None
@@ -265,7 +264,7 @@ class PredictionMixin:
         >>> mean, sd = posterior.predict(X_new, return_std=True)  # doctest: +SKIP
         """
         if kind == "response" and not return_std and quantiles is None and site is None:
-            exact = self._class_probabilities(args, kwargs, hermite, num_samples, seed)
+            exact = self._class_probabilities(args, kwargs, num_samples, seed)
             if exact is not None:
                 return exact
         found = self._site_prediction((args, kwargs), num_samples, seed, quantiles is not None, site=site, kind=kind)
@@ -296,19 +295,6 @@ class PredictivePosterior(PredictionMixin, Posterior):
         joint.model = model.seen(lambda eta, _: eta) if link else model
         linear = link and self._is_normal and not kept
         return prediction(self, joint, None, num_samples, seed, num_samples if kept else 0, linear)
-
-    def probability(self, *args: Any, site: str | None = None, num_samples: int = NUM_DRAWS, **kwargs: Any) -> Tensor:
-        """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
-
-        :raises UnsupportedModel: for a site that is not Bernoulli, Categorical or OneHotCategorical.
-        """
-        found = prediction(self, self._with(args, kwargs), site, num_samples, 0, kept=0)
-        if not found.classes:
-            raise UnsupportedModel(
-                f"probability(...) is for a site of classes (Bernoulli, Categorical, OneHotCategorical); "
-                f"{'the observed site' if site is None else repr(site)} has none. Use predict(...) for its mean."
-            )
-        return found.moments.mean
 
     def survival(
         self,

@@ -24,16 +24,15 @@ from pyro_evidence.numerics.evidence import log_evidence, well_determined
 from pyro_evidence.numerics.linalg import cholesky
 from pyro_evidence.numerics.quadrature.rules import quasi_normal
 from pyro_evidence.posterior import archive
-from pyro_evidence.posterior.base import NUM_DRAWS
 from pyro_evidence.posterior.diagnostics import NOT_CHECKED, NUM_WEIGHTED, lines
 from pyro_evidence.posterior.guide import LaplaceGuide
 from pyro_evidence.posterior.laplace import LaplacePosterior
-from pyro_evidence.posterior.predict import Integral, PredictivePosterior
+from pyro_evidence.posterior.predict import PredictivePosterior
 from pyro_evidence.posterior.reweighted import CorrectedPosterior
 from pyro_evidence.posterior.summary import COLUMNS, LISTED, TableLayout, of_normal
 from pyro_evidence.program.checks import new_data
 from pyro_evidence.program.log_joint import LogJoint, Model
-from pyro_evidence.program.predictors import LOGISTIC, SOFTMAX, moderated_output, softmax_average, unwrapped
+from pyro_evidence.program.predictors import LOGISTIC, SOFTMAX, hermite, softmax_average, unwrapped
 from pyro_evidence.relevance.axis_evidence import EigenAxes
 from pyro_evidence.relevance.axis_priors import (
     AXES,
@@ -322,27 +321,8 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         tril = self._fit.precision_tril
         return torch.linalg.solve_triangular(tril, columns, upper=False) if len(tril) else columns
 
-    def probability(
-        self,
-        *args: Any,
-        integral: Integral = moderated_output,
-        site: str | None = None,
-        num_samples: int = NUM_DRAWS,
-        **kwargs: Any,
-    ) -> Tensor:
-        """Class probabilities averaged over the posterior: of label 1 ``(N,)``, or of each class ``(N, C)``.
-
-        :param integral: of the sigmoid under a Gaussian, for a Bernoulli site in log odds: :func:`moderated_output`,
-            :func:`hermite`, or your own; none of the two changes a decision.
-        :param site: the observed site, where there are several.
-        :param num_samples: points at which several classes are averaged, the same for each row.
-        :raises UnsupportedModel: for a site that has no classes.
-        """
-        found = self._class_probabilities(args, kwargs, integral, num_samples, 0) if site is None else None
-        return super().probability(*args, site=site, num_samples=num_samples, **kwargs) if found is None else found
-
     def _class_probabilities(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], integral: Integral, num_samples: int, seed: int
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], num_samples: int, seed: int
     ) -> Tensor | None:
         """Averaged at each row by itself, without draws; None but for one site that sees a predictor for each class."""
         slot, joint = self.of.slots[0], self.of.joint
@@ -350,7 +330,7 @@ class AxesPosterior(PredictivePosterior, archive.Saved):
         if len(joint.observed) > 1:
             return None
         if isinstance(base, Bernoulli) and slot.link in LOGISTIC and slot.layout.num_coupled <= 1:
-            return integral(*self.predictor(*args, **kwargs))
+            return hermite(*self.predictor(*args, **kwargs))
         if isinstance(base, Categorical) and slot.link in SOFTMAX:
             eta, J = self._tangents(args, kwargs)
             white = self._whitened(J.mT).mT.reshape(*eta.shape, -1)

@@ -46,7 +46,7 @@ def laplace(X: Tensor, t: Tensor) -> list[Tensor]:
 
 def relevance(X: Tensor, t: Tensor) -> list[Tensor]:
     fast, eigen = (engine(classifier(Polynomial(1))).run(X, (t > 0).double()) for engine in (RVM, REVM))
-    return [fast.log_evidence, fast.get_samples(3, seed=1)["w"], eigen.probability(X)]
+    return [fast.log_evidence, fast.get_samples(3, seed=1)["w"], eigen.predict(X)]
 
 
 def mixture(X: Tensor, t: Tensor) -> list[Tensor]:

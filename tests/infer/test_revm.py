@@ -16,7 +16,7 @@ from pyro_evidence.datasets import ripley_test, ripley_train
 from pyro_evidence.errors import BadInput, NotAMode
 from pyro_evidence.fitting.iterate import Status, Stop
 from pyro_evidence.infer.revm import REVM, isotropic_evidence
-from pyro_evidence.program.predictors import hermite, moderated_output
+from pyro_evidence.program.predictors import moderated_output
 from pyro_evidence.relevance import mode as relevance_mode
 from pyro_evidence.relevance.axis_priors import GaussianPrior, GroupPrior, L1Prior, climbed
 from pyro_evidence.relevance.eigen_state import score_centre
@@ -335,12 +335,12 @@ def test_probabilities_keep_the_decision_of_the_mode() -> None:
     posterior = REVM(models.logistic).run(Phi, t)
     mean, variance = posterior.predictor()
     exact = torch.sigmoid(mean + variance.sqrt() * torch.randn(400_000, 1)).mean(0)
-    for integral, near in ((moderated_output, 0.02), (hermite, 0.005)):
-        p = posterior.probability(integral=integral)
-        assert torch.equal(p > 0.5, mean > 0)
-        torch.testing.assert_close(p, exact, rtol=0, atol=near)
-    fresh = posterior.probability(Phi[:3])  # targets left out
-    torch.testing.assert_close(fresh, posterior.probability()[:3])
+    p = posterior.predict()
+    assert torch.equal(p > 0.5, mean > 0)
+    torch.testing.assert_close(p, exact, rtol=0, atol=0.005)
+    assert torch.equal(moderated_output(mean, variance) > 0.5, mean > 0)
+    fresh = posterior.predict(Phi[:3])  # targets left out
+    torch.testing.assert_close(fresh, p[:3])
 
 
 def test_the_predictors_moments_are_those_of_the_draws() -> None:

@@ -107,12 +107,12 @@ def test_draws_in_parts_predict_what_all_at_once_predict(monkeypatch: pytest.Mon
     posterior = LaplaceEvidence(classifier(Linear(), alpha=1.0, alpha_bias=1.0), stop=QUIET).run(X, (t > 0).double())
     at_once = posterior.predict(new, return_std=True, num_samples=50)
     rows = posterior.predict(new, quantiles=[0.1, 0.6], num_samples=50)
-    probability = posterior.probability(new, num_samples=50)
+    probability = posterior.predict(new, num_samples=50)
     monkeypatch.setattr(simulate, "HELD_NUMBERS", 7 * new.numel())  # of 50 draws the last part has one
     for one, other in zip(posterior.predict(new, return_std=True, num_samples=50), at_once, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(posterior.predict(new, quantiles=[0.1, 0.6], num_samples=50), rows)
-    torch.testing.assert_close(posterior.probability(new, num_samples=50), probability)
+    torch.testing.assert_close(posterior.predict(new, num_samples=50), probability)
 
 
 def test_draws_of_many_latents_are_made_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:

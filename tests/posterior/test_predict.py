@@ -87,7 +87,6 @@ def test_class_probabilities_are_averaged() -> None:  # oracle: Gauss-Hermite qu
     mass = torch.distributions.Normal(0.0, 1.0).log_prob(z).softmax(0)
     expected = torch.sigmoid(mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * z) @ mass
     torch.testing.assert_close(posterior.predict(X_NEW, num_samples=4000), expected, rtol=0, atol=0.01)
-    torch.testing.assert_close(posterior.probability(X_NEW), posterior.predict(X_NEW))
     levels = posterior.predict(X_NEW, quantiles=[0.05, 0.95])
     assert bool((levels[0] < expected).all()) and bool((levels[1] > expected).all())
 
@@ -100,18 +99,19 @@ def test_engines_of_relevant_weights(engine: Any) -> None:  # law: means of what
     torch.testing.assert_close(mean, expected)
     torch.testing.assert_close(sd, (variance + 0.25).sqrt(), rtol=0.02, atol=0)
     labels = engine(logistic).run(X, LABELS)
-    torch.testing.assert_close(labels.predict(X_NEW), labels.probability(X_NEW), rtol=0, atol=0.03)
+    by_draws, _ = labels.predict(X_NEW, return_std=True)
+    torch.testing.assert_close(labels.predict(X_NEW), by_draws, rtol=0, atol=0.03)
 
 
 def test_classes_of_a_categorical() -> None:
     posterior = LaplaceEvidence(softmax).run(X, CLASSES)
-    found = posterior.probability(X_NEW)
+    found = posterior.predict(X_NEW)
     assert found.shape == (6, 3)
     torch.testing.assert_close(found.sum(-1), torch.ones(6))
     mean, sd = posterior.predict(X_NEW, return_std=True)
     assert sd.shape == (6, 3) and bool((sd > 0.0).all())
     torch.testing.assert_close(mean, found)
-    torch.testing.assert_close(RVM(softmax).run(X, CLASSES).probability(X_NEW).sum(-1), torch.ones(6))
+    torch.testing.assert_close(RVM(softmax).run(X, CLASSES).predict(X_NEW).sum(-1), torch.ones(6))
 
 
 def test_counts_have_their_own_spread() -> None:  # oracle: draws
@@ -142,15 +142,13 @@ def test_mixtures_predict_their_mean() -> None:  # oracle: the fitted density
 def test_one_of_several_sites() -> None:
     posterior = LaplaceEvidence(two_sites).run(X, Y, LABELS)
     torch.testing.assert_close(posterior.predict(X_NEW, site="t"), X_NEW @ posterior.mode["w"], rtol=0.02, atol=0.02)
-    assert posterior.probability(X_NEW, site="k").shape == (6,)
+    assert posterior.predict(X_NEW, site="k").shape == (6,)
     with pytest.raises(BadInput, match="site=None; expected one of the observed sites: t, k"):
         posterior.predict(X_NEW)
 
 
 def test_letters() -> None:
     posterior = LaplaceEvidence(linear).run(X, Y)
-    with pytest.raises(UnsupportedModel, match=r"probability\(...\) is for a site of classes .*Use predict"):
-        posterior.probability(X_NEW)
     with pytest.raises(BadInput, match="expected one of the two"):
         posterior.predict(X_NEW, return_std=True, quantiles=[0.5])
     with pytest.raises(BadInput, match="num_samples=0; expected a whole number of at least 1"):

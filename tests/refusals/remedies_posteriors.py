@@ -106,12 +106,6 @@ POSTERIORS: dict[str, Remedy] = {
         lambda: fit(CAUCHY, X, Y).predict(X, Y),
         lambda: fit(CAUCHY, X, Y).predict(X, Y, quantiles=[0.05, 0.5, 0.95]),
     ),
-    "probabilities of a number": Remedy(
-        UnsupportedModel,
-        r"Use predict\(\.\.\.\) for its mean",
-        lambda: line().probability(X, Y),
-        lambda: line().predict(X, Y),
-    ),
     "a log predictive density of two sites": Remedy(
         BadInput,
         r"use log_likelihood\(\.\.\.\)",
