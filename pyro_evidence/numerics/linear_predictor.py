@@ -171,6 +171,64 @@ CLOSE = 1e-9  # relative difference of two ways to compute a number
 
 
 @dataclass(frozen=True)
+class ClosedForm:
+    """The log likelihood of independent data behind one predictor each by formulas, with the graph of its fields.
+
+    :ivar targets: times the weights of data, but for normal ones, ``(N, 1)``.
+    :ivar size: precision, rate at zero or number of trials, times the weights of data, ``(N, 1)``.
+    :ivar constant: of all data, nats, ``()``.
+    """
+
+    value: ClassVar[Callable[..., Tensor]]  # of blocks (R, N, 1), each datum's but for the constant, nats
+    orders: ClassVar[Callable[..., tuple[Tensor, Tensor]]]  # its first derivative, and minus its second
+
+    targets: Tensor
+    size: Tensor
+    constant: Tensor
+
+    def __call__(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log likelihood ``(R,)`` of blocks ``(R, N, 1)``, slope ``(R, N, 1)`` and curvature ``(R, N, 1, 1)``."""
+        slope, curvature = self.orders(eta)
+        return self.log_likelihood(eta), slope, curvature.unsqueeze(-1)
+
+    def log_likelihood(self, eta: Tensor) -> Tensor:
+        """The first of these."""
+        return self.constant + self.value(eta).sum((-2, -1))
+
+
+class NormalTargets(ClosedForm):
+    """Normal about the predictor."""
+
+    def value(self, eta: Tensor) -> Tensor:
+        return -0.5 * self.size * (self.targets - eta).square()
+
+    def orders(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        return self.size * (self.targets - eta), self.size.expand_as(eta)
+
+
+class PoissonTargets(ClosedForm):
+    """Counts, of which the predictor is the log rate."""
+
+    def value(self, eta: Tensor) -> Tensor:
+        return self.targets * eta - self.size * eta.exp()
+
+    def orders(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        expected = self.size * eta.exp()
+        return self.targets - expected, expected
+
+
+class BinomialTargets(ClosedForm):
+    """Numbers of successes, of which the predictor is the log odds."""
+
+    def value(self, eta: Tensor) -> Tensor:
+        return self.targets * eta + self.size * torch.nn.functional.logsigmoid(-eta)
+
+    def orders(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        expected = self.size * eta.sigmoid()
+        return self.targets - expected, expected * (-eta).sigmoid()
+
+
+@dataclass(frozen=True)
 class Part:
     """One observed site behind a linear predictor ``eta = J y + c``; ``N`` data of ``C`` coupled elements."""
 
@@ -178,7 +236,7 @@ class Part:
     J: Tensor  # (N, C, D)
     c: Tensor  # (N, C)
     eps: float = field(default=EPS, kw_only=True)  # relative rounding of the log likelihood
-    is_closed: ClassVar[bool] = False  # whether derivatives are formulas, which ask nothing of autograd
+    closed: ClosedForm | None = field(default=None, kw_only=True)  # derivatives by formulas, without autograd
 
     def eta(self, y: Tensor) -> Tensor:
         """Predictors of rows ``(R, D)``, shape ``(R, N, C)``."""
@@ -190,6 +248,8 @@ class Part:
 
     def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """Log likelihood ``(R,)`` and its derivative in ``eta``, shape ``(R, N, C)``."""
+        if self.closed is not None:
+            return self.closed(eta)[:2]
         return gradient(lambda e, _: self.log_likelihood(e), eta, eta)
 
     def curvature(self, eta: Tensor) -> Tensor:
@@ -198,6 +258,9 @@ class Part:
 
     def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         """Derivative ``(R, N, C)`` and :meth:`curvature` in ``eta``."""
+        if self.closed is not None:
+            slope, curvature = self.closed.orders(eta)
+            return slope, curvature.unsqueeze(-1)
         _, slope, blocks = slope_and_curvature(self.log_likelihood, Layout(self.c.shape, ()), eta)
         return slope, blocks()
 
@@ -229,89 +292,6 @@ class Part:
     def along(self, T: Tensor) -> "Part":
         """This part as a function of ``x``, ``y = T x``."""
         return replace(self, J=self.J @ T)
-
-
-@dataclass(frozen=True)
-class ClosedForm:
-    """The log likelihood of independent data behind one predictor each by formulas, with the graph of its fields.
-
-    :ivar targets: times the weights of data, but for normal ones, ``(N, 1)``.
-    :ivar size: precision, rate at zero or number of trials, times the weights of data, ``(N, 1)``.
-    :ivar constant: of all data, nats, ``()``.
-    """
-
-    value: ClassVar[Callable[..., Tensor]]  # of blocks (R, N, 1), each datum's but for the constant, nats
-    orders: ClassVar[Callable[..., tuple[Tensor, Tensor]]]  # its first and second derivatives
-
-    targets: Tensor
-    size: Tensor
-    constant: Tensor
-
-    def __call__(self, eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log likelihood ``(R,)`` of blocks ``(R, N, 1)``, slope ``(R, N, 1)`` and curvature ``(R, N, 1, 1)``."""
-        slope, second = self.orders(eta)
-        return self.log_likelihood(eta), slope, -second.unsqueeze(-1)
-
-    def log_likelihood(self, eta: Tensor) -> Tensor:
-        """The first of these."""
-        return self.constant + self.value(eta).sum((-2, -1))
-
-
-class NormalTargets(ClosedForm):
-    """Normal about the predictor."""
-
-    def value(self, eta: Tensor) -> Tensor:
-        return -0.5 * self.size * (self.targets - eta).square()
-
-    def orders(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.size * (self.targets - eta), -self.size.expand_as(eta)
-
-
-class PoissonTargets(ClosedForm):
-    """Counts, of which the predictor is the log rate."""
-
-    def value(self, eta: Tensor) -> Tensor:
-        return self.targets * eta - self.size * eta.exp()
-
-    def orders(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        second = -self.size * eta.exp()
-        return self.targets + second, second
-
-
-class BinomialTargets(ClosedForm):
-    """Numbers of successes, of which the predictor is the log odds."""
-
-    def value(self, eta: Tensor) -> Tensor:
-        return self.targets * eta + self.size * torch.nn.functional.logsigmoid(-eta)
-
-    def orders(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        expected = self.size * eta.sigmoid()
-        return self.targets - expected, -expected * (-eta).sigmoid()
-
-
-@dataclass(frozen=True)
-class LogisticPart(Part):
-    """A datum's log likelihood is ``half eta - trials log(2 cosh(eta/2))``; derivatives in closed form."""
-
-    closed: ClosedForm  # of successes
-    is_closed: ClassVar[bool] = True
-
-    @property
-    def trials(self) -> Tensor:
-        """The datum's weight, ``(N, 1)``."""
-        return self.closed.size
-
-    @property
-    def half(self) -> Tensor:
-        """``t - 1/2`` times the datum's weight, ``(N, 1)``."""
-        return self.closed.targets - 0.5 * self.trials
-
-    def slope(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        return self.closed(eta)[:2]
-
-    def derivatives(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        s = self.trials * eta.sigmoid()
-        return self.closed.targets - s, s.mul_((-eta).sigmoid_()).unsqueeze(-1)  # in place: most of a small step
 
 
 def in_blocks(log_likelihood: Function, layout: Layout, dtype: torch.dtype) -> Function:

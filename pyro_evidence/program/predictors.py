@@ -37,7 +37,6 @@ from pyro_evidence.numerics.linear_predictor import (
     BinomialTargets,
     ClosedForm,
     Layout,
-    LogisticPart,
     LogLikelihood,
     NormalTargets,
     Part,
@@ -278,8 +277,8 @@ class LikelihoodTerm:
 
         def orders(eta: Tensor, create_graph: bool) -> tuple[Tensor, Tensor]:
             if closed is not None:
-                first, second = closed.orders(eta.unsqueeze(-1))
-                return first.squeeze(-1), second.squeeze(-1)
+                first, curvature = closed.orders(eta.unsqueeze(-1))
+                return first.squeeze(-1), -curvature.squeeze(-1)
             with torch.enable_grad():
                 eta = eta if create_graph else eta.detach().requires_grad_()
                 value = each(self.layout.natural(eta.unsqueeze(-1).to(dtype))).double()
@@ -325,13 +324,13 @@ class LikelihoodTerm:
         return kind(targets, size, of_values.sum())
 
     def part(self, trace: Trace, J: Tensor, c: Tensor, dtype: torch.dtype) -> Part:
-        """The site behind ``eta = J y + c``, in closed form where it is Bernoulli.
+        """The site behind ``eta = J y + c``, in closed form where it has one.
 
         :param dtype: in which the model is run.  The likelihood takes predictors in double precision wherever it can.
         """
         closed, log_likelihood = self.closed(trace), self.log_likelihood(trace)
-        if isinstance(closed, BinomialTargets):
-            return LogisticPart(closed.log_likelihood, J, c, closed)
+        if closed is not None:
+            return Part(closed.log_likelihood, J, c, closed=closed)
         own, double = (in_blocks(log_likelihood, self.layout, d) for d in (dtype, torch.float64))
         if dtype == torch.float64 or agree(double, own, c):
             return Part(double, J, c)

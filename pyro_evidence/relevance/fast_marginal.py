@@ -53,7 +53,7 @@ class FastState:
     @property
     def is_closed(self) -> bool:
         """Whether steps are formulas, which ask nothing of autograd; noise is found in the user's model."""
-        return not isinstance(self.source, Noise) and bool(self._parts) and all(p.is_closed for p in self._parts)
+        return not isinstance(self.source, Noise) and bool(self._parts) and all(p.closed for p in self._parts)
 
     @property
     def _parts(self) -> Parts:

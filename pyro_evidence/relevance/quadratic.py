@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_evidence.errors import NotConverged, UnsupportedModel
 from pyro_evidence.numerics.derivatives import hessian, pullback
-from pyro_evidence.numerics.linear_predictor import LogisticPart, Part, gram
+from pyro_evidence.numerics.linear_predictor import BinomialTargets, Part, gram
 from pyro_evidence.numerics.quadrature.rules import nodes_and_weights
 from pyro_evidence.relevance.targets import LinearTarget, Local, Target, exact_derivatives
 
@@ -122,8 +122,9 @@ class JaakkolaJordan:
             there are latent sites besides the weights.
         """
         _weights_alone(target, "the Jaakkola-Jordan bound")
-        part = logistic_part(target.linearise(y))
-        J, trials, half = part.J[:, 0], part.trials[:, 0], part.half[:, 0]
+        parts = target.linearise(y)
+        (half, trials), part = logistic_terms(parts), parts[0]
+        J = part.J[:, 0]
         xi = part.eta(y.unsqueeze(0))[0, :, 0].abs()
         for _ in range(self.num_steps):
             B = 2.0 * trials * bound_curvature(xi)
@@ -152,16 +153,17 @@ def _ridged(J: Tensor, B: Tensor, b: Tensor, ridge: float) -> tuple[Tensor, Tens
     return mean, white.square().sum(0)
 
 
-def logistic_part(
+def logistic_terms(
     parts: tuple[Part, ...], remedy: str = "Use approximation=laplace_at_base or LeastKL()."
-) -> LogisticPart:
-    """The one part of a Bernoulli likelihood in log odds.
+) -> tuple[Tensor, Tensor]:
+    """``t - 1/2`` times the weight of each datum, and that weight, ``(N,)`` both: of Bernoulli labels in log odds.
 
     :param remedy: what a reader can do instead, a sentence.
     :raises UnsupportedModel: for any other likelihood.
     """
-    if len(parts) == 1 and isinstance(parts[0], LogisticPart):
-        return parts[0]
+    closed = parts[0].closed if len(parts) == 1 else None
+    if isinstance(closed, BinomialTargets):
+        return (closed.targets - 0.5 * closed.size)[:, 0], closed.size[:, 0]
     raise UnsupportedModel(
         "the Jaakkola-Jordan bound needs one observed site, Bernoulli with a linear predictor in log odds; the "
         f"curvature of this likelihood is another. {remedy}"

@@ -18,7 +18,7 @@ from pyro_evidence.fitting.iterate import Status
 from pyro_evidence.numerics.linalg import cholesky, require_memory
 from pyro_evidence.numerics.linear_predictor import Part
 from pyro_evidence.relevance.noise import vanishes
-from pyro_evidence.relevance.quadratic import bound_curvature, logistic_part
+from pyro_evidence.relevance.quadratic import bound_curvature, logistic_terms
 from pyro_evidence.relevance.targets import AWAY, LinearTarget
 from pyro_evidence.relevance.weights import Weights
 
@@ -82,9 +82,8 @@ def local_bound(target: LinearTarget) -> Piece:
     there, beyond = (part.curvature(zero + x)[0, :, 0, 0] for x in (0.0, AWAY))
     if torch.allclose(there, beyond, rtol=1e-10):
         return part, GaussianBound(there, slope[0, :, 0], value[0])
-    binary = logistic_part(target.parts, "Use RVM, which takes any likelihood.")
-    constant = value[0] + binary.trials.sum() * math.log(2.0)
-    return part, LogisticBound(binary.half[:, 0], binary.trials[:, 0], constant)
+    half, trials = logistic_terms(target.parts, "Use RVM, which takes any likelihood.")
+    return part, LogisticBound(half, trials, value[0] + trials.sum() * math.log(2.0))
 
 
 @dataclass(frozen=True)

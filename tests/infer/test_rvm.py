@@ -122,10 +122,10 @@ def test_formulas_and_derivatives_take_the_same_steps(monkeypatch: pytest.Monkey
     Phi, w = problem()
     t = labels(Phi, w)
     by_formulas = RVM(models.logistic).run(Phi, t)
-    assert by_formulas.of.target.parts[0].is_closed  # type: ignore[attr-defined]
+    assert by_formulas.of.target.parts[0].closed  # type: ignore[attr-defined]
     monkeypatch.setattr("pyro_evidence.program.predictors.LikelihoodTerm.closed", lambda *_: None)
     by_derivatives = RVM(models.logistic).run(Phi, t)
-    assert not by_derivatives.of.target.parts[0].is_closed  # type: ignore[attr-defined]
+    assert not by_derivatives.of.target.parts[0].closed  # type: ignore[attr-defined]
     expected = torch.tensor(by_derivatives.log_evidences)
     torch.testing.assert_close(torch.tensor(by_formulas.log_evidences), expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(by_formulas.weights["w"], by_derivatives.weights["w"], rtol=1e-8, atol=1e-10)
@@ -138,7 +138,7 @@ def test_what_a_fit_leaves_can_be_differentiated() -> None:
     posterior = engine.run(Phi, labels(Phi, w))
     part = posterior.of.target.parts[0]  # type: ignore[attr-defined]
     made = [posterior.alpha, posterior.state.x, part.J, part.columns, part.precision_diagonal(torch.ones(100, 1, 1))]
-    assert not any(x.is_inference() for x in (*made, part.closed.targets, part.half, posterior.log_evidence))
+    assert not any(x.is_inference() for x in (*made, part.closed.targets, posterior.log_evidence))
     y = torch.zeros(8).requires_grad_()
     (slope,) = torch.autograd.grad(part.log_likelihood(part.predictor(y))[0], y)
     torch.testing.assert_close(slope, Phi.T @ (labels(Phi, w) - 0.5))
