@@ -70,11 +70,11 @@ def fit(groups: int, chunks: int, ranks: int) -> dict[str, float]:
         with shards() as here:
             shard = parts(groups, ranks)[here.rank]
             begin = time.process_time()
-            found = engine.run_chunks([shard], own=["a"])
+            found = engine.run_chunks([shard], local=["a"])
     else:
         own = parts(groups, chunks)
         begin = time.process_time()
-        found = engine.run_chunks(own, own=["a"]) if chunks > 1 else engine.run(*own[0])
+        found = engine.run_chunks(own, local=["a"]) if chunks > 1 else engine.run(*own[0])
     seconds = time.process_time() - begin
     return {"seconds": seconds, "passes": passes[0], "log_evidence": float(found.log_evidence)}
 

@@ -1,4 +1,4 @@
-"""What is imported when it is first asked for: names of a folder, and packages that not every installation has."""
+"""Imports when they are first asked for: names of a folder, and packages that not every installation has."""
 
 import ast
 import sys

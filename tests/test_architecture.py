@@ -1,4 +1,4 @@
-"""The house rules, read off the package's source text.
+"""The rules of the architecture, read off the package's source text.
 
 A rule is a function from the package's folder to a list of complaints. Each is applied to the package, to
 small trees that break it and to small trees that keep it.

@@ -107,7 +107,7 @@ class Family:
         return found
 
     def coordinates(self, own: Tensor) -> list[Tensor]:
-        """Of coordinates of blocks ``(Q, n)``, the first, second, ... of each term's block, ``(Q, F)`` each."""
+        """Coordinates of blocks ``(Q, n)``: the first, second, ... of each term's block, ``(Q, F)`` each."""
         padded = torch.nn.functional.pad(own, (0, 1))
         return [padded[:, place] for place in self.density.partition.members[self.owner].unbind(-1)]
 
@@ -238,7 +238,7 @@ class TermDerivatives:
 
 
 class _Sums(NamedTuple):
-    """What is added up over nodes.  Second derivatives of affine predictors wait for the moments of all of them.
+    """Sums over nodes.  Second derivatives of affine predictors wait for the moments of all of them.
 
     :ivar mean: as in :class:`TermDerivatives`, and so is ``square``.
     :ivar totals: its last three without affine families, flat, with a place for none.
@@ -265,7 +265,7 @@ class _Evaluated:
 
     @property
     def parts(self) -> list[Tensor]:
-        """What tables are made of."""
+        """The parts of tables."""
         return [x for table in self.tables for x in table if x is not None]
 
 

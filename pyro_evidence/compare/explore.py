@@ -309,7 +309,7 @@ def _explore_kernels(
 
 
 def _num_learned(kernel: Kernel) -> int:
-    """How many numbers of a kernel are learned."""
+    """Number of a kernel's settings that are learned."""
     sizes: list[int] = []
 
     def read(name: str, setting: Setting, kernel: Kernel) -> Setting:

@@ -1,4 +1,4 @@
-"""What the prior does beside the data: power-scaling by refits, and data that the prior did not expect."""
+"""Effects of the prior beside the data: power-scaling by refits, and data that the prior did not expect."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ SENSITIVE = 0.05  # Kallioinen et al. (2024), section 3.2: the normal's mean the
 
 @dataclass(frozen=True)
 class PowerScaling(Shown):
-    """How far the posterior moves with a power of the prior, and of the likelihood.
+    """Moves of the posterior with a power of the prior, and of the likelihood.
 
     :ivar prior: site -> change of the posterior of each element by power-scaling the prior, per doubling of the power,
         in cumulative Jensen-Shannon distance.
@@ -119,7 +119,7 @@ def distance(p: Tensor, q: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PriorDataConflict:
-    """How unusual the data are among those that the prior makes.
+    """The place of the data among those that the prior makes.
 
     :ivar p_value: share of data sets from the prior predictive whose density there is no higher than that of the data.
     :ivar standard_error: of it.

@@ -35,11 +35,11 @@ from pyro_evidence.fitting.codec import (
     WORDS,
     Known,
     children,
+    deserialised,
     encoded_arguments,
     places,
-    put_down,
     require_same,
-    taken_up,
+    serialised,
 )
 from pyro_evidence.fitting.process_state import entry_point, exclusive, restored_global_state
 from pyro_evidence.numerics.linalg import PER_NUMBER, expect
@@ -127,13 +127,13 @@ class Loop:
         elif self.number >= len(self.recorder.done):
             try:
                 self.recorder.done.append(self.stored(now))
-            except BadInput as error:  # it cannot be put down: nothing more is written
+            except BadInput as error:  # it cannot be serialised: nothing more is written
                 self.recorder.over = True
                 _warn(error)
 
     def stored(self, now: Progress) -> dict[str, Any]:
         """For the file."""
-        progress = put_down((now.state, now.objectives, now.status, now.last), self.known)
+        progress = serialised((now.state, now.objectives, now.status, now.last), self.known)
         done, count = now.status is not None, len(now.objectives)
         return {"name": self.name, "start": self.start, "done": done, "count": count, "progress": progress}
 
@@ -157,10 +157,10 @@ class Recorder:
         number, known = self.count, places((begin.step, begin.state))
         self.count += 1
         if number < len(self.earlier):
-            begin = self._taken_up(self.earlier[number], (name, start), begin)
+            begin = self._deserialised(self.earlier[number], (name, start), begin)
         return Loop(begin, name, start, number, self, known)
 
-    def _taken_up(self, earlier: Mapping[str, Any], here: tuple[str, float], begin: Progress) -> Progress:
+    def _deserialised(self, earlier: Mapping[str, Any], here: tuple[str, float], begin: Progress) -> Progress:
         """Where an earlier run's loop had got to: its last step is made again, and leads to the state of the file."""
         if earlier["name"] != here[0] or not math.isclose(earlier["start"], here[1], rel_tol=SAME, abs_tol=SAME):
             raise BadInput(
@@ -169,7 +169,7 @@ class Recorder:
                 f"interrupted, or fit anew."
             )
         try:
-            stored = taken_up(earlier["progress"], (begin.step, begin.state))
+            stored = deserialised(earlier["progress"], (begin.step, begin.state))
             state, objectives, status, last = stored
             if not (isinstance(status, Enum) if earlier["done"] else status is None):
                 raise ValueError("its status is not that of a loop that has ended, or of one that goes on")

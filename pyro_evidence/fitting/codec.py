@@ -1,6 +1,6 @@
 """The state of a fit as tensors, words and containers, and back: objects of a fixed table of classes, never code.
 
-What a fit began with need not stand in a file: it is put down as its place in the state that the fit began with.
+What a fit began with need not stand in a file: it is serialised as its place in the state that the fit began with.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ def places(root: Any) -> Known:
     return found
 
 
-def put_down(value: Any, known: Known) -> Any:
+def serialised(value: Any, known: Known) -> Any:
     """A value as tensors, words and containers; what is ``known`` as its place.
 
     :raises BadInput: for what can be neither.
@@ -105,17 +105,17 @@ def put_down(value: Any, known: Known) -> Any:
     if isinstance(value, Tensor):
         return value.detach()
     if type(value) in (list, tuple, dict, slice):
-        return {type(value).__name__: [[key, put_down(child, known)] for key, child in children(value)]}
+        return {type(value).__name__: [[key, serialised(child, known)] for key, child in children(value)]}
     kind = type(value).__name__
     if f"{type(value).__module__}:{type(value).__qualname__}" != f"{PACKAGE}.{KINDS.get(kind)}":
         raise BadInput(f"the fit holds a {kind} that came up on the way, which no checkpoint can hold.")
     if isinstance(value, Enum):
         return {"kind": kind, "member": value.name}
-    return {"kind": kind, "inside": [[name, put_down(child, known)] for name, child in children(value)]}
+    return {"kind": kind, "inside": [[name, serialised(child, known)] for name, child in children(value)]}
 
 
-def taken_up(stored: Any, root: Any) -> Any:
-    """The value that :func:`put_down` has put down, its places looked up in ``root``; no code of the file's is run.
+def deserialised(stored: Any, root: Any) -> Any:
+    """The value that :func:`serialised` stands for, its places looked up in ``root``; no code of the file's is run.
 
     :raises ValueError: for an object of another class, or with other fields, than a checkpoint may hold.
     """
@@ -128,7 +128,7 @@ def taken_up(stored: Any, root: Any) -> Any:
     if "kind" in stored:
         return _object(stored, root)
     ((container, inside),) = stored.items()
-    items = [(key, taken_up(child, root)) for key, child in inside]
+    items = [(key, deserialised(child, root)) for key, child in inside]
     return dict(items) if container == "dict" else CONTAINERS[container](v for _, v in items)
 
 
@@ -171,7 +171,7 @@ def _object(stored: Mapping[str, Any], root: Any) -> Any:
     kind: Any = getattr(importlib.import_module(f"{PACKAGE}.{KINDS[name].split(':')[0]}"), name)
     if issubclass(kind, Enum):
         return kind[stored["member"]]
-    inside = {field: taken_up(child, root) for field, child in stored["inside"]}
+    inside = {field: deserialised(child, root) for field, child in stored["inside"]}
     expected = {field.name for field in dataclasses.fields(kind)}
     if inside.keys() != expected:
         missing, unknown = sorted(expected - inside.keys()), sorted(map(str, inside.keys() - expected))

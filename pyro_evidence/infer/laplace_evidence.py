@@ -551,7 +551,7 @@ class LaplaceEvidence(Resumable):
             barred |= {site}
         return posterior
 
-    def run_chunks(self, chunks: Chunks, *, own: Sequence[str] | None = None) -> LaplacePosterior:
+    def run_chunks(self, chunks: Chunks, *, local: Sequence[str] | None = None) -> LaplacePosterior:
         """Fit to data of which a chunk of rows is in memory at a time: the fit that :meth:`run` makes of all rows.
 
         For models whose observed sites see the latents through linear predictors, such as generalised linear ones,
@@ -566,7 +566,7 @@ class LaplaceEvidence(Resumable):
 
         :param chunks: tuples of the model's positional arguments, such as ``Slices(X, t, size=100_000)`` of
             :mod:`pyro_evidence.data`, a list, or a ``DataLoader`` that does not shuffle; gone through once a pass.
-        :param own: the sites of groups; ``()`` for none.  None: those of which other chunks have another number.
+        :param local: the sites of groups; ``()`` for none.  None: those of which other chunks have another number.
         :raises BadInput: for what can be gone through only once, in addition to what :meth:`run` raises.
         :raises UnsupportedModel: for models of neither kind, and for sites to be integrated around Laplace.
         """
@@ -575,7 +575,7 @@ class LaplaceEvidence(Resumable):
         joining = COMMUNICATOR.get()
         make = partial(LogJoint, self.model, maximise=self.maximise, values=self.start.values)
         first = first_joint(self.model, chunks, joining, make)
-        sites = local_sites(first, chunks, joining, own)
+        sites = local_sites(first, chunks, joining, local)
         self._full, self._integrated, self._groups = None, {}, None
         first.initial_theta = off_orbits(first)
         outside = marginalised_sites(first, self.marginalise)

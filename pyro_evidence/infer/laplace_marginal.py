@@ -201,7 +201,7 @@ OfDraw = Callable[[int, LaplaceState], dict[str, Tensor]]  # its number, and wha
 
 
 def _each(problem: Problem, samples: Mapping[str, Tensor], of: OfDraw) -> dict[str, Tensor]:
-    """What follows from each draw of the rest, ``(S, ...)``.
+    """The results of each draw of the rest, ``(S, ...)``.
 
     :raises BadInput: when a site is missing.
     """

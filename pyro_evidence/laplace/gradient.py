@@ -190,7 +190,7 @@ def exact_curvature(laplace: LaplaceState, measure: Tensor) -> Tensor:
 
 
 def slope_falls(laplace: LaplaceState, measure: Tensor) -> Tensor:
-    """How the slope falls with each hyperparameter that has a measure, by two-sided differences, ``(P, T)``."""
+    """The fall of the slope with each hyperparameter that has a measure, by two-sided differences, ``(P, T)``."""
     step = measure * torch.finfo(laplace.problem.joint.dtype).eps ** CENTRAL
     return differences(partial(slopes_and_modes, laplace), step.diag()[measure.nonzero().flatten()])[0]
 

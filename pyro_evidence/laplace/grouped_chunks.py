@@ -68,7 +68,7 @@ def local_sites(
     if named is not None:
         unknown = [n for n in named if n not in first.latents.names]
         if unknown:
-            raise BadInput(f"own={list(named)}; expected latent sites among {', '.join(first.latents.names)}.")
+            raise BadInput(f"local={list(named)}; expected latent sites among {', '.join(first.latents.names)}.")
         return tuple(n for n in first.latents.names if n in named)
     found = _seen(first, chunks, join)
     different = tuple(n for n in first.latents.names if len({tuple(s.shapes.get(n, ())) for s in found}) > 1)
@@ -77,7 +77,7 @@ def local_sites(
         if not told:
             warnings.warn(
                 f"site(s) {', '.join(different)} have another number of elements in every chunk, and are taken as "
-                f"those of groups that lie whole in one chunk. Say run_chunks(chunks, own={list(different)}), also "
+                f"those of groups that lie whole in one chunk. Say run_chunks(chunks, local={list(different)}), also "
                 "where a process has one, if that is meant; if some chunks merely lack elements that all share, let "
                 "the model make all of them everywhere.",
                 stacklevel=stacklevel(),
@@ -88,8 +88,8 @@ def local_sites(
         raise BadInput(
             f"site(s) {', '.join(following)} have as many elements as the rows of a chunk say, and all chunks have "
             f"equally many: are they each chunk's own groups, or the same in all? Expected to be told: "
-            f"run_chunks(chunks, own={list(following)}) for groups that lie whole in one chunk, also where a process "
-            f"has one, own=() for elements that all chunks share."
+            f"run_chunks(chunks, local={list(following)}) for groups that lie whole in one chunk, also where a process "
+            f"has one, local=() for elements that all chunks share."
         )
     return following if len(found) > 1 or recognise(first).linear is None else ()
 

@@ -28,7 +28,7 @@ WITHIN = 1e-6  # sine of the angle between a function and the span of others in 
 
 @dataclass(frozen=True)
 class Axes:
-    r"""What log evidences are made of where all matrices of a data set are diagonal together; equal axes count as one.
+    r"""The terms of log evidences where all matrices of a data set are diagonal together; equal axes count as one.
 
     .. math:: a + \tfrac12 \sum_g (S_g / A_g - n_g \log A_g)
 
@@ -139,7 +139,7 @@ class Quadratics:
         return torch.cat(found)
 
     def _finite(self, value: Tensor, rows: Tensor | slice, away: Tensor) -> Tensor:
-        """What is not in the sums added."""
+        """The value with what is not in the sums added."""
         value = value + (self.line[rows].unsqueeze(-1) * away).sum(1) + 0.5 * self.b.shape[-1] * math.log(math.tau)
         return value.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
@@ -276,7 +276,7 @@ class LogJoints:
 
 @dataclass(frozen=True)
 class Probing:
-    """How derivatives at few settings, along few ways, tell the terms of all entries of the Hessian and of the slope.
+    """The terms of all entries of the Hessian and of the slope, by derivatives at few settings along few ways.
 
     The slope is a row below those of the Hessian.
 
@@ -353,7 +353,7 @@ class Probing:
 
 @dataclass(frozen=True)
 class PowerSums:
-    """Of which powers of hyperparameters ``(T,)`` the log joints of many data sets are made.
+    """Powers of hyperparameters ``(T,)`` that the log joints of many data sets are made of.
 
     :ivar origin: of the latents, ``(D,)``.
     :ivar centre, powers: as of :class:`Quadratics`.

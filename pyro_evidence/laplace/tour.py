@@ -277,7 +277,7 @@ class ActiveDensity:
 
 
 def _narrow_sums(turns: Tensor, closed: Tensor) -> Tensor:
-    """What is added to each angle so that it varies less, ``(d, d)``: one, or minus one, times another that stays.
+    """Sums in which each angle varies less, ``(d, d)``: one, or minus one, times another that stays.
 
     :param turns: draws of all coordinates ``(S, d)``.
     :param closed: which are angles.
@@ -570,7 +570,7 @@ class ModeIntegral:
 
     @cached_property
     def log_shares(self) -> Tensor:
-        """Of each mode in the integral, ``(M,)``."""
+        """Log share of each mode in the integral, ``(M,)``."""
         return (self.weighed.log_weights + self._by_mode).logsumexp(-1).log_softmax(0)
 
     @cached_property
@@ -622,7 +622,7 @@ class ModeIntegral:
 
     @property
     def method(self) -> str:
-        """How it is made, in the words of a summary."""
+        """The kind of integration, in the words of a summary."""
         walked = self.walked not in (None, math.inf)
         return "quadrature" if self.is_quadrature else "bridge sampling" if walked else "importance sampling"
 
@@ -933,7 +933,7 @@ class Walkers(Batched):
 
     @property
     def log_ratio(self) -> Tensor:
-        """Of what is integrated to the mixture, ``(S,)``."""
+        """Log ratio of what is integrated to the mixture, ``(S,)``."""
         return self.height - self.log_base
 
 

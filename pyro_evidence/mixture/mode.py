@@ -95,7 +95,7 @@ def chunks(data: MixtureData, mixture: Mixture) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class RestartModes(Batched):
-    """How high the modes of the rows of a batch are, nats; -inf where there is no mode."""
+    """Heights of the modes of the rows of a batch, nats; -inf where there is no mode."""
 
     log_evidence: Tensor  # (R,) with the full Hessian
     occam: Tensor  # (R,) with :func:`occam_factor` added

@@ -262,7 +262,7 @@ class ChangePoint(CompositeKernel):
         return 0.5 * (low + high) if setting == "location" else 0.05 * (high - low)
 
     def shares(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """What of each part is there at ``X``, ``(N,)`` each.
+        """The factor of each part at ``X``, ``(N,)`` each.
 
         :raises BadInput: for several inputs.
         """
@@ -272,7 +272,7 @@ class ChangePoint(CompositeKernel):
         return torch.sigmoid(-along), torch.sigmoid(along)
 
     def covariance(self, X: Tensor, Z: Tensor) -> Tensor:
-        """Of each part what is there of it."""
+        """The sum of the parts, each as far as it is there."""
         trios = zip(self.parts, self.shares(X), self.shares(Z), strict=True)
         return reduce(add, (a.unsqueeze(-1) * b.unsqueeze(-2) * part.covariance(X, Z) for part, a, b in trios))
 

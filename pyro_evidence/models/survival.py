@@ -246,7 +246,7 @@ def log_survival(fn: Any, value: Tensor) -> Tensor:
 
 
 def _known(fn: Any, value: Tensor, method: str, formulas: Mapping[type, Callable[..., Tensor]]) -> Tensor | None:
-    """What a distribution's own method says, or else a formula for its kind; None where there is neither."""
+    """The value of a distribution's own method, or else of a formula for its kind; None where there is neither."""
     own = getattr(fn, method, None)
     if own is None:
         own = next((partial(formula, fn) for kind, formula in formulas.items() if isinstance(fn, kind)), None)

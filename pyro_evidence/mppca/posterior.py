@@ -281,7 +281,7 @@ class MPPCAPosterior(ComponentPosterior):
 
     @cached_property
     def log_evidence_error(self) -> EvidenceError:
-        """What importance sampling over the orbits has beside the log evidence, and its standard error, nats.
+        """The gain of importance sampling over the orbits beside the log evidence, and its standard error, nats.
 
         :raises TooLarge: as :meth:`log_weights`.
         """

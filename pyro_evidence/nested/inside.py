@@ -276,7 +276,7 @@ def _at_nodes(
 
 
 def _covariance(places: LaplaceNodes, shared: Tensor, node: int) -> Tensor:
-    """Of shared coordinates with all at a node, ``(P, D)``."""
+    """Covariance of shared coordinates with all at a node, ``(P, D)``."""
     return places.precision.row(node).covariance_of(shared.to(places.u.device), places.u.shape[-1])
 
 
@@ -291,7 +291,7 @@ def _groups(places: LaplaceNodes, shared: Tensor) -> Tensor:
 
 
 def _growth(size: Tensor, variance: Tensor) -> Tensor:
-    """How much longer distances across a mode are at a common size."""
+    """The factor by which distances across a mode are longer at a common size."""
     larger = size.clamp(min=1.0)  # none is shorter: draws that are wider than the density have small weights
     return ((larger.square() + variance) / (1.0 + variance)).sqrt()
 

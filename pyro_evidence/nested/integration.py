@@ -429,7 +429,7 @@ def settled(product: Callable[[Tensor, int], NodeProducts], rows: Tensor, num_di
 
 
 def _moved(by: Tensor, sd: Tensor, before: Tensor) -> Tensor:
-    """How much means and standard deviations ``(..., d)`` have moved at most, in units of log evidence, ``(...)``."""
+    """The most that means and standard deviations ``(..., d)`` have moved, in units of log evidence, ``(...)``."""
     return torch.maximum(by.abs() / sd, (before / sd).log().abs()).amax(-1) / SD_PER_NAT
 
 
@@ -561,7 +561,7 @@ def weighted_moments(phi: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _searches(rule: Rule) -> Tensor:
-    """How often the mode at each node is searched: those that may be missing are tried together only."""
+    """Number of searches for the mode at each node: those that may be missing are tried together only."""
     return torch.where(rule.log_weights > NEGLIGIBLE, 2, 0)
 
 
@@ -616,12 +616,12 @@ class Searched:
 
     @cached_property
     def packed(self) -> Tensor:
-        """What is nearly straight of the factors, ``(K, n)``."""
+        """Nearly straight numbers of the factors, ``(K, n)``."""
         return torch.cat([packed_factors(self.factored(A)) for A in self.precisions])
 
     @cached_property
     def apart(self) -> Tensor:
-        """How far draws at each node are from where the others lead, standard deviations of all together, ``(K,)``."""
+        """Distance of draws at each node from where the others lead, standard deviations of all together, ``(K,)``."""
         size, modes, found = self.u.shape[-1], self.curve.left_out(self.u.to(self.z)), list[Tensor]()
         white = (size**0.5 * torch.eye(size) if _fits_dense(self.u) else rules.quasi_normal(NOISE, size)).to(self.z)
         for only in (slice(row, row + 1) for row in range(len(self.u))):

@@ -59,7 +59,7 @@ class QuantileMap:
         return x0 + share * (x1 - x0) + (moved - y0 - height) / slope
 
     def _ends(self, places: Tensor, knots: Tensor) -> tuple[Tensor, ...]:
-        """Of the interval about each place ``(S, D)``: its ends before and after, and the slopes there."""
+        """The interval about each place ``(S, D)``: its ends before and after, and the slopes there."""
         right = torch.searchsorted(knots, places.mT.contiguous()).clamp(1, knots.shape[1] - 1)
         parts = (self.before, self.after, self.slopes)
         return tuple(part.gather(1, side).mT for part in parts for side in (right - 1, right))

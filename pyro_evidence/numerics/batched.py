@@ -163,7 +163,7 @@ FACTORS |= dict.fromkeys((torch.linalg.inv, torch.inverse, Tensor.inverse), torc
 
 
 class SingularIsNan(TorchFunctionMode, ContextDecorator):
-    """What is made of a singular matrix is nan, where torch refuses all rows of a batch because of one."""
+    """Results of a singular matrix are nan, where torch refuses all rows of a batch because of one."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The result, nan for matrices without one."""
@@ -241,7 +241,7 @@ HIGHER = (torch.maximum, Tensor.maximum, torch.max, Tensor.max)  # of two
 
 
 class OneSummand(TorchFunctionMode):
-    """Of every log sum of exponentials, and higher one of two, that depends on what requires a gradient, one alone.
+    """Every log sum of exponentials, and higher one of two, that depends on what requires a gradient, one alone.
 
     :param number: of the summand; of several sums it counts through the first ones fastest.
     :param most: results of a sum; one that has more is left as it is.

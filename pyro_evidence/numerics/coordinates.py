@@ -112,7 +112,7 @@ def unconstrained_shape(transform: Transform, shape: torch.Size) -> torch.Size:
 
 
 def transform_steps(transform: Any) -> Sequence[Transform]:
-    """What is carried out one after the other; nothing for the identity."""
+    """The transforms that are carried out one after the other; nothing for the identity."""
     while hasattr(transform, "base_transform"):
         transform = transform.base_transform
     return transform.parts if isinstance(transform, torch.distributions.ComposeTransform) else [transform]

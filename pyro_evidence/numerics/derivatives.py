@@ -53,7 +53,7 @@ def ordinary(make: Callable[..., Found]) -> Callable[..., Found]:
 
 
 class Last(Generic[Key, Found]):
-    """What was found last, kept for speed alone: what is pickled or copied with all its parts has none of it.
+    """The last result, kept for speed alone: what is pickled or copied with all its parts has none of it.
 
     :ivar pair: where that was, and it.
     """
@@ -65,7 +65,7 @@ class Last(Generic[Key, Found]):
         return type(self), ()
 
     def found(self, key: Key, are_same: Callable[[Key, Key], bool], find: Callable[[Key], Found]) -> Found:
-        """What is at a place: the last again where that was there, else found anew.
+        """The result at a place: the last again where that was there, else found anew.
 
         :param key: the place, which nobody writes into afterwards.
         """

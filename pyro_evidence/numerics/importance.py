@@ -84,7 +84,7 @@ class Smoothed:
 
     @property
     def standard_error(self) -> float:
-        """Of :func:`log_mean`, nats."""
+        """Standard error of :func:`log_mean`, nats."""
         return float(standard_error(self.log_weights))
 
     @property

@@ -234,7 +234,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
         return self.state.problem.active, 0.0
 
     def _beside(self, white: Tensor) -> Tensor:
-        """What the Gaussian at the mode makes of the noise of draws, less the mode, ``(S, D)``."""
+        """Draws of the Gaussian at the mode from the same noise, less the mode, ``(S, D)``."""
         return self.state.precision.unwhiten(white[:, : len(self.state.u)])
 
     def _draws_until(self, until: float) -> Values:
@@ -472,7 +472,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
 
     @cached_property
     def _mirrors(self) -> tuple[Turn, ...]:
-        """What changes its sign without any change of the density, from a mode that is not its own image."""
+        """The sites whose signs can change without any change of the density, from a mode that is not its own image."""
         problem, u = self._inside.problem, self._inside.u
         if problem.structure.predictors or problem.structure.network or not problem.joint.has_data:
             return ()

@@ -107,7 +107,7 @@ class NestedPosterior(LaplacePosterior):
 
     @cached_property
     def _slope_left_out(self) -> Tensor | None:
-        """Of what Laplace leaves out inside, along the nodes' axes ``(d,)``; None where it is not known.
+        """Slope of what Laplace leaves out inside, along the nodes' axes ``(d,)``; None where it is not known.
 
         By importance sampling, where that is believed, or by quadrature of independent blocks.
         """
@@ -325,7 +325,7 @@ class NestedPosterior(LaplacePosterior):
 
     @cached_property
     def _left_out(self) -> InsideCorrection | None:
-        """Of few latents, where weights at the nodes say nothing, by importance sampling of all latents together."""
+        """Error inside: of few latents, where nodes say nothing, by importance sampling of all latents together."""
         found, size = self._by_inside_draws, len(self.state.u)
         if found is None or not found.is_doubtful or size > MOST_COORDINATES or self._mirrors:
             return found
@@ -365,7 +365,7 @@ class NestedPosterior(LaplacePosterior):
 
     @cached_property
     def _calibrated(self) -> Proposal:
-        """What draws are of: with marginals by importance weights, where few latents and data allow as many modes."""
+        """Density of draws: with marginals by importance weights, where few latents and data allow as many modes."""
         inside = self._inside.problem
         if len(self.state.u) > MOST_COORDINATES or not is_batched(inside):
             return self.proposal

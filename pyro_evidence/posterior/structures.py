@@ -233,13 +233,13 @@ class StructurePosterior(Saved, PredictionMixin):
 
     @cached_property
     def _notes(self) -> tuple[str, ...]:
-        """What is to be said of structures whose evidences may be of unlike things, by those that were fitted."""
+        """Notes on structures whose evidences may be of unlike things, by those that were fitted."""
         members = {self._label(k): m for k, m in self._members.items()}
         return *self.notes, *_unlike(members, self.failures)
 
     @cached_property
     def _vague(self) -> str:
-        """What a prior's width is worth, in the best structure, where it is small or nothing is marginalised."""
+        """The worth of a prior's width, in the best structure, where it is small or nothing is marginalised."""
         said = "vague priors decide between structures: the log evidence falls with the log of a prior's width"
         with suppress(ArithmeticError, NotConverged, BadInput, UnsupportedModel):
             best = self.member(0)
@@ -597,7 +597,7 @@ def over(
 
 
 def _num_maximised(members: Mapping[int, LaplacePosterior]) -> int:
-    """How many hyperparameters each structure maximises."""
+    """Number of hyperparameters that each structure maximises."""
     maximised = {member._num_maximised for member in members.values()}
     if len(maximised) > 1:
         raise UnsupportedModel(
@@ -627,7 +627,7 @@ def _with_fits(found: Search, by_fits: Evaluate) -> tuple[Search, list[int]]:
 
 
 def _reached(error: Exception) -> float:
-    """What the log evidence of a fit that failed is at least, nats: infinite where its density rises without end."""
+    """A lower bound of the log evidence of a fit that failed, nats: infinite where its density rises without end."""
     if isinstance(error, Unbounded):
         return math.inf
     end: Any = getattr(error, "posterior", None)

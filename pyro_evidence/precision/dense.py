@@ -404,7 +404,7 @@ class DensePlan(Plan):
 
 
 def packed_factors(precision: Precision) -> Tensor:
-    """What is nearly straight of factors: logs of panels' diagonals, the rest of each row over these, ``(R, n)``."""
+    """Nearly straight numbers of factors: logs of panels' diagonals, the rest of each row over these, ``(R, n)``."""
     pairs = [(panel, panel.diagonal(dim1=-2, dim2=-1)) for panel in precision.panels]
     rows = [(x / d.unsqueeze(-1)).diagonal_scatter(d.log(), dim1=-2, dim2=-1).flatten(1) for x, d in pairs]
     return torch.cat(rows, 1)

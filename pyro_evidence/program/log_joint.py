@@ -594,7 +594,7 @@ class LogJoint:
 
 
 def _width(tried: int) -> float:
-    """How far from the origin of unconstrained space the next place is at most: 2, as NUTS has it, 1, 2, 0.5, 2, ...
+    """The next place's largest distance from the origin of unconstrained space: 2, as NUTS has it, 1, 2, 0.5, 2, ...
 
     The density may be far from the origin alone; or close to it alone, where a rate is a sum of many terms.
     """

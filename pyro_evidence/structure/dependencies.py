@@ -258,7 +258,7 @@ Rule = Callable[[Follow, Any, Any], Groups]  # of the arguments of an operation
 
 
 def _over(name: str, *dims: int, keepdim: bool = False) -> Rule:
-    """What depends on all elements along the same dims of every argument, of all dims where none is named."""
+    """Coordinates of results that depend on all elements along the same dims of every argument; of all by default."""
 
     def rule(follow: Follow, args: Any, kwargs: Any) -> Groups:
         return _united_over(follow, name, *((x, dims or range(x.dim()), keepdim) for x in _tensors(args)))
@@ -267,7 +267,7 @@ def _over(name: str, *dims: int, keepdim: bool = False) -> Rule:
 
 
 def _united_over(follow: Follow, name: str, *parts: tuple[Tensor, Sequence[int], bool]) -> Groups:
-    """What depends on all elements of some tensors along dims of each, which are kept or not."""
+    """Coordinates of results that depend on all elements of some tensors along dims of each, which are kept or not."""
     return united(tuple(follow.gathered(g, x.shape, dims, keep, name) for x, dims, keep in parts for g in follow.of(x)))
 
 

@@ -124,7 +124,7 @@ class Unread(Structure):
     """The facts about a log joint, looked for when one of them is first asked for; its plain density is there."""
 
     def __getattr__(self, name: str) -> Any:
-        """What is not there yet."""
+        """An attribute that is not there yet."""
         if name not in ("groups", "slots", "known"):
             raise AttributeError(name)
         with torch.enable_grad():  # whoever asks may have switched it off

@@ -139,7 +139,7 @@ def not_linear(joint: LogJoint, number: int = 0) -> UnsupportedModel:
     """The error message for a model whose chunks cannot be added up."""
     return UnsupportedModel(
         f"chunk {number}: chunks of rows need linear predictors, which observed site(s) {', '.join(joint.observed)} do "
-        f"not all have, or latent sites of groups that lie whole in one chunk (own=). Pass all data to run(...)."
+        f"not all have, or latent sites of groups that lie whole in one chunk (local=). Pass all data to run(...)."
     )
 
 

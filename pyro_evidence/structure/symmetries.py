@@ -124,7 +124,7 @@ def are_nearest(u: Tensor, mode: Tensor, variance: Tensor, turned: Tensor) -> Te
 
 
 def described(turn: Turn) -> str:
-    """What turns, as a sentence says it."""
+    """The sites of a turn, as a sentence names them."""
     sites = " and ".join(f"'{name}'" for name, _ in turn)
     return sites if turn[0][1] is None else f"one element along an axis of {sites}"
 
@@ -244,7 +244,7 @@ def _moves(joint: LogJoint) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def lengths(joint: LogJoint) -> set[int]:
-    """Of all axes of latent sites, from two on."""
+    """Lengths of all axes of latent sites, from two on."""
     return {size for part in joint.latents for size in part.shape if size > 1}
 
 

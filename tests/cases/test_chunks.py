@@ -237,9 +237,9 @@ def of_groups(group: Tensor, t: Tensor) -> None:
 def test_constant_targets_in_chunks_of_groups_are_named_where_the_noise_is_found() -> None:
     groups = torch.arange(12).repeat(2) // 4
     attempt = LaplaceEvidence(of_groups, maximise=["scale"], stop=Stop(num_steps=2, throw=False, progress=False))
-    message = refusal(lambda: attempt.run_chunks(Slices(groups, torch.full((24,), 3.0), size=12), own=["effect"]))
+    message = refusal(lambda: attempt.run_chunks(Slices(groups, torch.full((24,), 3.0), size=12), local=["effect"]))
     says(message, "site 't' observes one constant, 3, 24 times")
     alike_in_a_chunk = torch.arange(24.0).floor_divide(12.0)
     with pytest.warns(UserWarning, match="ran out of steps"):
-        found = attempt.run_chunks(Slices(groups, alike_in_a_chunk, size=12), own=["effect"])
+        found = attempt.run_chunks(Slices(groups, alike_in_a_chunk, size=12), local=["effect"])
     assert found.log_evidence.isfinite()

@@ -62,7 +62,7 @@ class Grouped:
         self.engine = engine
 
     def run(self, X: torch.Tensor, t: torch.Tensor) -> Any:
-        return self.engine.run_chunks([(X, t)], own=["a"])
+        return self.engine.run_chunks([(X, t)], local=["a"])
 
 
 class Inputs:

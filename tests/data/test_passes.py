@@ -43,7 +43,7 @@ class Grouped(LaplaceEvidence):
     """An engine that is told which sites are the groups'."""
 
     def run_chunks(self, chunks: Any) -> Any:
-        return super().run_chunks(chunks, own=["effect"])
+        return super().run_chunks(chunks, local=["effect"])
 
 
 def columns() -> tuple[Tensor, Tensor, Tensor, Tensor]:

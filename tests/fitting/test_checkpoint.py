@@ -26,7 +26,7 @@ from pyro_evidence import RVM, VRVM, BadInput, EvidenceEM, LaplaceEvidence, Over
 from pyro_evidence.errors import NotWritten
 from pyro_evidence.fitting import checkpoint
 from pyro_evidence.fitting.checkpoint import Recorder
-from pyro_evidence.fitting.codec import KINDS, places, put_down, require_same, taken_up
+from pyro_evidence.fitting.codec import KINDS, deserialised, places, require_same, serialised
 from pyro_evidence.models.basis import Polynomial
 from pyro_evidence.models.classifier import classifier
 from pyro_evidence.models.gp import gp_classifier
@@ -264,20 +264,20 @@ def test_values_come_back_from_their_places() -> None:
     shared = torch.arange(3.0)
     start = (MANY, {"a": shared, "b": [own_precisions]})
     later = {"x": [shared, torch.ones(2), 1.5, None], "f": own_precisions, "s": replace(MANY, num_steps=7)}
-    stored = put_down(later, places(start))
-    again = taken_up(stored, start)
+    stored = serialised(later, places(start))
+    again = deserialised(stored, start)
     assert again["x"][0] is shared and again["f"] is own_precisions and again["s"] == later["s"]
     assert again["x"][1].tolist() == [1.0, 1.0] and again["x"][2:] == [1.5, None]
 
 
 def test_parts_of_an_array_come_back() -> None:
-    assert taken_up(put_down((slice(2, 5), slice(None)), {}), None) == (slice(2, 5), slice(None))
+    assert deserialised(serialised((slice(2, 5), slice(None)), {}), None) == (slice(2, 5), slice(None))
 
 
 @pytest.mark.parametrize("value", [lambda: 0, STOP.__call__, Killed, Stop, torch.nn.Tanh(), {1, 2}, Path("a")])
 def test_what_is_not_known_and_not_in_the_table_is_refused(value: Any) -> None:
     with pytest.raises(BadInput, match="that came up on the way, which no checkpoint can hold"):
-        put_down([value], {})
+        serialised([value], {})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -306,7 +306,7 @@ def test_the_table_names_classes_that_have_fields_or_members(kind: str) -> None:
 )
 def test_a_forged_state_is_refused(stored: Any, reason: str) -> None:
     with pytest.raises((ValueError, KeyError, TypeError), match=reason):
-        taken_up({"tuple": [[0, stored]]}, (1, 2))
+        deserialised({"tuple": [[0, stored]]}, (1, 2))
 
 
 def other_entry(value: Any) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def test_any_cut_by_groups_gives_the_posterior_of_all_rows(
     monkeypatch.setattr(LaplacePosterior, "_shifted", None)
     whole = LaplaceEvidence(model, marginalise=(), stop=QUIET).run(*data())
     engine, site = LaplaceEvidence(model, marginalise=(), stop=QUIET), "a" if model is intercepts else "c"
-    found = engine.run_chunks(cut(sizes), own=[site])
+    found = engine.run_chunks(cut(sizes), local=[site])
     assert_close(found.log_evidence, whole.log_evidence)
     for name, value in whole.hyperparameters.items():
         assert_close(found.hyperparameters[name], value, rtol=1e-5, atol=1e-6)
@@ -138,9 +138,9 @@ def test_rows_that_are_groups_need_no_word() -> None:
 def test_numbers_alone_do_not_say_whose_groups_they_are() -> None:
     """Equally many: an error message; a chunk that has fewer, which may lack some that all share: a warning."""
     engine = LaplaceEvidence(intercepts, maximise=(), stop=Stop(progress=False, num_steps=1, throw=False))
-    with pytest.raises(BadInput, match=r"run_chunks\(chunks, own=\['a'\]\)"):
+    with pytest.raises(BadInput, match=r"run_chunks\(chunks, local=\['a'\]\)"):
         engine.run_chunks(cut([10, 10]))
-    told = engine.run_chunks(cut([10, 10]), own=["a"])
+    told = engine.run_chunks(cut([10, 10]), local=["a"])
     with pytest.warns(UserWarning, match=r"site\(s\) a have another number of elements in every chunk"):
         found = engine.run_chunks(cut([9, 11]))
     assert_close(found.log_evidence, told.log_evidence)
@@ -191,9 +191,9 @@ def test_groups_that_begin_elsewhere_are_refused() -> None:
 
 def test_groups_that_all_chunks_are_said_to_share_must_be_as_many() -> None:
     with pytest.raises(BadInput, match="chunk 1 has 13 weights and the first 7"):
-        LaplaceEvidence(intercepts, stop=QUIET).run_chunks(cut([7, 13]), own=())
+        LaplaceEvidence(intercepts, stop=QUIET).run_chunks(cut([7, 13]), local=())
 
 
 def test_a_site_that_is_none_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"own=\['b'\]; expected latent sites among a"):
-        LaplaceEvidence(intercepts, stop=QUIET).run_chunks(cut([7, 13]), own=["b"])
+    with pytest.raises(BadInput, match=r"local=\['b'\]; expected latent sites among a"):
+        LaplaceEvidence(intercepts, stop=QUIET).run_chunks(cut([7, 13]), local=["b"])

@@ -238,9 +238,9 @@ ODD: dict[str, Remedy] = {
     ),
     "as many groups in every chunk": Remedy(
         BadInput,
-        r"run_chunks\(chunks, own=\['a'\]\)",
+        r"run_chunks\(chunks, local=\['a'\]\)",
         lambda: in_chunks(labelled, [(CODES, Y), (CODES, Y + 1.0)]),
-        lambda: in_chunks(labelled, [(CODES, Y), (CODES, Y + 1.0)], own=["a"]),
+        lambda: in_chunks(labelled, [(CODES, Y), (CODES, Y + 1.0)], local=["a"]),
     ),
     "groups numbered from elsewhere": Remedy(
         BadInput,
@@ -250,15 +250,15 @@ ODD: dict[str, Remedy] = {
     ),
     "groups of a site that is none": Remedy(
         BadInput,
-        r"own=\['b'\]; expected latent sites among a, m",
-        lambda: in_chunks(labelled, PARTS, own=["b"]),
-        lambda: in_chunks(labelled, PARTS, own=["a"]),
+        r"local=\['b'\]; expected latent sites among a, m",
+        lambda: in_chunks(labelled, PARTS, local=["b"]),
+        lambda: in_chunks(labelled, PARTS, local=["a"]),
     ),
     "other groups, and said to be shared": Remedy(
         BadInput,
         "chunk 1 has 6 weights and the first 4; chunks must differ in their rows only",
-        lambda: in_chunks(labelled, PARTS, own=()),
-        lambda: in_chunks(labelled, [(CODES, Y), (CODES, Y + 1.0)], own=()),
+        lambda: in_chunks(labelled, PARTS, local=()),
+        lambda: in_chunks(labelled, [(CODES, Y), (CODES, Y + 1.0)], local=()),
     ),
     "a group in two chunks": Remedy(
         BadInput,

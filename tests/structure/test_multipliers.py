@@ -121,8 +121,8 @@ def test_chunks_of_persons_are_not_fitted_otherwise_than_all() -> None:
     chunks = [(Y.reshape(-1)[h], PERSON[h] - PERSON[h].min(), ITEM[h]) for h in halves]
     stop = Stop(progress=False)
     with pytest.raises(UnsupportedModel, match=r"slope multiply those of another plate.*nodes=1"):
-        LaplaceEvidence(two_parameters, marginalise=(), stop=stop).run_chunks(chunks, own=["ability"])
-    found = LaplaceEvidence(two_parameters, marginalise=(), nodes=1, stop=stop).run_chunks(chunks, own=["ability"])
+        LaplaceEvidence(two_parameters, marginalise=(), stop=stop).run_chunks(chunks, local=["ability"])
+    found = LaplaceEvidence(two_parameters, marginalise=(), nodes=1, stop=stop).run_chunks(chunks, local=["ability"])
     whole = LaplaceEvidence(two_parameters, marginalise=(), nodes=1, stop=stop, start=Start(tour=0)).run(Y)
     torch.testing.assert_close(found.log_evidence, whole.log_evidence, rtol=1e-9, atol=1e-9)
 

@@ -188,7 +188,7 @@ class FrameDesign:
         return tuple(f"{varying.terms}[{time}]" for time in self._every_time(varying))
 
     def columns(self, varying: Varying, frame: Frame | None = None) -> Tensor:
-        """What these effects are multiplied by, ``(N, P)``.
+        """The columns that these effects are multiplied by, ``(N, P)``.
 
         :raises BadInput: for times that are not among those of the fit.
         """

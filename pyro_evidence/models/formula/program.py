@@ -120,7 +120,7 @@ class Grouping:
 
     @property
     def size(self) -> int:
-        """How many effects have a scale together."""
+        """Number of effects that have a scale together."""
         return self.smooth or len(self.coefficients)
 
     @property
@@ -157,7 +157,7 @@ class Effects:
 
     @property
     def quantities(self) -> list[Quantity]:
-        """What their distribution is made of."""
+        """The params and sites that their distribution is made of."""
         return [self.sd] if self.parameter is None else [self.sd, self.parameter]
 
     @cached_property

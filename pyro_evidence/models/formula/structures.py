@@ -1,4 +1,4 @@
-"""How the effects of one group vary together, by the names that glmmTMB has: a table, and the factors in it."""
+"""Covariances of the effects of one group, by the names that glmmTMB has: a table, and the factors in it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

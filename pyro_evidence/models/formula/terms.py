@@ -239,7 +239,7 @@ def _group(part: str) -> tuple[str, str] | None:
 
 
 def _varying(name: str, inside: str, text: str) -> Iterator[Varying]:
-    """What varies by each of the groupings that ``a + b``, ``a / b``, ``a : b`` and ``a * b`` stand for."""
+    """The effects by each of the groupings that ``a + b``, ``a / b``, ``a : b`` and ``a * b`` stand for."""
     terms, _, group = inside.partition("|")
     if name == "ar1":
         terms = ZERO.sub("", terms.strip())  # as glmmTMB has it, ar1(factor(t) + 0 | g)

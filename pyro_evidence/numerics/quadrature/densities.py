@@ -484,6 +484,6 @@ class Kriged(Trend):
 
     @cached_property
     def _annihilator(self) -> Tensor:
-        """What takes the trend out of values and weighs the rest, ``(K, K)``."""
+        """The matrix that takes the trend out of values and weighs the rest, ``(K, K)``."""
         weighed = self._inverse @ self._terms(self.z)
         return self._inverse - weighed @ self._design @ weighed.mT

@@ -306,7 +306,7 @@ def on_line(log_density: Callable[[Tensor], Tensor], loc: Tensor, sd: Tensor, nu
 
 
 def _log_mass(found: Tensor) -> Tensor:
-    """Of panels ``(P, K, 4)``, ``(P,)``."""
+    """Log integrals over panels ``(P, K, 4)``, ``(P,)``."""
     return found[..., 2:].sum(-1).nan_to_num(nan=-math.inf, neginf=-math.inf).logsumexp(1)
 
 
