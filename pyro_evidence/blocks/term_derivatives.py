@@ -123,7 +123,7 @@ class Family:
             found = predictors(self.density, self.slot, points, joint.initial_theta)
             steps = _steps(predictors(self.density, self.slot, self._unit_steps(base), joint.initial_theta))
         close = relative_rounding(joint.dtype)
-        return torch.allclose(found, _at(steps, self.coordinates(moves)), rtol=close, atol=close)
+        return torch.allclose(found.double(), _at(steps, self.coordinates(moves)).double(), rtol=close, atol=close)
 
     def _unit_steps(self, u: Tensor) -> Tensor:
         """A point ``(D,)``, and it moved by one in the first, second, ... coordinate of all blocks, ``(1 + d, D)``."""

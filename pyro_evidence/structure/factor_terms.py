@@ -71,7 +71,7 @@ class RecordedTerms:
         if not self.num_met:
             return self.replay(seen, theta)
         u, z = seen.split([self.B.shape[-1], len(self.B)])
-        return self.replay(u, theta, z.new_zeros(self.num_met).index_put((self.used,), z))
+        return self.replay(u, theta, z.new_zeros(NOTED).index_put((self.used,), z))
 
 
 def terms_of_steps(joint: LogJoint, families: Sequence[FactorFamily], u: Tensor, theta: Tensor) -> RecordedTerms | None:
@@ -162,7 +162,7 @@ def terms_of_sums(
     if not 0 < len(used) <= MOST:
         return None
     with torch.enable_grad():  # the sums are straight in the coordinates, or :func:`_is_right` refuses them
-        leaf, z = u.detach().clone().requires_grad_(), u.new_zeros(num).requires_grad_()
+        leaf, z = u.detach().clone().requires_grad_(), u.new_zeros(NOTED).requires_grad_()
         sums = made(leaf, theta.detach(), z)[-num:][used]
         by_u, by_z = map(torch.stack, zip(*(pullbacks(s, (leaf, z)) for s in sums), strict=True))
     inner = torch.eye(len(sums)).to(by_z) - by_z[:, used]

@@ -148,6 +148,25 @@ def test_sums_of_more_than_coordinates_are_not_taken_for_sums() -> None:
     assert problem.factors is None and problem.structure.coupled is not None
 
 
+def test_the_density_of_a_vector_is_no_sum_that_data_see() -> None:
+    """It is a sum over more coordinates than count as few, and a term itself."""
+
+    def answers(y: Tensor) -> None:
+        slope = pyro.sample("slope", dist.LogNormal(y.new_zeros(20), 0.5).to_event(1))
+        with pyro.plate("persons", len(y), dim=-2):
+            ability = pyro.sample("ability", dist.Normal(y.new_zeros(()), 1.0))
+        with pyro.plate("p", len(y), dim=-2), pyro.plate("i", 20, dim=-1):
+            pyro.sample("y", dist.Bernoulli(logits=slope * ability), obs=y)
+
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (NUM, 20), generator=generator).double()
+    problem = laplace_problem(LogJoint(answers, (y,)))
+    plain = replace(problem, structure=recognise.recognise(problem.joint))
+    found = laplace_state(problem, problem.joint.initial_theta, problem.joint.initial_u)
+    expected = laplace_state(plain, found.theta, found.u)
+    torch.testing.assert_close(found.log_evidence, expected.log_evidence, rtol=1e-8, atol=1e-8)
+
+
 def test_the_letter_for_what_stays_dense_comes_before_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def model(y: Tensor) -> None:
         a = effects(y)

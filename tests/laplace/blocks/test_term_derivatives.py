@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_evidence import LaplaceEvidence, Stop
 from pyro_evidence.blocks import marginal as blocks
 from pyro_evidence.blocks.integrals import integrals, with_derivatives
 from pyro_evidence.blocks.term_derivatives import by_terms, families
@@ -141,3 +142,26 @@ def test_the_slope_in_hyperparameters_is_that_of_differences(kind: str, monkeypa
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(batched, "BATCH_BYTES", 1)
     torch.testing.assert_close(blocks.slope(marginal, place, theta)[0], found, rtol=1e-6, atol=1e-8)
+
+
+def test_items_in_single_precision() -> None:
+    """What blocks move by is in double precision whatever the model has."""
+
+    def one_parameter(y: Tensor) -> None:
+        items = pyro.plate("items", y.shape[1], dim=-1)
+        with items:
+            difficulty = pyro.sample("difficulty", dist.Normal(y.new_zeros(()), 1.0))
+        with pyro.plate("persons", PERSONS, dim=-2):
+            ability = pyro.sample("ability", dist.Normal(y.new_zeros(()), 1.0))
+            with items:
+                pyro.sample("y", dist.Bernoulli(logits=ability - difficulty), obs=y)
+
+    heights = []
+    for dtype in (torch.float32, torch.float64):
+        joint = LogJoint(one_parameter, (Y.to(dtype),))
+        marginal = laplace_problem(joint).by_quadrature(9)
+        assert marginal is not None and by_terms(marginal.density)
+        assert any(family.slot is not None for family in families(marginal.density))
+        posterior = LaplaceEvidence(one_parameter, nodes=9, stop=Stop(progress=False)).run(Y.to(dtype))
+        heights.append(float(posterior.log_evidence))
+    assert heights[0] == pytest.approx(heights[1], abs=1e-3)
