@@ -541,7 +541,8 @@ def prediction(
     if site is None and len(found) == 1:
         return next(iter(found.values()))
     if not isinstance(site, str) or site not in found:
-        raise BadInput(f"site={site!r}; expected one of the observed sites: {', '.join(found) or 'there is none'}.")
+        expected = f"{', '.join(found)}, as in site='{next(iter(found))}'" if found else "there is none"
+        raise BadInput(f"site={site!r}; expected one of the observed sites: {expected}.")
     return found[site]
 
 

@@ -135,6 +135,17 @@ def test_complex_targets_of_a_regression_are_refused() -> None:
 # --- what has no slope, no density or no data ---
 
 
+@pytest.mark.parametrize("function", [torch.heaviside, torch.igamma])
+def test_a_function_without_a_derivative_is_named(function: Any) -> None:
+    def model(y: Tensor) -> None:
+        a = pyro.sample("a", dist.LogNormal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(function(a, T(1.5)), 1.0).expand([8]).to_event(1), obs=y)
+
+    said = refusal(lambda: fit(model, draws(8)))
+    says(said, function.__name__, "is not implemented", "functions that have derivatives")
+    assert "broadcast" not in said
+
+
 def flat(name: str, support: constraints.Constraint = constraints.real) -> Tensor:
     return pyro.sample(name, dist.ImproperUniform(support, (), ()))
 

@@ -143,7 +143,7 @@ def test_one_of_several_sites() -> None:
     posterior = LaplaceEvidence(two_sites).run(X, Y, LABELS)
     torch.testing.assert_close(posterior.predict(X_NEW, site="t"), X_NEW @ posterior.mode["w"], rtol=0.02, atol=0.02)
     assert posterior.predict(X_NEW, site="k").shape == (6,)
-    with pytest.raises(BadInput, match="site=None; expected one of the observed sites: t, k"):
+    with pytest.raises(BadInput, match="site=None; expected one of the observed sites: t, k, as in site='t'"):
         posterior.predict(X_NEW)
 
 
