@@ -186,7 +186,7 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
         "torch's default dtype), and data must lie in the support of their distribution."
     )
     if "derivative" in said:
-        rules = "Write it by functions that have derivatives; what jumps as a sum over a Categorical, or by torch.sigmoid."
+        rules = "Write it by functions that have derivatives; what jumps by a Categorical site, or torch.sigmoid."
     return kind(
         f"the model cannot be run on these arguments ({describe(args, kwargs)}): {said}. {advice}{rules}"
         f"{MORE_JITTER if says_singular(error) else ''}{LEVELS if 'used as indices' in str(error) else ''}"
@@ -458,9 +458,9 @@ def check_reads(before: Mapping[str, Node], after: Mapping[str, Node], observed:
         raise UnsupportedModel(
             f"the density of site '{changed[0]}' changes with '{moved}', but has no slope in it: there is no gradient "
             f"to climb. Expected '{moved}' to be computed with as a tensor: look for {moved}.item(), float({moved}), "
-            f"{moved}.detach(), .numpy(), or for a function without a derivative, as torch.special.airy_ai. Where it is "
-            f"compared (torch.where(x > {moved}, ...)), rounded or used as an index, the density jumps: make the site a "
-            f"Categorical, which is summed out, or take a smooth step, by torch.sigmoid."
+            f"{moved}.detach(), .numpy(), or for a function without a derivative, as torch.special.airy_ai. Where it "
+            f"is compared (torch.where(x > {moved}, ...)), rounded or used as an index, the density jumps: make the "
+            f"site a Categorical, which is summed out, or take a smooth step, by torch.sigmoid."
         )
 
 
