@@ -171,6 +171,9 @@ def certify(summit: ModeNeighbourhood, products: Products, *, last: bool = True)
             f"standard normal and A a param without constraints."
         )
     require_own_slopes(summit)
+    for way in step * products.directions:
+        if (said := jump_message(summit, way, "at the posterior mode")) is not None:
+            raise NotSmooth(said)
     raise _not_smooth(summit, step * products.directions[0], "at the posterior mode", WRONG)
 
 

@@ -146,6 +146,18 @@ def test_a_function_without_a_derivative_is_named(function: Any) -> None:
     assert "broadcast" not in said
 
 
+def test_a_mode_on_a_jump_is_no_kink() -> None:
+    """The prior is highest at zero, where the branch changes."""
+
+    def model(x: Tensor, y: Tensor) -> None:
+        a, w = (pyro.sample(name, dist.Normal(0.0, 2.0)) for name in "aw")
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(w * x if a > 0.0 else -w * x, 0.5), obs=y)
+
+    x = draws(40)
+    says(refusal(lambda: fit(model, x, x + 0.3 * draws(40, seed=1))), "jumps by", "site 'a'", "at the posterior mode")
+
+
 def flat(name: str, support: constraints.Constraint = constraints.real) -> Tensor:
     return pyro.sample(name, dist.ImproperUniform(support, (), ()))
 
