@@ -21,7 +21,7 @@ from pyro_evidence.numerics.batched import distinct, first_highest
 from pyro_evidence.settings import check_count, stacklevel
 
 LONGEST = 16.0  # steps of one leap; longer ones are often refused, and cost a pass
-CRAWLING = 20  # rounds after which they are taken to crawl
+PLAIN_ROUNDS = 20  # rounds after which they are extrapolated
 
 
 Batch = TypeVar("Batch", bound="Restarts")
@@ -127,8 +127,8 @@ def moved_to(batch: Batch, new: Any) -> Batch:
 
 
 def slowly_converging(batch: Batch) -> Batch:
-    """One more round, or, where the first :data:`CRAWLING` of them were not enough, two at once with a leap."""
-    return advance(batch) if batch.num_rounds < CRAWLING else extrapolated(batch)
+    """One more round, or, after :data:`PLAIN_ROUNDS`, two at once and an extrapolated step."""
+    return advance(batch) if batch.num_rounds < PLAIN_ROUNDS else extrapolated(batch)
 
 
 def extrapolated(batch: Batch) -> Batch:

@@ -90,7 +90,7 @@ def is_gaussian(laplace: LaplaceState) -> bool:
 
 FAR_WORSE = 10.0  # nats: a group whose removal costs as much is not tried again at once
 UNDETERMINED = 0.1  # of its weights determined, on average: a group that is tried without
-UNFELT = 1e-6  # the same of a group on a plateau, and of a precision what rounding leaves six digits of
+NOT_IDENTIFIED = 1e-6  # the same of a group on a plateau, and of a precision what rounding leaves six digits of
 SHARES = (0.0, *AWAY[:2])  # log units by which a prior precision is less than the data's, on trial
 SMALLER = range(0, 81, 20)  # log units of a prior precision
 NEAR = 1.0  # log units: moves of hyperparameters at which a decision for good can be taken, and a metric learned
@@ -201,7 +201,7 @@ def reactivated(laplace: LaplaceState, flat: Tensor, most: int, least: float) ->
     if groups is None:
         return
     size = groups.size(problem.active)
-    flat = flat | (laplace.gamma < UNFELT * size) | (size == 0)
+    flat = flat | (laplace.gamma < NOT_IDENTIFIED * size) | (size == 0)
     gone = (groups.is_weight & flat).nonzero().flatten().tolist()
     far = torch.tensor(either_way(AWAY), dtype=torch.float64).to(laplace.theta)
     moves = {t: far / groups.power[t] for t in gone}
@@ -226,7 +226,7 @@ def _of_the_data(laplace: LaplaceState, problem: Problem, member: Tensor, unit: 
         found = laplace_state(problem, theta, laplace.u)
         prior = laplace.problem.structure.groups.log_precision(theta)[member]  # type: ignore[union-attr]
         ratio = ((found.precision.variance[0][member].reciprocal() - prior.exp()) / prior.exp()).amax()
-        if float(ratio) > UNFELT:
+        if float(ratio) > NOT_IDENTIFIED:
             break
     seen = ratio.clamp(min=torch.finfo(ratio.dtype).tiny)  # what no datum sees stays far off
     return float(seen.log()) - lower, found

@@ -276,7 +276,7 @@ def search_in_batch(problem: Problem, starts: Tensor, theta: Tensor) -> Restarts
     return distinct_modes([partial(state_of_row, problem, own[row], mode.u[row], mode, row) for row in range(len(u))])
 
 
-UNFELT, OVERWHELMED = 1e-4, 1e9  # curvature of the data over that of the prior, beyond: units
+WEAK, OVERWHELMED = 1e-4, 1e9  # curvature of the data over that of the prior, beyond: units
 
 
 def rescaled_start(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:
@@ -303,7 +303,7 @@ def rescaled_start(problem: Problem, places: Tensor) -> tuple[Problem, Tensor]:
         B = part.derivatives(parts.trace, eta)[2]()
         of_the_data = of_the_data + gram_diagonal(part.J.double(), B.double())[0].detach()
     felt = (of_the_data / precision).nan_to_num(0.0)
-    extreme = (felt > 0) & ((felt < UNFELT) | (felt > OVERWHELMED))
+    extreme = (felt > 0) & ((felt < WEAK) | (felt > OVERWHELMED))
     if not bool(extreme.any()):
         return problem, places
     ratio = felt / max(1, sum(p.slot.layout.shape.numel() for p in density.linear))  # of one datum

@@ -62,7 +62,7 @@ KEPT = 0.75  # share of its promise that a step must keep, for the metric to go 
 FLAT = 1.0  # squared log units: a hyperparameter known no better than to a factor e may lie on a plateau
 PLATEAU = either_way(AWAY[:3])  # log units away from it
 WORTH = 0.05  # nats: less is no reason to leave it
-LEAP = 1.0  # nats that must be promised, and gained, by going over to another mode
+HIGHER = 1.0  # nats that must be promised, and gained, by going over to another mode
 LONGER = 4.0  # times the share of the last step; for Friedman 2 in benchmarks/mlp_quality.py
 CUT = 0.1  # share of a step, less of which means that modes cannot be followed; for clusters met by few hidden units
 SEARCH = Backtracking(shorter=to_peak_or_quarter, shortest=0.5**24)
@@ -247,12 +247,12 @@ def _at_higher_mode(state: TypeII) -> TypeII:
     For networks of more hidden units than the data ask for: benchmarks/mlp_speed.py, mlp_quality.py.
     """
     gone, laplace = replace(state, stop_reason=Status.VANISHING), state.laplace
-    if state.promised <= LEAP:
+    if state.promised <= HIGHER:
         return gone
     logs = laplace.problem.log_units
     move = torch.where(logs, _direction(replace(state, learned=None), logs).clamp(-NEAR, NEAR), 0.0)
     found = reached(laplace.problem, laplace.theta + move, laplace.u, cold=True)
-    return gone if found is None or not found.objective > state.objective + LEAP else _arrived(state, found, move)
+    return gone if found is None or not found.objective > state.objective + HIGHER else _arrived(state, found, move)
 
 
 def off_saddle(state: TypeII) -> TypeII | None:

@@ -328,13 +328,12 @@ AUTOMATIC = 5  # starts of a mixture
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """Random weights about their prior mean, equal mixing, one width for all kernels; in standardised units.
+    """Weights of unit variance about their prior mean, equal mixing, one width for all kernels; in standardised units.
 
     Wide kernels find clusters that overlap, narrow ones find small clusters: restarts take turns.
 
     :ivar width: standard deviation of the noise in every other restart, from the first on.
     :ivar narrow_width_ratio: the same in the other restarts, as a share of ``width``.
-    :ivar spread: standard deviation of the weights.
     :ivar alpha: prior precision, where it is learned.
     :ivar warm_up: unregularised rounds before the first regularised one.
 
@@ -350,7 +349,6 @@ class RandomWeights:
 
     width: float = 1.0
     narrow_width_ratio: float = 0.3
-    spread: float = 1.0
     alpha: float = 0.01
     warm_up: int = 10
 
@@ -367,7 +365,7 @@ class RandomWeights:
         """
         R, generator = start.number(AUTOMATIC), seeded(start.seed)
         white = torch.randn(R, *model.loc.shape, generator=generator, dtype=torch.float64)
-        w = model.loc + self.spread * white.to(model.loc)
+        w = model.loc + white.to(model.loc)
         alpha = torch.where(ties.alpha_free, self.alpha * ties.alpha_ratio, model.alpha[0])
         flat = torch.zeros_like(model.log_mixing) if ties.mixing_free else model.log_mixing
         narrow = torch.arange(R, device=w.device) % 2

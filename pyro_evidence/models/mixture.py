@@ -41,11 +41,6 @@ def units_of_rows(rows: Rows[Tensor]) -> tuple[Tensor, Tensor]:
     return mean, torch.where(square > 0, square.sqrt(), 1.0)
 
 
-def no_units(Y: Tensor) -> tuple[Tensor, Tensor]:
-    """Origin 0 and unit 1: the prior is in the units of the data."""
-    return torch.zeros_like(Y[0]), torch.ones_like(Y[0])
-
-
 @dataclass(frozen=True, eq=False)
 class FixedUnits(TensorValue):
     """Origin and unit of each column as numbers, ``(m,)`` each, whatever the data."""
@@ -219,7 +214,7 @@ class GaussianMixture(_Mixture):
             units = FixedUnits(*units_of_rows(rows.mapped(lambda r: r.Y)))
         elif isinstance(rows.pieces, tuple):
             units = FixedUnits(*units(rows.example.Y))
-        elif units is not no_units and not isinstance(units, FixedUnits):
+        elif not isinstance(units, FixedUnits):
             raise BadInput(f"units={units!r} looks at all rows at once; pass units=FixedUnits(origin, unit).")
         number = self.num_components or enough_components(len(rows), rows.example.Y.shape[-1])
         return replace(self, num_components=number, units=units)
@@ -342,7 +337,7 @@ def gaussian_mixture(
         splits others where more are needed.  A single one stays single.  None: by :func:`enough_components`.
     :param alpha: prior precision of the centres: one for all, or one each, by ``Learned(torch.ones(K))``.
     :param noise: :class:`DiagonalNoise`, :class:`SphericalNoise`, :class:`SharedNoise` or :class:`FullNoise`.
-    :param units: origin and unit of each column: :func:`data_units`, :func:`no_units`, or one's own function of ``Y``.
+    :param units: origin and unit of each column: :func:`data_units`, :class:`FixedUnits`, or a function of ``Y``.
     :raises BadInput: on settings that cannot be meant.
     """
     _check(1 if num_components is None else num_components, alpha, noise)

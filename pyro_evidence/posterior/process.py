@@ -70,13 +70,11 @@ class LatentPrediction:
         tril = cholesky(self.covariance, "the latent function's posterior covariance at these inputs")
         return self.mean + (white.to(tril) @ tril.mT).reshape(num_samples, *self.mean.shape)
 
-    def probability(self, integral: Callable[[Tensor, Tensor], Tensor] = hermite) -> Tensor:
+    def probability(self) -> Tensor:
         """``E sigmoid(f)``, the averaged probability of class 1 (not the plug-in), shape ``(M,)``.
 
         Rasmussen and Williams (2006), eq. 3.25.
 
-        :param integral: of the sigmoid under a Gaussian, such as
-            :func:`~pyro_evidence.program.predictors.moderated_output`.
         :raises BadInput: for several functions.
         """
         if self.mean.dim() == 2:
@@ -85,7 +83,7 @@ class LatentPrediction:
                 f"a function per row. Use class_probabilities() for the softmax of them, or expected(torch.sigmoid) "
                 f"for the sigmoid of each."
             )
-        return integral(self.mean, self.variance)
+        return hermite(self.mean, self.variance)
 
     def class_probabilities(self, num_samples: int = NUM_WEIGHTED, seed: int = 0) -> Tensor:
         """``E softmax(f)`` over functions ``(C, M)``, by Sobol points, shape ``(M, C)``.

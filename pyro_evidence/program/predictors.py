@@ -553,11 +553,6 @@ def softmax_average(mean: Tensor, covariance: Tensor, points: Tensor) -> Tensor:
     return torch.cat([_softmax_with_first(m.unsqueeze(1) + points @ r).mean(1) for m, r in rows])
 
 
-def moderated_output(mean: Tensor, variance: Tensor) -> Tensor:
-    r"""``E sigmoid(eta)`` by :math:`\sigma(\mu / \sqrt{1 + \pi v / 8})`.  MacKay (1992), eq. 10."""
-    return torch.sigmoid(mean / (1.0 + math.pi * variance / 8.0).sqrt())
-
-
 NUM_NODES = 40  # of Gauss-Hermite quadrature over one predictor, or one value of a function
 
 

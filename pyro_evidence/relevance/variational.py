@@ -22,7 +22,7 @@ from pyro_evidence.relevance.quadratic import bound_curvature, logistic_terms
 from pyro_evidence.relevance.targets import AWAY, LinearTarget
 from pyro_evidence.relevance.weights import Weights
 
-UNFELT = 1e-4  # curvature of the data beside a unit precision, below which weights would never leave their prior
+WEAK = 1e-4  # curvature of the data beside a unit precision, below which weights would never leave their prior
 SHAPE = RATE = 1e-6  # of the Gamma prior on every precision: Bishop and Tipping (2000), section 5
 
 
@@ -145,7 +145,7 @@ def start(rows: Rows[Weights], num_data: float = 0.0) -> VariationalState:
     require_memory(16 * (N + 2 * M) * M, "q(w)'s precision and its factor", device, "Take fewer basis functions.")
     sums = bounds.total(lambda piece: BoundSums.of(piece, piece[0].c[:, 0], torch.ones_like(piece[0].c[:, 0])))
     felt = sums.precision.diagonal()
-    alpha = torch.where((felt > 0) & (felt < UNFELT), felt / len(rows), 1.0)
+    alpha = torch.where((felt > 0) & (felt < WEAK), felt / len(rows), 1.0)
     empty = VariationalState(bounds, num_data, felt, felt, (SHAPE + 0.5) / alpha, sums, 0.0, -math.inf, math.inf)
     return step(empty)
 

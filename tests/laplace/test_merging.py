@@ -62,7 +62,7 @@ def least_share(state: LaplaceState) -> float:
 def test_a_mode_vanishes_where_little_of_gauss_newtons_curvature_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     state = at_start()
     share = least_share(state)
-    monkeypatch.setattr(type2, "LEAP", math.inf)
+    monkeypatch.setattr(type2, "HIGHER", math.inf)
     assert 0.05 < share < 0.95
     for soft, expected in ((0.99 * share, False), (1.01 * share, True)):
         monkeypatch.setattr(remedies, "SOFT", soft)
@@ -74,7 +74,7 @@ def test_a_mode_vanishes_where_little_of_gauss_newtons_curvature_is_left(monkeyp
 def test_where_a_mode_vanishes_the_climb_goes_over_to_a_higher_one_a_round_on() -> None:
     begun = type2.type2_state(at_start())
     after = type2._at_higher_mode(begun)
-    assert after.stop_reason is None and after.objective > begun.objective + type2.LEAP
+    assert after.stop_reason is None and after.objective > begun.objective + type2.HIGHER
     move = after.laplace.theta - begun.laplace.theta
     kept = after.laplace.problem.active.all()
     assert 0.0 < float(move.abs().max()) <= type2.NEAR + 1e-12 or not bool(kept)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_evidence import EvidenceEM, Start, Stop
 from pyro_evidence.fitting import em
-from pyro_evidence.fitting.em import CRAWLING, advance, extrapolated
+from pyro_evidence.fitting.em import PLAIN_ROUNDS, advance, extrapolated
 from pyro_evidence.mixture import updates
 from pyro_evidence.mixture.fit import MixtureRestarts, begin
 from pyro_evidence.mixture.posterior import MixturePosterior
@@ -65,7 +65,7 @@ def test_a_leap_out_of_the_finite_numbers_is_none(monkeypatch: pytest.MonkeyPatc
 
 def passes(monkeypatch: pytest.MonkeyPatch, slowly_converging: int) -> tuple[MixturePosterior, int]:
     count, reached = [0], MixtureRestarts.reached
-    monkeypatch.setattr(em, "CRAWLING", slowly_converging)
+    monkeypatch.setattr(em, "PLAIN_ROUNDS", slowly_converging)
 
     def counted(self: MixtureRestarts, parameters: updates.Mixture) -> MixtureRestarts:
         count[0] += 1
@@ -82,7 +82,7 @@ def passes(monkeypatch: pytest.MonkeyPatch, slowly_converging: int) -> tuple[Mix
 
 def test_leaps_end_where_rounds_do_with_half_of_the_passes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, most = passes(monkeypatch, 10**9)
-    found, num = passes(monkeypatch, CRAWLING)
+    found, num = passes(monkeypatch, PLAIN_ROUNDS)
     assert num < 0.5 * most, (num, most)
     assert float(found.log_evidence) > float(plain.log_evidence) - 1e-3
     falls = torch.tensor(found.log_evidences).diff().clamp(max=0.0)
