@@ -248,8 +248,7 @@ class NormalCentres(RandomWeights):
 
     def centres(self, Y: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
         """Shape ``(R, K, m)``, in standard units."""
-        noise = torch.randn(*shape, Y.shape[1], generator=generator, dtype=torch.float64)
-        return self.spread * noise.to(Y)
+        return torch.randn(*shape, Y.shape[1], generator=generator, dtype=torch.float64).to(Y)
 
 
 @dataclass(frozen=True)
