@@ -63,9 +63,15 @@ class PointwiseJoint:
     """Log joint densities of every datum and component at one point; differentiable."""
 
     log_joint: Tensor  # (R, K, N)  log p(y_n, k | w), up to the kernels' share
-    u: Tensor  # (R, K, m, B, N)    its derivative in w
+    pull: Tensor  # (R, K, m, N)    its derivative in the component's outputs
+    basis: Tensor  # (..., 1, B, N)  theirs in w
     floor: Tensor | None = None  # (N,) as in MixtureData
     log_share: float = 0.0
+
+    @cached_property
+    def u(self) -> Tensor:
+        """Derivative of the log joint in ``w``, ``(R, K, m, B, N)``."""
+        return self.pull.unsqueeze(-2) * self.basis.unsqueeze(-3)
 
     @property
     def by_weights(self) -> Tensor:
@@ -98,7 +104,7 @@ def pointwise_joint(data: MixtureData, mixture: Mixture) -> PointwiseJoint:
     Gt = data.G.mT[..., None, :, :]  # (..., 1, B, N)
     e = data.Y.mT[..., None, :, :] - mixture.w @ Gt
     seen = torch.ones_like(data.Y) if data.observed is None else data.observed.to(data.Y)
-    e = e * seen.mT[..., None, :, :]
+    e = e if data.observed is None else e * seen.mT[..., None, :, :]
     full = mixture.has_full_noise
     pull = mixture.noise @ e if full else mixture.noise.unsqueeze(-1) * e
     if full:
@@ -106,7 +112,7 @@ def pointwise_joint(data: MixtureData, mixture: Mixture) -> PointwiseJoint:
     else:
         log_norm = (0.5 * (mixture.noise / math.tau).log()) @ seen.mT
     log_joint = log_norm + mixture.log_mixing.unsqueeze(-1) - 0.5 * (e * pull).sum(-2)
-    return PointwiseJoint(log_joint, pull.unsqueeze(-2) * Gt[..., None, :, :], data.floor, data.log_share)
+    return PointwiseJoint(log_joint, pull, Gt, data.floor, data.log_share)
 
 
 def log_prior(mixture: Mixture) -> Tensor:

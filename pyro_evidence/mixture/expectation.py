@@ -104,7 +104,7 @@ def _summed(part: MixtureData, r: Tensor, F: Tensor) -> Tensor:
     """``sum_n r_kn F_n`` over weighted data, shape ``(R, K, P)``, with the weights in the smaller of the two."""
     if part.is_unweighted:
         return r @ F
-    if F.shape[-1] < r.shape[:-1].numel():
+    if part.weight.numel() * F.shape[-1] < r.numel():
         return r @ (F * part.weight.unsqueeze(-1))
     return (r * part.weight.unsqueeze(-2)) @ F
 
