@@ -24,10 +24,7 @@ def report(data: CoverageData, names: list[str]) -> str:
     package = ROOT / "pyro_evidence"
     if names:
         found = {name: tests_of(data, package / name) for name in names}
-        rows = [
-            f"{name}\n" + "".join(f"{n:6d} lines  {test}\n" for test, n in t.most_common()) for name, t in found.items()
-        ]
-        return "\n".join(rows)
+        return "\n".join(f"{name}\n{_table(tests)}" for name, tests in found.items())
     modules = [path for path in sorted(package.rglob("*.py")) if path.name != "__init__.py"]
     return "".join(f"{len(tests_of(data, m)):6d} tests  {m.relative_to(package)}\n" for m in modules)
 
