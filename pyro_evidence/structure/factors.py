@@ -300,8 +300,8 @@ def _edges(origin: TestPoint, name: str) -> Tensor | None:
     return pairs[0] if len(parts) == 1 and pairs and bool(in_loc[pairs[0]].all()) else None
 
 
-OFF = -30.0  # unconstrained value at which a positive number is 1e-13
-SWITCHED_OFF = 1e-9  # share of a slope that is none
+OFF = -30.0  # unconstrained value at which a positive number is 1e-13; farther, a probability of one would be rounded
+SWITCHED_OFF = 1e-4  # share of a slope that is none: what is added leaves more, even of a Cauchy datum's, 1 / 30
 
 
 def multipliers(joint: LogJoint) -> tuple[str, ...]:
@@ -313,15 +313,16 @@ def multipliers(joint: LogJoint) -> tuple[str, ...]:
 
     Two sites are crossed where an element of either meets several of the other, term by term; effects and their common
     mean are not, nor are effects and the scale of their group, which is for integration outside.  A site multiplies
-    another where data that see the other no longer do once it is zero.
+    another where data that see the other no longer do once it is zero, or its exponential is.
     """
     wide, u = [part for part in joint.latents if part.size > 1], joint.initial(1, seed=0)[0]
     if len(wide) < 2:
         return ()
     pairs, felt = list[tuple[str, str]](), _slope(joint, u)
-    for part in wide:  # by a gradient each: to follow a run takes as long as many of them
+    ends = [(part, end) for part in wide for end in ((0.0, OFF) if is_identity(part.transform) else (OFF,))]
+    for part, end in ends:  # by a gradient each: to follow a run takes as long as many of them
         off = u.clone()
-        off[joint.latents.slices[part.name]] = 0.0 if is_identity(part.transform) else OFF
+        off[joint.latents.slices[part.name]] = end
         try:
             left = _slope(joint, off)
         except (RuntimeError, ValueError):  # the model cannot be run there, as where a matrix becomes singular

@@ -32,6 +32,17 @@ def two_parameters(y: Tensor, person: Tensor = PERSON, item: Tensor = ITEM) -> N
         pyro.sample("y", dist.Bernoulli(logits=logits), obs=y.reshape(-1))
 
 
+def on_log_scale(y: Tensor, spread: float = 0.5) -> None:
+    """The same answers with logs of slopes in place of slopes, in units of their spread."""
+    with pyro.plate("persons", PERSONS):
+        ability = pyro.sample("ability", dist.Normal(0.0, T(1.0).double()))
+    with pyro.plate("items", ITEMS):
+        difficulty = pyro.sample("difficulty", dist.Normal(0.0, T(1.0).double()))
+        z = pyro.sample("z", dist.Normal(0.0, T(1.0).double()))
+    logits = (spread * z).exp() * (ability.unsqueeze(-1) - difficulty)
+    pyro.sample("y", dist.Bernoulli(logits=logits).to_event(2), obs=y)
+
+
 def guessed(y: Tensor) -> None:
     """The third parameter: what is answered by chance."""
     with pyro.plate("persons", PERSONS):
@@ -67,6 +78,15 @@ def rasch(y: Tensor) -> None:
     pyro.sample("y", dist.Bernoulli(logits=torch.sinh(ability.unsqueeze(-1) - difficulty)).to_event(2), obs=y)
 
 
+def robust(y: Tensor) -> None:
+    """Crossed effects of data that hardly feel what is far away."""
+    with pyro.plate("persons", PERSONS):
+        ability = pyro.sample("ability", dist.Normal(0.0, T(1.0).double()))
+    with pyro.plate("items", ITEMS):
+        difficulty = pyro.sample("difficulty", dist.Normal(0.0, T(1.0).double()))
+    pyro.sample("y", dist.Cauchy((ability.unsqueeze(-1) - difficulty).sinh(), 1.0).to_event(2), obs=y)
+
+
 def curves(y: Tensor) -> None:
     """Curves about a common one, which the data do not see but through them."""
     common = pyro.sample("common", dist.Normal(torch.zeros(2).double(), 2.0).to_event(1))
@@ -90,6 +110,9 @@ def spreads(y: Tensor) -> None:
     ("model", "expected"),
     [
         (two_parameters, ("slope",)),
+        (on_log_scale, ("z",)),
+        (lambda y: on_log_scale(y, 0.35), ("z",)),
+        (robust, ()),
         (guessed, ("slope",)),
         (graded, ("ability", "slope")),
         (rasch, ()),
@@ -113,6 +136,13 @@ def test_persons_are_integrated_by_default(model: Any) -> None:
     assert set(found.mode) == set(LogJoint(model, (Y,)).latents.names)  # none is taken for a scale of others
     more = LaplaceEvidence(model, nodes=15, marginalise=(), stop=stop).run(Y)
     assert float(found.log_evidence) == pytest.approx(float(more.log_evidence), abs=0.01)  # importance sampling's error
+
+
+@pytest.mark.slow
+def test_slopes_and_their_logs_are_one_model() -> None:
+    stop = Stop(progress=False)
+    one, other = (LaplaceEvidence(m, marginalise=(), stop=stop).run(Y) for m in (two_parameters, on_log_scale))
+    torch.testing.assert_close(one.log_evidence, other.log_evidence, rtol=1e-7, atol=1e-7)
 
 
 def test_chunks_of_persons_are_not_fitted_otherwise_than_all() -> None:
