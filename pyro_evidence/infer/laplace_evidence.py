@@ -273,7 +273,8 @@ class LaplaceEvidence(Resumable):
         if not self._is_small or isinstance(found, NotConverged):
             return False
         if isinstance(found, Exception):
-            lacks_integral = any(fit.status is Status.CONVERGED for fit in self._fits)
+            ends = {Status.CONVERGED, Status.STUCK} if type(found) is NotAMode else {Status.CONVERGED}
+            lacks_integral = any(fit.status in ends for fit in self._fits)  # stuck where modes inside merge
             return (automatic and (self._in_blocks or lacks_integral)) or self._has_labels(None)
         left_out = found._left_out if self._in_blocks and self.nodes is None else None
         doubtful = left_out is not None and (left_out.is_doubtful or left_out.num_shared == len(found.state.u))

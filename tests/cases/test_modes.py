@@ -10,6 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.distributions.transforms import OrderedTransform
 from torch import Tensor
 
 from pyro_evidence import ImproperPosterior, LaplaceEvidence, Stop
@@ -174,3 +175,36 @@ def test_the_quadratures_agree_with_closed_forms() -> None:
     one_sign = float(dist.Normal(0.0, math.sqrt(9.09)).log_prob(T(2.0)))
     assert KNOWN["|a|"].truth() == pytest.approx(one_sign + math.log(2), abs=1e-6)
     assert KNOWN["a narrow high mode, a wide heavy one"].truth() == pytest.approx(0.0, abs=1e-6)
+
+
+def states_that_overlap(y: Tensor) -> None:
+    shares = pyro.sample("shares", dist.Dirichlet(torch.ones(2, 2)).to_event(1))
+    gap = OrderedTransform()
+    mean = pyro.sample("mean", dist.TransformedDistribution(dist.Normal(0.0, 2.0).expand([2]).to_event(1), gap))
+    scale = pyro.sample("scale", dist.HalfNormal(2.0))
+    hidden = dist.DiscreteHMM(torch.zeros(2), shares.log(), dist.Normal(mean, scale), duration=len(y))
+    pyro.sample("y", hidden, obs=y)
+
+
+@pytest.mark.slow
+def test_modes_that_merge_inside_are_fitted_together() -> None:  # oracle: the prior's draws, weighted
+    """Given the scale, the modes of one state and of two merge, and Laplace's log evidence inside has a spike there."""
+    generator, z, y = torch.Generator().manual_seed(2), 0, []
+    for _ in range(60):
+        if float(torch.rand(1, generator=generator, dtype=torch.float64)) > 0.8:
+            z = int(torch.randint(2, (1,), generator=generator))
+        y.append((-0.6, 0.6)[z] + 0.8 * float(torch.randn(1, generator=generator, dtype=torch.float64)))
+    posterior = LaplaceEvidence(states_that_overlap, stop=STOP).run(torch.tensor(y))
+    torch.manual_seed(0)
+    N = 400_000
+    log_shares = dist.Dirichlet(torch.ones(2)).sample((N, 2)).log()
+    free, scale = 2.0 * torch.randn(N, 2), dist.HalfNormal(2.0).sample((N,))
+    mean = torch.stack([free[:, 0], free[:, 0] + free[:, 1].exp()], -1)
+    forward = torch.full((N, 2), math.log(0.5))
+    for value in y:
+        seen = dist.Normal(mean, scale[:, None]).log_prob(torch.tensor(value))
+        forward = torch.logsumexp(forward[:, :, None] + log_shares, 1) + seen
+    weight = forward.logsumexp(-1)
+    assert float(posterior.log_evidence) == pytest.approx(float(weight.logsumexp(0)) - math.log(N), abs=0.2)
+    lower = float(weight.softmax(0) @ mean[:, 0])
+    assert float(posterior.get_samples(4000, seed=0)["mean"][:, 0].mean()) == pytest.approx(lower, abs=0.05)
