@@ -293,11 +293,12 @@ NOT_CHECKED: dict[str, Any] = {
 }
 
 
-def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
+def lines(found: Mapping[str, Any], said: Sequence[str] = (), *, added: bool = False) -> list[str]:
     """Lines of text below the table of ``summary()``.
 
     :param found: the posterior's diagnostics.
     :param said: what there is to say of hyperparameters.
+    :param added: whether the log evidence holds what importance sampling has found beside Laplace inside.
     """
     integration = []
     if found.get("marginalised_sites"):
@@ -318,7 +319,7 @@ def lines(found: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
     if curvature != "exact_hessian":
         search.append(f"curvature: {curvature}, not the exact Hessian{OTHERWISE.get(curvature, '')}")
     more = [*search, f"status: {found['status']}", *found.get("failed_restarts", ()), *found.get("notes", ())]
-    return [*said, _evidence(found), *integration, *_doubts(found), *more]
+    return [*said, _evidence(found), *integration, *_doubts(found, added), *more]
 
 
 def _evidence(found: Mapping[str, Any]) -> str:
@@ -338,7 +339,7 @@ def _unchecked(found: Mapping[str, Any]) -> bool:
     return math.isnan(found["log_evidence_importance"]) and math.isnan(found["effective_sample_size"])
 
 
-def _doubts(found: Mapping[str, Any]) -> list[str]:
+def _doubts(found: Mapping[str, Any], added: bool) -> list[str]:
     """Doubts by importance weights: in the log evidence, whatever k-hat, and in the draws, where it is low."""
     said = []
     gap, error = found["log_evidence_importance"] - found["log_evidence"], found["log_evidence_importance_se"]
@@ -362,7 +363,8 @@ def _doubts(found: Mapping[str, Any]) -> list[str]:
             else f"{why}: the posterior is far from Gaussian; trust neither number, run NUTS on posterior.model."
         )
     elif not _unchecked(found):
-        if abs(gap) > max(NOTABLE_GAP, 3.0 * error):
+        missed = added and gap < 0  # by draws of the whole, fewer and not adapted as those inside are
+        if abs(gap) > max(NOTABLE_GAP, 3.0 * error) and not missed:
             said.append(
                 f"Laplace's log evidence is {abs(gap):.2f} nats too {'low' if gap > 0 else 'high'} by importance "
                 f"sampling ({error:.2g} is its standard error): compare models by importance_sampling(posterior)."

@@ -693,7 +693,7 @@ class LaplacePosterior(PredictivePosterior, Tabulated, archive.Saved):
             with suppress(ArithmeticError, RuntimeError):
                 said += messages(self.log_evidence_error, problem.nodes)
         found = self._check(until)  # last: for as long as the others have left
-        return diagnostics.lines(self._described(found), said)
+        return diagnostics.lines(self._described(found), said, added=inside is not None and inside.is_trusted)
 
     def update_param_store(self) -> None:
         """Write the params to Pyro's global param store, so that the rest of an SVI script reads them there.
