@@ -186,7 +186,7 @@ def run_failed(error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any])
         "torch's default dtype), and data must lie in the support of their distribution."
     )
     if "derivative" in said:
-        rules = "Write it by functions that have derivatives; what jumps by a Categorical site, or torch.sigmoid."
+        rules = "Write it by functions that have derivatives, and what jumps by a Categorical site or by torch.sigmoid."
     return kind(
         f"the model cannot be run on these arguments ({describe(args, kwargs)}): {said}. {advice}{rules}"
         f"{MORE_JITTER if says_singular(error) else ''}{LEVELS if 'used as indices' in str(error) else ''}"

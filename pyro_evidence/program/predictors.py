@@ -289,7 +289,7 @@ class LikelihoodTerm:
         return orders
 
     def log_factorials(self, counts: Tensor) -> Tensor:
-        """Of the site's counts, in double precision; found once where the model observes one tensor at each run."""
+        """Log factorials of the counts, in double precision; found once where each run observes the same tensor."""
         return self._log_factorials.found(counts, is_, lambda y: (y.double() + 1.0).lgamma())
 
     def closed(self, trace: Trace) -> ClosedForm | None:
