@@ -52,8 +52,9 @@ class EvidenceEM(Resumable):
     :param model: from :mod:`pyro_evidence.models.mixture`, or one's own; with a uniform component for outliers by
         :func:`~pyro_evidence.models.wrappers.with_background`, of data in which nan means not observed by
         :func:`~pyro_evidence.models.wrappers.marginalised`.
-    :param update: one round: ``BoundedInflation()``, ``husmeier2000_update``, ``corrected``,
-        ``stationary``, ``Unregularised()`` or ``WeightDecay(alpha)``, of ``pyro_evidence.mixture``.
+    :param update: one round: ``BoundedInflation()``, ``husmeier2000_update``, ``corrected``, ``Unregularised()`` or
+        ``WeightDecay(alpha)``, of ``pyro_evidence.mixture``.  None ends where Laplace's log evidence is highest;
+        ``LaplaceEvidence(model, marginalise=(), start=Start(values=posterior.mode | posterior.hyperparameters))`` does.
     :param curvature: which part of the log joint's Hessian in the weights is used, as in ``LaplaceEvidence``: ``full``,
         ``coordinate`` (a block per component) or ``block`` (one per component and response), of
         ``pyro_evidence.mixture``.

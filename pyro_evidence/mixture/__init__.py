@@ -16,6 +16,5 @@ if TYPE_CHECKING:  # at run time each is imported when it is first asked for
     from pyro_evidence.mixture.updates import WeightDecay as WeightDecay
     from pyro_evidence.mixture.updates import corrected as corrected
     from pyro_evidence.mixture.updates import husmeier2000_update as husmeier2000_update
-    from pyro_evidence.mixture.updates import stationary as stationary
 
 import_on_demand(__name__)

@@ -26,35 +26,6 @@ from pyro_evidence.mixture.expectation import (
     responsibilities,
 )
 
-
-@dataclass(frozen=True)
-class LogDetSlopes:
-    """Derivatives, one per restart in front."""
-
-    noise: Tensor  # (R, K, m) in log beta; or (R, K, m, m) in the noise precision itself, symmetric
-    alpha: Tensor  # (R, K, m, B) in log alpha
-    logits: Tensor  # (R, K) in the logits of the mixing; sums to zero
-
-
-def log_det_slopes(data: MixtureData, mixture: Mixture) -> LogDetSlopes:
-    """Total derivatives of ``log |H|`` at the mode: c, d and e, dimensionless."""
-    w = mixture.w.detach().requires_grad_()
-    noise = (mixture.noise if mixture.has_full_noise else mixture.noise.log()).detach().requires_grad_()
-    log_alpha, logits = mixture.alpha.log().detach().requires_grad_(), mixture.log_mixing.detach().requires_grad_()
-    precision = noise if mixture.has_full_noise else noise.exp()
-    moved = Mixture(w, precision, logits.log_softmax(-1), log_alpha.exp(), mixture.loc)
-    H = data.total(_rows(moved), lambda part: hessian_of(pointwise_joint(part, moved), part, moved))
-    H = H + moved.alpha.flatten(1).diag_embed()
-    # cholesky_inverse would refuse an indefinite H, which a point that is not yet a mode may have
-    adjoint = torch.linalg.inv(H.detach())
-    log_det = (adjoint * H).sum()
-    by_w = torch.autograd.grad(log_det, w, retain_graph=True)[0]
-    shift = (adjoint @ by_w.flatten(1).unsqueeze(-1)).reshape(w.shape)
-    slope = log_joint_gradient(data, moved)[1]
-    by_noise, by_alpha, by_logits = torch.autograd.grad(log_det + (slope * shift).sum(), (noise, log_alpha, logits))
-    return LogDetSlopes(0.5 * (by_noise + by_noise.mT) if mixture.has_full_noise else by_noise, by_alpha, by_logits)
-
-
 MixtureCurvature = Callable[[MixtureData, Mixture, MixtureStatistics], Tensor]
 
 
@@ -150,12 +121,6 @@ def log_joint_gradient(data: MixtureData, mixture: Mixture) -> tuple[Tensor, Ten
 def _each(part: MixtureData) -> Tensor:
     """Weights of the data beside ``(R, K, n)``."""
     return part.weight if part.weight.dim() == 1 else part.weight.unsqueeze(-2)
-
-
-def hessian_of(pointwise: PointwiseJoint, data: MixtureData, mixture: Mixture) -> Tensor:
-    """Minus the Hessian of the log likelihood of some data, shape ``(R, K m B, K m B)``."""
-    own = _expected(data, mixture, pointwise.resp * _each(data))
-    return _block_diagonal(own) + _responsible(pointwise, data)
 
 
 def _responsible(pointwise: PointwiseJoint, data: MixtureData) -> Tensor:

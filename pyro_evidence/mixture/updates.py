@@ -12,7 +12,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyro_evidence.mixture import evidence
 from pyro_evidence.mixture.evidence import MixtureCurvature, WellDetermined, log_prior, well_determined
 from pyro_evidence.mixture.expectation import (
     Mixture,
@@ -211,29 +210,6 @@ def _regularised(expected: EStep, subtracted: Tensor, rho: float = 0.0, centre: 
     return _next(expected, w, _noise(expected, w, subtracted, rho), alpha, subtracted)
 
 
-def stationary(expected: EStep) -> Mixture:
-    r"""A fixed point at which the Laplace log evidence is stationary.
-
-    .. math:: \beta_{ki} = \frac{N_k - c_{ki}}{s_{ki}},\quad \alpha_k = \frac{m\tilde n - d_k}{\|w_k - M\|^2},\quad
-        \pi_k = \frac{N_k - e_k/2}{N}
-
-    with c, d, e the *total* derivatives of log det H in log beta, log alpha and the logits of the mixing, the mode's
-    own movement included.  Flaw: it finds the nearest maximum of an evidence that has spurious ones, where a kernel
-    sits on a few points; start it from the end of another update.
-    """
-    w = solve_weights(expected.stats, expected.data.layout, expected.mixture)
-    slopes = evidence.log_det_slopes(expected.data, expected.mixture)
-    if expected.mixture.has_full_noise:
-        scatter = residual_products(expected.stats, expected.data.layout, w) + slopes.noise
-        noise = _inverse(scatter / expected.stats.counts[..., None, None])
-    else:
-        noise = _noise(expected, w, slopes.noise, 0.0)
-    ratio, pool, on = expected.ties.alpha_ratio, expected.ties.alpha_pool, expected.mixture.on
-    squares = ratio * (w - expected.mixture.loc).square()
-    alpha = pool((1.0 - slopes.alpha) * on) / pool(squares * on) * ratio
-    return _next(expected, w, noise, alpha, expected.gamma, expected.stats.counts - 0.5 * slopes.logits)
-
-
 @dataclass(frozen=True)
 class BoundedInflation:
     r"""The default: the paper's inflation of variances, bounded; norm centred; a gamma prior on beta.
@@ -366,16 +342,14 @@ def _inverse(covariance: Tensor) -> Tensor:
     return torch.linalg.inv_ex(0.5 * (covariance + covariance.mT))[0]  # a singular row gives inf, and fails alone
 
 
-def _next(
-    expected: EStep, w: Tensor, noise: Tensor, alpha: Tensor, subtracted: Tensor, shares: Tensor | None = None
-) -> Mixture:
+def _next(expected: EStep, w: Tensor, noise: Tensor, alpha: Tensor, subtracted: Tensor) -> Mixture:
     """The next mixture: what is held fixed put back, components that have died put out."""
     old, ties = expected.mixture, expected.ties
-    counts = expected.stats.counts if shares is None else shares
     noise = noise if old.has_full_noise else torch.where(ties.beta_free, noise, old.noise)
     alpha = torch.where(ties.alpha_free & old.active[..., None, None], alpha, old.alpha)
+    counts = expected.stats.counts
     log_mixing = (counts / counts.sum(-1, keepdim=True)).log() if ties.mixing_free else old.log_mixing
-    new, margin = Mixture(w, noise, log_mixing, alpha, old.loc), expected.stats.counts - subtracted.amax(-1)
+    new, margin = Mixture(w, noise, log_mixing, alpha, old.loc), counts - subtracted.amax(-1)
     if old.all_active and float(margin.amin()) > LEAST_LEFT:
         return new
     return pruned(new, survivors(old.active, margin))

@@ -1,7 +1,6 @@
-"""What each update does at its fixed point, and where the exact one ends on Ripley's data."""
+"""What each update does at its fixed point."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, permutations
@@ -27,7 +26,6 @@ from pyro_evidence.mixture.updates import (
     corrected,
     estep,
     husmeier2000_update,
-    stationary,
 )
 from tests.models_for_tests.mixture_cases import log_evidence
 
@@ -80,64 +78,6 @@ def test_fixed_points_on_ripley(label: int, update: Update, expected: float, dat
     data, start, ties = ripley(label, 2, 5)
     at = run(data, start, ties, [(Unregularised(rho=0.02), 20), (update, 400)])
     assert float(evidence(data, at).max()) == pytest.approx(expected, abs=0.006)
-
-
-def log_evidence_slopes(data: MixtureData, mixture: Mixture) -> mixture_evidence.LogDetSlopes:
-    """Total derivatives of the Laplace log evidence, nats, at the mode ``mixture.w``: the part that the updates use
-    beside that of the log joint at fixed weights."""
-    hypers = [x.detach().requires_grad_() for x in (mixture.noise.log(), mixture.alpha.log(), mixture.log_mixing)]
-    noise, alpha, mixing = hypers[0].exp(), hypers[1].exp(), hypers[2].log_softmax(-1)
-    moved = replace(mixture, noise=noise, alpha=alpha, log_mixing=mixing)
-    partly = torch.autograd.grad(mixture_evidence.log_joint(data, moved).sum(), hypers)
-    log_det = mixture_evidence.log_det_slopes(data, mixture)
-    whole = (log_det.noise, log_det.alpha, log_det.logits)
-    return mixture_evidence.LogDetSlopes(*(a - 0.5 * b for a, b in zip(partly, whole, strict=True)))
-
-
-@pytest.mark.parametrize(("label", "expected"), [pytest.param(0, -19.5917, marks=pytest.mark.slow), (1, 3.9619)])
-def test_exact_ends_where_the_evidence_is_stationary(label: int, expected: float, data_dir: Path) -> None:
-    data, start, ties = ripley(label, 2, 1)
-    at = run(data, start, ties, [(Unregularised(rho=0.02), 20), (corrected, 100), (stationary, 400)])
-    assert float(evidence(data, at)) == pytest.approx(expected, abs=5e-5)
-    slopes = log_evidence_slopes(data, at)
-    for gradient in (slopes.noise, slopes.alpha.sum((2, 3)), slopes.logits):
-        assert float(gradient.abs().max()) < 1e-9
-
-
-def test_slopes_are_those_of_the_evidence() -> None:
-    """Oracle: differences of the log evidence, the mode found anew on both sides."""
-    torch.manual_seed(0)
-    Y = torch.cat([torch.randn(20, 2), 2.0 + 0.5 * torch.randn(20, 2)])
-    loc = Y.mean(0).expand(2, 2).unsqueeze(-1)
-    w = torch.tensor([[[0.0, 0.0], [2.0, 2.0]]]).unsqueeze(-1)
-    at = Mixture(
-        w,
-        torch.tensor([[[1.0, 1.5], [3.0, 2.0]]]),
-        torch.tensor([[0.4, 0.6]]).log(),
-        torch.full_like(w, 0.5),
-        loc,
-    )
-    data = mixture_data(Y)
-    at = mixture_mode.find_mode(data, at)
-    slopes = log_evidence_slopes(data, at)
-    for name, of in (
-        ("noise", lambda m, d: replace(m, noise=m.noise * d.exp())),
-        ("alpha", lambda m, d: replace(m, alpha=m.alpha * d.exp())),
-    ):
-        expected = differences(data, at, of, getattr(at, name))
-        assert_approx(getattr(slopes, name), expected, rtol=1e-5, atol=1e-6)
-    expected = differences(
-        data, at, lambda m, d: replace(m, log_mixing=(m.log_mixing + d).log_softmax(-1)), at.log_mixing
-    )
-    assert_approx(slopes.logits, expected, rtol=1e-5, atol=1e-6)
-
-
-def differences(
-    data: MixtureData, at: Mixture, of: Callable[[Mixture, Tensor], Mixture], like: Tensor, size: float = 1e-4
-) -> Tensor:
-    steps = torch.eye(like.numel()).reshape(-1, *like.shape) * size
-    pairs = [(evidence(data, of(at, s)), evidence(data, of(at, -s))) for s in steps]
-    return torch.stack([(up - down) / (2.0 * size) for up, down in pairs]).reshape(like.shape)
 
 
 def test_one_kernel_climbs_to_the_maximum_of_the_exact_evidence() -> None:
