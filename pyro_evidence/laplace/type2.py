@@ -294,16 +294,19 @@ def has_symmetric_params(state: TypeII) -> bool:
     """Whether params that began at one value are still alike, as if they were one: their slopes never told them apart.
 
     Components of a mixture that begin alike, or of a sum of kernels, are the best pair of twins at such an end, which
-    need be no maximum though every small step apart leads down.  Not what the objective does not feel.
+    need be no maximum though every small step apart leads down.  Their distance counts by its fourth power: rounding
+    parts them, by little of the standard deviation that the metric has learned.  Not what the objective does not feel.
     """
     laplace, begun = state.laplace, state.laplace.problem.joint.initial_theta
+    measure = measures(laplace.problem, state.metric)
     free = _free(state).nonzero().flatten()
     move = (laplace.theta - begun)[free]
-    alike = (begun[free] == begun[free].unsqueeze(-1)) & ((move - move.unsqueeze(-1)).abs() <= TINY * move.abs())
+    little = TINY * (move.abs() + measure[free])
+    alike = (begun[free] == begun[free].unsqueeze(-1)) & ((move - move.unsqueeze(-1)).abs() <= little)
     twins = free[alike.fill_diagonal_(False).any(-1)]
     if not len(twins):
         return False
-    apart = measures(laplace.problem, state.metric)[twins] * generic_directions(1, len(twins), laplace.theta)[0]
+    apart = measure[twins] * generic_directions(1, len(twins), laplace.theta)[0]
     there = reached(laplace.problem, laplace.theta.index_add(0, twins, apart), laplace.u)
     return there is None or abs(there.objective - state.objective) > _rounding(state)
 

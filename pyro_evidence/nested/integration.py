@@ -42,6 +42,7 @@ MOST_FOLLOWED = 7000  # where most follow from others; errors of all pairs of th
 MOST_CELLS = 2500  # of a lattice; a normal density on three axes takes 400, one with long tails four times as many
 MOVES = 5.0  # the log evidence may move by this part of the tolerance
 BARELY = 10.0  # tolerances: a few nodes that are no worse are better than draws, and at half of it than many nodes
+LEVEL = 0.003  # nats per squared log unit: the log density changes by one in 26, which is far
 STEEP = 1e3  # nats per unconstrained unit, a slope that no end of a search has
 SD_PER_NAT = 2.5  # .05 standard deviations where .02 nats are asked for
 DEPTHS = {1: 12.0, 2: 12.0, 3: 8.0}  # nats below the top where a lattice ends, by its axes; more take too many cells
@@ -304,15 +305,18 @@ def outer_mode(state: LaplaceState, marginalised: Tensor, rise: Tensor | None = 
     steps = size * torch.eye(len(state.theta)).to(state.theta)[marginalised]
     falls, follows = differences(partial(slopes_and_modes, state), steps)
     precision = 0.5 * (falls[:, marginalised] + falls[:, marginalised].mT)
-    steep = 0.0 if rise is None else float(rise[marginalised].abs().max())
-    if not bool(torch.linalg.eigvalsh(precision)[0] > 0) or steep > STEEP:
-        rise, hypers = slope(state).total, state.problem.joint.hypers
+    steep, hypers = 0.0 if rise is None else float(rise[marginalised].abs().max()), state.problem.joint.hypers
+    values, vectors = torch.linalg.eigh(precision)
+    if -LEVEL < float(values[0]) <= 0.0 and bool(hypers.curved[marginalised].all()):
+        # rounding has the last word on the sign: how the density falls, unit by unit, tells whether it has an integral
+        precision = (vectors * torch.where(values > LEVEL, values, 1.0)) @ vectors.mT
+    elif not float(values[0]) > 0.0 or steep > STEEP:
+        rise = slope(state).total
         curved = torch.zeros_like(rise, dtype=torch.bool)
         curved[marginalised] = hypers.curved.to(rise.device)[marginalised]
         endless = rises_without_end(state.theta, rise, curved, hypers.label)
         if endless is not None:
             raise endless
-        values, vectors = torch.linalg.eigh(precision)
         where = hypers.label(int(marginalised[int(vectors[:, 0].abs().argmax())]))
         steep, spike = float(rise[marginalised].abs().max()), ""
         if steep > STEEP:  # no maximum, whatever the curvature
